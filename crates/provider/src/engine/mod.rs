@@ -1,0 +1,3 @@
+//! The engine behind one libfabric endpoint (interface first; the body follows).
+
+pub mod request;
