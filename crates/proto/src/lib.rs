@@ -1,1 +1,30 @@
-//! placeholder
+//! The protocol of Landbridge: every frame and every state machine, and nothing else.
+//!
+//! This crate performs no I/O, reads no clock, starts no thread and draws no random number. The
+//! world speaks in through `handle_*`, the state machines speak out through `poll_*`, the
+//! application's commands are plain verbs, and time arrives as an argument. The same code
+//! therefore runs in the provider, in every relay engine and in a simulator that breaks
+//! everything under a seed.
+//!
+//! Modules, each using only those before it:
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`limit`] | every bound, with the reason for its value |
+//! | [`id`] | who is who: jobs, processes, endpoints, clusters |
+//! | [`wire`] | bytes: frames, their heads, the hello |
+//! | [`slab`] | numbered places for operations in flight |
+//! | [`credit`] | tokens for eager bytes |
+//! | [`tag`] | matching receives with arrivals |
+//! | [`endpoint`] | one process: channels, messages, remote memory |
+#![no_std]
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod id;
+pub mod limit;
+pub mod wire;

@@ -1,0 +1,289 @@
+//! The head: what follows a frame's header, fixed for each kind, before the payload.
+
+use super::{Malformed, u32_at, u64_at};
+use crate::limit::HEAD_BYTES_MAX;
+use crate::wire::frame::{Kind, flag};
+
+/// The meaning of a head. Op numbers are the sender's or receiver's own; the other side only
+/// hands them back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// A whole message, or with `long` its first piece.
+    Message {
+        /// 0 for untagged messages.
+        tag: u64,
+        /// Remote completion data, valid with [`flag::CQ_DATA`].
+        data: u64,
+        /// Present with [`flag::LONG`].
+        long: Option<Long>,
+    },
+    /// Send operation `send` may go on up to byte `limit`; its pieces go to receive `recv`.
+    Grant {
+        /// Operation of the message's sender.
+        send: u32,
+        /// Operation of its receiver.
+        recv: u32,
+        /// Bytes of the message that may be sent so far.
+        limit: u64,
+    },
+    /// Bytes `offset..` of the message for `recv`.
+    Data {
+        /// Operation of the receiver.
+        recv: u32,
+        /// Place of the payload in the message.
+        offset: u64,
+    },
+    /// The memory of `send` is no longer needed.
+    Pulled {
+        /// Operation of the message's sender.
+        send: u32,
+    },
+    /// Nothing.
+    Empty,
+    /// Payload for `offset..` of the region `key`.
+    Write {
+        /// Operation to name in a refusal.
+        op: u32,
+        /// Region.
+        key: u64,
+        /// Place in the region.
+        offset: u64,
+        /// Remote completion data, valid with [`flag::CQ_DATA`].
+        data: u64,
+    },
+    /// Asks for `length` bytes at `offset` of the region `key`.
+    Read {
+        /// Operation to name in the answer.
+        op: u32,
+        /// Region.
+        key: u64,
+        /// Place in the region.
+        offset: u64,
+        /// Bytes wanted.
+        length: u64,
+    },
+    /// Bytes `offset..` of what `op` asked for.
+    ReadData {
+        /// Operation that asked.
+        op: u32,
+        /// Place in the answer.
+        offset: u64,
+    },
+    /// Operand bytes, then as many bytes to compare with if `compares`.
+    Atomic {
+        /// Operation to name in the answer.
+        op: u32,
+        /// `enum fi_op`.
+        operation: u8,
+        /// `enum fi_datatype`.
+        datatype: u8,
+        /// Bit 0: the old values are wanted; bit 1: the second half of the payload is to compare with.
+        wants: u8,
+        /// Bytes of the target that take part.
+        length: u32,
+        /// Region.
+        key: u64,
+        /// Place in the region.
+        offset: u64,
+    },
+    /// The old values for `op` follow.
+    AtomicReply {
+        /// Operation that asked.
+        op: u32,
+    },
+    /// `op` was refused with the (positive) errno `error`.
+    Refused {
+        /// Operation that was refused.
+        op: u32,
+        /// Why.
+        error: u32,
+    },
+}
+
+/// What the receiver of a long message must know to ask for the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Long {
+    /// Bytes of the whole message.
+    pub total: u64,
+    /// Operation of the sender, for [`Head::Grant`] and [`Head::Pulled`].
+    pub send: u32,
+    /// Address of the whole message in the sender's memory, if it lies in one piece and may be
+    /// read by a process of the same node; else 0.
+    pub memory: u64,
+}
+
+impl Head {
+    /// Bytes of the head of a frame of `kind` with `flags`.
+    #[inline]
+    pub fn size(kind: Kind, flags: u8) -> usize {
+        match kind {
+            Kind::Message | Kind::Tagged if flags & flag::LONG != 0 => 40,
+            Kind::Message | Kind::Tagged | Kind::Grant | Kind::Data | Kind::ReadData => 16,
+            Kind::Pulled | Kind::AtomicReply | Kind::Refused => 8,
+            Kind::Ack | Kind::Goodbye | Kind::Unreachable => 0,
+            Kind::Write | Kind::Read | Kind::Atomic => 32,
+        }
+    }
+
+    /// Writes the head to the front of `bytes`, and says how long it is.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than [`HEAD_BYTES_MAX`].
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> usize {
+        let mut pen = Pen { bytes: &mut bytes[..HEAD_BYTES_MAX], at: 0 };
+        match *self {
+            Head::Message { tag, data, long } => {
+                pen.u64(tag).u64(data);
+                if let Some(long) = long {
+                    pen.u64(long.total).u64(long.memory).u32(long.send).u32(0);
+                }
+            }
+            Head::Grant { send, recv, limit } => drop(pen.u32(send).u32(recv).u64(limit)),
+            Head::Data { recv: op, offset } | Head::ReadData { op, offset } => {
+                pen.u32(op).u32(0).u64(offset);
+            }
+            Head::Pulled { send: op } | Head::AtomicReply { op } => drop(pen.u32(op).u32(0)),
+            Head::Empty => (),
+            Head::Write { op, key, offset, data: last } => {
+                pen.u32(op).u32(0).u64(key).u64(offset).u64(last);
+            }
+            Head::Read { op, key, offset, length } => {
+                pen.u32(op).u32(0).u64(key).u64(offset).u64(length);
+            }
+            Head::Atomic { op, operation, datatype, wants, length, key, offset } => {
+                let what = u32::from_le_bytes([operation, datatype, wants, 0]);
+                pen.u32(op).u32(what).u64(key).u64(offset).u32(length).u32(0);
+            }
+            Head::Refused { op, error } => drop(pen.u32(op).u32(error)),
+        }
+        pen.at
+    }
+
+    /// Reads the head of a frame of `kind` with `flags`.
+    ///
+    /// # Errors
+    /// If `bytes` is shorter than [`Head::size`], or a field contradicts the frame.
+    #[inline]
+    pub fn parse(kind: Kind, flags: u8, bytes: &[u8]) -> Result<Head, Malformed> {
+        if bytes.len() < Head::size(kind, flags) {
+            return Err(Malformed("a frame is shorter than its head"));
+        }
+        let op = || u32_at(bytes, 0);
+        Ok(match kind {
+            Kind::Message | Kind::Tagged => Head::Message {
+                tag: u64_at(bytes, 0),
+                data: u64_at(bytes, 8),
+                long: (flags & flag::LONG != 0).then(|| Long {
+                    total: u64_at(bytes, 16),
+                    memory: u64_at(bytes, 24),
+                    send: u32_at(bytes, 32),
+                }),
+            },
+            Kind::Grant => {
+                Head::Grant { send: op(), recv: u32_at(bytes, 4), limit: u64_at(bytes, 8) }
+            }
+            Kind::Data => Head::Data { recv: op(), offset: u64_at(bytes, 8) },
+            Kind::ReadData => Head::ReadData { op: op(), offset: u64_at(bytes, 8) },
+            Kind::Pulled => Head::Pulled { send: op() },
+            Kind::AtomicReply => Head::AtomicReply { op: op() },
+            Kind::Ack | Kind::Goodbye | Kind::Unreachable => Head::Empty,
+            Kind::Write => Head::Write {
+                op: op(),
+                key: u64_at(bytes, 8),
+                offset: u64_at(bytes, 16),
+                data: u64_at(bytes, 24),
+            },
+            Kind::Read => Head::Read {
+                op: op(),
+                key: u64_at(bytes, 8),
+                offset: u64_at(bytes, 16),
+                length: u64_at(bytes, 24),
+            },
+            Kind::Atomic => parse_atomic(bytes)?,
+            Kind::Refused => Head::Refused { op: op(), error: u32_at(bytes, 4) },
+        })
+    }
+}
+
+fn parse_atomic(bytes: &[u8]) -> Result<Head, Malformed> {
+    let length = u32_at(bytes, 24);
+    if length as usize > crate::limit::ATOMIC_BYTES_MAX {
+        return Err(Malformed("an atomic operation is longer than they may be"));
+    }
+    Ok(Head::Atomic {
+        op: u32_at(bytes, 0),
+        operation: bytes[4],
+        datatype: bytes[5],
+        wants: bytes[6],
+        key: u64_at(bytes, 8),
+        offset: u64_at(bytes, 16),
+        length,
+    })
+}
+
+struct Pen<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl Pen<'_> {
+    #[inline]
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.bytes[self.at..self.at + 4].copy_from_slice(&value.to_le_bytes());
+        self.at += 4;
+        self
+    }
+
+    #[inline]
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.bytes[self.at..self.at + 8].copy_from_slice(&value.to_le_bytes());
+        self.at += 8;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_emitted_is_parsed_and_has_the_size_of_its_kind() {
+        for (kind, flags, head) in samples() {
+            let mut bytes = [0; HEAD_BYTES_MAX];
+            let size = head.emit(&mut bytes);
+            assert_eq!(size, Head::size(kind, flags), "{kind:?}");
+            assert_eq!(Head::parse(kind, flags, &bytes[..size]), Ok(head));
+            if size > 0 {
+                assert!(Head::parse(kind, flags, &bytes[..size - 1]).is_err());
+            }
+        }
+    }
+
+    fn samples() -> [(Kind, u8, Head); 12] {
+        let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000 });
+        let atomic = Head::Atomic {
+            op: 1,
+            operation: 18,
+            datatype: 13,
+            wants: 3,
+            length: 4096,
+            key: u64::MAX,
+            offset: 3,
+        };
+        [
+            (Kind::Message, 0, Head::Message { tag: 0, data: 2, long: None }),
+            (Kind::Tagged, flag::LONG, Head::Message { tag: 1, data: 2, long }),
+            (Kind::Grant, 0, Head::Grant { send: 1, recv: 2, limit: 3 }),
+            (Kind::Data, 0, Head::Data { recv: 1, offset: 2 }),
+            (Kind::Pulled, 0, Head::Pulled { send: 1 }),
+            (Kind::Ack, 0, Head::Empty),
+            (Kind::Write, 0, Head::Write { op: 1, key: 2, offset: 3, data: 4 }),
+            (Kind::Read, 0, Head::Read { op: 1, key: 2, offset: 3, length: 4 }),
+            (Kind::ReadData, 0, Head::ReadData { op: 1, offset: 2 }),
+            (Kind::Atomic, 0, atomic),
+            (Kind::AtomicReply, 0, Head::AtomicReply { op: 1 }),
+            (Kind::Refused, 0, Head::Refused { op: 1, error: 14 }),
+        ]
+    }
+}

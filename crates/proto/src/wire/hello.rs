@@ -1,0 +1,377 @@
+//! The hello: both sides prove that they know the job's key before anything else is parsed.
+//!
+//! ```text
+//! dialler                                   listener
+//!   Open  {magic, version, job, nonce}  ──►  checks magic, version, job
+//!   ◄──  Reply {magic, version, nonce, introduction, proof}      (listener speaks for itself)
+//!   Close {introduction, proof}         ──►  checks the proof; the link is up on both sides
+//! ```
+//!
+//! A proof is HMAC-SHA256 (RFC 2104) under the job's key over a label, both nonces and the
+//! introduction, so nothing can be replayed, reflected or changed. Each of the three messages has a fixed
+//! size; a listener keeps [`OPEN_BYTES`] of a stranger's bytes and no more. What may never happen:
+//! a field of an introduction is looked at before its proof has been checked.
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use super::{Malformed, u16_at, u32_at, u64_at};
+use crate::id::{Address, ClusterId, JobId, JobKey};
+use crate::limit::PROTOCOL_VERSION;
+use crate::wire::name::NAME_BYTES;
+
+/// Bytes of the dialler's first message.
+pub const OPEN_BYTES: usize = 56;
+/// Bytes of the listener's answer.
+pub const REPLY_BYTES: usize = 40 + INTRODUCTION_BYTES + PROOF_BYTES;
+/// Bytes of the dialler's second message.
+pub const CLOSE_BYTES: usize = INTRODUCTION_BYTES + PROOF_BYTES;
+
+const MAGIC: [u8; 4] = *b"LBrg";
+const INTRODUCTION_BYTES: usize = 96;
+const PROOF_BYTES: usize = 32;
+
+/// A random number used once.
+pub type Nonce = [u8; 32];
+
+/// What a side says of itself, under the protection of its proof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduction {
+    /// What it is and wants.
+    pub role: Role,
+    /// Its endpoint address ([`Address::ANONYMOUS`] for relays).
+    pub address: Address,
+    /// How often the process has been started.
+    pub incarnation: u32,
+    /// Its cluster.
+    pub cluster: ClusterId,
+    /// Its process id on its node.
+    pub pid: u32,
+    /// Eager bytes the other side may have under way towards it.
+    pub eager_window: u32,
+    /// Address of eight bytes in its memory which hold `cookie`, to try whether it may be read.
+    pub cookie_address: u64,
+    /// See `cookie_address`.
+    pub cookie: u64,
+    /// The name its MPI library hands out for it (zero for relays).
+    pub name: [u8; NAME_BYTES],
+}
+
+/// What a side of a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Role {
+    /// An endpoint of a process, speaking for itself only.
+    Endpoint = 1,
+    /// A relay, speaking for a cluster.
+    Relay = 2,
+    /// A test process of `landbridge doctor`.
+    Doctor = 3,
+}
+
+/// Why a hello was refused. The text is the one log line it gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It does not speak this protocol.
+    Garbage,
+    /// It speaks another version of it.
+    Version(u16),
+    /// It belongs to another job.
+    Job,
+    /// It does not know the job's key.
+    Proof,
+    /// It proved the key and then said something senseless.
+    Introduction(&'static str),
+}
+
+impl core::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Refusal::Garbage => f.write_str("it does not speak the landbridge protocol"),
+            Refusal::Version(version) => write!(
+                f,
+                "it speaks protocol version {version}, this side {PROTOCOL_VERSION}; install the same landbridge on both"
+            ),
+            Refusal::Job => f.write_str("it belongs to another job"),
+            Refusal::Proof => f.write_str("it does not know the key of this job"),
+            Refusal::Introduction(why) => f.write_str(why),
+        }
+    }
+}
+
+/// The dialler's side of a hello. Consumed step by step, so no step can be taken twice.
+pub struct Dialler {
+    key: JobKey,
+    job: JobId,
+    own: Introduction,
+    nonce: Nonce,
+}
+
+impl Dialler {
+    /// Starts a hello with a fresh random `nonce`.
+    pub fn new(job: JobId, key: JobKey, own: Introduction, nonce: Nonce) -> Self {
+        Self { key, job, own, nonce }
+    }
+
+    /// The first message.
+    pub fn open(&self) -> [u8; OPEN_BYTES] {
+        let mut bytes = [0; OPEN_BYTES];
+        emit_prefix(&mut bytes);
+        bytes[8..24].copy_from_slice(&self.job.0);
+        bytes[24..56].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    /// Checks the answer; gives the second message and who the listener is.
+    ///
+    /// # Errors
+    /// If the listener is not who it should be: drop the connection.
+    pub fn handle_reply(
+        self,
+        reply: &[u8; REPLY_BYTES],
+    ) -> Result<([u8; CLOSE_BYTES], Introduction), Refusal> {
+        check_prefix(reply)?;
+        let nonce: Nonce = array(&reply[8..40]);
+        let nonces = Nonces { dialler: self.nonce, listener: nonce };
+        let introduction = &reply[40..40 + INTRODUCTION_BYTES];
+        verify(&self.key, LISTENER, &nonces, introduction, &reply[40 + INTRODUCTION_BYTES..])?;
+        let listener = Introduction::parse(introduction)?;
+
+        let mut close = [0; CLOSE_BYTES];
+        let own = self.own.emit();
+        close[..INTRODUCTION_BYTES].copy_from_slice(&own);
+        close[INTRODUCTION_BYTES..].copy_from_slice(&prove(&self.key, DIALLER, &nonces, &own));
+        Ok((close, listener))
+    }
+}
+
+/// The listener's side of a hello, after a valid [`Dialler::open`].
+pub struct Listener {
+    key: JobKey,
+    nonces: Nonces,
+}
+
+impl Listener {
+    /// Checks the first message of a stranger; gives the answer to send.
+    ///
+    /// # Errors
+    /// If the stranger does not belong here: drop the connection.
+    pub fn handle_open(
+        job: JobId,
+        key: &JobKey,
+        own: &Introduction,
+        nonce: Nonce,
+        open: &[u8; OPEN_BYTES],
+    ) -> Result<(Self, [u8; REPLY_BYTES]), Refusal> {
+        check_prefix(open)?;
+        if open[8..24] != job.0 {
+            return Err(Refusal::Job);
+        }
+        let nonces = Nonces { dialler: array(&open[24..56]), listener: nonce };
+        let mut reply = [0; REPLY_BYTES];
+        emit_prefix(&mut reply);
+        reply[8..40].copy_from_slice(&nonce);
+        let own = own.emit();
+        reply[40..40 + INTRODUCTION_BYTES].copy_from_slice(&own);
+        reply[40 + INTRODUCTION_BYTES..].copy_from_slice(&prove(key, LISTENER, &nonces, &own));
+        Ok((Self { key: key.clone(), nonces }, reply))
+    }
+
+    /// Checks the second message; says who the dialler is.
+    ///
+    /// # Errors
+    /// If the dialler does not know the key: drop the connection.
+    pub fn handle_close(self, close: &[u8; CLOSE_BYTES]) -> Result<Introduction, Refusal> {
+        let (introduction, proof) = close.split_at(INTRODUCTION_BYTES);
+        verify(&self.key, DIALLER, &self.nonces, introduction, proof)?;
+        Introduction::parse(introduction)
+    }
+}
+
+impl Introduction {
+    fn emit(&self) -> [u8; INTRODUCTION_BYTES] {
+        let mut bytes = [0; INTRODUCTION_BYTES];
+        bytes[0] = self.role as u8;
+        bytes[2..4].copy_from_slice(&self.cluster.0.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.address.0.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.eager_window.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.cookie_address.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.cookie.to_le_bytes());
+        bytes[40..40 + NAME_BYTES].copy_from_slice(&self.name);
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+        let role = match bytes[0] {
+            1 => Role::Endpoint,
+            2 => Role::Relay,
+            3 => Role::Doctor,
+            _ => return Err(Refusal::Introduction("it has an unknown role")),
+        };
+        Ok(Self {
+            role,
+            cluster: ClusterId(u16_at(bytes, 2)),
+            address: Address(u32_at(bytes, 4)),
+            incarnation: u32_at(bytes, 8),
+            pid: u32_at(bytes, 12),
+            eager_window: u32_at(bytes, 16),
+            cookie_address: u64_at(bytes, 24),
+            cookie: u64_at(bytes, 32),
+            name: array(&bytes[40..40 + NAME_BYTES]),
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Nonces {
+    dialler: Nonce,
+    listener: Nonce,
+}
+
+const DIALLER: &[u8] = b"landbridge hello dialler";
+const LISTENER: &[u8] = b"landbridge hello listener";
+
+fn emit_prefix(bytes: &mut [u8]) {
+    bytes[0..4].copy_from_slice(&MAGIC);
+    bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+}
+
+fn check_prefix(bytes: &[u8]) -> Result<(), Refusal> {
+    if bytes[0..4] != MAGIC || u16_at(bytes, 6) != 0 {
+        return Err(Refusal::Garbage);
+    }
+    match u16_at(bytes, 4) {
+        PROTOCOL_VERSION => Ok(()),
+        other => Err(Refusal::Version(other)),
+    }
+}
+
+fn prove(key: &JobKey, label: &[u8], nonces: &Nonces, introduction: &[u8]) -> [u8; PROOF_BYTES] {
+    mac(key, label, nonces, introduction).finalize().into_bytes().into()
+}
+
+fn verify(
+    key: &JobKey,
+    label: &[u8],
+    nonces: &Nonces,
+    introduction: &[u8],
+    proof: &[u8],
+) -> Result<(), Refusal> {
+    // Compares in constant time.
+    mac(key, label, nonces, introduction).verify_slice(proof).map_err(|_| Refusal::Proof)
+}
+
+fn mac(key: &JobKey, label: &[u8], nonces: &Nonces, introduction: &[u8]) -> Hmac<Sha256> {
+    // HMAC takes keys of any length, so this cannot fail.
+    let mut mac = Hmac::<Sha256>::new_from_slice(&key.0).expect("HMAC takes any key");
+    mac.update(label);
+    mac.update(&PROTOCOL_VERSION.to_le_bytes());
+    mac.update(&nonces.dialler);
+    mac.update(&nonces.listener);
+    mac.update(introduction);
+    mac
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(bytes);
+    out
+}
+
+impl From<Malformed> for Refusal {
+    fn from(malformed: Malformed) -> Self {
+        Refusal::Introduction(malformed.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_holders_of_the_key_meet() {
+        let (close, listener, server) = run_to_close(key(1), key(1)).unwrap();
+        assert_eq!(server, introduction(Role::Relay));
+        assert_eq!(listener.handle_close(&close), Ok(introduction(Role::Endpoint)));
+    }
+
+    #[test]
+    fn a_wrong_key_is_refused_by_whoever_sees_it_first() {
+        assert_eq!(run_to_close(key(1), key(2)).err(), Some(Refusal::Proof));
+    }
+
+    #[test]
+    fn another_version_job_or_language_is_refused_at_once() {
+        let good = dialler(key(1)).open();
+        for (at, value, refusal) in [
+            (0, b'G', Refusal::Garbage),
+            (4, 9, Refusal::Version(9)),
+            (6, 1, Refusal::Garbage),
+            (8, 0xee, Refusal::Job),
+        ] {
+            let mut open = good;
+            open[at] = value;
+            assert_eq!(listen(&open).err(), Some(refusal));
+        }
+    }
+
+    #[test]
+    fn every_changed_bit_of_the_second_message_is_noticed() {
+        for bit in 0..CLOSE_BYTES * 8 {
+            let (mut close, listener, _) = run_to_close(key(1), key(1)).unwrap();
+            close[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(listener.handle_close(&close), Err(Refusal::Proof), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_dialler_cannot_be_fed_its_own_proof() {
+        let (close, _, _) = run_to_close(key(1), key(1)).unwrap();
+        let mut reply = [0; REPLY_BYTES];
+        emit_prefix(&mut reply);
+        reply[8..40].copy_from_slice(&[2; 32]);
+        reply[40..].copy_from_slice(&close);
+        assert_eq!(dialler(key(1)).handle_reply(&reply).err(), Some(Refusal::Proof));
+    }
+
+    fn run_to_close(
+        ours: JobKey,
+        theirs: JobKey,
+    ) -> Result<([u8; CLOSE_BYTES], Listener, Introduction), Refusal> {
+        let dialler = dialler(ours);
+        let own = introduction(Role::Relay);
+        let (listener, reply) =
+            Listener::handle_open(JobId([5; 16]), &theirs, &own, [2; 32], &dialler.open())?;
+        let (close, server) = dialler.handle_reply(&reply)?;
+        Ok((close, listener, server))
+    }
+
+    fn listen(open: &[u8; OPEN_BYTES]) -> Result<(), Refusal> {
+        let own = introduction(Role::Relay);
+        Listener::handle_open(JobId([5; 16]), &key(1), &own, [2; 32], open).map(|_| ())
+    }
+
+    fn dialler(key: JobKey) -> Dialler {
+        Dialler::new(JobId([5; 16]), key, introduction(Role::Endpoint), [1; 32])
+    }
+
+    fn key(byte: u8) -> JobKey {
+        JobKey([byte; 32])
+    }
+
+    fn introduction(role: Role) -> Introduction {
+        Introduction {
+            role,
+            address: Address::new(3, 0),
+            incarnation: 1,
+            cluster: ClusterId(1),
+            pid: 4711,
+            eager_window: 1 << 16,
+            cookie_address: 0x1234_5678_9abc,
+            cookie: 42,
+            name: [7; NAME_BYTES],
+        }
+    }
+}
