@@ -1,0 +1,41 @@
+//! libfabric's binary interface as a provider sees it, written from the facts of the public
+//! headers (newest layout: 2.5). Nothing here acts; every size is asserted in `layout`.
+//!
+//! One binary serves every libfabric from 1.17 on. Structures grew at their ends only:
+//!
+//! | structure | newer fields | rule |
+//! |---|---|---|
+//! | `DomainAttr` | `max_ep_auth_key` and on | we allocate the newest size, write all, never read them in hints |
+//! | `CqErrEntry` | `src_addr` (1.20) | copied out by the caller's version |
+//! | `OpsAv` | the auth-key calls | guarded by `size` |
+//! | `MrAttr` | `hmem_data` and on | never read |
+
+mod errno;
+mod events;
+mod flags;
+#[cfg(test)]
+mod layout;
+mod objects;
+mod tables;
+
+pub use errno::Errno;
+pub use events::*;
+pub use flags::*;
+pub use objects::*;
+pub use tables::*;
+
+/// An index in an address vector (`fi_addr_t`).
+pub type FiAddr = u64;
+
+/// A receive from anyone.
+pub const ADDR_UNSPEC: FiAddr = u64::MAX;
+/// The sender is not in the address vector.
+pub const ADDR_NOTAVAIL: FiAddr = u64::MAX;
+
+/// `FI_VERSION(major, minor)`
+pub const fn version(major: u32, minor: u32) -> u32 {
+    (major << 16) | minor
+}
+
+/// The libfabric whose layouts are written down here.
+pub const LAYOUT_VERSION: u32 = version(2, 5);

@@ -1,0 +1,128 @@
+//! The address vector: peers' names under the small numbers (`fi_addr_t`) operations use.
+//!
+//! A number is given once and keeps its meaning for the life of the vector: removing a name never
+//! moves another, and a removed number is not given again, so an engine may keep what it knows by
+//! number. Inserting a name twice yields the same number, and then it takes two removals.
+
+use std::collections::BTreeMap;
+
+use crate::abi::{Errno, FiAddr};
+use crate::sync::SpinLock;
+
+/// Every name is stored in this many bytes. A Landbridge address fills them; a `sockaddr_in` (16
+/// bytes) is followed by zeros.
+pub const NAME_BYTES: usize = 48;
+
+pub type Name = [u8; NAME_BYTES];
+
+#[derive(Default)]
+pub struct Av {
+    table: SpinLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: Vec<Option<Entry>>,
+    by_name: BTreeMap<Name, FiAddr>,
+}
+
+struct Entry {
+    name: Name,
+    /// How often it was inserted.
+    holders: usize,
+}
+
+impl Av {
+    /// Room for `count` names is taken at once; more may follow.
+    pub fn with_capacity(count: usize) -> Av {
+        /// A wish beyond this is met by growing.
+        const RESERVE_MAX: usize = 65_536;
+        let count = count.min(RESERVE_MAX);
+        Av {
+            table: SpinLock::new(Table {
+                entries: Vec::with_capacity(count),
+                by_name: BTreeMap::new(),
+            }),
+        }
+    }
+
+    pub fn insert(&self, name: Name) -> FiAddr {
+        let mut table = self.table.lock();
+        if let Some(&known) = table.by_name.get(&name) {
+            if let Some(entry) = &mut table.entries[known as usize] {
+                entry.holders += 1;
+            }
+            return known;
+        }
+        let number = table.entries.len() as FiAddr;
+        table.entries.push(Some(Entry { name, holders: 1 }));
+        table.by_name.insert(name, number);
+        number
+    }
+
+    pub fn remove(&self, number: FiAddr) -> Result<(), Errno> {
+        let mut table = self.table.lock();
+        let slot = usize::try_from(number).ok().and_then(|i| table.entries.get_mut(i));
+        let entry = slot.ok_or(Errno::EINVAL)?;
+        let held = entry.as_mut().ok_or(Errno::EINVAL)?;
+        held.holders -= 1;
+        if held.holders == 0 {
+            let name = held.name;
+            *entry = None;
+            table.by_name.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// The name under a number.
+    pub fn name_of(&self, number: FiAddr) -> Option<Name> {
+        let table = self.table.lock();
+        let index = usize::try_from(number).ok()?;
+        table.entries.get(index)?.as_ref().map(|entry| entry.name)
+    }
+
+    /// The number of a name.
+    pub fn addr_of(&self, name: &Name) -> Option<FiAddr> {
+        self.table.lock().by_name.get(name).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_the_order_of_insertion() {
+        let av = Av::with_capacity(0);
+        assert!((0..100).all(|i| av.insert(name(i)) == i as u64));
+        assert_eq!(av.name_of(42), Some(name(42)));
+        assert_eq!(av.addr_of(&name(42)), Some(42));
+        assert_eq!(av.name_of(100), None);
+        assert_eq!(av.name_of(u64::MAX), None);
+    }
+
+    #[test]
+    fn a_name_inserted_twice_has_one_number_and_two_holders() {
+        let av = Av::default();
+        assert_eq!((av.insert(name(1)), av.insert(name(1))), (0, 0));
+        av.remove(0).unwrap();
+        assert_eq!(av.addr_of(&name(1)), Some(0));
+        av.remove(0).unwrap();
+        assert_eq!(av.addr_of(&name(1)), None);
+        assert_eq!(av.remove(0), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn removal_moves_nothing_and_no_number_returns() {
+        let av = Av::default();
+        (0..3).for_each(|i| assert_eq!(av.insert(name(i)), i as u64));
+        av.remove(1).unwrap();
+        assert_eq!(av.name_of(2), Some(name(2)));
+        assert_eq!(av.insert(name(9)), 3);
+        assert_eq!(av.insert(name(1)), 4);
+    }
+
+    fn name(i: u8) -> Name {
+        [i; NAME_BYTES]
+    }
+}

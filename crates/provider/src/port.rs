@@ -1,0 +1,74 @@
+//! A port: one enabled endpoint's engine behind its lock, shared by the endpoint (which posts) and
+//! by the queues and counters bound to it (which drive it when they are read).
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::sync::SpinLock;
+
+pub struct Port {
+    pub engine: SpinLock<Engine>,
+}
+
+/// The ports a queue or counter drives.
+pub struct Ports {
+    list: SpinLock<Vec<Arc<Port>>>,
+}
+
+impl Ports {
+    pub const fn new() -> Ports {
+        Ports { list: SpinLock::new(Vec::new()) }
+    }
+
+    /// Adds a port, once.
+    pub fn add(&self, port: &Arc<Port>) {
+        let mut list = self.list.lock();
+        if !list.iter().any(|known| Arc::ptr_eq(known, port)) {
+            list.push(Arc::clone(port));
+        }
+    }
+
+    /// When this returns, nobody drives the port through this list any more.
+    pub fn remove(&self, port: &Arc<Port>) {
+        self.list.lock().retain(|known| !Arc::ptr_eq(known, port));
+    }
+
+    /// Lets every engine work. One that another thread is in is passed over: that thread is making
+    /// the progress already.
+    #[inline]
+    pub fn progress(&self) {
+        let Some(list) = self.list.try_lock() else { return };
+        for port in list.iter() {
+            if let Some(mut engine) = port.engine.try_lock() {
+                engine.progress();
+            }
+        }
+    }
+
+    /// Parks in the engines, in turn, for at most `slice_ms` each. False: there is no engine to
+    /// park in.
+    pub fn wait(&self, slice_ms: i32) -> bool {
+        // The list is copied so that a wait does not keep others from driving.
+        let ports = self.list.lock().clone();
+        for port in &ports {
+            if let Some(mut engine) = port.engine.try_lock() {
+                engine.wait(slice_ms);
+            }
+        }
+        !ports.is_empty()
+    }
+
+    /// Waits until no engine is in the middle of a step: whatever it had looked up before is done
+    /// with.
+    pub fn fence(&self) {
+        for port in self.list.lock().iter() {
+            drop(port.engine.lock());
+        }
+    }
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Ports::new()
+    }
+}

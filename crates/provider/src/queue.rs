@@ -1,0 +1,292 @@
+//! A completion queue's ring: finished operations go in from the engine, entries come out in the
+//! caller's format.
+//!
+//! Successes and errors share one order: an error is seen (as `EAVAIL`) when everything before it
+//! has been read, and nothing behind it is seen before it was taken by `read_error`. The ring is
+//! sized when the queue is opened and grows when it must; it never refuses an entry, because every
+//! operation that was accepted owes exactly one.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::abi::{CqErrEntry, CqTaggedEntry, Errno, FiAddr};
+use crate::port::Ports;
+use crate::sync::SpinLock;
+
+/// Entries a queue has room for from the start: enough for what a polling MPI library leaves
+/// unread, so that the fast path never allocates.
+const CAPACITY_MIN: usize = 1024;
+/// A caller's wish for more is honoured up to here (3.5 MiB); beyond it the ring grows on demand.
+const CAPACITY_MAX: usize = 65_536;
+
+/// Marks, in a ring entry's flags, that the entry stands for the first of the waiting errors. Bit
+/// 63 is the provider's own (libfabric reserves 60 to 63 for providers).
+const ERROR_MARK: u64 = 1 << 63;
+
+/// How entries are laid out for the caller: how many leading bytes of `CqTaggedEntry`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Context,
+    Message,
+    Data,
+    Tagged,
+}
+
+impl Format {
+    pub fn bytes(self) -> usize {
+        match self {
+            Format::Context => 8,
+            Format::Message => 24,
+            Format::Data => 40,
+            Format::Tagged => size_of::<CqTaggedEntry>(),
+        }
+    }
+}
+
+pub struct Queue {
+    format: Format,
+    /// Entries in the ring, readable without the lock: an idle poll touches nothing else.
+    waiting: AtomicUsize,
+    ring: SpinLock<Ring>,
+    /// Set by `fi_cq_signal`: the next blocking read returns.
+    signaled: AtomicBool,
+    /// The endpoints whose progress feeds this queue.
+    pub ports: Ports,
+}
+
+struct Ring {
+    entries: VecDeque<Slot>,
+    errors: VecDeque<CqErrEntry>,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    entry: CqTaggedEntry,
+    source: FiAddr,
+}
+
+// SAFETY: the pointers in the entries are values handed from one caller to another; the queue
+// never follows them.
+unsafe impl Send for Ring {}
+
+impl Queue {
+    pub fn new(format: Format, size: usize) -> Queue {
+        let capacity = size.clamp(CAPACITY_MIN, CAPACITY_MAX);
+        Queue {
+            format,
+            waiting: AtomicUsize::new(0),
+            ring: SpinLock::new(Ring {
+                entries: VecDeque::with_capacity(capacity),
+                errors: VecDeque::new(),
+            }),
+            signaled: AtomicBool::new(false),
+            ports: Ports::new(),
+        }
+    }
+
+    #[inline]
+    pub fn push(&self, entry: CqTaggedEntry, source: FiAddr) {
+        let mut ring = self.ring.lock();
+        ring.entries.push_back(Slot { entry, source });
+        self.waiting.store(ring.entries.len(), Ordering::Release);
+    }
+
+    #[cold]
+    pub fn push_error(&self, error: CqErrEntry) {
+        let mark = CqTaggedEntry {
+            op_context: error.op_context,
+            flags: ERROR_MARK,
+            len: 0,
+            buf: std::ptr::null_mut(),
+            data: 0,
+            tag: 0,
+        };
+        let mut ring = self.ring.lock();
+        ring.errors.push_back(error);
+        ring.entries.push_back(Slot { entry: mark, source: error.src_addr });
+        self.waiting.store(ring.entries.len(), Ordering::Release);
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes up to `count` entries into `target` (and their senders into `sources`, if not null).
+    /// `EAGAIN`: nothing there. `EAVAIL`: an error is next.
+    ///
+    /// # Safety
+    /// `target` has room for `count` entries of the queue's format, `sources` for `count` addresses.
+    #[inline]
+    pub unsafe fn read(
+        &self,
+        target: *mut u8,
+        count: usize,
+        sources: *mut FiAddr,
+    ) -> Result<usize, Errno> {
+        if self.is_empty() {
+            return Err(Errno::EAGAIN);
+        }
+        let mut ring = self.ring.lock();
+        let mut taken = 0;
+        while taken < count {
+            let Some(slot) = ring.entries.front() else { break };
+            if slot.entry.flags & ERROR_MARK != 0 {
+                break;
+            }
+            // SAFETY: `taken < count`, and the caller's buffer holds `count` entries.
+            unsafe {
+                copy_entry(&slot.entry, target, taken, self.format);
+                if !sources.is_null() {
+                    *sources.add(taken) = slot.source;
+                }
+            }
+            ring.entries.pop_front();
+            taken += 1;
+        }
+        self.waiting.store(ring.entries.len(), Ordering::Release);
+        match (taken, ring.entries.front()) {
+            (0, Some(slot)) if slot.entry.flags & ERROR_MARK != 0 => Err(Errno::EAVAIL),
+            (0, None) => Err(Errno::EAGAIN),
+            (taken, _) => Ok(taken),
+        }
+    }
+
+    /// Takes the error that is next, if an error is next.
+    pub fn read_error(&self) -> Option<CqErrEntry> {
+        let mut ring = self.ring.lock();
+        if ring.entries.front()?.entry.flags & ERROR_MARK == 0 {
+            return None;
+        }
+        ring.entries.pop_front();
+        self.waiting.store(ring.entries.len(), Ordering::Release);
+        ring.errors.pop_front()
+    }
+
+    /// Makes a blocking read return, now or at its next look.
+    pub fn signal(&self) {
+        self.signaled.store(true, Ordering::Release);
+    }
+
+    pub fn take_signal(&self) -> bool {
+        self.signaled.load(Ordering::Relaxed) && self.signaled.swap(false, Ordering::Acquire)
+    }
+}
+
+/// # Safety
+/// `target` has room for `index + 1` entries of `format`.
+#[inline]
+unsafe fn copy_entry(entry: &CqTaggedEntry, target: *mut u8, index: usize, format: Format) {
+    let from = std::ptr::from_ref(entry).cast::<u8>();
+    // SAFETY: every format is a prefix of the tagged entry; constant lengths, so that each arm is a
+    // few moves.
+    unsafe {
+        match format {
+            Format::Tagged => target.add(index * 48).copy_from_nonoverlapping(from, 48),
+            Format::Data => target.add(index * 40).copy_from_nonoverlapping(from, 40),
+            Format::Message => target.add(index * 24).copy_from_nonoverlapping(from, 24),
+            Format::Context => target.add(index * 8).copy_from_nonoverlapping(from, 8),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_come_out_in_order_with_their_senders() {
+        let queue = Queue::new(Format::Tagged, 0);
+        (0..5).for_each(|i| queue.push(entry(i), i as u64 + 100));
+        let (taken, sources) = read(&queue, 3);
+        assert_eq!(contexts(&taken.unwrap()), [0, 1, 2]);
+        assert_eq!(sources[..3], [100, 101, 102]);
+        assert_eq!(contexts(&read(&queue, 8).0.unwrap()), [3, 4]);
+        assert_eq!(read(&queue, 8).0.unwrap_err(), Errno::EAGAIN);
+    }
+
+    #[test]
+    fn an_error_holds_back_what_follows_until_it_is_taken() {
+        let queue = Queue::new(Format::Tagged, 0);
+        queue.push(entry(1), 0);
+        queue.push_error(error(2));
+        queue.push(entry(3), 0);
+        assert!(queue.read_error().is_none(), "a success is next");
+        assert_eq!(contexts(&read(&queue, 8).0.unwrap()), [1]);
+        assert_eq!(read(&queue, 8).0.unwrap_err(), Errno::EAVAIL);
+        assert_eq!(queue.read_error().unwrap().op_context, 2);
+        assert_eq!(contexts(&read(&queue, 8).0.unwrap()), [3]);
+    }
+
+    #[test]
+    fn it_grows_past_its_first_size() {
+        let queue = Queue::new(Format::Tagged, 0);
+        let many = 3 * CAPACITY_MIN;
+        (0..many).for_each(|i| queue.push(entry(i), 0));
+        let mut seen = Vec::new();
+        while let (Ok(entries), _) = read(&queue, 8) {
+            seen.extend(contexts(&entries));
+        }
+        assert!(seen.into_iter().eq(0..many));
+    }
+
+    #[test]
+    fn a_shorter_format_is_a_prefix() {
+        let queue = Queue::new(Format::Message, 0);
+        queue.push(entry(7), 0);
+        queue.push(entry(8), 0);
+        let mut words = [0u64; 6];
+        // SAFETY: six words are two entries of 24 bytes.
+        let taken = unsafe { queue.read(words.as_mut_ptr().cast(), 2, std::ptr::null_mut()) };
+        assert_eq!(taken, Ok(2));
+        assert_eq!(words, [7, 1024, 14, 8, 1024, 16]);
+    }
+
+    #[test]
+    fn a_signal_is_seen_once() {
+        let queue = Queue::new(Format::Context, 0);
+        queue.signal();
+        assert!(queue.take_signal());
+        assert!(!queue.take_signal());
+    }
+
+    fn entry(context: usize) -> CqTaggedEntry {
+        CqTaggedEntry {
+            op_context: context,
+            flags: 1024,
+            len: 2 * context,
+            buf: std::ptr::null_mut(),
+            data: 0,
+            tag: 0,
+        }
+    }
+
+    fn error(context: usize) -> CqErrEntry {
+        CqErrEntry {
+            op_context: context,
+            flags: 0,
+            len: 0,
+            buf: std::ptr::null_mut(),
+            data: 0,
+            tag: 0,
+            olen: 0,
+            err: 1,
+            prov_errno: 1,
+            err_data: std::ptr::null_mut(),
+            err_data_size: 0,
+            src_addr: 0,
+        }
+    }
+
+    fn read(queue: &Queue, count: usize) -> (Result<Vec<CqTaggedEntry>, Errno>, [FiAddr; 8]) {
+        let mut entries = vec![entry(0); 8];
+        let mut sources = [0; 8];
+        // SAFETY: both buffers hold eight, and no test asks for more.
+        let taken = unsafe { queue.read(entries.as_mut_ptr().cast(), count, sources.as_mut_ptr()) };
+        (taken.map(|n| entries[..n].to_vec()), sources)
+    }
+
+    fn contexts(entries: &[CqTaggedEntry]) -> Vec<usize> {
+        entries.iter().map(|e| e.op_context).collect()
+    }
+}

@@ -1,0 +1,206 @@
+//! Where an endpoint's finished operations go: its two completion queues and its counters.
+//!
+//! The engine calls `complete` with its lock held; nothing here calls back into an engine.
+
+use std::sync::Arc;
+
+use crate::abi::{self, CqErrEntry, CqTaggedEntry};
+use crate::counter::Counter;
+use crate::engine::request::{Completion, Kind};
+use crate::queue::Queue;
+
+/// What is bound to an endpoint. An operation whose queue or counter is absent is simply not told
+/// there.
+#[derive(Clone, Default)]
+pub struct Sink {
+    pub transmit: Option<Arc<Queue>>,
+    pub receive: Option<Arc<Queue>>,
+    pub counters: Counters,
+}
+
+/// Counters by what they count (`fi_ep_bind` flags).
+#[derive(Clone, Default)]
+pub struct Counters {
+    pub send: Option<Arc<Counter>>,
+    pub recv: Option<Arc<Counter>>,
+    pub read: Option<Arc<Counter>>,
+    pub write: Option<Arc<Counter>>,
+    pub remote_write: Option<Arc<Counter>>,
+}
+
+impl Sink {
+    /// Tells counter and queue. An atomic that brings something back says so with `abi::READ` in
+    /// its flags; it then counts as a read, otherwise as a write.
+    #[inline]
+    pub fn complete(&self, completion: Completion) {
+        let flags = base_flags(completion.kind, completion.flags) | completion.flags;
+        if let Some(counter) = self.counter(completion.kind, flags) {
+            match completion.error {
+                None => counter.add(1),
+                Some(_) => counter.add_errors(1),
+            }
+        }
+        match completion.error {
+            None if !completion.notify => {}
+            None => self.write(&completion, flags),
+            Some((errno, excess)) => self.write_error(&completion, flags, errno, excess),
+        }
+    }
+
+    #[inline]
+    fn write(&self, completion: &Completion, flags: u64) {
+        let Some(queue) = self.queue(completion.kind) else { return };
+        let entry = CqTaggedEntry {
+            op_context: completion.context,
+            flags,
+            len: completion.len,
+            buf: completion.buf,
+            data: completion.data,
+            tag: completion.tag,
+        };
+        queue.push(entry, completion.source);
+    }
+
+    #[cold]
+    fn write_error(&self, completion: &Completion, flags: u64, errno: i32, excess: usize) {
+        let Some(queue) = self.queue(completion.kind) else { return };
+        queue.push_error(CqErrEntry {
+            op_context: completion.context,
+            flags,
+            len: completion.len,
+            buf: completion.buf,
+            data: completion.data,
+            tag: completion.tag,
+            olen: excess,
+            err: errno,
+            prov_errno: errno,
+            err_data: std::ptr::null_mut(),
+            err_data_size: 0,
+            src_addr: completion.source,
+        });
+    }
+
+    #[inline]
+    fn queue(&self, kind: Kind) -> Option<&Queue> {
+        match kind {
+            Kind::Recv | Kind::TaggedRecv | Kind::RemoteWrite => self.receive.as_deref(),
+            Kind::Send | Kind::TaggedSend | Kind::Read | Kind::Write | Kind::Atomic => {
+                self.transmit.as_deref()
+            }
+        }
+    }
+
+    #[inline]
+    fn counter(&self, kind: Kind, flags: u64) -> Option<&Counter> {
+        let counters = &self.counters;
+        let counter = match kind {
+            Kind::Send | Kind::TaggedSend => &counters.send,
+            Kind::Recv | Kind::TaggedRecv => &counters.recv,
+            Kind::Read => &counters.read,
+            Kind::Write => &counters.write,
+            Kind::Atomic if flags & abi::READ != 0 => &counters.read,
+            Kind::Atomic => &counters.write,
+            Kind::RemoteWrite => &counters.remote_write,
+        };
+        counter.as_deref()
+    }
+}
+
+#[inline]
+fn base_flags(kind: Kind, given: u64) -> u64 {
+    match kind {
+        Kind::Send => abi::SEND | abi::MSG,
+        Kind::TaggedSend => abi::SEND | abi::TAGGED,
+        Kind::Recv => abi::RECV | abi::MSG,
+        Kind::TaggedRecv => abi::RECV | abi::TAGGED,
+        Kind::Read => abi::READ | abi::RMA,
+        Kind::Write => abi::WRITE | abi::RMA,
+        Kind::Atomic if given & abi::READ != 0 => abi::ATOMIC,
+        Kind::Atomic => abi::WRITE | abi::ATOMIC,
+        Kind::RemoteWrite => abi::REMOTE_WRITE | abi::RMA,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Errno;
+    use crate::queue::Format;
+
+    #[test]
+    fn flags_are_those_mpi_libraries_expect() {
+        let sink = both_queues();
+        sink.complete(Completion { flags: abi::REMOTE_CQ_DATA, ..of(Kind::TaggedRecv) });
+        assert_eq!(next(&sink.receive).unwrap().flags, 0x20408);
+        sink.complete(of(Kind::TaggedSend));
+        assert_eq!(next(&sink.transmit).unwrap().flags, 0x808);
+        sink.complete(of(Kind::Recv));
+        assert_eq!(next(&sink.receive).unwrap().flags, 0x402);
+    }
+
+    #[test]
+    fn a_quiet_success_is_only_counted() {
+        let counter = Arc::new(Counter::default());
+        let mut sink = both_queues();
+        sink.counters.write = Some(Arc::clone(&counter));
+        sink.complete(Completion { notify: false, ..of(Kind::Write) });
+        assert_eq!((counter.value(), counter.errors()), (1, 0));
+        assert_eq!(next(&sink.transmit).unwrap_err(), Errno::EAGAIN);
+    }
+
+    #[test]
+    fn an_error_is_told_even_when_quiet() {
+        let sink = both_queues();
+        let error = Some((Errno::ETRUNC.0, 12));
+        sink.complete(Completion { notify: false, error, len: 4, ..of(Kind::TaggedRecv) });
+        assert_eq!(next(&sink.receive).unwrap_err(), Errno::EAVAIL);
+        let entry = sink.receive.unwrap().read_error().unwrap();
+        assert_eq!((entry.err, entry.len, entry.olen), (265, 4, 12));
+    }
+
+    #[test]
+    fn a_fetching_atomic_counts_as_a_read() {
+        let (reads, writes) = (Arc::new(Counter::default()), Arc::new(Counter::default()));
+        let mut sink = both_queues();
+        sink.counters.read = Some(Arc::clone(&reads));
+        sink.counters.write = Some(Arc::clone(&writes));
+        sink.complete(Completion { flags: abi::READ, ..of(Kind::Atomic) });
+        sink.complete(of(Kind::Atomic));
+        assert_eq!((reads.value(), writes.value()), (1, 1));
+        assert_eq!(next(&sink.transmit).unwrap().flags, abi::READ | abi::ATOMIC);
+        assert_eq!(next(&sink.transmit).unwrap().flags, abi::WRITE | abi::ATOMIC);
+    }
+
+    fn both_queues() -> Sink {
+        Sink {
+            transmit: Some(Arc::new(Queue::new(Format::Tagged, 0))),
+            receive: Some(Arc::new(Queue::new(Format::Tagged, 0))),
+            counters: Counters::default(),
+        }
+    }
+
+    fn of(kind: Kind) -> Completion {
+        Completion {
+            kind,
+            notify: true,
+            context: 1,
+            flags: 0,
+            len: 0,
+            buf: std::ptr::null_mut(),
+            data: 0,
+            tag: 0,
+            source: abi::ADDR_NOTAVAIL,
+            error: None,
+        }
+    }
+
+    fn next(queue: &Option<Arc<Queue>>) -> Result<CqTaggedEntry, Errno> {
+        let mut entry = std::mem::MaybeUninit::<CqTaggedEntry>::uninit();
+        let queue = queue.as_ref().unwrap();
+        // SAFETY: room for the one entry asked for.
+        unsafe {
+            queue.read(entry.as_mut_ptr().cast(), 1, std::ptr::null_mut())?;
+            Ok(entry.assume_init())
+        }
+    }
+}

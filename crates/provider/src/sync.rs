@@ -1,0 +1,123 @@
+//! The provider's lock: a word that spins and then yields.
+//!
+//! It is nearly always free (MPI libraries serialise their calls), so what counts is that taking it
+//! is one exchange and giving it back one store. It never sleeps in the kernel and never allocates.
+
+use std::cell::UnsafeCell;
+use std::hint;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Rounds of spinning before the processor is given away: about a microsecond. A holder that was
+/// descheduled (more threads than cores) is waited for by yielding.
+const SPINS_BEFORE_YIELD: u32 = 64;
+
+pub struct SpinLock<T> {
+    held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached through a guard, and there is one guard at a time.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+// SAFETY: moving the lock moves the value.
+unsafe impl<T: Send> Send for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    pub const fn new(value: T) -> Self {
+        SpinLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        self.held
+            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| SpinGuard { lock: self })
+    }
+
+    #[inline]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        match self.try_lock() {
+            Some(guard) => guard,
+            None => self.lock_contended(),
+        }
+    }
+
+    #[cold]
+    fn lock_contended(&self) -> SpinGuard<'_, T> {
+        let mut spins = 0;
+        loop {
+            while self.held.load(Ordering::Relaxed) {
+                spins += 1;
+                if spins < SPINS_BEFORE_YIELD {
+                    hint::spin_loop()
+                } else {
+                    std::thread::yield_now()
+                }
+            }
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+        }
+    }
+}
+
+impl<T: Default> Default for SpinLock<T> {
+    fn default() -> Self {
+        SpinLock::new(T::default())
+    }
+}
+
+pub struct SpinGuard<'a, T> {
+    lock: &'a SpinLock<T>,
+}
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard exists, so this thread holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and `&mut self` makes the borrow unique.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_holder_at_a_time() {
+        const ROUNDS: usize = 10_000;
+        let counter = SpinLock::new(0usize);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..ROUNDS).for_each(|_| *counter.lock() += 1));
+            }
+        });
+        assert_eq!(*counter.lock(), 4 * ROUNDS);
+    }
+
+    #[test]
+    fn a_held_lock_is_refused() {
+        let lock = SpinLock::new(());
+        let guard = lock.lock();
+        assert!(lock.try_lock().is_none());
+        drop(guard);
+        assert!(lock.try_lock().is_some());
+    }
+}
