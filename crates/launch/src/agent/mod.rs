@@ -1,0 +1,632 @@
+//! The agent of one host: starts the host's ranks, is their process manager, and starts the
+//! agents below it.
+//!
+//! Its parent (the launcher, or the agent of the cluster's relay host) speaks to it over stdin and
+//! stdout. When that stream ends, for whatever reason, everything the agent has started ends with
+//! it; nothing it has started ever outlives it. One thread, one loop: every descriptor is
+//! non-blocking, and every pass handles signals, messages, PMI lines and output, in this order.
+
+pub mod rank;
+pub mod relay;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::cleanup;
+use crate::control::{Assignment, Job, Message, Node};
+use crate::link::{BACKLOG_BYTES_MAX, Link};
+use crate::mpi;
+use crate::pmi::server::{Event, JobFacts, Server};
+use crate::spawn::{self, AgentProcess};
+use crate::sys::{self, Signals};
+use rank::LocalRank;
+use relay::RelayProcess;
+
+/// Time for ranks to end by themselves after SIGTERM.
+pub const GRACE: Duration = Duration::from_secs(2);
+/// Time for agents below to follow; they have the same grace and a network between.
+const CHILD_GRACE: Duration = Duration::from_secs(6);
+/// The relay ends at its stdin's end; after this long it is killed.
+const RELAY_GRACE: Duration = Duration::from_secs(1);
+
+/// `landbridge agent`: runs until its parent lets go of it.
+pub fn main() -> Result<()> {
+    let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+    let signals = Signals::block(&signals)?;
+    sys::adopt_orphans()?;
+    let mut agent = Agent::new(signals)?;
+    agent.run();
+    Ok(())
+}
+
+struct Child {
+    process: AgentProcess,
+    node: Node,
+    ready: bool,
+    done: bool,
+}
+
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Working,
+    /// SIGTERM is sent; at the instant, SIGKILL follows.
+    Ending(Instant),
+    /// SIGKILL is sent; agents below have until the instant.
+    Killing(Instant),
+}
+
+struct Agent {
+    parent: Link,
+    signals: Signals,
+    assignment: Option<Assignment>,
+    server: Server,
+    children: Vec<Child>,
+    ranks: Vec<LocalRank>,
+    relay: Option<RelayProcess>,
+    phase: Phase,
+    ready_sent: bool,
+    stuck_sent: bool,
+    done: bool,
+    started_at: std::time::SystemTime,
+}
+
+/// What a descriptor in the poll set belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Parent,
+    Child(usize),
+    Pmi(usize),
+    Output(usize),
+    RankInput(usize),
+    Relay,
+    Wake,
+}
+
+impl Agent {
+    fn new(signals: Signals) -> Result<Agent> {
+        let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+        let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+        close_standard_streams()?;
+        let facts = JobFacts { kvsname: String::new(), size: 0, mapping: String::new() };
+        Ok(Agent {
+            parent: Link::to_parent(input, output)?,
+            signals,
+            assignment: None,
+            server: Server::new(facts, [], 0),
+            children: Vec::new(),
+            ranks: Vec::new(),
+            relay: None,
+            phase: Phase::Working,
+            ready_sent: false,
+            stuck_sent: false,
+            done: false,
+            started_at: std::time::SystemTime::now(),
+        })
+    }
+
+    fn run(&mut self) {
+        loop {
+            let ready = self.wait();
+            self.handle_signals();
+            self.handle_parent();
+            self.handle_children();
+            for &source in &ready {
+                self.handle_source(source);
+            }
+            self.drain_server();
+            self.report_endings();
+            self.advance_end();
+            self.parent.flush();
+            self.children.iter_mut().for_each(|child| child.process.link.flush());
+            if self.done && (self.parent.output().is_none() || self.parent.at_end()) {
+                return;
+            }
+        }
+    }
+
+    fn wait(&self) -> Vec<Source> {
+        let mut sources = Vec::new();
+        let mut fds = Vec::new();
+        self.each_descriptor(&mut |source, fd, flags| {
+            sources.push(source);
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        });
+        sys::wait(&mut fds, self.timeout());
+        let ready = |fd: &PollFd| !fd.revents().is_empty();
+        sources
+            .into_iter()
+            .zip(&fds)
+            .filter(|(_, fd)| ready(fd))
+            .map(|(source, _)| source)
+            .collect()
+    }
+
+    fn each_descriptor<'a>(&'a self, add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags)) {
+        use std::os::fd::AsFd;
+        let (read, write) = (PollFlags::IN, PollFlags::OUT);
+        // A parent that does not keep up with output gets no more of it until it does.
+        let room = self.parent.backlog_bytes() < BACKLOG_BYTES_MAX;
+        add(Source::Wake, self.signals.as_fd(), read);
+        add_link(&self.parent, Source::Parent, true, add);
+        for (index, child) in self.children.iter().enumerate() {
+            add_link(&child.process.link, Source::Child(index), room, add);
+        }
+        for (index, rank) in self.ranks.iter().enumerate() {
+            if let Some(pmi) = &rank.pmi {
+                add(Source::Pmi(index), pmi.fd(), pmi.interest());
+            }
+            for fd in rank.outputs().filter(|_| room) {
+                add(Source::Output(index), fd, read);
+            }
+            if let Some(fd) = rank.stdin_wants_write() {
+                add(Source::RankInput(index), fd, write);
+            }
+        }
+        for fd in self.relay.iter().flat_map(RelayProcess::outputs) {
+            add(Source::Relay, fd, read);
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Working => None,
+            // Orphans that change their parent tell no one: look again now and then.
+            Phase::Ending(_) | Phase::Killing(_) => Some(Duration::from_millis(20)),
+        }
+    }
+
+    fn handle_source(&mut self, source: Source) {
+        match source {
+            Source::Pmi(index) => self.handle_pmi(index),
+            Source::Output(index) => self.handle_output(index),
+            Source::RankInput(index) => self.write_rank_input(index),
+            Source::Relay => self.handle_relay(),
+            Source::Parent | Source::Child(_) | Source::Wake => {}
+        }
+    }
+
+    // --- signals and processes
+
+    fn handle_signals(&mut self) {
+        while let Some(signal) = self.signals.poll_signal() {
+            if signal != libc::SIGCHLD {
+                self.begin_end(false);
+            }
+        }
+        while let Some((pid, ending)) = sys::reap() {
+            if let Some(rank) = self.ranks.iter_mut().find(|rank| rank.pid == pid) {
+                rank.ending = Some(ending);
+            } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
+                relay.ended = true;
+                if self.phase == Phase::Working {
+                    let text = relay.failure(ending);
+                    self.fail(text);
+                }
+            }
+        }
+    }
+
+    /// Tells the parent about ranks that have ended, after all they have said.
+    fn report_endings(&mut self) {
+        for index in 0..self.ranks.len() {
+            let rank = &self.ranks[index];
+            let (Some(ending), false) = (rank.ending, rank.reported) else { continue };
+            self.handle_pmi(index);
+            self.drain_server();
+            self.handle_output(index);
+            let rank = &mut self.ranks[index];
+            rank.reported = true;
+            rank.stdin = None;
+            let (number, stage) = (rank.rank, self.server.stage(rank.rank));
+            self.server.handle_ended(number);
+            self.parent.send(&Message::Exited { rank: number, ending, stage });
+        }
+        if let (Some(rank), false) = (self.server.stuck(), self.stuck_sent) {
+            self.stuck_sent = true;
+            self.parent.send(&Message::Stuck { rank });
+        }
+    }
+
+    fn fail(&mut self, text: String) {
+        self.parent.send(&Message::Failed { text });
+    }
+
+    // --- the agent above
+
+    fn handle_parent(&mut self) {
+        if !self.parent.at_end() {
+            if self.parent.fill().is_err() {
+                self.parent.close_output();
+            }
+            loop {
+                match self.parent.poll_message() {
+                    Ok(Some(message)) => self.handle_parent_message(message),
+                    Ok(None) => break,
+                    Err(error) => {
+                        self.fail(error.to_string());
+                        break;
+                    }
+                }
+            }
+        }
+        if self.parent.at_end() {
+            self.begin_end(false);
+        }
+    }
+
+    fn handle_parent_message(&mut self, message: Message) {
+        match message {
+            Message::Assign(assignment) => self.handle_assignment(*assignment),
+            Message::StartRelay { config } => self.start_relay(&config),
+            Message::Start { relay } => self.start_ranks(&relay),
+            Message::BarrierDown(delta) => self.server.handle_barrier_down(delta),
+            Message::NameReply { rank, line } => self.deliver_name_reply(rank, line),
+            Message::Stdin { bytes } => self.deliver_stdin(bytes),
+            Message::StdinEnd => self.deliver_stdin_end(),
+            Message::End { at_once } => self.begin_end(at_once),
+            other => self.fail(format!("the agent was sent {other:?}")),
+        }
+    }
+
+    fn handle_assignment(&mut self, assignment: Assignment) {
+        let (job, node) = (&assignment.job, &assignment.node);
+        let facts =
+            JobFacts { kvsname: job.kvsname.clone(), size: job.size, mapping: job.mapping.clone() };
+        let ranks = node.first_rank..node.first_rank + node.rank_count;
+        self.server = Server::new(facts, ranks, node.children.len());
+        for child in &node.children {
+            match start_child(job, child) {
+                Ok(child) => self.children.push(child),
+                Err(error) => {
+                    let text = format!("cannot start an agent on {}: {error:#}", child.name);
+                    self.parent.send(&Message::Failed { text });
+                    return;
+                }
+            }
+        }
+        self.assignment = Some(assignment);
+        self.check_ready();
+    }
+
+    fn check_ready(&mut self) {
+        if self.assignment.is_some() && !self.ready_sent && self.children.iter().all(|c| c.ready) {
+            self.ready_sent = true;
+            self.parent.send(&Message::Ready);
+        }
+    }
+
+    fn start_relay(&mut self, config: &str) {
+        let cluster = self.assignment.as_ref().map_or("?", |a| a.node.cluster_name.as_str());
+        match RelayProcess::start(config, cluster) {
+            Ok(relay) => self.relay = Some(relay),
+            Err(error) => self.fail(format!("cannot start the relay of {cluster}: {error:#}")),
+        }
+    }
+
+    fn start_ranks(&mut self, relay: &str) {
+        for child in &mut self.children {
+            child.process.link.send(&Message::Start { relay: relay.to_string() });
+        }
+        let Some(assignment) = self.assignment.take() else { return };
+        if let Err(error) = self.start_own_ranks(&assignment, relay) {
+            self.fail(format!("on node {}: {error:#}", assignment.node.name));
+        }
+        self.assignment = Some(assignment);
+    }
+
+    fn start_own_ranks(&mut self, assignment: &Assignment, relay: &str) -> Result<()> {
+        let Assignment { job, node } = assignment;
+        if node.rank_count == 0 {
+            return Ok(());
+        }
+        let plan = mpi::prepare(job)?;
+        if job.verbose && node.holds(0) {
+            self.parent.send(&Message::Note { text: plan.note.clone() });
+        }
+        for rank in node.first_rank..node.first_rank + node.rank_count {
+            self.ranks.push(LocalRank::start(job, node, rank, relay, &plan)?);
+        }
+        Ok(())
+    }
+
+    // --- agents below
+
+    fn handle_children(&mut self) {
+        let room = self.parent.backlog_bytes() < BACKLOG_BYTES_MAX || self.phase != Phase::Working;
+        for index in 0..self.children.len() {
+            let link = &mut self.children[index].process.link;
+            if link.at_end() || !room {
+                continue;
+            }
+            let mut problem = link.fill().err();
+            while problem.is_none() {
+                match self.children[index].process.link.poll_message() {
+                    Ok(Some(message)) => self.handle_child_message(index, message),
+                    Ok(None) => break,
+                    Err(error) => problem = Some(error),
+                }
+            }
+            self.check_child_end(index, problem);
+        }
+    }
+
+    fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
+        let child = &mut self.children[index];
+        if child.process.link.at_end() && !child.done {
+            child.done = true;
+            if self.phase == Phase::Working {
+                let text = lost_text(&child.node, &child.process.link, problem);
+                self.fail(text);
+            }
+        }
+    }
+
+    fn handle_child_message(&mut self, index: usize, message: Message) {
+        match message {
+            Message::Ready => {
+                self.children[index].ready = true;
+                self.check_ready();
+            }
+            Message::BarrierUp(delta) => self.server.handle_barrier_up(index, delta),
+            Message::Done => self.children[index].done = true,
+            Message::Exited { rank, .. } => {
+                self.server.handle_ended(rank);
+                self.parent.send(&message);
+            }
+            // Everything else is for the launcher.
+            other => self.parent.send(&other),
+        }
+    }
+
+    // --- ranks
+
+    fn handle_pmi(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        let Some(pmi) = &mut rank.pmi else { return };
+        let number = rank.rank;
+        match pmi.read() {
+            Ok(lines) => {
+                for line in lines {
+                    self.server.handle_line(number, &line);
+                }
+            }
+            Err(error) => {
+                rank.pmi = None;
+                self.fail(format!(
+                    "rank {number} spoke no PMI-1 to its process manager: {error:?}"
+                ));
+                return;
+            }
+        }
+        if let Some(pmi) = &mut self.ranks[index].pmi {
+            pmi.flush();
+            if pmi.at_end() {
+                self.ranks[index].pmi = None;
+            }
+        }
+    }
+
+    fn drain_server(&mut self) {
+        while let Some(event) = self.server.poll_event() {
+            match event {
+                Event::Reply { rank, line } => self.reply(rank, &line),
+                Event::BarrierUp(delta) => self.parent.send(&Message::BarrierUp(delta)),
+                Event::BarrierDown(delta) => {
+                    let message = Message::BarrierDown(delta);
+                    self.children.iter_mut().for_each(|child| child.process.link.send(&message));
+                }
+                Event::Abort { rank, code, message } => {
+                    self.parent.send(&Message::Abort { rank, code, message });
+                }
+                Event::Name { rank, request } => {
+                    self.parent.send(&Message::Name { rank, request });
+                }
+            }
+        }
+    }
+
+    fn reply(&mut self, rank: u32, line: &str) {
+        let local = self.ranks.iter_mut().find(|local| local.rank == rank);
+        if let Some(pmi) = local.and_then(|local| local.pmi.as_mut()) {
+            pmi.send(line);
+        }
+    }
+
+    fn deliver_name_reply(&mut self, rank: u32, line: String) {
+        match self.children.iter_mut().find(|child| child.node.holds(rank)) {
+            Some(child) => child.process.link.send(&Message::NameReply { rank, line }),
+            None => self.reply(rank, &line),
+        }
+    }
+
+    fn handle_output(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        let number = rank.rank;
+        // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
+        let everything = rank.ending.is_some() && !rank.reported;
+        let parent = &mut self.parent;
+        rank.read_output(everything, |stream, bytes| {
+            parent.send(&Message::Output { rank: number, stream, bytes });
+        });
+    }
+
+    // --- stdin of rank 0
+
+    fn deliver_stdin(&mut self, bytes: Vec<u8>) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.node.holds(0)) {
+            return child.process.link.send(&Message::Stdin { bytes });
+        }
+        if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
+            self.ranks[index].queue_stdin(&bytes);
+            self.write_rank_input(index);
+        }
+    }
+
+    fn deliver_stdin_end(&mut self) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.node.holds(0)) {
+            return child.process.link.send(&Message::StdinEnd);
+        }
+        if let Some(rank) = self.ranks.iter_mut().find(|rank| rank.rank == 0) {
+            rank.end_stdin();
+        }
+    }
+
+    fn write_rank_input(&mut self, index: usize) {
+        let bytes = self.ranks[index].write_stdin();
+        if bytes > 0 {
+            self.parent.send(&Message::StdinTaken { bytes });
+        }
+    }
+
+    fn handle_relay(&mut self) {
+        let Some(relay) = &mut self.relay else { return };
+        for message in relay.read() {
+            self.parent.send(&message);
+        }
+    }
+
+    // --- the end
+
+    fn begin_end(&mut self, at_once: bool) {
+        if self.phase == Phase::Working {
+            self.phase = Phase::Ending(Instant::now() + GRACE);
+            self.signal_ranks(libc::SIGTERM);
+            self.end_children(at_once);
+        }
+        if at_once {
+            self.kill_ranks();
+            self.end_children(true);
+        }
+    }
+
+    fn end_children(&mut self, at_once: bool) {
+        for child in &mut self.children {
+            child.process.link.send(&Message::End { at_once });
+            if self.parent.at_end() {
+                child.process.link.flush();
+                child.process.link.close_output();
+            }
+        }
+    }
+
+    fn signal_ranks(&self, signal: i32) {
+        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
+            sys::kill_group(rank.pid, signal);
+        }
+        for pid in sys::descendants(&self.own_processes()) {
+            sys::kill(pid, signal);
+        }
+    }
+
+    fn kill_ranks(&mut self) {
+        if !matches!(self.phase, Phase::Killing(_)) {
+            self.phase = Phase::Killing(Instant::now() + CHILD_GRACE);
+        }
+        self.signal_ranks(libc::SIGKILL);
+    }
+
+    /// The relay and the agents below: they end in their own way.
+    fn own_processes(&self) -> Vec<u32> {
+        let relay = self.relay.iter().map(|relay| relay.pid);
+        relay.chain(self.children.iter().map(|child| child.process.pid)).collect()
+    }
+
+    fn advance_end(&mut self) {
+        let now = Instant::now();
+        match self.phase {
+            Phase::Working => return,
+            Phase::Ending(deadline) if now >= deadline => self.kill_ranks(),
+            Phase::Killing(deadline) if now >= deadline => self.abandon_children(),
+            _ => {}
+        }
+        let ranks_gone = self.ranks.iter().all(|rank| rank.reported);
+        let children_gone = self.children.iter().all(|child| child.done);
+        if !ranks_gone || !children_gone || self.done {
+            return;
+        }
+        // Ranks are gone: what is left of them has no one to finish for.
+        if !sys::descendants(&self.own_processes()).is_empty() {
+            return self.signal_ranks(libc::SIGKILL);
+        }
+        self.finish();
+    }
+
+    fn abandon_children(&mut self) {
+        for child in self.children.iter_mut().filter(|child| !child.done) {
+            sys::kill(child.process.pid, libc::SIGKILL);
+            child.done = true;
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(relay) = &mut self.relay {
+            relay.end(RELAY_GRACE);
+            for message in relay.read() {
+                self.parent.send(&message);
+            }
+        }
+        cleanup::remove_stale_shared_memory(self.started_at);
+        self.children.iter_mut().for_each(|child| child.process.link.close_output());
+        self.done = true;
+        self.parent.send(&Message::Done);
+    }
+}
+
+fn add_link<'a>(
+    link: &'a Link,
+    source: Source,
+    read: bool,
+    add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags),
+) {
+    if let Some(fd) = link.input().filter(|_| read) {
+        add(source, fd, PollFlags::IN);
+    }
+    if let Some(fd) = link.output() {
+        add(source, fd, PollFlags::OUT);
+    }
+}
+
+fn start_child(job: &Job, node: &Node) -> Result<Child> {
+    let mut process = spawn::start(&node.spawn)?;
+    let assignment = Assignment { job: job.clone(), node: node.clone() };
+    process.link.send(&Message::Assign(Box::new(assignment)));
+    Ok(Child { process, node: node.clone(), ready: false, done: false })
+}
+
+/// Why an agent's stream has ended, for the user.
+pub fn lost_text(node: &Node, link: &Link, problem: Option<anyhow::Error>) -> String {
+    let name = &node.name;
+    let noise = link.noise();
+    match problem {
+        Some(error) => format!("lost node {name}: {error:#}"),
+        None if !noise.is_empty() => format!(
+            "no agent came up on node {name}; in its place came: {noise}\n  \
+             The command was: {}",
+            node.spawn.join(" ")
+        ),
+        None => format!(
+            "lost node {name} (cluster {}): the connection to its agent ended.\n  \
+             The command was: {}",
+            node.cluster_name,
+            node.spawn.join(" ")
+        ),
+    }
+}
+
+/// The control stream has moved to other numbers: whatever this process starts must not hold it.
+fn close_standard_streams() -> Result<()> {
+    let null = OwnedFd::from(
+        std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .context("cannot open /dev/null")?,
+    );
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! One rank of this host: its process, its PMI socket and its three standard streams.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
+use crate::link::set_nonblocking;
+use crate::mpi;
+use crate::pmi::wire::{LineReader, WireError};
+use crate::sys;
+
+/// A rank that asks without reading the answers is not read from beyond this.
+const REPLY_BYTES_MAX: usize = 1024 * 1024;
+/// Pieces read from a living rank's stream before others get their turn.
+const PIECES_PER_TURN: usize = 4;
+/// A pipe holds at most this many pieces (1 MiB is Linux's default limit for a pipe's size), so
+/// this empties the pipe of a rank that has ended.
+const PIECES_OF_A_PIPE: usize = 1024 * 1024 / PIECE_BYTES_MAX;
+
+pub struct LocalRank {
+    pub rank: u32,
+    pub pid: u32,
+    pub ending: Option<Ending>,
+    pub reported: bool,
+    pub pmi: Option<PmiSocket>,
+    pub stdin: Option<OwnedFd>,
+    stdin_unsent: VecDeque<u8>,
+    stdin_ends: bool,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+}
+
+impl LocalRank {
+    pub fn start(
+        job: &Job,
+        node: &Node,
+        rank: u32,
+        relay: &str,
+        plan: &mpi::Plan,
+    ) -> Result<LocalRank> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().context("no socket pair")?;
+        let mut command = Command::new(&plan.program);
+        command.args(&job.arguments).current_dir(&job.wdir).env_clear().envs(&plan.environment);
+        command.envs(contract_variables(job, node, rank, relay));
+        command
+            .env("PMI_FD", sys::raw(&theirs).to_string())
+            .env("PMI_RANK", rank.to_string())
+            .env("PMI_SIZE", job.size.to_string());
+        let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
+        // SAFETY: both only make async-signal-safe calls.
+        unsafe {
+            command.pre_exec(move || {
+                sys::prepare_child(parent)?;
+                sys::keep_over_exec(pmi_fd)
+            });
+        }
+        let mut child = command.spawn().with_context(|| cannot_start(job, plan))?;
+        Ok(LocalRank {
+            rank,
+            pid: child.id(),
+            ending: None,
+            reported: false,
+            pmi: Some(PmiSocket::new(ours.into())?),
+            stdin: child.stdin.take().map(nonblocking).transpose()?,
+            stdin_unsent: VecDeque::new(),
+            stdin_ends: false,
+            stdout: child.stdout.take().map(nonblocking).transpose()?,
+            stderr: child.stderr.take().map(nonblocking).transpose()?,
+        })
+    }
+
+    pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.stdout.iter().chain(&self.stderr).map(AsFd::as_fd)
+    }
+
+    /// Reads what the rank has printed: a few pieces, or `everything` its pipes hold.
+    pub fn read_output(&mut self, everything: bool, mut take: impl FnMut(Stream, Vec<u8>)) {
+        let pieces = if everything { PIECES_OF_A_PIPE } else { PIECES_PER_TURN };
+        let streams = [(Stream::Stdout, &mut self.stdout), (Stream::Stderr, &mut self.stderr)];
+        for (stream, slot) in streams {
+            read_pieces(slot, pieces, |bytes| take(stream, bytes));
+        }
+    }
+
+    pub fn queue_stdin(&mut self, bytes: &[u8]) {
+        self.stdin_unsent.extend(bytes);
+    }
+
+    pub fn end_stdin(&mut self) {
+        self.stdin_ends = true;
+        self.write_stdin();
+    }
+
+    pub fn stdin_wants_write(&self) -> Option<BorrowedFd<'_>> {
+        self.stdin.as_ref().filter(|_| !self.stdin_unsent.is_empty()).map(AsFd::as_fd)
+    }
+
+    /// Gives the rank what it takes now; the number of bytes taken. A rank that has closed its
+    /// stdin takes everything.
+    pub fn write_stdin(&mut self) -> u32 {
+        let mut taken = 0;
+        while let (Some(stdin), false) = (&self.stdin, self.stdin_unsent.is_empty()) {
+            match rustix::io::write(stdin, self.stdin_unsent.as_slices().0) {
+                Ok(count) => {
+                    taken += count;
+                    self.stdin_unsent.drain(..count);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => self.stdin = None,
+            }
+        }
+        if self.stdin.is_none() {
+            taken += self.stdin_unsent.len();
+            self.stdin_unsent.clear();
+        }
+        if self.stdin_ends && self.stdin_unsent.is_empty() {
+            self.stdin = None;
+        }
+        u32::try_from(taken).unwrap_or(u32::MAX)
+    }
+}
+
+fn cannot_start(job: &Job, plan: &mpi::Plan) -> String {
+    format!("cannot start {} in {}", plan.program.display(), job.wdir)
+}
+
+fn nonblocking(fd: impl Into<OwnedFd>) -> std::io::Result<OwnedFd> {
+    let fd = fd.into();
+    set_nonblocking(&fd)?;
+    Ok(fd)
+}
+
+fn read_pieces(slot: &mut Option<OwnedFd>, pieces: usize, mut take: impl FnMut(Vec<u8>)) {
+    let mut buffer = [0; PIECE_BYTES_MAX];
+    for _ in 0..pieces {
+        let Some(fd) = slot else { return };
+        match rustix::io::read(fd, &mut buffer) {
+            Ok(0) => *slot = None,
+            Ok(count) => take(buffer[..count].to_vec()),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return,
+            Err(_) => *slot = None,
+        }
+    }
+}
+
+/// What the provider inside the rank has to know.
+fn contract_variables(job: &Job, node: &Node, rank: u32, relay: &str) -> Vec<(String, String)> {
+    let mut variables = vec![
+        ("LANDBRIDGE_JOB", job.id.clone()),
+        ("LANDBRIDGE_KEY", job.key.clone()),
+        ("LANDBRIDGE_INDEX", rank.to_string()),
+        ("LANDBRIDGE_SIZE", job.size.to_string()),
+        ("LANDBRIDGE_CLUSTER", node.cluster.to_string()),
+        ("LANDBRIDGE_NODE", node.name.clone()),
+    ];
+    if let Some(address) = &node.address {
+        variables.push(("LANDBRIDGE_ADDRESS", address.clone()));
+    }
+    if !relay.is_empty() {
+        let unix = node.relay_unix.iter().map(|name| format!("unix:{name}"));
+        let ways: Vec<String> = unix.chain([format!("tcp:{relay}")]).collect();
+        variables.push(("LANDBRIDGE_RELAY", ways.join(",")));
+    }
+    variables.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+/// Our end of a rank's `PMI_FD`.
+pub struct PmiSocket {
+    fd: OwnedFd,
+    reader: LineReader,
+    unsent: VecDeque<u8>,
+    at_end: bool,
+}
+
+impl PmiSocket {
+    fn new(fd: OwnedFd) -> Result<PmiSocket> {
+        set_nonblocking(&fd)?;
+        Ok(PmiSocket { fd, reader: LineReader::default(), unsent: VecDeque::new(), at_end: false })
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub fn interest(&self) -> PollFlags {
+        match self.unsent.len() {
+            0 => PollFlags::IN,
+            bytes if bytes < REPLY_BYTES_MAX => PollFlags::IN | PollFlags::OUT,
+            _ => PollFlags::OUT,
+        }
+    }
+
+    pub fn at_end(&self) -> bool {
+        self.at_end
+    }
+
+    /// Complete lines that have come.
+    pub fn read(&mut self) -> Result<Vec<String>, WireError> {
+        let mut lines = Vec::new();
+        let mut buffer = [0; PIECE_BYTES_MAX];
+        while self.unsent.len() < REPLY_BYTES_MAX && !self.at_end {
+            match rustix::io::read(&self.fd, &mut buffer) {
+                Ok(0) => self.at_end = true,
+                Ok(count) => lines.extend(self.reader.handle_bytes(&buffer[..count])?),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => self.at_end = true,
+            }
+        }
+        Ok(lines)
+    }
+
+    /// Writes at once what the socket takes; PMI is a question-and-answer protocol.
+    pub fn send(&mut self, line: &str) {
+        self.unsent.extend(line.as_bytes());
+        self.flush();
+    }
+
+    pub fn flush(&mut self) {
+        while !self.unsent.is_empty() {
+            match rustix::io::write(&self.fd, self.unsent.as_slices().0) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                // The rank is gone or has closed its side: its exit tells the rest.
+                Err(_) => return self.unsent.clear(),
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The relay daemon of this agent's cluster, as a child process: configured over its stdin, which
+//! then stays open as its lifeline.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::io::Errno;
+
+use crate::control::{Ending, Message};
+use crate::link::set_nonblocking;
+use crate::sys;
+
+/// Lines of the relay's log shown when it dies.
+const LAST_LINES: usize = 10;
+const LINE_BYTES_MAX: usize = 16 * 1024;
+const READY: &str = "landbridge-relay: ready ";
+
+pub struct RelayProcess {
+    pub pid: u32,
+    pub ended: bool,
+    cluster: String,
+    lifeline: Option<ChildStdin>,
+    stdout: Lines,
+    stderr: Lines,
+    last_lines: VecDeque<String>,
+}
+
+impl RelayProcess {
+    pub fn start(config: &str, cluster: &str) -> Result<RelayProcess> {
+        let program = crate::sibling::path("landbridge-relay")?;
+        let mut command = Command::new(&program);
+        command.args(["--config", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
+        let parent = std::process::id();
+        // SAFETY: `prepare_child` only makes async-signal-safe calls.
+        unsafe { command.pre_exec(move || sys::prepare_child(parent)) };
+        let mut child =
+            command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
+        // All three were asked for as pipes just above.
+        let mut lifeline = child.stdin.take().expect("stdin is a pipe");
+        let stdout = OwnedFd::from(child.stdout.take().expect("stdout is a pipe"));
+        let stderr = OwnedFd::from(child.stderr.take().expect("stderr is a pipe"));
+        lifeline
+            .write_all(format!("{}\n---\n", config.trim_end()).as_bytes())
+            .context("it did not take its configuration")?;
+        Ok(RelayProcess {
+            pid: child.id(),
+            ended: false,
+            cluster: cluster.to_string(),
+            lifeline: Some(lifeline),
+            stdout: Lines::new(stdout)?,
+            stderr: Lines::new(stderr)?,
+            last_lines: VecDeque::new(),
+        })
+    }
+
+    pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [&self.stdout, &self.stderr]
+            .into_iter()
+            .filter_map(|lines| lines.fd.as_ref())
+            .map(AsFd::as_fd)
+    }
+
+    /// What the relay has said since, as messages for the launcher.
+    pub fn read(&mut self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        for line in self.stdout.read() {
+            match parse_ready(&line) {
+                Some((ranks, relays)) => messages.push(Message::RelayReady { ranks, relays }),
+                None => messages.push(self.log(line)),
+            }
+        }
+        for line in self.stderr.read() {
+            messages.push(self.log(line));
+        }
+        messages
+    }
+
+    fn log(&mut self, line: String) -> Message {
+        if self.last_lines.len() == LAST_LINES {
+            self.last_lines.pop_front();
+        }
+        let text = format!("relay {}: {line}", self.cluster);
+        self.last_lines.push_back(line);
+        Message::RelayLog { text }
+    }
+
+    /// What the user reads when the relay has ended before the job.
+    pub fn failure(&mut self, ending: Ending) -> String {
+        self.read();
+        let how = match ending {
+            Ending::Exited(code) => format!("exited with code {code}"),
+            Ending::Killed(signal) => {
+                format!("was killed by signal {signal} ({})", sys::signal_name(signal))
+            }
+        };
+        let mut text = format!("the relay of cluster {} {how}", self.cluster);
+        for line in &self.last_lines {
+            text.push_str("\n  ");
+            text.push_str(line);
+        }
+        text
+    }
+
+    /// Ends the relay: lifeline first, then by force.
+    pub fn end(&mut self, grace: Duration) {
+        self.lifeline = None;
+        let deadline = Instant::now() + grace;
+        while !self.ended && Instant::now() < deadline {
+            // Everything else of this agent has ended, so any child to reap is the relay.
+            self.ended |= std::iter::from_fn(sys::reap).any(|(pid, _)| pid == self.pid);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !self.ended {
+            sys::kill(self.pid, libc::SIGKILL);
+        }
+    }
+}
+
+/// `ranks=IP:PORT relays=IP:PORT` out of the line a relay prints when it is ready.
+fn parse_ready(line: &str) -> Option<(String, String)> {
+    let rest = line.strip_prefix(READY)?;
+    let value = |key| rest.split(' ').find_map(|word| word.strip_prefix(key));
+    Some((value("ranks=")?.to_string(), value("relays=")?.to_string()))
+}
+
+struct Lines {
+    fd: Option<OwnedFd>,
+    pending: Vec<u8>,
+}
+
+impl Lines {
+    fn new(fd: OwnedFd) -> Result<Lines> {
+        set_nonblocking(&fd)?;
+        Ok(Lines { fd: Some(fd), pending: Vec::new() })
+    }
+
+    fn read(&mut self) -> Vec<String> {
+        let mut buffer = [0; LINE_BYTES_MAX];
+        while let Some(fd) = &self.fd {
+            match rustix::io::read(fd, &mut buffer) {
+                Ok(0) => self.fd = None,
+                Ok(count) => self.pending.extend_from_slice(&buffer[..count]),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_) => self.fd = None,
+            }
+            if self.pending.len() > LINE_BYTES_MAX {
+                break;
+            }
+        }
+        self.take_lines()
+    }
+
+    fn take_lines(&mut self) -> Vec<String> {
+        let at_end = self.fd.is_none() || self.pending.len() > LINE_BYTES_MAX;
+        let whole = match self.pending.iter().rposition(|&byte| byte == b'\n') {
+            Some(position) => position + 1,
+            None if at_end => self.pending.len(),
+            None => 0,
+        };
+        let bytes: Vec<u8> = self.pending.drain(..whole).collect();
+        String::from_utf8_lossy(&bytes).lines().map(str::to_string).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_line_is_read() {
+        let line = "landbridge-relay: ready ranks=127.0.0.1:41 relays=-";
+        assert_eq!(parse_ready(line), Some(("127.0.0.1:41".into(), "-".into())));
+        assert_eq!(parse_ready("landbridge-relay: starting"), None);
+    }
+}

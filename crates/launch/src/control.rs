@@ -1,0 +1,603 @@
+//! Messages between the launcher and its agents, and their bytes.
+//!
+//! An agent is started over some connection (a local pipe, ssh, a host's own command prefix) and
+//! talks over the stdin and stdout of that connection. It first prints [`BANNER`], so that noise
+//! a login shell prints before it is recognised and skipped. From then on both sides send frames:
+//! length (4 bytes, little endian, of what follows), kind (1 byte), body. A length over
+//! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pmi::kvs::Delta;
+use crate::pmi::server::{NameRequest, Stage};
+
+/// Bumped with every change of a message: launcher and agents must be of one version.
+pub const VERSION: u32 = 1;
+/// First line of an agent.
+pub const BANNER: &str = "\nlandbridge-agent ";
+/// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
+pub const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Output and stdin travel in pieces of at most this size, so that no piece delays a barrier.
+pub const PIECE_BYTES_MAX: usize = 16 * 1024;
+
+/// What is the same for every rank of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// 32 hex digits.
+    pub id: String,
+    /// 64 hex digits; never in an argument list.
+    pub key: String,
+    pub size: u32,
+    pub kvsname: String,
+    /// Value of `PMI_process_mapping`.
+    pub mapping: String,
+    pub program: String,
+    pub arguments: Vec<String>,
+    pub wdir: String,
+    /// Takes precedence over what the agent itself finds in its environment.
+    pub environment: Vec<(String, String)>,
+    pub verbose: bool,
+}
+
+/// One agent and the agents below it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    pub cluster: u32,
+    pub cluster_name: String,
+    pub name: String,
+    /// Address of this host inside its cluster.
+    pub address: Option<String>,
+    pub first_rank: u32,
+    pub rank_count: u32,
+    /// Ways to the relay besides TCP, for the ranks of the relay's own host.
+    pub relay_unix: Option<String>,
+    /// Command that starts this agent, run by the agent above. Empty for the top one.
+    pub spawn: Vec<String>,
+    pub children: Vec<Node>,
+}
+
+impl Node {
+    /// Whether `rank` runs here or below.
+    pub fn holds(&self, rank: u32) -> bool {
+        let own = self.first_rank..self.first_rank + self.rank_count;
+        own.contains(&rank) || self.children.iter().any(|child| child.holds(rank))
+    }
+
+    /// Ranks here and below.
+    pub fn total_ranks(&self) -> u32 {
+        self.rank_count + self.children.iter().map(Node::total_ranks).sum::<u32>()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Assignment {
+    pub job: Job,
+    pub node: Node,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    Exited(i32),
+    Killed(i32),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    // Down the tree.
+    Assign(Box<Assignment>),
+    /// To the agent on the relay's host: the relay's configuration document.
+    StartRelay {
+        config: String,
+    },
+    /// Start the ranks. `relay`: `HOST:PORT` of the cluster's relay, empty without one.
+    Start {
+        relay: String,
+    },
+    BarrierDown(Delta),
+    NameReply {
+        rank: u32,
+        line: String,
+    },
+    Stdin {
+        bytes: Vec<u8>,
+    },
+    StdinEnd,
+    /// End the ranks: politely first, or at once.
+    End {
+        at_once: bool,
+    },
+    // Up the tree.
+    /// This agent and all below it have their assignment.
+    Ready,
+    /// What the relay printed: where ranks and other relays reach it.
+    RelayReady {
+        ranks: String,
+        relays: String,
+    },
+    BarrierUp(Delta),
+    Name {
+        rank: u32,
+        request: NameRequest,
+    },
+    Abort {
+        rank: u32,
+        code: i32,
+        message: String,
+    },
+    Output {
+        rank: u32,
+        stream: Stream,
+        bytes: Vec<u8>,
+    },
+    /// Rank 0 has taken this many bytes of its stdin.
+    StdinTaken {
+        bytes: u32,
+    },
+    Exited {
+        rank: u32,
+        ending: Ending,
+        stage: Stage,
+    },
+    /// A rank has ended while another one, which can never go on now, waits in a barrier.
+    Stuck {
+        rank: u32,
+    },
+    /// The job cannot go on; `text` is what the user reads.
+    Failed {
+        text: String,
+    },
+    /// For `-v`.
+    Note {
+        text: String,
+    },
+    /// A line of a relay's log.
+    RelayLog {
+        text: String,
+    },
+    /// Nothing of this agent, or of those below it, runs any more.
+    Done,
+}
+
+/// Why bytes from the other side are not a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FrameError {
+    TooLong(usize),
+    Malformed(u8),
+}
+
+impl std::fmt::Display for FrameError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FrameError::TooLong(bytes) => write!(f, "a control message of {bytes} bytes"),
+            FrameError::Malformed(kind) => write!(f, "a malformed control message of kind {kind}"),
+        }
+    }
+}
+
+/// Numbers of the messages; a retired one is never used again.
+mod kind {
+    pub const ASSIGN: u8 = 1;
+    pub const START_RELAY: u8 = 2;
+    pub const START: u8 = 3;
+    pub const BARRIER_DOWN: u8 = 4;
+    pub const NAME_REPLY: u8 = 5;
+    pub const STDIN: u8 = 6;
+    pub const STDIN_END: u8 = 7;
+    pub const END: u8 = 8;
+    pub const READY: u8 = 32;
+    pub const RELAY_READY: u8 = 33;
+    pub const BARRIER_UP: u8 = 34;
+    pub const NAME: u8 = 35;
+    pub const ABORT: u8 = 36;
+    pub const OUTPUT: u8 = 37;
+    pub const STDIN_TAKEN: u8 = 38;
+    pub const EXITED: u8 = 39;
+    pub const STUCK: u8 = 40;
+    pub const FAILED: u8 = 41;
+    pub const NOTE: u8 = 42;
+    pub const DONE: u8 = 43;
+    pub const RELAY_LOG: u8 = 44;
+}
+
+impl Message {
+    /// Appends the frame of this message.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend([0; 5]);
+        out[start + 4] = self.emit_body(&mut Writer(out));
+        let length = u32::try_from(out.len() - start - 4).unwrap_or(u32::MAX);
+        out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    }
+
+    fn emit_body(&self, out: &mut Writer) -> u8 {
+        match self {
+            Message::Assign(assignment) => {
+                out.text(&serialize_assignment(assignment));
+                kind::ASSIGN
+            }
+            Message::StartRelay { config } => {
+                out.text(config);
+                kind::START_RELAY
+            }
+            Message::Start { relay } => {
+                out.text(relay);
+                kind::START
+            }
+            Message::BarrierDown(delta) => {
+                out.delta(delta);
+                kind::BARRIER_DOWN
+            }
+            Message::NameReply { rank, line } => {
+                out.number(*rank);
+                out.text(line);
+                kind::NAME_REPLY
+            }
+            Message::Stdin { bytes } => {
+                out.bytes(bytes);
+                kind::STDIN
+            }
+            Message::StdinEnd => kind::STDIN_END,
+            Message::End { at_once } => {
+                out.number(u32::from(*at_once));
+                kind::END
+            }
+            Message::Ready => kind::READY,
+            Message::RelayReady { ranks, relays } => {
+                out.text(ranks);
+                out.text(relays);
+                kind::RELAY_READY
+            }
+            Message::BarrierUp(delta) => {
+                out.delta(delta);
+                kind::BARRIER_UP
+            }
+            Message::Name { rank, request } => {
+                out.number(*rank);
+                out.name_request(request);
+                kind::NAME
+            }
+            Message::Abort { rank, code, message } => {
+                out.number(*rank);
+                out.number(code.cast_unsigned());
+                out.text(message);
+                kind::ABORT
+            }
+            Message::Output { rank, stream, bytes } => {
+                out.number(*rank);
+                out.number(u32::from(*stream == Stream::Stderr));
+                out.bytes(bytes);
+                kind::OUTPUT
+            }
+            Message::StdinTaken { bytes } => {
+                out.number(*bytes);
+                kind::STDIN_TAKEN
+            }
+            Message::Exited { rank, ending, stage } => {
+                out.number(*rank);
+                out.ending(*ending);
+                out.number(*stage as u32);
+                kind::EXITED
+            }
+            Message::Stuck { rank } => {
+                out.number(*rank);
+                kind::STUCK
+            }
+            Message::Failed { text } => {
+                out.text(text);
+                kind::FAILED
+            }
+            Message::Note { text } => {
+                out.text(text);
+                kind::NOTE
+            }
+            Message::RelayLog { text } => {
+                out.text(text);
+                kind::RELAY_LOG
+            }
+            Message::Done => kind::DONE,
+        }
+    }
+
+    /// Reads the kind and body of one frame.
+    fn parse(kind: u8, body: &[u8]) -> Option<Message> {
+        let mut body = Reader(body);
+        let message = match kind {
+            kind::ASSIGN => Message::Assign(Box::new(toml::from_str(&body.text()?).ok()?)),
+            kind::START_RELAY => Message::StartRelay { config: body.text()? },
+            kind::START => Message::Start { relay: body.text()? },
+            kind::BARRIER_DOWN => Message::BarrierDown(body.delta()?),
+            kind::NAME_REPLY => Message::NameReply { rank: body.number()?, line: body.text()? },
+            kind::STDIN => Message::Stdin { bytes: body.bytes()?.to_vec() },
+            kind::STDIN_END => Message::StdinEnd,
+            kind::END => Message::End { at_once: body.number()? != 0 },
+            kind::READY => Message::Ready,
+            kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
+            kind::BARRIER_UP => Message::BarrierUp(body.delta()?),
+            kind::NAME => Message::Name { rank: body.number()?, request: body.name_request()? },
+            kind::ABORT => Message::Abort {
+                rank: body.number()?,
+                code: body.number()?.cast_signed(),
+                message: body.text()?,
+            },
+            kind::OUTPUT => Message::Output {
+                rank: body.number()?,
+                stream: if body.number()? == 0 { Stream::Stdout } else { Stream::Stderr },
+                bytes: body.bytes()?.to_vec(),
+            },
+            kind::STDIN_TAKEN => Message::StdinTaken { bytes: body.number()? },
+            kind::EXITED => Message::Exited {
+                rank: body.number()?,
+                ending: body.ending()?,
+                stage: body.stage()?,
+            },
+            kind::STUCK => Message::Stuck { rank: body.number()? },
+            kind::FAILED => Message::Failed { text: body.text()? },
+            kind::NOTE => Message::Note { text: body.text()? },
+            kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
+            kind::DONE => Message::Done,
+            _ => return None,
+        };
+        body.0.is_empty().then_some(message)
+    }
+}
+
+fn serialize_assignment(assignment: &Assignment) -> String {
+    // Text, numbers, lists and tables only: TOML can hold all of them.
+    toml::to_string(assignment).expect("an assignment is a TOML document")
+}
+
+/// Cuts the bytes of a control stream into messages.
+#[derive(Default)]
+pub struct Decoder {
+    pending: Vec<u8>,
+    taken: usize,
+}
+
+impl Decoder {
+    pub fn handle_bytes(&mut self, bytes: &[u8]) {
+        self.pending.drain(..self.taken);
+        self.taken = 0;
+        self.pending.extend_from_slice(bytes);
+    }
+
+    pub fn poll_message(&mut self) -> Result<Option<Message>, FrameError> {
+        let bytes = &self.pending[self.taken..];
+        let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > FRAME_BYTES_MAX {
+            return Err(FrameError::TooLong(length));
+        }
+        if bytes.len() < 4 + length {
+            return Ok(None);
+        }
+        let Some((&kind, body)) = bytes[4..4 + length].split_first() else {
+            return Err(FrameError::Malformed(0));
+        };
+        let message = Message::parse(kind, body).ok_or(FrameError::Malformed(kind))?;
+        self.taken += 4 + length;
+        Ok(Some(message))
+    }
+}
+
+struct Writer<'a>(&'a mut Vec<u8>);
+
+impl Writer<'_> {
+    fn number(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    fn delta(&mut self, delta: &Delta) {
+        self.number(u32::try_from(delta.len()).unwrap_or(u32::MAX));
+        for (key, value) in delta {
+            self.text(key);
+            self.text(value);
+        }
+    }
+
+    fn ending(&mut self, ending: Ending) {
+        let (kind, value) = match ending {
+            Ending::Exited(code) => (0, code),
+            Ending::Killed(signal) => (1, signal),
+        };
+        self.number(kind);
+        self.number(value.cast_unsigned());
+    }
+
+    fn name_request(&mut self, request: &NameRequest) {
+        let (kind, service, port) = match request {
+            NameRequest::Publish { service, port } => (0, service, port.as_str()),
+            NameRequest::Unpublish { service } => (1, service, ""),
+            NameRequest::Lookup { service } => (2, service, ""),
+        };
+        self.number(kind);
+        self.text(service);
+        self.text(port);
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn number(&mut self) -> Option<u32> {
+        let (number, rest) = self.0.split_first_chunk::<4>()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*number))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = self.number()? as usize;
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    fn delta(&mut self) -> Option<Delta> {
+        let count = self.number()?;
+        (0..count).map(|_| Some((self.text()?, self.text()?))).collect()
+    }
+
+    fn ending(&mut self) -> Option<Ending> {
+        let kind = self.number()?;
+        let value = self.number()?.cast_signed();
+        match kind {
+            0 => Some(Ending::Exited(value)),
+            1 => Some(Ending::Killed(value)),
+            _ => None,
+        }
+    }
+
+    fn stage(&mut self) -> Option<Stage> {
+        [Stage::Silent, Stage::Joined, Stage::Finalized].get(self.number()? as usize).copied()
+    }
+
+    fn name_request(&mut self) -> Option<NameRequest> {
+        let kind = self.number()?;
+        let service = self.text()?;
+        let port = self.text()?;
+        match kind {
+            0 => Some(NameRequest::Publish { service, port }),
+            1 => Some(NameRequest::Unpublish { service }),
+            2 => Some(NameRequest::Lookup { service }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
+        Node {
+            cluster: 1,
+            cluster_name: "nancy".into(),
+            name: name.into(),
+            address: Some("10.0.0.1".into()),
+            first_rank,
+            rank_count: 2,
+            relay_unix: None,
+            spawn: vec!["ssh".into(), "host with space".into()],
+            children,
+        }
+    }
+
+    fn assignment() -> Assignment {
+        Assignment {
+            job: Job {
+                id: "0".repeat(32),
+                key: "f".repeat(64),
+                size: 4,
+                kvsname: "kvs".into(),
+                mapping: "(vector,(0,2,2))".into(),
+                program: "./a.out".into(),
+                arguments: vec!["tab\there".into(), "quote\"'\n".into()],
+                wdir: "/tmp".into(),
+                environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
+                verbose: true,
+            },
+            node: node("n1", 0, vec![node("n2", 2, vec![])]),
+        }
+    }
+
+    fn every_message() -> Vec<Message> {
+        let delta = vec![("k".to_string(), "v".to_string()), (String::new(), "w".repeat(3000))];
+        let request = NameRequest::Publish { service: "s".into(), port: "p".into() };
+        vec![
+            Message::Assign(Box::new(assignment())),
+            Message::StartRelay { config: "job = 1".into() },
+            Message::Start { relay: "h:1".into() },
+            Message::BarrierDown(delta.clone()),
+            Message::NameReply { rank: 9, line: "cmd=x\n".into() },
+            Message::Stdin { bytes: vec![0, 255] },
+            Message::StdinEnd,
+            Message::End { at_once: true },
+            Message::Ready,
+            Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
+            Message::BarrierUp(delta),
+            Message::Name { rank: 1, request },
+            Message::Name { rank: 1, request: NameRequest::Lookup { service: "s".into() } },
+            Message::Abort { rank: 3, code: -1, message: "m".into() },
+            Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1] },
+            Message::StdinTaken { bytes: 7 },
+            Message::Exited { rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
+            Message::Exited { rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
+            Message::Stuck { rank: 5 },
+            Message::Failed { text: "no".into() },
+            Message::Note { text: "so".into() },
+            Message::RelayLog { text: "log".into() },
+            Message::Done,
+        ]
+    }
+
+    #[test]
+    fn every_message_survives_in_pieces_of_any_size() {
+        let messages = every_message();
+        let mut bytes = Vec::new();
+        messages.iter().for_each(|message| message.emit(&mut bytes));
+        for piece in [1, 2, 3, 7, 1000, bytes.len()] {
+            let mut decoder = Decoder::default();
+            let mut seen = Vec::new();
+            for bytes in bytes.chunks(piece) {
+                decoder.handle_bytes(bytes);
+                while let Some(message) = decoder.poll_message().unwrap() {
+                    seen.push(message);
+                }
+            }
+            assert_eq!(seen, messages);
+        }
+    }
+
+    #[test]
+    fn absurd_length_is_refused_before_its_body_comes() {
+        let mut decoder = Decoder::default();
+        decoder.handle_bytes(&u32::MAX.to_le_bytes());
+        assert_eq!(decoder.poll_message(), Err(FrameError::TooLong(u32::MAX as usize)));
+    }
+
+    #[test]
+    fn cut_and_padded_bodies_are_refused() {
+        for message in every_message() {
+            let mut frame = Vec::new();
+            message.emit(&mut frame);
+            let body = &frame[5..];
+            for length in 0..body.len().min(64) {
+                assert_eq!(Message::parse(frame[4], &body[..length]), None, "{message:?}");
+            }
+            let padded = [body, &[0]].concat();
+            assert_eq!(Message::parse(frame[4], &padded), None);
+        }
+        assert_eq!(Message::parse(200, &[]), None);
+    }
+
+    #[test]
+    fn a_count_larger_than_the_body_takes_no_memory() {
+        assert_eq!(Message::parse(kind::BARRIER_UP, &u32::MAX.to_le_bytes()), None);
+    }
+
+    #[test]
+    fn ranks_below_are_held() {
+        let tree = node("n1", 0, vec![node("n2", 2, vec![])]);
+        assert!(tree.holds(0) && tree.holds(3) && !tree.holds(4));
+        assert_eq!(tree.total_ranks(), 4);
+    }
+}

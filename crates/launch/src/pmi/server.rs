@@ -1,0 +1,294 @@
+//! PMI-1 as one agent of the tree serves it.
+//!
+//! Lines of the agent's own ranks and messages of the agents next to it enter; [`Event`]s leave.
+//! A barrier costs each edge of the tree exactly one message up (with every new key below it) and
+//! one message down (with every new key of the job), however many keys there are. No `get` ever
+//! leaves the node: after a barrier every agent has every key.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::kvs::{Delta, Kvs};
+use super::wire::{Command, KEY_MAX, KVSNAME_MAX, Reply, VALUE_MAX};
+
+/// What the job is, for the replies that do not depend on the rank.
+#[derive(Debug, Clone)]
+pub struct JobFacts {
+    /// Fresh for every job: MPICH names shared memory after it.
+    pub kvsname: String,
+    pub size: u32,
+    /// Value of `PMI_process_mapping`.
+    pub mapping: String,
+}
+
+/// How far a rank has come with its process manager.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Has said nothing: perhaps not an MPI program.
+    Silent,
+    /// Between `init` and `finalize`.
+    Joined,
+    Finalized,
+}
+
+/// A question only the root of the tree can answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameRequest {
+    Publish { service: String, port: String },
+    Unpublish { service: String },
+    Lookup { service: String },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Write this line to the rank.
+    Reply { rank: u32, line: String },
+    /// Everyone below has reached the barrier: one message to the agent above.
+    BarrierUp(Delta),
+    /// The barrier is over: one message to each agent below.
+    BarrierDown(Delta),
+    /// The rank has called for the end of the job.
+    Abort { rank: u32, code: i32, message: String },
+    /// For the root of the tree.
+    Name { rank: u32, request: NameRequest },
+}
+
+struct LocalRank {
+    stage: Stage,
+    in_barrier: bool,
+}
+
+pub struct Server {
+    facts: JobFacts,
+    kvs: Kvs,
+    ranks: BTreeMap<u32, LocalRank>,
+    /// Agents below: whether each has reached the barrier.
+    children: Vec<bool>,
+    /// The message up has gone, the release has not come.
+    waiting_for_release: bool,
+    /// A rank here or below that has ended outside a barrier: it will never enter another one.
+    ended: Option<u32>,
+    events: VecDeque<Event>,
+}
+
+impl Server {
+    pub fn new(facts: JobFacts, ranks: impl IntoIterator<Item = u32>, children: usize) -> Server {
+        let ranks = ranks
+            .into_iter()
+            .map(|rank| (rank, LocalRank { stage: Stage::Silent, in_barrier: false }))
+            .collect();
+        let mut kvs = Kvs::default();
+        let mapping = vec![("PMI_process_mapping".to_string(), facts.mapping.clone())];
+        kvs.merge(&mapping);
+        Server {
+            facts,
+            kvs,
+            ranks,
+            children: vec![false; children],
+            waiting_for_release: false,
+            ended: None,
+            events: VecDeque::new(),
+        }
+    }
+
+    pub fn stage(&self, rank: u32) -> Stage {
+        self.ranks.get(&rank).map_or(Stage::Silent, |local| local.stage)
+    }
+
+    fn someone_waits(&self) -> bool {
+        self.ranks.values().any(|local| local.in_barrier) || self.children.contains(&true)
+    }
+
+    /// A rank that has ended while others wait for it in a barrier, as far as can be seen here.
+    pub fn stuck(&self) -> Option<u32> {
+        self.ended.filter(|_| self.someone_waits())
+    }
+
+    /// A rank here or below has ended.
+    pub fn handle_ended(&mut self, rank: u32) {
+        if !self.ranks.get(&rank).is_some_and(|local| local.in_barrier) {
+            self.ended.get_or_insert(rank);
+        }
+    }
+
+    /// A line of one of this agent's own ranks.
+    pub fn handle_line(&mut self, rank: u32, line: &str) {
+        let Some(command) = Command::parse(line) else {
+            return self
+                .reply(rank, Reply::new("error").with("rc", -1).with("msg", "not_a_command"));
+        };
+        match command.name.as_str() {
+            "init" => self.handle_init(rank),
+            "get_maxes" => self.reply(
+                rank,
+                Reply::new("maxes")
+                    .with("rc", 0)
+                    .with("kvsname_max", KVSNAME_MAX)
+                    .with("keylen_max", KEY_MAX)
+                    .with("vallen_max", VALUE_MAX),
+            ),
+            "get_appnum" => self.reply(rank, Reply::new("appnum").with("rc", 0).with("appnum", 0)),
+            "get_my_kvsname" => {
+                let name = self.facts.kvsname.clone();
+                self.reply(rank, Reply::new("my_kvsname").with("rc", 0).with("kvsname", name));
+            }
+            "get_universe_size" => {
+                let size = self.facts.size;
+                self.reply(rank, Reply::new("universe_size").with("rc", 0).with("size", size));
+            }
+            "put" => self.handle_put(rank, &command),
+            "get" => self.handle_get(rank, &command),
+            "barrier_in" => self.handle_barrier(rank),
+            "finalize" => self.handle_finalize(rank),
+            "abort" => self.handle_abort(rank, &command, line),
+            "publish_name" | "unpublish_name" | "lookup_name" => self.handle_name(rank, &command),
+            "spawn" => self.reply(
+                rank,
+                Reply::new("spawn_result").with("rc", -1).with("status", "spawn_not_supported"),
+            ),
+            other => {
+                let reply = Reply::new(other).with("rc", -1).with("msg", "unknown_command");
+                self.reply(rank, reply);
+            }
+        }
+    }
+
+    /// An agent below has reached the barrier with all its ranks.
+    pub fn handle_barrier_up(&mut self, child: usize, delta: Delta) {
+        self.children[child] = true;
+        self.kvs.add_fresh(delta);
+        self.check_barrier();
+    }
+
+    /// The barrier is over; `delta` holds every key that is new since the last one.
+    pub fn handle_barrier_down(&mut self, delta: Delta) {
+        self.waiting_for_release = false;
+        self.kvs.merge(&delta);
+        self.children.fill(false);
+        for (&rank, local) in &mut self.ranks {
+            if std::mem::take(&mut local.in_barrier) {
+                let line = Reply::new("barrier_out").with("rc", 0).line();
+                self.events.push_back(Event::Reply { rank, line });
+            }
+        }
+        if !self.children.is_empty() {
+            self.events.push_back(Event::BarrierDown(delta));
+        }
+    }
+
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn reply(&mut self, rank: u32, reply: Reply) {
+        self.events.push_back(Event::Reply { rank, line: reply.line() });
+    }
+
+    fn set_stage(&mut self, rank: u32, stage: Stage) {
+        if let Some(local) = self.ranks.get_mut(&rank) {
+            local.stage = stage;
+        }
+    }
+
+    fn handle_init(&mut self, rank: u32) {
+        self.set_stage(rank, Stage::Joined);
+        let reply = Reply::new("response_to_init").with("rc", 0);
+        self.reply(rank, reply.with("pmi_version", 1).with("pmi_subversion", 1));
+    }
+
+    fn handle_put(&mut self, rank: u32, command: &Command) {
+        let (Some(key), Some(value)) = (command.argument("key"), command.argument("value")) else {
+            let reply = Reply::new("put_result").with("rc", -1).with("msg", "key_or_value_missing");
+            return self.reply(rank, reply);
+        };
+        self.kvs.put(key, value);
+        self.reply(rank, Reply::new("put_result").with("rc", 0).with("msg", "success"));
+    }
+
+    fn handle_get(&mut self, rank: u32, command: &Command) {
+        let reply = Reply::new("get_result");
+        let reply = match command.argument("key").and_then(|key| self.kvs.value(key)) {
+            Some(value) => reply.with("rc", 0).with("msg", "success").with("value", value),
+            None => reply.with("rc", -1).with("msg", "key_not_found").with("value", "unknown"),
+        };
+        self.reply(rank, reply);
+    }
+
+    fn handle_barrier(&mut self, rank: u32) {
+        if let Some(local) = self.ranks.get_mut(&rank) {
+            local.in_barrier = true;
+        }
+        self.check_barrier();
+    }
+
+    fn handle_finalize(&mut self, rank: u32) {
+        self.set_stage(rank, Stage::Finalized);
+        self.reply(rank, Reply::new("finalize_ack").with("rc", 0));
+    }
+
+    fn handle_abort(&mut self, rank: u32, command: &Command, line: &str) {
+        let code = command.argument("exitcode").and_then(|code| code.parse().ok()).unwrap_or(1);
+        let message = line.split_once("message=").map_or("", |(_, message)| message).to_string();
+        self.events.push_back(Event::Abort { rank, code, message });
+    }
+
+    fn handle_name(&mut self, rank: u32, command: &Command) {
+        let service = command.argument("service").unwrap_or("").to_string();
+        let request = match command.name.as_str() {
+            "publish_name" => {
+                let port = command.argument("port").unwrap_or("").to_string();
+                NameRequest::Publish { service, port }
+            }
+            "unpublish_name" => NameRequest::Unpublish { service },
+            _ => NameRequest::Lookup { service },
+        };
+        self.events.push_back(Event::Name { rank, request });
+    }
+
+    fn check_barrier(&mut self) {
+        let all_ranks = self.ranks.values().all(|local| local.in_barrier);
+        let all_children = self.children.iter().all(|&reached| reached);
+        if all_ranks && all_children && !self.waiting_for_release {
+            self.waiting_for_release = true;
+            let delta = self.kvs.take_fresh();
+            self.events.push_back(Event::BarrierUp(delta));
+        }
+    }
+}
+
+/// The names that ranks have published, held by the root of the tree.
+#[derive(Default)]
+pub struct Names(BTreeMap<String, String>);
+
+impl Names {
+    /// The reply line for the rank that asked.
+    pub fn handle_request(&mut self, request: NameRequest) -> String {
+        let (command, result) = match request {
+            NameRequest::Publish { service, port } => {
+                ("publish_result", self.publish(service, port))
+            }
+            NameRequest::Unpublish { service } => {
+                ("unpublish_result", self.0.remove(&service).map(|_| None))
+            }
+            NameRequest::Lookup { service } => {
+                ("lookup_result", self.0.get(&service).cloned().map(Some))
+            }
+        };
+        let reply = Reply::new(command);
+        match result {
+            Some(Some(port)) => reply.with("info", "ok").with("rc", 0).with("port", port).line(),
+            Some(None) => reply.with("info", "ok").with("rc", 0).line(),
+            None => reply.with("info", "no").with("rc", 1).with("msg", "name_not_usable").line(),
+        }
+    }
+
+    fn publish(&mut self, service: String, port: String) -> Option<Option<String>> {
+        if self.0.contains_key(&service) {
+            return None;
+        }
+        self.0.insert(service, port);
+        Some(None)
+    }
+}
+
+#[cfg(test)]
+mod tests;

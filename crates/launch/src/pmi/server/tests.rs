@@ -1,0 +1,220 @@
+//! One server alone, and a whole tree of them with its messages counted.
+
+use super::*;
+
+fn facts(size: u32) -> JobFacts {
+    JobFacts { kvsname: "kvs_test".into(), size, mapping: "(vector,(0,1,4))".into() }
+}
+
+fn replies(server: &mut Server, rank: u32, line: &str) -> Vec<String> {
+    server.handle_line(rank, line);
+    let mut lines = Vec::new();
+    while let Some(event) = server.poll_event() {
+        match event {
+            Event::Reply { line, .. } => lines.push(line),
+            other => panic!("not a reply: {other:?}"),
+        }
+    }
+    lines
+}
+
+#[test]
+fn the_sequence_of_mpich_is_answered() {
+    let mut server = Server::new(facts(2), [0, 1], 0);
+    let table = [
+        (
+            "cmd=init pmi_version=1 pmi_subversion=1",
+            "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1\n",
+        ),
+        ("cmd=get_maxes", "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024\n"),
+        ("cmd=get_appnum", "cmd=appnum rc=0 appnum=0\n"),
+        ("cmd=get_my_kvsname", "cmd=my_kvsname rc=0 kvsname=kvs_test\n"),
+        ("cmd=get_universe_size", "cmd=universe_size rc=0 size=2\n"),
+        (
+            "cmd=get kvsname=kvs_test key=PMI_process_mapping",
+            "cmd=get_result rc=0 msg=success value=(vector,(0,1,4))\n",
+        ),
+        (
+            "cmd=get kvsname=kvs_test key=PMI_hwloc_xmlfile",
+            "cmd=get_result rc=-1 msg=key_not_found value=unknown\n",
+        ),
+        ("cmd=put kvsname=kvs_test key=a value=00[4]", "cmd=put_result rc=0 msg=success\n"),
+        ("cmd=get kvsname=kvs_test key=a", "cmd=get_result rc=0 msg=success value=00[4]\n"),
+        ("mcmd=spawn", "cmd=spawn_result rc=-1 status=spawn_not_supported\n"),
+        ("cmd=wonder", "cmd=wonder rc=-1 msg=unknown_command\n"),
+        ("cmd=finalize", "cmd=finalize_ack rc=0\n"),
+    ];
+    for (line, reply) in table {
+        assert_eq!(replies(&mut server, 0, line), [reply], "{line}");
+    }
+    assert_eq!(server.stage(0), Stage::Finalized);
+    assert_eq!(server.stage(1), Stage::Silent);
+}
+
+#[test]
+fn abort_keeps_its_code_and_text() {
+    let mut server = Server::new(facts(1), [0], 0);
+    server.handle_line(0, "cmd=abort exitcode=7 message=out of cheese");
+    let abort = Event::Abort { rank: 0, code: 7, message: "out of cheese".into() };
+    assert_eq!(server.poll_event(), Some(abort));
+}
+
+#[test]
+fn published_names_are_found_once() {
+    let mut names = Names::default();
+    let lookup = || NameRequest::Lookup { service: "s".into() };
+    let publish = || NameRequest::Publish { service: "s".into(), port: "p".into() };
+    assert!(names.handle_request(lookup()).contains("rc=1"));
+    assert_eq!(names.handle_request(publish()), "cmd=publish_result info=ok rc=0\n");
+    assert!(names.handle_request(publish()).contains("rc=1"));
+    assert_eq!(names.handle_request(lookup()), "cmd=lookup_result info=ok rc=0 port=p\n");
+}
+
+/// root -> clusters -> nodes -> ranks; each cluster agent runs ranks of its own too.
+struct Tree {
+    root: Server,
+    clusters: Vec<Server>,
+    nodes: Vec<Vec<Server>>,
+    /// Messages over the edges root-cluster and cluster-node.
+    site_messages: usize,
+    node_messages: usize,
+    released: usize,
+}
+
+const RANKS_PER_AGENT: u32 = 4;
+
+impl Tree {
+    fn new(cluster_count: usize, node_count: usize) -> Tree {
+        let mut next_rank = 0;
+        let mut ranks = || {
+            next_rank += RANKS_PER_AGENT;
+            next_rank - RANKS_PER_AGENT..next_rank
+        };
+        let mut tree = Tree {
+            root: Server::new(facts(0), [], cluster_count),
+            clusters: Vec::new(),
+            nodes: Vec::new(),
+            site_messages: 0,
+            node_messages: 0,
+            released: 0,
+        };
+        for _ in 0..cluster_count {
+            tree.clusters.push(Server::new(facts(0), ranks(), node_count));
+            tree.nodes.push((0..node_count).map(|_| Server::new(facts(0), ranks(), 0)).collect());
+        }
+        tree
+    }
+
+    fn agents(&mut self) -> impl Iterator<Item = &mut Server> {
+        self.clusters.iter_mut().chain(self.nodes.iter_mut().flatten())
+    }
+
+    fn say_all(&mut self, line: impl Fn(u32) -> String) {
+        for agent in self.agents() {
+            let ranks: Vec<u32> = agent.ranks.keys().copied().collect();
+            for rank in ranks {
+                agent.handle_line(rank, &line(rank));
+            }
+        }
+        while self.step() {}
+    }
+
+    /// Carries the events that are there to where they go.
+    fn step(&mut self) -> bool {
+        let mut moved = false;
+        for cluster in 0..self.clusters.len() {
+            for node in 0..self.nodes[cluster].len() {
+                while let Some(event) = self.nodes[cluster][node].poll_event() {
+                    moved = true;
+                    match event {
+                        Event::BarrierUp(delta) => {
+                            self.node_messages += 1;
+                            self.clusters[cluster].handle_barrier_up(node, delta);
+                        }
+                        other => self.count_reply(other),
+                    }
+                }
+            }
+            while let Some(event) = self.clusters[cluster].poll_event() {
+                moved = true;
+                match event {
+                    Event::BarrierUp(delta) => {
+                        self.site_messages += 1;
+                        self.root.handle_barrier_up(cluster, delta);
+                    }
+                    Event::BarrierDown(delta) => {
+                        for node in &mut self.nodes[cluster] {
+                            self.node_messages += 1;
+                            node.handle_barrier_down(delta.clone());
+                        }
+                    }
+                    other => self.count_reply(other),
+                }
+            }
+        }
+        while let Some(event) = self.root.poll_event() {
+            moved = true;
+            match event {
+                Event::BarrierUp(delta) => self.root.handle_barrier_down(delta),
+                Event::BarrierDown(delta) => {
+                    for cluster in &mut self.clusters {
+                        self.site_messages += 1;
+                        cluster.handle_barrier_down(delta.clone());
+                    }
+                }
+                other => panic!("the root has no ranks: {other:?}"),
+            }
+        }
+        moved
+    }
+
+    fn count_reply(&mut self, event: Event) {
+        let Event::Reply { line, .. } = event else { panic!("unexpected {event:?}") };
+        self.released += usize::from(line.starts_with("cmd=barrier_out"));
+    }
+}
+
+#[test]
+fn a_barrier_costs_two_messages_per_edge_however_many_keys() {
+    const CLUSTERS: usize = 4;
+    const NODES: usize = 8;
+    const PUTS_PER_RANK: usize = 30;
+    let mut tree = Tree::new(CLUSTERS, NODES);
+    let ranks = CLUSTERS * (NODES + 1) * RANKS_PER_AGENT as usize;
+    for put in 0..PUTS_PER_RANK {
+        tree.say_all(|rank| format!("cmd=put key=-allgather-{put}-{rank} value={rank:0>200}"));
+    }
+    assert_eq!((tree.site_messages, tree.node_messages), (0, 0));
+    for barrier in 1..=3 {
+        tree.say_all(|_| "cmd=barrier_in".to_string());
+        assert_eq!(tree.released, barrier * ranks);
+        assert_eq!(tree.site_messages, barrier * 2 * CLUSTERS);
+        assert_eq!(tree.node_messages, barrier * 2 * CLUSTERS * NODES);
+    }
+    for agent in tree.agents() {
+        for rank in 0..ranks {
+            for put in 0..PUTS_PER_RANK {
+                assert!(agent.kvs.value(&format!("-allgather-{put}-{rank}")).is_some());
+            }
+        }
+    }
+}
+
+#[test]
+fn no_one_leaves_a_barrier_before_the_last_has_come() {
+    let mut tree = Tree::new(2, 1);
+    let last = 2 * 2 * RANKS_PER_AGENT - 1;
+    for agent in tree.agents() {
+        let ranks: Vec<u32> = agent.ranks.keys().copied().filter(|&rank| rank != last).collect();
+        for rank in ranks {
+            agent.handle_line(rank, "cmd=barrier_in");
+        }
+    }
+    while tree.step() {}
+    assert_eq!(tree.released, 0);
+    assert!(tree.root.someone_waits());
+    tree.nodes[1][0].handle_line(last, "cmd=barrier_in");
+    while tree.step() {}
+    assert_eq!(tree.released, last as usize + 1);
+    assert!(!tree.root.someone_waits());
+}

@@ -1,0 +1,175 @@
+//! Lines of PMI-1: `cmd=NAME key=value key=value …\n`, and the block form of `spawn`
+//! (`mcmd=spawn\n` … `endcmd\n`).
+//!
+//! Bytes of one rank enter [`LineReader`]; whole commands leave it. A line longer than
+//! [`LINE_BYTES_MAX`] never takes more memory than that: it is an error, and the rank is cut off.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Longest line taken from a rank. MPICH's own limit is 1024 bytes; the slack is for libraries
+/// built with a longer one.
+pub const LINE_BYTES_MAX: usize = 64 * 1024;
+/// Longest `mcmd` block. `spawn` is refused anyway; its block only has to be skipped.
+const BLOCK_BYTES_MAX: usize = 1024 * 1024;
+
+/// What `get_maxes` answers. `VALUE_MAX` is what MPICH's own launcher says; clients cut longer
+/// values into segments, and some have a fixed line buffer of 1024 bytes behind it.
+pub const KVSNAME_MAX: usize = 256;
+pub const KEY_MAX: usize = 64;
+pub const VALUE_MAX: usize = 1024;
+
+/// One command of a rank: its name and its arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Command {
+    pub name: String,
+    arguments: BTreeMap<String, String>,
+}
+
+impl Command {
+    /// Reads one line without its newline. `None` when it has no `cmd=` or `mcmd=`.
+    pub fn parse(line: &str) -> Option<Command> {
+        let mut arguments = BTreeMap::new();
+        let mut name = None;
+        for word in line.split_ascii_whitespace() {
+            // Words without '=' occur in the free text of an abort message: not ours to refuse.
+            let Some((key, value)) = word.split_once('=') else { continue };
+            if name.is_none() && (key == "cmd" || key == "mcmd") {
+                name = Some(value.to_string());
+            } else {
+                arguments.entry(key.to_string()).or_insert_with(|| value.to_string());
+            }
+        }
+        Some(Command { name: name?, arguments })
+    }
+
+    pub fn argument(&self, key: &str) -> Option<&str> {
+        self.arguments.get(key).map(String::as_str)
+    }
+}
+
+/// Builds a reply line.
+pub struct Reply(String);
+
+impl Reply {
+    pub fn new(command: &str) -> Reply {
+        Reply(format!("cmd={command}"))
+    }
+
+    pub fn with(mut self, key: &str, value: impl std::fmt::Display) -> Reply {
+        // Writing to a String cannot fail.
+        let _ = write!(self.0, " {key}={value}");
+        self
+    }
+
+    pub fn line(mut self) -> String {
+        self.0.push('\n');
+        self.0
+    }
+}
+
+/// Why a rank's PMI stream cannot be followed any further.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WireError {
+    LineTooLong,
+    NotText,
+}
+
+/// Cuts a rank's bytes into lines.
+#[derive(Default)]
+pub struct LineReader {
+    pending: Vec<u8>,
+    /// Inside an `mcmd` block: bytes of it skipped so far.
+    block_bytes: Option<usize>,
+}
+
+impl LineReader {
+    /// Takes bytes in and gives the complete commands in them, as lines. A block comes out as its
+    /// first line, once its end has been seen.
+    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<Vec<String>, WireError> {
+        self.pending.extend_from_slice(bytes);
+        let mut lines = Vec::new();
+        let mut start = 0;
+        while let Some(length) = self.pending[start..].iter().position(|&byte| byte == b'\n') {
+            let line = std::str::from_utf8(&self.pending[start..start + length])
+                .map_err(|_| WireError::NotText)?;
+            start += length + 1;
+            if let Some(line) = fold_block(&mut self.block_bytes, line)? {
+                lines.push(line);
+            }
+        }
+        self.pending.drain(..start);
+        if self.pending.len() > LINE_BYTES_MAX {
+            return Err(WireError::LineTooLong);
+        }
+        Ok(lines)
+    }
+}
+
+fn fold_block(block: &mut Option<usize>, line: &str) -> Result<Option<String>, WireError> {
+    match block {
+        None if line.starts_with("mcmd=") => {
+            *block = Some(0);
+            Ok(None)
+        }
+        None => Ok(Some(line.to_string())),
+        Some(_) if line == "endcmd" => {
+            *block = None;
+            Ok(Some("mcmd=spawn".to_string()))
+        }
+        Some(bytes) => {
+            *bytes += line.len();
+            if *bytes > BLOCK_BYTES_MAX { Err(WireError::LineTooLong) } else { Ok(None) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_is_read() {
+        let command = Command::parse("cmd=put kvsname=k key=-allgather-0-1 value=ab=[3]").unwrap();
+        assert_eq!(command.name, "put");
+        assert_eq!(command.argument("key"), Some("-allgather-0-1"));
+        assert_eq!(command.argument("value"), Some("ab=[3]"));
+        assert_eq!(command.argument("other"), None);
+        assert_eq!(Command::parse("hello"), None);
+    }
+
+    #[test]
+    fn bytes_may_come_in_any_pieces() {
+        let text = b"cmd=init pmi_version=1\nmcmd=spawn\nnprocs=2\nendcmd\ncmd=barrier_in\n";
+        for piece in 1..text.len() {
+            let mut reader = LineReader::default();
+            let mut lines = Vec::new();
+            for bytes in text.chunks(piece) {
+                lines.extend(reader.handle_bytes(bytes).unwrap());
+            }
+            assert_eq!(lines, ["cmd=init pmi_version=1", "mcmd=spawn", "cmd=barrier_in"]);
+        }
+    }
+
+    #[test]
+    fn long_line_is_refused() {
+        let mut reader = LineReader::default();
+        let result = reader.handle_bytes(&vec![b'x'; LINE_BYTES_MAX + 1]);
+        assert_eq!(result, Err(WireError::LineTooLong));
+    }
+
+    #[test]
+    fn endless_block_is_refused() {
+        let mut reader = LineReader::default();
+        reader.handle_bytes(b"mcmd=spawn\n").unwrap();
+        let line = [vec![b'x'; 60_000], vec![b'\n']].concat();
+        let refused = (0..20).any(|_| reader.handle_bytes(&line).is_err());
+        assert!(refused);
+    }
+
+    #[test]
+    fn reply_is_one_line() {
+        let line = Reply::new("get_result").with("rc", 0).with("value", "x").line();
+        assert_eq!(line, "cmd=get_result rc=0 value=x\n");
+    }
+}

@@ -1,0 +1,401 @@
+//! The launcher's loop: the root of the tree of agents. It runs no ranks itself.
+//!
+//! Order of a job: agents are started and get their assignments; relays are started, those that
+//! accept connections first; then the ranks. From then on reports come up and are judged by
+//! [`Watch`]; at the end, good or bad, every agent is told to end and has to say it has.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use crate::agent::lost_text;
+use crate::control::{Assignment, Job, Message, Node, PIECE_BYTES_MAX};
+use crate::pmi::server::{Event, JobFacts, Names, Server};
+use crate::spawn::{self, AgentProcess};
+use crate::sys::{self, Signals};
+use crate::ui::Output;
+use crate::watch::{Cause, SETTLE, Verdict, Watch};
+
+/// Agents have this long to end everything before their connections are cut.
+const END_GRACE: Duration = Duration::from_secs(10);
+/// Output nobody takes is thrown away this long after a job has been ended by force.
+const OUTPUT_GRACE: Duration = Duration::from_secs(3);
+/// Bytes of stdin on their way to rank 0 at most.
+const STDIN_WINDOW_BYTES: u32 = 64 * 1024;
+
+pub struct Options {
+    pub label: bool,
+    pub verbose: bool,
+    pub timeout: Option<Duration>,
+    pub relay_log: Option<std::fs::File>,
+}
+
+struct Child {
+    process: AgentProcess,
+    node: Node,
+    ready: bool,
+    done: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Gathering,
+    /// The relay of this place in the order is being waited for.
+    Relays(usize),
+    Running,
+    Ending(Instant),
+}
+
+pub struct Launcher {
+    options: Options,
+    signals: Signals,
+    children: Vec<Child>,
+    server: Server,
+    names: Names,
+    watch: Watch,
+    output: Output,
+    phase: Phase,
+    relays: crate::relays::Relays,
+    deadline: Option<Instant>,
+    settled_at: Option<Instant>,
+    signals_seen: u32,
+    stdin_open: bool,
+    stdin_window: u32,
+    code: i32,
+}
+
+/// Runs the job; its exit code.
+pub fn run(
+    job: Job,
+    nodes: Vec<Node>,
+    relays: crate::relays::Relays,
+    options: Options,
+) -> Result<i32> {
+    let signals =
+        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGCHLD, libc::SIGTTIN];
+    let signals = Signals::block(&signals)?;
+    sys::adopt_orphans()?;
+    let mut launcher = Launcher::new(&job, nodes, relays, options, signals)?;
+    Ok(launcher.run())
+}
+
+impl Launcher {
+    fn new(
+        job: &Job,
+        nodes: Vec<Node>,
+        relays: crate::relays::Relays,
+        options: Options,
+        signals: Signals,
+    ) -> Result<Launcher> {
+        let facts =
+            JobFacts { kvsname: job.kvsname.clone(), size: job.size, mapping: job.mapping.clone() };
+        let mut children = Vec::new();
+        for node in nodes {
+            let mut process = spawn::start(&node.spawn)?;
+            let assignment = Assignment { job: job.clone(), node: node.clone() };
+            process.link.send(&Message::Assign(Box::new(assignment)));
+            children.push(Child { process, node, ready: false, done: false });
+        }
+        Ok(Launcher {
+            server: Server::new(facts, [], children.len()),
+            children,
+            signals,
+            names: Names::default(),
+            watch: Watch::new(job.size),
+            output: Output::new(options.label),
+            phase: Phase::Gathering,
+            relays,
+            deadline: options.timeout.map(|timeout| Instant::now() + timeout),
+            options,
+            settled_at: None,
+            signals_seen: 0,
+            stdin_open: true,
+            stdin_window: STDIN_WINDOW_BYTES,
+            code: 0,
+        })
+    }
+
+    fn run(&mut self) -> i32 {
+        while !self.is_over() {
+            let stdin_ready = self.wait();
+            self.handle_signals();
+            self.handle_children();
+            self.drain_server();
+            if stdin_ready {
+                self.read_stdin();
+            }
+            self.judge();
+            self.children.iter_mut().for_each(|child| child.process.link.flush());
+            self.output.flush();
+        }
+        for child in &self.children {
+            sys::kill(child.process.pid, libc::SIGKILL);
+        }
+        self.code
+    }
+
+    fn is_over(&self) -> bool {
+        let Phase::Ending(begun) = self.phase else { return false };
+        let patience_over = begun.elapsed() > END_GRACE;
+        (self.children.iter().all(|child| child.done) || patience_over) && self.output.is_empty()
+    }
+
+    /// Waits for something to do; whether there is something on stdin.
+    fn wait(&self) -> bool {
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        for child in &self.children {
+            let link = &child.process.link;
+            let input = link.input().filter(|_| self.takes_more());
+            fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            fds.extend(link.output().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
+        }
+        let waiting = self.output.waiting();
+        fds.extend(waiting.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
+        let wants_stdin = self.stdin_open && self.stdin_window > 0 && self.phase == Phase::Running;
+        if wants_stdin {
+            fds.push(PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN));
+        }
+        sys::wait(&mut fds, self.timeout());
+        wants_stdin && fds.last().is_some_and(|fd| !fd.revents().is_empty())
+    }
+
+    fn takes_more(&self) -> bool {
+        !self.output.is_full() || matches!(self.phase, Phase::Ending(_))
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if matches!(self.phase, Phase::Ending(_)) {
+            return Some(Duration::from_millis(100));
+        }
+        let next = self.deadline.into_iter().chain(self.settled_at).min();
+        next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+    }
+
+    // --- signals and stdin
+
+    fn handle_signals(&mut self) {
+        while let Some(signal) = self.signals.poll_signal() {
+            match signal {
+                // Agents tell about their own end by their streams.
+                libc::SIGCHLD => while sys::reap().is_some() {},
+                // In the background of a terminal: its input is not ours.
+                libc::SIGTTIN => self.stdin_open = false,
+                signal => self.handle_interrupt(signal),
+            }
+        }
+    }
+
+    fn handle_interrupt(&mut self, signal: i32) {
+        self.signals_seen += 1;
+        self.watch.handle_cause(Cause::Interrupted { signal });
+        if self.signals_seen == 1 {
+            self.settled_at = Some(Instant::now());
+        } else {
+            self.output.discard();
+            self.send_to_all(&Message::End { at_once: true });
+        }
+    }
+
+    fn read_stdin(&mut self) {
+        let mut buffer = [0; PIECE_BYTES_MAX];
+        let room = buffer.len().min(self.stdin_window as usize);
+        let message = match rustix::io::read(rustix::stdio::stdin(), &mut buffer[..room]) {
+            Ok(0) => Message::StdinEnd,
+            Ok(count) => Message::Stdin { bytes: buffer[..count].to_vec() },
+            Err(Errno::INTR | Errno::AGAIN) => return,
+            Err(_) => Message::StdinEnd,
+        };
+        match &message {
+            Message::Stdin { bytes } => self.stdin_window -= bytes.len() as u32,
+            _ => self.stdin_open = false,
+        }
+        if let Some(child) = self.children.iter_mut().find(|child| child.node.holds(0)) {
+            child.process.link.send(&message);
+        }
+    }
+
+    // --- agents
+
+    fn handle_children(&mut self) {
+        for index in 0..self.children.len() {
+            if self.children[index].process.link.at_end() || !self.takes_more() {
+                continue;
+            }
+            let mut problem = self.children[index].process.link.fill().err();
+            while problem.is_none() {
+                match self.children[index].process.link.poll_message() {
+                    Ok(Some(message)) => self.handle_message(index, message),
+                    Ok(None) => break,
+                    Err(error) => problem = Some(error),
+                }
+            }
+            self.check_child_end(index, problem);
+        }
+    }
+
+    fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
+        let child = &mut self.children[index];
+        if child.process.link.at_end() && !child.done {
+            child.done = true;
+            let text = lost_text(&child.node, &child.process.link, problem);
+            self.handle_cause(Cause::Failed { text });
+        }
+    }
+
+    fn handle_message(&mut self, index: usize, message: Message) {
+        match message {
+            Message::Ready => self.handle_ready(index),
+            Message::RelayReady { ranks, relays } => {
+                self.handle_relay_ready(index, &ranks, &relays)
+            }
+            Message::BarrierUp(delta) => self.server.handle_barrier_up(index, delta),
+            Message::Name { rank, request } => {
+                let line = self.names.handle_request(request);
+                self.children[index].process.link.send(&Message::NameReply { rank, line });
+            }
+            Message::Abort { rank, code, message } => {
+                self.handle_cause(Cause::Aborted { rank, code, message });
+            }
+            Message::Output { rank, stream, bytes } => {
+                self.output.handle_bytes(rank, stream, &bytes);
+            }
+            Message::StdinTaken { bytes } => self.stdin_window += bytes,
+            Message::Exited { rank, ending, stage } => {
+                self.output.handle_end(rank);
+                self.server.handle_ended(rank);
+                self.watch.handle_exit(rank, ending, stage);
+            }
+            Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
+            Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
+            Message::Note { text } => self.output.say(&text),
+            Message::RelayLog { text } => self.log_relay(&text),
+            Message::Done => self.children[index].done = true,
+            other => {
+                let text = format!("an agent has sent {other:?}");
+                self.handle_cause(Cause::Failed { text });
+            }
+        }
+    }
+
+    fn handle_cause(&mut self, cause: Cause) {
+        if !matches!(self.phase, Phase::Ending(_)) {
+            self.watch.handle_cause(cause);
+        }
+    }
+
+    fn log_relay(&mut self, text: &str) {
+        use std::io::Write;
+        match &mut self.options.relay_log {
+            // A full disk must not end the job.
+            Some(file) => drop(writeln!(file, "{text}")),
+            None if self.options.verbose => self.output.say(text),
+            None => {}
+        }
+    }
+
+    fn send_to_all(&mut self, message: &Message) {
+        self.children.iter_mut().for_each(|child| child.process.link.send(message));
+    }
+
+    fn drain_server(&mut self) {
+        while let Some(event) = self.server.poll_event() {
+            match event {
+                Event::BarrierUp(delta) => self.server.handle_barrier_down(delta),
+                Event::BarrierDown(delta) => self.send_to_all(&Message::BarrierDown(delta)),
+                // The root has no ranks that could cause anything else.
+                other => unreachable!("{other:?}"),
+            }
+        }
+        if let Some(rank) = self.server.stuck() {
+            self.handle_cause(Cause::Stuck { rank });
+        }
+    }
+
+    // --- the course of the job
+
+    fn handle_ready(&mut self, index: usize) {
+        self.children[index].ready = true;
+        if self.phase == Phase::Gathering && self.children.iter().all(|child| child.ready) {
+            self.start_relay(0);
+        }
+    }
+
+    fn start_relay(&mut self, place: usize) {
+        match self.relays.config(place) {
+            Some((cluster, config)) => {
+                self.phase = Phase::Relays(place);
+                self.children[cluster].process.link.send(&Message::StartRelay { config });
+            }
+            None => self.start_ranks(),
+        }
+    }
+
+    fn handle_relay_ready(&mut self, index: usize, ranks: &str, relays: &str) {
+        let Phase::Relays(place) = self.phase else { return };
+        match self.relays.handle_ready(index, ranks, relays) {
+            Ok(()) => self.start_relay(place + 1),
+            Err(error) => self.handle_cause(Cause::Failed { text: error.to_string() }),
+        }
+    }
+
+    fn start_ranks(&mut self) {
+        self.phase = Phase::Running;
+        for (index, child) in self.children.iter_mut().enumerate() {
+            let relay = self.relays.rank_address(index);
+            child.process.link.send(&Message::Start { relay });
+        }
+    }
+
+    fn judge(&mut self) {
+        let now = Instant::now();
+        if let Phase::Ending(begun) = self.phase {
+            if begun.elapsed() > OUTPUT_GRACE && self.code != 0 {
+                self.output.discard();
+            }
+            return;
+        }
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            let seconds = self.options.timeout.map_or(0, |timeout| timeout.as_secs());
+            self.watch.handle_cause(Cause::Timeout { seconds });
+            self.settled_at = Some(now);
+        }
+        match self.watch.verdict() {
+            Verdict::GoOn => {}
+            Verdict::Finished { code } => self.end(code),
+            Verdict::End(cause) => {
+                let settled_at = *self.settled_at.get_or_insert(now + SETTLE);
+                if now >= settled_at || self.watch.all_ended() {
+                    self.output.say(&cause.text(|rank| self.place(rank)));
+                    self.end(cause.code());
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, code: i32) {
+        self.code = code;
+        self.phase = Phase::Ending(Instant::now());
+        self.send_to_all(&Message::End { at_once: false });
+    }
+
+    fn place(&self, rank: u32) -> String {
+        let node = self.children.iter().find_map(|child| find_node(&child.node, rank));
+        match node {
+            Some(node) if self.children.len() > 1 => {
+                format!("rank {rank} on node {} (cluster {})", node.name, node.cluster_name)
+            }
+            Some(node) => format!("rank {rank} on node {}", node.name),
+            None => format!("rank {rank}"),
+        }
+    }
+}
+
+fn find_node(node: &Node, rank: u32) -> Option<&Node> {
+    let own = node.first_rank..node.first_rank + node.rank_count;
+    if own.contains(&rank) {
+        return Some(node);
+    }
+    node.children.iter().find_map(|child| find_node(child, rank))
+}

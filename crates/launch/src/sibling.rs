@@ -1,0 +1,33 @@
+//! The files that are installed beside this program: the other binaries and the provider.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+pub const PROVIDER_FILE: &str = "liblandbridge-fi.so";
+/// The same as cargo names it. libfabric loads whatever ends in `fi.so`, so this one works too.
+const PROVIDER_FILE_OF_CARGO: &str = "liblandbridge_fi.so";
+
+pub fn directory() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot find out where landbridge itself is")?;
+    program.parent().map(PathBuf::from).context("landbridge has no directory")
+}
+
+/// A binary of ours.
+pub fn path(name: &str) -> Result<PathBuf> {
+    let path = directory()?.join(name);
+    if !path.is_file() {
+        bail!("{} is missing; build it with `make build`", path.display());
+    }
+    Ok(path)
+}
+
+/// The directory that holds the provider.
+pub fn provider_directory() -> Result<PathBuf> {
+    let directory = directory()?;
+    let names = [PROVIDER_FILE, PROVIDER_FILE_OF_CARGO];
+    if !names.iter().any(|name| directory.join(name).is_file()) {
+        bail!("{PROVIDER_FILE} is missing in {}; build it with `make build`", directory.display());
+    }
+    Ok(directory)
+}

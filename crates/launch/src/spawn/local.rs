@@ -1,0 +1,27 @@
+//! A host that this machine can run programs on directly: this machine itself, or whatever a
+//! command prefix (`nsenter …`, `docker exec -i …`) leads to.
+
+use super::Spawn;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Local {
+    pub prefix: Vec<String>,
+}
+
+impl Spawn for Local {
+    fn command(&self, _host: &str, agent: &[String]) -> Vec<String> {
+        self.prefix.iter().chain(agent).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefix_comes_first() {
+        let local = Local { prefix: vec!["nsenter".into(), "--".into()] };
+        let agent = ["landbridge".to_string(), "agent".to_string()];
+        assert_eq!(local.command("n1", &agent), ["nsenter", "--", "landbridge", "agent"]);
+    }
+}

@@ -1,0 +1,45 @@
+//! Starting an agent on a host, whatever lies between.
+//!
+//! One trait, [`Spawn`]: it turns "the agent's command on that host" into a command to run here,
+//! whose stdin and stdout are the agent's. Everything secret goes through that stdin, never into
+//! an argument list. What the command prints on stderr is the user's to read.
+
+pub mod local;
+pub mod ssh;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::link::Link;
+use crate::sys;
+
+/// A way to a host.
+pub trait Spawn {
+    /// The local command that runs `agent` on the host called `host`.
+    fn command(&self, host: &str, agent: &[String]) -> Vec<String>;
+}
+
+/// An agent that has been started from here.
+pub struct AgentProcess {
+    pub link: Link,
+    pub pid: u32,
+}
+
+/// Runs a command made by [`Spawn::command`] in a process group of its own, so that a Ctrl-C at
+/// the terminal reaches the launcher alone.
+pub fn start(command: &[String]) -> Result<AgentProcess> {
+    let (program, arguments) = command.split_first().context("an empty command for a host")?;
+    let mut process = Command::new(program);
+    process.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+    let parent = std::process::id();
+    // SAFETY: `prepare_child` only makes async-signal-safe calls.
+    unsafe { process.pre_exec(move || sys::prepare_child(parent)) };
+    let mut child = process.spawn().with_context(|| format!("cannot run {program}"))?;
+    // Both were asked for as pipes just above.
+    let input = OwnedFd::from(child.stdout.take().expect("stdout is a pipe"));
+    let output = OwnedFd::from(child.stdin.take().expect("stdin is a pipe"));
+    Ok(AgentProcess { link: Link::to_agent(input, output)?, pid: child.id() })
+}

@@ -1,0 +1,230 @@
+//! What this program asks of Linux beside reading and writing: signals as a descriptor, orphans,
+//! and ending every process that grew out of a job. The crate's unsafe code is here and in
+//! `spawn` (between fork and exec).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use anyhow::{Context, Result};
+
+use crate::control::Ending;
+
+/// Chosen signals, taken out of a descriptor instead of a handler.
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Blocks `signals` in this thread (call it before any other thread starts) and collects them.
+    pub fn block(signals: &[i32]) -> Result<Signals> {
+        let set = signal_set(signals);
+        // SAFETY: `set` is an initialised signal set; the old mask is not asked for.
+        let result = unsafe { libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
+        check(result).context("cannot block signals")?;
+        // SAFETY: as above; the call gives out a new descriptor, or -1.
+        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        check(fd).context("cannot open a signal descriptor")?;
+        // SAFETY: `fd` is open and belongs to no one else.
+        Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The next signal that has come.
+    pub fn poll_signal(&mut self) -> Option<i32> {
+        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+        let mut bytes = [0; SIZE];
+        let count = rustix::io::read(&self.0, &mut bytes).ok()?;
+        // The signal's number is the first field of the record.
+        let number = bytes.first_chunk::<4>().filter(|_| count == SIZE)?;
+        Some(u32::from_ne_bytes(*number).cast_signed())
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn signal_set(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: an all-zero set is a valid place for sigemptyset to fill; numbers are constants.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for &signal in signals {
+            libc::sigaddset(&mut set, signal);
+        }
+        set
+    }
+}
+
+fn check(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Runs between fork and exec: gives the child a clean signal mask, and its death when the
+/// process that started it dies. Async-signal-safe.
+pub fn prepare_child(parent: u32) -> io::Result<()> {
+    let none = signal_set(&[]);
+    // SAFETY: plain system calls on local values.
+    unsafe {
+        libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+        check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+        // The parent may have died before the line above: then no one would tell us.
+        if libc::getppid().cast_unsigned() != parent {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+    }
+    Ok(())
+}
+
+/// Lets `fd` stay open over exec. For use between fork and exec.
+pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
+    // SAFETY: changes one flag of a descriptor of this process.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
+}
+
+/// Orphans below this process become its children instead of init's.
+pub fn adopt_orphans() -> Result<()> {
+    // SAFETY: a flag of this process.
+    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) })
+        .context("cannot become the reaper of this job's processes")
+}
+
+/// A child that has ended, if there is one.
+pub fn reap() -> Option<(u32, Ending)> {
+    let mut status = 0;
+    // SAFETY: `status` is a place for one int.
+    let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+    let pid = u32::try_from(pid).ok().filter(|&pid| pid > 0)?;
+    let ending = if libc::WIFSIGNALED(status) {
+        Ending::Killed(libc::WTERMSIG(status))
+    } else {
+        Ending::Exited(libc::WEXITSTATUS(status))
+    };
+    Some((pid, ending))
+}
+
+pub fn kill(pid: u32, signal: i32) {
+    if let Ok(pid) = i32::try_from(pid) {
+        // SAFETY: sends a signal; a process that is gone is an error we do not need.
+        unsafe { libc::kill(pid, signal) };
+    }
+}
+
+/// Sends `signal` to the process group led by `pid`.
+pub fn kill_group(pid: u32, signal: i32) {
+    if let Ok(pid) = i32::try_from(pid) {
+        // SAFETY: as in `kill`.
+        unsafe { libc::kill(-pid, signal) };
+    }
+}
+
+/// Every process below this one, except `spared` and what is below those.
+pub fn descendants(spared: &[u32]) -> Vec<u32> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for (pid, parent) in processes() {
+        children.entry(parent).or_default().push(pid);
+    }
+    let mut found = Vec::new();
+    let mut pending = vec![std::process::id()];
+    while let Some(parent) = pending.pop() {
+        for &pid in children.get(&parent).into_iter().flatten() {
+            if !spared.contains(&pid) {
+                found.push(pid);
+                pending.push(pid);
+            }
+        }
+    }
+    found
+}
+
+/// Process ids with their parents; zombies are left out.
+fn processes() -> Vec<(u32, u32)> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            // The name in parentheses may hold anything, parentheses too.
+            let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+            let state = fields.next()?;
+            let parent = fields.next()?.parse().ok()?;
+            (state != "Z").then_some((pid, parent))
+        })
+        .collect()
+}
+
+pub fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGSYS => "SIGSYS",
+        _ => return format!("signal {signal}"),
+    };
+    name.to_string()
+}
+
+/// Waits until a descriptor is ready or `timeout` is over.
+pub fn wait(fds: &mut [rustix::event::PollFd<'_>], timeout: Option<std::time::Duration>) {
+    // A time that does not fit is an age: the same as no timeout.
+    let timeout = timeout.and_then(|timeout| rustix::event::Timespec::try_from(timeout).ok());
+    // Interrupted or failed waits are followed by another look at every descriptor.
+    let _ = rustix::event::poll(fds, timeout.as_ref());
+}
+
+/// Fills `bytes` from the kernel's random numbers.
+pub fn random_hex(digits: usize) -> Result<String> {
+    let mut bytes = vec![0; digits / 2];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags).context("no randomness")?;
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+pub fn raw(fd: &impl AsFd) -> RawFd {
+    fd.as_fd().as_raw_fd()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_ids_differ() {
+        let (one, other) = (random_hex(32).unwrap(), random_hex(32).unwrap());
+        assert_eq!(one.len(), 32);
+        assert_ne!(one, other);
+    }
+
+    #[test]
+    fn own_children_are_found_and_can_be_spared() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(descendants(&[]).contains(&child.id()));
+        assert!(!descendants(&[child.id()]).contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn signals_have_names() {
+        assert_eq!(signal_name(11), "SIGSEGV");
+        assert_eq!(signal_name(64), "signal 64");
+    }
+}

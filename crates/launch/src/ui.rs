@@ -1,0 +1,163 @@
+//! The launcher's side of the terminal: ranks' output, labelled if asked for, and its own lines.
+//!
+//! Bytes of ranks enter [`Output`] and leave through stdout and stderr without ever blocking the
+//! launcher: it writes only as much as the other side is known to take. What cannot be written
+//! yet is held; [`Output::is_full`] tells the launcher to take in no more.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::BorrowedFd;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use crate::control::Stream;
+use crate::link::BACKLOG_BYTES_MAX;
+
+/// A pipe that polls as writable takes this many bytes without blocking (PIPE_BUF).
+const WRITE_BYTES: usize = 4096;
+/// A labelled line longer than this is cut, so that a rank that never ends its line cannot fill
+/// the memory.
+const LINE_BYTES_MAX: usize = 64 * 1024;
+
+pub struct Output {
+    label: bool,
+    queues: [VecDeque<u8>; 2],
+    closed: [bool; 2],
+    lines: BTreeMap<(u32, usize), Vec<u8>>,
+}
+
+impl Output {
+    pub fn new(label: bool) -> Output {
+        Output { label, queues: Default::default(), closed: [false; 2], lines: BTreeMap::new() }
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.queues.iter().any(|queue| queue.len() > BACKLOG_BYTES_MAX)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    /// Bytes a rank has printed.
+    pub fn handle_bytes(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
+        let index = stream as usize;
+        if !self.label {
+            return self.queues[index].extend(bytes);
+        }
+        let line = self.lines.entry((rank, index)).or_default();
+        for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
+            line.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || line.len() >= LINE_BYTES_MAX {
+                push_line(&mut self.queues[index], rank, line);
+            }
+        }
+    }
+
+    /// Gives out the unfinished last lines of a rank that has ended.
+    pub fn handle_end(&mut self, rank: u32) {
+        for index in 0..2 {
+            if let Some(mut line) = self.lines.remove(&(rank, index)) {
+                if !line.is_empty() {
+                    push_line(&mut self.queues[index], rank, &mut line);
+                }
+            }
+        }
+    }
+
+    /// A line of the launcher's own, in order with the ranks' stderr.
+    pub fn say(&mut self, text: &str) {
+        self.queues[Stream::Stderr as usize].extend(format!("landbridge: {text}\n").bytes());
+    }
+
+    /// Descriptors to wait on.
+    pub fn waiting(&self) -> impl Iterator<Item = BorrowedFd<'static>> {
+        (0..2).filter(|&index| !self.queues[index].is_empty()).map(descriptor)
+    }
+
+    /// Writes what stdout and stderr take now.
+    pub fn flush(&mut self) {
+        for index in 0..2 {
+            while !self.queues[index].is_empty() && self.write_once(index) {}
+        }
+    }
+
+    /// Drops what cannot be written; for the end of a job nobody reads the output of.
+    pub fn discard(&mut self) {
+        self.queues.iter_mut().for_each(VecDeque::clear);
+    }
+
+    fn write_once(&mut self, index: usize) -> bool {
+        if self.closed[index] {
+            self.queues[index].clear();
+            return false;
+        }
+        let fd = descriptor(index);
+        let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+        crate::sys::wait(&mut poll, Some(std::time::Duration::ZERO));
+        if poll[0].revents().is_empty() {
+            return false;
+        }
+        let queue = &mut self.queues[index];
+        let bytes = queue.as_slices().0;
+        match rustix::io::write(fd, &bytes[..bytes.len().min(WRITE_BYTES)]) {
+            Ok(count) => drop(queue.drain(..count)),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return false,
+            Err(_) => self.closed[index] = true,
+        }
+        true
+    }
+}
+
+fn descriptor(index: usize) -> BorrowedFd<'static> {
+    if index == 0 { rustix::stdio::stdout() } else { rustix::stdio::stderr() }
+}
+
+fn push_line(queue: &mut VecDeque<u8>, rank: u32, line: &mut Vec<u8>) {
+    queue.extend(format!("[{rank}] ").bytes());
+    queue.extend(line.iter());
+    if !line.ends_with(b"\n") {
+        queue.push_back(b'\n');
+    }
+    line.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(output: &Output, index: usize) -> String {
+        String::from_utf8(output.queues[index].iter().copied().collect()).unwrap()
+    }
+
+    #[test]
+    fn labelled_lines_are_whole() {
+        let mut output = Output::new(true);
+        output.handle_bytes(0, Stream::Stdout, b"a");
+        output.handle_bytes(1, Stream::Stdout, b"b\nc");
+        output.handle_bytes(0, Stream::Stdout, b"d\n");
+        output.handle_bytes(0, Stream::Stderr, b"e\n");
+        output.handle_end(1);
+        assert_eq!(text(&output, 0), "[1] b\n[0] ad\n[1] c\n");
+        assert_eq!(text(&output, 1), "[0] e\n");
+    }
+
+    #[test]
+    fn an_endless_line_is_cut() {
+        let mut output = Output::new(true);
+        output.handle_bytes(0, Stream::Stdout, &vec![b'x'; LINE_BYTES_MAX]);
+        assert_eq!(output.queues[0].len(), LINE_BYTES_MAX + "[0] \n".len());
+        assert!(output.lines[&(0, 0)].is_empty());
+    }
+
+    #[test]
+    fn without_labels_bytes_pass_as_they_come() {
+        let mut output = Output::new(false);
+        output.handle_bytes(0, Stream::Stdout, b"a");
+        output.handle_bytes(1, Stream::Stdout, b"b");
+        assert_eq!(text(&output, 0), "ab");
+        output.say("x");
+        assert_eq!(text(&output, 1), "landbridge: x\n");
+    }
+}
