@@ -25,6 +25,10 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod credit;
+pub mod endpoint;
 pub mod id;
 pub mod limit;
+pub mod slab;
+pub mod tag;
 pub mod wire;

@@ -1,0 +1,190 @@
+//! The two directions between this endpoint and one peer.
+
+use alloc::collections::VecDeque;
+
+use super::{Endpoint, Memory, OpKind, Peer};
+use crate::credit::{Credit, Lent};
+use crate::id::Address;
+use crate::limit;
+use crate::wire::frame::Kind;
+use crate::wire::head::Head;
+
+use super::receive::Arriving;
+
+/// What the path to a peer can do. Chosen when it opens, never per message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Payload of one frame.
+    pub payload_max: u32,
+    /// A message up to this size goes out whole, credit permitting.
+    pub eager_max: u32,
+    /// First piece of a longer one: enough to cover the time until the grant arrives.
+    pub first_piece: u32,
+    /// The receiver may read the sender's memory: messages longer than `eager_max` send no first piece.
+    pub pull: bool,
+    /// Bytes of a long message granted ahead of those taken in.
+    pub window: u64,
+}
+
+impl Path {
+    /// For peers behind relays, and until a path is known.
+    pub const RELAY: Path = Path {
+        payload_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
+        eager_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
+        first_piece: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
+        pull: false,
+        window: limit::RELAY_WINDOW_BYTES,
+    };
+}
+
+pub(super) struct Channel<M> {
+    pub address: Address,
+    pub path: Path,
+    /// What waits to be handed to the path, in order.
+    pub queue: VecDeque<Item<M>>,
+    /// Number of the next byte to send.
+    pub sequence: u64,
+    /// Number of the next byte to arrive.
+    pub expected: u64,
+    /// All bytes below have been taken in here.
+    pub received: u64,
+    /// `received` as the peer last heard it.
+    pub told: u64,
+    /// All bytes below have been taken in by the peer.
+    pub delivered: u64,
+    /// The peer waits to hear `received`.
+    pub ack_wanted: bool,
+    /// Operations that complete when `delivered` reaches the number.
+    pub awaiting: VecDeque<(u64, u32)>,
+    pub credit: Credit,
+    pub lent: Lent,
+    pub eager_window: u32,
+    /// The frame whose payload is being placed.
+    pub arriving: Option<Arriving>,
+    /// The frame that the path holds but has not quite sent.
+    pub held: Option<Sent>,
+    pub failed: Option<i32>,
+    /// Stands in the endpoint's queue of busy peers.
+    pub is_busy: bool,
+}
+
+/// Something that waits to be handed to the path.
+pub(super) enum Item<M> {
+    /// The first piece of a message.
+    First(u32),
+    /// Further pieces of a message.
+    Rest(u32),
+    /// Pieces of a write, or a read or atomic request.
+    Remote(u32),
+    /// A frame without payload.
+    Control(Kind, u8, Head),
+    /// Bytes a peer asked for.
+    Reply { kind: Kind, op: u32, memory: M, sent: u64, total: u64 },
+}
+
+/// What becomes true when a frame has left for good.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sent {
+    Nothing,
+    /// The last byte of operation `.0` has left; its frame ends at sequence `.1`.
+    LastOf(u32, u64),
+}
+
+impl<M> Item<M> {
+    pub fn first(kind: &OpKind<M>) -> fn(u32) -> Item<M> {
+        match kind {
+            OpKind::Message { .. } => Item::First,
+            OpKind::Write { .. } | OpKind::Read { .. } | OpKind::Atomic { .. } => Item::Remote,
+        }
+    }
+}
+
+impl<M> Channel<M> {
+    pub fn new(address: Address, eager_window: u32) -> Self {
+        Self {
+            address,
+            path: Path::RELAY,
+            queue: VecDeque::new(),
+            sequence: 0,
+            expected: 0,
+            received: 0,
+            told: 0,
+            delivered: 0,
+            ack_wanted: false,
+            awaiting: VecDeque::new(),
+            credit: Credit::new(eager_window),
+            lent: Lent::default(),
+            eager_window,
+            arriving: None,
+            held: None,
+            failed: None,
+            is_busy: false,
+        }
+    }
+
+    pub fn fail(&mut self, errno: i32) {
+        self.failed = Some(errno);
+        self.queue.clear();
+        self.awaiting.clear();
+        self.arriving = None;
+        self.held = None;
+    }
+
+    /// Whether a frame must go out although nothing else wants to.
+    #[inline]
+    pub fn owes_ack(&self) -> bool {
+        self.ack_wanted || self.lent.untold() >= self.eager_window / 2
+    }
+
+    pub fn is_drained(&self) -> bool {
+        let idle = self.queue.is_empty() && self.held.is_none();
+        self.failed.is_some() || (idle && self.delivered >= self.sequence)
+    }
+}
+
+impl<M: Memory> Endpoint<M> {
+    /// The path to `peer` from now on.
+    pub fn set_path(&mut self, peer: Peer, path: Path) {
+        self.channels[peer.0 as usize].path = path;
+    }
+
+    /// The path to `peer`.
+    pub fn path(&self, peer: Peer) -> Path {
+        self.channels[peer.0 as usize].path
+    }
+
+    /// The address of `peer`.
+    pub fn address(&self, peer: Peer) -> Address {
+        self.channels[peer.0 as usize].address
+    }
+
+    /// A peer with frames to send. Each is named once until [`Self::mark_busy`] names it again, so a driver whose
+    /// path is full may drop it and call that when the path has room.
+    #[inline]
+    pub fn next_busy(&mut self) -> Option<Peer> {
+        let peer = self.busy.pop_front()?;
+        self.channels[peer.0 as usize].is_busy = false;
+        Some(peer)
+    }
+
+    /// Names `peer` in [`Self::next_busy`] (again).
+    #[inline]
+    pub fn mark_busy(&mut self, peer: Peer) {
+        let channel = &mut self.channels[peer.0 as usize];
+        if !channel.is_busy {
+            channel.is_busy = true;
+            self.busy.push_back(peer);
+        }
+    }
+
+    pub(super) fn enqueue_front(&mut self, peer: Peer, item: Item<M>) {
+        self.channels[peer.0 as usize].queue.push_front(item);
+        self.mark_busy(peer);
+    }
+
+    #[inline]
+    pub(super) fn enqueue(&mut self, peer: Peer, item: Item<M>) {
+        self.channels[peer.0 as usize].queue.push_back(item);
+        self.mark_busy(peer);
+    }
+}

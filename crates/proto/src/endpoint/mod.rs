@@ -1,0 +1,620 @@
+//! One endpoint of one process: messages, matching and remote memory over channels to its peers.
+//!
+//! What enters: the application's commands ([`Endpoint::send`], [`Endpoint::recv`], …), frames
+//! ([`Endpoint::handle_frame`], then [`Endpoint::handle_payload`]), and what became of frames given
+//! out. What leaves: frames ([`Endpoint::poll_transmit`]) and actions ([`Endpoint::poll_action`]): bytes
+//! to move, memory of the application to touch, operations that are done.
+//!
+//! The endpoint never sees a payload byte. It says where bytes lie and where they belong, in terms
+//! of the caller's own [`Memory`]; the driver moves them, once.
+//!
+//! How a message travels. Its first frame carries as much as the path and the receiver's credit allow
+//! (all of a small message, nothing of a large one when credit is gone). If that was not all, the receiver,
+//! once it knows where the rest belongs, either reads it out of the sender's memory
+//! ([`Action::Pull`], answered by `Pulled`) or grants it, and the rest follows in `Data` frames.
+//!
+//! What may never happen: a receive completes before all its bytes are in place; a completion is
+//! lost or doubled; unexpected payload exceeds the credit granted; a frame of one peer stops another's.
+//!
+//! Drain rule for drivers: after any call that takes `&mut self`, drain [`Endpoint::poll_action`]
+//! until `None` before the next one.
+
+mod channel;
+mod receive;
+mod remote;
+mod transmit;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use crate::id::Address;
+use crate::slab::Slab;
+use crate::tag::{ANY, Arrived, Want, Wanted};
+
+pub use channel::Path;
+use channel::{Channel, Item};
+use receive::{Arrival, Receive};
+pub use remote::Remote;
+pub use transmit::Outgoing;
+
+/// A piece of the application's memory, opaque to the protocol.
+pub trait Memory: Clone {
+    /// Bytes.
+    fn size(&self) -> u64;
+    /// Where it starts, if it lies in one piece that other processes of the node may be able to read; else 0.
+    fn address(&self) -> u64;
+}
+
+/// A peer, numbered by this endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Peer(pub u32);
+
+/// When an operation may report success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Its bytes have been handed to the path.
+    Handed,
+    /// The peer has taken them in.
+    Delivered,
+}
+
+/// What an operation was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// An untagged message out.
+    Send,
+    /// A tagged message out.
+    TaggedSend,
+    /// An untagged message in.
+    Recv,
+    /// A tagged message in (or looked at).
+    TaggedRecv,
+    /// Remote memory read.
+    Read,
+    /// Remote memory written.
+    Write,
+    /// Atomic operation on remote memory.
+    Atomic,
+    /// A peer wrote to our memory and left completion data.
+    RemoteWrite,
+}
+
+/// What the caller wants back with the completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// The caller's own number for the operation.
+    pub context: usize,
+    /// Whether success is announced (errors always are).
+    pub notify: bool,
+}
+
+/// A message to send.
+pub struct Message<M> {
+    /// To whom.
+    pub peer: Peer,
+    /// Its bytes.
+    pub memory: M,
+    /// `None`: untagged.
+    pub tag: Option<u64>,
+    /// Remote completion data.
+    pub data: Option<u64>,
+    /// For the completion.
+    pub ticket: Ticket,
+    /// When it may complete.
+    pub level: Level,
+}
+
+/// A receive to post.
+pub struct Posting<M> {
+    /// From whom; `None`: anyone.
+    pub source: Option<Peer>,
+    /// Where the bytes belong.
+    pub memory: M,
+    /// Tag and the bits of it that do not matter; `None`: untagged.
+    pub tag: Option<(u64, u64)>,
+    /// For the completion.
+    pub ticket: Ticket,
+    /// Untagged only: takes messages, back to back, until fewer than `min_multi_recv` bytes are left.
+    pub multi: bool,
+}
+
+/// A look at the tagged messages that wait for a receive.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// From whom; `None`: anyone.
+    pub source: Option<Peer>,
+    /// The tag.
+    pub tag: u64,
+    /// Bits of it that do not matter.
+    pub ignore: u64,
+    /// The caller's own number.
+    pub context: usize,
+    /// Set the message aside for `context`.
+    pub claim: bool,
+    /// Drop the message.
+    pub discard: bool,
+}
+
+/// Something that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// What it was.
+    pub work: Work,
+    /// Whose it was.
+    pub ticket: Ticket,
+    /// Bytes received.
+    pub length: u64,
+    /// Address of the received message in the caller's memory (multi-receive), else 0.
+    pub place: u64,
+    /// The message's tag.
+    pub tag: u64,
+    /// Its completion data, if it carried some.
+    pub data: Option<u64>,
+    /// The peer it came from.
+    pub source: Option<Peer>,
+    /// A multi-receive's memory is the caller's again.
+    pub released: bool,
+    /// What went wrong.
+    pub error: Option<Failure>,
+}
+
+/// Why an operation did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The message was longer than the memory for it, by so many bytes.
+    Truncated(u64),
+    /// It was cancelled.
+    Cancelled,
+    /// A look found nothing.
+    NoMessage,
+    /// The peer is gone, or refused: an errno.
+    Errno(i32),
+}
+
+/// Something the driver must do, in this order.
+#[derive(Debug)]
+pub enum Action<M> {
+    /// Tell the application.
+    Done(Done),
+    /// Copy the first `length` bytes of stored message `store` to `memory` at `at`, then forget it.
+    Fill {
+        /// Number of the stored message.
+        store: u32,
+        /// Where its bytes belong.
+        memory: M,
+        /// Offset in it.
+        at: u64,
+        /// Bytes that fit.
+        length: u64,
+    },
+    /// Forget stored message `store`.
+    Forget {
+        /// Number of the stored message.
+        store: u32,
+    },
+    /// Read `length` bytes at `address` of the peer's process into `memory` at `at`; then call
+    /// [`Endpoint::handle_pulled`].
+    Pull {
+        /// Whose memory.
+        peer: Peer,
+        /// The receive, for [`Endpoint::handle_pulled`].
+        recv: u32,
+        /// Address in the peer's process.
+        address: u64,
+        /// Where the bytes belong.
+        memory: M,
+        /// Offset in it.
+        at: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A peer wants to read registered memory: [`Endpoint::serve`] or [`Endpoint::refuse`].
+    Serve {
+        /// Who asks.
+        peer: Peer,
+        /// Its operation.
+        op: u32,
+        /// Region.
+        key: u64,
+        /// Place in it.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A peer's atomic operation, whose payload has just been placed in the scratch memory:
+    /// [`Endpoint::answer`], [`Endpoint::refuse`] or nothing if it wants none.
+    Atomic {
+        /// Who asks.
+        peer: Peer,
+        /// What, as in [`crate::wire::head::Head::Atomic`].
+        request: AtomicRequest,
+    },
+}
+
+/// See [`Action::Atomic`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicRequest {
+    /// The peer's operation.
+    pub op: u32,
+    /// `enum fi_op`.
+    pub operation: u8,
+    /// `enum fi_datatype`.
+    pub datatype: u8,
+    /// The old values are wanted.
+    pub fetch: bool,
+    /// The second half of the payload is to compare with.
+    pub compare: bool,
+    /// Bytes of the target.
+    pub length: u32,
+    /// Region.
+    pub key: u64,
+    /// Place in it.
+    pub offset: u64,
+}
+
+/// Where the payload of a frame belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Nowhere: skip it.
+    Nowhere,
+    /// The memory of receive `recv` at `at`; only the first `take` bytes, the rest is skipped.
+    Receive {
+        /// Number of the receive.
+        recv: u32,
+        /// Offset in its memory.
+        at: u64,
+        /// Bytes that fit.
+        take: u64,
+    },
+    /// A new store of exactly the payload's size.
+    Store {
+        /// Its number, until [`Action::Fill`] or [`Action::Forget`] names it.
+        store: u32,
+    },
+    /// Registered memory. If it cannot be had: [`Endpoint::refuse`], and skip the payload.
+    Region {
+        /// The peer's operation.
+        op: u32,
+        /// Region.
+        key: u64,
+        /// Place in it.
+        offset: u64,
+    },
+    /// The memory for the answer to our operation `op`, at `at`.
+    Answer {
+        /// Number of the operation.
+        op: u32,
+        /// Offset.
+        at: u64,
+    },
+    /// Scratch memory of the driver.
+    Scratch,
+}
+
+/// The peer broke the protocol: its link must be closed and [`Endpoint::fail`] called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault(pub &'static str);
+
+/// Bounds and sizes of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Its own address.
+    pub address: Address,
+    /// Eager credit each peer has with it, and it with each peer.
+    pub eager_window: u32,
+    /// A multi-receive with less room than this is given back.
+    pub min_multi_recv: u64,
+    /// Operations in flight, over all peers; beyond it commands say [`Full`].
+    pub operations_max: usize,
+}
+
+/// Too many operations are in flight: make progress and try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// See the module head.
+pub struct Endpoint<M> {
+    config: Config,
+    channels: Vec<Channel<M>>,
+    by_address: BTreeMap<Address, Peer>,
+    ops: Slab<Op<M>>,
+    receives: Slab<Receive<M>>,
+    arrivals: Slab<Arrival>,
+    wanted: ByClass<Wanted>,
+    arrived: ByClass<Arrived>,
+    claimed: BTreeMap<usize, u32>,
+    actions: VecDeque<Action<M>>,
+    busy: VecDeque<Peer>,
+}
+
+/// An operation this endpoint started towards a peer.
+struct Op<M> {
+    peer: Peer,
+    ticket: Ticket,
+    level: Level,
+    /// Bytes to send (messages, writes, atomics).
+    memory: M,
+    /// Bytes handed to the path.
+    sent: u64,
+    /// Bytes that may be handed to it; beyond the first piece, as granted.
+    limit: u64,
+    total: u64,
+    kind: OpKind<M>,
+}
+
+enum OpKind<M> {
+    Message { tag: Option<u64>, data: Option<u64>, recv: u32 },
+    Write { key: u64, offset: u64, data: Option<u64> },
+    Read { key: u64, offset: u64, got: u64 },
+    Atomic { request: AtomicRequest, result: Option<M> },
+}
+
+/// Tagged and untagged messages never meet.
+#[derive(Default)]
+struct ByClass<T> {
+    tagged: T,
+    untagged: T,
+}
+
+impl<T> ByClass<T> {
+    #[inline]
+    fn of(&mut self, tagged: bool) -> &mut T {
+        if tagged { &mut self.tagged } else { &mut self.untagged }
+    }
+}
+
+impl<M> OpKind<M> {
+    fn work(&self) -> Work {
+        match self {
+            OpKind::Message { tag: Some(_), .. } => Work::TaggedSend,
+            OpKind::Message { tag: None, .. } => Work::Send,
+            OpKind::Write { .. } => Work::Write,
+            OpKind::Read { .. } => Work::Read,
+            OpKind::Atomic { .. } => Work::Atomic,
+        }
+    }
+}
+
+impl<M: Memory> Endpoint<M> {
+    /// An endpoint without peers.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            channels: Vec::new(),
+            by_address: BTreeMap::new(),
+            ops: Slab::default(),
+            receives: Slab::default(),
+            arrivals: Slab::default(),
+            wanted: ByClass::default(),
+            arrived: ByClass::default(),
+            claimed: BTreeMap::new(),
+            actions: VecDeque::new(),
+            busy: VecDeque::new(),
+        }
+    }
+
+    /// A multi-receive with less room than `bytes` is given back.
+    pub fn set_min_multi_recv(&mut self, bytes: u64) {
+        self.config.min_multi_recv = bytes;
+    }
+
+    /// Numbers a peer. Peers with an index are found again by address; anonymous ones are the caller's to remember.
+    pub fn peer(&mut self, address: Address) -> Peer {
+        if let Some(&peer) = self.by_address.get(&address) {
+            return peer;
+        }
+        let peer = Peer(self.channels.len() as u32);
+        self.channels.push(Channel::new(address, self.config.eager_window));
+        if address != Address::ANONYMOUS {
+            self.by_address.insert(address, peer);
+        }
+        peer
+    }
+
+    /// Peers numbered so far.
+    pub fn peers(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Sends a message. It is handed out by [`Self::poll_transmit`]. The number names it for [`Self::memory_mut`].
+    ///
+    /// # Errors
+    /// [`Full`]: make progress and try again.
+    #[inline]
+    pub fn send(&mut self, message: Message<M>) -> Result<u32, Full> {
+        let total = message.memory.size();
+        let kind = OpKind::Message { tag: message.tag, data: message.data, recv: 0 };
+        self.start(Op {
+            peer: message.peer,
+            ticket: message.ticket,
+            level: message.level,
+            memory: message.memory,
+            sent: 0,
+            limit: 0,
+            total,
+            kind,
+        })
+    }
+
+    fn start(&mut self, op: Op<M>) -> Result<u32, Full> {
+        if self.ops.len() >= self.config.operations_max {
+            return Err(Full);
+        }
+        let peer = op.peer;
+        if let Some(errno) = self.channels[peer.0 as usize].failed {
+            self.finish_op(op, Some(Failure::Errno(errno)));
+            return Ok(u32::MAX);
+        }
+        let first = Item::first(&op.kind);
+        let id = self.ops.insert(op);
+        self.enqueue(peer, first(id));
+        Ok(id)
+    }
+
+    /// The memory of operation `op`, if its bytes have not all left: the caller may put a copy in its place.
+    pub fn memory_mut(&mut self, op: u32) -> Option<&mut M> {
+        let op = self.ops.at_mut(op)?;
+        let unsent = op.sent < op.total && !matches!(op.kind, OpKind::Read { .. });
+        unsent.then_some(&mut op.memory)
+    }
+
+    /// Whether operation `op` is still in flight.
+    pub fn is_in_flight(&self, op: u32) -> bool {
+        self.ops.at(op).is_some()
+    }
+
+    /// Gives a receive the oldest message it accepts, or lets it wait.
+    #[inline]
+    pub fn recv(&mut self, posting: Posting<M>) {
+        let tagged = posting.tag.is_some();
+        let (tag, ignore) = posting.tag.unwrap_or((0, 0));
+        let source = posting.source.map_or(ANY, |peer| peer.0);
+        let failed = posting.source.and_then(|peer| self.channels[peer.0 as usize].failed);
+        let multi = posting.multi;
+        let id = self.receives.insert(Receive::new(posting));
+        let want = Want { tag, ignore, source, id };
+        while let Some(arrival) = self.arrived.of(tagged).take(&want) {
+            let taker = if multi { self.split_multi(id) } else { id };
+            self.adopt(arrival, taker);
+            if !multi || !self.has_room(id) {
+                return;
+            }
+        }
+        match failed {
+            Some(errno) if !multi => self.finish_receive(id, Some(Failure::Errno(errno))),
+            _ => self.wanted.of(tagged).push(want),
+        }
+    }
+
+    /// Looks for a tagged message. Always answered by one [`Done`].
+    pub fn look(&mut self, look: Look) {
+        let source = look.source.map_or(ANY, |peer| peer.0);
+        let want = Want { tag: look.tag, ignore: look.ignore, source, id: 0 };
+        let found = self.arrived.tagged.find(&want);
+        let ticket = Ticket { context: look.context, notify: true };
+        let Some(id) = found else {
+            let none = Done::new(Work::TaggedRecv, ticket);
+            self.actions.push_back(Action::Done(none.failed(Failure::NoMessage)));
+            return;
+        };
+        // `find` gives numbers of messages that are in the slab.
+        let arrival = self.arrivals.at(id).expect("a queued arrival");
+        let done = arrival.describe(Done::new(Work::TaggedRecv, ticket));
+        if look.claim || look.discard {
+            self.arrived.tagged.remove(id);
+        }
+        if look.claim {
+            self.claimed.insert(look.context, id);
+        } else if look.discard {
+            self.discard(id);
+        }
+        self.actions.push_back(Action::Done(done));
+    }
+
+    /// Receives the message that a look set aside for `posting.ticket.context`; false if there is none.
+    pub fn claim(&mut self, posting: Posting<M>) -> bool {
+        let Some(arrival) = self.claimed.remove(&posting.ticket.context) else {
+            return false;
+        };
+        let id = self.receives.insert(Receive::new(posting));
+        self.adopt(arrival, id);
+        true
+    }
+
+    /// Drops the message that a look set aside for `ticket.context`; false if there is none.
+    pub fn claim_discard(&mut self, ticket: Ticket) -> bool {
+        let Some(id) = self.claimed.remove(&ticket.context) else {
+            return false;
+        };
+        if let Some(arrival) = self.arrivals.at(id) {
+            let done = arrival.describe(Done::new(Work::TaggedRecv, ticket));
+            self.actions.push_back(Action::Done(Done { length: 0, ..done }));
+        }
+        self.discard(id);
+        true
+    }
+
+    /// Cancels the oldest waiting receive of `context`; false if none waits.
+    pub fn cancel(&mut self, context: usize) -> bool {
+        let Self { wanted, receives, .. } = self;
+        let is_it = |id: u32| receives.at(id).is_some_and(|r| r.ticket.context == context);
+        let lists = [&mut wanted.tagged, &mut wanted.untagged];
+        let found = lists.into_iter().find_map(|list| {
+            let id = list.iter().map(|want| want.id).find(|&id| is_it(id))?;
+            list.remove(id).then_some(id)
+        });
+        let Some(id) = found else {
+            return false;
+        };
+        self.finish_receive(id, Some(Failure::Cancelled));
+        true
+    }
+
+    /// The next thing to do, oldest first.
+    #[inline]
+    pub fn poll_action(&mut self) -> Option<Action<M>> {
+        self.actions.pop_front()
+    }
+
+    /// The peer cannot be reached any more: everything that waits for it fails with `errno`.
+    pub fn fail(&mut self, peer: Peer, errno: i32) {
+        let channel = &mut self.channels[peer.0 as usize];
+        if channel.failed.is_some() {
+            return;
+        }
+        channel.fail(errno);
+        let failure = Some(Failure::Errno(errno));
+        let ops: Vec<u32> = self.ops.ids().filter(|&id| self.op_is_for(id, peer)).collect();
+        for id in ops {
+            if let Some(op) = self.ops.remove(id) {
+                self.finish_op(op, failure);
+            }
+        }
+        self.fail_receives(peer, failure);
+    }
+
+    fn op_is_for(&self, id: u32, peer: Peer) -> bool {
+        self.ops.at(id).is_some_and(|op| op.peer == peer)
+    }
+
+    /// The errno with which `peer` failed.
+    pub fn failed(&self, peer: Peer) -> Option<i32> {
+        self.channels[peer.0 as usize].failed
+    }
+
+    fn finish_op(&mut self, op: Op<M>, failure: Option<Failure>) {
+        let done = Done { error: failure, ..Done::new(op.kind.work(), op.ticket) };
+        self.actions.push_back(Action::Done(done));
+    }
+
+    /// True if operations wait for `peer`.
+    pub fn has_work_for(&self, peer: Peer) -> bool {
+        self.ops.ids().any(|id| self.op_is_for(id, peer))
+            || self.receives.ids().any(|id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
+    }
+
+    /// True if every byte given to every peer has been taken in there, as far as they still live.
+    pub fn is_drained(&self) -> bool {
+        self.channels.iter().all(|channel| channel.is_drained())
+    }
+}
+
+impl Done {
+    fn new(work: Work, ticket: Ticket) -> Self {
+        Self {
+            work,
+            ticket,
+            length: 0,
+            place: 0,
+            tag: 0,
+            data: None,
+            source: None,
+            released: false,
+            error: None,
+        }
+    }
+
+    fn failed(self, failure: Failure) -> Self {
+        Self { error: Some(failure), ..self }
+    }
+}

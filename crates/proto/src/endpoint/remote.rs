@@ -1,0 +1,166 @@
+//! Remote memory: reads, writes and atomic operations, on both sides.
+//!
+//! A write needs no answer of its own: it is complete when the channel's `delivered` has passed its last frame, and the
+//! refusal of a bad one travels before that. What may never happen: memory outside a registered region is touched
+//! (the driver checks the region for every frame), or a refused operation is reported as done.
+
+use super::channel::Item;
+use super::{
+    Action, AtomicRequest, Done, Endpoint, Failure, Fault, Full, Level, Memory, Op, OpKind, Peer,
+    Place, Ticket, Work,
+};
+use crate::wire::frame::{Header, Kind, flag};
+use crate::wire::head::Head;
+
+/// Part of a peer's registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Whose.
+    pub peer: Peer,
+    /// Region.
+    pub key: u64,
+    /// Place in it.
+    pub offset: u64,
+}
+
+impl<M: Memory> Endpoint<M> {
+    /// Writes `memory` to a peer's region; with `data`, the peer's application is told.
+    ///
+    /// # Errors
+    /// [`Full`]: make progress and try again.
+    pub fn write(
+        &mut self,
+        remote: Remote,
+        memory: M,
+        data: Option<u64>,
+        ticket: Ticket,
+    ) -> Result<u32, Full> {
+        let total = memory.size();
+        let kind = OpKind::Write { key: remote.key, offset: remote.offset, data };
+        self.start(Op::new(remote.peer, ticket, memory, total, kind))
+    }
+
+    /// Reads a peer's region into `memory`.
+    ///
+    /// # Errors
+    /// [`Full`]: make progress and try again.
+    pub fn read(&mut self, remote: Remote, memory: M, ticket: Ticket) -> Result<u32, Full> {
+        let total = memory.size();
+        let kind = OpKind::Read { key: remote.key, offset: remote.offset, got: 0 };
+        self.start(Op::new(remote.peer, ticket, memory, total, kind))
+    }
+
+    /// Performs an atomic operation on a peer's region. `operands`: the operand bytes, then the bytes to compare with.
+    ///
+    /// # Errors
+    /// [`Full`]: make progress and try again.
+    pub fn atomic(
+        &mut self,
+        peer: Peer,
+        request: AtomicRequest,
+        operands: M,
+        result: Option<M>,
+        ticket: Ticket,
+    ) -> Result<u32, Full> {
+        let total = operands.size();
+        let kind = OpKind::Atomic { request, result };
+        self.start(Op::new(peer, ticket, operands, total, kind))
+    }
+
+    /// Answers [`Action::Serve`] with the bytes of `memory`.
+    pub fn serve(&mut self, peer: Peer, op: u32, memory: M) {
+        self.reply(peer, Kind::ReadData, op, memory);
+    }
+
+    /// Answers [`Action::Atomic`] with the old values.
+    pub fn answer(&mut self, peer: Peer, op: u32, memory: M) {
+        self.reply(peer, Kind::AtomicReply, op, memory);
+    }
+
+    fn reply(&mut self, peer: Peer, kind: Kind, op: u32, memory: M) {
+        let total = memory.size();
+        self.enqueue(peer, Item::Reply { kind, op, memory, sent: 0, total });
+    }
+
+    /// Refuses a peer's operation on remote memory with an errno.
+    pub fn refuse(&mut self, peer: Peer, op: u32, errno: i32) {
+        let head = Head::Refused { op, error: errno.unsigned_abs() };
+        // In front: no frame may confirm the refused bytes before the refusal is known.
+        self.enqueue_front(peer, Item::Control(Kind::Refused, 0, head));
+    }
+
+    pub(super) fn place_answer(
+        &mut self,
+        peer: Peer,
+        id: u32,
+        offset: u64,
+        payload: u64,
+    ) -> Result<Place, Fault> {
+        let op =
+            self.ops.at(id).filter(|op| op.peer == peer).ok_or(Fault("an answer to nothing"))?;
+        let (got, room) = match &op.kind {
+            OpKind::Read { got, .. } => (*got, op.total),
+            OpKind::Atomic { request, result: Some(_) } => (0, request.length as u64),
+            _ => return Err(Fault("an answer to an operation that wants none")),
+        };
+        if offset != got || payload > room - got {
+            return Err(Fault("an answer of another size than asked for"));
+        }
+        Ok(Place::Answer { op: id, at: offset })
+    }
+
+    pub(super) fn end_answer(&mut self, id: u32, payload: u64) {
+        let Some(op) = self.ops.at_mut(id) else {
+            return;
+        };
+        if let OpKind::Read { got, .. } = &mut op.kind {
+            *got += payload;
+            if *got < op.total {
+                return;
+            }
+        }
+        self.complete_op(id);
+    }
+
+    pub(super) fn end_write(&mut self, peer: Peer, header: &Header, data: u64) {
+        if header.flags & flag::CQ_DATA == 0 {
+            return;
+        }
+        let ticket = Ticket { context: 0, notify: true };
+        let done = Done::new(Work::RemoteWrite, ticket);
+        let done = Done { data: Some(data), source: Some(peer), ..done };
+        self.push_action(Action::Done(done));
+    }
+
+    pub(super) fn end_atomic(&mut self, peer: Peer, head: &Head) {
+        if let Head::Atomic { op, operation, datatype, wants, length, key, offset } = *head {
+            let (fetch, compare) = (wants & 1 != 0, wants & 2 != 0);
+            let request =
+                AtomicRequest { op, operation, datatype, fetch, compare, length, key, offset };
+            self.push_action(Action::Atomic { peer, request });
+        }
+    }
+
+    pub(super) fn end_refused(&mut self, peer: Peer, id: u32, error: u32) {
+        if self.ops.at(id).is_none_or(|op| op.peer != peer) {
+            return;
+        }
+        if let Some(op) = self.ops.remove(id) {
+            self.finish_op(op, Some(Failure::Errno(error as i32)));
+        }
+    }
+}
+
+impl<M> Op<M> {
+    fn new(peer: Peer, ticket: Ticket, memory: M, total: u64, kind: OpKind<M>) -> Self {
+        Self { peer, ticket, level: Level::Delivered, memory, sent: 0, limit: total, total, kind }
+    }
+
+    /// Where the answer of the peer belongs.
+    pub(super) fn answer_memory(&self) -> &M {
+        match &self.kind {
+            OpKind::Atomic { result: Some(result), .. } => result,
+            _ => &self.memory,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Numbered places for operations in flight.
+//!
+//! A number names one operation and no later one: it holds the place (24 bits) and how often the
+//! place was used (8 bits), so a stale number finds nothing instead of somebody else's operation.
+
+use alloc::vec::Vec;
+
+/// Values by number.
+pub struct Slab<T> {
+    places: Vec<Place<T>>,
+    free: Vec<u32>,
+}
+
+struct Place<T> {
+    uses: u8,
+    value: Option<T>,
+}
+
+const PLACE_BITS: u32 = 24;
+const PLACES_MAX: usize = 1 << PLACE_BITS;
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { places: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Values held.
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// True if nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes `value` in and numbers it.
+    ///
+    /// # Panics
+    /// If 2^24 values are held: the users of this type bound themselves far below.
+    #[inline]
+    pub fn insert(&mut self, value: T) -> u32 {
+        if let Some(place) = self.free.pop() {
+            let slot = &mut self.places[place as usize];
+            slot.value = Some(value);
+            return number(place, slot.uses);
+        }
+        let place = self.places.len();
+        assert!(place < PLACES_MAX, "a slab is full");
+        self.places.push(Place { uses: 0, value: Some(value) });
+        place as u32
+    }
+
+    /// The value numbered `id`, if it is still there.
+    #[inline]
+    pub fn at(&self, id: u32) -> Option<&T> {
+        let slot = self.places.get(place(id))?;
+        if slot.uses == uses(id) { slot.value.as_ref() } else { None }
+    }
+
+    /// See [`Self::at`].
+    #[inline]
+    pub fn at_mut(&mut self, id: u32) -> Option<&mut T> {
+        let slot = self.places.get_mut(place(id))?;
+        if slot.uses == uses(id) { slot.value.as_mut() } else { None }
+    }
+
+    /// Takes the value numbered `id` out.
+    #[inline]
+    pub fn remove(&mut self, id: u32) -> Option<T> {
+        let slot = self.places.get_mut(place(id))?;
+        if slot.uses != uses(id) {
+            return None;
+        }
+        let value = slot.value.take()?;
+        slot.uses = slot.uses.wrapping_add(1);
+        self.free.push(place(id) as u32);
+        Some(value)
+    }
+
+    /// The numbers of all values, in order of their places.
+    pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.places
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.value.is_some())
+            .map(|(place, slot)| number(place as u32, slot.uses))
+    }
+}
+
+fn number(place: u32, uses: u8) -> u32 {
+    (uses as u32) << PLACE_BITS | place
+}
+
+fn place(id: u32) -> usize {
+    (id & (PLACES_MAX as u32 - 1)) as usize
+}
+
+fn uses(id: u32) -> u8 {
+    (id >> PLACE_BITS) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_number_finds_nothing() {
+        let mut slab = Slab::default();
+        let first = slab.insert("first");
+        assert_eq!(slab.remove(first), Some("first"));
+        let second = slab.insert("second");
+        assert_ne!(first, second);
+        assert_eq!(slab.remove(first), None);
+        assert_eq!(slab.at(first), None);
+        assert_eq!(slab.at(second), Some(&"second"));
+        assert_eq!((slab.len(), slab.ids().next()), (1, Some(second)));
+    }
+}
