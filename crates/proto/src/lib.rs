@@ -16,6 +16,8 @@
 //! | [`slab`] | numbered places for operations in flight |
 //! | [`credit`] | tokens for eager bytes |
 //! | [`tag`] | matching receives with arrivals |
+//! | [`route`] | where a frame goes next, and where it waits |
+//! | [`relay`] | one relay: links, queues, back-pressure |
 //! | [`endpoint`] | one process: channels, messages, remote memory |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -29,6 +31,8 @@ pub mod credit;
 pub mod endpoint;
 pub mod id;
 pub mod limit;
+pub mod relay;
+pub mod route;
 pub mod slab;
 pub mod tag;
 pub mod wire;

@@ -1,0 +1,194 @@
+//! The directory of one relay: process index → cluster → attached link or peer relay.
+//!
+//! What enters: the job's map of clusters (fixed), and which link serves which endpoint or peer
+//! relay (changing). What leaves: a [`Route`] for every address there is. What may never happen: a
+//! lookup that costs more with more processes.
+
+use alloc::vec::Vec;
+
+use crate::id::{Address, ClusterId};
+
+/// A link of a relay, numbered by the relay. A number is used again after its link is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u32);
+
+/// The processes of one cluster: `count` indices from `first`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Lowest process index of the cluster.
+    pub first: u32,
+    /// Number of its processes.
+    pub count: u32,
+}
+
+/// Where a frame for an address goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To this link: an attached endpoint or a peer relay.
+    Link(LinkId),
+    /// Its process belongs here, but the endpoint has not attached yet.
+    Awaited,
+    /// It was attached and has left.
+    Left,
+    /// No cluster of the job has such a process, or no relay leads there.
+    Nowhere,
+}
+
+/// See the module head.
+#[derive(Debug)]
+pub struct Table {
+    own: ClusterId,
+    clusters: Vec<Range>,
+    peers: Vec<Option<LinkId>>,
+    /// For each process of the own cluster, its endpoints: nearly always one.
+    attached: Vec<Vec<(u8, Place)>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    At(LinkId),
+    Left,
+}
+
+impl Table {
+    /// A table with nothing attached. `clusters[n]` is the range of cluster `n`.
+    ///
+    /// # Errors
+    /// If `own` is not among the clusters, a range exceeds [`Address::INDEX_MAX`], or two overlap.
+    pub fn new(own: ClusterId, clusters: Vec<Range>) -> Result<Self, &'static str> {
+        let Some(home) = clusters.get(own.0 as usize) else {
+            return Err("the relay's own cluster is not among the clusters");
+        };
+        let mut sorted: Vec<Range> = clusters.iter().copied().filter(|r| r.count > 0).collect();
+        sorted.sort_unstable_by_key(|range| range.first);
+        let end = |range: &Range| range.first as u64 + range.count as u64;
+        if sorted.windows(2).any(|pair| end(&pair[0]) > pair[1].first as u64) {
+            return Err("the process ranges of two clusters overlap");
+        }
+        if sorted.iter().any(|range| end(range) > Address::INDEX_MAX as u64 + 1) {
+            return Err("a process index is out of range");
+        }
+        let mut attached = Vec::new();
+        attached.resize_with(home.count as usize, Vec::new);
+        let peers = alloc::vec![None; clusters.len()];
+        Ok(Self { own, clusters, peers, attached })
+    }
+
+    /// The relay's own cluster.
+    pub fn own(&self) -> ClusterId {
+        self.own
+    }
+
+    /// Number of clusters of the job.
+    pub fn cluster_count(&self) -> usize {
+        self.clusters.len()
+    }
+
+    /// The cluster of a process.
+    #[inline]
+    pub fn cluster_of(&self, address: Address) -> Option<ClusterId> {
+        let index = address.index();
+        // A job has few clusters, so a scan beats a search tree.
+        let at = self.clusters.iter().position(|range| range.contains(index))?;
+        Some(ClusterId(at as u16))
+    }
+
+    /// Where a frame for `target` goes.
+    #[inline]
+    pub fn route(&self, target: Address) -> Route {
+        match self.cluster_of(target) {
+            None => Route::Nowhere,
+            Some(cluster) if cluster == self.own => self.route_home(target),
+            Some(cluster) => match self.peers[cluster.0 as usize] {
+                Some(link) => Route::Link(link),
+                None => Route::Nowhere,
+            },
+        }
+    }
+
+    #[inline]
+    fn route_home(&self, target: Address) -> Route {
+        let endpoints = &self.attached[self.slot(target)];
+        match endpoints.iter().find(|(endpoint, _)| *endpoint == target.endpoint()) {
+            Some((_, Place::At(link))) => Route::Link(*link),
+            Some((_, Place::Left)) => Route::Left,
+            None => Route::Awaited,
+        }
+    }
+
+    /// Leads frames for cluster `cluster` to `link`.
+    ///
+    /// # Panics
+    /// If there is no such cluster.
+    pub fn set_peer(&mut self, cluster: ClusterId, link: LinkId) {
+        self.peers[cluster.0 as usize] = Some(link);
+    }
+
+    /// The link to the relay of `cluster`.
+    pub fn peer(&self, cluster: ClusterId) -> Option<LinkId> {
+        *self.peers.get(cluster.0 as usize)?
+    }
+
+    /// Leads frames for `address` to `link`, or with `None` nowhere: it has left.
+    ///
+    /// # Panics
+    /// If `address` is not in the own cluster.
+    pub fn set_endpoint(&mut self, address: Address, link: Option<LinkId>) {
+        let place = link.map_or(Place::Left, Place::At);
+        let slot = self.slot(address);
+        let endpoints = &mut self.attached[slot];
+        match endpoints.iter_mut().find(|(endpoint, _)| *endpoint == address.endpoint()) {
+            Some(entry) => entry.1 = place,
+            None => endpoints.push((address.endpoint(), place)),
+        }
+    }
+
+    fn slot(&self, address: Address) -> usize {
+        (address.index() - self.clusters[self.own.0 as usize].first) as usize
+    }
+}
+
+impl Range {
+    #[inline]
+    fn contains(&self, index: u32) -> bool {
+        index.wrapping_sub(self.first) < self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_address_has_a_route() {
+        let mut table = table();
+        assert_eq!(table.route(Address::new(4, 0)), Route::Awaited);
+        table.set_endpoint(Address::new(4, 0), Some(LinkId(9)));
+        assert_eq!(table.route(Address::new(4, 0)), Route::Link(LinkId(9)));
+        assert_eq!(table.route(Address::new(4, 1)), Route::Awaited);
+        table.set_endpoint(Address::new(4, 0), None);
+        assert_eq!(table.route(Address::new(4, 0)), Route::Left);
+
+        assert_eq!(table.route(Address::new(0, 0)), Route::Nowhere);
+        table.set_peer(ClusterId(0), LinkId(1));
+        assert_eq!(table.route(Address::new(3, 7)), Route::Link(LinkId(1)));
+        assert_eq!(table.route(Address::new(10, 0)), Route::Nowhere);
+        assert_eq!(table.route(Address::ANONYMOUS), Route::Nowhere);
+    }
+
+    #[test]
+    fn maps_that_contradict_themselves_are_refused() {
+        let range = |first, count| Range { first, count };
+        let new = |own, ranges: &[Range]| Table::new(ClusterId(own), ranges.to_vec()).is_ok();
+        assert!(new(1, &[range(4, 4), range(0, 4)]));
+        assert!(!new(2, &[range(4, 4), range(0, 4)]));
+        assert!(!new(0, &[range(3, 4), range(0, 4)]));
+        assert!(!new(0, &[range(u32::MAX, 2)]));
+        assert!(!new(0, &[range(Address::INDEX_MAX, 2)]));
+    }
+
+    fn table() -> Table {
+        let ranges = alloc::vec![Range { first: 0, count: 4 }, Range { first: 4, count: 6 }];
+        Table::new(ClusterId(1), ranges).unwrap()
+    }
+}
