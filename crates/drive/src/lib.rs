@@ -1,1 +1,3 @@
-//! placeholder
+//! The world: links that carry frames. The only system calls on the data path are here.
+
+pub mod link;

@@ -1,0 +1,465 @@
+//! Frames between two processes of one node, through shared memory.
+//!
+//! A link is two rings in one memory file, one for each direction, made by the side that dialled and passed over the
+//! Unix socket on which the hello took place. That socket stays open: it carries wake-ups (one byte,
+//! only for a side that sleeps) and, by its end, the news that the other side is gone. Nothing has
+//! a name in a file system, so nothing is left behind however a process ends.
+//!
+//! A ring holds whole frames at multiples of [`SLOT`] bytes. The first eight bytes of a frame's
+//! header (its length and kind, never zero) are written last and announce it; the eight bytes
+//! after the last frame are always zero. The reader thus polls one word, and a small frame travels
+//! in the same cache line as its announcement.
+//!
+//! What may never happen: a frame is seen before it is whole; a writer overtakes the reader; a side
+//! sleeps while a frame waits for it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
+};
+
+/// Frames start at multiples of this: a cache line.
+const SLOT: usize = 64;
+
+/// Bytes of one ring: some thirty frames of [`FRAME_BYTES_MAX`], and small enough that both rings of a
+/// pair stay in a core's second-level cache.
+const RING_BYTES: usize = 256 << 10;
+
+/// Longest frame a ring takes, header included.
+pub const FRAME_BYTES_MAX: usize = RING_BYTES / 8;
+
+/// Bytes of the memory file: a page of control words, then the rings.
+const FILE_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
+const CONTROL_BYTES: usize = 4096;
+
+/// First word of the place where a ring starts over before its end.
+const WRAP: u64 = u64::MAX;
+
+/// Where shared memory is mapped: a provider keeps it inside its own arena.
+#[derive(Clone, Copy)]
+pub struct Mapper {
+    /// Maps a file of the given size, readable and writable.
+    pub map: fn(BorrowedFd<'_>, usize) -> io::Result<NonNull<u8>>,
+    /// Undoes `map`.
+    pub unmap: fn(NonNull<u8>, usize),
+}
+
+impl Mapper {
+    /// Anywhere.
+    pub const ANYWHERE: Mapper = Mapper { map: map_anywhere, unmap: unmap_anywhere };
+}
+
+/// One side of a link.
+pub struct ShmLink {
+    socket: OwnedFd,
+    memory: NonNull<u8>,
+    mapper: Mapper,
+    /// Control words and ring in which this side writes.
+    out: Half,
+    /// And in which it reads.
+    into: Half,
+    /// Bytes ever written and, as far as known, read by the other side.
+    written: u64,
+    freed: u64,
+    /// Bytes ever read.
+    read: u64,
+    /// Bytes of the frame that [`Self::peek`] showed.
+    shown: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Half {
+    control: NonNull<Control>,
+    ring: NonNull<u8>,
+}
+
+/// Control words of one ring; each on its own cache line, so that one side's stores do not disturb what the
+/// other polls.
+#[repr(C, align(128))]
+struct Control {
+    /// Bytes the reader has done with.
+    read: AtomicU64,
+    _line: [u64; 15],
+    /// Not 0: the reader sleeps, or is about to.
+    parked: AtomicU32,
+}
+
+const _: () = {
+    assert!(2 * size_of::<Control>() <= CONTROL_BYTES);
+    assert!(RING_BYTES.is_power_of_two() && FRAME_BYTES_MAX.is_multiple_of(SLOT));
+};
+
+// SAFETY: the pointers lead to memory shared by design; all access goes through `&mut self`.
+unsafe impl Send for ShmLink {}
+
+impl ShmLink {
+    /// Makes the memory of a new link and passes it over `socket`, right after the hello.
+    ///
+    /// # Errors
+    /// If memory is short, or the other side is gone.
+    pub fn dial(socket: OwnedFd, mapper: Mapper) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("landbridge-link", flags)?;
+        rustix::fs::ftruncate(&file, FILE_BYTES as u64)?;
+        // A peer that shrinks the file would kill us with SIGBUS.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let link = Self::new(socket, &file, mapper, 0)?;
+
+        let fds = [file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg(&link.socket, &[IoSlice::new(b"M")], &mut ancillary, SendFlags::NOSIGNAL)?;
+        Ok(link)
+    }
+
+    /// Takes the memory that the other side made. `WouldBlock` until it is there: then call again.
+    ///
+    /// # Errors
+    /// If it does not come, or is not what it should be.
+    pub fn receive_memory(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let mut byte = [0];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let got = recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags)?;
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let file = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        file.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no memory came with it"))
+    }
+
+    /// The other end of [`Self::dial`], with the memory from [`Self::receive_memory`].
+    ///
+    /// # Errors
+    /// If the memory is not a sealed file of the right size.
+    pub fn accept(socket: OwnedFd, file: OwnedFd, mapper: Mapper) -> io::Result<Self> {
+        let is_sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
+        let size = rustix::fs::fstat(&file)?.st_size;
+        if !is_sealed || size != FILE_BYTES as i64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not the memory of a link"));
+        }
+        Self::new(socket, &file, mapper, 1)
+    }
+
+    fn new(socket: OwnedFd, file: &OwnedFd, mapper: Mapper, side: usize) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let memory = (mapper.map)(file.as_fd(), FILE_BYTES)?;
+        let half = |index: usize| Half {
+            // SAFETY: both stay inside the FILE_BYTES just mapped.
+            control: unsafe { memory.cast::<Control>().add(index) },
+            // SAFETY: see above.
+            ring: unsafe { memory.add(CONTROL_BYTES + index * RING_BYTES) },
+        };
+        Ok(Self {
+            socket,
+            memory,
+            mapper,
+            out: half(side),
+            into: half(1 - side),
+            written: 0,
+            freed: 0,
+            read: 0,
+            shown: 0,
+        })
+    }
+
+    /// Writes one frame (`front`: header and head), waking the other side if it sleeps. False: no room.
+    ///
+    /// # Panics
+    /// If the frame is longer than [`FRAME_BYTES_MAX`] or `front` shorter than its announcement.
+    #[inline]
+    pub fn send(&mut self, front: &[u8], payload: &[IoSlice<'_>]) -> bool {
+        let size = front.len() + payload.iter().map(|piece| piece.len()).sum::<usize>();
+        assert!(size <= FRAME_BYTES_MAX && front.len() >= 8, "a frame of {size} bytes for a ring");
+        let span = size.next_multiple_of(SLOT);
+        let Some(at) = self.reserve(span) else {
+            return false;
+        };
+        // SAFETY: `reserve` found `span` bytes at `at`, and a slot behind them, that only this side touches.
+        unsafe {
+            let start = self.out.ring.add(at);
+            let mut to = start.add(8);
+            for piece in [&front[8..]].into_iter().chain(payload.iter().map(|piece| &piece[..])) {
+                to.copy_from_nonoverlapping(NonNull::from(piece).cast(), piece.len());
+                to = to.add(piece.len());
+            }
+            let next = (at + span) & (RING_BYTES - 1);
+            word(self.out.ring, next).store(0, Ordering::Relaxed);
+            let announcement = u64::from_le_bytes(front[..8].try_into().unwrap_or_default());
+            word(self.out.ring, at).store(announcement, Ordering::Release);
+        }
+        self.written += span as u64;
+        self.wake();
+        true
+    }
+
+    /// Where a frame of `span` bytes goes, if the ring has room for it and the zero slot behind it.
+    #[inline]
+    fn reserve(&mut self, span: usize) -> Option<usize> {
+        let at = self.written as usize & (RING_BYTES - 1);
+        let to_end = RING_BYTES - at;
+        let skip = if span > to_end { to_end } else { 0 };
+        if !self.has_room(skip + span + SLOT) {
+            return None;
+        }
+        if skip == 0 {
+            return Some(at);
+        }
+        // SAFETY: the rest of the ring and its first slot are free, as just found.
+        unsafe {
+            word(self.out.ring, 0).store(0, Ordering::Relaxed);
+            word(self.out.ring, at).store(WRAP, Ordering::Release);
+        }
+        self.written += skip as u64;
+        Some(0)
+    }
+
+    #[inline]
+    fn has_room(&mut self, bytes: usize) -> bool {
+        let limit = self.freed + RING_BYTES as u64;
+        if self.written + bytes as u64 <= limit {
+            return true;
+        }
+        // SAFETY: the control words live as long as the mapping.
+        self.freed = unsafe { self.out.control.as_ref() }.read.load(Ordering::Acquire);
+        self.written + bytes as u64 <= self.freed.saturating_add(RING_BYTES as u64)
+    }
+
+    /// Rings the other side's bell if it sleeps.
+    #[inline]
+    fn wake(&self) {
+        // Pairs with the fence in `prepare_park`: either we see that it sleeps, or it sees the frame.
+        fence(Ordering::SeqCst);
+        // SAFETY: the control words live as long as the mapping.
+        let parked = &unsafe { self.out.control.as_ref() }.parked;
+        if parked.load(Ordering::Relaxed) != 0 && parked.swap(0, Ordering::Relaxed) != 0 {
+            // A full socket buffer means it has been rung often enough.
+            let _ = send(&self.socket, b"!", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
+    }
+
+    /// The next frame, whole and in one piece, if one has arrived. It stays until [`Self::consume`].
+    ///
+    /// # Errors
+    /// If the other side claims a frame that cannot be: close the link.
+    #[inline]
+    pub fn peek(&mut self) -> io::Result<Option<&[u8]>> {
+        let mut at = self.read as usize & (RING_BYTES - 1);
+        // SAFETY: `at` is a multiple of SLOT inside the ring.
+        let mut first = unsafe { word(self.into.ring, at) }.load(Ordering::Acquire);
+        if first == 0 {
+            return Ok(None);
+        }
+        if first == WRAP {
+            self.read += (RING_BYTES - at) as u64;
+            at = 0;
+            // SAFETY: as above.
+            first = unsafe { word(self.into.ring, 0) }.load(Ordering::Acquire);
+            if first == 0 {
+                return Ok(None);
+            }
+        }
+        let size = landbridge_proto::wire::frame::HEADER_BYTES + (first as u32) as usize;
+        if size > FRAME_BYTES_MAX || at + size > RING_BYTES {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame longer than its ring"));
+        }
+        self.shown = size;
+        // SAFETY: the frame lies inside the ring, and its writer leaves it alone until it is consumed.
+        Ok(Some(unsafe { std::slice::from_raw_parts(self.into.ring.add(at).as_ptr(), size) }))
+    }
+
+    /// Gives the place of the frame that [`Self::peek`] showed back to the writer.
+    #[inline]
+    pub fn consume(&mut self) {
+        self.read += self.shown.next_multiple_of(SLOT) as u64;
+        self.shown = 0;
+        // SAFETY: the control words live as long as the mapping.
+        unsafe { self.into.control.as_ref() }.read.store(self.read, Ordering::Release);
+    }
+
+    /// Announces that this side will sleep on [`Self::fd`]. False: a frame has arrived, do not.
+    pub fn prepare_park(&mut self) -> bool {
+        // SAFETY: the control words live as long as the mapping.
+        unsafe { self.into.control.as_ref() }.parked.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let is_empty = matches!(self.peek(), Ok(None));
+        if !is_empty {
+            self.unpark();
+        }
+        is_empty
+    }
+
+    /// This side is awake.
+    pub fn unpark(&mut self) {
+        // SAFETY: the control words live as long as the mapping.
+        unsafe { self.into.control.as_ref() }.parked.store(0, Ordering::Relaxed);
+    }
+
+    /// Becomes readable when the bell rings or the other side is gone.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Takes in what rang. False: the other side is gone (frames it wrote may still be there).
+    pub fn drain_doorbell(&mut self) -> bool {
+        let mut bytes = [0u8; 64];
+        loop {
+            match recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return false,
+                Ok((_, got)) if got == bytes.len() => (),
+                Ok(_) => return true,
+                Err(rustix::io::Errno::INTR) => (),
+                Err(error) => return error == rustix::io::Errno::AGAIN,
+            }
+        }
+    }
+
+    /// The other side's credentials: its process id as this side's namespace knows it.
+    ///
+    /// # Errors
+    /// As getsockopt(2).
+    pub fn peer_pid(&self) -> io::Result<i32> {
+        let credentials = rustix::net::sockopt::socket_peercred(&self.socket)?;
+        Ok(credentials.pid.as_raw_nonzero().get())
+    }
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        (self.mapper.unmap)(self.memory, FILE_BYTES);
+    }
+}
+
+impl std::fmt::Debug for ShmLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ShmLink(fd {})", self.socket.as_raw_fd())
+    }
+}
+
+/// The word at `at`.
+///
+/// # Safety
+/// `at` is a multiple of [`SLOT`] inside the ring, and the result does not outlive the mapping.
+#[inline]
+unsafe fn word<'a>(ring: NonNull<u8>, at: usize) -> &'a AtomicU64 {
+    // SAFETY: the caller's promise; rings are page aligned.
+    unsafe { ring.add(at).cast::<AtomicU64>().as_ref() }
+}
+
+fn map_anywhere(file: BorrowedFd<'_>, size: usize) -> io::Result<NonNull<u8>> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping of a file of our own, nobody's memory is replaced.
+    let memory =
+        unsafe { mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, file, 0)? };
+    NonNull::new(memory.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+fn unmap_anywhere(memory: NonNull<u8>, size: usize) {
+    // SAFETY: `memory` came from `map_anywhere` with this size and is used no more.
+    let _ = unsafe { rustix::mm::munmap(memory.as_ptr().cast(), size) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use landbridge_proto::id::Address;
+    use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn frames_of_all_sizes_arrive_whole_in_order_over_many_laps() {
+        let (mut a, mut b) = pair();
+        let mut sent = 0u64;
+        let mut seen = 0u64;
+        while seen < 1_000 {
+            while sent < seen + 40 && a.send(&front(sent), &[IoSlice::new(&payload(sent))]) {
+                sent += 1;
+            }
+            assert!(sent > seen, "the ring takes at least one frame");
+            let frame = b.peek().unwrap().unwrap();
+            let header = Header::parse(frame).unwrap();
+            assert_eq!(header.sequence, seen);
+            assert_eq!(&frame[HEADER_BYTES..], payload(seen));
+            b.consume();
+            seen += 1;
+        }
+    }
+
+    #[test]
+    fn a_full_ring_says_so_and_recovers() {
+        let (mut a, mut b) = pair();
+        let mut sent = 0;
+        while a.send(&front(sent), &[IoSlice::new(&payload(sent))]) {
+            sent += 1;
+        }
+        for _ in 0..sent {
+            assert!(b.peek().unwrap().is_some());
+            b.consume();
+        }
+        assert!(b.peek().unwrap().is_none());
+        assert!(a.send(&front(0), &[]));
+    }
+
+    #[test]
+    fn a_sleeper_is_rung_once_and_the_end_is_noticed() {
+        let (mut a, mut b) = pair();
+        assert!(b.prepare_park());
+        assert!(a.send(&front(1), &[]) && a.send(&front(2), &[]));
+        let mut bell = [0u8; 8];
+        assert_eq!(recv(&b.socket, &mut bell[..], RecvFlags::DONTWAIT).unwrap().1, 1);
+        assert!(!b.prepare_park(), "frames wait");
+        assert!(b.drain_doorbell());
+        drop(a);
+        assert!(!b.drain_doorbell());
+        assert!(b.peek().unwrap().is_some(), "what was written is still there");
+    }
+
+    #[test]
+    fn other_memory_is_refused() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let file = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        assert!(ShmLink::accept(a.into(), file, Mapper::ANYWHERE).is_err());
+    }
+
+    fn pair() -> (ShmLink, ShmLink) {
+        let (a, b) = UnixStream::pair().unwrap();
+        let a = ShmLink::dial(a.into(), Mapper::ANYWHERE).unwrap();
+        let memory = ShmLink::receive_memory(b.as_fd()).unwrap();
+        (a, ShmLink::accept(b.into(), memory, Mapper::ANYWHERE).unwrap())
+    }
+
+    fn payload(number: u64) -> Vec<u8> {
+        let size = (number * 7919) as usize % (FRAME_BYTES_MAX - HEADER_BYTES);
+        (0..size).map(|i| (i as u64 * 31 + number) as u8).collect()
+    }
+
+    fn front(number: u64) -> [u8; HEADER_BYTES] {
+        let header = Header {
+            length: payload(number).len() as u32,
+            kind: Kind::Data,
+            flags: 0,
+            hops: 0,
+            source: Address(1),
+            target: Address(2),
+            sequence: number,
+            delivered: 0,
+            credit: 0,
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        header.emit(&mut bytes);
+        bytes
+    }
+}

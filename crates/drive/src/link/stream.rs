@@ -1,0 +1,377 @@
+//! Frames over a byte stream, to and from memory that is somebody else's.
+//!
+//! Bytes go from the caller's memory to the socket and from the socket to the place where they belong, without a
+//! stop in between: only headers, heads and small payloads that came along with them are copied out of a staging
+//! buffer, which all streams of a process share.
+//!
+//! A frame that the socket takes only in part is *held*: the stream remembers the rest, and nothing else goes out
+//! before it. What may never happen: bytes of two frames mix; a held frame's memory is read after
+//! [`StreamLink::own_held`] was called for it.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Pieces of memory in one call to the kernel.
+pub const PIECES_MAX: usize = 8;
+
+/// A piece of memory that stays valid by the caller's promise.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Start.
+    pub base: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// The socket has it.
+    All,
+    /// The stream holds the rest of it: see [`StreamLink::flush`].
+    Held,
+    /// Nothing of it was taken.
+    Busy,
+}
+
+/// One side of a stream.
+pub struct StreamLink {
+    socket: OwnedFd,
+    held: Option<Held>,
+    /// Where the payload under way goes; empty between frames.
+    target: Vec<Piece>,
+    /// Bytes of it that go nowhere, after `target`.
+    skip: usize,
+    /// Start of a frame whose head has not all arrived.
+    rest: Vec<u8>,
+}
+
+/// The rest of a frame.
+struct Held {
+    front: Vec<u8>,
+    pieces: Vec<Piece>,
+    owned: Vec<u8>,
+}
+
+// SAFETY: the pieces point to memory that is valid by the caller's promise, whatever thread calls.
+unsafe impl Send for StreamLink {}
+
+impl StreamLink {
+    /// A stream over a connected socket, which becomes non-blocking.
+    ///
+    /// # Errors
+    /// As ioctl(2).
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        Ok(Self { socket, held: None, target: Vec::new(), skip: 0, rest: Vec::new() })
+    }
+
+    /// The socket.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Sends a frame: `front` (header and head), then `payload`.
+    ///
+    /// # Safety
+    /// The payload's memory stays valid until the frame has left: at once with [`Sent::All`], else when
+    /// [`Self::flush`] says so or [`Self::own_held`] is called.
+    ///
+    /// # Errors
+    /// If the stream is broken.
+    #[inline]
+    pub unsafe fn send(&mut self, front: &[u8], payload: &[Piece]) -> io::Result<Sent> {
+        if self.held.is_some() {
+            return Ok(Sent::Busy);
+        }
+        let size = front.len() + payload.iter().map(|piece| piece.len).sum::<usize>();
+        // SAFETY: the caller's promise.
+        let written = unsafe { write(&self.socket, front, payload) }?;
+        if written == size {
+            return Ok(Sent::All);
+        }
+        if written == 0 {
+            return Ok(Sent::Busy);
+        }
+        self.hold(front, payload, written);
+        Ok(Sent::Held)
+    }
+
+    #[cold]
+    fn hold(&mut self, front: &[u8], payload: &[Piece], written: usize) {
+        let in_front = written.min(front.len());
+        let pieces = advance(payload, written - in_front);
+        self.held = Some(Held { front: front[in_front..].to_vec(), pieces, owned: Vec::new() });
+    }
+
+    /// Whether a frame is held.
+    pub fn is_holding(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Sends more of the held frame. True: none is held any more.
+    ///
+    /// # Errors
+    /// If the stream is broken.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        let Some(held) = self.held.as_mut() else {
+            return Ok(true);
+        };
+        // SAFETY: the promise given to `send` still stands, or the pieces lie in `owned`.
+        let written = unsafe { write(&self.socket, &held.front, &held.pieces) }?;
+        let in_front = written.min(held.front.len());
+        held.front.drain(..in_front);
+        held.pieces = advance(&held.pieces, written - in_front);
+        if held.front.is_empty() && held.pieces.is_empty() {
+            self.held = None;
+        }
+        Ok(self.held.is_none())
+    }
+
+    /// Takes a copy of what is held, so that the caller's memory is no longer needed.
+    pub fn own_held(&mut self) {
+        let Some(held) = self.held.as_mut() else {
+            return;
+        };
+        let mut owned = Vec::with_capacity(held.pieces.iter().map(|piece| piece.len).sum());
+        for piece in &held.pieces {
+            // SAFETY: the promise given to `send` still stands.
+            owned.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+        }
+        held.owned = owned;
+        held.pieces = vec![Piece { base: held.owned.as_mut_ptr(), len: held.owned.len() }];
+        held.pieces.retain(|piece| piece.len > 0);
+    }
+
+    /// Reads once: first what the payload under way still lacks, then up to `stage` bytes of what follows.
+    /// The bytes kept by [`Self::keep`] come first in `stage`.
+    ///
+    /// # Errors
+    /// `WouldBlock` if nothing is there, `UnexpectedEof` at the end, or as recvmsg(2).
+    #[inline]
+    pub fn read(&mut self, stage: &mut [u8]) -> io::Result<Read> {
+        let kept = self.rest.len();
+        stage[..kept].copy_from_slice(&self.rest);
+        self.rest.clear();
+        match self.receive(stage, kept) {
+            Ok(read) => Ok(read),
+            Err(error) => {
+                self.rest.extend_from_slice(&stage[..kept]);
+                Err(error)
+            }
+        }
+    }
+
+    #[inline]
+    fn receive(&mut self, stage: &mut [u8], kept: usize) -> io::Result<Read> {
+        let is_inside = self.is_inside();
+        let mut vector = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
+        let mut count = 0;
+        let mut wanted = 0;
+        for piece in self.target.iter().take(PIECES_MAX - 1) {
+            vector[count] = libc::iovec { iov_base: piece.base.cast(), iov_len: piece.len };
+            wanted += piece.len;
+            count += 1;
+        }
+        // While a payload is under way little more than the next header is read with it, so that the payload after it
+        // can again go where it belongs.
+        let ahead = if is_inside { AHEAD_BYTES.min(stage.len()) } else { stage.len() };
+        let room = if self.target.len() < PIECES_MAX { &mut stage[kept..ahead] } else { &mut [] };
+        vector[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+        let asked = wanted + room.len();
+
+        // SAFETY: an all-zero msghdr is a valid one.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = vector.as_mut_ptr();
+        message.msg_iovlen = count + 1;
+        // SAFETY: the vector describes memory that is valid by the callers' promise, and the stage.
+        let got =
+            unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+        if got < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let got = got as usize;
+        let placed = got.min(wanted);
+        if placed > 0 {
+            self.target = advance(&self.target, placed);
+        }
+        let mut staged = kept + got - placed;
+        let mut start = 0;
+        if is_inside && self.target.is_empty() && self.skip > 0 {
+            start = self.skip.min(staged);
+            self.skip -= start;
+        }
+        staged = staged.max(start);
+        let ended = is_inside && !self.is_inside();
+        Ok(Read { start, end: staged, ended, drained: got < asked })
+    }
+
+    /// The payload of the current frame goes to `target`, then `skip` bytes nowhere. Takes what is already in `staged`;
+    /// says how many bytes that was. The payload is complete if [`Self::is_inside`] is false then.
+    ///
+    /// # Safety
+    /// The target's memory stays valid and is nobody else's until the payload is complete or the stream dropped.
+    #[inline]
+    pub unsafe fn begin(&mut self, target: &[Piece], skip: usize, staged: &[u8]) -> usize {
+        let mut used = 0;
+        let mut pieces = target.iter();
+        for piece in pieces.by_ref() {
+            let here = piece.len.min(staged.len() - used);
+            // SAFETY: the caller's promise; the stage is our own memory.
+            unsafe { staged[used..].as_ptr().copy_to_nonoverlapping(piece.base, here) };
+            used += here;
+            if here < piece.len {
+                // SAFETY: `here` bytes of the piece are behind.
+                let base = unsafe { piece.base.add(here) };
+                self.target.push(Piece { base, len: piece.len - here });
+                break;
+            }
+        }
+        self.target.extend(pieces.filter(|piece| piece.len > 0));
+        let skipped = if self.target.is_empty() { skip.min(staged.len() - used) } else { 0 };
+        self.skip = skip - skipped;
+        used + skipped
+    }
+
+    /// Whether a payload is under way.
+    #[inline]
+    pub fn is_inside(&self) -> bool {
+        !self.target.is_empty() || self.skip > 0
+    }
+
+    /// Keeps the start of a frame whose head has not all arrived for the next [`Self::read`].
+    #[inline]
+    pub fn keep(&mut self, start: &[u8]) {
+        self.rest.extend_from_slice(start);
+    }
+}
+
+/// Staged bytes read along with the end of a payload: a header and head, and a small payload.
+const AHEAD_BYTES: usize = 512;
+
+/// What a [`StreamLink::read`] brought: `stage[start..end]` are new frames.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    /// First staged byte.
+    pub start: usize,
+    /// End of the staged bytes.
+    pub end: usize,
+    /// The payload that was under way is complete.
+    pub ended: bool,
+    /// The socket had no more.
+    pub drained: bool,
+}
+
+/// `pieces` without their first `bytes`.
+fn advance(pieces: &[Piece], mut bytes: usize) -> Vec<Piece> {
+    let mut rest = Vec::new();
+    for piece in pieces {
+        let here = bytes.min(piece.len);
+        bytes -= here;
+        if here < piece.len {
+            // SAFETY: stays inside the piece.
+            rest.push(Piece { base: unsafe { piece.base.add(here) }, len: piece.len - here });
+        }
+    }
+    rest
+}
+
+/// Writes as much as the socket takes; 0 if it takes nothing.
+///
+/// # Safety
+/// The pieces are valid memory.
+#[inline]
+unsafe fn write(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io::Result<usize> {
+    let mut vector = [IoSlice::new(&[]); PIECES_MAX + 1];
+    vector[0] = IoSlice::new(front);
+    let count = pieces.len().min(PIECES_MAX);
+    for (slice, piece) in vector[1..].iter_mut().zip(pieces) {
+        // SAFETY: the caller's promise.
+        *slice = IoSlice::new(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+    }
+    // SAFETY: an all-zero msghdr is a valid one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vector.as_mut_ptr().cast();
+    message.msg_iovlen = count + 1;
+    loop {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: IoSlice has the layout of iovec; the vector outlives the call.
+        let written = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
+        if written >= 0 {
+            return Ok(written as usize);
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return Ok(0),
+            io::ErrorKind::Interrupted => (),
+            _ => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_payload_goes_straight_to_its_place_and_the_next_frame_is_staged() {
+        let (mut a, mut b) = pair();
+        let mut payload: Vec<u8> = (0..100_000).map(|i| i as u8).collect();
+        let whole = Piece { base: payload.as_mut_ptr(), len: payload.len() };
+        let mut into = vec![0u8; 60_000];
+        let mut stage = vec![0u8; 4096];
+        // SAFETY: `payload` and `into` outlive the links.
+        let sent = unsafe { a.send(b"front", &[whole]) }.unwrap();
+        let read = b.read(&mut stage).unwrap();
+        assert_eq!(&stage[..5], b"front");
+        let target = [Piece { base: into.as_mut_ptr(), len: into.len() }];
+        // SAFETY: see above.
+        let used = unsafe { b.begin(&target, 40_000, &stage[5..read.end]) };
+        assert_eq!(used, read.end - 5);
+        let mut is_sent = sent == Sent::All;
+        let mut ended = false;
+        while !ended {
+            is_sent = is_sent || a.flush().unwrap();
+            ended = b.read(&mut stage).is_ok_and(|read| read.ended);
+        }
+        assert!(is_sent && !b.is_inside());
+        assert_eq!(into, payload[..60_000]);
+        // SAFETY: no payload.
+        unsafe { a.send(b"next", &[]) }.unwrap();
+        b.keep(b"kept-");
+        let read = b.read(&mut stage).unwrap();
+        assert_eq!((&stage[read.start..read.end], read.drained), (&b"kept-next"[..], true));
+        assert_eq!(b.read(&mut stage).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn a_held_frame_can_outlive_its_memory() {
+        let (mut a, mut b) = pair();
+        let mut payload = vec![7u8; 4 << 20];
+        let whole = Piece { base: payload.as_mut_ptr(), len: payload.len() };
+        // SAFETY: `own_held` is called before the memory goes.
+        assert_eq!(unsafe { a.send(b"f", &[whole]) }.unwrap(), Sent::Held);
+        a.own_held();
+        payload.fill(0);
+        // SAFETY: nothing is taken while a frame is held.
+        assert_eq!(unsafe { a.send(b"g", &[]) }.unwrap(), Sent::Busy);
+        let mut seen = 0;
+        let mut stage = vec![0u8; 1 << 16];
+        while seen < payload.len() + 1 {
+            a.flush().unwrap();
+            let Ok(read) = b.read(&mut stage) else { continue };
+            assert!(stage[..read.end].iter().all(|&byte| byte == 7 || byte == b'f'));
+            seen += read.end;
+        }
+        assert!(a.flush().unwrap() && !a.is_holding());
+    }
+
+    fn pair() -> (StreamLink, StreamLink) {
+        let (a, b) = UnixStream::pair().unwrap();
+        (StreamLink::new(a.into()).unwrap(), StreamLink::new(b.into()).unwrap())
+    }
+}
