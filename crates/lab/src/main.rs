@@ -1,0 +1,298 @@
+//! The command `landbridge-lab`, which people type as `landbridge lab`.
+
+use std::ffi::OsString;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
+use landbridge_lab::net::run::{self, EXIT_LAB_FAILED, Inherited, Run};
+use landbridge_lab::net::{control, file, namespace::Machine, probe};
+
+#[derive(Parser)]
+#[command(
+    name = "landbridge lab",
+    bin_name = "landbridge lab",
+    version,
+    about = "Clusters out of network namespaces on one machine, joined by emulated links"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Build the clusters of FILE, run COMMAND on the first host of the first site, remove
+    /// everything
+    #[command(after_long_help = RUN_HELP)]
+    Run {
+        /// Lab file (TOML), for example labs/two-sites.toml
+        file: PathBuf,
+        /// Name of the running lab, for `landbridge lab link`; default: the name in FILE
+        #[arg(long)]
+        name: Option<String>,
+        /// What to run
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Check FILE and print what would be built
+    Check { file: PathBuf },
+    /// Run COMMAND on a host of the lab that this is typed in
+    On {
+        host: String,
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Show or change the links of a running lab
+    #[command(after_long_help = LINK_HELP)]
+    Link(LinkArguments),
+    /// Measure the network between two places (start `probe serve` at one of them)
+    Probe {
+        #[command(subcommand)]
+        probe: Probe,
+    },
+    #[command(hide = true)]
+    Inside {
+        #[arg(long)]
+        file: PathBuf,
+        #[arg(long)]
+        name: Option<String>,
+        #[arg(long)]
+        lifeline: i32,
+        #[arg(long)]
+        control: i32,
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+}
+
+#[derive(Args)]
+struct LinkArguments {
+    /// Name of the lab; inside a lab `.` means that one
+    lab: String,
+    /// `north-south` for both directions, `north>south` for one; without it, all are shown with
+    /// their counts
+    link: Option<String>,
+    /// Nothing passes, and what is on the way is lost
+    #[arg(long, conflicts_with = "up")]
+    down: bool,
+    /// Undo --down
+    #[arg(long)]
+    up: bool,
+    /// Such as `100Mbit/s`, or `unlimited`
+    #[arg(long)]
+    rate: Option<String>,
+    /// One way, such as `5ms`
+    #[arg(long)]
+    delay: Option<String>,
+    #[arg(long)]
+    jitter: Option<String>,
+    /// Share of packets, such as `5%`; likewise the next three
+    #[arg(long)]
+    loss: Option<String>,
+    #[arg(long)]
+    duplicate: Option<String>,
+    #[arg(long)]
+    reorder: Option<String>,
+    #[arg(long)]
+    corrupt: Option<String>,
+    /// Keep the checksums of corrupted packets valid: true or false
+    #[arg(long)]
+    repair_checksums: Option<bool>,
+    /// What may wait for the wire, such as `512KiB`
+    #[arg(long)]
+    queue: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum Probe {
+    /// Answer the other probes until killed
+    Serve {
+        #[arg(long, default_value_t = PROBE_PORT)]
+        port: u16,
+    },
+    /// Round trips of small UDP datagrams
+    Delay {
+        server: String,
+        #[arg(long, default_value_t = 20)]
+        count: u32,
+    },
+    /// What one TCP connection carries
+    Rate {
+        server: String,
+        #[arg(long, default_value_t = 3.0)]
+        seconds: f64,
+    },
+    /// Numbers of the UDP datagrams that came back, in their order
+    Loss {
+        server: String,
+        #[arg(long, default_value_t = 100)]
+        count: u32,
+        #[arg(long, default_value_t = 100)]
+        bytes: usize,
+    },
+    /// Whether a TCP connection can be made
+    Connect {
+        server: String,
+        #[arg(long, default_value_t = 1.0)]
+        seconds: f64,
+    },
+}
+
+const PROBE_PORT: u16 = 7799;
+
+const RUN_HELP: &str = "\
+Examples:
+  landbridge lab run labs/two-sites.toml -- landbridge run -n 4 ./ring
+  landbridge lab run labs/grid5000.toml -- bash
+  landbridge lab run labs/two-sites.toml -- landbridge lab on south-gw -- ip address
+
+The command finds LANDBRIDGE_TOPOLOGY set to a topology of the lab, so `landbridge run` in it
+needs no --topology. Its exit code becomes that of this program; 125 means that the lab could not
+be built, 2 that the file or the command line is wrong. Without root, namespaces are made where
+user namespaces are allowed.
+
+How a lab file is written: see labs/two-sites.toml, which explains every key.";
+
+const LINK_HELP: &str = "\
+Examples:
+  landbridge lab link two-sites                          show all links and what they have done
+  landbridge lab link two-sites north-south --down       cut the link
+  landbridge lab link two-sites north-south --up
+  landbridge lab link two-sites 'north>south' --loss 5%  lose packets in one direction";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match act(arguments.action) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("landbridge lab: {error:#}");
+            ExitCode::from(EXIT_LAB_FAILED)
+        }
+    }
+}
+
+fn act(action: Action) -> anyhow::Result<u8> {
+    match action {
+        Action::Run { file, name, command } => match file::load(&file) {
+            Ok(_) => run::keep(&Run { file, name, command }),
+            Err(error) => Ok(wrong_file(&error)),
+        },
+        Action::Inside { file, name, lifeline, control, command } => {
+            run::inside(&Run { file, name, command }, &Inherited { lifeline, control })
+        }
+        Action::Check { file } => match file::load(&file) {
+            Ok(plan) => {
+                print!("{plan}");
+                Ok(0)
+            }
+            Err(error) => Ok(wrong_file(&error)),
+        },
+        Action::On { host, command } => on_host(&host, &command),
+        Action::Link(arguments) => link(&arguments),
+        Action::Probe { probe } => run_probe(probe),
+    }
+}
+
+fn wrong_file(error: &anyhow::Error) -> u8 {
+    const EXIT_USAGE: u8 = 2;
+    eprintln!("landbridge lab: {error:#}");
+    EXIT_USAGE
+}
+
+fn on_host(host: &str, command: &[OsString]) -> anyhow::Result<u8> {
+    let machine = Machine::open(host).context("`landbridge lab on` works inside a running lab")?;
+    machine.enter()?;
+    let error = Command::new(&command[0]).args(&command[1..]).exec();
+    Err(error).with_context(|| format!("cannot run `{}`", command[0].to_string_lossy()))
+}
+
+fn link(arguments: &LinkArguments) -> anyhow::Result<u8> {
+    let lab = Some(arguments.lab.as_str()).filter(|&name| name != ".");
+    let changes = arguments.changes();
+    let request = match &arguments.link {
+        Some(link) if !changes.is_empty() => format!("set {link} {}", changes.join(" ")),
+        Some(_) => bail!("what about this link? See `landbridge lab link --help`"),
+        None if !changes.is_empty() => {
+            bail!("which link? See `landbridge lab link {}`", arguments.lab)
+        }
+        None => "show".to_owned(),
+    };
+    println!("{}", control::request(lab, &request)?);
+    Ok(0)
+}
+
+impl LinkArguments {
+    fn changes(&self) -> Vec<String> {
+        let repair = self.repair_checksums.map(|repair| repair.to_string());
+        let values = [
+            ("rate", &self.rate),
+            ("delay", &self.delay),
+            ("jitter", &self.jitter),
+            ("loss", &self.loss),
+            ("duplicate", &self.duplicate),
+            ("reorder", &self.reorder),
+            ("corrupt", &self.corrupt),
+            ("repair_checksums", &repair),
+            ("queue", &self.queue),
+        ];
+        // A request's words are separated by spaces, so `5 ms` goes as `5ms`.
+        let without_spaces = |text: &str| text.split_whitespace().collect::<String>();
+        let given = values
+            .iter()
+            .filter_map(|(key, value)| Some(format!("{key}={}", without_spaces(value.as_ref()?))));
+        let switches = [("down", self.down), ("up", self.up)];
+        let switched = switches.iter().filter(|(_, on)| *on).map(|(key, _)| (*key).to_owned());
+        given.chain(switched).collect()
+    }
+}
+
+fn run_probe(probe: Probe) -> anyhow::Result<u8> {
+    match probe {
+        Probe::Serve { port } => probe::serve(port)?,
+        Probe::Delay { server, count } => {
+            let times = probe::round_trips(address(&server)?, count)?;
+            let micros = |time: Option<&Duration>| time.map_or(0, Duration::as_micros);
+            let (least, median, most) = (times.first(), times.get(times.len() / 2), times.last());
+            println!(
+                "answers={}/{count} min_us={} median_us={} max_us={}",
+                times.len(),
+                micros(least),
+                micros(median),
+                micros(most)
+            );
+        }
+        Probe::Rate { server, seconds } => {
+            let rate = probe::rate(address(&server)?, Duration::from_secs_f64(seconds))?;
+            println!("mbit_per_s={:.1}", rate / 1e6);
+        }
+        Probe::Loss { server, count, bytes } => {
+            const PACE: Duration = Duration::from_millis(1);
+            let seen = probe::survivors(address(&server)?, count, bytes, PACE)?;
+            let words: Vec<String> = seen.iter().map(u32::to_string).collect();
+            println!("{}", words.join(" "));
+        }
+        Probe::Connect { server, seconds } => {
+            let result = probe::connect(address(&server)?, Duration::from_secs_f64(seconds));
+            if let Err(error) = result {
+                println!("refused: {error}");
+                return Ok(1);
+            }
+            println!("connected");
+        }
+    }
+    Ok(0)
+}
+
+/// `HOST` or `HOST:PORT`.
+fn address(text: &str) -> anyhow::Result<SocketAddr> {
+    let with_port =
+        if text.contains(':') { text.to_owned() } else { format!("{text}:{PROBE_PORT}") };
+    let mut found =
+        with_port.to_socket_addrs().with_context(|| format!("`{text}` is no address"))?;
+    found.find(SocketAddr::is_ipv4).with_context(|| format!("`{text}` has no IPv4 address"))
+}

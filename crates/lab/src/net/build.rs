@@ -1,0 +1,165 @@
+//! Makes what a plan says: machines, LANs, WAN interfaces, routes, firewalls.
+//!
+//! In: a plan, inside a lab's own namespaces. Out: the machines and, for the emulator, the TUN
+//! devices in the order it asked for. Nothing is made outside the lab's namespaces, so nothing has
+//! to be undone.
+//!
+//! A LAN that is not emulated is a bridge in the lab's root namespace, which has no addresses and
+//! routes nothing; each machine's LAN interface is one end of a veth pair whose other end is a port
+//! of its site's bridge. Interfaces are called `lan0` and `wan0` on every machine.
+
+use std::fmt::Write;
+
+use anyhow::Context;
+
+use super::emulator::Port;
+use super::namespace::{LAB_DIR, Machine, run_tool};
+use super::plan::{Host, Inbound, Plan, Site};
+use super::topology::namespace_dir;
+use super::tun::Tun;
+
+/// The machines of each site, in the order of `Site::machines`.
+pub type Machines = Vec<Vec<Machine>>;
+
+/// Builds everything; the devices are those of `ports`.
+pub fn build(plan: &Plan, ports: &[Port]) -> anyhow::Result<(Machines, Vec<Tun>)> {
+    let machines = plan
+        .sites
+        .iter()
+        .map(|site| site.machines().map(|machine| Machine::create(&machine.name)).collect())
+        .collect::<anyhow::Result<Machines>>()?;
+    for (number, site) in plan.sites.iter().enumerate() {
+        if site.lan.is_none() {
+            build_bridge(number, site)?;
+        }
+    }
+    let devices = ports
+        .iter()
+        .map(|port| create_device(&machines, port))
+        .collect::<anyhow::Result<Vec<Tun>>>()?;
+    for (number, site) in plan.sites.iter().enumerate() {
+        for (machine, host) in machines[number].iter().zip(site.machines()) {
+            configure(plan, number, host, machine)
+                .with_context(|| format!("cannot set up `{}`", host.name))?;
+        }
+    }
+    Ok((machines, devices))
+}
+
+fn build_bridge(number: usize, site: &Site) -> anyhow::Result<()> {
+    let bridge = format!("lan{number}");
+    let mut batch =
+        format!("link add {bridge} type bridge mcast_snooping 0\nlink set {bridge} up\n");
+    for (index, machine) in site.machines().enumerate() {
+        let port = format!("s{number}p{index}");
+        let net = namespace_dir(LAB_DIR.as_ref(), &machine.name).join("net");
+        // Writing into a String cannot fail, here and below.
+        let _ = writeln!(
+            batch,
+            "link add {port} type veth peer name lan0 netns {}\nlink set {port} master {bridge} up",
+            net.display()
+        );
+    }
+    run_tool("ip", &["-batch", "-"], &batch).with_context(|| format!("the LAN of `{}`", site.name))
+}
+
+fn create_device(machines: &Machines, port: &Port) -> anyhow::Result<Tun> {
+    let (machine, name) = match *port {
+        Port::Wan { site } => (machines[site].last(), "wan0"),
+        Port::Lan { site, machine } => (machines[site].get(machine), "lan0"),
+    };
+    // Every site has a gateway, last of its machines; the emulator numbers machines as the plan
+    // does.
+    let machine = machine.context("a port of a machine that is not in the plan")?;
+    machine.run(|| Tun::create(name).with_context(|| format!("cannot make TUN device {name}")))
+}
+
+fn configure(plan: &Plan, site: usize, host: &Host, machine: &Machine) -> anyhow::Result<()> {
+    let is_gateway = host.name == plan.sites[site].gateway.name;
+    let batch = address_commands(plan, site, host, is_gateway);
+    machine.run(|| {
+        // Without this the kernel sends neighbour and router messages of its own, and link seeds
+        // would meet them.
+        let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
+        let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+        run_tool("ip", &["-batch", "-"], &batch)?;
+        if is_gateway {
+            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("cannot route")?;
+            run_tool("nft", &["-f", "-"], &firewall(&plan.sites[site]))?;
+        }
+        Ok(())
+    })
+}
+
+fn address_commands(plan: &Plan, site: usize, host: &Host, is_gateway: bool) -> String {
+    let home = &plan.sites[site];
+    let mut batch = format!(
+        "link set lo up\naddr add {}/{} dev lan0\nlink set lan0 up\n",
+        host.address, home.subnet.prefix
+    );
+    if !is_gateway {
+        let _ = writeln!(batch, "route add default via {} dev lan0 onlink", home.gateway.address);
+        return batch;
+    }
+    let own = home.wan_address;
+    let _ = writeln!(batch, "addr add {own}/32 dev wan0\nlink set wan0 mtu {} up", plan.mtu);
+    for neighbour in plan.neighbours(site).map(|neighbour| &plan.sites[neighbour]) {
+        let _ = writeln!(batch, "route add {}/32 dev wan0 src {own}", neighbour.wan_address);
+    }
+    for subnet in reachable_subnets(plan, site) {
+        // The routes are there even if nobody forwards: it is the firewalls that refuse.
+        let _ = writeln!(batch, "route add {subnet} dev wan0 src {own}");
+    }
+    batch
+}
+
+/// LANs of neighbours whose addresses mean the same everywhere: not those that another neighbour or
+/// this site uses.
+fn reachable_subnets(plan: &Plan, site: usize) -> Vec<super::plan::Subnet> {
+    let neighbours: Vec<usize> = plan.neighbours(site).collect();
+    let is_unique = |candidate: usize| {
+        let subnet = plan.sites[candidate].subnet;
+        let mut others =
+            neighbours.iter().copied().chain([site]).filter(|&other| other != candidate);
+        others.all(|other| !plan.sites[other].subnet.overlaps(subnet))
+    };
+    neighbours
+        .iter()
+        .copied()
+        .filter(|&neighbour| is_unique(neighbour))
+        .map(|neighbour| plan.sites[neighbour].subnet)
+        .collect()
+}
+
+/// The gateway's rules: what may come in from the WAN, and whether LAN and WAN see each other.
+fn firewall(site: &Site) -> String {
+    let answers = "ct state established,related accept";
+    let input = match &site.inbound {
+        Inbound::Anything => String::new(),
+        Inbound::Nothing => "iifname wan0 drop".to_owned(),
+        Inbound::Ports(ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            format!("iifname wan0 tcp dport {{ {} }} accept\niifname wan0 drop", ports.join(", "))
+        }
+    };
+    let forward = match (site.forward, &site.inbound) {
+        (false, _) => "",
+        (true, Inbound::Nothing) => "iifname lan0 oifname wan0 accept",
+        (true, _) => "accept",
+    };
+    format!(
+        "table inet lab {{
+            chain input {{
+                type filter hook input priority 0; policy accept;
+                iifname wan0 {answers}
+                {input}
+            }}
+            chain forward {{
+                type filter hook forward priority 0; policy drop;
+                {forward}
+                {answers}
+                iifname lan0 reject with icmpx admin-prohibited
+            }}
+        }}\n"
+    )
+}

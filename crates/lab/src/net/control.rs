@@ -1,0 +1,251 @@
+//! Looking at and changing the links of a running lab.
+//!
+//! A lab listens on two Unix sockets: an abstract one named after the user and the lab, in the
+//! network namespace from which it was started, and `control` in its directory, for programs
+//! inside. Only the user who started it is served. A client sends one line and gets lines back, of
+//! which the last is `ok` or `error: …`:
+//!
+//! - `show`: every direction with its shape and counts.
+//! - `set LINK KEY[=VALUE]…`: LINK is `north-south` (both directions) or `north>south`; keys are
+//!   those of a link in a lab file, and `up`.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::emulator::Emulator;
+use super::link::Shape;
+use super::namespace::LAB_DIR;
+use super::plan::describe;
+use super::pump::Handle;
+
+/// A request names a link and a dozen keys at most.
+const REQUEST_BYTES_MAX: u64 = 4096;
+/// A client that does not speak or listen is left.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Listens where `landbridge lab link` of the same user finds the lab. Fails when a lab of this
+/// name is running.
+pub fn listen_outside(lab_name: &str) -> anyhow::Result<UnixListener> {
+    UnixListener::bind_addr(&outside_address(lab_name)?).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => anyhow::anyhow!(
+            "a lab called `{lab_name}` is running already: give this one another name with --name"
+        ),
+        _ => anyhow::anyhow!("cannot listen for `landbridge lab link`: {error}"),
+    })
+}
+
+/// Listens in the lab's directory; called inside the lab.
+pub fn listen_inside() -> anyhow::Result<UnixListener> {
+    UnixListener::bind(inside_path()).context("cannot listen inside the lab")
+}
+
+/// Serves both sockets, each on a thread of its own.
+pub fn serve(handle: Handle, outside: UnixListener, inside: UnixListener) -> std::io::Result<()> {
+    let handle = Arc::new(handle);
+    for listener in [outside, inside] {
+        let handle = Arc::clone(&handle);
+        thread::Builder::new().name("control".into()).spawn(move || {
+            for client in listener.incoming().flatten() {
+                // A client that fails to listen harms only itself.
+                let _ = serve_client(&handle, client);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Sends a request to a lab and returns what it says. Without a name: to the lab that the caller is
+/// in.
+pub fn request(lab_name: Option<&str>, line: &str) -> anyhow::Result<String> {
+    let mut stream =
+        match lab_name {
+            Some(name) => UnixStream::connect_addr(&outside_address(name)?)
+                .or_else(|error| {
+                    if is_inside(name) { UnixStream::connect(inside_path()) } else { Err(error) }
+                })
+                .with_context(|| format!("no lab called `{name}` of this user is running here"))?,
+            None => UnixStream::connect(inside_path())
+                .context("name the lab: this is not inside one")?,
+        };
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    writeln!(stream, "{line}")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).context("the lab does not answer")?;
+    let (body, verdict) = answer.trim_end().rsplit_once('\n').unwrap_or(("", answer.trim_end()));
+    match verdict.strip_prefix("error: ") {
+        Some(message) => bail!("{message}"),
+        None => Ok(body.to_owned()),
+    }
+}
+
+fn is_inside(lab_name: &str) -> bool {
+    std::env::var("LANDBRIDGE_LAB").is_ok_and(|name| name == lab_name)
+}
+
+fn outside_address(lab_name: &str) -> anyhow::Result<SocketAddr> {
+    let user = rustix::process::geteuid().as_raw();
+    SocketAddr::from_abstract_name(format!("landbridge-lab/{user}/{lab_name}"))
+        .with_context(|| format!("`{lab_name}` is too long for the name of a lab"))
+}
+
+fn inside_path() -> PathBuf {
+    Path::new(LAB_DIR).join("control")
+}
+
+fn serve_client(handle: &Handle, mut client: UnixStream) -> anyhow::Result<()> {
+    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let peer = rustix::net::sockopt::socket_peercred(client.as_fd())?;
+    if peer.uid != rustix::process::geteuid() {
+        client.write_all(b"error: this lab belongs to another user\n")?;
+        return Ok(());
+    }
+    let mut line = String::new();
+    BufReader::new((&client).take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
+    let answer = handle
+        .ask(move |emulator| answer(emulator, line.trim()))
+        .unwrap_or_else(|| Err("the emulator has ended".to_owned()));
+    match answer {
+        Ok(body) => client.write_all(format!("{body}ok\n").as_bytes())?,
+        Err(message) => client.write_all(format!("error: {message}\n").as_bytes())?,
+    }
+    Ok(())
+}
+
+/// What the lab says to a request: a body of whole lines, or what is wrong.
+fn answer(emulator: &mut Emulator, request: &str) -> Result<String, String> {
+    let mut words = request.split_ascii_whitespace();
+    match words.next() {
+        Some("show") => Ok(show(emulator)),
+        Some("set") => {
+            let link = words.next().ok_or("which link?")?;
+            let changes: Vec<&str> = words.collect();
+            change(emulator, link, &changes)
+        }
+        _ => Err("a request is `show` or `set LINK KEY[=VALUE]…`".to_owned()),
+    }
+}
+
+fn show(emulator: &Emulator) -> String {
+    let mut text = String::new();
+    for (name, shape, counts) in emulator.links() {
+        text += &format!(
+            "{name}: {}; packets={} bytes={} lost={} overflowed={} cut={} duplicated={} \
+             reordered={} corrupted={}\n",
+            describe(shape),
+            counts.packets,
+            counts.bytes,
+            counts.lost,
+            counts.overflowed,
+            counts.cut,
+            counts.duplicated,
+            counts.reordered,
+            counts.corrupted,
+        );
+    }
+    text + &format!("unroutable={}\n", emulator.unroutable())
+}
+
+fn change(emulator: &mut Emulator, link: &str, changes: &[&str]) -> Result<String, String> {
+    let directions: Vec<String> = emulator
+        .links()
+        .map(|(name, ..)| name.to_owned())
+        .filter(|name| means(link, name))
+        .collect();
+    if directions.is_empty() {
+        let names: Vec<&str> = emulator.links().map(|(name, ..)| name).collect();
+        return Err(format!("there is no link `{link}`; there are {}", names.join(", ")));
+    }
+    let mut text = String::new();
+    for direction in directions {
+        let current = emulator.links().find(|(name, ..)| *name == direction);
+        let mut shape = current.map(|(_, shape, _)| shape.clone()).unwrap_or_default();
+        changes.iter().try_for_each(|change| apply(&mut shape, change))?;
+        text += &format!("{direction}: {}\n", describe(&shape));
+        emulator.reshape(&direction, |_| shape);
+    }
+    Ok(text)
+}
+
+/// Whether `link` (`a-b`, `b-a` or `a>b`) stands for the direction `a>b`.
+fn means(link: &str, direction: &str) -> bool {
+    let ends = direction.split_once('>');
+    link == direction
+        || ends.is_some_and(|(a, b)| link == format!("{a}-{b}") || link == format!("{b}-{a}"))
+}
+
+fn apply(shape: &mut Shape, change: &str) -> Result<(), String> {
+    let (key, value) = change.split_once('=').unwrap_or((change, ""));
+    match key {
+        "rate" if value == "unlimited" => shape.rate = None,
+        "rate" => shape.rate = Some(read(value)?),
+        "delay" => shape.delay = read(value)?,
+        "jitter" => shape.jitter = read(value)?,
+        "loss" => shape.loss = read(value)?,
+        "duplicate" => shape.duplicate = read(value)?,
+        "reorder" => shape.reorder = read(value)?,
+        "reorder_by" => shape.reorder_by = read(value)?,
+        "corrupt" => shape.corrupt = read(value)?,
+        "repair_checksums" => shape.repair_checksums = value != "false",
+        "queue" => shape.queue = Some(read(value)?),
+        "down" => shape.down = value != "false",
+        "up" => shape.down = false,
+        _ => return Err(format!("a link has no `{key}`")),
+    }
+    Ok(())
+}
+
+fn read<T: FromStr<Err: ToString>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: T::Err| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file;
+    use super::*;
+
+    #[test]
+    fn links_can_be_shown_and_changed() {
+        let mut emulator = emulator();
+        assert!(show(&emulator).contains("a-x>b: 1 Mbit/s"));
+        let text = answer(&mut emulator, "set a-x-b loss=5% rate=2Mbit/s").unwrap();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.lines().all(|line| line.contains("loss 5 %") && line.contains("2 Mbit/s")));
+        let text = answer(&mut emulator, "set a-x>b down").unwrap();
+        assert!(text.starts_with("a-x>b:") && text.contains("DOWN"), "{text}");
+        answer(&mut emulator, "set a-x>b up").unwrap();
+        assert!(!show(&emulator).contains("DOWN"));
+    }
+
+    #[test]
+    fn wrong_requests_change_nothing_and_say_what_is_right() {
+        let mut emulator = emulator();
+        let before = show(&emulator);
+        for (request, words) in [
+            ("", "a request is"),
+            ("set", "which link?"),
+            ("set a-c down", "there are a-x>b, b>a-x"),
+            ("set a-x-b rate=3Mbit/s colour=red", "no `colour`"),
+            ("set a-x-b loss=200%", "is not a share"),
+        ] {
+            let error = answer(&mut emulator, request).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(show(&emulator), before);
+    }
+
+    fn emulator() -> Emulator {
+        let lab = "[[site]]\nname='a-x'\nhosts=1\n[[site]]\nname='b'\nhosts=1\n\
+                   [[link]]\nbetween=['a-x','b']\nrate='1 Mbit/s'\n";
+        Emulator::new(&file::parse(lab, "x").unwrap()).0
+    }
+}

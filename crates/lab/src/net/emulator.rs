@@ -1,0 +1,378 @@
+//! All links of a lab as one machine: packets in from devices, packets out to devices when their
+//! time has come.
+//!
+//! In: `handle_packet(now, device, packet)`. Out: `poll_output(now)` until None, and
+//! `next_output()`, the time at which there is more. No I/O, no clock. A packet follows a way: the
+//! links it crosses and the device it leaves by; a packet for which its device has no way is
+//! counted and dropped. What comes from one device and goes the same way comes out in the order in
+//! which the links deliver it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::Ipv4Addr;
+
+use super::link::{Arrival, Counts, Fate, Link, Nanos, Shape, seed_of};
+use super::packet::Packet;
+use super::plan::{Plan, Subnet};
+
+/// What a device of the emulator is in the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// The WAN interface of a site's gateway.
+    Wan { site: usize },
+    /// The LAN interface of a machine, for sites whose LAN is emulated; numbered as in
+    /// `Site::machines`.
+    Lan { site: usize, machine: usize },
+}
+
+/// The links of a lab and everything on its way through them.
+pub struct Emulator {
+    links: Vec<NamedLink>,
+    ways: Vec<Way>,
+    /// Per device, by where packets go.
+    routes: Vec<Routes>,
+    on_the_way: BinaryHeap<Reverse<Parcel>>,
+    /// Counts parcels, so that equal times keep their order.
+    parcels: u64,
+    unroutable: u64,
+}
+
+struct NamedLink {
+    name: String,
+    link: Link,
+    /// Grows when the link is cut: parcels of an earlier epoch are lost.
+    epoch: u32,
+}
+
+struct Way {
+    links: Vec<usize>,
+    exit: usize,
+}
+
+#[derive(Default)]
+struct Routes {
+    hosts: BTreeMap<Ipv4Addr, usize>,
+    subnets: Vec<(Subnet, usize)>,
+}
+
+/// A packet between two links or between the last one and its device.
+struct Parcel {
+    at: Nanos,
+    order: u64,
+    began: Nanos,
+    way: usize,
+    /// Index in the way of the link it is leaving.
+    hop: usize,
+    epoch: u32,
+    packet: Packet,
+}
+
+impl Emulator {
+    /// The emulator of a plan and the devices it needs, in the order of their numbers.
+    pub fn new(plan: &Plan) -> (Emulator, Vec<Port>) {
+        let ports = ports_of(plan);
+        let mut emulator = Emulator {
+            links: Vec::new(),
+            ways: Vec::new(),
+            routes: ports.iter().map(|_| Routes::default()).collect(),
+            on_the_way: BinaryHeap::new(),
+            parcels: 0,
+            unroutable: 0,
+        };
+        for link in &plan.links {
+            let [a, b] = link.ends;
+            emulator.add_wan_direction(plan, [a, b], &link.shapes[0]);
+            emulator.add_wan_direction(plan, [b, a], &link.shapes[1]);
+        }
+        for site in 0..plan.sites.len() {
+            emulator.add_lan(plan, site, &ports);
+        }
+        (emulator, ports)
+    }
+
+    /// A packet has come from a device.
+    pub fn handle_packet(&mut self, now: Nanos, device: usize, packet: Packet) {
+        let way = packet.destination().and_then(|to| self.routes[device].find(to));
+        match way {
+            Some(way) => self.send(now, now, way, 0, packet),
+            None => self.unroutable += 1,
+        }
+    }
+
+    /// The next packet that is due by `now`, and its device.
+    pub fn poll_output(&mut self, now: Nanos) -> Option<(usize, Packet)> {
+        while self.next_output()? <= now {
+            // `next_output` has seen it.
+            let Reverse(parcel) = self.on_the_way.pop()?;
+            let way = &self.ways[parcel.way];
+            if self.links[way.links[parcel.hop]].epoch != parcel.epoch {
+                continue;
+            }
+            if parcel.hop + 1 == way.links.len() {
+                return Some((way.exit, parcel.packet));
+            }
+            // At `parcel.at`, not `now`: lateness of the caller does not add up over links.
+            self.send(parcel.at, parcel.began, parcel.way, parcel.hop + 1, parcel.packet);
+        }
+        None
+    }
+
+    /// When `poll_output` will have something, if nothing else comes in.
+    pub fn next_output(&self) -> Option<Nanos> {
+        self.on_the_way.peek().map(|Reverse(parcel)| parcel.at)
+    }
+
+    /// Every direction of every link: name such as `north>south`, shape, what it has done.
+    pub fn links(&self) -> impl Iterator<Item = (&str, &Shape, Counts)> {
+        self.links
+            .iter()
+            .map(|named| (named.name.as_str(), named.link.shape(), named.link.counts()))
+    }
+
+    /// Packets for which there was no way.
+    pub fn unroutable(&self) -> u64 {
+        self.unroutable
+    }
+
+    /// Changes a direction by name; false when there is none. Taking it down loses what is on it.
+    pub fn reshape(&mut self, direction: &str, change: impl FnOnce(Shape) -> Shape) -> bool {
+        let Some(named) = self.links.iter_mut().find(|named| named.name == direction) else {
+            return false;
+        };
+        let shape = change(named.link.shape().clone());
+        named.epoch += u32::from(shape.down && !named.link.shape().down);
+        named.link.reshape(shape);
+        true
+    }
+
+    /// Hands a packet to the `hop`-th link of its way, cut into segments if the link must see them
+    /// one by one.
+    fn send(&mut self, now: Nanos, began: Nanos, way: usize, hop: usize, packet: Packet) {
+        let link = &mut self.links[self.ways[way].links[hop]].link;
+        let bytes = packet.wire_bytes();
+        if !link.shape().is_per_packet() && link.has_room(now, bytes) {
+            return self.send_one(now, began, way, hop, bytes, packet);
+        }
+        for segment in packet.into_segments() {
+            let bytes = segment.wire_bytes();
+            self.send_one(now, began, way, hop, bytes, segment);
+        }
+    }
+
+    fn send_one(
+        &mut self,
+        now: Nanos,
+        began: Nanos,
+        way: usize,
+        hop: usize,
+        bytes: u64,
+        packet: Packet,
+    ) {
+        let named = &mut self.links[self.ways[way].links[hop]];
+        let (epoch, repair) = (named.epoch, named.link.shape().repair_checksums);
+        let fate = named.link.handle_packet(now, began, bytes);
+        let mut deliver = |arrival: Arrival, mut packet: Packet| {
+            if let Some(luck) = arrival.damage {
+                packet.damage(luck, repair);
+            }
+            self.parcels += 1;
+            let order = self.parcels;
+            let Arrival { at, began, .. } = arrival;
+            self.on_the_way.push(Reverse(Parcel { at, order, began, way, hop, epoch, packet }));
+        };
+        match fate {
+            Fate::Arrives(arrival) => deliver(arrival, packet),
+            Fate::ArrivesTwice(first, second) => {
+                deliver(first, packet.clone());
+                deliver(second, packet);
+            }
+            Fate::Lost | Fate::Overflowed | Fate::Cut => {}
+        }
+    }
+
+    fn add_wan_direction(&mut self, plan: &Plan, [from, to]: [usize; 2], shape: &Shape) {
+        let link = self.add_link(plan, plan.direction_name(from, to), shape.clone());
+        // Devices of the WAN come first, in the order of sites.
+        let way = self.add_way(vec![link], to);
+        let routes = &mut self.routes[from];
+        routes.hosts.insert(plan.sites[to].wan_address, way);
+        routes.subnets.push((plan.sites[to].subnet, way));
+    }
+
+    /// An emulated LAN: from each machine a link up to the switch and one down from it.
+    fn add_lan(&mut self, plan: &Plan, site: usize, ports: &[Port]) {
+        let Some(shape) = &plan.sites[site].lan else { return };
+        let machines: Vec<_> = plan.sites[site].machines().cloned().collect();
+        let first = ports.iter().position(|port| *port == Port::Lan { site, machine: 0 });
+        let Some(first) = first else { return };
+        // The way up only takes time on the wire; delay and chance come on the way down, once.
+        let up_shape = Shape { rate: shape.rate, queue: shape.queue, ..Shape::default() };
+        let mut up = Vec::new();
+        let mut down = Vec::new();
+        for machine in &machines {
+            up.push(self.add_link(plan, format!("{}>LAN", machine.name), up_shape.clone()));
+            down.push(self.add_link(plan, format!("LAN>{}", machine.name), shape.clone()));
+        }
+        for (source, &up) in up.iter().enumerate() {
+            for (target, machine) in
+                machines.iter().enumerate().filter(|&(target, _)| target != source)
+            {
+                let way = self.add_way(vec![up, down[target]], first + target);
+                self.routes[first + source].hosts.insert(machine.address, way);
+            }
+            let gateway = machines.len() - 1;
+            if source != gateway {
+                let way = self.add_way(vec![up, down[gateway]], first + gateway);
+                let everything = Subnet { base: Ipv4Addr::UNSPECIFIED, prefix: 0 };
+                self.routes[first + source].subnets.push((everything, way));
+            }
+        }
+    }
+
+    fn add_link(&mut self, plan: &Plan, name: String, shape: Shape) -> usize {
+        let link = Link::new(shape, seed_of(plan.seed, &name));
+        self.links.push(NamedLink { name, link, epoch: 0 });
+        self.links.len() - 1
+    }
+
+    fn add_way(&mut self, links: Vec<usize>, exit: usize) -> usize {
+        self.ways.push(Way { links, exit });
+        self.ways.len() - 1
+    }
+}
+
+impl Routes {
+    fn find(&self, to: Ipv4Addr) -> Option<usize> {
+        self.hosts.get(&to).copied().or_else(|| {
+            self.subnets.iter().find(|(subnet, _)| subnet.contains(to)).map(|&(_, way)| way)
+        })
+    }
+}
+
+/// Devices: the WAN interfaces of all sites, then the machines of each emulated LAN.
+fn ports_of(plan: &Plan) -> Vec<Port> {
+    let wan = (0..plan.sites.len()).map(|site| Port::Wan { site });
+    let lan = plan.sites.iter().enumerate().filter(|(_, site)| site.lan.is_some()).flat_map(
+        |(number, site)| {
+            (0..site.machines().count()).map(move |machine| Port::Lan { site: number, machine })
+        },
+    );
+    wan.chain(lan).collect()
+}
+
+impl Ord for Parcel {
+    fn cmp(&self, other: &Parcel) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+impl PartialOrd for Parcel {
+    fn partial_cmp(&self, other: &Parcel) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Parcel {
+    fn eq(&self, other: &Parcel) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Parcel {}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file;
+    use super::super::units::Share;
+    use super::*;
+
+    const LAB: &str = r#"
+        [[site]]
+        name = "a"
+        hosts = 2
+        lan = { rate = "1 Gbit/s", delay = "40 us" }
+        [[site]]
+        name = "b"
+        hosts = 1
+        [[site]]
+        name = "c"
+        hosts = 1
+        [[link]]
+        between = ["a", "b"]
+        rate = "8 Mbit/s"
+        delay = "1 ms"
+    "#;
+
+    #[test]
+    fn wan_packets_reach_the_other_gateway_in_time() {
+        let (mut emulator, ports) = emulator();
+        assert_eq!(ports[1], Port::Wan { site: 1 });
+        emulator.handle_packet(0, 0, packet_to([192, 0, 2, 2], 1000));
+        // 1000 bytes at 8 Mbit/s take 1 ms, then comes the delay.
+        assert_eq!(emulator.next_output(), Some(2_000_000));
+        assert!(emulator.poll_output(1_999_999).is_none());
+        assert_eq!(emulator.poll_output(2_000_000), Some((1, packet_to([192, 0, 2, 2], 1000))));
+        assert_eq!(emulator.next_output(), None);
+    }
+
+    #[test]
+    fn sites_without_a_link_do_not_meet() {
+        let (mut emulator, _) = emulator();
+        emulator.handle_packet(0, 0, packet_to([192, 0, 2, 3], 100));
+        emulator.handle_packet(0, 2, packet_to([192, 0, 2, 1], 100));
+        assert_eq!(emulator.next_output(), None);
+        assert_eq!(emulator.unroutable(), 2);
+    }
+
+    #[test]
+    fn a_lan_takes_the_wire_time_once() {
+        let (mut emulator, ports) = emulator();
+        assert_eq!(ports[3..], [0, 1, 2].map(|machine| Port::Lan { site: 0, machine }));
+        emulator.handle_packet(0, 3, packet_to([10, 1, 0, 12], 1250));
+        // 10 us up, streamed down at the same time, 40 us of delay.
+        assert_eq!(emulator.poll_output(10_000), None);
+        assert_eq!(emulator.next_output(), Some(50_000));
+        assert_eq!(emulator.poll_output(50_000).map(|(device, _)| device), Some(4));
+    }
+
+    #[test]
+    fn what_is_outside_the_lan_goes_to_the_gateway() {
+        let (mut emulator, _) = emulator();
+        emulator.handle_packet(0, 3, packet_to([10, 2, 0, 11], 100));
+        assert_eq!(emulator.poll_output(10_000), None);
+        assert_eq!(emulator.poll_output(1_000_000).map(|(device, _)| device), Some(5));
+    }
+
+    #[test]
+    fn cutting_a_link_loses_what_is_on_it() {
+        let (mut emulator, _) = emulator();
+        emulator.handle_packet(0, 0, packet_to([192, 0, 2, 2], 1000));
+        assert!(emulator.reshape("a>b", |shape| Shape { down: true, ..shape }));
+        assert!(emulator.reshape("a>b", |shape| Shape { down: false, ..shape }));
+        assert!(emulator.poll_output(u64::MAX).is_none());
+        emulator.handle_packet(0, 0, packet_to([192, 0, 2, 2], 1000));
+        assert!(emulator.poll_output(u64::MAX).is_some());
+        assert!(!emulator.reshape("a>c", |shape| shape));
+    }
+
+    #[test]
+    fn doubled_packets_come_twice() {
+        let (mut emulator, _) = emulator();
+        emulator.reshape("a>b", |shape| Shape { duplicate: Share { fraction: 1.0 }, ..shape });
+        emulator.handle_packet(0, 0, packet_to([192, 0, 2, 2], 1000));
+        assert!(emulator.poll_output(u64::MAX).is_some());
+        assert!(emulator.poll_output(u64::MAX).is_some());
+        assert!(emulator.poll_output(u64::MAX).is_none());
+    }
+
+    fn emulator() -> (Emulator, Vec<Port>) {
+        Emulator::new(&file::parse(LAB, "test").unwrap())
+    }
+
+    fn packet_to(destination: [u8; 4], size: usize) -> Packet {
+        let mut bytes = vec![0; 10 + size];
+        bytes[10] = 0x45;
+        bytes[26..30].copy_from_slice(&destination);
+        Packet::new(&bytes).unwrap()
+    }
+}

@@ -1,0 +1,368 @@
+//! A packet as it comes from and goes to a TUN device: an offload header of ten bytes, then an IP
+//! packet.
+//!
+//! With segmentation offload one read may return up to 64 KiB: many TCP segments under one header,
+//! their checksum left for the device to fill in. Such a packet is passed on as it is (the
+//! receiving kernel takes it whole), or cut into the segments that a wire would have seen when a
+//! link treats packets one by one. Bytes come from programs in the lab: everything is
+//! bounds-checked, what cannot be understood is carried untouched and never panics.
+
+use std::net::Ipv4Addr;
+
+/// Size of `struct virtio_net_hdr`, which precedes every packet on a TUN device with
+/// `IFF_VNET_HDR`.
+pub const OFFLOAD_BYTES: usize = 10;
+
+/// Largest IP packet, and so the largest read: 65,535 bytes and the offload header.
+pub const PACKET_BYTES_MAX: usize = 65_535 + OFFLOAD_BYTES;
+
+const NEEDS_CHECKSUM: u8 = 1;
+const SEGMENT_TCP4: u8 = 1;
+const SEGMENT_ECN: u8 = 0x80;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const TCP_FIN_PSH: u8 = 0x09;
+const TCP_CWR: u8 = 0x80;
+
+/// One packet, offload header included.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Packet {
+    bytes: Vec<u8>,
+}
+
+/// Where the parts of an IPv4 packet begin, relative to the IP header.
+#[derive(Clone, Copy)]
+struct Layout {
+    transport: usize,
+    payload: usize,
+    protocol: u8,
+}
+
+impl Packet {
+    /// Takes what a TUN device gave. None when it is too short to carry an offload header.
+    pub fn new(bytes: &[u8]) -> Option<Packet> {
+        (bytes.len() > OFFLOAD_BYTES).then(|| Packet { bytes: bytes.to_vec() })
+    }
+
+    /// What a TUN device is given.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// None for anything but IPv4.
+    pub fn destination(&self) -> Option<Ipv4Addr> {
+        let ip = self.ip();
+        if ip.len() < 20 || ip[0] >> 4 != 4 {
+            return None;
+        }
+        Some(Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]))
+    }
+
+    /// Bytes of IP packets that a wire would carry for this: each segment with headers of its own.
+    pub fn wire_bytes(&self) -> u64 {
+        let whole = self.ip().len();
+        let Some((layout, segment)) = self.segmented() else { return whole as u64 };
+        let count = (whole - layout.payload).div_ceil(segment);
+        (whole + (count - 1) * layout.payload) as u64
+    }
+
+    /// The packets that a wire would carry for this; itself when it is one already.
+    pub fn into_segments(self) -> Vec<Packet> {
+        let Some((layout, segment)) = self.segmented() else { return vec![self] };
+        let payload = &self.ip()[layout.payload..];
+        let count = payload.len().div_ceil(segment);
+        payload
+            .chunks(segment)
+            .enumerate()
+            .map(|(index, chunk)| self.segment(layout, chunk, index, index + 1 == count, segment))
+            .collect()
+    }
+
+    /// Flips one to three bits as `luck` says. With `repair` they are bits of the transport's
+    /// payload and all checksums stay valid; without, any bits of the packet after its checksums
+    /// have been filled in, as on a bad wire.
+    pub fn damage(&mut self, luck: u64, repair: bool) {
+        let layout = self.layout();
+        self.fill_in_checksum();
+        let start = match (repair, layout) {
+            (false, _) => OFFLOAD_BYTES,
+            (true, Some(layout)) => OFFLOAD_BYTES + layout.payload,
+            (true, None) => return,
+        };
+        let bits = (self.bytes.len() - start) as u64 * 8;
+        if bits == 0 {
+            return;
+        }
+        let mut place = luck >> 2;
+        for _ in 0..1 + luck % 3 {
+            let bit = (place % bits) as usize;
+            self.bytes[start + bit / 8] ^= 1 << (bit % 8);
+            // An odd step, so that no bit is flipped back: three bits in a row of any size above
+            // three differ.
+            place = place.wrapping_add(13);
+        }
+        if let (true, Some(layout)) = (repair, layout) {
+            self.recompute_transport_checksum(layout);
+        }
+    }
+
+    fn ip(&self) -> &[u8] {
+        &self.bytes[OFFLOAD_BYTES..]
+    }
+
+    fn ip_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[OFFLOAD_BYTES..]
+    }
+
+    fn offload_u16(&self, at: usize) -> usize {
+        usize::from(u16::from_ne_bytes([self.bytes[at], self.bytes[at + 1]]))
+    }
+
+    /// Layout and segment size when this is several TCP segments in one.
+    fn segmented(&self) -> Option<(Layout, usize)> {
+        let segment = self.offload_u16(4);
+        let is_tcp4 = self.bytes[1] & !SEGMENT_ECN == SEGMENT_TCP4;
+        let layout = self.layout().filter(|layout| is_tcp4 && layout.protocol == TCP)?;
+        let payload = self.ip().len() - layout.payload;
+        (segment > 0 && payload > segment).then_some((layout, segment))
+    }
+
+    /// None unless this is IPv4 with TCP or UDP and whole headers, and not a later fragment.
+    fn layout(&self) -> Option<Layout> {
+        let ip = self.ip();
+        self.destination()?;
+        let transport = usize::from(ip[0] & 15) * 4;
+        let is_later_fragment = u16::from_be_bytes([ip[6], ip[7]]) & 0x1fff != 0;
+        let header = match ip[9] {
+            TCP => usize::from(*ip.get(transport + 12)? >> 4) * 4,
+            UDP => 8,
+            _ => return None,
+        };
+        let least = if ip[9] == TCP { 20 } else { 8 };
+        let payload = transport + header;
+        let is_whole = transport >= 20 && header >= least && payload <= ip.len();
+        (is_whole && !is_later_fragment).then_some(Layout { transport, payload, protocol: ip[9] })
+    }
+
+    fn segment(
+        &self,
+        layout: Layout,
+        chunk: &[u8],
+        index: usize,
+        last: bool,
+        size: usize,
+    ) -> Packet {
+        let mut bytes = Vec::with_capacity(OFFLOAD_BYTES + layout.payload + chunk.len());
+        bytes.extend_from_slice(&self.bytes[..OFFLOAD_BYTES + layout.payload]);
+        bytes.extend_from_slice(chunk);
+        let mut packet = Packet { bytes };
+        packet.bytes[1] = 0;
+        packet.bytes[4..6].fill(0);
+        let ip = packet.ip_mut();
+        // A read never exceeds 65,535 bytes, so lengths fit, and the identification wraps as
+        // kernels let it.
+        put_u16(ip, 2, (layout.payload + chunk.len()) as u16);
+        put_u16(ip, 4, be_u16(ip, 4).wrapping_add(index as u16));
+        put_ip_checksum(&mut ip[..layout.transport]);
+        let tcp = &mut ip[layout.transport..];
+        let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+        tcp[4..8].copy_from_slice(&sequence.wrapping_add((index * size) as u32).to_be_bytes());
+        if !last {
+            tcp[13] &= !TCP_FIN_PSH;
+        }
+        if index > 0 {
+            tcp[13] &= !TCP_CWR;
+        }
+        packet.leave_checksum_to_receiver(layout);
+        packet
+    }
+
+    /// Sets the TCP checksum to that of the pseudo-header and marks it as to be completed.
+    fn leave_checksum_to_receiver(&mut self, layout: Layout) {
+        let pseudo = fold(pseudo_header_sum(self.ip(), layout));
+        put_u16(self.ip_mut(), layout.transport + 16, pseudo);
+        self.bytes[0] = NEEDS_CHECKSUM;
+        self.bytes[6..8].copy_from_slice(&(layout.transport as u16).to_ne_bytes());
+        self.bytes[8..10].copy_from_slice(&16u16.to_ne_bytes());
+    }
+
+    /// Completes a checksum that the sending kernel left to the device.
+    fn fill_in_checksum(&mut self) {
+        if self.bytes[0] & NEEDS_CHECKSUM == 0 {
+            return;
+        }
+        let (start, field) = (self.offload_u16(6), self.offload_u16(6) + self.offload_u16(8));
+        self.bytes[0] &= !NEEDS_CHECKSUM;
+        let ip = self.ip_mut();
+        if field + 2 > ip.len() {
+            return;
+        }
+        let checksum = !fold(sum(&ip[start..]));
+        put_u16(ip, field, if checksum == 0 { 0xffff } else { checksum });
+    }
+
+    fn recompute_transport_checksum(&mut self, layout: Layout) {
+        let field = layout.transport + if layout.protocol == TCP { 16 } else { 6 };
+        let ip = self.ip_mut();
+        // A UDP datagram may have none.
+        if layout.protocol == UDP && be_u16(ip, field) == 0 {
+            return;
+        }
+        put_u16(ip, field, 0);
+        let total = pseudo_header_sum(ip, layout) + sum(&ip[layout.transport..]);
+        let checksum = !fold(total);
+        put_u16(ip, field, if checksum == 0 { 0xffff } else { checksum });
+    }
+}
+
+fn pseudo_header_sum(ip: &[u8], layout: Layout) -> u64 {
+    sum(&ip[12..20]) + u64::from(layout.protocol) + (ip.len() - layout.transport) as u64
+}
+
+fn put_ip_checksum(header: &mut [u8]) {
+    put_u16(header, 10, 0);
+    let checksum = !fold(sum(header));
+    put_u16(header, 10, checksum);
+}
+
+/// The Internet checksum's sum, not yet folded; 64 KiB of bytes cannot overflow it.
+fn sum(bytes: &[u8]) -> u64 {
+    let pairs = bytes.chunks_exact(2);
+    let odd = pairs.remainder().first().map_or(0, |&byte| u64::from(byte) << 8);
+    pairs.map(|pair| u64::from(be_u16(pair, 0))).sum::<u64>() + odd
+}
+
+fn fold(mut total: u64) -> u16 {
+    while total > 0xffff {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    total as u16
+}
+
+fn be_u16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_plain_packet_is_its_own_segment() {
+        let packet = tcp_packet(100, 0);
+        assert_eq!(packet.wire_bytes(), 140);
+        assert_eq!(packet.clone().into_segments(), vec![packet]);
+    }
+
+    #[test]
+    fn segments_are_what_a_wire_would_have_seen() {
+        let packet = tcp_packet(3000, 1448);
+        assert_eq!(packet.destination(), Some(Ipv4Addr::new(192, 0, 2, 2)));
+        assert_eq!(packet.wire_bytes(), 3000 + 3 * 40);
+        let segments = packet.clone().into_segments();
+        let sizes: Vec<usize> = segments.iter().map(|s| s.ip().len() - 40).collect();
+        assert_eq!(sizes, [1448, 1448, 104]);
+        let payload: Vec<u8> = segments.iter().flat_map(|s| s.ip()[40..].to_vec()).collect();
+        assert_eq!(payload, &packet.ip()[40..]);
+        for (index, mut segment) in segments.into_iter().enumerate() {
+            let ip = segment.ip();
+            assert_eq!(fold(sum(&ip[..20])), 0xffff, "IP checksum");
+            assert_eq!(
+                u32::from_be_bytes(ip[24..28].try_into().unwrap()),
+                1000 + 1448 * index as u32
+            );
+            assert_eq!(ip[33] & TCP_FIN_PSH != 0, index == 2, "PSH on the last only");
+            segment.fill_in_checksum();
+            assert!(transport_checksum_holds(&segment));
+        }
+    }
+
+    #[test]
+    fn damage_on_the_wire_breaks_a_checksum() {
+        for luck in 0..200 {
+            let mut packet = tcp_packet(500, 0);
+            packet.damage(luck * 7919, false);
+            let headers_hold = fold(sum(&packet.ip()[..20])) == 0xffff;
+            assert!(!headers_hold || !transport_checksum_holds(&packet), "{luck}");
+        }
+    }
+
+    #[test]
+    fn repaired_damage_keeps_checksums_and_headers() {
+        for luck in 0..200 {
+            let mut intact = tcp_packet(500, 0);
+            let mut packet = intact.clone();
+            packet.damage(luck * 7919, true);
+            intact.fill_in_checksum();
+            assert!(transport_checksum_holds(&packet));
+            assert_eq!(packet.ip()[..36], intact.ip()[..36]);
+            assert_ne!(packet.ip()[40..], intact.ip()[40..]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(
+            bytes in prop::collection::vec(any::<u8>(), 11..200),
+            luck: u64,
+            repair: bool,
+        ) {
+            let mut packet = Packet::new(&bytes).unwrap();
+            prop_assert!(packet.wire_bytes() >= (bytes.len() - OFFLOAD_BYTES) as u64);
+            packet.destination();
+            packet.clone().into_segments();
+            packet.damage(luck, repair);
+        }
+
+        #[test]
+        fn nearly_sane_packets_do_not_panic_either(
+            at in 0usize..60,
+            value: u8,
+            payload in 0usize..5000,
+            segment in 0u16..3000,
+            luck: u64,
+            repair: bool,
+        ) {
+            let mut packet = tcp_packet(payload, segment);
+            let at = at.min(packet.bytes.len() - 1);
+            packet.bytes[at] = value;
+            let wire: u64 = packet.wire_bytes();
+            let segments = packet.clone().into_segments();
+            prop_assert_eq!(segments.iter().map(|s| s.ip().len() as u64).sum::<u64>(), wire);
+            packet.damage(luck, repair);
+        }
+    }
+
+    fn transport_checksum_holds(packet: &Packet) -> bool {
+        let layout = Layout { transport: 20, payload: 40, protocol: TCP };
+        fold(pseudo_header_sum(packet.ip(), layout) + sum(&packet.ip()[20..])) == 0xffff
+    }
+
+    /// A TCP packet with PSH whose checksum is left to the device.
+    fn tcp_packet(payload: usize, segment: u16) -> Packet {
+        let mut bytes = vec![0; OFFLOAD_BYTES + 40];
+        bytes[0] = NEEDS_CHECKSUM;
+        bytes[1] = if segment > 0 { SEGMENT_TCP4 } else { 0 };
+        bytes[4..6].copy_from_slice(&segment.to_ne_bytes());
+        bytes.extend((0..payload).map(|i| (i % 251) as u8));
+        let mut packet = Packet { bytes };
+        let ip = packet.ip_mut();
+        let total = ip.len() as u16;
+        ip[0] = 0x45;
+        ip[9] = TCP;
+        ip[12..20].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
+        put_u16(ip, 2, total);
+        ip[24..28].copy_from_slice(&1000u32.to_be_bytes());
+        ip[32] = 5 << 4;
+        ip[33] = 0x18;
+        put_ip_checksum(&mut ip[..20]);
+        packet.leave_checksum_to_receiver(Layout { transport: 20, payload: 40, protocol: TCP });
+        packet
+    }
+}

@@ -1,0 +1,131 @@
+//! Small measurements of the network, for the lab's own tests and for people who wonder what a link
+//! does.
+//!
+//! `serve` answers on one port: UDP datagrams come back as they are; a TCP connection is read to
+//! its end and answered with the bytes counted and the time from the first to the last. The others
+//! are clients of it.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+/// How long a client waits for a connection or an answer.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// What one write or read carries.
+const BLOCK_BYTES: usize = 256 * 1024;
+
+/// Answers on `port` until killed; prints `ready` when it does.
+pub fn serve(port: u16) -> anyhow::Result<()> {
+    let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port);
+    let udp = UdpSocket::bind(address).with_context(|| format!("cannot use UDP port {port}"))?;
+    let tcp = TcpListener::bind(address).with_context(|| format!("cannot use TCP port {port}"))?;
+    thread::spawn(move || echo(&udp));
+    println!("ready");
+    for connection in tcp.incoming().flatten() {
+        // One at a time is enough; a client that breaks off harms only itself.
+        let _ = swallow(connection);
+    }
+    Ok(())
+}
+
+fn echo(udp: &UdpSocket) {
+    let mut datagram = [0; 65_536];
+    while let Ok((bytes, from)) = udp.recv_from(&mut datagram) {
+        let _ = udp.send_to(&datagram[..bytes], from);
+    }
+}
+
+fn swallow(mut connection: TcpStream) -> std::io::Result<()> {
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut total = connection.read(&mut block)? as u64;
+    let began = Instant::now();
+    loop {
+        match connection.read(&mut block)? {
+            0 => break,
+            bytes => total += bytes as u64,
+        }
+    }
+    let nanos = began.elapsed().as_nanos() as u64;
+    connection.write_all(&total.to_be_bytes())?;
+    connection.write_all(&nanos.to_be_bytes())
+}
+
+/// Round trips of small datagrams, sorted, those that got no answer left out.
+pub fn round_trips(server: SocketAddr, count: u32) -> anyhow::Result<Vec<Duration>> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(server)?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
+    let mut times = Vec::new();
+    for number in 0..count {
+        let sent = Instant::now();
+        socket.send(&number.to_be_bytes())?;
+        let mut answer = [0; 4];
+        if socket.recv(&mut answer).is_ok() && answer == number.to_be_bytes() {
+            times.push(sent.elapsed());
+        }
+    }
+    times.sort();
+    Ok(times)
+}
+
+/// Bits per second that one TCP connection carries, counted where they arrive.
+pub fn rate(server: SocketAddr, time: Duration) -> anyhow::Result<f64> {
+    let mut connection = TcpStream::connect_timeout(&server, TIMEOUT)?;
+    let block = vec![0x5a; BLOCK_BYTES];
+    let began = Instant::now();
+    while began.elapsed() < time {
+        connection.write_all(&block)?;
+    }
+    connection.shutdown(Shutdown::Write)?;
+    // The last bytes may still wait in a slow link's queue.
+    connection.set_read_timeout(Some(time + 4 * TIMEOUT))?;
+    let mut answer = [0; 16];
+    connection.read_exact(&mut answer)?;
+    let (bytes, nanos) = answer.split_at(8);
+    let number =
+        |part: &[u8]| part.iter().fold(0u64, |value, &byte| value << 8 | u64::from(byte)) as f64;
+    if number(nanos) == 0.0 {
+        bail!("the transfer was too short to measure");
+    }
+    Ok(number(bytes) * 8e9 / number(nanos))
+}
+
+/// Sends numbered datagrams of `bytes` at a steady pace and tells which came back, in the order in
+/// which they did.
+pub fn survivors(
+    server: SocketAddr,
+    count: u32,
+    bytes: usize,
+    pace: Duration,
+) -> anyhow::Result<Vec<u32>> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(server)?;
+    // Quiet for this long means that no more will come.
+    socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+    let receiver = socket.try_clone()?;
+    let arrivals = thread::spawn(move || {
+        let mut seen = Vec::new();
+        let mut datagram = [0; 65_536];
+        while let Ok(bytes) = receiver.recv(&mut datagram) {
+            let number =
+                datagram[..bytes].first_chunk::<4>().map(|number| u32::from_be_bytes(*number));
+            seen.extend(number);
+        }
+        seen
+    });
+    let mut datagram = vec![0; bytes.max(4)];
+    for number in 0..count {
+        datagram[..4].copy_from_slice(&number.to_be_bytes());
+        socket.send(&datagram)?;
+        thread::sleep(pace);
+    }
+    arrivals.join().map_err(|_| anyhow::anyhow!("the receiving thread failed"))
+}
+
+/// Whether a TCP connection can be made.
+pub fn connect(server: SocketAddr, timeout: Duration) -> std::io::Result<()> {
+    TcpStream::connect_timeout(&server, timeout).map(drop)
+}

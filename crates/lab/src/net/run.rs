@@ -1,0 +1,278 @@
+//! The life of a lab: two processes of ours around the user's command.
+//!
+//! The *keeper* is the process that the user started. It stays where it was, starts the *init* of a
+//! new PID namespace, passes signals on and returns the command's exit code. The init makes the
+//! lab, carries its packets, runs the command on the first host and reaps what others leave. When
+//! the init ends, the kernel kills every process in the lab, and with the last of them go
+//! namespaces, interfaces, mounts and sockets. The init is killed by the kernel when the keeper
+//! dies, whatever killed it. So nothing outlives the keeper, and there is no clean-up code that
+//! could fail to run.
+//!
+//! A signal that a process sends to the keeper is passed to the command, which then has `GRACE` to
+//! end. One that comes from the terminal has reached the command already and is left to it; three
+//! within `IMPATIENCE` end everything.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+
+use super::build::{Machines, build};
+use super::control;
+use super::emulator::Emulator;
+use super::file;
+use super::namespace::{self, LAB_DIR};
+use super::plan::Plan;
+use super::pump::Pump;
+use super::signal::{self, Signals};
+use super::topology;
+use super::tun;
+
+/// Exit code when the lab itself fails, as `env` and container runtimes use it: programs seldom do.
+pub const EXIT_LAB_FAILED: u8 = 125;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+
+/// How long the command may take to end after a signal: the launcher ends a job over all sites
+/// within 5 s.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A person who presses Ctrl-C three times within this wants out.
+const IMPATIENCE: Duration = Duration::from_secs(2);
+const IMPATIENT_COUNT: usize = 3;
+
+const FORWARDED: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
+/// What `run` was asked to do.
+pub struct Run {
+    pub file: PathBuf,
+    /// Instead of the name in the file.
+    pub name: Option<String>,
+    pub command: Vec<OsString>,
+}
+
+/// Descriptors that the init gets from the keeper.
+pub struct Inherited {
+    /// Reads end-of-file when the keeper has died.
+    pub lifeline: RawFd,
+    /// Listens for `landbridge lab link` from outside.
+    pub control: RawFd,
+}
+
+/// The keeper: builds the lab, runs the command in it, returns the exit code.
+pub fn keep(run: &Run) -> anyhow::Result<u8> {
+    let plan = load(run)?;
+    namespace::check_tools()?;
+    tun::check_available()?;
+    let control = control::listen_outside(&plan.name)?;
+    let signals = Signals::take(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
+    let (lifeline, _kept_open) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    namespace::prepare_pid_namespace()?;
+    let mut init = start_init(run, lifeline, control)?;
+    loop {
+        poll(&mut [PollFd::new(&signals, PollFlags::IN)], None).or_else(ignore_interruption)?;
+        while let Some(notice) = signals.poll_notice() {
+            if FORWARDED.contains(&notice.number) && !notice.from_terminal {
+                send(init.id() as i32, notice.number);
+            }
+        }
+        if let Some(status) = init.try_wait()? {
+            return Ok(exit_code(status));
+        }
+    }
+}
+
+fn load(run: &Run) -> anyhow::Result<Plan> {
+    let mut plan = file::load(&run.file)?;
+    if let Some(name) = &run.name {
+        plan.name.clone_from(name);
+    }
+    Ok(plan)
+}
+
+/// Starts this program again as the first process of the PID namespace.
+fn start_init(run: &Run, lifeline: OwnedFd, control: UnixListener) -> anyhow::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("inside").arg("--file").arg(&run.file);
+    if let Some(name) = &run.name {
+        command.arg("--name").arg(name);
+    }
+    command.arg("--lifeline").arg(lifeline.as_raw_fd().to_string());
+    command.arg("--control").arg(control.as_raw_fd().to_string());
+    command.arg("--").args(&run.command);
+    let passed = [lifeline.as_raw_fd(), control.as_raw_fd()];
+    // SAFETY: the closure only makes system calls with values it owns; no allocation, no lock.
+    unsafe {
+        command.pre_exec(move || {
+            signal::restore_in_child()?;
+            passed.iter().try_for_each(|&fd| set_close_on_exec(fd, false))
+        });
+    }
+    command.spawn().context("cannot start the lab's init process")
+}
+
+/// The init: makes the lab and runs the command in it. Never returns to the caller's world but by
+/// exit code.
+pub fn inside(run: &Run, inherited: &Inherited) -> anyhow::Result<u8> {
+    let lifeline = adopt(inherited)?;
+    let signals = Signals::take(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
+    let plan = load(run)?;
+    namespace::enter_lab(&plan.name, &topology::render_hosts_file(&plan))?;
+    let topology_path = Path::new(LAB_DIR).join("topology.toml");
+    std::fs::write(&topology_path, topology::render(&plan, Path::new(LAB_DIR)))?;
+
+    let (emulator, ports) = Emulator::new(&plan);
+    let (machines, devices) = build(&plan, &ports)?;
+    let (pump, handle) = Pump::new(emulator, devices)?;
+    thread::Builder::new().name("emulator".into()).spawn(move || {
+        let error = pump.run();
+        eprintln!("landbridge-lab: the link emulator has stopped: {error}");
+        std::process::exit(i32::from(EXIT_LAB_FAILED));
+    })?;
+    // SAFETY: the keeper passed this descriptor to us and nothing else in this process knows it.
+    let outside = unsafe { UnixListener::from_raw_fd(inherited.control) };
+    control::serve(handle, outside, control::listen_inside()?)?;
+
+    match start_command(run, &plan, &machines, &topology_path) {
+        Ok(child) => supervise(child, &signals, &lifeline),
+        Err(error) => {
+            let program = run.command[0].to_string_lossy();
+            eprintln!("landbridge-lab: cannot run `{program}`: {error}");
+            let is_missing = error.kind() == io::ErrorKind::NotFound;
+            Ok(if is_missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE })
+        }
+    }
+}
+
+/// Ties the init's life to the keeper's, and keeps inherited descriptors from the command.
+fn adopt(inherited: &Inherited) -> anyhow::Result<OwnedFd> {
+    set_close_on_exec(inherited.lifeline, true)?;
+    set_close_on_exec(inherited.control, true)?;
+    // SAFETY: takes numbers; the descriptor was passed to us and nothing else in this process knows
+    // it.
+    let lifeline = unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        OwnedFd::from_raw_fd(inherited.lifeline)
+    };
+    // The keeper may have died before the line above; then the pipe's other end is closed already.
+    let mut fds = [PollFd::new(&lifeline, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if poll(&mut fds, Some(&at_once))? > 0 {
+        bail!("the process that started this lab has gone");
+    }
+    Ok(lifeline)
+}
+
+fn start_command(
+    run: &Run,
+    plan: &Plan,
+    machines: &Machines,
+    topology_path: &Path,
+) -> io::Result<Child> {
+    let mut command = Command::new(&run.command[0]);
+    command.args(&run.command[1..]);
+    command.env("LANDBRIDGE_TOPOLOGY", topology_path);
+    command.env("LANDBRIDGE_LAB", &plan.name);
+    // The first machine of the first site; a plan has one.
+    let home = machines[0][0].try_clone()?;
+    // SAFETY: the closure only makes system calls with descriptors it owns.
+    unsafe {
+        command.pre_exec(move || {
+            signal::restore_in_child()?;
+            home.enter()
+        });
+    }
+    command.spawn()
+}
+
+/// Waits for the command, as init reaps everything else that dies, and passes signals on.
+fn supervise(child: Child, signals: &Signals, lifeline: &OwnedFd) -> anyhow::Result<u8> {
+    let command = Pid::from_child(&child);
+    let mut deadline: Option<Instant> = None;
+    let mut terminal_signals: Vec<Instant> = Vec::new();
+    loop {
+        if let Some(code) = reap(command)? {
+            return Ok(code);
+        }
+        let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let mut fds = [
+            PollFd::new(signals, PollFlags::IN),
+            PollFd::from_borrowed_fd(lifeline.as_fd(), PollFlags::IN),
+        ];
+        poll(&mut fds, timeout.as_ref()).or_else(ignore_interruption)?;
+        if !fds[1].revents().is_empty() {
+            bail!("the process that started this lab has gone");
+        }
+        while let Some(notice) =
+            signals.poll_notice().filter(|notice| FORWARDED.contains(&notice.number))
+        {
+            if notice.from_terminal {
+                terminal_signals.retain(|at| at.elapsed() < IMPATIENCE);
+                terminal_signals.push(Instant::now());
+            } else {
+                send(command.as_raw_nonzero().get(), notice.number);
+                deadline.get_or_insert_with(|| Instant::now() + GRACE);
+            }
+        }
+        let is_over = deadline.is_some_and(|at| at <= Instant::now());
+        if is_over || terminal_signals.len() >= IMPATIENT_COUNT {
+            eprintln!("landbridge-lab: the command does not end; killing it");
+            return Ok(128 + libc::SIGKILL as u8);
+        }
+    }
+}
+
+/// Collects dead processes; the command's exit code when it is among them.
+fn reap(command: Pid) -> anyhow::Result<Option<u8>> {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) if pid == command => {
+                return Ok(Some(exit_code(ExitStatus::from_raw(status.as_raw()))));
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(None),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// As shells count: a signal is 128 and its number.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|number| 128 + number));
+    code.map_or(EXIT_LAB_FAILED, |code| code as u8)
+}
+
+fn send(pid: i32, number: i32) {
+    if let (Some(pid), Some(signal)) = (Pid::from_raw(pid), Signal::from_named_raw(number)) {
+        // It may have died meanwhile; we hold its exit status, so the number is not another's.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn ignore_interruption(error: rustix::io::Errno) -> Result<usize, rustix::io::Errno> {
+    if error == rustix::io::Errno::INTR { Ok(0) } else { Err(error) }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    // A grace period fits.
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
+}
+
+fn set_close_on_exec(fd: RawFd, close: bool) -> io::Result<()> {
+    let flags = if close { libc::FD_CLOEXEC } else { 0 };
+    // SAFETY: takes numbers only.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, flags) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
