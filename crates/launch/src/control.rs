@@ -63,6 +63,13 @@ impl Node {
         own.contains(&rank) || self.children.iter().any(|child| child.holds(rank))
     }
 
+    /// The first rank here and below.
+    pub fn lowest_rank(&self) -> u32 {
+        let below = self.children.iter().map(Node::lowest_rank);
+        let own = if self.rank_count > 0 { self.first_rank } else { u32::MAX };
+        below.fold(own, u32::min)
+    }
+
     /// Ranks here and below.
     pub fn total_ranks(&self) -> u32 {
         self.rank_count + self.children.iter().map(Node::total_ranks).sum::<u32>()

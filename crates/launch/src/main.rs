@@ -1,8 +1,15 @@
 //! `landbridge`: starts MPI programs over several clusters as one job.
+//!
+//! The launcher ([`run`]) is the root of a tree of agents ([`agent`]), one on each host, that
+//! start the ranks and are their process manager ([`pmi`]). What runs where is decided by
+//! [`plan`] from a [`topology`]; what ends a job is decided by [`watch`]; both are pure. Nothing
+//! an agent has started may outlive it, and no agent outlives its connection to the launcher.
 
 mod agent;
 mod cleanup;
+mod cli;
 mod control;
+mod hosts;
 mod link;
 mod mpi;
 mod plan;
@@ -11,95 +18,43 @@ mod relays;
 mod run;
 mod sibling;
 mod spawn;
+mod start;
 mod sys;
+mod topology;
 mod ui;
 mod watch;
 
-use std::time::Duration;
+use std::os::unix::process::CommandExt;
+use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use anyhow::{Context, Result, bail};
+use clap::Parser;
 
-#[derive(Parser)]
-#[command(name = "landbridge", version, about)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
+use cli::{Cli, Command};
 
-#[derive(Subcommand)]
-enum Command {
-    /// Start a program on several ranks
-    Run(RunArguments),
-    /// The agent of one host; started by `landbridge run`
-    #[command(hide = true)]
-    Agent,
-}
-
-#[derive(clap::Args)]
-struct RunArguments {
-    /// Number of ranks
-    #[arg(short = 'n', long = "np", value_name = "N")]
-    ranks: u32,
-    /// Label every line with its rank
-    #[arg(short = 'l', long)]
-    label: bool,
-    #[arg(short = 'v', long)]
-    verbose: bool,
-    /// End the job after this many seconds
-    #[arg(long, value_name = "SECONDS")]
-    timeout: Option<u64>,
-    /// Use another libfabric provider, for comparison
-    #[arg(long, hide = true)]
-    provider: Option<String>,
-    /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
-    program: Vec<String>,
-}
-
-fn main() -> std::process::ExitCode {
-    let result = match Cli::parse().command {
-        Command::Run(arguments) => run(arguments),
-        Command::Agent => agent::main().map(|()| 0),
-    };
-    match result {
-        // Every exit code of a job is below 256: watch.rs sees to it.
-        Ok(code) => std::process::ExitCode::from(code as u8),
+fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         Err(error) => {
             eprintln!("landbridge: {error:#}");
-            std::process::ExitCode::from(1)
+            ExitCode::from(1)
         }
     }
 }
 
-fn run(arguments: RunArguments) -> Result<i32> {
-    let id = sys::random_hex(32)?;
-    let mut environment: Vec<(String, String)> = std::env::vars().collect();
-    if let Some(provider) = arguments.provider {
-        environment.push(("FI_PROVIDER".to_string(), provider));
+fn dispatch(command: Command) -> Result<i32> {
+    match command {
+        Command::Run(arguments) => start::run(&arguments),
+        Command::Agent => agent::main().map(|()| 0),
+        Command::Relay(passed) => become_sibling("landbridge-relay", &passed.arguments),
+        Command::Lab(passed) => become_sibling("landbridge-lab", &passed.arguments),
+        Command::Env(_) | Command::Doctor(_) | Command::DoctorProbe { .. } => bail!("not yet"),
     }
-    let (program, rest) = arguments.program.split_first().context("no program")?;
-    let job = control::Job {
-        kvsname: format!("kvs_{id}"),
-        key: sys::random_hex(64)?,
-        id,
-        size: arguments.ranks,
-        mapping: format!("(vector,(0,1,{}))", arguments.ranks),
-        program: program.clone(),
-        arguments: rest.to_vec(),
-        wdir: std::env::current_dir()?.display().to_string(),
-        environment,
-        verbose: arguments.verbose,
-    };
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let agent = [std::env::current_exe()?.display().to_string(), "agent".to_string()];
-    let command = spawn::Spawn::command(&spawn::local::Local::default(), &host, &agent);
-    let nodes = plan::local(&host, job.size, command);
-    let options = run::Options {
-        label: arguments.label,
-        verbose: arguments.verbose,
-        timeout: arguments.timeout.map(Duration::from_secs),
-        relay_log: None,
-    };
-    run::run(job, nodes, relays::Relays, options)
+}
+
+/// Goes on as another of our programs.
+fn become_sibling(name: &str, arguments: &[std::ffi::OsString]) -> Result<i32> {
+    let path = sibling::path(name)?;
+    let error = std::process::Command::new(&path).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot run {}", path.display()))
 }

@@ -1,18 +1,316 @@
-//! Who runs where. Pure: options and hosts enter, the tree of agents leaves.
+//! Who runs where, and which relay dials which. Pure: a [`Topology`] and the user's wishes enter,
+//! a [`Plan`] leaves.
+//!
+//! Ranks fill the hosts in the order of the topology, so every host and every cluster holds one
+//! contiguous block of them. Clusters without ranks take no part.
 
 use crate::control::Node;
+use crate::topology::{Cluster, Host, Topology};
 
-/// One host that takes ranks.
-pub fn local(host: &str, size: u32, spawn: Vec<String>) -> Vec<Node> {
-    vec![Node {
-        cluster: 0,
-        cluster_name: "local".to_string(),
-        name: host.to_string(),
-        address: None,
-        first_rank: 0,
-        rank_count: size,
-        relay_unix: None,
-        spawn,
-        children: Vec::new(),
-    }]
+/// What the user asked for.
+#[derive(Debug, Clone, Default)]
+pub struct Wishes {
+    /// Number of ranks; `None`: as many as there are slots.
+    pub ranks: Option<u32>,
+    pub ranks_per_node: Option<u32>,
+    pub ranks_per_cluster: Option<u32>,
 }
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub size: u32,
+    /// The top agent of each cluster that takes part, in order.
+    pub nodes: Vec<Node>,
+    pub relays: Vec<RelayPlan>,
+    /// Clusters in the order in which their relays start.
+    pub relay_order: Vec<usize>,
+    /// Value of `PMI_process_mapping`.
+    pub mapping: String,
+}
+
+/// The relay of one cluster of the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayPlan {
+    pub listen: String,
+    pub unix: String,
+    pub wan_listen: Option<String>,
+    /// Where ranks find it when it listens on every address.
+    pub host_address: String,
+    pub dials: Vec<Dial>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dial {
+    pub cluster: usize,
+    /// `HOST:PORT`; port 0 stands for the one the other relay reports.
+    pub address: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlanError {
+    NoRanks,
+    TooManyRanks { wanted: u32, slots: u32 },
+    NoRelay { cluster: String },
+    BothOutboundOnly { one: String, other: String },
+    DialCycle,
+}
+
+impl std::fmt::Display for PlanError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PlanError::NoRanks => write!(f, "there is no rank to start; ask for some with -n"),
+            PlanError::TooManyRanks { wanted, slots } => write!(
+                f,
+                "{wanted} ranks do not fit into {slots} slots; give the hosts more slots, or say \
+                 how many ranks each node takes with --ranks-per-node"
+            ),
+            PlanError::NoRelay { cluster } => write!(
+                f,
+                "cluster {cluster} has no [cluster.relay], and a job over several clusters needs \
+                 one in each: only relays talk between clusters"
+            ),
+            PlanError::BothOutboundOnly { one, other } => write!(
+                f,
+                "neither the relay of {one} nor that of {other} has a wan_listen, so neither can \
+                 dial the other; open one port at one of the two sites and name it there"
+            ),
+            PlanError::DialCycle => write!(
+                f,
+                "the [[link]]s make every relay wait for another one to start; drop one of them"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+/// `agent`: path of `landbridge` on hosts that do not name their own. `job`: id of the job.
+pub fn plan(
+    topology: &Topology,
+    wishes: &Wishes,
+    agent: &str,
+    job: &str,
+) -> Result<Plan, PlanError> {
+    let counts = place(topology, wishes)?;
+    let used: Vec<usize> =
+        (0..topology.clusters.len()).filter(|&c| counts[c].iter().any(|&n| n > 0)).collect();
+    let mut first_rank = 0;
+    let mut nodes = Vec::new();
+    for (number, &index) in used.iter().enumerate() {
+        let cluster = &topology.clusters[index];
+        let unix = cluster.relay.as_ref().map(|_| unix_name(job, number));
+        let layout = Layout { cluster, number, counts: &counts[index], agent, unix };
+        nodes.push(layout.tree(&mut first_rank));
+    }
+    let (relays, relay_order) = plan_relays(topology, &used, job)?;
+    let mapping = mapping(&nodes);
+    Ok(Plan { size: first_rank, nodes, relays, relay_order, mapping })
+}
+
+fn unix_name(job: &str, cluster: usize) -> String {
+    format!("@landbridge-{job}-relay-{cluster}")
+}
+
+// --- ranks onto hosts
+
+/// Ranks of each host of each cluster.
+fn place(topology: &Topology, wishes: &Wishes) -> Result<Vec<Vec<u32>>, PlanError> {
+    let slots = slots(topology, wishes);
+    let total = slots.iter().flatten().fold(0u32, |sum, &slots| sum.saturating_add(slots));
+    let wanted = wishes.ranks.unwrap_or(total);
+    if wanted == 0 {
+        return Err(PlanError::NoRanks);
+    }
+    let per_cluster = wishes.ranks_per_cluster.unwrap_or(u32::MAX);
+    let mut left = wanted;
+    let mut counts = Vec::new();
+    for cluster in &slots {
+        let mut left_here = left.min(per_cluster);
+        let mut taken = Vec::new();
+        for &slots in cluster {
+            taken.push(slots.min(left_here));
+            left_here -= slots.min(left_here);
+        }
+        left -= taken.iter().sum::<u32>();
+        counts.push(taken);
+    }
+    // Without -n, a limit per cluster just makes the job smaller.
+    if left > 0 && wishes.ranks.is_some() {
+        return Err(PlanError::TooManyRanks { wanted, slots: wanted - left });
+    }
+    Ok(counts)
+}
+
+/// Slots of each host, with those that share the rest evenly filled in.
+fn slots(topology: &Topology, wishes: &Wishes) -> Vec<Vec<u32>> {
+    let known = |host: &Host| match (host.slots, wishes.ranks_per_node) {
+        (Some(0), _) => Some(0),
+        (_, Some(ranks)) => Some(ranks),
+        (slots, None) => slots,
+    };
+    let hosts = || topology.clusters.iter().flat_map(|cluster| &cluster.hosts);
+    let fixed: u32 = hosts().filter_map(known).fold(0, u32::saturating_add);
+    let sharers = hosts().filter(|host| known(host).is_none()).count() as u32;
+    let rest = wishes.ranks.unwrap_or(sharers).saturating_sub(fixed);
+    let share = rest.div_ceil(sharers.max(1));
+    let slots =
+        |cluster: &Cluster| cluster.hosts.iter().map(|host| known(host).unwrap_or(share)).collect();
+    topology.clusters.iter().map(slots).collect()
+}
+
+/// One cluster's part of the plan.
+struct Layout<'a> {
+    cluster: &'a Cluster,
+    number: usize,
+    counts: &'a [u32],
+    agent: &'a str,
+    unix: Option<String>,
+}
+
+impl Layout<'_> {
+    fn tree(&self, first_rank: &mut u32) -> Node {
+        let mut top = None;
+        let mut children = Vec::new();
+        for (index, host) in self.cluster.hosts.iter().enumerate() {
+            let node = self.node(host, *first_rank, self.counts[index], index);
+            *first_rank += self.counts[index];
+            if index == self.cluster.top_host() {
+                top = Some(node);
+            } else if node.rank_count > 0 {
+                children.push(node);
+            }
+        }
+        // `top_host` is an index into the hosts just gone through.
+        let mut top = top.expect("the top host is one of the cluster's hosts");
+        top.children = children;
+        top
+    }
+
+    fn node(&self, host: &Host, first_rank: u32, rank_count: u32, index: usize) -> Node {
+        let program = self.cluster.landbridge.as_deref().unwrap_or(self.agent);
+        let on_top = index == self.cluster.top_host();
+        Node {
+            cluster: self.number as u32,
+            cluster_name: self.cluster.name.clone(),
+            name: host.name.clone(),
+            address: host.address.clone(),
+            first_rank,
+            rank_count,
+            relay_unix: self.unix.clone().filter(|_| on_top),
+            spawn: host.spawn_command(&[program.to_string(), "agent".to_string()]),
+            children: Vec::new(),
+        }
+    }
+}
+
+/// `(vector,(first node,nodes,ranks per node),…)` in rank order.
+fn mapping(nodes: &[Node]) -> String {
+    let mut blocks: Vec<(u32, u32)> = Vec::new();
+    let mut pending: Vec<&Node> = nodes.iter().collect();
+    while let Some(node) = pending.pop() {
+        blocks.push((node.first_rank, node.rank_count));
+        pending.extend(&node.children);
+    }
+    blocks.retain(|&(_, count)| count > 0);
+    blocks.sort_unstable();
+    let mut runs: Vec<(usize, usize, u32)> = Vec::new();
+    for (id, (_, count)) in blocks.into_iter().enumerate() {
+        match runs.last_mut() {
+            Some((_, nodes, ranks)) if *ranks == count => *nodes += 1,
+            _ => runs.push((id, 1, count)),
+        }
+    }
+    let runs: Vec<String> =
+        runs.iter().map(|(id, n, ranks)| format!("({id},{n},{ranks})")).collect();
+    format!("(vector,{})", runs.join(","))
+}
+
+// --- relays
+
+fn plan_relays(
+    topology: &Topology,
+    used: &[usize],
+    job: &str,
+) -> Result<(Vec<RelayPlan>, Vec<usize>), PlanError> {
+    if used.len() == 1 && topology.clusters[used[0]].relay.is_none() {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let mut relays = Vec::new();
+    for (number, &index) in used.iter().enumerate() {
+        relays.push(relay_plan(&topology.clusters[index], number, job)?);
+    }
+    for one in 0..used.len() {
+        for other in one + 1..used.len() {
+            let (from, dial) = dial(topology, used, one, other)?;
+            relays[from].dials.push(dial);
+        }
+    }
+    let order = start_order(&relays)?;
+    Ok((relays, order))
+}
+
+fn relay_plan(cluster: &Cluster, number: usize, job: &str) -> Result<RelayPlan, PlanError> {
+    let Some(relay) = &cluster.relay else {
+        return Err(PlanError::NoRelay { cluster: cluster.name.clone() });
+    };
+    let host = &cluster.hosts[relay.host];
+    Ok(RelayPlan {
+        listen: relay.listen.clone(),
+        unix: unix_name(job, number),
+        wan_listen: relay.wan_listen.clone(),
+        host_address: host.address.clone().unwrap_or_else(|| host.name.clone()),
+        dials: Vec::new(),
+    })
+}
+
+/// Who of two clusters (numbers of the plan) dials, and where.
+fn dial(
+    topology: &Topology,
+    used: &[usize],
+    one: usize,
+    other: usize,
+) -> Result<(usize, Dial), PlanError> {
+    let pairs = [(one, other), (other, one)];
+    for (from, to) in pairs {
+        let matches =
+            |link: &&crate::topology::Link| (link.from, link.to) == (used[from], used[to]);
+        if let Some(link) = topology.links.iter().find(matches) {
+            // The topology has checked that `to` accepts connections.
+            let address = link.address.clone().or(dial_address(&topology.clusters[used[to]]));
+            return Ok((from, Dial { cluster: to, address: address.unwrap_or_default() }));
+        }
+    }
+    // Where both accept, the later one dials the earlier one.
+    for (to, from) in pairs {
+        if let Some(address) = dial_address(&topology.clusters[used[to]]) {
+            return Ok((from, Dial { cluster: to, address }));
+        }
+    }
+    Err(PlanError::BothOutboundOnly {
+        one: topology.clusters[used[one]].name.clone(),
+        other: topology.clusters[used[other]].name.clone(),
+    })
+}
+
+fn dial_address(cluster: &Cluster) -> Option<String> {
+    let relay = cluster.relay.as_ref()?;
+    let wan_listen = relay.wan_listen.as_ref()?;
+    Some(relay.public.as_ref().unwrap_or(wan_listen).clone())
+}
+
+/// Whoever is dialled starts before those who dial it.
+fn start_order(relays: &[RelayPlan]) -> Result<Vec<usize>, PlanError> {
+    let mut order: Vec<usize> = Vec::new();
+    while order.len() < relays.len() {
+        let ready = |&relay: &usize| {
+            !order.contains(&relay)
+                && relays[relay].dials.iter().all(|d| order.contains(&d.cluster))
+        };
+        let Some(next) = (0..relays.len()).find(ready) else { return Err(PlanError::DialCycle) };
+        order.push(next);
+    }
+    Ok(order)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,22 +1,201 @@
-//! The relays of a job: the order in which they start, and the configuration of each.
+//! The relays of a running job: the configuration of each, made when those it dials are known,
+//! and the certificates they know each other by.
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use serde::Serialize;
 
-#[derive(Default)]
-pub struct Relays;
+use crate::control::Job;
+use crate::plan::{Plan, RelayPlan};
+
+pub struct Relays {
+    job: String,
+    key: String,
+    plans: Vec<RelayPlan>,
+    order: Vec<usize>,
+    /// Per cluster: first rank and number of ranks.
+    ranks: Vec<[u32; 2]>,
+    identities: Vec<Identity>,
+    authority: String,
+    /// Per cluster, once its relay is ready: where ranks and other relays reach it.
+    ready: Vec<Option<(String, String)>>,
+}
+
+struct Identity {
+    certificate: String,
+    private_key: String,
+}
+
+/// The document a relay reads at its start.
+#[derive(Serialize)]
+struct Config<'a> {
+    job: &'a str,
+    key: &'a str,
+    cluster: usize,
+    listen: &'a str,
+    unix: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wan_listen: Option<&'a str>,
+    ca: &'a str,
+    certificate: &'a str,
+    private_key: &'a str,
+    ranks: &'a [[u32; 2]],
+    peer: Vec<Peer>,
+}
+
+#[derive(Serialize)]
+struct Peer {
+    cluster: usize,
+    address: String,
+}
 
 impl Relays {
-    /// The cluster and configuration of the relay in this place of the order.
-    pub fn config(&self, _place: usize) -> Option<(usize, String)> {
-        None
+    pub fn new(job: &Job, plan: &Plan) -> Result<Relays> {
+        let count = plan.relays.len();
+        let (authority, identities) =
+            identities(&job.id, count).context("cannot make the job's certificates")?;
+        let ranks = plan.nodes.iter().map(|node| [node.lowest_rank(), node.total_ranks()]);
+        Ok(Relays {
+            job: job.id.clone(),
+            key: job.key.clone(),
+            plans: plan.relays.clone(),
+            order: plan.relay_order.clone(),
+            ranks: ranks.collect(),
+            identities,
+            authority,
+            ready: vec![None; count],
+        })
     }
 
-    pub fn handle_ready(&mut self, _cluster: usize, _ranks: &str, _relays: &str) -> Result<()> {
+    /// The cluster and configuration of the relay in this place of the order.
+    pub fn config(&self, place: usize) -> Option<(usize, String)> {
+        let &cluster = self.order.get(place)?;
+        let plan = &self.plans[cluster];
+        let peer = plan.dials.iter().map(|dial| Peer {
+            cluster: dial.cluster,
+            address: self.fill_port(&dial.address, dial.cluster),
+        });
+        let identity = &self.identities[cluster];
+        let config = Config {
+            job: &self.job,
+            key: &self.key,
+            cluster,
+            listen: &plan.listen,
+            unix: &plan.unix,
+            wan_listen: plan.wan_listen.as_deref(),
+            ca: &self.authority,
+            certificate: &identity.certificate,
+            private_key: &identity.private_key,
+            ranks: &self.ranks,
+            peer: peer.collect(),
+        };
+        // Text, numbers and lists of them: TOML can hold all of it.
+        Some((cluster, toml::to_string(&config).expect("a configuration is a TOML document")))
+    }
+
+    /// A relay has said where ranks and other relays reach it.
+    pub fn handle_ready(&mut self, cluster: usize, ranks: &str, relays: &str) -> Result<()> {
+        if !ranks.contains(':') {
+            bail!("the relay of cluster {cluster} listens on {ranks:?}, which is no address");
+        }
+        self.ready[cluster] = Some((ranks.to_string(), relays.to_string()));
         Ok(())
     }
 
     /// Where the ranks of a cluster reach their relay; empty without one.
-    pub fn rank_address(&self, _cluster: usize) -> String {
-        String::new()
+    pub fn rank_address(&self, cluster: usize) -> String {
+        let Some(Some((ranks, _))) = self.ready.get(cluster) else { return String::new() };
+        let unspecified = |address: std::net::SocketAddr| address.ip().is_unspecified();
+        match ranks.rsplit_once(':') {
+            Some((_, port)) if ranks.parse().is_ok_and(unspecified) => {
+                format!("{}:{port}", self.plans[cluster].host_address)
+            }
+            _ => ranks.clone(),
+        }
+    }
+
+    /// Port 0 stands for the one the relay has reported.
+    fn fill_port(&self, address: &str, cluster: usize) -> String {
+        let reported = self.ready[cluster].as_ref().and_then(|(_, relays)| relays.rsplit_once(':'));
+        match (address.rsplit_once(':'), reported) {
+            (Some((host, "0")), Some((_, port))) => format!("{host}:{port}"),
+            _ => address.to_string(),
+        }
+    }
+}
+
+/// A certificate authority for one job, forgotten as soon as it has signed, and one certificate
+/// for each relay, with the name `relay-N.landbridge`.
+fn identities(job: &str, count: usize) -> Result<(String, Vec<Identity>), rcgen::Error> {
+    let mut authority = CertificateParams::default();
+    authority.distinguished_name.push(DnType::CommonName, format!("landbridge job {job}"));
+    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
+    let identity = |cluster: usize| {
+        let name = format!("relay-{cluster}.landbridge");
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(vec![name.clone()])?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &authority)?;
+        Ok(Identity { certificate: certificate.pem(), private_key: key.serialize_pem() })
+    };
+    let identities = (0..count).map(identity).collect::<Result<_, rcgen::Error>>()?;
+    Ok((authority.pem(), identities))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Dial;
+
+    fn relay(dials: Vec<Dial>) -> RelayPlan {
+        RelayPlan {
+            listen: "0.0.0.0:0".into(),
+            unix: "@x".into(),
+            wan_listen: None,
+            host_address: "10.0.0.9".into(),
+            dials,
+        }
+    }
+
+    fn relays() -> Relays {
+        let (authority, identities) = identities("j", 2).unwrap();
+        let dial = Dial { cluster: 1, address: "192.0.2.7:0".into() };
+        Relays {
+            job: "j".into(),
+            key: "k".into(),
+            plans: vec![relay(vec![dial]), relay(vec![])],
+            order: vec![1, 0],
+            ranks: vec![[0, 4], [4, 4]],
+            identities,
+            authority,
+            ready: vec![None, None],
+        }
+    }
+
+    #[test]
+    fn ports_are_filled_in_from_what_was_reported() {
+        let mut relays = relays();
+        assert_eq!(relays.config(0).unwrap().0, 1);
+        relays.handle_ready(1, "0.0.0.0:41", "192.0.2.7:42").unwrap();
+        let (cluster, config) = relays.config(1).unwrap();
+        assert_eq!(cluster, 0);
+        let config: toml::Table = config.parse().unwrap();
+        assert_eq!(config["peer"][0]["address"].as_str(), Some("192.0.2.7:42"));
+        assert_eq!(config["ranks"][1][0].as_integer(), Some(4));
+        assert!(config["ca"].as_str().unwrap().starts_with("-----BEGIN CERTIFICATE"));
+        assert!(!config.contains_key("wan_listen"));
+        assert_eq!(relays.config(2), None);
+    }
+
+    #[test]
+    fn ranks_dial_an_address_they_can_reach() {
+        let mut relays = relays();
+        assert_eq!(relays.rank_address(1), "");
+        relays.handle_ready(1, "0.0.0.0:41", "-").unwrap();
+        assert_eq!(relays.rank_address(1), "10.0.0.9:41");
+        relays.handle_ready(0, "10.0.0.1:7710", "-").unwrap();
+        assert_eq!(relays.rank_address(0), "10.0.0.1:7710");
+        assert!(relays.handle_ready(0, "nonsense", "-").is_err());
     }
 }

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::agent::lost_text;
 use crate::control::{Assignment, Job, Message, Node, PIECE_BYTES_MAX};
 use crate::pmi::server::{Event, JobFacts, Names, Server};
+use crate::relays::Relays;
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
 use crate::ui::Output;
@@ -57,7 +58,7 @@ pub struct Launcher {
     watch: Watch,
     output: Output,
     phase: Phase,
-    relays: crate::relays::Relays,
+    relays: Relays,
     deadline: Option<Instant>,
     settled_at: Option<Instant>,
     signals_seen: u32,
@@ -67,12 +68,7 @@ pub struct Launcher {
 }
 
 /// Runs the job; its exit code.
-pub fn run(
-    job: Job,
-    nodes: Vec<Node>,
-    relays: crate::relays::Relays,
-    options: Options,
-) -> Result<i32> {
+pub fn run(job: Job, nodes: Vec<Node>, relays: Relays, options: Options) -> Result<i32> {
     let signals =
         [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGCHLD, libc::SIGTTIN];
     let signals = Signals::block(&signals)?;
@@ -85,7 +81,7 @@ impl Launcher {
     fn new(
         job: &Job,
         nodes: Vec<Node>,
-        relays: crate::relays::Relays,
+        relays: Relays,
         options: Options,
         signals: Signals,
     ) -> Result<Launcher> {

@@ -1,0 +1,158 @@
+//! `--hosts` and `--hostfile`: a topology of one cluster without a relay. And `--clusters`: this
+//! machine as several clusters with relays on its loopback interface. Pure.
+
+use anyhow::{Context, Result, bail};
+
+use crate::spawn::local::Local;
+use crate::spawn::ssh::Ssh;
+use crate::topology::{Cluster, Host, Relay, Topology, Way};
+
+/// `HOST` or `HOST:N`, in the order given. A host named twice takes part once, with both counts.
+pub fn parse_list(words: &[String]) -> Result<Vec<(String, Option<u32>)>> {
+    let mut hosts = Vec::new();
+    for word in words {
+        let (name, slots) = match word.rsplit_once(':') {
+            Some((name, slots)) => (name, Some(parse_slots(slots, word)?)),
+            None => (word.as_str(), None),
+        };
+        add(&mut hosts, name, slots)?;
+    }
+    Ok(hosts)
+}
+
+/// A host file: `HOST`, `HOST:N` or `HOST slots=N` on each line; `#` begins a comment.
+pub fn parse_file(text: &str) -> Result<Vec<(String, Option<u32>)>> {
+    let mut hosts = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or("").trim();
+        if !line.is_empty() {
+            let result = parse_line(line, &mut hosts);
+            result.with_context(|| format!("line {}", index + 1))?;
+        }
+    }
+    if hosts.is_empty() {
+        bail!("it names no host");
+    }
+    Ok(hosts)
+}
+
+fn parse_line(line: &str, hosts: &mut Vec<(String, Option<u32>)>) -> Result<()> {
+    let mut words = line.split_ascii_whitespace();
+    let host = words.next().unwrap_or("");
+    let (mut name, mut slots) = (host, None);
+    if let Some((before, count)) = host.rsplit_once(':') {
+        (name, slots) = (before, Some(parse_slots(count, host)?));
+    }
+    for word in words {
+        match word.split_once('=') {
+            Some(("slots", count)) => slots = Some(parse_slots(count, word)?),
+            // Written by other tools; slots are the limit here.
+            Some(("max_slots" | "max-slots", _)) => {}
+            _ => bail!("{word:?} is not understood; write HOST, HOST:N or HOST slots=N"),
+        }
+    }
+    add(hosts, name, slots)
+}
+
+fn parse_slots(text: &str, word: &str) -> Result<u32> {
+    text.parse().with_context(|| format!("{word:?}: {text:?} is not a number of ranks"))
+}
+
+fn add(hosts: &mut Vec<(String, Option<u32>)>, name: &str, slots: Option<u32>) -> Result<()> {
+    if name.is_empty() || name.starts_with('-') {
+        bail!("{name:?} is not a host name");
+    }
+    match hosts.iter_mut().find(|(known, _)| known == name) {
+        Some((_, known)) => {
+            *known = Some(known.unwrap_or(1) + slots.unwrap_or(1));
+        }
+        None => hosts.push((name.to_string(), slots)),
+    }
+    Ok(())
+}
+
+/// One cluster of these hosts; `here` is this machine's name, for which no ssh is needed.
+pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str) -> Topology {
+    let host = |(name, slots): (String, Option<u32>)| {
+        let local = name == here || name == "localhost";
+        let way = if local { Way::Local(Local::default()) } else { Way::Ssh(Ssh::default()) };
+        Host { name, login: None, address: None, slots, way }
+    };
+    let hosts = hosts.into_iter().map(host).collect();
+    let cluster = Cluster { name: "hosts".into(), relay: None, hosts, landbridge: None };
+    Topology { clusters: vec![cluster], links: Vec::new() }
+}
+
+/// This machine cut into clusters, as evenly as can be.
+pub fn cut(here: &str, clusters: u32, ranks: u32) -> Result<Topology> {
+    if clusters == 0 || clusters > ranks {
+        bail!("{ranks} ranks cannot be cut into {clusters} clusters");
+    }
+    let cluster = |number: u32| {
+        let slots = ranks / clusters + u32::from(number < ranks % clusters);
+        let loopback = "127.0.0.1:0".to_string();
+        Cluster {
+            name: format!("c{number}"),
+            relay: Some(Relay {
+                host: 0,
+                listen: loopback.clone(),
+                wan_listen: Some(loopback),
+                public: None,
+            }),
+            hosts: vec![Host {
+                name: here.to_string(),
+                login: None,
+                address: None,
+                slots: Some(slots),
+                way: Way::Local(Local::default()),
+            }],
+            landbridge: None,
+        }
+    };
+    Ok(Topology { clusters: (0..clusters).map(cluster).collect(), links: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| word.to_string()).collect()
+    }
+
+    #[test]
+    fn lists_are_read() {
+        let hosts = parse_list(&words(&["a", "b:4", "a", "b:1"])).unwrap();
+        assert_eq!(hosts, [("a".to_string(), Some(2)), ("b".to_string(), Some(5))]);
+        assert!(parse_list(&words(&["b:x"])).unwrap_err().to_string().contains("\"x\""));
+        assert!(parse_list(&words(&["-oProxyCommand=x"])).is_err());
+    }
+
+    #[test]
+    fn files_are_read_with_line_numbers_in_errors() {
+        let text = "# hosts\na slots=4 max_slots=8\n\nb:2\nc\n";
+        let expected = [("a", Some(4)), ("b", Some(2)), ("c", None)];
+        assert_eq!(parse_file(text).unwrap(), expected.map(|(n, s)| (n.to_string(), s)));
+        let error = parse_file("a\nb cores=2\n").unwrap_err();
+        assert_eq!(error.to_string(), "line 2");
+        assert!(parse_file("# none\n").is_err());
+    }
+
+    #[test]
+    fn own_machine_needs_no_ssh() {
+        let hosts = ["here", "localhost", "far"].map(|name| (name.to_string(), None));
+        let topology = topology(hosts.into(), "here");
+        let local = |host: &Host| matches!(host.way, Way::Local(_));
+        let local: Vec<bool> = topology.clusters[0].hosts.iter().map(local).collect();
+        assert_eq!(local, [true, true, false]);
+    }
+
+    #[test]
+    fn a_machine_is_cut_evenly() {
+        let topology = cut("here", 3, 8).unwrap();
+        let slots: Vec<_> = topology.clusters.iter().map(|c| c.hosts[0].slots).collect();
+        assert_eq!(slots, [Some(3), Some(3), Some(2)]);
+        assert!(cut("here", 3, 2).is_err());
+        assert!(cut("here", 0, 2).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! From the command line of `landbridge run` to a job that can start.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cli::RunArguments;
+use crate::control::{Job, Node};
+use crate::hosts;
+use crate::plan::{self, Wishes};
+use crate::relays::Relays;
+use crate::run;
+use crate::sys;
+use crate::topology::Topology;
+
+/// Runs the job; its exit code.
+pub fn run(arguments: &RunArguments) -> Result<i32> {
+    let topology = topology(arguments)?;
+    let wishes = Wishes {
+        ranks: arguments.ranks,
+        ranks_per_node: arguments.ranks_per_node,
+        ranks_per_cluster: arguments.ranks_per_cluster,
+    };
+    let agent = std::env::current_exe().context("cannot find out where landbridge itself is")?;
+    let id = sys::random_hex(32)?;
+    let plan = plan::plan(&topology, &wishes, &agent.display().to_string(), &id)?;
+    if arguments.verbose {
+        plan.nodes.iter().for_each(describe);
+    }
+    let job = job(arguments, id, &plan)?;
+    let relays = Relays::new(&job, &plan)?;
+    run::run(job, plan.nodes, relays, options(arguments)?)
+}
+
+/// This machine's name.
+pub fn here() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn topology(arguments: &RunArguments) -> Result<Topology> {
+    if let Some(clusters) = arguments.clusters {
+        let ranks = arguments.ranks.context("say how many ranks with -n")?;
+        return hosts::cut(&here(), clusters, ranks);
+    }
+    if !arguments.hosts.is_empty() {
+        let list = hosts::parse_list(&arguments.hosts).context("--hosts")?;
+        return Ok(hosts::topology(list, &here()));
+    }
+    if let Some(file) = &arguments.hostfile {
+        let list = hosts::parse_file(&read(file)?).with_context(|| file.display().to_string())?;
+        return Ok(hosts::topology(list, &here()));
+    }
+    let named = std::env::var_os("LANDBRIDGE_TOPOLOGY").filter(|file| !file.is_empty());
+    if let Some(file) = arguments.topology.clone().or(named.map(Into::into)) {
+        return Topology::parse(&read(&file)?).with_context(|| file.display().to_string());
+    }
+    if arguments.ranks.is_none() && arguments.ranks_per_node.is_none() {
+        bail!("say how many ranks with -n");
+    }
+    Ok(hosts::topology(vec![(here(), None)], &here()))
+}
+
+fn read(file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+fn job(arguments: &RunArguments, id: String, plan: &plan::Plan) -> Result<Job> {
+    let (program, rest) = arguments.program.split_first().context("no program to run")?;
+    let current = std::env::current_dir().context("this directory does not exist any more")?;
+    let wdir = arguments.wdir.as_ref().map_or(current.clone(), |wdir| current.join(wdir));
+    let mut environment = passed_on(std::env::vars_os());
+    if let Some(provider) = &arguments.provider {
+        environment.insert("FI_PROVIDER".to_string(), provider.clone());
+    }
+    for setting in &arguments.environment {
+        let (name, value) = setting_of(setting, |name| std::env::var(name).ok())?;
+        environment.insert(name, value);
+    }
+    Ok(Job {
+        kvsname: format!("kvs_{id}"),
+        id,
+        key: sys::random_hex(64)?,
+        size: plan.size,
+        mapping: plan.mapping.clone(),
+        program: program.clone(),
+        arguments: rest.to_vec(),
+        wdir: wdir.display().to_string(),
+        environment: environment.into_iter().collect(),
+        verbose: arguments.verbose,
+    })
+}
+
+fn options(arguments: &RunArguments) -> Result<run::Options> {
+    let open = |path: &std::path::PathBuf| {
+        std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))
+    };
+    Ok(run::Options {
+        label: arguments.label,
+        verbose: arguments.verbose,
+        timeout: arguments.timeout.map(Duration::from_secs),
+        relay_log: arguments.relay_log.as_ref().map(open).transpose()?,
+    })
+}
+
+/// `NAME=VALUE`, or `NAME` with our own value.
+fn setting_of(setting: &str, own: impl Fn(&str) -> Option<String>) -> Result<(String, String)> {
+    match setting.split_once('=') {
+        Some(("", _)) => bail!("-x {setting}: a variable needs a name"),
+        Some((name, value)) => Ok((name.to_string(), value.to_string())),
+        None => match own(setting) {
+            Some(value) => Ok((setting.to_string(), value)),
+            None => bail!("-x {setting}: it is not set here; write {setting}=VALUE"),
+        },
+    }
+}
+
+/// Variables that belong to this login, terminal or machine and mean nothing on another host.
+/// A name ending in '*' stands for all that begin so.
+const STAYS_HERE: [&str; 28] = [
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "MAIL",
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "_",
+    "TERM",
+    "DISPLAY",
+    "HOSTNAME",
+    "TMPDIR",
+    "TMP",
+    "TEMP",
+    "SSH_*",
+    "XDG_*",
+    "DBUS_*",
+    "XAUTHORITY",
+    "WAYLAND_*",
+    "LANDBRIDGE_TOPOLOGY",
+    "LANDBRIDGE_KEY",
+    "PMI_*",
+    "PMIX_*",
+    "OMPI_COMM_*",
+    "HYDI_*",
+    "HYDRA_*",
+    "BASH_FUNC_*",
+];
+
+/// The part of our environment that ranks get on every host.
+fn passed_on(
+    variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
+) -> BTreeMap<String, String> {
+    let stays = |name: &str| {
+        STAYS_HERE.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == *pattern,
+        })
+    };
+    // What is not text cannot be sent; on this machine it is inherited anyway.
+    variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| !stays(name))
+        .collect()
+}
+
+fn describe(top: &Node) {
+    for node in std::iter::once(top).chain(&top.children) {
+        let relay = if node.relay_unix.is_some() { "relay, " } else { "" };
+        let ranks = match node.rank_count {
+            0 => "no ranks".to_string(),
+            1 => format!("rank {}", node.first_rank),
+            count => format!("ranks {} to {}", node.first_rank, node.first_rank + count - 1),
+        };
+        let (cluster, name) = (&node.cluster_name, &node.name);
+        eprintln!("landbridge: cluster {cluster}: node {name}: {relay}{ranks}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read() {
+        let own = |name: &str| (name == "SET").then(|| "x".to_string());
+        let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
+        assert_eq!(setting_of("A=b=c", own).unwrap(), pair("A", "b=c"));
+        assert_eq!(setting_of("SET", own).unwrap(), pair("SET", "x"));
+        assert!(setting_of("UNSET", own).unwrap_err().to_string().contains("UNSET=VALUE"));
+        assert!(setting_of("=x", own).is_err());
+    }
+
+    #[test]
+    fn what_belongs_to_this_login_stays_here() {
+        let names = ["HOME", "SSH_AUTH_SOCK", "PATH", "FI_LOG_LEVEL", "PMI_FD", "LANDBRIDGE_PATHS"];
+        let variables = names.map(|name| (name.into(), "v".into()));
+        let passed: Vec<String> = passed_on(variables.into_iter()).into_keys().collect();
+        assert_eq!(passed, ["FI_LOG_LEVEL", "LANDBRIDGE_PATHS", "PATH"]);
+    }
+}
