@@ -6,11 +6,54 @@
 //! them an endpoint uses), `port` (an engine behind its lock).
 
 pub mod abi;
+pub mod atomic;
 pub mod av;
 pub mod counter;
 pub mod engine;
+pub mod ffi;
+pub mod host;
+pub mod info;
 pub mod mr;
+pub mod param;
 pub mod port;
 pub mod queue;
+pub mod resolve;
 pub mod sink;
 pub mod sync;
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+
+/// Our own version: of two providers of this name the host keeps the newer.
+const PROVIDER_VERSION: u32 = abi::version(0, 1);
+
+/// What the host gets. It writes to `context`, and to nothing else.
+struct Exported(UnsafeCell<abi::Provider>);
+
+// SAFETY: written by `fi_prov_ini`, which the host calls once under its lock, and then by the host
+// alone.
+unsafe impl Sync for Exported {}
+
+static PROVIDER: Exported = Exported(UnsafeCell::new(abi::Provider {
+    version: PROVIDER_VERSION,
+    fi_version: abi::LAYOUT_VERSION,
+    context: [std::ptr::null_mut::<c_void>(); 4],
+    name: info::NAME.as_ptr(),
+    getinfo: Some(info::getinfo),
+    fabric: Some(ffi::fabric::open),
+    cleanup: Some(cleanup),
+}));
+
+/// The entry point libfabric looks for in a file `*-fi.so`.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut abi::Provider {
+    let provider = PROVIDER.0.get();
+    // SAFETY: see `Exported`. We follow whatever version has loaded us.
+    unsafe { (*provider).fi_version = host::version() };
+    host::register(provider);
+    provider
+}
+
+/// The host is about to end. There is nothing to give back: engines end with their endpoints, and
+/// the library stays mapped (`nodelete`).
+extern "C" fn cleanup() {}

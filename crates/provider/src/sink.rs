@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::abi::{self, CqErrEntry, CqTaggedEntry};
 use crate::counter::Counter;
 use crate::engine::request::{Completion, Kind};
+use crate::port::Ports;
 use crate::queue::Queue;
 
 /// What is bound to an endpoint. An operation whose queue or counter is absent is simply not told
@@ -45,6 +46,16 @@ impl Sink {
             None => self.write(&completion, flags),
             Some((errno, excess)) => self.write_error(&completion, flags, errno, excess),
         }
+    }
+
+    /// Every list of ports that is driven when something bound here is read.
+    pub fn each_ports(&self, mut action: impl FnMut(&Ports)) {
+        [&self.transmit, &self.receive].into_iter().flatten().for_each(|q| action(&q.ports));
+        let c = &self.counters;
+        [&c.send, &c.recv, &c.read, &c.write, &c.remote_write]
+            .into_iter()
+            .flatten()
+            .for_each(|counter| action(&counter.ports));
     }
 
     #[inline]

@@ -95,6 +95,7 @@ pub struct AvAttr {
     pub flags: u64,
 }
 
+/// `fi_mr_attr` as of 1.17; newer fields are never read.
 #[repr(C)]
 pub struct MrAttr {
     pub mr_iov: *const libc::iovec,
@@ -107,11 +108,6 @@ pub struct MrAttr {
     pub auth_key: *mut u8,
     pub iface: u32,
     pub device: u64,
-    // From here on the field is newer than 1.17: never read.
-    pub hmem_data: *mut c_void,
-    pub page_size: usize,
-    pub base_mr: *const c_void,
-    pub sub_mr_cnt: usize,
 }
 
 #[repr(C)]

@@ -5,7 +5,7 @@
 //!
 //! | structure | newer fields | rule |
 //! |---|---|---|
-//! | `DomainAttr` | `max_ep_auth_key` and on | we allocate the newest size, write all, never read them in hints |
+//! | `DomainAttr` | `max_ep_auth_key` and on | the newest size is allocated and written; hints are read as `DomainAttrBase` |
 //! | `CqErrEntry` | `src_addr` (1.20) | copied out by the caller's version |
 //! | `OpsAv` | the auth-key calls | guarded by `size` |
 //! | `MrAttr` | `hmem_data` and on | never read |

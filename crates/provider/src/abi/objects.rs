@@ -113,8 +113,9 @@ pub struct EpAttr {
     pub auth_key: *mut u8,
 }
 
+/// `fi_domain_attr` as far as every host has it (all of it on 1.17).
 #[repr(C)]
-pub struct DomainAttr {
+pub struct DomainAttrBase {
     pub domain: *mut FidDomain,
     pub name: *mut c_char,
     pub threading: u32,
@@ -142,7 +143,12 @@ pub struct DomainAttr {
     pub max_err_data: usize,
     pub mr_cnt: usize,
     pub tclass: u32,
-    // From here on the field is newer than 1.17: never read it in hints.
+}
+
+/// The newest `fi_domain_attr`: what we allocate. In hints only the base may be read.
+#[repr(C)]
+pub struct DomainAttr {
+    pub base: DomainAttrBase,
     pub max_ep_auth_key: usize,
     pub max_group_id: u32,
     pub max_cntr_value: u64,
@@ -172,7 +178,8 @@ pub struct Info {
     pub tx_attr: *mut TxAttr,
     pub rx_attr: *mut RxAttr,
     pub ep_attr: *mut EpAttr,
-    pub domain_attr: *mut DomainAttr,
+    /// Points to a whole `DomainAttr` where we made it.
+    pub domain_attr: *mut DomainAttrBase,
     pub fabric_attr: *mut FabricAttr,
     pub nic: *mut c_void,
 }

@@ -1,0 +1,236 @@
+//! The hello on a new connection, step by step, never waiting.
+//!
+//! Enters: a connected (or connecting) socket. Leaves: the socket with a proven peer, or an error that
+//! names the reason. What may never happen: a stranger makes this process wait, or hold more than
+//! the bytes of one hello.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use landbridge_drive::link::shm::{Mapper, ShmLink};
+use landbridge_drive::link::stream::StreamLink;
+use landbridge_proto::limit::HELLO_MILLIS_MAX;
+use landbridge_proto::wire::hello::{
+    CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES,
+};
+
+use super::identity::{Identity, random};
+
+/// A hello under way.
+pub struct Handshake {
+    socket: Option<OwnedFd>,
+    is_unix: bool,
+    step: Step,
+    buffer: [u8; REPLY_BYTES],
+    filled: usize,
+    deadline: Instant,
+}
+
+enum Step {
+    /// Dialled; the connection may not be there yet.
+    Dialled(Dialler),
+    /// Our first message is out.
+    AwaitReply(Dialler),
+    /// Accepted; nothing has come yet.
+    AwaitOpen(Box<Introduction>),
+    /// Our answer is out.
+    AwaitClose(Listener),
+    /// The other side has proven itself and will pass the memory of the link.
+    AwaitMemory(Box<Introduction>),
+    Over,
+}
+
+/// A link that is up.
+pub struct Up {
+    pub introduction: Introduction,
+    pub carrier: Carrier,
+}
+
+/// What carries frames.
+pub enum Carrier {
+    Shm(Box<ShmLink>),
+    Stream(Box<StreamLink>),
+    /// To this endpoint itself.
+    Loop,
+}
+
+impl Handshake {
+    /// Begins a hello on a socket that connects to a peer.
+    pub fn dial(socket: OwnedFd, is_unix: bool, identity: &Identity, own: Introduction) -> Self {
+        let dialler = Dialler::new(identity.job, identity.key.clone(), own, random());
+        Self::new(socket, is_unix, Step::Dialled(dialler))
+    }
+
+    /// Begins a hello on a socket that a stranger connected.
+    pub fn accept(socket: OwnedFd, is_unix: bool, own: Introduction) -> Self {
+        Self::new(socket, is_unix, Step::AwaitOpen(Box::new(own)))
+    }
+
+    fn new(socket: OwnedFd, is_unix: bool, step: Step) -> Self {
+        Self {
+            socket: Some(socket),
+            is_unix,
+            step,
+            buffer: [0; REPLY_BYTES],
+            filled: 0,
+            deadline: Instant::now() + Duration::from_millis(HELLO_MILLIS_MAX),
+        }
+    }
+
+    /// The socket, to wait on.
+    ///
+    /// # Panics
+    /// After the hello has ended.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("a hello under way").as_fd()
+    }
+
+    /// Whether it waits to write (a connection being made).
+    pub fn wants_write(&self) -> bool {
+        matches!(self.step, Step::Dialled(_))
+    }
+
+    /// Whether it was this side that dialled.
+    pub fn is_overdue(&self) -> bool {
+        Instant::now() > self.deadline
+    }
+
+    /// Goes as far as possible. `Ok(None)`: not ended yet.
+    ///
+    /// # Errors
+    /// The other side is not there, or not one of us; the text says why.
+    pub fn advance(&mut self, identity: &Identity, mapper: Mapper) -> io::Result<Option<Up>> {
+        loop {
+            match self.step(identity, mapper) {
+                Ok(Some(up)) => return Ok(Some(up)),
+                Ok(None) => (),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn step(&mut self, identity: &Identity, mapper: Mapper) -> io::Result<Option<Up>> {
+        match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Dialled(dialler) => {
+                if !self.is_connected()? {
+                    self.step = Step::Dialled(dialler);
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                self.write(&dialler.open())?;
+                self.step = Step::AwaitReply(dialler);
+            }
+            Step::AwaitReply(dialler) => {
+                let Some(reply) = self.read::<REPLY_BYTES>()? else {
+                    self.step = Step::AwaitReply(dialler);
+                    return Err(io::ErrorKind::WouldBlock.into());
+                };
+                let (close, listener) = dialler.handle_reply(&reply).map_err(refused)?;
+                self.write(&close)?;
+                return self.finish(listener, mapper).map(Some);
+            }
+            Step::AwaitOpen(own) => {
+                let Some(open) = self.read::<OPEN_BYTES>()? else {
+                    self.step = Step::AwaitOpen(own);
+                    return Err(io::ErrorKind::WouldBlock.into());
+                };
+                let (listener, reply) =
+                    Listener::handle_open(identity.job, &identity.key, &own, random(), &open)
+                        .map_err(refused)?;
+                self.write(&reply)?;
+                self.step = Step::AwaitClose(listener);
+            }
+            Step::AwaitClose(listener) => {
+                let Some(close) = self.read::<CLOSE_BYTES>()? else {
+                    self.step = Step::AwaitClose(listener);
+                    return Err(io::ErrorKind::WouldBlock.into());
+                };
+                let dialler = listener.handle_close(&close).map_err(refused)?;
+                if !self.is_unix {
+                    return self.finish(dialler, mapper).map(Some);
+                }
+                self.step = Step::AwaitMemory(Box::new(dialler));
+            }
+            Step::AwaitMemory(dialler) => {
+                let memory = ShmLink::receive_memory(self.fd());
+                if memory.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                    self.step = Step::AwaitMemory(dialler);
+                }
+                let link = ShmLink::accept(self.take_socket(memory.is_ok())?, memory?, mapper)?;
+                let carrier = Carrier::Shm(Box::new(link));
+                return Ok(Some(Up { introduction: *dialler, carrier }));
+            }
+            Step::Over => return Err(io::Error::other("a hello that has ended")),
+        }
+        Ok(None)
+    }
+
+    fn finish(&mut self, introduction: Introduction, mapper: Mapper) -> io::Result<Up> {
+        let socket = self.take_socket(true)?;
+        let carrier = if self.is_unix {
+            Carrier::Shm(Box::new(ShmLink::dial(socket, mapper)?))
+        } else {
+            Carrier::Stream(Box::new(StreamLink::new(socket)?))
+        };
+        Ok(Up { introduction, carrier })
+    }
+
+    fn take_socket(&mut self, is_ready: bool) -> io::Result<OwnedFd> {
+        let socket = if is_ready { self.socket.take() } else { None };
+        socket.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    fn is_connected(&self) -> io::Result<bool> {
+        let mut poll = libc::pollfd { fd: self.fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one pollfd of ours.
+        let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+        if ready == 0 {
+            return Ok(false);
+        }
+        match rustix::net::sockopt::socket_error(self.fd())? {
+            Ok(()) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// A hello's messages are small and come one at a time, so a fresh socket takes them whole.
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+        match rustix::net::send(self.fd(), bytes, flags)? {
+            sent if sent == bytes.len() => Ok(()),
+            _ => Err(io::Error::other("the connection does not take a hello")),
+        }
+    }
+
+    fn read<const N: usize>(&mut self) -> io::Result<Option<[u8; N]>> {
+        while self.filled < N {
+            let room = self.buffer.as_mut_ptr().wrapping_add(self.filled).cast();
+            let fd = self.fd().as_raw_fd();
+            // SAFETY: N is at most the buffer's size (the largest message), `filled` below N.
+            let got = unsafe { libc::recv(fd, room, N - self.filled, libc::MSG_DONTWAIT) };
+            match got {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                1.. => self.filled += got as usize,
+                _ => {
+                    let error = io::Error::last_os_error();
+                    match error.kind() {
+                        io::ErrorKind::WouldBlock => return Ok(None),
+                        io::ErrorKind::Interrupted => (),
+                        _ => return Err(error),
+                    }
+                }
+            }
+        }
+        self.filled = 0;
+        let mut message = [0; N];
+        message.copy_from_slice(&self.buffer[..N]);
+        Ok(Some(message))
+    }
+}
+
+fn refused(refusal: landbridge_proto::wire::hello::Refusal) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, refusal.to_string())
+}
+
+const _: () = assert!(OPEN_BYTES <= REPLY_BYTES && CLOSE_BYTES <= REPLY_BYTES);

@@ -1,0 +1,291 @@
+//! Who this process is, from what the launcher put into its environment (or from nothing).
+//!
+//! Without a launcher of ours a process belongs to the *user's job*: all processes of one user know one key, kept in a
+//! file that only the user can read.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
+use landbridge_proto::limit;
+
+use crate::param;
+
+/// What holds for every endpoint of the process.
+pub struct Identity {
+    pub job: JobId,
+    pub key: JobKey,
+    pub index: Option<u32>,
+    /// Processes in the job; 1 if unknown.
+    pub size: u32,
+    pub cluster: ClusterId,
+    pub node: u64,
+    pub ip: IpAddr,
+    pub relays: Vec<RelayWay>,
+    pub paths: Paths,
+    /// Processes on this node, as far as known.
+    pub neighbours: Option<u32>,
+}
+
+/// A way to this cluster's relay.
+#[derive(Clone, Debug)]
+pub enum RelayWay {
+    /// Abstract Unix socket; then shared memory.
+    Unix(String),
+    Tcp(SocketAddr),
+}
+
+/// The paths that may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paths {
+    pub shm: bool,
+    pub tcp: bool,
+    pub relay: bool,
+}
+
+static IDENTITY: OnceLock<Result<Identity, String>> = OnceLock::new();
+static ENDPOINTS: AtomicU32 = AtomicU32::new(0);
+
+impl Identity {
+    /// This process's identity, read once.
+    pub fn current() -> Result<&'static Identity, &'static str> {
+        IDENTITY.get_or_init(Identity::read).as_ref().map_err(String::as_str)
+    }
+
+    fn read() -> Result<Identity, String> {
+        let number = |knob: &param::Knob| knob.number();
+        let (job, key) = job_and_key()?;
+        let index = number(&param::INDEX)?.map(|index| index as u32);
+        if index.is_some_and(|index| index > Address::INDEX_MAX) {
+            return Err(format!("LANDBRIDGE_INDEX must be at most {}", Address::INDEX_MAX));
+        }
+        let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+        let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
+        Ok(Identity {
+            job,
+            key,
+            index,
+            size: size.unwrap_or(1).clamp(1, u32::MAX as u64) as u32,
+            cluster: ClusterId(number(&param::CLUSTER)?.unwrap_or(0) as u16),
+            node: node(),
+            ip: own_ip()?,
+            relays: relays()?,
+            paths: paths()?,
+            neighbours: neighbours(),
+        })
+    }
+
+    /// The address and unique number of the next endpoint of this process.
+    pub fn next_endpoint(&self) -> (Address, u64) {
+        let number = ENDPOINTS.fetch_add(1, Ordering::Relaxed);
+        match self.index {
+            // The same in every run, so that what MPI libraries exchange does not depend on chance.
+            Some(index) if number < 256 => {
+                let address = Address::new(index, number as u8);
+                (address, hash(&[&self.job.0, &address.0.to_le_bytes()]))
+            }
+            _ => (Address::ANONYMOUS, u64::from_le_bytes(random())),
+        }
+    }
+
+    /// Bytes of eager credit between any two endpoints of the job.
+    pub fn eager_window(&self) -> u32 {
+        limit::eager_window(self.size)
+    }
+}
+
+/// Random bytes from the system.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        // SAFETY: the rest of the array is ours to be written.
+        let got = unsafe { libc::getrandom(bytes[filled..].as_mut_ptr().cast(), N - filled, 0) };
+        filled += usize::try_from(got).unwrap_or(0);
+    }
+    bytes
+}
+
+fn job_and_key() -> Result<(JobId, JobKey), String> {
+    let (job, key) = (param::JOB.text(), param::KEY.text());
+    let (Some(job), Some(key)) = (job, key) else {
+        // SAFETY: getuid cannot fail.
+        let uid = unsafe { libc::getuid() };
+        let mut job = *b"landbridge-user\0";
+        job[12..16].copy_from_slice(&uid.to_le_bytes());
+        return Ok((JobId(job), user_key(uid)?));
+    };
+    let job = JobId::from_hex(&job).ok_or("LANDBRIDGE_JOB must be 32 hexadecimal digits")?;
+    let key = JobKey::from_hex(&key).ok_or("LANDBRIDGE_KEY must be 64 hexadecimal digits")?;
+    Ok((job, key))
+}
+
+/// The key that all processes of a user share: read from, or first put into, a file of the user's own.
+fn user_key(uid: u32) -> Result<JobKey, String> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir());
+    let folder = match runtime {
+        Some(runtime) => runtime.join("landbridge"),
+        None => PathBuf::from(format!("/tmp/landbridge-{uid}")),
+    };
+    let file = folder.join("key");
+    let explain = |error: io::Error| {
+        let file = file.display();
+        format!("the key file {file} cannot be used ({error}); set LANDBRIDGE_JOB and LANDBRIDGE_KEY instead")
+    };
+    match fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(explain(error)),
+        _ => check_private(&folder, uid).map_err(explain)?,
+    }
+    make_key(&folder, &file).map_err(explain)?;
+    check_private(&file, uid).map_err(explain)?;
+    let mut key = [0; 32];
+    fs::File::open(&file).and_then(|mut file| file.read_exact(&mut key)).map_err(explain)?;
+    Ok(JobKey(key))
+}
+
+/// Puts a new key in place unless there is one: written whole under another name first, so nobody reads half a key.
+fn make_key(folder: &std::path::Path, file: &std::path::Path) -> io::Result<()> {
+    if file.exists() {
+        return Ok(());
+    }
+    let draft = folder.join(format!("key.{}", std::process::id()));
+    let mut out = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+    out.write_all(&random::<32>())?;
+    let linked = fs::hard_link(&draft, file);
+    fs::remove_file(&draft)?;
+    match linked {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+fn check_private(path: &std::path::Path, uid: u32) -> io::Result<()> {
+    let meta = fs::symlink_metadata(path)?;
+    if meta.uid() != uid || meta.mode() & 0o077 != 0 || meta.file_type().is_symlink() {
+        return Err(io::Error::other("others may reach it"));
+    }
+    Ok(())
+}
+
+/// Equal for processes that share memory: one boot, one network namespace (abstract sockets live in it), one node name.
+fn node() -> u64 {
+    let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let net = fs::metadata("/proc/self/ns/net").map_or(0, |meta| meta.ino());
+    let name = param::NODE.text().unwrap_or_default();
+    hash(&[&boot, &net.to_le_bytes(), name.as_bytes()])
+}
+
+/// FNV-1a, 64 bits: for names, not for secrets.
+pub fn hash(parts: &[&[u8]]) -> u64 {
+    let mut state = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in parts.iter().flat_map(|part| part.iter().chain(&[0xff])) {
+        state = (state ^ *byte as u64).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    state
+}
+
+fn own_ip() -> Result<IpAddr, String> {
+    let Some(text) = param::ADDRESS.text() else {
+        return Ok(interface_ip().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+    };
+    text.parse().map_err(|_| format!("LANDBRIDGE_ADDRESS={text} is not an IP address"))
+}
+
+/// The first IPv4 address of an interface that is up and not the loopback.
+fn interface_ip() -> Option<IpAddr> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: `list` is ours to be written; it is given back below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return None;
+    }
+    let mut found = None;
+    let mut next = list;
+    while let (None, false) = (found, next.is_null()) {
+        // SAFETY: the list is linked until freed.
+        let entry = unsafe { &*next };
+        found = usable_ip(entry);
+        next = entry.ifa_next;
+    }
+    // SAFETY: given by getifaddrs, freed once.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+fn usable_ip(entry: &libc::ifaddrs) -> Option<IpAddr> {
+    let flags = entry.ifa_flags as i32;
+    if flags & libc::IFF_UP == 0 || flags & libc::IFF_LOOPBACK != 0 || entry.ifa_addr.is_null() {
+        return None;
+    }
+    // SAFETY: not null; sockaddr_in if the family says so.
+    unsafe {
+        if i32::from((*entry.ifa_addr).sa_family) != libc::AF_INET {
+            return None;
+        }
+        let address = (*entry.ifa_addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
+        Some(IpAddr::V4(Ipv4Addr::from(address.to_ne_bytes())))
+    }
+}
+
+fn relays() -> Result<Vec<RelayWay>, String> {
+    let text = param::RELAY.text().unwrap_or_default();
+    text.split(',').filter(|way| !way.is_empty()).map(relay_way).collect()
+}
+
+fn relay_way(text: &str) -> Result<RelayWay, String> {
+    if let Some(name) = text.strip_prefix("unix:@") {
+        return Ok(RelayWay::Unix(name.to_owned()));
+    }
+    let address = text.strip_prefix("tcp:").and_then(|address| address.to_socket_addrs().ok()?.next());
+    address.map(RelayWay::Tcp).ok_or_else(|| {
+        format!("LANDBRIDGE_RELAY: {text} is neither unix:@NAME nor tcp:HOST:PORT of a known host")
+    })
+}
+
+fn paths() -> Result<Paths, String> {
+    let Some(text) = param::PATHS.text() else {
+        return Ok(Paths { shm: true, tcp: true, relay: true });
+    };
+    let mut paths = Paths { shm: false, tcp: false, relay: false };
+    for name in text.split(',') {
+        match name.trim() {
+            "shm" => paths.shm = true,
+            "tcp" => paths.tcp = true,
+            "relay" => paths.relay = true,
+            other => return Err(format!("LANDBRIDGE_PATHS: {other} is none of shm, tcp, relay")),
+        }
+    }
+    Ok(paths)
+}
+
+fn neighbours() -> Option<u32> {
+    let names =
+        ["LANDBRIDGE_NODE_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"];
+    number_in_any(&names).map(|count| count as u32)
+}
+
+fn number_in_any(names: &[&str]) -> Option<u64> {
+    names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relay_ways_are_parsed_or_explained() {
+        assert!(matches!(relay_way("unix:@x-1"), Ok(RelayWay::Unix(name)) if name == "x-1"));
+        assert!(matches!(relay_way("tcp:127.0.0.1:7711"), Ok(RelayWay::Tcp(_))));
+        assert!(relay_way("udp:1").unwrap_err().contains("udp:1"));
+    }
+
+    #[test]
+    fn hashes_tell_parts_apart() {
+        assert_ne!(hash(&[b"ab", b"c"]), hash(&[b"a", b"bc"]));
+        assert_ne!(random::<8>(), random::<8>());
+    }
+}

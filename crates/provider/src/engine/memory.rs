@@ -1,0 +1,163 @@
+//! Where bytes lie: the engine's handle to memory of the application, or to a copy of its own.
+
+use std::sync::Arc;
+
+use landbridge_drive::link::stream::{PIECES_MAX, Piece};
+use landbridge_proto::endpoint::Memory;
+
+use super::request::Iov;
+
+/// Bytes somewhere. Cloning copies the handle, never the bytes.
+#[derive(Clone)]
+pub enum Bytes {
+    /// One piece of the application's memory.
+    One(Piece),
+    /// Several.
+    Many(Arc<[Piece]>, usize),
+    /// Our own copy.
+    Owned(Arc<[u8]>),
+}
+
+// SAFETY: the pieces are the application's until their operation completes, whatever thread drives the engine.
+unsafe impl Send for Bytes {}
+
+/// At most so many pieces of one payload go to the kernel at a time; the rest is a further frame's.
+pub struct Pieces {
+    list: [Piece; PIECES_MAX],
+    count: usize,
+}
+
+impl Bytes {
+    /// The memory that `iovs` describe.
+    #[inline]
+    pub fn borrow(iovs: &[Iov]) -> Self {
+        match iovs {
+            [] => Bytes::One(Piece { base: std::ptr::null_mut(), len: 0 }),
+            [one] => Bytes::One(Piece { base: one.base, len: one.len }),
+            many => {
+                let pieces: Arc<[Piece]> =
+                    many.iter().map(|iov| Piece { base: iov.base, len: iov.len }).collect();
+                let size = pieces.iter().map(|piece| piece.len).sum();
+                Bytes::Many(pieces, size)
+            }
+        }
+    }
+
+    /// A copy of the bytes, in one piece.
+    ///
+    /// # Safety
+    /// The memory is valid.
+    pub unsafe fn to_owned(&self) -> Self {
+        // SAFETY: the caller's promise.
+        Bytes::Owned(unsafe { self.copy() }.into())
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// The memory is valid.
+    pub unsafe fn copy(&self) -> Vec<u8> {
+        let mut copy = Vec::with_capacity(self.size() as usize);
+        for piece in self.range(0, self.size()).as_slice() {
+            // SAFETY: the caller's promise.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+        }
+        copy
+    }
+
+    /// The pieces of `at..at + len`.
+    ///
+    /// # Panics
+    /// If the range lies outside, or spans more pieces than an operation may have.
+    #[inline]
+    pub fn range(&self, at: u64, len: u64) -> Pieces {
+        let (mut at, mut len) = (at as usize, len as usize);
+        assert!(at + len <= self.size() as usize, "a range outside of its memory");
+        let nothing = Piece { base: std::ptr::null_mut(), len: 0 };
+        let mut pieces = Pieces { list: [nothing; PIECES_MAX], count: 0 };
+        let one;
+        let all: &[Piece] = match self {
+            Bytes::One(piece) => std::slice::from_ref(piece),
+            Bytes::Many(pieces, _) => pieces,
+            Bytes::Owned(bytes) => {
+                one = [Piece { base: bytes.as_ptr().cast_mut(), len: bytes.len() }];
+                &one
+            }
+        };
+        for piece in all {
+            let skip = at.min(piece.len);
+            at -= skip;
+            let here = len.min(piece.len - skip);
+            if here > 0 {
+                assert!(pieces.count < PIECES_MAX, "more pieces than an operation may have");
+                // SAFETY: `skip` bytes lie inside the piece.
+                let base = unsafe { piece.base.add(skip) };
+                pieces.list[pieces.count] = Piece { base, len: here };
+                pieces.count += 1;
+                len -= here;
+            }
+        }
+        pieces
+    }
+
+    /// Copies `from` to `at..`; stops where either ends.
+    ///
+    /// # Safety
+    /// The memory is valid and nobody else's.
+    #[inline]
+    pub unsafe fn fill(&self, at: u64, from: &[u8]) {
+        let len = (from.len() as u64).min(self.size() - at);
+        let mut done = 0;
+        for piece in self.range(at, len).as_slice() {
+            // SAFETY: the caller's promise; the range is as long as what is copied.
+            unsafe { from[done..].as_ptr().copy_to_nonoverlapping(piece.base, piece.len) };
+            done += piece.len;
+        }
+    }
+}
+
+impl Memory for Bytes {
+    #[inline]
+    fn size(&self) -> u64 {
+        match self {
+            Bytes::One(piece) => piece.len as u64,
+            Bytes::Many(_, size) => *size as u64,
+            Bytes::Owned(bytes) => bytes.len() as u64,
+        }
+    }
+
+    #[inline]
+    fn address(&self) -> u64 {
+        match self {
+            Bytes::One(piece) => piece.base.expose_provenance() as u64,
+            Bytes::Many(..) => 0,
+            Bytes::Owned(bytes) => bytes.as_ptr().expose_provenance() as u64,
+        }
+    }
+}
+
+impl Pieces {
+    #[inline]
+    pub fn as_slice(&self) -> &[Piece] {
+        &self.list[..self.count]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_and_fills_cross_pieces() {
+        let (mut a, mut b) = ([0u8; 3], [0u8; 5]);
+        let iov = |bytes: &mut [u8]| Iov { base: bytes.as_mut_ptr(), len: bytes.len() };
+        let bytes = Bytes::borrow(&[iov(&mut a), iov(&mut b)]);
+        // SAFETY: the arrays live here.
+        unsafe { bytes.fill(2, &[1, 2, 3, 4]) };
+        assert_eq!((a, b), ([0, 0, 1], [2, 3, 4, 0, 0]));
+        // SAFETY: as above.
+        assert_eq!(unsafe { bytes.copy() }, [0, 0, 1, 2, 3, 4, 0, 0]);
+        assert_eq!(bytes.range(2, 2).as_slice().len(), 2);
+        assert_eq!((bytes.size(), bytes.address()), (8, 0));
+    }
+}

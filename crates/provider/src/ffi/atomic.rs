@@ -1,0 +1,472 @@
+//! Remote atomics.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use super::ep::{Terms, endpoint, total};
+use super::{status, status_long};
+use crate::abi::*;
+use crate::atomic::{BYTES_MAX, element_bytes, supports};
+use crate::engine::request::{AtomicKind, AtomicRequest, Iov, RemoteIov};
+use crate::info::{IOV_MAX, RMA_IOV_MAX};
+
+type Void = *mut c_void;
+type Desc = *mut *mut c_void;
+
+pub static ATOMIC_OPS: OpsAtomic = OpsAtomic {
+    size: size_of::<OpsAtomic>(),
+    write,
+    writev,
+    writemsg,
+    inject,
+    readwrite,
+    readwritev,
+    readwritemsg,
+    compwrite,
+    compwritev,
+    compwritemsg,
+    writevalid,
+    readwritevalid,
+    compwritevalid,
+};
+
+/// What is to be done, and where.
+#[derive(Clone, Copy)]
+struct Act {
+    kind: AtomicKind,
+    op: u32,
+    datatype: u32,
+    target: FiAddr,
+    context: Void,
+}
+
+/// Local memory in elements.
+type Elements = (*const Ioc, usize);
+const NOTHING: Elements = (ptr::null(), 0);
+
+/// The same in bytes, on the stack.
+struct Pieces {
+    list: [Iov; IOV_MAX],
+    used: usize,
+}
+
+impl Pieces {
+    /// # Safety
+    /// `count` elements are there.
+    unsafe fn of((list, count): Elements, size: usize) -> Result<Pieces, Errno> {
+        let none = Iov { base: ptr::null_mut(), len: 0 };
+        let mut pieces = Pieces { list: [none; IOV_MAX], used: count };
+        for (index, piece) in
+            pieces.list.get_mut(..count).ok_or(Errno::EINVAL)?.iter_mut().enumerate()
+        {
+            // SAFETY: the caller's promise.
+            let given = unsafe { &*list.add(index) };
+            let len = given.count.checked_mul(size).ok_or(Errno::EINVAL)?;
+            *piece = Iov { base: given.addr.cast(), len };
+        }
+        Ok(pieces)
+    }
+
+    fn get(&self) -> &[Iov] {
+        &self.list[..self.used]
+    }
+}
+
+/// Remote memory in elements, and in bytes.
+struct Remote {
+    list: [RemoteIov; RMA_IOV_MAX],
+    used: usize,
+}
+
+impl Remote {
+    fn one(offset: u64, key: u64, bytes: usize) -> Remote {
+        let mut remote = Remote { list: [RemoteIov { offset: 0, len: 0, key: 0 }; _], used: 1 };
+        remote.list[0] = RemoteIov { offset, len: bytes, key };
+        remote
+    }
+
+    /// # Safety
+    /// The message's remote vector is valid.
+    unsafe fn of(msg: &MsgAtomic, size: usize) -> Result<Remote, Errno> {
+        let mut remote = Remote::one(0, 0, 0);
+        remote.used = msg.rma_iov_count;
+        for (index, piece) in
+            remote.list.get_mut(..remote.used).ok_or(Errno::EINVAL)?.iter_mut().enumerate()
+        {
+            // SAFETY: the caller's promise.
+            let given = unsafe { &*msg.rma_iov.add(index) };
+            let len = given.count.checked_mul(size).ok_or(Errno::EINVAL)?;
+            *piece = RemoteIov { offset: given.addr, len, key: given.key };
+        }
+        Ok(remote)
+    }
+
+    fn get(&self) -> &[RemoteIov] {
+        &self.list[..self.used]
+    }
+
+    fn bytes(&self) -> usize {
+        self.get().iter().fold(0, |sum, piece| sum.saturating_add(piece.len))
+    }
+}
+
+/// The three local vectors of an atomic.
+#[derive(Clone, Copy)]
+struct Local {
+    operand: Elements,
+    compare: Elements,
+    result: Elements,
+}
+
+fn element_size(act: &Act) -> Result<usize, Errno> {
+    if !supports(act.kind, act.datatype, act.op) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    element_bytes(act.datatype).ok_or(Errno::EOPNOTSUPP)
+}
+
+/// Checks that all vectors agree in length and posts. With FI_ATOMIC_READ the operand is left out.
+///
+/// # Safety
+/// `ep` is an endpoint of ours; all vectors are valid during the call, the memory until completion.
+unsafe fn post(
+    ep: *mut FidEp,
+    act: Act,
+    local: Local,
+    remote: Remote,
+    terms: Terms,
+) -> Result<(), Errno> {
+    let size = element_size(&act)?;
+    // SAFETY: the caller's promise.
+    let (operand, compare, result) = unsafe {
+        let operand = if act.op == OP_READ { NOTHING } else { local.operand };
+        (
+            Pieces::of(operand, size)?,
+            Pieces::of(local.compare, size)?,
+            Pieces::of(local.result, size)?,
+        )
+    };
+    let bytes = remote.bytes();
+    if bytes > BYTES_MAX {
+        return Err(Errno::EMSGSIZE);
+    }
+    let agrees = |pieces: &Pieces, wanted: bool| !wanted || total(pieces.get()) == bytes;
+    if !agrees(&operand, act.op != OP_READ)
+        || !agrees(&compare, act.kind == AtomicKind::Compare)
+        || !agrees(&result, act.kind != AtomicKind::Update)
+    {
+        return Err(Errno::EINVAL);
+    }
+    let request = AtomicRequest {
+        kind: act.kind,
+        target: act.target,
+        op: act.op,
+        datatype: act.datatype,
+        operand: operand.get(),
+        compare: compare.get(),
+        result: result.get(),
+        remote: remote.get(),
+        context: act.context as usize,
+        inject: terms.inject,
+        notify: terms.notify,
+        level: terms.level,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { endpoint(ep) }.engine()?.atomic(&request)
+}
+
+/// A call with one place at the peer, completing as the endpoint's flags say.
+///
+/// # Safety
+/// As for `post`.
+unsafe fn plain(
+    ep: *mut FidEp,
+    act: Act,
+    local: Local,
+    (offset, key): (u64, u64),
+) -> Result<(), Errno> {
+    let counted = if act.kind == AtomicKind::Update { local.operand } else { local.result };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = total(Pieces::of(counted, element_size(&act)?)?.get());
+        let terms = endpoint(ep).transmit_terms();
+        post(ep, act, local, Remote::one(offset, key, bytes), terms)
+    }
+}
+
+/// A `*msg` call.
+///
+/// # Safety
+/// As for `post`; the message is valid during the call.
+unsafe fn message(
+    ep: *mut FidEp,
+    kind: AtomicKind,
+    msg: &MsgAtomic,
+    compare: Elements,
+    result: Elements,
+    flags: u64,
+) -> Result<(), Errno> {
+    let act =
+        Act { kind, op: msg.op, datatype: msg.datatype, target: msg.addr, context: msg.context };
+    let local = Local { operand: (msg.iov, msg.iov_count), compare, result };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let remote = Remote::of(msg, element_size(&act)?)?;
+        let terms = endpoint(ep).message_terms(flags, remote.bytes())?;
+        post(ep, act, local, remote, terms)
+    }
+}
+
+fn one(addr: *const c_void, count: usize) -> Ioc {
+    Ioc { addr: addr.cast_mut(), count }
+}
+
+unsafe extern "C" fn write(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    count: usize,
+    _: Void,
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+    datatype: u32,
+    op: u32,
+    context: Void,
+) -> isize {
+    let operand = one(buf, count);
+    let act = Act { kind: AtomicKind::Update, op, datatype, target, context };
+    let local = Local { operand: (&operand, 1), compare: NOTHING, result: NOTHING };
+    // SAFETY: libfabric's contract for fi_atomic.
+    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+}
+
+unsafe extern "C" fn writev(
+    ep: *mut FidEp,
+    iov: *const Ioc,
+    _: Desc,
+    count: usize,
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+    datatype: u32,
+    op: u32,
+    context: Void,
+) -> isize {
+    let act = Act { kind: AtomicKind::Update, op, datatype, target, context };
+    let local = Local { operand: (iov, count), compare: NOTHING, result: NOTHING };
+    // SAFETY: libfabric's contract for fi_atomicv.
+    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+}
+
+unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgAtomic, flags: u64) -> isize {
+    // SAFETY: libfabric's contract for fi_atomicmsg.
+    status_long(unsafe { message(ep, AtomicKind::Update, &*msg, NOTHING, NOTHING, flags) })
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    count: usize,
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+    datatype: u32,
+    op: u32,
+) -> isize {
+    let operand = one(buf, count);
+    let context = ptr::null_mut();
+    let act = Act { kind: AtomicKind::Update, op, datatype, target, context };
+    let local = Local { operand: (&operand, 1), compare: NOTHING, result: NOTHING };
+    let posted = element_size(&act).and_then(|size| {
+        let bytes = count.checked_mul(size).ok_or(Errno::EINVAL)?;
+        // SAFETY: libfabric's contract for fi_inject_atomic.
+        unsafe {
+            let terms = endpoint(ep).inject_terms(bytes)?;
+            post(ep, act, local, Remote::one(offset, key, bytes), terms)
+        }
+    });
+    status_long(posted)
+}
+
+unsafe extern "C" fn readwrite(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    count: usize,
+    _: Void,
+    result: Void,
+    _: Void,
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+    datatype: u32,
+    op: u32,
+    context: Void,
+) -> isize {
+    let (operand, result) = (one(buf, count), one(result, count));
+    let act = Act { kind: AtomicKind::Fetch, op, datatype, target, context };
+    let local = Local { operand: (&operand, 1), compare: NOTHING, result: (&result, 1) };
+    // SAFETY: libfabric's contract for fi_fetch_atomic.
+    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+}
+
+unsafe extern "C" fn readwritev(
+    ep: *mut FidEp,
+    iov: *const Ioc,
+    _: Desc,
+    count: usize,
+    result: *mut Ioc,
+    _: Desc,
+    results: usize,
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+    datatype: u32,
+    op: u32,
+    context: Void,
+) -> isize {
+    let act = Act { kind: AtomicKind::Fetch, op, datatype, target, context };
+    let local = Local { operand: (iov, count), compare: NOTHING, result: (result, results) };
+    // SAFETY: libfabric's contract for fi_fetch_atomicv.
+    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+}
+
+unsafe extern "C" fn readwritemsg(
+    ep: *mut FidEp,
+    msg: *const MsgAtomic,
+    result: *mut Ioc,
+    _: Desc,
+    results: usize,
+    flags: u64,
+) -> isize {
+    let result = (result.cast_const(), results);
+    // SAFETY: libfabric's contract for fi_fetch_atomicmsg.
+    status_long(unsafe { message(ep, AtomicKind::Fetch, &*msg, NOTHING, result, flags) })
+}
+
+unsafe extern "C" fn compwrite(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    count: usize,
+    _: Void,
+    compare: *const c_void,
+    _: Void,
+    result: Void,
+    _: Void,
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+    datatype: u32,
+    op: u32,
+    context: Void,
+) -> isize {
+    let (operand, compare, result) = (one(buf, count), one(compare, count), one(result, count));
+    let act = Act { kind: AtomicKind::Compare, op, datatype, target, context };
+    let local = Local { operand: (&operand, 1), compare: (&compare, 1), result: (&result, 1) };
+    // SAFETY: libfabric's contract for fi_compare_atomic.
+    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+}
+
+unsafe extern "C" fn compwritev(
+    ep: *mut FidEp,
+    iov: *const Ioc,
+    _: Desc,
+    count: usize,
+    compare: *const Ioc,
+    _: Desc,
+    compares: usize,
+    result: *mut Ioc,
+    _: Desc,
+    results: usize,
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+    datatype: u32,
+    op: u32,
+    context: Void,
+) -> isize {
+    let act = Act { kind: AtomicKind::Compare, op, datatype, target, context };
+    let local =
+        Local { operand: (iov, count), compare: (compare, compares), result: (result, results) };
+    // SAFETY: libfabric's contract for fi_compare_atomicv.
+    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+}
+
+unsafe extern "C" fn compwritemsg(
+    ep: *mut FidEp,
+    msg: *const MsgAtomic,
+    compare: *const Ioc,
+    _: Desc,
+    compares: usize,
+    result: *mut Ioc,
+    _: Desc,
+    results: usize,
+    flags: u64,
+) -> isize {
+    let (compare, result) = ((compare, compares), (result.cast_const(), results));
+    // SAFETY: libfabric's contract for fi_compare_atomicmsg.
+    status_long(unsafe { message(ep, AtomicKind::Compare, &*msg, compare, result, flags) })
+}
+
+/// How many elements one call may change.
+fn valid(kind: AtomicKind, datatype: u32, op: u32) -> Result<(usize, usize), Errno> {
+    match element_bytes(datatype) {
+        Some(size) if supports(kind, datatype, op) => Ok((BYTES_MAX / size, size)),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+/// # Safety
+/// `count` is null or writable.
+unsafe fn answer(kind: AtomicKind, datatype: u32, op: u32, count: *mut usize) -> c_int {
+    status(valid(kind, datatype, op).map(|(elements, _)| {
+        if !count.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { *count = elements };
+        }
+    }))
+}
+
+unsafe extern "C" fn writevalid(_: *mut FidEp, datatype: u32, op: u32, count: *mut usize) -> c_int {
+    // SAFETY: libfabric's contract for fi_atomicvalid.
+    unsafe { answer(AtomicKind::Update, datatype, op, count) }
+}
+
+unsafe extern "C" fn readwritevalid(
+    _: *mut FidEp,
+    datatype: u32,
+    op: u32,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: libfabric's contract for fi_fetch_atomicvalid.
+    unsafe { answer(AtomicKind::Fetch, datatype, op, count) }
+}
+
+unsafe extern "C" fn compwritevalid(
+    _: *mut FidEp,
+    datatype: u32,
+    op: u32,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: libfabric's contract for fi_compare_atomicvalid.
+    unsafe { answer(AtomicKind::Compare, datatype, op, count) }
+}
+
+/// `fi_query_atomic` of the domain.
+pub unsafe extern "C" fn query(
+    _: *mut FidDomain,
+    datatype: u32,
+    op: u32,
+    attr: *mut AtomicAttr,
+    flags: u64,
+) -> c_int {
+    let kind = match flags & (FETCH_ATOMIC | COMPARE_ATOMIC) {
+        0 => AtomicKind::Update,
+        FETCH_ATOMIC => AtomicKind::Fetch,
+        COMPARE_ATOMIC => AtomicKind::Compare,
+        _ => return Errno::EBADFLAGS.negative(),
+    };
+    status(valid(kind, datatype, op).map(|(count, size)| {
+        // SAFETY: libfabric's contract for fi_query_atomic.
+        unsafe { *attr = AtomicAttr { count, size } };
+    }))
+}

@@ -1,0 +1,66 @@
+//! Names of endpoints. There are no connections to manage: an endpoint reaches whom it addresses.
+
+use std::ffi::{c_int, c_void};
+
+use super::ep::Endpoint;
+use super::{nosys, object, status};
+use crate::abi::*;
+use crate::info::Format;
+use crate::resolve::{SOCKADDR_BYTES, read_sockaddr};
+
+pub static CM_OPS: OpsCm = OpsCm {
+    size: size_of::<OpsCm>(),
+    setname,
+    getname,
+    getpeer: nosys::getpeer,
+    connect: nosys::connect,
+    listen: nosys::listen,
+    accept: nosys::accept,
+    reject: nosys::reject,
+    shutdown: nosys::shutdown,
+    join: nosys::join,
+};
+
+/// Where to accept connections; only before the endpoint is enabled, only for socket addresses.
+unsafe extern "C" fn setname(fid: *mut Fid, address: *mut c_void, len: usize) -> c_int {
+    // SAFETY: an endpoint of ours.
+    let endpoint = unsafe { object::<Endpoint, _>(fid) };
+    if endpoint.format() != Format::Socket {
+        return Errno::EOPNOTSUPP.negative();
+    }
+    if len < SOCKADDR_BYTES {
+        return Errno::EINVAL.negative();
+    }
+    // SAFETY: `len` bytes are there.
+    let address = unsafe { read_sockaddr(address) };
+    status(address.ok_or(Errno::EINVAL).and_then(|address| endpoint.set_bind(address)))
+}
+
+/// As much of the name as there is room for, and always its whole length; `ETOOSMALL` if it did not
+/// fit (libraries ask with length 0 first).
+unsafe extern "C" fn getname(fid: *mut Fid, target: *mut c_void, len: *mut usize) -> c_int {
+    // SAFETY: an endpoint of ours.
+    let endpoint = unsafe { object::<Endpoint, _>(fid) };
+    let engine = match endpoint.engine() {
+        Ok(engine) => engine,
+        Err(errno) => return errno.negative(),
+    };
+    let name = engine.name();
+    let name = &name[..name.len().min(endpoint.format().bytes())];
+    // SAFETY: `target` has room for `*len` bytes.
+    unsafe { copy_name(name, target, len) }
+}
+
+/// # Safety
+/// `target` has room for `*len` bytes.
+pub unsafe fn copy_name(name: &[u8], target: *mut c_void, len: *mut usize) -> c_int {
+    // SAFETY: the caller's promise; no more than fits is copied.
+    unsafe {
+        let room = std::mem::replace(&mut *len, name.len());
+        let copied = room.min(name.len());
+        if copied > 0 {
+            target.cast::<u8>().copy_from_nonoverlapping(name.as_ptr(), copied);
+        }
+        if room < name.len() { Errno::ETOOSMALL.negative() } else { 0 }
+    }
+}

@@ -1,0 +1,132 @@
+//! Counters.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::{Object, close, deadline, is_over, nosys, object, ops, publish};
+use crate::abi::*;
+use crate::counter::Counter;
+
+/// How long a wait parks at a time; values set by another thread are seen after this at the latest.
+const WAIT_SLICE_MS: i32 = 1;
+/// Looks before a wait parks for the first time.
+const POLLS_BEFORE_WAIT: u32 = 200;
+
+#[repr(C)]
+pub struct CompletionCounter {
+    fid: UnsafeCell<FidCntr>,
+    pub counter: Arc<Counter>,
+}
+
+// SAFETY: `repr(C)`, fid first, class below.
+unsafe impl Object for CompletionCounter {
+    const CLASS: usize = CLASS_CNTR;
+}
+
+static OPS: Ops = ops(close::<CompletionCounter>, nosys::bind, nosys::control);
+
+static CNTR_OPS: OpsCntr =
+    OpsCntr { size: size_of::<OpsCntr>(), read, readerr, add, set, wait, adderr, seterr };
+
+/// # Safety
+/// As for `fi_cntr_open`.
+pub unsafe fn open(
+    attr: Option<&mut CntrAttr>,
+    target: *mut *mut FidCntr,
+    context: *mut c_void,
+) -> c_int {
+    if let Some(attr) = attr {
+        if attr.events != CNTR_EVENTS_COMP {
+            return Errno::ENOSYS.negative();
+        }
+        if attr.flags & PEER != 0 {
+            return Errno::EOPNOTSUPP.negative();
+        }
+        if !matches!(attr.wait_obj, WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD) {
+            return Errno::ENOSYS.negative();
+        }
+    }
+    let made = CompletionCounter {
+        fid: UnsafeCell::new(FidCntr {
+            fid: super::fid(CLASS_CNTR, context, &OPS),
+            ops: &CNTR_OPS,
+        }),
+        counter: Arc::new(Counter::default()),
+    };
+    publish(Arc::new(made), target);
+    0
+}
+
+/// # Safety
+/// `cntr` is a counter of ours.
+unsafe fn counter<'a>(cntr: *mut FidCntr) -> &'a Counter {
+    // SAFETY: the caller's promise.
+    unsafe { &object::<CompletionCounter, _>(cntr).counter }
+}
+
+unsafe extern "C" fn read(cntr: *mut FidCntr) -> u64 {
+    // SAFETY: a counter of ours.
+    let counter = unsafe { counter(cntr) };
+    counter.ports.progress();
+    counter.value()
+}
+
+unsafe extern "C" fn readerr(cntr: *mut FidCntr) -> u64 {
+    // SAFETY: a counter of ours.
+    let counter = unsafe { counter(cntr) };
+    counter.ports.progress();
+    counter.errors()
+}
+
+unsafe extern "C" fn add(cntr: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: a counter of ours.
+    unsafe { counter(cntr) }.add(value);
+    0
+}
+
+unsafe extern "C" fn set(cntr: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: a counter of ours.
+    unsafe { counter(cntr) }.set(value);
+    0
+}
+
+unsafe extern "C" fn adderr(cntr: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: a counter of ours.
+    unsafe { counter(cntr) }.add_errors(value);
+    0
+}
+
+unsafe extern "C" fn seterr(cntr: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: a counter of ours.
+    unsafe { counter(cntr) }.set_errors(value);
+    0
+}
+
+/// Until the counter has reached the threshold, an error is counted, or time is up. Looks at least
+/// once, so that a wait of 0 ms makes progress.
+unsafe extern "C" fn wait(cntr: *mut FidCntr, threshold: u64, timeout: c_int) -> c_int {
+    // SAFETY: a counter of ours.
+    let counter = unsafe { counter(cntr) };
+    let deadline = deadline(timeout);
+    let errors = counter.errors();
+    let mut polls = 0u32;
+    loop {
+        counter.ports.progress();
+        if counter.value() >= threshold {
+            return 0;
+        }
+        if counter.errors() != errors {
+            return Errno::EAVAIL.negative();
+        }
+        if is_over(deadline) {
+            return Errno::ETIMEDOUT.negative();
+        }
+        polls += 1;
+        if polls < POLLS_BEFORE_WAIT {
+            std::hint::spin_loop();
+        } else if !counter.ports.wait(WAIT_SLICE_MS) {
+            std::thread::sleep(std::time::Duration::from_millis(WAIT_SLICE_MS as u64));
+        }
+    }
+}

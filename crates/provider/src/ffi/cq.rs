@@ -1,0 +1,209 @@
+//! Completion queues.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr;
+use std::sync::Arc;
+
+use super::domain::Domain;
+use super::{Object, close, count, deadline, error_text, is_over, nosys, object, ops, publish};
+use crate::abi::*;
+use crate::queue::{Format, Queue};
+
+/// How long a blocking read parks at a time. A signal, and what arrives on a second endpoint of the
+/// same queue, is seen after this at the latest.
+const WAIT_SLICE_MS: i32 = 1;
+/// Polls of a blocking read before it parks for the first time: a reply that is on its way comes
+/// without a switch to the kernel.
+const POLLS_BEFORE_WAIT: u32 = 200;
+
+#[repr(C)]
+pub struct CompletionQueue {
+    fid: UnsafeCell<FidCq>,
+    pub queue: Arc<Queue>,
+    /// Decides how much of an error entry the program has room for.
+    api_version: u32,
+}
+
+// SAFETY: `repr(C)`, fid first, class below.
+unsafe impl Object for CompletionQueue {
+    const CLASS: usize = CLASS_CQ;
+}
+
+impl CompletionQueue {
+    /// Nothing to read, after a look at the network.
+    pub fn is_idle(&self) -> bool {
+        self.queue.ports.progress();
+        self.queue.is_empty()
+    }
+}
+
+static OPS: Ops = ops(close::<CompletionQueue>, nosys::bind, nosys::control);
+
+static CQ_OPS: OpsCq =
+    OpsCq { size: size_of::<OpsCq>(), read, readfrom, readerr, sread, sreadfrom, signal, strerror };
+
+/// # Safety
+/// As for `fi_cq_open`.
+pub unsafe fn open(
+    domain: &Domain,
+    attr: Option<&mut CqAttr>,
+    target: *mut *mut FidCq,
+    context: *mut c_void,
+) -> c_int {
+    let (mut format, mut size) = (CQ_FORMAT_CONTEXT, 0);
+    if let Some(attr) = attr {
+        if attr.flags & PEER != 0 {
+            return Errno::EOPNOTSUPP.negative();
+        }
+        if !matches!(attr.wait_obj, WAIT_NONE | WAIT_UNSPEC | WAIT_YIELD) {
+            return Errno::ENOSYS.negative();
+        }
+        if attr.format == CQ_FORMAT_UNSPEC {
+            attr.format = CQ_FORMAT_CONTEXT;
+        }
+        (format, size) = (attr.format, attr.size);
+    }
+    let format = match format {
+        CQ_FORMAT_CONTEXT => Format::Context,
+        CQ_FORMAT_MSG => Format::Message,
+        CQ_FORMAT_DATA => Format::Data,
+        CQ_FORMAT_TAGGED => Format::Tagged,
+        _ => return Errno::ENOSYS.negative(),
+    };
+    let made = CompletionQueue {
+        fid: UnsafeCell::new(FidCq { fid: super::fid(CLASS_CQ, context, &OPS), ops: &CQ_OPS }),
+        queue: Arc::new(Queue::new(format, size)),
+        api_version: domain.api_version,
+    };
+    publish(Arc::new(made), target);
+    0
+}
+
+unsafe extern "C" fn read(cq: *mut FidCq, target: *mut c_void, room: usize) -> isize {
+    // SAFETY: a queue of ours; the buffer holds `room` entries.
+    unsafe { readfrom(cq, target, room, ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom(
+    cq: *mut FidCq,
+    target: *mut c_void,
+    room: usize,
+    sources: *mut FiAddr,
+) -> isize {
+    // SAFETY: a queue of ours.
+    let queue = unsafe { &object::<CompletionQueue, _>(cq).queue };
+    // SAFETY: the buffers hold `room` entries.
+    count(unsafe { take(queue, target, room, sources) })
+}
+
+/// What waits already comes first; the network is looked at only when nothing does. (A library that
+/// reads until the queue is empty thus looks at the network once per round, not once per entry.)
+///
+/// # Safety
+/// The buffers hold `room` entries.
+#[inline]
+unsafe fn take(
+    queue: &Queue,
+    target: *mut c_void,
+    room: usize,
+    sources: *mut FiAddr,
+) -> Result<usize, Errno> {
+    if queue.is_empty() {
+        queue.ports.progress();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { queue.read(target.cast(), room, sources) }
+}
+
+unsafe extern "C" fn readerr(cq: *mut FidCq, target: *mut CqErrEntry, _: u64) -> isize {
+    // SAFETY: a queue of ours.
+    let cq = unsafe { object::<CompletionQueue, _>(cq) };
+    let Some(mut error) = cq.queue.read_error() else {
+        return Errno::EAGAIN.negative() as isize;
+    };
+    // SAFETY: the program's entry is as long as its interface version says. Where it offers a buffer
+    // for details, the buffer stays and is told to be unused.
+    unsafe {
+        if cq.api_version >= version(1, 5) {
+            error.err_data = (*target).err_data;
+        }
+        let from = ptr::from_ref(&error).cast::<u8>();
+        target.cast::<u8>().copy_from_nonoverlapping(from, error_bytes(cq.api_version));
+    }
+    1
+}
+
+/// How much of `fi_cq_err_entry` a program of this version has.
+fn error_bytes(api_version: u32) -> usize {
+    if api_version < version(1, 5) {
+        offset_of!(CqErrEntry, err_data_size)
+    } else if api_version < version(1, 20) {
+        offset_of!(CqErrEntry, src_addr)
+    } else {
+        size_of::<CqErrEntry>()
+    }
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut FidCq,
+    target: *mut c_void,
+    room: usize,
+    condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: as for `sreadfrom`.
+    unsafe { sreadfrom(cq, target, room, ptr::null_mut(), condition, timeout) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut FidCq,
+    target: *mut c_void,
+    room: usize,
+    sources: *mut FiAddr,
+    _: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: a queue of ours.
+    let queue = unsafe { &object::<CompletionQueue, _>(cq).queue };
+    let deadline = deadline(timeout);
+    let mut polls = 0u32;
+    loop {
+        // SAFETY: the buffers hold `room` entries.
+        match unsafe { take(queue, target, room, sources) } {
+            Err(Errno::EAGAIN) if queue.take_signal() || is_over(deadline) => {
+                return Errno::EAGAIN.negative() as isize;
+            }
+            Err(Errno::EAGAIN) => park(queue, &mut polls),
+            result => return count(result),
+        }
+    }
+}
+
+/// Spins for a while, then sleeps for a slice.
+fn park(queue: &Queue, polls: &mut u32) {
+    *polls += 1;
+    if *polls < POLLS_BEFORE_WAIT {
+        std::hint::spin_loop();
+    } else if !queue.ports.wait(WAIT_SLICE_MS) {
+        std::thread::sleep(std::time::Duration::from_millis(WAIT_SLICE_MS as u64));
+    }
+}
+
+unsafe extern "C" fn signal(cq: *mut FidCq) -> c_int {
+    // SAFETY: a queue of ours.
+    unsafe { object::<CompletionQueue, _>(cq).queue.signal() };
+    0
+}
+
+unsafe extern "C" fn strerror(
+    _: *mut FidCq,
+    errno: c_int,
+    _: *const c_void,
+    buffer: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    // SAFETY: the buffer is null or holds `len` bytes.
+    unsafe { error_text(errno, buffer, len) }
+}

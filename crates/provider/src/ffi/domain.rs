@@ -1,0 +1,133 @@
+//! The domain: everything that talks is opened in one.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::fabric::Fabric;
+use super::{Object, atomic, av, close, cntr, cq, ep, mr, nosys, object, ops, publish, share};
+use crate::abi::*;
+use crate::info::Format;
+use crate::mr::Table;
+use crate::port::Ports;
+
+#[repr(C)]
+pub struct Domain {
+    fid: UnsafeCell<FidDomain>,
+    pub api_version: u32,
+    /// How names in the domain's address vectors look.
+    pub format: Format,
+    pub memory: Arc<Table>,
+    /// The enabled endpoints of the domain.
+    pub ports: Ports,
+}
+
+// SAFETY: `repr(C)`, fid first, class below.
+unsafe impl Object for Domain {
+    const CLASS: usize = CLASS_DOMAIN;
+}
+
+static OPS: Ops = ops(close::<Domain>, bind, nosys::control);
+
+static DOMAIN_OPS: OpsDomain = OpsDomain {
+    size: size_of::<OpsDomain>(),
+    av_open: open_av,
+    cq_open: open_cq,
+    endpoint: open_endpoint,
+    scalable_ep: nosys::scalable_ep,
+    cntr_open: open_cntr,
+    poll_open: nosys::poll_open,
+    stx_ctx: nosys::stx_ctx,
+    srx_ctx: nosys::srx_ctx,
+    query_atomic: atomic::query,
+    query_collective: nosys::query_collective,
+    endpoint2: open_endpoint2,
+};
+
+/// # Safety
+/// As for `fi_domain`.
+pub unsafe fn open(
+    fabric: &Fabric,
+    info: *const Info,
+    target: *mut *mut FidDomain,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the program gives an info we offered.
+    let format = Format::of_code(unsafe { (*info).addr_format });
+    let made = Domain {
+        fid: UnsafeCell::new(FidDomain {
+            fid: super::fid(CLASS_DOMAIN, context, &OPS),
+            ops: &DOMAIN_OPS,
+            mr: &mr::MR_OPS,
+        }),
+        api_version: fabric.api_version(),
+        format,
+        memory: Arc::new(Table::default()),
+        ports: Ports::new(),
+    };
+    publish(Arc::new(made), target);
+    0
+}
+
+/// An event queue may be bound for asynchronous registration; ours is always finished at once.
+unsafe extern "C" fn bind(_: *mut Fid, other: *mut Fid, _: u64) -> c_int {
+    // SAFETY: a fid of ours.
+    match unsafe { (*other).class } {
+        CLASS_EQ => 0,
+        _ => Errno::EINVAL.negative(),
+    }
+}
+
+unsafe extern "C" fn open_av(
+    domain: *mut FidDomain,
+    attr: *mut AvAttr,
+    target: *mut *mut FidAv,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain of ours; the attributes are valid during the call.
+    unsafe { av::open(object(domain), attr.as_mut(), target, context) }
+}
+
+unsafe extern "C" fn open_cq(
+    domain: *mut FidDomain,
+    attr: *mut CqAttr,
+    target: *mut *mut FidCq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain of ours; the attributes are valid during the call.
+    unsafe { cq::open(object(domain), attr.as_mut(), target, context) }
+}
+
+unsafe extern "C" fn open_cntr(
+    _: *mut FidDomain,
+    attr: *mut CntrAttr,
+    target: *mut *mut FidCntr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the attributes are valid during the call.
+    unsafe { cntr::open(attr.as_mut(), target, context) }
+}
+
+unsafe extern "C" fn open_endpoint(
+    domain: *mut FidDomain,
+    info: *mut Info,
+    target: *mut *mut FidEp,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain of ours and an info we offered.
+    unsafe { ep::open(share(domain), &*info, target, context) }
+}
+
+unsafe extern "C" fn open_endpoint2(
+    domain: *mut FidDomain,
+    info: *mut Info,
+    target: *mut *mut FidEp,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    if flags != 0 {
+        return Errno::EBADFLAGS.negative();
+    }
+    // SAFETY: as above.
+    unsafe { open_endpoint(domain, info, target, context) }
+}

@@ -1,0 +1,502 @@
+//! Endpoints: binding, enabling, options, and the common way down to the engine.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddrV4;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::av::AddressVector;
+use super::cntr::CompletionCounter;
+use super::cq::CompletionQueue;
+use super::domain::Domain;
+use super::{Object, atomic, cm, msg, nosys, object, ops, publish, reclaim, rma, status};
+use crate::abi::*;
+use crate::av::Av;
+use crate::engine::request::{Iov, Level};
+use crate::engine::{Engine, Setup};
+use crate::info::{self, Format, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
+use crate::log;
+use crate::port::Port;
+use crate::sink::Sink;
+use crate::sync::{SpinGuard, SpinLock};
+
+/// A multi-receive buffer is given back when less than this is left of it, unless the program says
+/// otherwise (`FI_OPT_MIN_MULTI_RECV`).
+const MIN_MULTI_RECV: usize = 64;
+/// What is reported as left in queues that have no fixed depth.
+const SIZE_LEFT: isize = 1024;
+
+#[repr(C)]
+pub struct Endpoint {
+    fid: UnsafeCell<FidEp>,
+    domain: Arc<Domain>,
+    /// The engine, from `fi_enable` on.
+    port: OnceLock<Arc<Port>>,
+    /// How plain (not `*msg`) calls complete.
+    transmit: Defaults,
+    receive: Defaults,
+    /// FI_DIRECTED_RECV was asked for; otherwise a receive's source means nothing.
+    directed: bool,
+    caps: u64,
+    format: Format,
+    bindings: SpinLock<Bindings>,
+}
+
+/// What an endpoint collects before it is enabled.
+struct Bindings {
+    av: Option<Arc<Av>>,
+    sink: Sink,
+    bind: Option<SocketAddrV4>,
+    min_multi_recv: usize,
+}
+
+/// The operation flags of one direction, in the form the data calls need. Changed only by calls that
+/// the program serialises with all others (bind, control).
+struct Defaults {
+    op_flags: UnsafeCell<u64>,
+    selective: AtomicBool,
+    notify: AtomicBool,
+    level: AtomicU8,
+}
+
+// SAFETY: `repr(C)`, fid first, class below.
+unsafe impl Object for Endpoint {
+    const CLASS: usize = CLASS_EP;
+}
+
+static OPS: Ops = ops(close, bind, control);
+
+static EP_OPS: OpsEp = OpsEp {
+    size: size_of::<OpsEp>(),
+    cancel,
+    getopt,
+    setopt,
+    tx_ctx: nosys::tx_ctx,
+    rx_ctx: nosys::rx_ctx,
+    rx_size_left: size_left,
+    tx_size_left: size_left,
+};
+
+/// # Safety
+/// As for `fi_endpoint`.
+pub unsafe fn open(
+    domain: Arc<Domain>,
+    info: &Info,
+    target: *mut *mut FidEp,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the attributes are null or valid, the addresses as long as they say.
+    let (transmit, receive, bind) = unsafe {
+        (
+            info.tx_attr.as_ref().map_or(0, |tx| tx.op_flags),
+            info.rx_attr.as_ref().map_or(0, |rx| rx.op_flags),
+            info::bind_address(info),
+        )
+    };
+    let made = Endpoint {
+        fid: UnsafeCell::new(FidEp {
+            fid: super::fid(CLASS_EP, context, &OPS),
+            ops: &EP_OPS,
+            cm: &cm::CM_OPS,
+            msg: &msg::MSG_OPS,
+            rma: &rma::RMA_OPS,
+            tagged: &super::tagged::TAGGED_OPS,
+            atomic: &atomic::ATOMIC_OPS,
+            collective: std::ptr::null(),
+        }),
+        domain,
+        port: OnceLock::new(),
+        transmit: Defaults::new(transmit),
+        receive: Defaults::new(receive),
+        directed: info.caps & (DIRECTED_RECV | TAGGED_DIRECTED_RECV) != 0,
+        caps: info.caps,
+        format: Format::of_code(info.addr_format),
+        bindings: SpinLock::new(Bindings {
+            av: None,
+            sink: Sink::default(),
+            bind,
+            min_multi_recv: MIN_MULTI_RECV,
+        }),
+    };
+    publish(Arc::new(made), target);
+    0
+}
+
+impl Defaults {
+    fn new(op_flags: u64) -> Defaults {
+        let defaults = Defaults {
+            op_flags: UnsafeCell::new(op_flags),
+            selective: AtomicBool::new(false),
+            notify: AtomicBool::new(true),
+            level: AtomicU8::new(0),
+        };
+        defaults.set(op_flags);
+        defaults
+    }
+
+    fn op_flags(&self) -> u64 {
+        // SAFETY: written only by calls the program serialises with all others.
+        unsafe { *self.op_flags.get() }
+    }
+
+    fn set(&self, op_flags: u64) {
+        // SAFETY: as above.
+        unsafe { *self.op_flags.get() = op_flags };
+        self.notify.store(self.notify_for(op_flags), Ordering::Relaxed);
+        self.level.store(level_of(op_flags) as u8, Ordering::Relaxed);
+    }
+
+    fn set_selective(&self) {
+        self.selective.store(true, Ordering::Relaxed);
+        self.set(self.op_flags());
+    }
+
+    /// Whether success with these flags is told.
+    fn notify_for(&self, flags: u64) -> bool {
+        !self.selective.load(Ordering::Relaxed) || flags & COMPLETION != 0
+    }
+}
+
+/// The completion level flags ask for (fi_cq(3): transmit, where nothing is said).
+fn level_of(flags: u64) -> Level {
+    if flags & DELIVERY_COMPLETE != 0 {
+        Level::Delivery
+    } else if flags & (INJECT_COMPLETE | INJECT) != 0 && flags & TRANSMIT_COMPLETE == 0 {
+        Level::Inject
+    } else {
+        Level::Transmit
+    }
+}
+
+/// What a data call needs to know beside its arguments.
+pub struct Terms {
+    pub notify: bool,
+    pub level: Level,
+    pub inject: bool,
+}
+
+impl Endpoint {
+    /// The engine, locked; `EOPBADSTATE` before `fi_enable`.
+    #[inline]
+    pub fn engine(&self) -> Result<SpinGuard<'_, Engine>, Errno> {
+        Ok(self.port.get().ok_or(Errno::EOPBADSTATE)?.engine.lock())
+    }
+
+    /// Terms of a plain transmit call: the endpoint's operation flags.
+    #[inline]
+    pub fn transmit_terms(&self) -> Terms {
+        let level = match self.transmit.level.load(Ordering::Relaxed) {
+            0 => Level::Inject,
+            1 => Level::Transmit,
+            _ => Level::Delivery,
+        };
+        Terms { notify: self.transmit.notify.load(Ordering::Relaxed), level, inject: false }
+    }
+
+    /// Terms of an inject call: never told, taken at once.
+    #[inline]
+    pub fn inject_terms(&self, len: usize) -> Result<Terms, Errno> {
+        if len > INJECT_SIZE {
+            return Err(Errno::EMSGSIZE);
+        }
+        Ok(Terms { notify: false, level: self.transmit_terms().level, inject: true })
+    }
+
+    /// Terms of a `*msg` call: only its own flags count.
+    #[inline]
+    pub fn message_terms(&self, flags: u64, len: usize) -> Result<Terms, Errno> {
+        let inject = flags & INJECT != 0;
+        if inject && len > INJECT_SIZE {
+            return Err(Errno::EMSGSIZE);
+        }
+        Ok(Terms { notify: self.transmit.notify_for(flags), level: level_of(flags), inject })
+    }
+
+    /// Whether a plain receive is told.
+    #[inline]
+    pub fn receive_notify(&self) -> bool {
+        self.receive.notify.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn receive_notify_for(&self, flags: u64) -> bool {
+        self.receive.notify_for(flags)
+    }
+
+    /// Whether plain receives are multi-receives (operation flag FI_MULTI_RECV).
+    pub fn receives_multi(&self) -> bool {
+        self.receive.op_flags() & MULTI_RECV != 0
+    }
+
+    /// The source of a receive, which counts only with FI_DIRECTED_RECV.
+    #[inline]
+    pub fn source(&self, given: FiAddr) -> FiAddr {
+        if self.directed { given } else { ADDR_UNSPEC }
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Where to accept connections: taken at `fi_enable`.
+    pub fn set_bind(&self, address: SocketAddrV4) -> Result<(), Errno> {
+        if self.port.get().is_some() {
+            return Err(Errno::EOPBADSTATE);
+        }
+        self.bindings.lock().bind = Some(address);
+        Ok(())
+    }
+
+    fn enable(&self) -> Result<(), Errno> {
+        if self.port.get().is_some() {
+            return Ok(());
+        }
+        let setup = self.setup()?;
+        let sink = setup.sink.clone();
+        let engine = Engine::open(setup)
+            .inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
+        let port = Arc::new(Port { engine: SpinLock::new(engine) });
+        sink.each_ports(|ports| ports.add(&port));
+        self.domain.ports.add(&port);
+        // Cannot be set already: enable is serialised by the program.
+        let _ = self.port.set(port);
+        Ok(())
+    }
+
+    fn setup(&self) -> Result<Setup, Errno> {
+        let bindings = self.bindings.lock();
+        let sink = bindings.sink.clone();
+        if self.caps & SEND != 0 && sink.transmit.is_none() && sink.counters.send.is_none() {
+            return Err(Errno::ENOCQ);
+        }
+        if self.caps & RECV != 0 && sink.receive.is_none() && sink.counters.recv.is_none() {
+            return Err(Errno::ENOCQ);
+        }
+        Ok(Setup {
+            domain_mr: Arc::clone(&self.domain.memory),
+            av: Arc::clone(bindings.av.as_ref().ok_or(Errno::ENOAV)?),
+            sink,
+            own_format: self.format == Format::Landbridge,
+            bind: bindings.bind,
+            min_multi_recv: bindings.min_multi_recv,
+            source_wanted: self.caps & SOURCE != 0,
+        })
+    }
+
+    fn bind_queue(&self, cq: &CompletionQueue, flags: u64) -> Result<(), Errno> {
+        const KNOWN: u64 = SEND | RECV | SELECTIVE_COMPLETION;
+        if flags & !KNOWN != 0 || flags & (SEND | RECV) == 0 {
+            return Err(Errno::EBADFLAGS);
+        }
+        let mut bindings = self.bindings.lock();
+        let selective = flags & SELECTIVE_COMPLETION != 0;
+        if flags & SEND != 0 {
+            bindings.sink.transmit = Some(Arc::clone(&cq.queue));
+            if selective {
+                self.transmit.set_selective();
+            }
+        }
+        if flags & RECV != 0 {
+            bindings.sink.receive = Some(Arc::clone(&cq.queue));
+            if selective {
+                self.receive.set_selective();
+            }
+        }
+        Ok(())
+    }
+
+    fn bind_counter(&self, cntr: &CompletionCounter, flags: u64) -> Result<(), Errno> {
+        const KNOWN: u64 = SEND | RECV | READ | WRITE | REMOTE_READ | REMOTE_WRITE;
+        if flags & !KNOWN != 0 || flags == 0 {
+            return Err(Errno::EBADFLAGS);
+        }
+        let counters = &mut self.bindings.lock().sink.counters;
+        for (flag, slot) in [
+            (SEND, &mut counters.send),
+            (RECV, &mut counters.recv),
+            (READ, &mut counters.read),
+            (WRITE, &mut counters.write),
+            (REMOTE_WRITE, &mut counters.remote_write),
+        ] {
+            if flags & flag != 0 {
+                *slot = Some(Arc::clone(&cntr.counter));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The endpoint leaves the queues first, so that nobody drives it any more, and then drains.
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    // SAFETY: called once by the program.
+    let endpoint = unsafe { reclaim::<Endpoint>(fid) };
+    if let Some(port) = endpoint.port.get() {
+        let sink = endpoint.bindings.lock().sink.clone();
+        sink.each_ports(|ports| ports.remove(port));
+        endpoint.domain.ports.remove(port);
+        port.engine.lock().close();
+    }
+    0
+}
+
+unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    // SAFETY: an endpoint and another object of ours; the class says which.
+    unsafe {
+        let endpoint = object::<Endpoint, _>(fid);
+        if endpoint.port.get().is_some() {
+            return Errno::EOPBADSTATE.negative();
+        }
+        status(match (*other).class {
+            CLASS_AV => {
+                let av = Arc::clone(&object::<AddressVector, _>(other).av);
+                endpoint.bindings.lock().av = Some(av);
+                Ok(())
+            }
+            CLASS_CQ => endpoint.bind_queue(object(other), flags),
+            CLASS_CNTR => endpoint.bind_counter(object(other), flags),
+            CLASS_EQ => Ok(()),
+            _ => Err(Errno::EINVAL),
+        })
+    }
+}
+
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: an endpoint of ours.
+    let endpoint = unsafe { object::<Endpoint, _>(fid) };
+    status(match command {
+        ENABLE => endpoint.enable(),
+        // SAFETY: these commands come with a 64-bit word of flags.
+        GETOPSFLAG => unsafe { ops_flags(endpoint, argument.cast()) },
+        // SAFETY: as above.
+        SETOPSFLAG => unsafe { set_ops_flags(endpoint, argument.cast()) },
+        _ => Err(Errno::ENOSYS),
+    })
+}
+
+/// # Safety
+/// `word` points to flags that say the direction (FI_TRANSMIT or FI_RECV).
+unsafe fn ops_flags(endpoint: &Endpoint, word: *mut u64) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { *word = direction(endpoint, *word)?.op_flags() };
+    Ok(())
+}
+
+/// # Safety
+/// As for `ops_flags`; the rest of the word are the new flags.
+unsafe fn set_ops_flags(endpoint: &Endpoint, word: *const u64) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let flags = unsafe { *word };
+    direction(endpoint, flags)?.set(flags & !(SEND | RECV));
+    Ok(())
+}
+
+fn direction(endpoint: &Endpoint, flags: u64) -> Result<&Defaults, Errno> {
+    match flags & (SEND | RECV) {
+        SEND => Ok(&endpoint.transmit),
+        RECV => Ok(&endpoint.receive),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
+    // SAFETY: an endpoint of ours.
+    let endpoint = unsafe { object::<Endpoint, _>(fid) };
+    super::status_long(endpoint.engine().and_then(|mut e| e.cancel(context as usize)))
+}
+
+unsafe extern "C" fn getopt(
+    fid: *mut Fid,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    // SAFETY: an endpoint of ours.
+    let endpoint = unsafe { object::<Endpoint, _>(fid) };
+    let known = match name {
+        _ if level != OPT_ENDPOINT => return Errno::ENOPROTOOPT.negative(),
+        OPT_MIN_MULTI_RECV => endpoint.bindings.lock().min_multi_recv,
+        OPT_CM_DATA_SIZE => 0,
+        OPT_MAX_MSG_SIZE | OPT_MAX_TAGGED_SIZE | OPT_MAX_RMA_SIZE => MESSAGE_SIZE_MAX,
+        OPT_MAX_ATOMIC_SIZE => crate::atomic::BYTES_MAX,
+        OPT_INJECT_MSG_SIZE
+        | OPT_INJECT_TAGGED_SIZE
+        | OPT_INJECT_RMA_SIZE
+        | OPT_INJECT_ATOMIC_SIZE => INJECT_SIZE,
+        _ => return Errno::ENOPROTOOPT.negative(),
+    };
+    // SAFETY: the value has room for `*len` bytes.
+    unsafe {
+        let room = std::mem::replace(&mut *len, size_of::<usize>());
+        if room < size_of::<usize>() {
+            return Errno::ETOOSMALL.negative();
+        }
+        value.cast::<usize>().write_unaligned(known);
+    }
+    0
+}
+
+unsafe extern "C" fn setopt(
+    fid: *mut Fid,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: an endpoint of ours.
+    let endpoint = unsafe { object::<Endpoint, _>(fid) };
+    match name {
+        OPT_MIN_MULTI_RECV if level == OPT_ENDPOINT => {}
+        _ => return Errno::ENOPROTOOPT.negative(),
+    }
+    if len != size_of::<usize>() {
+        return Errno::EINVAL.negative();
+    }
+    // SAFETY: `len` bytes are there.
+    let bytes = unsafe { value.cast::<usize>().read_unaligned() };
+    endpoint.bindings.lock().min_multi_recv = bytes;
+    if let Ok(mut engine) = endpoint.engine() {
+        engine.set_min_multi_recv(bytes);
+    }
+    0
+}
+
+unsafe extern "C" fn size_left(_: *mut FidEp) -> isize {
+    SIZE_LEFT
+}
+
+/// The endpoint behind a data call.
+///
+/// # Safety
+/// `ep` is an endpoint of ours.
+#[inline(always)]
+pub unsafe fn endpoint<'a>(ep: *mut FidEp) -> &'a Endpoint {
+    // SAFETY: the caller's promise.
+    unsafe { object(ep) }
+}
+
+/// One piece of memory.
+#[inline(always)]
+pub fn piece(base: *const c_void, len: usize) -> [Iov; 1] {
+    [Iov { base: base.cast_mut().cast(), len }]
+}
+
+/// A caller's vector, as ours: the two have the same layout.
+///
+/// # Safety
+/// `iov` points to `count` vectors (or `count` is 0), valid during the call.
+#[inline(always)]
+pub unsafe fn pieces<'a>(iov: *const libc::iovec, count: usize) -> Result<&'a [Iov], Errno> {
+    const { assert!(size_of::<Iov>() == size_of::<libc::iovec>()) };
+    match count {
+        0 => Ok(&[]),
+        // SAFETY: the caller's promise; both are a pointer and a length.
+        1..=IOV_MAX => Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) }),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+pub fn total(pieces: &[Iov]) -> usize {
+    pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.len))
+}

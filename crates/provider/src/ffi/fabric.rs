@@ -1,0 +1,125 @@
+//! The fabric object: domains and event queues come from it.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::{Object, close, domain, eq, nosys, object, ops, publish, share};
+use crate::abi::*;
+use crate::info;
+
+#[repr(C)]
+pub struct Fabric {
+    fid: UnsafeCell<FidFabric>,
+}
+
+// SAFETY: `repr(C)`, fid first, class below.
+unsafe impl Object for Fabric {
+    const CLASS: usize = CLASS_FABRIC;
+}
+
+impl Fabric {
+    /// The interface version the program speaks; the host writes it after the fabric is made.
+    pub fn api_version(&self) -> u32 {
+        // SAFETY: written once by the host, before any other call on the fabric.
+        unsafe { (*self.fid.get()).api_version }
+    }
+}
+
+static OPS: Ops = ops(close::<Fabric>, nosys::bind, nosys::control);
+
+static FABRIC_OPS: OpsFabric = OpsFabric {
+    size: size_of::<OpsFabric>(),
+    domain: open_domain,
+    passive_ep: nosys::passive_ep,
+    eq_open: open_eq,
+    wait_open: nosys::wait_open,
+    trywait,
+    domain2: open_domain2,
+};
+
+/// The provider's `fabric`.
+///
+/// # Safety
+/// As for `fi_fabric`.
+pub unsafe extern "C" fn open(
+    attr: *mut FabricAttr,
+    fabric: *mut *mut FidFabric,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the host gives the attributes of an info we made; its name ends with NUL.
+    let (known, api_version) = unsafe {
+        let name = (*attr).name;
+        let known = name.is_null() || std::ffi::CStr::from_ptr(name) == info::NAME;
+        (known, (*attr).api_version)
+    };
+    if !known {
+        return Errno::ENODATA.negative();
+    }
+    let made = Fabric {
+        fid: UnsafeCell::new(FidFabric {
+            fid: super::fid(CLASS_FABRIC, context, &OPS),
+            ops: &FABRIC_OPS,
+            api_version,
+        }),
+    };
+    publish(Arc::new(made), fabric);
+    0
+}
+
+unsafe extern "C" fn open_domain(
+    fabric: *mut FidFabric,
+    info: *mut Info,
+    target: *mut *mut FidDomain,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a fabric of ours and an info the host made from ours.
+    unsafe { domain::open(object(fabric), info, target, context) }
+}
+
+unsafe extern "C" fn open_domain2(
+    fabric: *mut FidFabric,
+    info: *mut Info,
+    target: *mut *mut FidDomain,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    if flags != 0 {
+        return Errno::EBADFLAGS.negative();
+    }
+    // SAFETY: as above.
+    unsafe { open_domain(fabric, info, target, context) }
+}
+
+unsafe extern "C" fn open_eq(
+    fabric: *mut FidFabric,
+    attr: *mut EqAttr,
+    target: *mut *mut FidEq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a fabric of ours; the attributes are null or valid.
+    unsafe {
+        let _: Arc<Fabric> = share(fabric);
+        eq::open(attr.as_ref(), target, context)
+    }
+}
+
+/// Whether the program may sleep on the wait objects of these fids: 0 if nothing waits in them.
+unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_int) -> c_int {
+    for index in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: `count` fids of ours, by the contract; the class says which kind.
+        let idle = unsafe {
+            let fid = *fids.add(index);
+            match (*fid).class {
+                CLASS_EQ => object::<eq::EventQueue, _>(fid).is_idle(),
+                CLASS_CQ => object::<super::cq::CompletionQueue, _>(fid).is_idle(),
+                CLASS_CNTR => true,
+                _ => return Errno::EINVAL.negative(),
+            }
+        };
+        if !idle {
+            return Errno::EAGAIN.negative();
+        }
+    }
+    0
+}

@@ -1,0 +1,157 @@
+//! libfabric's objects and calls: C in, requests to the engine out.
+//!
+//! Every object is an `Arc` whose value starts with its `fid`; the program holds one count (until
+//! `fi_close`), objects made from it hold others. So objects may be closed in any order, as MPI
+//! libraries do: what is still needed lives on, unreachable. The program keeps libfabric's contract
+//! (a pointer is not used after its close, calls get pointers of the right class); everything
+//! unsafe here rests on that and is said once, in `Object`.
+
+mod atomic;
+mod av;
+mod cm;
+mod cntr;
+mod cq;
+mod domain;
+mod ep;
+mod eq;
+pub mod fabric;
+mod mr;
+mod msg;
+mod nosys;
+mod rma;
+mod tagged;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::abi::{Errno, Fid, Ops};
+
+/// An object with a `fid` at its start.
+///
+/// # Safety
+/// The type is `repr(C)`, its first field is (or starts with) a `Fid` of class `CLASS` inside an
+/// `UnsafeCell` (the host writes to some), and the program only gets pointers made by `publish`.
+unsafe trait Object: Sized {
+    const CLASS: usize;
+}
+
+/// Hands an object to the program, as a pointer to its fid.
+fn publish<T: Object, F>(object: Arc<T>, target: *mut *mut F) {
+    // SAFETY: the caller of the open call says where the pointer goes.
+    unsafe { *target = Arc::into_raw(object).cast_mut().cast() };
+}
+
+/// The object behind a fid.
+///
+/// # Safety
+/// `fid` came from `publish::<T>` and is not closed.
+#[inline(always)]
+unsafe fn object<'a, T: Object, F>(fid: *const F) -> &'a T {
+    // SAFETY: as promised; the start of a fid is its class.
+    unsafe {
+        debug_assert_eq!(*fid.cast::<usize>(), T::CLASS, "an object of another class");
+        &*fid.cast::<T>()
+    }
+}
+
+/// One more count of the object behind a fid.
+///
+/// # Safety
+/// As for `object`.
+unsafe fn share<T: Object, F>(fid: *const F) -> Arc<T> {
+    // SAFETY: published objects are in an Arc whose program-held count is still there.
+    unsafe {
+        debug_assert_eq!(*fid.cast::<usize>(), T::CLASS, "an object of another class");
+        Arc::increment_strong_count(fid.cast::<T>());
+        Arc::from_raw(fid.cast::<T>())
+    }
+}
+
+/// Takes back the program's count.
+///
+/// # Safety
+/// As for `object`; the program does not use the pointer any more.
+unsafe fn reclaim<T: Object>(fid: *mut Fid) -> Arc<T> {
+    // SAFETY: this is the count `publish` gave away.
+    unsafe { Arc::from_raw(fid.cast::<T>()) }
+}
+
+/// `close` for objects that need no farewell.
+unsafe extern "C" fn close<T: Object>(fid: *mut Fid) -> c_int {
+    // SAFETY: called once by the program, through the table of a `T`.
+    drop(unsafe { reclaim::<T>(fid) });
+    0
+}
+
+/// A table of `fi_ops` whose other slots are not offered.
+const fn ops(
+    close: unsafe extern "C" fn(*mut Fid) -> c_int,
+    bind: unsafe extern "C" fn(*mut Fid, *mut Fid, u64) -> c_int,
+    control: unsafe extern "C" fn(*mut Fid, c_int, *mut c_void) -> c_int,
+) -> Ops {
+    Ops {
+        size: size_of::<Ops>(),
+        close,
+        bind,
+        control,
+        ops_open: nosys::ops_open,
+        tostr: nosys::tostr,
+        ops_set: nosys::ops_set,
+    }
+}
+
+fn fid(class: usize, context: *mut c_void, ops: &'static Ops) -> Fid {
+    Fid { class, context, ops }
+}
+
+/// What a call returns: 0 or a negative error.
+fn status(result: Result<(), Errno>) -> c_int {
+    result.map_or_else(Errno::negative, |()| 0)
+}
+
+/// The same for calls that return `ssize_t`.
+#[inline(always)]
+fn status_long(result: Result<(), Errno>) -> isize {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => errno.negative() as isize,
+    }
+}
+
+/// A count or a negative error.
+fn count(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(count) => count as isize,
+        Err(errno) => errno.negative() as isize,
+    }
+}
+
+/// `milliseconds` from now; negative: never.
+fn deadline(milliseconds: c_int) -> Option<Instant> {
+    u64::try_from(milliseconds).ok().map(|ms| Instant::now() + Duration::from_millis(ms))
+}
+
+fn is_over(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
+}
+
+/// How `fi_*_strerror` answers: in the caller's buffer if there is one, else as a string of ours.
+///
+/// # Safety
+/// `buffer` is null or holds `len` bytes.
+unsafe fn error_text(errno: c_int, buffer: *mut c_char, len: usize) -> *const c_char {
+    let text = Errno(errno.saturating_abs()).text();
+    if buffer.is_null() || len == 0 {
+        return c"landbridge: see the error number (fi_strerror)".as_ptr();
+    }
+    let copied = text.len().min(len - 1);
+    // SAFETY: `copied + 1 <= len`.
+    unsafe {
+        buffer.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), copied);
+        *buffer.add(copied) = 0;
+    }
+    buffer
+}

@@ -1,0 +1,153 @@
+//! Memory registration.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use libc::iovec;
+
+use super::domain::Domain;
+use super::{Object, nosys, ops, publish, reclaim, share, status};
+use crate::abi::*;
+use crate::mr::{Region, access_of};
+
+#[repr(C)]
+pub struct MemoryRegion {
+    fid: UnsafeCell<FidMr>,
+    key: u64,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: `repr(C)`, fid first, class below.
+unsafe impl Object for MemoryRegion {
+    const CLASS: usize = CLASS_MR;
+}
+
+static OPS: Ops = ops(close, bind, control);
+
+pub static MR_OPS: OpsMr = OpsMr { size: size_of::<OpsMr>(), reg, regv, regattr };
+
+/// What a registration asks for.
+struct Wish {
+    base: *const c_void,
+    len: usize,
+    access: u64,
+    key: u64,
+    context: *mut c_void,
+}
+
+/// # Safety
+/// `fid` is a domain of ours; `target` takes the result.
+unsafe fn register(fid: *mut Fid, wish: Wish, target: *mut *mut FidMr) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let domain: Arc<Domain> = unsafe { share(fid) };
+    let region = Region {
+        base: wish.base.expose_provenance(),
+        len: wish.len,
+        access: access_of(wish.access),
+    };
+    domain.memory.insert(wish.key, region)?;
+    let made = MemoryRegion {
+        fid: UnsafeCell::new(FidMr {
+            fid: super::fid(CLASS_MR, wish.context, &OPS),
+            mem_desc: ptr::null_mut(),
+            key: wish.key,
+        }),
+        key: wish.key,
+        domain,
+    };
+    publish(Arc::new(made), target);
+    Ok(())
+}
+
+unsafe extern "C" fn reg(
+    fid: *mut Fid,
+    base: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    key: u64,
+    _: u64,
+    target: *mut *mut FidMr,
+    context: *mut c_void,
+) -> c_int {
+    if offset != 0 {
+        return Errno::EINVAL.negative();
+    }
+    // SAFETY: libfabric's contract for fi_mr_reg.
+    status(unsafe { register(fid, Wish { base, len, access, key, context }, target) })
+}
+
+unsafe extern "C" fn regv(
+    fid: *mut Fid,
+    iov: *const iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
+    key: u64,
+    flags: u64,
+    target: *mut *mut FidMr,
+    context: *mut c_void,
+) -> c_int {
+    if count != 1 {
+        return Errno::EINVAL.negative();
+    }
+    // SAFETY: libfabric's contract for fi_mr_regv; one piece is there.
+    unsafe {
+        let piece = &*iov;
+        reg(fid, piece.iov_base, piece.iov_len, access, offset, key, flags, target, context)
+    }
+}
+
+unsafe extern "C" fn regattr(
+    fid: *mut Fid,
+    attr: *const MrAttr,
+    flags: u64,
+    target: *mut *mut FidMr,
+) -> c_int {
+    // SAFETY: libfabric's contract for fi_mr_regattr; only 1.17's fields are read.
+    unsafe {
+        let attr = &*attr;
+        if attr.iface != HMEM_SYSTEM {
+            return Errno::ENOSYS.negative();
+        }
+        regv(
+            fid,
+            attr.mr_iov,
+            attr.iov_count,
+            attr.access,
+            attr.offset,
+            attr.requested_key,
+            flags,
+            target,
+            attr.context,
+        )
+    }
+}
+
+/// When this returns, no engine of the domain touches the memory any more.
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    // SAFETY: called once by the program.
+    let region = unsafe { reclaim::<MemoryRegion>(fid) };
+    region.domain.memory.remove(region.key);
+    region.domain.ports.fence();
+    0
+}
+
+/// Regions may be bound to counters and endpoints; nothing depends on it (`mr_mode` is 0).
+unsafe extern "C" fn bind(_: *mut Fid, other: *mut Fid, _: u64) -> c_int {
+    // SAFETY: a fid of ours.
+    match unsafe { (*other).class } {
+        CLASS_EP | CLASS_CNTR => 0,
+        _ => Errno::EINVAL.negative(),
+    }
+}
+
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
+    match command {
+        ENABLE => 0,
+        // SAFETY: the arguments are passed on unused.
+        _ => unsafe { nosys::control(fid, command, argument) },
+    }
+}

@@ -1,0 +1,205 @@
+//! Untagged messages.
+
+use std::ffi::c_void;
+
+use libc::iovec;
+
+use super::ep::{Terms, endpoint, piece, pieces, total};
+use super::status_long;
+use crate::abi::*;
+use crate::engine::request::{Iov, RecvRequest, SendRequest};
+
+type Void = *mut c_void;
+type Desc = *mut *mut c_void;
+
+pub static MSG_OPS: OpsMsg = OpsMsg {
+    size: size_of::<OpsMsg>(),
+    recv,
+    recvv,
+    recvmsg,
+    send,
+    sendv,
+    sendmsg,
+    inject,
+    senddata,
+    injectdata,
+};
+
+/// # Safety
+/// `ep` is an endpoint of ours; the payload is valid until the completion.
+#[inline(always)]
+unsafe fn post_send(
+    ep: *mut FidEp,
+    payload: &[Iov],
+    target: FiAddr,
+    data: Option<u64>,
+    context: Void,
+    terms: Terms,
+) -> Result<(), Errno> {
+    let Terms { notify, level, inject } = terms;
+    let context = context as usize;
+    let request = SendRequest { target, payload, tag: None, data, context, inject, notify, level };
+    // SAFETY: the caller's promise.
+    unsafe { endpoint(ep) }.engine()?.send(&request)
+}
+
+/// # Safety
+/// As for `post_send`.
+#[inline(always)]
+unsafe fn post_recv(
+    ep: *mut FidEp,
+    payload: &[Iov],
+    source: FiAddr,
+    context: Void,
+    notify: bool,
+    multi: bool,
+) -> Result<(), Errno> {
+    if multi && payload.len() != 1 {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { endpoint(ep) };
+    let source = endpoint.source(source);
+    let context = context as usize;
+    let request = RecvRequest { source, payload, tag: None, context, notify, multi };
+    endpoint.engine()?.recv(&request)
+}
+
+unsafe extern "C" fn recv(
+    ep: *mut FidEp,
+    buf: Void,
+    len: usize,
+    _: Void,
+    source: FiAddr,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_recv.
+    unsafe {
+        let (notify, multi) = (endpoint(ep).receive_notify(), endpoint(ep).receives_multi());
+        status_long(post_recv(ep, &piece(buf, len), source, context, notify, multi))
+    }
+}
+
+unsafe extern "C" fn recvv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _: Desc,
+    count: usize,
+    source: FiAddr,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_recvv.
+    unsafe {
+        let (notify, multi) = (endpoint(ep).receive_notify(), endpoint(ep).receives_multi());
+        let posted = pieces(iov, count)
+            .and_then(|payload| post_recv(ep, payload, source, context, notify, multi));
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
+    if flags & (PEEK | CLAIM | DISCARD) != 0 {
+        return Errno::EOPNOTSUPP.negative() as isize;
+    }
+    // SAFETY: libfabric's contract for fi_recvmsg.
+    unsafe {
+        let msg = &*msg;
+        let notify = endpoint(ep).receive_notify_for(flags);
+        let multi = flags & MULTI_RECV != 0;
+        let posted = pieces(msg.iov, msg.iov_count)
+            .and_then(|payload| post_recv(ep, payload, msg.addr, msg.context, notify, multi));
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn send(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    _: Void,
+    target: FiAddr,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_send.
+    unsafe {
+        let terms = endpoint(ep).transmit_terms();
+        status_long(post_send(ep, &piece(buf, len), target, None, context, terms))
+    }
+}
+
+unsafe extern "C" fn sendv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _: Desc,
+    count: usize,
+    target: FiAddr,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_sendv.
+    unsafe {
+        let terms = endpoint(ep).transmit_terms();
+        let posted = pieces(iov, count)
+            .and_then(|payload| post_send(ep, payload, target, None, context, terms));
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isize {
+    // SAFETY: libfabric's contract for fi_sendmsg.
+    unsafe {
+        let msg = &*msg;
+        let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
+        let posted = pieces(msg.iov, msg.iov_count).and_then(|payload| {
+            let terms = endpoint(ep).message_terms(flags, total(payload))?;
+            post_send(ep, payload, msg.addr, data, msg.context, terms)
+        });
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    target: FiAddr,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_inject.
+    unsafe {
+        let posted = endpoint(ep).inject_terms(len).and_then(|terms| {
+            post_send(ep, &piece(buf, len), target, None, std::ptr::null_mut(), terms)
+        });
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn senddata(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    _: Void,
+    data: u64,
+    target: FiAddr,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_senddata.
+    unsafe {
+        let terms = endpoint(ep).transmit_terms();
+        status_long(post_send(ep, &piece(buf, len), target, Some(data), context, terms))
+    }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    data: u64,
+    target: FiAddr,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_injectdata.
+    unsafe {
+        let posted = endpoint(ep).inject_terms(len).and_then(|terms| {
+            post_send(ep, &piece(buf, len), target, Some(data), std::ptr::null_mut(), terms)
+        });
+        status_long(posted)
+    }
+}

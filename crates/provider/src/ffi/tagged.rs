@@ -1,0 +1,265 @@
+//! Tagged messages, with peek, claim and discard.
+
+use std::ffi::c_void;
+
+use libc::iovec;
+
+use super::ep::{Endpoint, Terms, endpoint, piece, pieces, total};
+use super::status_long;
+use crate::abi::*;
+use crate::engine::request::{ClaimRequest, Iov, PeekRequest, RecvRequest, SendRequest};
+
+type Void = *mut c_void;
+type Desc = *mut *mut c_void;
+
+pub static TAGGED_OPS: OpsTagged = OpsTagged {
+    size: size_of::<OpsTagged>(),
+    recv,
+    recvv,
+    recvmsg,
+    send,
+    sendv,
+    sendmsg,
+    inject,
+    senddata,
+    injectdata,
+};
+
+/// Where a message goes.
+struct Route {
+    target: FiAddr,
+    tag: u64,
+    data: Option<u64>,
+}
+
+/// # Safety
+/// `ep` is an endpoint of ours; the payload is valid until the completion.
+#[inline(always)]
+unsafe fn post_send(
+    ep: *mut FidEp,
+    payload: &[Iov],
+    route: Route,
+    context: Void,
+    terms: Terms,
+) -> Result<(), Errno> {
+    let request = SendRequest {
+        target: route.target,
+        payload,
+        tag: Some(route.tag),
+        data: route.data,
+        context: context as usize,
+        inject: terms.inject,
+        notify: terms.notify,
+        level: terms.level,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { endpoint(ep) }.engine()?.send(&request)
+}
+
+/// # Safety
+/// As for `post_send`.
+#[inline(always)]
+unsafe fn post_recv(
+    ep: *mut FidEp,
+    payload: &[Iov],
+    source: FiAddr,
+    tag: (u64, u64),
+    context: Void,
+    notify: bool,
+) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { endpoint(ep) };
+    let request = RecvRequest {
+        source: endpoint.source(source),
+        payload,
+        tag: Some(tag),
+        context: context as usize,
+        notify,
+        multi: false,
+    };
+    endpoint.engine()?.recv(&request)
+}
+
+unsafe extern "C" fn recv(
+    ep: *mut FidEp,
+    buf: Void,
+    len: usize,
+    _: Void,
+    source: FiAddr,
+    tag: u64,
+    ignore: u64,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_trecv.
+    unsafe {
+        let notify = endpoint(ep).receive_notify();
+        status_long(post_recv(ep, &piece(buf, len), source, (tag, ignore), context, notify))
+    }
+}
+
+unsafe extern "C" fn recvv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _: Desc,
+    count: usize,
+    source: FiAddr,
+    tag: u64,
+    ignore: u64,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_trecvv.
+    unsafe {
+        let notify = endpoint(ep).receive_notify();
+        let posted = pieces(iov, count)
+            .and_then(|payload| post_recv(ep, payload, source, (tag, ignore), context, notify));
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: libfabric's contract for fi_trecvmsg.
+    let (endpoint, msg) = unsafe { (endpoint(ep), &*msg) };
+    if flags & PEEK != 0 {
+        return status_long(peek(endpoint, msg, flags));
+    }
+    let notify = endpoint.receive_notify_for(flags);
+    // SAFETY: as above.
+    let posted = unsafe {
+        pieces(msg.iov, msg.iov_count).and_then(|payload| match flags & (CLAIM | DISCARD) {
+            0 => {
+                let tag = (msg.tag, msg.ignore);
+                post_recv(ep, payload, msg.addr, tag, msg.context, notify)
+            }
+            _ => claim(endpoint, msg, payload, flags),
+        })
+    };
+    status_long(posted)
+}
+
+/// Always answered in the completion queue.
+fn peek(endpoint: &Endpoint, msg: &MsgTagged, flags: u64) -> Result<(), Errno> {
+    endpoint.engine()?.peek(&PeekRequest {
+        source: endpoint.source(msg.addr),
+        tag: msg.tag,
+        ignore: msg.ignore,
+        context: msg.context as usize,
+        claim: flags & CLAIM != 0,
+        discard: flags & DISCARD != 0,
+    })
+}
+
+/// Address and tag are not looked at: the context names the message.
+fn claim(endpoint: &Endpoint, msg: &MsgTagged, payload: &[Iov], flags: u64) -> Result<(), Errno> {
+    if flags & CLAIM == 0 {
+        return Err(Errno::EBADFLAGS);
+    }
+    endpoint.engine()?.claim(&ClaimRequest {
+        payload,
+        context: msg.context as usize,
+        notify: endpoint.receive_notify_for(flags),
+        discard: flags & DISCARD != 0,
+    })
+}
+
+unsafe extern "C" fn send(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    _: Void,
+    target: FiAddr,
+    tag: u64,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_tsend.
+    unsafe {
+        let terms = endpoint(ep).transmit_terms();
+        let route = Route { target, tag, data: None };
+        status_long(post_send(ep, &piece(buf, len), route, context, terms))
+    }
+}
+
+unsafe extern "C" fn sendv(
+    ep: *mut FidEp,
+    iov: *const iovec,
+    _: Desc,
+    count: usize,
+    target: FiAddr,
+    tag: u64,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_tsendv.
+    unsafe {
+        let terms = endpoint(ep).transmit_terms();
+        let route = Route { target, tag, data: None };
+        let posted =
+            pieces(iov, count).and_then(|payload| post_send(ep, payload, route, context, terms));
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) -> isize {
+    // SAFETY: libfabric's contract for fi_tsendmsg.
+    unsafe {
+        let msg = &*msg;
+        let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
+        let route = Route { target: msg.addr, tag: msg.tag, data };
+        let posted = pieces(msg.iov, msg.iov_count).and_then(|payload| {
+            let terms = endpoint(ep).message_terms(flags, total(payload))?;
+            post_send(ep, payload, route, msg.context, terms)
+        });
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn inject(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    target: FiAddr,
+    tag: u64,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_tinject.
+    unsafe {
+        let route = Route { target, tag, data: None };
+        let posted = endpoint(ep)
+            .inject_terms(len)
+            .and_then(|terms| post_send(ep, &piece(buf, len), route, std::ptr::null_mut(), terms));
+        status_long(posted)
+    }
+}
+
+unsafe extern "C" fn senddata(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    _: Void,
+    data: u64,
+    target: FiAddr,
+    tag: u64,
+    context: Void,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_tsenddata.
+    unsafe {
+        let terms = endpoint(ep).transmit_terms();
+        let route = Route { target, tag, data: Some(data) };
+        status_long(post_send(ep, &piece(buf, len), route, context, terms))
+    }
+}
+
+unsafe extern "C" fn injectdata(
+    ep: *mut FidEp,
+    buf: *const c_void,
+    len: usize,
+    data: u64,
+    target: FiAddr,
+    tag: u64,
+) -> isize {
+    // SAFETY: libfabric's contract for fi_tinjectdata.
+    unsafe {
+        let route = Route { target, tag, data: Some(data) };
+        let posted = endpoint(ep)
+            .inject_terms(len)
+            .and_then(|terms| post_send(ep, &piece(buf, len), route, std::ptr::null_mut(), terms));
+        status_long(posted)
+    }
+}

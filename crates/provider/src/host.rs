@@ -1,0 +1,176 @@
+//! The libfabric that loaded us: found at run time, never linked.
+//!
+//! Its symbol versions differ between releases and it may be loaded privately (MPI under Python), so
+//! it is looked up by its SONAME among what is loaded already, and every symbol may be missing.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::abi::{self, Provider};
+use crate::param;
+
+/// How much a message matters. Per packet: trace; per state change: debug or info; something the
+/// user should know: warn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Says something in libfabric's log (`FI_LOG_LEVEL`) and, with `LANDBRIDGE_LOG`, on stderr.
+/// `log!(Info, "path to {}: {}", peer, path)`
+#[macro_export]
+macro_rules! log {
+    ($level:ident, $($text:tt)+) => {
+        if $crate::host::enabled($crate::host::Level::$level) {
+            $crate::host::write(
+                $crate::host::Level::$level,
+                // SAFETY: the literal ends with the only NUL.
+                unsafe {
+                    ::std::ffi::CStr::from_bytes_with_nul_unchecked(
+                        concat!(module_path!(), "\0").as_bytes(),
+                    )
+                },
+                line!(),
+                format_args!($($text)+),
+            )
+        }
+    };
+}
+
+type Version = unsafe extern "C" fn() -> u32;
+type LogEnabled = unsafe extern "C" fn(*const Provider, c_int, c_int) -> c_int;
+type Log =
+    unsafe extern "C" fn(*const Provider, c_int, c_int, *const c_char, c_int, *const c_char, ...);
+
+struct Host {
+    version: Option<Version>,
+    log_enabled: Option<LogEnabled>,
+    log: Option<Log>,
+    /// From `LANDBRIDGE_LOG`.
+    stderr: Option<Level>,
+}
+
+static HOST: OnceLock<Host> = OnceLock::new();
+/// What identifies us in the host's log, once registered.
+static PROVIDER: AtomicPtr<Provider> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The host's version, or the one our layouts are from if the host cannot be found (a test).
+pub fn version() -> u32 {
+    match host().version {
+        // SAFETY: `fi_version` takes nothing and only returns a constant.
+        Some(version) => unsafe { version() },
+        None => abi::LAYOUT_VERSION,
+    }
+}
+
+/// From now on messages go to the host's log under this provider.
+pub fn register(provider: *mut Provider) {
+    PROVIDER.store(provider, Ordering::Release);
+}
+
+pub fn enabled(level: Level) -> bool {
+    host().stderr.is_some_and(|limit| level <= limit) || enabled_in_host(level).is_some()
+}
+
+#[cold]
+pub fn write(level: Level, module: &CStr, line: u32, text: fmt::Arguments<'_>) {
+    let text = text.to_string();
+    if host().stderr.is_some_and(|limit| level <= limit) {
+        eprintln!("landbridge[{}]: {level:?}: {text}", std::process::id());
+    }
+    let Some((log, provider)) = enabled_in_host(level) else { return };
+    let Ok(text) = CString::new(text) else { return };
+    // SAFETY: the format takes one string, and all strings live through the call.
+    unsafe {
+        log(
+            provider,
+            level.code(),
+            abi::LOG_CORE,
+            module.as_ptr(),
+            line as c_int,
+            c"%s\n".as_ptr(),
+            text.as_ptr(),
+        );
+    }
+}
+
+fn enabled_in_host(level: Level) -> Option<(Log, *mut Provider)> {
+    let provider = PROVIDER.load(Ordering::Acquire);
+    let (enabled, log) = (host().log_enabled?, host().log?);
+    // SAFETY: `provider` is our static, which the host has registered.
+    let yes = !provider.is_null() && unsafe { enabled(provider, level.code(), abi::LOG_CORE) } != 0;
+    yes.then_some((log, provider))
+}
+
+impl Level {
+    fn code(self) -> c_int {
+        match self {
+            Level::Warn => abi::LOG_WARN,
+            Level::Info => abi::LOG_INFO,
+            Level::Debug => abi::LOG_DEBUG,
+            Level::Trace => abi::LOG_TRACE,
+        }
+    }
+
+    fn parse(text: &str) -> Option<Level> {
+        match text.to_ascii_lowercase().as_str() {
+            "warn" => Some(Level::Warn),
+            "info" => Some(Level::Info),
+            "debug" => Some(Level::Debug),
+            "trace" => Some(Level::Trace),
+            _ => None,
+        }
+    }
+}
+
+fn host() -> &'static Host {
+    HOST.get_or_init(find)
+}
+
+fn find() -> Host {
+    // SAFETY: RTLD_NOLOAD only looks; it loads and runs nothing.
+    let library =
+        unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    let library = if library.is_null() { libc::RTLD_DEFAULT } else { library };
+    // SAFETY: the names are libfabric's, the types are those of its headers.
+    unsafe {
+        Host {
+            version: symbol(library, c"fi_version"),
+            log_enabled: symbol(library, c"fi_log_enabled"),
+            log: symbol(library, c"fi_log"),
+            stderr: param::LOG.text().and_then(|text| Level::parse(&text)),
+        }
+    }
+}
+
+/// # Safety
+/// `F` is the function pointer type of `name`.
+unsafe fn symbol<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: a lookup; it runs no code of ours.
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    // SAFETY: not null, of pointer size, and of the caller's type.
+    (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_host_the_layouts_version_stands_in() {
+        assert!(version() >= abi::version(1, 3));
+    }
+
+    #[test]
+    fn levels_are_read_and_ordered() {
+        assert_eq!(Level::parse("INFO"), Some(Level::Info));
+        assert_eq!(Level::parse("off"), None);
+        assert!(Level::Warn < Level::Trace);
+    }
+}

@@ -1,0 +1,535 @@
+//! `fi_getinfo`: what we offer, and whether it is what the caller asks for.
+//!
+//! One entry at most comes back. What a caller may choose freely (threading, progress, address
+//! vector type, operation flags) is echoed; what it asks beyond our ability means "not us"
+//! (`ENODATA`). The entry is libc memory: the host frees it.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::SocketAddrV4;
+
+use crate::abi::{self, *};
+use crate::av::NAME_BYTES;
+use crate::log;
+use crate::resolve::{self, How, SOCKADDR_BYTES};
+
+pub const NAME: &CStr = c"landbridge";
+
+/// Bytes an inject call takes: they are copied into a retained segment before it returns, so this
+/// is a matter of the segments' size, not of a wire.
+pub const INJECT_SIZE: usize = 16_384;
+/// No message is too long; long ones are cut inside. It is this large so that MPICH never does its
+/// own cutting.
+pub const MESSAGE_SIZE_MAX: usize = 1 << 62;
+/// Pieces of local memory in one call. Arrays of this length live on the caller's stack.
+pub const IOV_MAX: usize = 8;
+/// Pieces of remote memory in one call.
+pub const RMA_IOV_MAX: usize = 8;
+/// Operations in flight a program may count on; more are accepted.
+const QUEUE_DEPTH: usize = 1024;
+/// A caller's wish for depth is granted up to here.
+const QUEUE_DEPTH_MAX: usize = 1 << 20;
+/// Objects of one kind per domain: a limit of honesty, nothing is sized by it.
+const OBJECTS_MAX: usize = 65_536;
+/// Remote CQ data MPI libraries use (MPICH changes its protocol if it is offered 8).
+const CQ_DATA_BYTES: usize = 4;
+/// What is carried if the caller asks for more.
+const CQ_DATA_BYTES_MAX: usize = 8;
+const MR_KEY_BYTES: usize = 8;
+/// One piece per registration.
+pub const MR_IOV_MAX: usize = 1;
+/// All 64 bits of a tag are the caller's.
+const TAG_FORMAT: u64 = 0xAAAA_AAAA_AAAA_AAAA;
+/// The protocol between our endpoints, a number of our own.
+const PROTOCOL: u32 = 0x8000_1b01;
+const PROTOCOL_VERSION: u32 = 1;
+/// `fi_info.addr_format` of a Landbridge address (the top bit: provider specific).
+pub const FORMAT_LANDBRIDGE: u32 = 0x8000_1b01;
+
+const PRIMARY_CAPS: u64 = MSG | RMA | TAGGED | ATOMIC;
+const MESSAGE_CAPS: u64 = SEND | RECV;
+const REMOTE_CAPS: u64 = READ | WRITE | REMOTE_READ | REMOTE_WRITE;
+/// Given whether asked for or not: they cost nothing.
+const FREE_CAPS: u64 = MULTI_RECV | LOCAL_COMM | REMOTE_COMM;
+/// What is offered to a caller without wishes.
+const OFFERED_CAPS: u64 = PRIMARY_CAPS | MESSAGE_CAPS | REMOTE_CAPS | FREE_CAPS | DIRECTED_RECV;
+/// Given only when asked for by name: finding the sender's number costs a look-up per message.
+const SPECIAL_CAPS: u64 = SOURCE | TAGGED_DIRECTED_RECV;
+const DOMAIN_CAPS: u64 = LOCAL_COMM | REMOTE_COMM;
+const TX_CAPS: u64 = PRIMARY_CAPS | READ | WRITE | SEND;
+const RX_CAPS: u64 =
+    PRIMARY_CAPS | RECV | REMOTE_READ | REMOTE_WRITE | MULTI_RECV | DIRECTED_RECV | SPECIAL_CAPS;
+
+const TX_OP_FLAGS: u64 =
+    COMPLETION | INJECT | INJECT_COMPLETE | TRANSMIT_COMPLETE | DELIVERY_COMPLETE | REMOTE_CQ_DATA;
+const RX_OP_FLAGS: u64 = COMPLETION | abi::MULTI_RECV;
+/// Messages match in the order they were sent; atomics on one target happen in order.
+const MESSAGE_ORDER: u64 =
+    ORDER_SAS | ORDER_ATOMIC_RAR | ORDER_ATOMIC_RAW | ORDER_ATOMIC_WAR | ORDER_ATOMIC_WAW;
+
+/// How endpoints are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Our own: 48 bytes that say process, job and ways to reach it.
+    Landbridge,
+    /// `sockaddr_in`
+    Socket,
+}
+
+impl Format {
+    pub fn code(self) -> u32 {
+        match self {
+            Format::Landbridge => FORMAT_LANDBRIDGE,
+            Format::Socket => FORMAT_SOCKADDR_IN,
+        }
+    }
+
+    /// The length of an address.
+    pub fn bytes(self) -> usize {
+        match self {
+            Format::Landbridge => NAME_BYTES,
+            Format::Socket => SOCKADDR_BYTES,
+        }
+    }
+
+    pub fn of_code(code: u32) -> Format {
+        match code {
+            FORMAT_SOCKADDR | FORMAT_SOCKADDR_IN | FORMAT_SOCKADDR_IP => Format::Socket,
+            _ => Format::Landbridge,
+        }
+    }
+}
+
+/// The provider's `getinfo`.
+///
+/// # Safety
+/// As for `fi_getinfo`: strings end with NUL or are null, hints are null or made by this host.
+pub unsafe extern "C" fn getinfo(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const Info,
+    info: *mut *mut Info,
+) -> c_int {
+    // SAFETY: the caller's promise, passed on piece by piece.
+    let ask = unsafe { Ask::read(version, node, service, flags, hints) };
+    match offer(&ask) {
+        Ok(list) => {
+            // SAFETY: `info` is where the caller wants the list.
+            unsafe { *info = list };
+            0
+        }
+        Err(refusal) => {
+            log!(Debug, "not offered: {}", refusal.why);
+            refusal.errno.negative()
+        }
+    }
+}
+
+struct Refusal {
+    errno: Errno,
+    why: &'static str,
+}
+
+fn refuse<T>(why: &'static str) -> Result<T, Refusal> {
+    Err(Refusal { errno: Errno::ENODATA, why })
+}
+
+fn demand(met: bool, why: &'static str) -> Result<(), Refusal> {
+    if met { Ok(()) } else { refuse(why) }
+}
+
+/// The question, as references. Absent parts wish for nothing.
+struct Ask<'a> {
+    version: u32,
+    node: Option<&'a CStr>,
+    service: Option<&'a CStr>,
+    flags: u64,
+    hints: Option<&'a Info>,
+    tx: Option<&'a TxAttr>,
+    rx: Option<&'a RxAttr>,
+    ep: Option<&'a EpAttr>,
+    domain: Option<&'a DomainAttrBase>,
+    fabric: Option<&'a FabricAttr>,
+}
+
+impl<'a> Ask<'a> {
+    /// # Safety
+    /// As for `getinfo`.
+    unsafe fn read(
+        version: u32,
+        node: *const c_char,
+        service: *const c_char,
+        flags: u64,
+        hints: *const Info,
+    ) -> Ask<'a> {
+        // SAFETY: null or valid, by the caller's promise; the domain's attributes are read only as
+        // far as the oldest host has them.
+        unsafe {
+            let hints = hints.as_ref();
+            Ask {
+                version,
+                node: text(node),
+                service: text(service),
+                flags,
+                hints,
+                tx: hints.and_then(|h| h.tx_attr.as_ref()),
+                rx: hints.and_then(|h| h.rx_attr.as_ref()),
+                ep: hints.and_then(|h| h.ep_attr.as_ref()),
+                domain: hints.and_then(|h| h.domain_attr.as_ref()),
+                fabric: hints.and_then(|h| h.fabric_attr.as_ref()),
+            }
+        }
+    }
+
+    fn caps(&self) -> u64 {
+        self.hints.map_or(0, |h| h.caps)
+    }
+}
+
+fn offer(ask: &Ask) -> Result<*mut Info, Refusal> {
+    demand(ask.flags & CORE_PROV_ONLY == 0, "a utility provider asks for something to sit on")?;
+    check_caps(ask)?;
+    check_endpoint(ask)?;
+    check_transfers(ask)?;
+    check_domain(ask)?;
+    let format = choose_format(ask)?;
+    let (source, target) = addresses(ask, format)?;
+    build(ask, format, source, target).ok_or(Refusal { errno: Errno::ENOMEM, why: "no memory" })
+}
+
+fn check_caps(ask: &Ask) -> Result<(), Refusal> {
+    let known = OFFERED_CAPS | SPECIAL_CAPS;
+    demand(ask.caps() & !known == 0, "capabilities we do not have")?;
+    demand(ask.tx.is_none_or(|tx| tx.caps & !known == 0), "transmit capabilities")?;
+    demand(ask.rx.is_none_or(|rx| rx.caps & !known == 0), "receive capabilities")?;
+    demand(ask.domain.is_none_or(|d| d.caps & !DOMAIN_CAPS == 0), "domain capabilities")
+}
+
+fn check_endpoint(ask: &Ask) -> Result<(), Refusal> {
+    let Some(ep) = ask.ep else { return Ok(()) };
+    demand(matches!(ep.kind, EP_UNSPEC | EP_RDM), "an endpoint type other than RDM")?;
+    demand(matches!(ep.protocol, PROTO_UNSPEC | PROTOCOL), "another protocol")?;
+    demand(ep.protocol_version <= PROTOCOL_VERSION, "a newer protocol")?;
+    demand(ep.max_msg_size <= MESSAGE_SIZE_MAX, "longer messages")?;
+    demand(ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1, "scalable or shared contexts")?;
+    demand(ep.auth_key_size == 0, "authorization keys")
+}
+
+fn check_transfers(ask: &Ask) -> Result<(), Refusal> {
+    if let Some(tx) = ask.tx {
+        demand(tx.op_flags & !TX_OP_FLAGS == 0, "transmit flags")?;
+        demand(tx.msg_order & !MESSAGE_ORDER == 0, "transmit order")?;
+        demand(tx.comp_order == 0, "completion order")?;
+        demand(tx.inject_size <= INJECT_SIZE, "a larger inject size")?;
+        demand(tx.size <= QUEUE_DEPTH_MAX, "a deeper transmit queue")?;
+        demand(tx.iov_limit <= IOV_MAX, "more vectors")?;
+        demand(tx.rma_iov_limit <= RMA_IOV_MAX, "more remote vectors")?;
+    }
+    if let Some(rx) = ask.rx {
+        demand(rx.op_flags & !RX_OP_FLAGS == 0, "receive flags")?;
+        demand(rx.msg_order & !MESSAGE_ORDER == 0, "receive order")?;
+        demand(rx.comp_order == 0, "completion order")?;
+        demand(rx.size <= QUEUE_DEPTH_MAX, "a deeper receive queue")?;
+        demand(rx.iov_limit <= IOV_MAX, "more vectors")?;
+    }
+    Ok(())
+}
+
+fn check_domain(ask: &Ask) -> Result<(), Refusal> {
+    if let Some(fabric) = ask.fabric {
+        // SAFETY: hints' strings end with NUL.
+        demand(unsafe { named_like_us(fabric.name) }, "another fabric")?;
+    }
+    let Some(domain) = ask.domain else { return Ok(()) };
+    // SAFETY: hints' strings end with NUL.
+    demand(unsafe { named_like_us(domain.name) }, "another domain")?;
+    demand(domain.threading <= THREAD_LAST, "an unknown threading model")?;
+    demand(domain.control_progress <= PROGRESS_CONTROL_UNIFIED, "an unknown control progress")?;
+    demand(
+        matches!(domain.data_progress, PROGRESS_UNSPEC | PROGRESS_MANUAL),
+        "progress of data without calls",
+    )?;
+    demand(domain.resource_mgmt <= RM_ENABLED, "an unknown resource management")?;
+    demand(domain.av_type <= AV_TABLE, "an unknown address vector type")?;
+    demand(domain.mr_mode != MR_BASIC, "MR_BASIC registration")?;
+    demand(domain.mr_key_size <= MR_KEY_BYTES, "longer keys")?;
+    demand(domain.cq_data_size <= CQ_DATA_BYTES_MAX, "more CQ data")?;
+    demand(domain.mr_iov_limit <= MR_IOV_MAX, "vectored registration")?;
+    demand(domain.max_ep_tx_ctx <= 1 && domain.max_ep_rx_ctx <= 1, "scalable endpoints")?;
+    demand(domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0, "shared contexts")?;
+    let counts = [domain.cq_cnt, domain.ep_cnt, domain.tx_ctx_cnt, domain.rx_ctx_cnt];
+    demand(counts.iter().all(|&n| n <= OBJECTS_MAX), "more objects")?;
+    demand(domain.cntr_cnt <= OBJECTS_MAX && domain.mr_cnt <= OBJECTS_MAX, "more objects")?;
+    demand(domain.auth_key_size == 0, "authorization keys")
+}
+
+/// Our own format, unless the caller speaks in socket addresses or in node and service strings.
+fn choose_format(ask: &Ask) -> Result<Format, Refusal> {
+    let strings = ask.node.is_some() || ask.service.is_some();
+    match ask.hints.map_or(FORMAT_UNSPEC, |h| h.addr_format) {
+        FORMAT_UNSPEC if strings => Ok(Format::Socket),
+        FORMAT_UNSPEC => Ok(Format::Landbridge),
+        FORMAT_SOCKADDR | FORMAT_SOCKADDR_IN | FORMAT_SOCKADDR_IP => Ok(Format::Socket),
+        FORMAT_LANDBRIDGE if strings => refuse("a node string in our own address format"),
+        FORMAT_LANDBRIDGE => Ok(Format::Landbridge),
+        _ => refuse("another address format"),
+    }
+}
+
+type Addresses = (Option<Vec<u8>>, Option<Vec<u8>>);
+
+/// Source and destination: from the strings, else from the hints.
+fn addresses(ask: &Ask, format: Format) -> Result<Addresses, Refusal> {
+    let (mut source, mut target) = (None, None);
+    if let Some(hints) = ask.hints {
+        // SAFETY: hints' addresses are as long as they say.
+        unsafe {
+            source = hinted(hints.src_addr, hints.src_addrlen, format)?;
+            target = hinted(hints.dest_addr, hints.dest_addrlen, format)?;
+        }
+    }
+    if ask.node.is_some() || ask.service.is_some() {
+        let passive = ask.flags & SOURCE != 0;
+        let how = How { passive, numeric: ask.flags & NUMERICHOST != 0 };
+        let Ok(found) = resolve::resolve(ask.node, ask.service, how) else {
+            return refuse("the node or service is not known");
+        };
+        let bytes = Some(resolve::sockaddr_bytes(found).to_vec());
+        if passive { source = bytes } else { target = bytes }
+    }
+    Ok((source, target))
+}
+
+/// # Safety
+/// `address` is null or points to `len` bytes.
+unsafe fn hinted(
+    address: *const c_void,
+    len: usize,
+    format: Format,
+) -> Result<Option<Vec<u8>>, Refusal> {
+    if address.is_null() || len == 0 {
+        return Ok(None);
+    }
+    demand(len >= format.bytes(), "an address too short for its format")?;
+    // SAFETY: at least `format.bytes()` bytes are there.
+    let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), format.bytes()) };
+    if format == Format::Socket {
+        // SAFETY: a socket address has this many bytes.
+        let known = unsafe { resolve::read_sockaddr(address) };
+        demand(known.is_some(), "an address that is not IPv4")?;
+    }
+    Ok(Some(bytes.to_vec()))
+}
+
+/// What the caller gets: what it asked for, completed, or everything if it asked for nothing.
+fn granted_caps(asked: u64) -> u64 {
+    if asked == 0 {
+        return OFFERED_CAPS;
+    }
+    let mut caps = asked | FREE_CAPS;
+    if caps & (MSG | TAGGED) != 0 && caps & MESSAGE_CAPS == 0 {
+        caps |= MESSAGE_CAPS;
+    }
+    if caps & (RMA | ATOMIC) != 0 && caps & REMOTE_CAPS == 0 {
+        caps |= REMOTE_CAPS;
+    }
+    if caps & MSG == 0 {
+        caps &= !(MULTI_RECV & !asked);
+    }
+    caps
+}
+
+fn build(
+    ask: &Ask,
+    format: Format,
+    source: Option<Vec<u8>>,
+    target: Option<Vec<u8>>,
+) -> Option<*mut Info> {
+    let caps = granted_caps(ask.caps());
+    let (src_addr, src_addrlen) = c_bytes(source)?;
+    let (dest_addr, dest_addrlen) = c_bytes(target)?;
+    c_box(Info {
+        next: std::ptr::null_mut(),
+        caps,
+        mode: 0,
+        addr_format: format.code(),
+        src_addrlen,
+        dest_addrlen,
+        src_addr,
+        dest_addr,
+        handle: std::ptr::null_mut(),
+        tx_attr: c_box(tx_attr(ask.tx, caps))?,
+        rx_attr: c_box(rx_attr(ask.rx, caps))?,
+        ep_attr: c_box(ep_attr())?,
+        domain_attr: c_box(domain_attr(ask)?)?.cast(),
+        fabric_attr: c_box(fabric_attr(ask)?)?,
+        nic: std::ptr::null_mut(),
+    })
+}
+
+fn tx_attr(hints: Option<&TxAttr>, caps: u64) -> TxAttr {
+    TxAttr {
+        caps: caps & TX_CAPS,
+        mode: 0,
+        op_flags: hints.map_or(0, |h| h.op_flags),
+        msg_order: wish(hints.map(|h| h.msg_order), MESSAGE_ORDER),
+        comp_order: 0,
+        inject_size: INJECT_SIZE,
+        size: hints.map_or(0, |h| h.size).max(QUEUE_DEPTH),
+        iov_limit: IOV_MAX,
+        rma_iov_limit: RMA_IOV_MAX,
+        tclass: 0,
+    }
+}
+
+fn rx_attr(hints: Option<&RxAttr>, caps: u64) -> RxAttr {
+    RxAttr {
+        caps: caps & RX_CAPS,
+        mode: 0,
+        op_flags: hints.map_or(0, |h| h.op_flags),
+        msg_order: wish(hints.map(|h| h.msg_order), MESSAGE_ORDER),
+        comp_order: 0,
+        total_buffered_recv: 0,
+        size: hints.map_or(0, |h| h.size).max(QUEUE_DEPTH),
+        iov_limit: IOV_MAX,
+    }
+}
+
+fn ep_attr() -> EpAttr {
+    EpAttr {
+        kind: EP_RDM,
+        protocol: PROTOCOL,
+        protocol_version: PROTOCOL_VERSION,
+        max_msg_size: MESSAGE_SIZE_MAX,
+        msg_prefix_size: 0,
+        max_order_raw_size: MESSAGE_SIZE_MAX,
+        max_order_war_size: MESSAGE_SIZE_MAX,
+        max_order_waw_size: MESSAGE_SIZE_MAX,
+        mem_tag_format: TAG_FORMAT,
+        tx_ctx_cnt: 1,
+        rx_ctx_cnt: 1,
+        auth_key_size: 0,
+        auth_key: std::ptr::null_mut(),
+    }
+}
+
+fn domain_attr(ask: &Ask) -> Option<DomainAttr> {
+    let hints = ask.domain;
+    let data = hints.map_or(0, |h| h.cq_data_size);
+    Some(DomainAttr {
+        base: DomainAttrBase {
+            domain: hints.map_or(std::ptr::null_mut(), |h| h.domain),
+            name: c_text(NAME)?,
+            threading: wish(hints.map(|h| h.threading), THREAD_SAFE),
+            control_progress: wish(hints.map(|h| h.control_progress), PROGRESS_MANUAL),
+            data_progress: PROGRESS_MANUAL,
+            resource_mgmt: wish(hints.map(|h| h.resource_mgmt), RM_ENABLED),
+            av_type: wish(hints.map(|h| h.av_type), AV_TABLE),
+            mr_mode: granted_mr_mode(ask),
+            mr_key_size: MR_KEY_BYTES,
+            cq_data_size: if data > CQ_DATA_BYTES { CQ_DATA_BYTES_MAX } else { CQ_DATA_BYTES },
+            cq_cnt: OBJECTS_MAX,
+            ep_cnt: OBJECTS_MAX,
+            tx_ctx_cnt: OBJECTS_MAX,
+            rx_ctx_cnt: OBJECTS_MAX,
+            max_ep_tx_ctx: 1,
+            max_ep_rx_ctx: 1,
+            max_ep_stx_ctx: 0,
+            max_ep_srx_ctx: 0,
+            cntr_cnt: OBJECTS_MAX,
+            mr_iov_limit: MR_IOV_MAX,
+            caps: DOMAIN_CAPS,
+            mode: 0,
+            auth_key: std::ptr::null_mut(),
+            auth_key_size: 0,
+            max_err_data: 0,
+            mr_cnt: OBJECTS_MAX,
+            tclass: 0,
+        },
+        max_ep_auth_key: 0,
+        max_group_id: 0,
+        max_cntr_value: u64::MAX,
+        max_err_cntr_value: u64::MAX,
+    })
+}
+
+/// We need no mode bit. Before 1.5 "none" was spelled MR_SCALABLE, and some callers still do.
+fn granted_mr_mode(ask: &Ask) -> i32 {
+    let asked = ask.domain.map_or(0, |d| d.mr_mode);
+    let old = ask.version != 0 && ask.version < abi::version(1, 5);
+    if old || asked == MR_SCALABLE { MR_SCALABLE } else { 0 }
+}
+
+fn fabric_attr(ask: &Ask) -> Option<FabricAttr> {
+    Some(FabricAttr {
+        fabric: ask.fabric.map_or(std::ptr::null_mut(), |h| h.fabric),
+        name: c_text(NAME)?,
+        // The host writes both.
+        prov_name: std::ptr::null_mut(),
+        prov_version: 0,
+        api_version: 0,
+    })
+}
+
+/// The caller's wish where it has one (0 is "unspecified" in every enumeration here).
+fn wish<T: Default + PartialEq>(asked: Option<T>, otherwise: T) -> T {
+    asked.filter(|asked| *asked != T::default()).unwrap_or(otherwise)
+}
+
+/// # Safety
+/// `name` is null or ends with NUL.
+unsafe fn named_like_us(name: *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { text(name) }.is_none_or(|name| name == NAME)
+}
+
+/// # Safety
+/// `text` is null or ends with NUL, and lives for `'a`.
+unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: not null, and the caller's promise.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+}
+
+/// Moves a value into libc memory. `None`: there is none left.
+fn c_box<T>(value: T) -> Option<*mut T> {
+    // SAFETY: malloc's memory is aligned for every type libfabric has, and written before it is
+    // given out.
+    unsafe {
+        let target = libc::malloc(size_of::<T>()).cast::<T>();
+        (!target.is_null()).then(|| {
+            target.write(value);
+            target
+        })
+    }
+}
+
+fn c_text(text: &CStr) -> Option<*mut c_char> {
+    // SAFETY: `text` ends with NUL.
+    let copy = unsafe { libc::strdup(text.as_ptr()) };
+    (!copy.is_null()).then_some(copy)
+}
+
+fn c_bytes(bytes: Option<Vec<u8>>) -> Option<(*mut c_void, usize)> {
+    let Some(bytes) = bytes else { return Some((std::ptr::null_mut(), 0)) };
+    // SAFETY: the copy has the length of the original.
+    unsafe {
+        let copy = libc::malloc(bytes.len());
+        (!copy.is_null()).then(|| {
+            copy.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            (copy, bytes.len())
+        })
+    }
+}
+
+/// Where an endpoint of this info is to accept connections, if its source address says so.
+///
+/// # Safety
+/// `info`'s source address is as long as it says.
+pub unsafe fn bind_address(info: &Info) -> Option<SocketAddrV4> {
+    let usable = Format::of_code(info.addr_format) == Format::Socket
+        && !info.src_addr.is_null()
+        && info.src_addrlen >= SOCKADDR_BYTES;
+    // SAFETY: the length was just looked at.
+    usable.then(|| unsafe { resolve::read_sockaddr(info.src_addr) }).flatten()
+}
