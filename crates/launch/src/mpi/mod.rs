@@ -1,0 +1,219 @@
+//! Prepares what a rank runs: the program's path, and the environment with which its MPI library
+//! uses our provider. What the user has set wins over what we would set.
+
+pub mod detect;
+pub mod elf;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::control::Job;
+use crate::sibling;
+use detect::{Detector, Family, Found};
+
+pub const PROVIDER: &str = "landbridge";
+
+pub type Environment = BTreeMap<String, String>;
+
+/// What every rank of a host runs.
+pub struct Plan {
+    pub program: PathBuf,
+    /// All of it: a rank inherits nothing else.
+    pub environment: Environment,
+    /// For `-v`.
+    pub note: String,
+}
+
+pub fn prepare(job: &Job) -> Result<Plan> {
+    let mut environment: Environment = std::env::vars().collect();
+    environment.extend(job.environment.iter().cloned());
+    environment.retain(|name, _| !name.starts_with("PMI_") && !name.starts_with("PMIX_"));
+    if !Path::new(&job.wdir).is_dir() {
+        bail!("the directory {} does not exist there; choose one with --wdir", job.wdir);
+    }
+    let path = environment.get("PATH").cloned().unwrap_or_default();
+    let program = find_program(&job.program, &job.wdir, &path)?;
+    let found = Detector::new(&environment, &job.wdir).library(&program, &job.arguments);
+    check_family(found.as_ref(), &job.program)?;
+    set_provider(&mut environment)?;
+    set_library(&mut environment, found.as_ref());
+    let note = match &found {
+        Some(found) => {
+            let library = found.library.display();
+            format!("{} uses {} ({library})", program.display(), found.family.name())
+        }
+        None => format!("{} uses no MPI library that could be found", program.display()),
+    };
+    Ok(Plan { program, environment, note })
+}
+
+fn check_family(found: Option<&Found>, program: &str) -> Result<()> {
+    let Some(found) = found else { return Ok(()) };
+    let library = found.library.display();
+    match found.family {
+        Family::Mpich | Family::Intel => Ok(()),
+        Family::OpenMpi => bail!(
+            "{program} uses Open MPI ({library}), which speaks PMIx and cannot be started by \
+             `landbridge run`, whose process manager speaks PMI-1. Inside one cluster, start it \
+             with its own launcher:\n  eval \"$(landbridge env --mpi openmpi)\"\n  \
+             mpirun -n N {program} …\nOver several clusters, use MPICH or Intel MPI."
+        ),
+        Family::MpichWithoutOfi => bail!(
+            "{program} uses an MPICH ({library}) that was built for UCX without libfabric, so it \
+             can load no provider. Use an MPICH with ch4:ofi, such as the one of `pip install \
+             mpich`."
+        ),
+    }
+}
+
+/// Sets what the library needs. When none was found (it may be loaded later), what any needs:
+/// each library ignores the others' variables.
+pub fn set_library(environment: &mut Environment, found: Option<&Found>) {
+    let family = found.map(|found| found.family);
+    if family != Some(Family::Intel) {
+        set_default(environment, "MPIR_CVAR_CH4_NETMOD", "ofi");
+        // Messages on a node go through our shared memory, not the library's own.
+        set_default(environment, "MPIR_CVAR_NOLOCAL", "1");
+    }
+    if family != Some(Family::Mpich) {
+        set_default(environment, "I_MPI_FABRICS", "ofi");
+        let provider = environment.get("FI_PROVIDER").map_or(PROVIDER, String::as_str).to_string();
+        set_default(environment, "I_MPI_OFI_PROVIDER", &provider);
+    }
+    let Some(found) = found else { return };
+    let Some(directory) = found.library.parent() else { return };
+    if found.needs_path {
+        let theirs = environment.get("LD_LIBRARY_PATH").cloned().unwrap_or_default();
+        let path = join_paths(&directory.display().to_string(), &theirs);
+        environment.insert("LD_LIBRARY_PATH".to_string(), path);
+    }
+    if found.family == Family::Intel && !has_own_libfabric(directory) {
+        set_default(environment, "I_MPI_OFI_LIBRARY_INTERNAL", "0");
+    }
+}
+
+/// Intel MPI 2021.19 from PyPI comes without a libfabric: then the system's is used.
+fn has_own_libfabric(directory: &Path) -> bool {
+    let places = [
+        "libfabric.so.1",
+        "../opt/mpi/libfabric/lib/libfabric.so.1",
+        "../libfabric/lib/libfabric.so.1",
+        "../../opt/mpi/libfabric/lib/libfabric.so.1",
+        "../../libfabric/lib/libfabric.so.1",
+    ];
+    places.iter().any(|place| directory.join(place).is_file())
+}
+
+/// Makes libfabric load our provider, unless the user has chosen another one.
+pub fn set_provider(environment: &mut Environment) -> Result<()> {
+    set_default(environment, "FI_PROVIDER", PROVIDER);
+    if environment["FI_PROVIDER"] != PROVIDER {
+        return Ok(());
+    }
+    let ours = sibling::provider_directory()?.display().to_string();
+    // A setting that is there (Intel's mpivars makes one) still serves the library's own providers.
+    let theirs = environment.get("FI_PROVIDER_PATH").cloned().unwrap_or_default();
+    environment.insert("FI_PROVIDER_PATH".to_string(), join_paths(&ours, &theirs));
+    Ok(())
+}
+
+fn join_paths(first: &str, rest: &str) -> String {
+    match rest {
+        "" => first.to_string(),
+        rest if rest.split(':').next() == Some(first) => rest.to_string(),
+        rest => format!("{first}:{rest}"),
+    }
+}
+
+fn set_default(environment: &mut Environment, name: &str, value: &str) {
+    environment.entry(name.to_string()).or_insert_with(|| value.to_string());
+}
+
+/// As a shell finds it: names with a slash from `wdir`, others along `search`.
+pub fn find_program(name: &str, wdir: &str, search: &str) -> Result<PathBuf> {
+    if name.contains('/') {
+        let path = Path::new(wdir).join(name);
+        if is_executable(&path) {
+            return Ok(path);
+        }
+        bail!("{} does not exist or is not executable", path.display());
+    }
+    let candidates = search.split(':').map(|directory| Path::new(directory).join(name));
+    match candidates.into_iter().find(|path| is_executable(path)) {
+        Some(path) => Ok(path),
+        None => bail!("no program {name} along PATH ({search}); give its path, such as ./{name}"),
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(family: Family) -> Found {
+        Found { family, library: "/opt/mpi/lib/libmpi.so.12".into(), needs_path: true }
+    }
+
+    fn environment(pairs: &[(&str, &str)]) -> Environment {
+        pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+    }
+
+    #[test]
+    fn each_library_gets_what_it_needs() {
+        let mut mpich = environment(&[("LD_LIBRARY_PATH", "/x")]);
+        set_library(&mut mpich, Some(&found(Family::Mpich)));
+        let expected = [
+            ("LD_LIBRARY_PATH", "/opt/mpi/lib:/x"),
+            ("MPIR_CVAR_CH4_NETMOD", "ofi"),
+            ("MPIR_CVAR_NOLOCAL", "1"),
+        ];
+        assert_eq!(mpich, environment(&expected));
+        let mut intel = environment(&[("FI_PROVIDER", "tcp")]);
+        set_library(&mut intel, Some(&found(Family::Intel)));
+        assert_eq!(intel["I_MPI_FABRICS"], "ofi");
+        assert_eq!(intel["I_MPI_OFI_PROVIDER"], "tcp");
+        assert!(!intel.contains_key("MPIR_CVAR_NOLOCAL"));
+        let mut unknown = Environment::new();
+        set_library(&mut unknown, None);
+        assert!(unknown.contains_key("I_MPI_FABRICS") && unknown.contains_key("MPIR_CVAR_NOLOCAL"));
+    }
+
+    #[test]
+    fn the_users_own_setting_wins() {
+        let mut mpich = environment(&[("MPIR_CVAR_NOLOCAL", "0")]);
+        set_library(&mut mpich, Some(&found(Family::Mpich)));
+        assert_eq!(mpich["MPIR_CVAR_NOLOCAL"], "0");
+        let mut other = environment(&[("FI_PROVIDER", "tcp")]);
+        set_provider(&mut other).unwrap();
+        assert_eq!(other, environment(&[("FI_PROVIDER", "tcp")]));
+    }
+
+    #[test]
+    fn open_mpi_is_refused_with_the_way_out() {
+        let error = check_family(Some(&found(Family::OpenMpi)), "./a.out").unwrap_err();
+        assert!(error.to_string().contains("landbridge env --mpi openmpi"));
+        assert!(check_family(Some(&found(Family::MpichWithoutOfi)), "./a.out").is_err());
+        assert!(check_family(None, "./a.out").is_ok());
+    }
+
+    #[test]
+    fn programs_are_found_as_a_shell_does() {
+        assert_eq!(find_program("sh", "/", "/nowhere:/bin").unwrap(), Path::new("/bin/sh"));
+        assert_eq!(find_program("./sh", "/bin", "").unwrap(), Path::new("/bin/./sh"));
+        assert!(find_program("passwd", "/etc", "").is_err());
+        assert!(find_program("./passwd", "/etc", "").is_err());
+    }
+
+    #[test]
+    fn paths_are_joined_once() {
+        assert_eq!(join_paths("/a", ""), "/a");
+        assert_eq!(join_paths("/a", "/b"), "/a:/b");
+        assert_eq!(join_paths("/a", "/a:/b"), "/a:/b");
+    }
+}
