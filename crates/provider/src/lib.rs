@@ -6,6 +6,7 @@
 //! them an endpoint uses), `port` (an engine behind its lock).
 
 pub mod abi;
+pub mod arena;
 pub mod atomic;
 pub mod av;
 pub mod counter;
@@ -47,6 +48,7 @@ static PROVIDER: Exported = Exported(UnsafeCell::new(abi::Provider {
 /// The entry point libfabric looks for in a file `*-fi.so`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut abi::Provider {
+    arena::reserve();
     let provider = PROVIDER.0.get();
     // SAFETY: see `Exported`. We follow whatever version has loaded us.
     unsafe { (*provider).fi_version = host::version() };

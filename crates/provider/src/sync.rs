@@ -12,39 +12,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// descheduled (more threads than cores) is waited for by yielding.
 const SPINS_BEFORE_YIELD: u32 = 64;
 
-pub struct SpinLock<T> {
+/// The lock without a value.
+pub struct RawSpinLock {
     held: AtomicBool,
-    value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached through a guard, and there is one guard at a time.
-unsafe impl<T: Send> Sync for SpinLock<T> {}
-// SAFETY: moving the lock moves the value.
-unsafe impl<T: Send> Send for SpinLock<T> {}
-
-impl<T> SpinLock<T> {
-    pub const fn new(value: T) -> Self {
-        SpinLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+impl RawSpinLock {
+    pub const fn new() -> Self {
+        RawSpinLock { held: AtomicBool::new(false) }
     }
 
     #[inline]
-    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
-        self.held
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| SpinGuard { lock: self })
+    pub fn try_lock(&self) -> bool {
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     #[inline]
-    pub fn lock(&self) -> SpinGuard<'_, T> {
-        match self.try_lock() {
-            Some(guard) => guard,
-            None => self.lock_contended(),
+    pub fn lock(&self) {
+        if !self.try_lock() {
+            self.lock_contended();
         }
     }
 
     #[cold]
-    fn lock_contended(&self) -> SpinGuard<'_, T> {
+    fn lock_contended(&self) {
         let mut spins = 0;
         loop {
             while self.held.load(Ordering::Relaxed) {
@@ -55,10 +46,50 @@ impl<T> SpinLock<T> {
                     std::thread::yield_now()
                 }
             }
-            if let Some(guard) = self.try_lock() {
-                return guard;
+            if self.try_lock() {
+                return;
             }
         }
+    }
+
+    /// # Safety
+    /// The caller holds the lock.
+    #[inline]
+    pub unsafe fn unlock(&self) {
+        self.held.store(false, Ordering::Release);
+    }
+}
+
+impl Default for RawSpinLock {
+    fn default() -> Self {
+        RawSpinLock::new()
+    }
+}
+
+pub struct SpinLock<T> {
+    raw: RawSpinLock,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached through a guard, and there is one guard at a time.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+// SAFETY: moving the lock moves the value.
+unsafe impl<T: Send> Send for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    pub const fn new(value: T) -> Self {
+        SpinLock { raw: RawSpinLock::new(), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        self.raw.try_lock().then(|| SpinGuard { lock: self })
+    }
+
+    #[inline]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        self.raw.lock();
+        SpinGuard { lock: self }
     }
 }
 
@@ -92,7 +123,8 @@ impl<T> DerefMut for SpinGuard<'_, T> {
 impl<T> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.held.store(false, Ordering::Release);
+        // SAFETY: the guard is the proof of holding it.
+        unsafe { self.lock.raw.unlock() };
     }
 }
 

@@ -1,0 +1,356 @@
+//! Where all of the provider's memory lies: one stretch of addresses, reserved when the library is
+//! loaded.
+//!
+//! A rank that is replayed must see the same addresses, and what the network does must not move
+//! them. So nothing of ours ever comes from the program's heap or from a fresh place in its address
+//! space: the first half of the stretch is our heap, the second half holds shared mappings (rings).
+//! Pages are made usable in steps inside it, which changes no address of anybody.
+//!
+//! ```text
+//! |<------------------- heap ------------------>|<------------- shared mappings ------------->|
+//! | usable so far | reserved, no access         | slot | slot | reserved, no access           |
+//! ```
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+
+use talc::TalcLock;
+use talc::base::Talc;
+use talc::base::binning::Binning;
+use talc::lock_api;
+use talc::source::Source;
+
+use crate::abi::Errno;
+use crate::sync::RawSpinLock;
+
+/// Sizes tried for the whole stretch, largest first. Address space costs nothing; under a limit
+/// (`ulimit -v`) a smaller one must do.
+const RESERVATIONS: [usize; 6] = [64 << 30, 16 << 30, 4 << 30, 1 << 30, 256 << 20, 64 << 20];
+/// The heap grows by at least this: few system calls, little unused.
+const GROWTH: usize = 4 << 20;
+/// A freed block of at least this size is given back to the system at once.
+const GIVE_BACK: usize = 4 << 20;
+/// Pages of every machine we run on divide this.
+const PAGE: usize = 64 << 10;
+
+#[global_allocator]
+static HEAP: Heap = Heap(TalcLock::new(Grow { end: None }));
+
+/// Reserves the stretch. Called when the library is loaded, so that its place depends on nothing
+/// that happens later; whoever allocates earlier does the same.
+pub fn reserve() {
+    stretch();
+}
+
+/// Maps the first `len` bytes of a file, shared and writable, at a place of our own.
+pub fn map_fd(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, Errno> {
+    let place = SLOTS.lock().take(len)?;
+    // SAFETY: the place is inside our reservation and belongs to this slot alone.
+    let mapped = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        libc::mmap(
+            ptr::with_exposed_provenance_mut(place),
+            len,
+            protection,
+            flags,
+            fd.as_raw_fd(),
+            0,
+        )
+    };
+    if mapped == libc::MAP_FAILED {
+        let errno = Errno::last();
+        SLOTS.lock().give_back(place);
+        return Err(errno);
+    }
+    NonNull::new(mapped.cast()).ok_or(Errno::ENOMEM)
+}
+
+/// Ends a mapping made by `map_fd`. The addresses stay reserved.
+///
+/// # Safety
+/// `start` came from `map_fd`, was not unmapped since, and nothing refers to the mapping any more.
+pub unsafe fn unmap(start: NonNull<u8>) {
+    let place = start.as_ptr().expose_provenance();
+    let Some(len) = SLOTS.lock().len_of(place) else { return };
+    // SAFETY: exactly the slot is covered; the caller has no use for it any more.
+    unsafe { map_nothing(place, len) };
+    SLOTS.lock().give_back(place);
+}
+
+/// Whether an address is one of ours.
+pub fn contains(address: *const u8) -> bool {
+    let Stretch { start, len, .. } = *stretch();
+    (start..start + len).contains(&address.addr())
+}
+
+struct Stretch {
+    start: usize,
+    len: usize,
+}
+
+impl Stretch {
+    fn heap_len(&self) -> usize {
+        self.len / 2
+    }
+
+    fn slots(&self) -> std::ops::Range<usize> {
+        self.start + self.heap_len()..self.start + self.len
+    }
+}
+
+fn stretch() -> &'static Stretch {
+    static STRETCH: OnceLock<Stretch> = OnceLock::new();
+    STRETCH.get_or_init(|| {
+        let largest = RESERVATIONS.into_iter().find_map(|len| Some((try_reserve(len)?, len)));
+        // With nothing reserved every allocation fails, and says so in the usual way.
+        let (start, len) = largest.unwrap_or((PAGE, 0));
+        Stretch { start, len }
+    })
+}
+
+fn try_reserve(len: usize) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // One page more, so that the start can be rounded up.
+    // SAFETY: a new mapping wherever there is room.
+    let start = unsafe { libc::mmap(ptr::null_mut(), len + PAGE, libc::PROT_NONE, flags, -1, 0) };
+    (start != libc::MAP_FAILED).then(|| start.expose_provenance().next_multiple_of(PAGE))
+}
+
+/// # Safety
+/// The range is inside the reservation and unused.
+unsafe fn map_nothing(place: usize, len: usize) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the caller's promise. A failure leaves the old mapping, which nobody uses.
+    unsafe {
+        libc::mmap(ptr::with_exposed_provenance_mut(place), len, libc::PROT_NONE, flags, -1, 0)
+    };
+}
+
+/// The shared mappings: start to length, every length a whole number of pages.
+static SLOTS: crate::sync::SpinLock<Slots> =
+    crate::sync::SpinLock::new(Slots { used: BTreeMap::new() });
+
+struct Slots {
+    used: BTreeMap<usize, usize>,
+}
+
+impl Slots {
+    /// The first gap that is wide enough.
+    fn take(&mut self, len: usize) -> Result<usize, Errno> {
+        let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
+        let room = stretch().slots();
+        let mut place = room.start;
+        for (&start, &used) in &self.used {
+            if start - place >= len {
+                break;
+            }
+            place = start + used;
+        }
+        if room.end - place < len {
+            return Err(Errno::ENOMEM);
+        }
+        self.used.insert(place, len);
+        Ok(place)
+    }
+
+    fn len_of(&self, place: usize) -> Option<usize> {
+        self.used.get(&place).copied()
+    }
+
+    fn give_back(&mut self, place: usize) {
+        self.used.remove(&place);
+    }
+}
+
+/// The allocator of everything in this library.
+struct Heap(TalcLock<RawSpinLock, Grow>);
+
+// SAFETY: talc's allocator, unchanged; before a large block goes back its pages are emptied, while
+// it is still the caller's.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if layout.size() >= GIVE_BACK {
+                empty_pages(start, layout.size());
+            }
+            self.0.dealloc(start, layout)
+        }
+    }
+
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.0.realloc(start, layout, size) }
+    }
+}
+
+/// # Safety
+/// The block is the caller's, and its content is of no use any more.
+unsafe fn empty_pages(start: *mut u8, len: usize) {
+    let first = start.addr().next_multiple_of(PAGE);
+    let end = (start.addr() + len) / PAGE * PAGE;
+    if first < end {
+        // SAFETY: whole pages inside the block.
+        unsafe {
+            libc::madvise(start.with_addr(first).cast(), end - first, libc::MADV_DONTNEED);
+        }
+    }
+}
+
+/// Makes more of the heap's half usable when talc runs out.
+#[derive(Debug)]
+struct Grow {
+    /// The end of what is usable; `None`: nothing yet.
+    end: Option<NonNull<u8>>,
+}
+
+// SAFETY: the pointer is only used under the allocator's lock.
+unsafe impl Send for Grow {}
+
+// SAFETY: nothing in here allocates: one `mprotect`, and the reservation's `mmap`.
+unsafe impl Source for Grow {
+    fn acquire<B: Binning>(talc: &mut Talc<Self, B>, layout: Layout) -> Result<(), ()> {
+        let room = stretch();
+        let used = talc.source.end.map_or(0, |end| end.as_ptr().addr() - room.start);
+        let used = used.next_multiple_of(PAGE);
+        let wanted = layout.size().saturating_add(layout.align()).saturating_add(PAGE);
+        let grown = wanted.max(GROWTH).min(room.heap_len().saturating_sub(used)) / PAGE * PAGE;
+        if grown < wanted.min(GROWTH) || grown < layout.size() {
+            return Err(());
+        }
+        let start: *mut u8 = ptr::with_exposed_provenance_mut(room.start + used);
+        // SAFETY: inside the reservation, not usable before, and from now on talc's alone.
+        unsafe {
+            if libc::mprotect(start.cast(), grown, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+                return Err(());
+            }
+            let end = match talc.source.end {
+                None => talc.claim(start, grown).ok_or(())?,
+                Some(end) => talc.extend(end, start.add(grown)),
+            };
+            talc.source.end = Some(end);
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: the spin lock below excludes.
+unsafe impl lock_api::RawMutex for RawSpinLock {
+    #[allow(clippy::declare_interior_mutable_const)]
+    const INIT: Self = RawSpinLock::new();
+    type GuardMarker = lock_api::GuardSend;
+
+    fn lock(&self) {
+        RawSpinLock::lock(self);
+    }
+
+    fn try_lock(&self) -> bool {
+        RawSpinLock::try_lock(self)
+    }
+
+    unsafe fn unlock(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { RawSpinLock::unlock(self) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    #[test]
+    fn everything_allocated_is_inside() {
+        let small = Box::new(7u64);
+        let large = vec![1u8; 3 * GROWTH];
+        assert!(contains(ptr::from_ref(&*small).cast()));
+        assert!(contains(large.as_ptr()) && contains(large.as_ptr().wrapping_add(large.len() - 1)));
+        assert!(!contains(ptr::from_ref(&small).cast()), "the stack is elsewhere");
+    }
+
+    #[test]
+    fn libc_memory_is_elsewhere() {
+        // SAFETY: allocated and freed at once.
+        unsafe {
+            let block = libc::malloc(100);
+            assert!(!contains(block.cast()));
+            libc::free(block);
+        }
+    }
+
+    #[test]
+    fn blocks_keep_their_content_through_growth_and_threads() {
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                scope.spawn(move || {
+                    let blocks: Vec<Vec<u8>> =
+                        (1..400).map(|i| vec![thread ^ i as u8; i * 37]).collect();
+                    for (i, block) in (1..400usize).zip(&blocks) {
+                        assert!(block.iter().all(|&byte| byte == thread ^ i as u8));
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_large_block_that_was_freed_holds_no_memory() {
+        let mut block = vec![1u8; 16 * GIVE_BACK];
+        let middle = block.as_mut_ptr().wrapping_add(8 * GIVE_BACK);
+        let page = middle.with_addr(middle.addr() / PAGE * PAGE);
+        assert!(is_resident(page));
+        drop(block);
+        assert!(!is_resident(page));
+    }
+
+    #[test]
+    fn a_shared_file_is_mapped_inside_and_its_place_reused() {
+        let file = memory_file(2 * PAGE);
+        let first = map_fd(file.as_fd(), 2 * PAGE).unwrap();
+        let second = map_fd(file.as_fd(), 100).unwrap();
+        assert!(contains(first.as_ptr()) && contains(second.as_ptr()));
+        // SAFETY: both are mappings of the same file, of at least 100 bytes.
+        unsafe {
+            first.as_ptr().add(99).write_volatile(42);
+            assert_eq!(second.as_ptr().add(99).read_volatile(), 42);
+            unmap(first);
+            unmap(second);
+        }
+        assert_eq!(map_fd(file.as_fd(), usize::MAX), Err(Errno::EINVAL));
+        assert_eq!(map_fd(file.as_fd(), 1 << 46), Err(Errno::ENOMEM));
+    }
+
+    #[test]
+    fn gaps_are_filled_first() {
+        let mut slots = Slots { used: BTreeMap::new() };
+        let places: Vec<usize> = (0..3).map(|_| slots.take(PAGE).unwrap()).collect();
+        slots.give_back(places[1]);
+        assert_eq!(slots.take(2 * PAGE).unwrap(), places[2] + PAGE);
+        assert_eq!(slots.take(1).unwrap(), places[1]);
+    }
+
+    fn memory_file(len: usize) -> OwnedFd {
+        // SAFETY: a new descriptor, owned by nobody else.
+        unsafe {
+            let fd = libc::memfd_create(c"arena-test".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(fd >= 0 && libc::ftruncate(fd, len as i64) == 0);
+            OwnedFd::from_raw_fd(fd)
+        }
+    }
+
+    fn is_resident(page: *mut u8) -> bool {
+        let mut state = 0u8;
+        // SAFETY: one page of ours is asked about, one byte is written.
+        unsafe { assert_eq!(libc::mincore(page.cast(), 4096, &mut state), 0) };
+        state & 1 != 0
+    }
+}
