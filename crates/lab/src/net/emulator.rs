@@ -60,11 +60,24 @@ struct Parcel {
     at: Nanos,
     order: u64,
     began: Nanos,
-    way: usize,
-    /// Index in the way of the link it is leaving.
-    hop: usize,
+    /// The link that it is leaving.
+    step: Step,
     epoch: u32,
     packet: Packet,
+}
+
+/// A link on a way: the way's number and the link's place in it.
+#[derive(Clone, Copy)]
+struct Step {
+    way: usize,
+    hop: usize,
+}
+
+/// Segments of one packet that arrive one after the other, from number `first`.
+struct Run {
+    first: usize,
+    /// Of the last one, begun when the first one begins.
+    arrival: Arrival,
 }
 
 impl Emulator {
@@ -94,7 +107,7 @@ impl Emulator {
     pub fn handle_packet(&mut self, now: Nanos, device: usize, packet: Packet) {
         let way = packet.destination().and_then(|to| self.routes[device].find(to));
         match way {
-            Some(way) => self.send(now, now, way, 0, packet),
+            Some(way) => self.send(now, now, Step { way, hop: 0 }, packet),
             None => self.unroutable += 1,
         }
     }
@@ -104,15 +117,17 @@ impl Emulator {
         while self.next_output()? <= now {
             // `next_output` has seen it.
             let Reverse(parcel) = self.on_the_way.pop()?;
-            let way = &self.ways[parcel.way];
-            if self.links[way.links[parcel.hop]].epoch != parcel.epoch {
+            let Step { way: number, hop } = parcel.step;
+            let way = &self.ways[number];
+            if self.links[way.links[hop]].epoch != parcel.epoch {
                 continue;
             }
-            if parcel.hop + 1 == way.links.len() {
+            if hop + 1 == way.links.len() {
                 return Some((way.exit, parcel.packet));
             }
             // At `parcel.at`, not `now`: lateness of the caller does not add up over links.
-            self.send(parcel.at, parcel.began, parcel.way, parcel.hop + 1, parcel.packet);
+            let next = Step { way: number, hop: hop + 1 };
+            self.send(parcel.at, parcel.began, next, parcel.packet);
         }
         None
     }
@@ -145,49 +160,59 @@ impl Emulator {
         true
     }
 
-    /// Hands a packet to the `hop`-th link of its way, cut into segments if the link must see them
-    /// one by one.
-    fn send(&mut self, now: Nanos, began: Nanos, way: usize, hop: usize, packet: Packet) {
-        let link = &mut self.links[self.ways[way].links[hop]].link;
+    /// Hands a packet to the `hop`-th link of its way. What the link must see as single packets is
+    /// offered to it one by one; neighbours that pass unharmed go on together, as they came.
+    fn send(&mut self, now: Nanos, began: Nanos, step: Step, packet: Packet) {
+        let link = &mut self.links[self.ways[step.way].links[step.hop]].link;
         let bytes = packet.wire_bytes();
         if !link.shape().is_per_packet() && link.has_room(now, bytes) {
-            return self.send_one(now, began, way, hop, bytes, packet);
+            let fate = link.handle_packet(now, began, bytes);
+            return self.deliver(fate, step, packet);
         }
-        for segment in packet.into_segments() {
-            let bytes = segment.wire_bytes();
-            self.send_one(now, began, way, hop, bytes, segment);
+        let mut run: Option<Run> = None;
+        for index in 0..packet.segment_count() {
+            let segment = packet.segments(index, 1);
+            let link = &mut self.links[self.ways[step.way].links[step.hop]].link;
+            let fate = link.handle_packet(now, began, segment.wire_bytes());
+            match fate {
+                Fate::Arrives(arrival) if arrival.is_plain() => {
+                    run.get_or_insert(Run { first: index, arrival }).arrival.at = arrival.at;
+                }
+                _ => {
+                    self.deliver_run(run.take(), index, step, &packet);
+                    self.deliver(fate, step, segment);
+                }
+            }
+        }
+        self.deliver_run(run, packet.segment_count(), step, &packet);
+    }
+
+    fn deliver_run(&mut self, run: Option<Run>, end: usize, step: Step, packet: &Packet) {
+        if let Some(Run { first, arrival }) = run {
+            self.deliver(Fate::Arrives(arrival), step, packet.segments(first, end - first));
         }
     }
 
-    fn send_one(
-        &mut self,
-        now: Nanos,
-        began: Nanos,
-        way: usize,
-        hop: usize,
-        bytes: u64,
-        packet: Packet,
-    ) {
-        let named = &mut self.links[self.ways[way].links[hop]];
-        let (epoch, repair) = (named.epoch, named.link.shape().repair_checksums);
-        let fate = named.link.handle_packet(now, began, bytes);
-        let mut deliver = |arrival: Arrival, mut packet: Packet| {
-            if let Some(luck) = arrival.damage {
-                packet.damage(luck, repair);
-            }
-            self.parcels += 1;
-            let order = self.parcels;
-            let Arrival { at, began, .. } = arrival;
-            self.on_the_way.push(Reverse(Parcel { at, order, began, way, hop, epoch, packet }));
-        };
+    fn deliver(&mut self, fate: Fate, step: Step, packet: Packet) {
         match fate {
-            Fate::Arrives(arrival) => deliver(arrival, packet),
+            Fate::Arrives(arrival) => self.put_on_the_way(arrival, step, packet),
             Fate::ArrivesTwice(first, second) => {
-                deliver(first, packet.clone());
-                deliver(second, packet);
+                self.put_on_the_way(first, step, packet.clone());
+                self.put_on_the_way(second, step, packet);
             }
             Fate::Lost | Fate::Overflowed | Fate::Cut => {}
         }
+    }
+
+    fn put_on_the_way(&mut self, arrival: Arrival, step: Step, mut packet: Packet) {
+        let named = &self.links[self.ways[step.way].links[step.hop]];
+        if let Some(luck) = arrival.damage {
+            packet.damage(luck, named.link.shape().repair_checksums);
+        }
+        self.parcels += 1;
+        let (order, epoch) = (self.parcels, named.epoch);
+        let Arrival { at, began, .. } = arrival;
+        self.on_the_way.push(Reverse(Parcel { at, order, began, step, epoch, packet }));
     }
 
     fn add_wan_direction(&mut self, plan: &Plan, [from, to]: [usize; 2], shape: &Shape) {
@@ -283,7 +308,8 @@ impl Eq for Parcel {}
 #[cfg(test)]
 mod tests {
     use super::super::file;
-    use super::super::units::Share;
+    use super::super::packet::tests::tcp_packet;
+    use super::super::units::{Share, Size};
     use super::*;
 
     const LAB: &str = r#"
@@ -363,6 +389,35 @@ mod tests {
         assert!(emulator.poll_output(u64::MAX).is_some());
         assert!(emulator.poll_output(u64::MAX).is_some());
         assert!(emulator.poll_output(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn segments_are_lost_one_by_one_and_the_others_stay_together() {
+        let (mut emulator, _) = emulator();
+        emulator.reshape("a>b", |shape| Shape { loss: Share { fraction: 0.1 }, ..shape });
+        let packet = tcp_packet(60_000, 1000);
+        assert_eq!(packet.segment_count(), 60);
+        emulator.handle_packet(0, 0, packet);
+        let lost = emulator.links().map(|(_, _, counts)| counts.lost).sum::<u64>() as usize;
+        assert!((1..20).contains(&lost), "{lost}");
+        let mut arrived = Vec::new();
+        while let Some((_, packet)) = emulator.poll_output(u64::MAX) {
+            arrived.push(packet.segment_count());
+        }
+        assert_eq!(arrived.iter().sum::<usize>(), 60 - lost);
+        assert!(arrived.len() <= lost + 1, "{arrived:?}");
+    }
+
+    #[test]
+    fn a_full_queue_takes_the_segments_that_fit() {
+        let (mut emulator, _) = emulator();
+        let queue = Some(Size { bytes: 100_000 });
+        emulator.reshape("a>b", |shape| Shape { queue, ..shape });
+        emulator.handle_packet(0, 0, tcp_packet(60_000, 1000));
+        emulator.handle_packet(0, 0, tcp_packet(60_000, 1000));
+        let arrived = std::iter::from_fn(|| emulator.poll_output(u64::MAX));
+        // 62,400 bytes of the first, and 36 segments of 1,040 bytes of the second.
+        assert_eq!(arrived.map(|(_, packet)| packet.segment_count()).collect::<Vec<_>>(), [60, 36]);
     }
 
     fn emulator() -> (Emulator, Vec<Port>) {

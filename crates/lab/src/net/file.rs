@@ -64,10 +64,24 @@ pub fn load(path: &Path) -> anyhow::Result<Plan> {
     use anyhow::Context;
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read the lab file {}", path.display()))?;
-    let stem = path.file_stem().map_or_else(|| "lab".into(), |stem| stem.to_string_lossy());
-    parse(&text, &stem).map_err(|error| {
+    parse(&text, &name_from(path)).map_err(|error| {
         anyhow::anyhow!("{}:{}: {}", path.display(), line_of(&text, error.at), error.message)
     })
+}
+
+/// A lab's name for want of another: the file's, with dashes for what a name may not have.
+fn name_from(path: &Path) -> String {
+    let stem = path.file_stem().map_or_else(|| "lab".into(), |stem| stem.to_string_lossy());
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let name: String = stem.chars().map(plain).take(NAME_BYTES_MAX).collect();
+    name.trim_start_matches('-').to_owned()
+}
+
+/// Whether a lab, site or host may have this name.
+pub fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+        && text.len() <= NAME_BYTES_MAX
 }
 
 /// What is wrong with a lab file, and the byte at which.
@@ -315,9 +329,7 @@ fn checked_name(name: &Spanned<String>, what: &str) -> Result<String, FileError>
 }
 
 fn plain_name(text: &str, span: Range<usize>, what: &str) -> Result<String, FileError> {
-    let is_plain = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
-        && text.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if is_plain && text.len() <= NAME_BYTES_MAX {
+    if is_name(text) {
         return Ok(text.to_owned());
     }
     let rule = format!("1 to {NAME_BYTES_MAX} letters, digits and dashes");

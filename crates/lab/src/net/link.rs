@@ -90,6 +90,15 @@ pub struct Arrival {
     pub began: Nanos,
     /// Random number that says which bits are damaged; None: intact.
     pub damage: Option<u64>,
+    /// Held back to be overtaken.
+    pub reordered: bool,
+}
+
+impl Arrival {
+    /// Nothing has happened to it but time.
+    pub fn is_plain(&self) -> bool {
+        self.damage.is_none() && !self.reordered
+    }
 }
 
 /// What becomes of a packet.
@@ -210,8 +219,10 @@ impl Link {
         let damage =
             luck.strikes(Event::Damage, self.shape.corrupt).then(|| luck.draw(Event::Where));
         self.counts.corrupted += u64::from(damage.is_some());
-        let mut arrival = Arrival { at: in_turn, began: in_turn - (sent - first), damage };
+        let began = in_turn - (sent - first);
+        let mut arrival = Arrival { at: in_turn, began, damage, reordered: false };
         if luck.strikes(Event::Reorder, self.shape.reorder) {
+            arrival.reordered = true;
             arrival.at += self.shape.reorder_by.nanos;
             arrival.began += self.shape.reorder_by.nanos;
             self.counts.reordered += 1;
@@ -482,6 +493,6 @@ mod tests {
     }
 
     fn arrives(at: Nanos, began: Nanos) -> Fate {
-        Fate::Arrives(Arrival { at, began, damage: None })
+        Fate::Arrives(Arrival { at, began, damage: None, reordered: false })
     }
 }

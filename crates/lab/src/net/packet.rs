@@ -60,22 +60,28 @@ impl Packet {
 
     /// Bytes of IP packets that a wire would carry for this: each segment with headers of its own.
     pub fn wire_bytes(&self) -> u64 {
-        let whole = self.ip().len();
-        let Some((layout, segment)) = self.segmented() else { return whole as u64 };
-        let count = (whole - layout.payload).div_ceil(segment);
-        (whole + (count - 1) * layout.payload) as u64
+        let headers = self.segmented().map_or(0, |(layout, _)| layout.payload);
+        (self.ip().len() + (self.segment_count() - 1) * headers) as u64
     }
 
-    /// The packets that a wire would carry for this; itself when it is one already.
-    pub fn into_segments(self) -> Vec<Packet> {
-        let Some((layout, segment)) = self.segmented() else { return vec![self] };
-        let payload = &self.ip()[layout.payload..];
-        let count = payload.len().div_ceil(segment);
-        payload
-            .chunks(segment)
-            .enumerate()
-            .map(|(index, chunk)| self.segment(layout, chunk, index, index + 1 == count, segment))
-            .collect()
+    /// How many packets a wire would carry for this, at least one.
+    pub fn segment_count(&self) -> usize {
+        self.segmented()
+            .map_or(1, |(layout, size)| (self.ip().len() - layout.payload).div_ceil(size))
+    }
+
+    /// `count` of the packets that a wire would carry for this, from number `first`, still in one.
+    /// The range lies within `segment_count`.
+    pub fn segments(&self, first: usize, count: usize) -> Packet {
+        let Some((layout, size)) = self.segmented() else { return self.clone() };
+        let start = layout.payload + first * size;
+        let end = self.ip().len().min(start + count * size);
+        let mut bytes = Vec::with_capacity(OFFLOAD_BYTES + layout.payload + end - start);
+        bytes.extend_from_slice(&self.bytes[..OFFLOAD_BYTES + layout.payload]);
+        bytes.extend_from_slice(&self.ip()[start..end]);
+        let mut part = Packet { bytes };
+        part.become_part(layout, first, size, end == self.ip().len());
+        part
     }
 
     /// Flips one to three bits as `luck` says. With `repair` they are bits of the transport's
@@ -144,37 +150,28 @@ impl Packet {
         (is_whole && !is_later_fragment).then_some(Layout { transport, payload, protocol: ip[9] })
     }
 
-    fn segment(
-        &self,
-        layout: Layout,
-        chunk: &[u8],
-        index: usize,
-        last: bool,
-        size: usize,
-    ) -> Packet {
-        let mut bytes = Vec::with_capacity(OFFLOAD_BYTES + layout.payload + chunk.len());
-        bytes.extend_from_slice(&self.bytes[..OFFLOAD_BYTES + layout.payload]);
-        bytes.extend_from_slice(chunk);
-        let mut packet = Packet { bytes };
-        packet.bytes[1] = 0;
-        packet.bytes[4..6].fill(0);
-        let ip = packet.ip_mut();
-        // A read never exceeds 65,535 bytes, so lengths fit, and the identification wraps as
-        // kernels let it.
-        put_u16(ip, 2, (layout.payload + chunk.len()) as u16);
-        put_u16(ip, 4, be_u16(ip, 4).wrapping_add(index as u16));
+    /// Corrects the headers, still those of the whole, to those of a part that begins with segment
+    /// `first` of `size` bytes.
+    fn become_part(&mut self, layout: Layout, first: usize, size: usize, is_last: bool) {
+        if self.ip().len() - layout.payload <= size {
+            self.bytes[1] = 0;
+            self.bytes[4..6].fill(0);
+        }
+        let ip = self.ip_mut();
+        // A read never exceeds 65,535 bytes, so lengths fit; the identification may wrap.
+        put_u16(ip, 2, ip.len() as u16);
+        put_u16(ip, 4, be_u16(ip, 4).wrapping_add(first as u16));
         put_ip_checksum(&mut ip[..layout.transport]);
         let tcp = &mut ip[layout.transport..];
         let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
-        tcp[4..8].copy_from_slice(&sequence.wrapping_add((index * size) as u32).to_be_bytes());
-        if !last {
+        tcp[4..8].copy_from_slice(&sequence.wrapping_add((first * size) as u32).to_be_bytes());
+        if !is_last {
             tcp[13] &= !TCP_FIN_PSH;
         }
-        if index > 0 {
+        if first > 0 {
             tcp[13] &= !TCP_CWR;
         }
-        packet.leave_checksum_to_receiver(layout);
-        packet
+        self.leave_checksum_to_receiver(layout);
     }
 
     /// Sets the TCP checksum to that of the pseudo-header and marks it as to be completed.
@@ -248,7 +245,7 @@ fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -257,7 +254,8 @@ mod tests {
     fn a_plain_packet_is_its_own_segment() {
         let packet = tcp_packet(100, 0);
         assert_eq!(packet.wire_bytes(), 140);
-        assert_eq!(packet.clone().into_segments(), vec![packet]);
+        assert_eq!(packet.segment_count(), 1);
+        assert_eq!(packet.segments(0, 1), packet);
     }
 
     #[test]
@@ -265,7 +263,7 @@ mod tests {
         let packet = tcp_packet(3000, 1448);
         assert_eq!(packet.destination(), Some(Ipv4Addr::new(192, 0, 2, 2)));
         assert_eq!(packet.wire_bytes(), 3000 + 3 * 40);
-        let segments = packet.clone().into_segments();
+        let segments = cut(&packet);
         let sizes: Vec<usize> = segments.iter().map(|s| s.ip().len() - 40).collect();
         assert_eq!(sizes, [1448, 1448, 104]);
         let payload: Vec<u8> = segments.iter().flat_map(|s| s.ip()[40..].to_vec()).collect();
@@ -281,6 +279,14 @@ mod tests {
             segment.fill_in_checksum();
             assert!(transport_checksum_holds(&segment));
         }
+    }
+
+    #[test]
+    fn a_part_of_several_segments_is_cut_like_the_whole() {
+        let packet = tcp_packet(5000, 1000);
+        let part = packet.segments(1, 3);
+        assert_eq!(part.wire_bytes(), 3 * 1040);
+        assert_eq!(cut(&part), cut(&packet)[1..4]);
     }
 
     #[test]
@@ -316,7 +322,7 @@ mod tests {
             let mut packet = Packet::new(&bytes).unwrap();
             prop_assert!(packet.wire_bytes() >= (bytes.len() - OFFLOAD_BYTES) as u64);
             packet.destination();
-            packet.clone().into_segments();
+            cut(&packet);
             packet.damage(luck, repair);
         }
 
@@ -333,10 +339,14 @@ mod tests {
             let at = at.min(packet.bytes.len() - 1);
             packet.bytes[at] = value;
             let wire: u64 = packet.wire_bytes();
-            let segments = packet.clone().into_segments();
+            let segments = cut(&packet);
             prop_assert_eq!(segments.iter().map(|s| s.ip().len() as u64).sum::<u64>(), wire);
             packet.damage(luck, repair);
         }
+    }
+
+    fn cut(packet: &Packet) -> Vec<Packet> {
+        (0..packet.segment_count()).map(|index| packet.segments(index, 1)).collect()
     }
 
     fn transport_checksum_holds(packet: &Packet) -> bool {
@@ -344,8 +354,9 @@ mod tests {
         fold(pseudo_header_sum(packet.ip(), layout) + sum(&packet.ip()[20..])) == 0xffff
     }
 
-    /// A TCP packet with PSH whose checksum is left to the device.
-    fn tcp_packet(payload: usize, segment: u16) -> Packet {
+    /// A TCP packet to 192.0.2.2 with PSH whose checksum is left to the device, as kernels hand it
+    /// over.
+    pub fn tcp_packet(payload: usize, segment: u16) -> Packet {
         let mut bytes = vec![0; OFFLOAD_BYTES + 40];
         bytes[0] = NEEDS_CHECKSUM;
         bytes[1] = if segment > 0 { SEGMENT_TCP4 } else { 0 };

@@ -94,6 +94,9 @@ pub fn keep(run: &Run) -> anyhow::Result<u8> {
 fn load(run: &Run) -> anyhow::Result<Plan> {
     let mut plan = file::load(&run.file)?;
     if let Some(name) = &run.name {
+        if !file::is_name(name) {
+            bail!("--name is made of letters, digits and dashes, 60 at most");
+        }
         plan.name.clone_from(name);
     }
     Ok(plan)
@@ -102,7 +105,7 @@ fn load(run: &Run) -> anyhow::Result<Plan> {
 /// Starts this program again as the first process of the PID namespace.
 fn start_init(run: &Run, lifeline: OwnedFd, control: UnixListener) -> anyhow::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg("inside").arg("--file").arg(&run.file);
+    command.arg0("landbridge-lab").arg("inside").arg("--file").arg(&run.file);
     if let Some(name) = &run.name {
         command.arg("--name").arg(name);
     }
@@ -124,6 +127,8 @@ fn start_init(run: &Run, lifeline: OwnedFd, control: UnixListener) -> anyhow::Re
 /// exit code.
 pub fn inside(run: &Run, inherited: &Inherited) -> anyhow::Result<u8> {
     let lifeline = adopt(inherited)?;
+    // Otherwise `ps` calls it `exe`, after the link by which it was started.
+    let _ = rustix::thread::set_name(c"landbridge-lab");
     let signals = Signals::take(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
     let plan = load(run)?;
     namespace::enter_lab(&plan.name, &topology::render_hosts_file(&plan))?;

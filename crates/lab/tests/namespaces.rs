@@ -1,0 +1,344 @@
+//! Labs with real namespaces. Where this machine may not make them, every test here says so and
+//! passes.
+//!
+//! Each test runs the program as a user does, with a shell script as the command in the lab. `$LAB`
+//! is the program; `serve MACHINE` starts the probes' server on a machine and returns when it
+//! answers.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use landbridge_lab::net::{namespace, tun};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_landbridge-lab");
+
+/// No test takes a third of this on an idle machine.
+const DEADLINE: Duration = Duration::from_secs(40);
+
+#[test]
+fn gateways_see_the_delay_of_their_link() {
+    let Some(_turn) = turn() else { return };
+    let output = lab(
+        "delay",
+        &two_sites("delay = '5 ms'"),
+        "serve b-gw; $LAB on a-gw -- $LAB probe delay b-wan",
+    );
+    let text = succeeded(&output);
+    assert!(text.contains("answers=20/20"), "{text}");
+    // Two ways of 5 ms, and what the hosts need.
+    let median = number(&text, "median_us=");
+    assert!((10_000.0..12_000.0).contains(&median), "{text}");
+    assert!(number(&text, "min_us=") < 10_500.0, "{text}");
+}
+
+#[test]
+fn a_tcp_connection_gets_the_rate_of_its_link() {
+    let Some(_turn) = turn() else { return };
+    let link = "rate = '100 Mbit/s'\ndelay = '2 ms'";
+    let script = "serve b-gw; $LAB on a-gw -- $LAB probe rate b-wan --seconds 3";
+    let text = succeeded(&lab("rate", &two_sites(link), script));
+    // 1448 of 1500 bytes are the connection's own.
+    let share = number(&text, "mbit_per_s=") / (100.0 * 1448.0 / 1500.0);
+    assert!((0.95..1.01).contains(&share), "{text}");
+}
+
+#[test]
+fn an_emulated_lan_has_rate_and_delay() {
+    let Some(_turn) = turn() else { return };
+    let site = "[[site]]\nname = 'a'\nhosts = 2\nlan = { rate = '50 Mbit/s', delay = '1 ms' }\n";
+    let script = "serve a-2; $LAB probe delay a-2; $LAB probe rate a-2 --seconds 2";
+    let text = succeeded(&lab("lan", site, script));
+    assert!((2_000.0..3_500.0).contains(&number(&text, "median_us=")), "{text}");
+    let share = number(&text, "mbit_per_s=") / (50.0 * 1448.0 / 1500.0);
+    assert!((0.95..1.01).contains(&share), "{text}");
+}
+
+#[test]
+fn hosts_of_different_sites_meet_only_where_gateways_forward() {
+    let Some(_turn) = turn() else { return };
+    let script = "serve b-1; $LAB probe connect b-1 && echo through";
+    let closed = lab("closed", &two_sites(""), script);
+    assert_eq!(closed.status.code(), Some(1), "{}", text_of(&closed));
+    assert!(text_of(&closed).contains("refused"), "{}", text_of(&closed));
+
+    let open = two_sites("").replace("hosts = 1", "hosts = 1\nforward = true");
+    assert!(succeeded(&lab("open", &open, script)).contains("through"));
+}
+
+#[test]
+fn a_site_may_accept_nothing_or_some_ports_only() {
+    let Some(_turn) = turn() else { return };
+    let file = two_sites("").replacen("hosts = 1", "hosts = 1\ninbound = [7711]", 1);
+    let file = file.replace("name = 'b'", "name = 'b'\ninbound = false");
+    let script = "serve a-gw --port 7711; serve a-gw --port 7712; serve b-gw --port 7711
+        for try in 'b-gw a-wan:7711' 'b-gw a-wan:7712' 'a-gw b-wan:7711'; do
+            set -- $try
+            $LAB on $1 -- $LAB probe connect $2 --seconds 0.5
+        done; true";
+    let text = succeeded(&lab("inbound", &file, script));
+    let verdicts: Vec<&str> =
+        text.lines().map(|line| line.split(':').next().unwrap_or("")).collect();
+    assert_eq!(verdicts, ["connected", "refused", "refused"], "{text}");
+}
+
+#[test]
+fn the_same_seed_loses_the_same_packets() {
+    let Some(_turn) = turn() else { return };
+    let link = "delay = '1 ms'\nto.b = { loss = '20 %' }";
+    let script = "serve b-gw; $LAB on a-gw -- $LAB probe loss b-wan --count 200";
+    let run = |seed: u32| {
+        let file = format!("seed = {seed}\n{}", two_sites(link));
+        succeeded(&lab("seed", &file, script))
+    };
+    let first = run(7);
+    let survivors = first.split_whitespace().count();
+    assert!((130..190).contains(&survivors), "{survivors} of 200 with 20 % loss");
+    assert_eq!(first, run(7));
+    assert_ne!(first, run(8));
+}
+
+#[test]
+fn tcp_survives_every_kind_of_trouble() {
+    let Some(_turn) = turn() else { return };
+    let link =
+        "rate = '50 Mbit/s'\ndelay = '1 ms'\njitter = '1 ms'\nloss = '0.2 %'\ncorrupt = '0.2 %'
+        duplicate = '1 %'\nreorder = '1 %'";
+    let script = "serve b-gw; $LAB on a-gw -- $LAB probe rate b-wan --seconds 2; $LAB link .";
+    let text = succeeded(&lab("trouble", &two_sites(link), script));
+    assert!(number(&text, "mbit_per_s=") > 1.0, "{text}");
+    let forth = text.lines().find(|line| line.starts_with("a>b")).unwrap_or_default();
+    for count in ["lost=", "duplicated=", "reordered=", "corrupted="] {
+        assert!(number(forth, count) > 0.0, "{forth}");
+    }
+}
+
+#[test]
+fn links_change_while_the_lab_runs() {
+    let Some(_turn) = turn() else { return };
+    let script = "serve b-gw
+        $LAB on a-gw -- $LAB probe connect b-wan
+        $LAB link changing a-b --down > /dev/null
+        $LAB on a-gw -- $LAB probe connect b-wan --seconds 0.3
+        $LAB link . a-b --up --delay '20 ms' > /dev/null
+        $LAB on a-gw -- $LAB probe delay b-wan --count 3";
+    let text = succeeded(&lab("changing", &two_sites(""), script));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0] == "connected" && lines[1].starts_with("refused"), "{text}");
+    assert!((40_000.0..43_000.0).contains(&number(lines[2], "median_us=")), "{text}");
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_command() {
+    let Some(_turn) = turn() else { return };
+    for (script, code) in
+        [("true", 0), ("exit 3", 3), ("kill -9 $$", 137), ("exec /no/such/program", 127)]
+    {
+        assert_eq!(lab("code", &two_sites(""), script).status.code(), Some(code), "{script}");
+    }
+    let wrong = lab("wrong", "[[site]]\nname = 'a'\nhosts = 0\n", "true");
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text_of(&wrong).contains("wrong.toml:3: "), "{}", text_of(&wrong));
+}
+
+#[test]
+fn a_signal_reaches_the_command_and_ends_the_lab() {
+    let Some(_turn) = turn() else { return };
+    let mut running = start(
+        "signal",
+        &two_sites(""),
+        "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done",
+    );
+    read_until(&mut running, "up");
+    let before = Traces::of("signal", &running);
+    kill(&running, "-TERM");
+    assert_eq!(end_of(running).status.code(), Some(7));
+    before.assert_gone();
+}
+
+#[test]
+fn nothing_is_left_after_a_kill() {
+    let Some(_turn) = turn() else { return };
+    let interfaces = names_in("/sys/class/net");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    // A command that ignores signals, a daemon of its own session, a process in another namespace.
+    let script =
+        "trap '' TERM HUP INT; setsid sleep 1000 & $LAB on b-1 -- sleep 1000 & echo up; sleep 1000";
+    let mut running = start("killed", &two_sites(""), script);
+    read_until(&mut running, "up");
+    let before = Traces::of("killed", &running);
+    assert!(before.processes() >= 4, "{before:?}");
+    kill(&running, "-KILL");
+    end_of(running);
+    before.assert_gone();
+    assert_eq!(names_in("/sys/class/net"), interfaces);
+    assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), mounts);
+}
+
+/// What a running lab looks like from outside.
+#[derive(Debug)]
+struct Traces {
+    /// Kernel's name of the lab's PID namespace.
+    pid_namespace: String,
+    socket: String,
+}
+
+impl Traces {
+    fn of(name: &str, keeper: &Child) -> Traces {
+        let children = format!("/proc/{0}/task/{0}/children", keeper.id());
+        let init = fs::read_to_string(children).unwrap();
+        let link = fs::read_link(format!("/proc/{}/ns/pid", init.trim())).unwrap();
+        let traces = Traces {
+            pid_namespace: link.to_string_lossy().into_owned(),
+            socket: format!("/{name}"),
+        };
+        assert!(traces.has_socket(), "not listening");
+        traces
+    }
+
+    /// Processes in the lab. Its network namespaces are held by these processes and their mounts
+    /// alone.
+    fn processes(&self) -> usize {
+        let is_inside = |path: &Path| {
+            fs::read_link(path.join("ns/pid"))
+                .is_ok_and(|link| link.to_string_lossy() == self.pid_namespace)
+        };
+        fs::read_dir("/proc").unwrap().flatten().filter(|entry| is_inside(&entry.path())).count()
+    }
+
+    fn has_socket(&self) -> bool {
+        let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+        sockets
+            .lines()
+            .any(|line| line.contains("@landbridge-lab/") && line.ends_with(&self.socket))
+    }
+
+    /// The kernel ends what it kills within moments.
+    fn assert_gone(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.processes() > 0 || self.has_socket() {
+            assert!(Instant::now() < deadline, "{} processes left, {self:?}", self.processes());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Tests measure time on few cores: one at a time. None where labs cannot be built.
+fn turn() -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    match why_not() {
+        None => Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
+        Some(reason) => {
+            println!("skipped: {reason}");
+            None
+        }
+    }
+}
+
+/// What this machine lacks, found without the code under test as far as namespaces are concerned.
+fn why_not() -> Option<String> {
+    if let Err(error) = namespace::check_tools().and_then(|()| tun::check_available()) {
+        return Some(error.to_string());
+    }
+    let may = |flags: &str| {
+        let mut unshare = Command::new("unshare");
+        unshare.args([flags, "--fork", "mount", "-t", "tmpfs", "none", "/dev/shm"]);
+        unshare.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    };
+    let is_possible = may("-nmp") || may("-rnmp");
+    (!is_possible).then(|| namespace::NAMESPACES_REFUSED.to_owned())
+}
+
+fn two_sites(link: &str) -> String {
+    format!(
+        "[[site]]\nname = 'a'\nhosts = 1\n[[site]]\nname = 'b'\nhosts = 1\n\
+         [[link]]\nbetween = ['a', 'b']\n{link}\n"
+    )
+}
+
+fn lab(name: &str, file: &str, script: &str) -> Output {
+    end_of(start(name, file, script))
+}
+
+fn start(name: &str, file: &str, script: &str) -> Child {
+    const PRELUDE: &str = "serve() {
+        machine=$1; shift
+        mkfifo /dev/shm/ready
+        $LAB on $machine -- $LAB probe serve $* > /dev/shm/ready &
+        read answer < /dev/shm/ready
+        rm /dev/shm/ready
+    }\n";
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let path = dir.join(format!("{name}.toml"));
+    fs::write(&path, file).unwrap();
+    Command::new(PROGRAM)
+        .args(["run", "--name", name])
+        .arg(&path)
+        .args(["--", "sh", "-c", &format!("{PRELUDE}{script}")])
+        .env("LAB", PROGRAM)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for a lab, kills it at the deadline, and collects what it said.
+fn end_of(mut child: Child) -> Output {
+    let deadline = Instant::now() + DEADLINE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            let output = child.wait_with_output().unwrap();
+            panic!("still running after {DEADLINE:?}: {}", text_of(&output));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn read_until(child: &mut Child, word: &str) {
+    let deadline = Instant::now() + DEADLINE;
+    let mut seen = String::new();
+    let stdout = child.stdout.as_mut().unwrap();
+    while !seen.contains(word) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: 0 };
+        let ready = poll(&mut [PollFd::new(&*stdout, PollFlags::IN)], Some(&timeout)).unwrap();
+        assert_eq!(ready, 1, "silent after `{seen}`");
+        let mut byte = [0];
+        assert_eq!(stdout.read(&mut byte).unwrap(), 1, "ended after `{seen}`");
+        seen.push(char::from(byte[0]));
+    }
+}
+
+fn kill(child: &Child, signal: &str) {
+    let status = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+fn succeeded(output: &Output) -> String {
+    assert!(output.status.success(), "{:?}: {}", output.status, text_of(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn text_of(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+/// The number after `key`.
+fn number(text: &str, key: &str) -> f64 {
+    let rest = text.split_once(key).unwrap_or_else(|| panic!("no {key} in {text}")).1;
+    let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(rest.len());
+    rest[..end].parse().unwrap()
+}
+
+fn names_in(dir: &str) -> BTreeSet<String> {
+    let entries = fs::read_dir(dir).unwrap().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
