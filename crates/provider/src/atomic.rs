@@ -421,3 +421,189 @@ mod x87 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Debug;
+
+    const DATATYPES: u32 = 14;
+    const OPS: u32 = 19;
+    const INTEGERS: std::ops::RangeInclusive<u32> = INT8..=UINT64;
+    const COMPLEX: [u32; 3] = [FLOAT_COMPLEX, DOUBLE_COMPLEX, LONG_DOUBLE_COMPLEX];
+
+    /// The whole table, from the rules alone: 14 types times 19 operations in three kinds of call.
+    #[test]
+    fn exactly_the_operations_that_make_sense_are_offered() {
+        for datatype in 0..DATATYPES {
+            for op in 0..OPS {
+                let sensible = is_sensible(datatype, op);
+                let (update, fetch, compare) = match op {
+                    OP_READ => (false, true, false),
+                    OP_CSWAP.. => (false, false, true),
+                    _ => (true, true, false),
+                };
+                for (kind, fits) in [
+                    (AtomicKind::Update, update),
+                    (AtomicKind::Fetch, fetch),
+                    (AtomicKind::Compare, compare),
+                ] {
+                    let offered = supports(kind, datatype, op);
+                    assert_eq!(offered, fits && sensible, "{kind:?} type {datatype} op {op}");
+                }
+            }
+        }
+        assert!(!supports(AtomicKind::Update, DATATYPES + 2, OP_SUM), "half floats");
+        assert!(!supports(AtomicKind::Update, INT32, OPS), "FI_DIFF");
+    }
+
+    /// Every offered combination can be carried out, and the others change nothing.
+    #[test]
+    fn what_is_offered_works_and_what_is_not_is_refused() {
+        for datatype in 0..DATATYPES {
+            for op in 0..OPS {
+                let size = element_bytes(datatype).unwrap();
+                let mut target = vec![0u8; 3 * size];
+                let mut found = vec![0xEEu8; 3 * size];
+                let zeros = vec![0u8; 3 * size];
+                // SAFETY: three elements are there.
+                let done = unsafe {
+                    apply(op, datatype, target.as_mut_ptr(), &zeros, &zeros, &mut found, 3)
+                };
+                if is_sensible(datatype, op) {
+                    assert_eq!(done, Ok(()), "type {datatype} op {op}");
+                    assert_eq!(found, zeros, "the old values come back");
+                } else {
+                    assert_eq!(done, Err(Errno::EOPNOTSUPP), "type {datatype} op {op}");
+                    assert_eq!(target, zeros);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn integers() {
+        check(INT32, OP_SUM, [5, i32::MAX], [7, 1], [0, 0], [12, i32::MIN]);
+        check(UINT8, OP_PROD, [16u8, 3], [16, 5], [0, 0], [0, 15]);
+        check(INT16, OP_MIN, [-5i16, 3], [2, -9], [0, 0], [-5, -9]);
+        check(UINT16, OP_MAX, [5u16, 3], [2, 9], [0, 0], [5, 9]);
+        check(UINT64, OP_LOR, [0u64, 4], [0, 0], [0, 0], [0, 1]);
+        check(INT64, OP_LAND, [2i64, 4], [4, 0], [0, 0], [1, 0]);
+        check(INT8, OP_LXOR, [2i8, 0], [4, 3], [0, 0], [0, 1]);
+        check(UINT32, OP_BOR, [0b1100u32, 0], [0b1010, 1], [0, 0], [0b1110, 1]);
+        check(UINT32, OP_BAND, [0b1100u32, 7], [0b1010, 8], [0, 0], [0b1000, 0]);
+        check(UINT32, OP_BXOR, [0b1100u32, 7], [0b1010, 7], [0, 0], [0b0110, 0]);
+        check(UINT128, OP_SUM, [u128::MAX, 1], [1, 1], [0, 0], [0, 2]);
+        check(INT64, OP_READ, [2i64, 4], [9, 9], [0, 0], [2, 4]);
+        check(INT64, OP_WRITE, [2i64, 4], [9, 8], [0, 0], [9, 8]);
+        check(UINT8, OP_MSWAP, [0xF0u8, 0], [0x0F, 0xFF], [0x3C, 0x81], [0xCC, 0x81]);
+    }
+
+    /// The compare value stands on the left: FI_CSWAP_LT writes if compare < target.
+    #[test]
+    fn swaps_compare_the_given_value_with_the_target() {
+        check(INT32, OP_CSWAP, [1, 2], [9, 9], [1, 1], [9, 2]);
+        check(INT32, OP_CSWAP_NE, [1, 2], [9, 9], [1, 1], [1, 9]);
+        check(INT32, OP_CSWAP_LE, [1, 2], [9, 9], [1, 3], [9, 2]);
+        check(INT32, OP_CSWAP_LT, [1, 2], [9, 9], [1, 1], [1, 9]);
+        check(INT32, OP_CSWAP_GE, [1, 2], [9, 9], [1, 1], [9, 2]);
+        check(INT32, OP_CSWAP_GT, [1, 2], [9, 9], [1, 3], [1, 9]);
+        check(DOUBLE, OP_CSWAP_LT, [1.0, f64::NAN], [9.0, 9.0], [0.5, 0.5], [9.0, f64::NAN]);
+    }
+
+    #[test]
+    fn reals() {
+        check(FLOAT, OP_SUM, [1.5f32, -1.0], [2.0, 1.0], [0.0, 0.0], [3.5, 0.0]);
+        check(DOUBLE, OP_PROD, [1.5, -1.0], [2.0, 4.0], [0.0, 0.0], [3.0, -4.0]);
+        check(DOUBLE, OP_MIN, [1.5, -1.0], [2.0, -4.0], [0.0, 0.0], [1.5, -4.0]);
+        check(FLOAT, OP_LXOR, [0.0f32, 2.0], [3.0, 3.0], [0.0, 0.0], [1.0, 0.0]);
+    }
+
+    #[test]
+    fn complex_numbers() {
+        let sum = [[4.0, 6.0], [0.0, 0.0]];
+        check(DOUBLE_COMPLEX, OP_SUM, [[1.0, 2.0], [0.0; 2]], [[3.0, 4.0], [0.0; 2]], ZEROS, sum);
+        let product = [[-5.0, 10.0], [0.0, 0.0]];
+        let old = [[1.0, 2.0], [0.0; 2]];
+        check(DOUBLE_COMPLEX, OP_PROD, old, [[3.0, 4.0], [1.0, 1.0]], ZEROS, product);
+        check(DOUBLE_COMPLEX, OP_LOR, old, ZEROS, ZEROS, [[1.0, 0.0], [0.0, 0.0]]);
+    }
+    const ZEROS: [[f64; 2]; 2] = [[0.0; 2]; 2];
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn long_doubles() {
+        let of = |values: [f64; 2]| values.map(|value| x87::LongDouble::of(value).to_bytes());
+        let zeros = of([0.0, 0.0]);
+        let table = [
+            (OP_SUM, [3.75, -1.0]),
+            (OP_PROD, [3.375, -6.0]),
+            (OP_MIN, [1.5, -3.0]),
+            (OP_MAX, [2.25, 2.0]),
+            (OP_LAND, [1.0, 1.0]),
+            (OP_WRITE, [2.25, 2.0]),
+        ];
+        for (op, expected) in table {
+            check(LONG_DOUBLE, op, of([1.5, -3.0]), of([2.25, 2.0]), zeros, of(expected));
+        }
+        let (old, new) = (of([1.5, f64::NAN]), of([9.0, 9.0]));
+        check(LONG_DOUBLE, OP_CSWAP, old, new, of([1.5, f64::NAN]), [new[0], old[1]]);
+        check(LONG_DOUBLE, OP_CSWAP_GE, old, new, of([2.0, 0.0]), [new[0], old[1]]);
+        // More precise than a double: 1 + 2^-60 is not 1.
+        let tiny = of([(-60f64).exp2(), 0.0]);
+        let mut sum = of([1.0, 0.0]);
+        sum[0][0] = 8;
+        check(LONG_DOUBLE, OP_SUM, of([1.0, 0.0]), tiny, zeros, sum);
+    }
+
+    #[test]
+    fn short_operands_are_refused() {
+        let mut target = [0u8; 8];
+        let eight = [0u8; 8];
+        // SAFETY: one element is there; every call is refused.
+        unsafe {
+            let mut call = |operand: &[u8], compare: &[u8], result: &mut [u8], op| {
+                apply(op, INT64, target.as_mut_ptr(), operand, compare, result, 1)
+            };
+            assert_eq!(call(&eight[..7], &[], &mut [], OP_SUM), Err(Errno::EINVAL));
+            assert_eq!(call(&eight, &eight[..7], &mut [], OP_CSWAP), Err(Errno::EINVAL));
+            assert_eq!(call(&eight, &[], &mut [0; 7], OP_SUM), Err(Errno::EINVAL));
+            assert_eq!(call(&[], &[], &mut [0; 8], OP_READ), Ok(()));
+        }
+    }
+
+    fn is_sensible(datatype: u32, op: u32) -> bool {
+        match op {
+            OP_BOR | OP_BAND | OP_BXOR | OP_MSWAP => INTEGERS.contains(&datatype),
+            OP_MIN | OP_MAX | OP_CSWAP_LE..=OP_CSWAP_GT => !COMPLEX.contains(&datatype),
+            _ => true,
+        }
+    }
+
+    /// Two elements, at an address no type is aligned to.
+    fn check<T: Copy + Debug>(
+        datatype: u32,
+        op: u32,
+        old: [T; 2],
+        operand: [T; 2],
+        compare: [T; 2],
+        expected: [T; 2],
+    ) {
+        let bytes = size_of::<[T; 2]>();
+        let mut target = [vec![0xAA], raw(&old)].concat();
+        let mut found = vec![0; bytes];
+        let (operand, compare) = (raw(&operand), raw(&compare));
+        // SAFETY: two elements are there, one byte in.
+        let done = unsafe {
+            apply(op, datatype, target[1..].as_mut_ptr(), &operand, &compare, &mut found, 2)
+        };
+        assert_eq!(done, Ok(()), "type {datatype} op {op}");
+        assert_eq!(target[1..], raw(&expected), "type {datatype} op {op}");
+        assert_eq!(found, raw(&old), "the old values come back");
+    }
+
+    fn raw<T>(values: &[T; 2]) -> Vec<u8> {
+        // SAFETY: numbers without padding.
+        unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of::<[T; 2]>()).to_vec() }
+    }
+}
