@@ -23,6 +23,8 @@ use crate::watch::{Cause, SETTLE, Verdict, Watch};
 const END_GRACE: Duration = Duration::from_secs(10);
 /// Output nobody takes is thrown away this long after a job has been ended by force.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
+/// Time for agents that have said they are done, and their ssh, to exit.
+const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
 /// Bytes of stdin on their way to rank 0 at most.
 const STDIN_WINDOW_BYTES: u32 = 64 * 1024;
 
@@ -123,13 +125,28 @@ impl Launcher {
                 self.read_stdin();
             }
             self.judge();
+            self.output.handle_time(Instant::now());
             self.children.iter_mut().for_each(|child| child.process.link.flush());
             self.output.flush();
         }
-        for child in &self.children {
-            sys::kill(child.process.pid, libc::SIGKILL);
-        }
+        self.kill_leftovers();
         self.code
+    }
+
+    /// Agents have ended by now; one that was killed has left its processes to us.
+    fn kill_leftovers(&mut self) {
+        self.children.iter_mut().for_each(|child| child.process.link.close_output());
+        let begun = Instant::now();
+        let mut left = sys::descendants(&[]);
+        // What survives SIGKILL that long hangs in the kernel: not ours to wait for.
+        while !left.is_empty() && begun.elapsed() < 4 * LEFTOVERS_GRACE {
+            if begun.elapsed() > LEFTOVERS_GRACE {
+                left.iter().for_each(|&pid| sys::kill(pid, libc::SIGKILL));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            while sys::reap().is_some() {}
+            left = sys::descendants(&[]);
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -165,7 +182,8 @@ impl Launcher {
         if matches!(self.phase, Phase::Ending(_)) {
             return Some(Duration::from_millis(100));
         }
-        let next = self.deadline.into_iter().chain(self.settled_at).min();
+        let output = self.output.next_time();
+        let next = self.deadline.into_iter().chain(self.settled_at).chain(output).min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -255,7 +273,7 @@ impl Launcher {
                 self.handle_cause(Cause::Aborted { rank, code, message });
             }
             Message::Output { rank, stream, bytes } => {
-                self.output.handle_bytes(rank, stream, &bytes);
+                self.output.handle_bytes(rank, stream, &bytes, Instant::now());
             }
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
             Message::Exited { rank, ending, stage } => {

@@ -60,14 +60,14 @@ fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Runs between fork and exec: gives the child a clean signal mask, and its death when the
-/// process that started it dies. Async-signal-safe.
-pub fn prepare_child(parent: u32) -> io::Result<()> {
+/// Runs between fork and exec: gives the child a clean signal mask, and `signal` when the process
+/// that started it dies. Async-signal-safe.
+pub fn prepare_child(parent: u32, signal: i32) -> io::Result<()> {
     let none = signal_set(&[]);
     // SAFETY: plain system calls on local values.
     unsafe {
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-        check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+        check(libc::prctl(libc::PR_SET_PDEATHSIG, signal))?;
         // The parent may have died before the line above: then no one would tell us.
         if libc::getppid().cast_unsigned() != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));

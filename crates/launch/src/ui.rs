@@ -1,11 +1,15 @@
 //! The launcher's side of the terminal: ranks' output, labelled if asked for, and its own lines.
 //!
+//! Lines of different ranks do not mix: with labels only whole lines are given out; without, an
+//! unfinished line (a prompt, a progress dot) is held for [`HOLD`] at most.
+//!
 //! Bytes of ranks enter [`Output`] and leave through stdout and stderr without ever blocking the
 //! launcher: it writes only as much as the other side is known to take. What cannot be written
 //! yet is held; [`Output::is_full`] tells the launcher to take in no more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -15,7 +19,9 @@ use crate::link::BACKLOG_BYTES_MAX;
 
 /// A pipe that polls as writable takes this many bytes without blocking (PIPE_BUF).
 const WRITE_BYTES: usize = 4096;
-/// A labelled line longer than this is cut, so that a rank that never ends its line cannot fill
+/// How long an unfinished line waits for its end, where lines have no labels.
+const HOLD: Duration = Duration::from_millis(50);
+/// A line longer than this is cut, so that a rank that never ends its line cannot fill
 /// the memory.
 const LINE_BYTES_MAX: usize = 64 * 1024;
 
@@ -23,7 +29,13 @@ pub struct Output {
     label: bool,
     queues: [VecDeque<u8>; 2],
     closed: [bool; 2],
-    lines: BTreeMap<(u32, usize), Vec<u8>>,
+    /// The unfinished line of each rank and stream.
+    lines: BTreeMap<(u32, usize), Unfinished>,
+}
+
+struct Unfinished {
+    bytes: Vec<u8>,
+    since: Instant,
 }
 
 impl Output {
@@ -40,29 +52,51 @@ impl Output {
     }
 
     /// Bytes a rank has printed.
-    pub fn handle_bytes(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
+    pub fn handle_bytes(&mut self, rank: u32, stream: Stream, bytes: &[u8], now: Instant) {
         let index = stream as usize;
-        if !self.label {
-            return self.queues[index].extend(bytes);
-        }
-        let line = self.lines.entry((rank, index)).or_default();
+        let fresh = || Unfinished { bytes: Vec::new(), since: now };
+        let line = self.lines.entry((rank, index)).or_insert_with(fresh);
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
-            line.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || line.len() >= LINE_BYTES_MAX {
-                push_line(&mut self.queues[index], rank, line);
+            line.bytes.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || line.bytes.len() >= LINE_BYTES_MAX {
+                push_line(&mut self.queues[index], self.label.then_some(rank), &line.bytes);
+                *line = fresh();
             }
+        }
+        if line.bytes.is_empty() {
+            self.lines.remove(&(rank, index));
         }
     }
 
     /// Gives out the unfinished last lines of a rank that has ended.
     pub fn handle_end(&mut self, rank: u32) {
-        for index in 0..2 {
-            if let Some(mut line) = self.lines.remove(&(rank, index)) {
-                if !line.is_empty() {
-                    push_line(&mut self.queues[index], rank, &mut line);
-                }
-            }
+        self.give_out(|&(owner, _), _| owner == rank);
+    }
+
+    /// When [`Output::handle_time`] has something to do.
+    pub fn next_time(&self) -> Option<Instant> {
+        if self.label {
+            return None;
         }
+        self.lines.values().map(|line| line.since + HOLD).min()
+    }
+
+    /// Gives out unfinished lines that have waited long enough.
+    pub fn handle_time(&mut self, now: Instant) {
+        if !self.label {
+            self.give_out(|_, line| line.since + HOLD <= now);
+        }
+    }
+
+    fn give_out(&mut self, wanted: impl Fn(&(u32, usize), &Unfinished) -> bool) {
+        let (queues, label) = (&mut self.queues, self.label);
+        self.lines.retain(|key, line| {
+            let wanted = wanted(key, line);
+            if wanted {
+                push_line(&mut queues[key.1], label.then_some(key.0), &line.bytes);
+            }
+            !wanted
+        });
     }
 
     /// A line of the launcher's own, in order with the ranks' stderr.
@@ -114,13 +148,14 @@ fn descriptor(index: usize) -> BorrowedFd<'static> {
     if index == 0 { rustix::stdio::stdout() } else { rustix::stdio::stderr() }
 }
 
-fn push_line(queue: &mut VecDeque<u8>, rank: u32, line: &mut Vec<u8>) {
+/// With a label, a line always gets an end.
+fn push_line(queue: &mut VecDeque<u8>, label: Option<u32>, line: &[u8]) {
+    let Some(rank) = label else { return queue.extend(line) };
     queue.extend(format!("[{rank}] ").bytes());
-    queue.extend(line.iter());
+    queue.extend(line);
     if !line.ends_with(b"\n") {
         queue.push_back(b'\n');
     }
-    line.clear();
 }
 
 #[cfg(test)]
@@ -134,10 +169,13 @@ mod tests {
     #[test]
     fn labelled_lines_are_whole() {
         let mut output = Output::new(true);
-        output.handle_bytes(0, Stream::Stdout, b"a");
-        output.handle_bytes(1, Stream::Stdout, b"b\nc");
-        output.handle_bytes(0, Stream::Stdout, b"d\n");
-        output.handle_bytes(0, Stream::Stderr, b"e\n");
+        let now = Instant::now();
+        output.handle_bytes(0, Stream::Stdout, b"a", now);
+        output.handle_bytes(1, Stream::Stdout, b"b\nc", now);
+        output.handle_bytes(0, Stream::Stdout, b"d\n", now);
+        output.handle_bytes(0, Stream::Stderr, b"e\n", now);
+        assert_eq!(output.next_time(), None);
+        output.handle_time(now + 2 * HOLD);
         output.handle_end(1);
         assert_eq!(text(&output, 0), "[1] b\n[0] ad\n[1] c\n");
         assert_eq!(text(&output, 1), "[0] e\n");
@@ -146,17 +184,22 @@ mod tests {
     #[test]
     fn an_endless_line_is_cut() {
         let mut output = Output::new(true);
-        output.handle_bytes(0, Stream::Stdout, &vec![b'x'; LINE_BYTES_MAX]);
+        output.handle_bytes(0, Stream::Stdout, &vec![b'x'; LINE_BYTES_MAX], Instant::now());
         assert_eq!(output.queues[0].len(), LINE_BYTES_MAX + "[0] \n".len());
-        assert!(output.lines[&(0, 0)].is_empty());
+        assert!(output.lines.is_empty());
     }
 
     #[test]
-    fn without_labels_bytes_pass_as_they_come() {
+    fn without_labels_an_unfinished_line_is_held_for_a_while() {
         let mut output = Output::new(false);
-        output.handle_bytes(0, Stream::Stdout, b"a");
-        output.handle_bytes(1, Stream::Stdout, b"b");
-        assert_eq!(text(&output, 0), "ab");
+        let now = Instant::now();
+        output.handle_bytes(0, Stream::Stdout, b"a", now);
+        output.handle_bytes(1, Stream::Stdout, b"b\n", now);
+        output.handle_bytes(0, Stream::Stdout, b"c\nprompt> ", now);
+        assert_eq!(text(&output, 0), "b\nac\n");
+        assert_eq!(output.next_time(), Some(now + HOLD));
+        output.handle_time(now + HOLD);
+        assert_eq!(text(&output, 0), "b\nac\nprompt> ");
         output.say("x");
         assert_eq!(text(&output, 1), "landbridge: x\n");
     }

@@ -58,7 +58,7 @@ impl LocalRank {
         // SAFETY: both only make async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
-                sys::prepare_child(parent)?;
+                sys::prepare_child(parent, libc::SIGKILL)?;
                 sys::keep_over_exec(pmi_fd)
             });
         }

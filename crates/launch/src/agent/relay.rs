@@ -39,7 +39,7 @@ impl RelayProcess {
         command.process_group(0);
         let parent = std::process::id();
         // SAFETY: `prepare_child` only makes async-signal-safe calls.
-        unsafe { command.pre_exec(move || sys::prepare_child(parent)) };
+        unsafe { command.pre_exec(move || sys::prepare_child(parent, libc::SIGKILL)) };
         let mut child =
             command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
         // All three were asked for as pipes just above.

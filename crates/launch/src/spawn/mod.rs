@@ -35,8 +35,9 @@ pub fn start(command: &[String]) -> Result<AgentProcess> {
     let mut process = Command::new(program);
     process.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
     let parent = std::process::id();
+    // Not SIGKILL: an agent whose parent has died still has to end what it has started.
     // SAFETY: `prepare_child` only makes async-signal-safe calls.
-    unsafe { process.pre_exec(move || sys::prepare_child(parent)) };
+    unsafe { process.pre_exec(move || sys::prepare_child(parent, libc::SIGTERM)) };
     let mut child = process.spawn().with_context(|| format!("cannot run {program}"))?;
     // Both were asked for as pipes just above.
     let input = OwnedFd::from(child.stdout.take().expect("stdout is a pipe"));

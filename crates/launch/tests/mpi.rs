@@ -1,0 +1,118 @@
+//! `landbridge run` with real MPI libraries, over libfabric's own tcp provider.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::{Landbridge, assert_code, python_of, signal_process, stderr, stdout};
+
+const HELLO: &str = "from mpi4py import MPI; c = MPI.COMM_WORLD; \
+                     print(c.rank, c.size, c.allreduce(c.rank), flush=True)";
+
+fn shared_memory() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/dev/shm").unwrap().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let ours = |name: &String| name.starts_with("mpich_") || name.starts_with("Intel_MPI");
+    names.filter(ours).collect()
+}
+
+/// Waits until no file of MPI libraries is there that was not there before.
+#[track_caller]
+fn assert_no_shared_memory_beyond(before: &BTreeSet<String>) {
+    let deadline = std::time::Instant::now() + common::DEADLINE;
+    while !shared_memory().is_subset(before) {
+        assert!(std::time::Instant::now() < deadline, "{:?}", shared_memory());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+fn hello(library: &str, ranks: usize) {
+    let Some(python) = python_of(library) else { return };
+    let lb = Landbridge::new(library);
+    let output = lb.run(&["run", "-n", &ranks.to_string(), &python, "-c", HELLO]);
+    assert_code(&output, 0);
+    let mut lines: Vec<String> = stdout(&output).lines().map(str::to_string).collect();
+    lines.sort();
+    let sum = ranks * (ranks - 1) / 2;
+    let expected: Vec<String> = (0..ranks).map(|rank| format!("{rank} {ranks} {sum}")).collect();
+    assert_eq!(lines, expected);
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn mpich_says_hello() {
+    hello("mpich", 4);
+}
+
+#[test]
+fn intel_mpi_says_hello() {
+    hello("impi", 3);
+}
+
+#[test]
+fn open_mpi_is_sent_to_its_own_launcher() {
+    let Some(python) = python_of("ompi") else { return };
+    let output = Landbridge::new("ompi").run(&["run", "-n", "2", &python, "-c", HELLO]);
+    assert_code(&output, 1);
+    assert!(stderr(&output).contains("landbridge env --mpi openmpi"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_mpi_abort_ends_the_job_with_its_code() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-abort");
+    let script = "from mpi4py import MPI; c = MPI.COMM_WORLD\n\
+                  if c.rank == 1: c.Abort(7)\n\
+                  c.barrier()";
+    let output = lb.run(&["run", "-n", "3", &python, "-c", script]);
+    assert_code(&output, 7);
+    assert!(stderr(&output).contains("rank 1 on node"), "{}", stderr(&output));
+    lb.assert_nothing_left();
+}
+
+/// With the library's own shared memory on, which leaves files behind when it is killed.
+#[test]
+fn a_killed_job_leaves_no_shared_memory() {
+    for library in ["mpich", "impi"] {
+        let Some(python) = python_of(library) else { continue };
+        let before = shared_memory();
+        let lb = Landbridge::new("mpi-shm");
+        let script = format!("{HELLO}\nimport time; time.sleep(600)");
+        for (signal, code) in [("INT", Some(130)), ("KILL", None)] {
+            let mut command = lb.command(&["run", "-n", "2", &python, "-c", &script]);
+            command.env("MPIR_CVAR_NOLOCAL", "0").env("I_MPI_FABRICS", "shm:ofi");
+            let mut running = common::Running::new(command);
+            running.wait_for_lines(2);
+            running.signal(signal);
+            assert_eq!(running.finish().status.code(), code);
+            lb.assert_nothing_left();
+            assert_no_shared_memory_beyond(&before);
+        }
+    }
+}
+
+#[test]
+fn a_crashed_rank_is_named_and_the_aborts_it_causes_are_not() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-crash");
+    let script = "from mpi4py import MPI; import os, signal; c = MPI.COMM_WORLD; c.barrier()\n\
+                  if c.rank == 1: os.kill(os.getpid(), signal.SIGSEGV)\n\
+                  while True: c.barrier()";
+    let output = lb.run(&["run", "-n", "3", &python, "-c", script]);
+    assert_code(&output, 139);
+    assert!(stderr(&output).contains("rank 1 on node"), "{}", stderr(&output));
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_killed_rank_ends_the_job() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-kill");
+    let script = "from mpi4py import MPI; import os, time; c = MPI.COMM_WORLD\n\
+                  print(os.getpid(), flush=True); time.sleep(600)";
+    let mut running = lb.start(&["run", "-n", "2", &python, "-c", script]);
+    let pids = running.wait_for_lines(2);
+    signal_process(pids[0].parse().unwrap(), "KILL");
+    assert_code(&running.finish(), 137);
+    lb.assert_nothing_left();
+}
