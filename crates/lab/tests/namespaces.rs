@@ -134,6 +134,27 @@ fn links_change_while_the_lab_runs() {
 }
 
 #[test]
+fn links_change_from_outside_too() {
+    let Some(_turn) = turn() else { return };
+    let mut running = start("outside", &two_sites(""), "echo up; sleep 1000");
+    read_until(&mut running, "up");
+    let link = |arguments: &[&str]| {
+        let output = Command::new(PROGRAM).args(["link", "outside"]).args(arguments).output();
+        succeeded(&output.unwrap())
+    };
+    link(&["a>b", "--loss", "5 %"]);
+    let text = link(&[]);
+    assert!(text.contains("a>b: unlimited rate, delay 0 ns, loss 5 %;"), "{text}");
+    assert!(text.contains("b>a: unlimited rate, delay 0 ns;"), "{text}");
+    let second = lab("outside", &two_sites(""), "true");
+    assert!(text_of(&second).contains("running already"), "{}", text_of(&second));
+    kill(&running, "-TERM");
+    assert_eq!(end_of(running).status.code(), Some(143));
+    let gone = Command::new(PROGRAM).args(["link", "outside"]).output().unwrap();
+    assert!(text_of(&gone).contains("no lab called `outside`"), "{}", text_of(&gone));
+}
+
+#[test]
 fn the_exit_code_is_that_of_the_command() {
     let Some(_turn) = turn() else { return };
     for (script, code) in

@@ -10,7 +10,7 @@
 //!   those of a link in a lab file, and `up`.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ pub fn request(lab_name: Option<&str>, line: &str) -> anyhow::Result<String> {
                 .context("name the lab: this is not inside one")?,
         };
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
-    writeln!(stream, "{line}")?;
+    stream.write_all(format!("{line}\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).context("the lab does not answer")?;
     let (body, verdict) = answer.trim_end().rsplit_once('\n').unwrap_or(("", answer.trim_end()));
@@ -104,13 +104,13 @@ fn inside_path() -> PathBuf {
 fn serve_client(handle: &Handle, mut client: UnixStream) -> anyhow::Result<()> {
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
-    let peer = rustix::net::sockopt::socket_peercred(client.as_fd())?;
-    if peer.uid != rustix::process::geteuid() {
+    let mut line = String::new();
+    BufReader::new((&client).take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
+    // In the lab's user namespace its own user is root, and every other user is nobody.
+    if peer_user(&client)? != rustix::process::geteuid().as_raw() {
         client.write_all(b"error: this lab belongs to another user\n")?;
         return Ok(());
     }
-    let mut line = String::new();
-    BufReader::new((&client).take(REQUEST_BYTES_MAX)).read_line(&mut line)?;
     let answer = handle
         .ask(move |emulator| answer(emulator, line.trim()))
         .unwrap_or_else(|| Err("the emulator has ended".to_owned()));
@@ -119,6 +119,24 @@ fn serve_client(handle: &Handle, mut client: UnixStream) -> anyhow::Result<()> {
         Err(message) => client.write_all(format!("error: {message}\n").as_bytes())?,
     }
     Ok(())
+}
+
+/// The user at the other end. Not through rustix, whose type has no room for a process number of 0,
+/// which is what a process outside the lab's PID namespace has here.
+fn peer_user(client: &UnixStream) -> std::io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes to `peer`; both live during the call.
+    let result = unsafe {
+        libc::getsockopt(
+            client.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut size,
+        )
+    };
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(peer.uid) }
 }
 
 /// What the lab says to a request: a body of whole lines, or what is wrong.

@@ -215,7 +215,8 @@ fn supervise(child: Child, signals: &Signals, lifeline: &OwnedFd) -> anyhow::Res
         ];
         poll(&mut fds, timeout.as_ref()).or_else(ignore_interruption)?;
         if !fds[1].revents().is_empty() {
-            bail!("the process that started this lab has gone");
+            // The keeper has died; nobody is left to tell.
+            return Ok(EXIT_LAB_FAILED);
         }
         while let Some(notice) =
             signals.poll_notice().filter(|notice| FORWARDED.contains(&notice.number))
