@@ -10,6 +10,12 @@ pub struct Port {
     pub engine: SpinLock<Engine>,
 }
 
+// SAFETY: an engine holds pointers to the program's buffers, which belong to no thread; it is only
+// reached through its lock.
+unsafe impl Sync for Port {}
+// SAFETY: as above.
+unsafe impl Send for Port {}
+
 /// The ports a queue or counter drives.
 pub struct Ports {
     list: SpinLock<Vec<Arc<Port>>>,

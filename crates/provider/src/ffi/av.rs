@@ -1,13 +1,12 @@
 //! Address vectors.
 
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 
 use super::cm::copy_name;
 use super::domain::Domain;
 use super::eq::EventQueue;
-use super::{Object, close, nosys, object, ops, publish, share};
+use super::{Head, Object, close, nosys, object, ops, publish, share};
 use crate::abi::*;
 use crate::av::{Av, NAME_BYTES, Name};
 use crate::info::Format;
@@ -16,7 +15,7 @@ use crate::sync::SpinLock;
 
 #[repr(C)]
 pub struct AddressVector {
-    fid: UnsafeCell<FidAv>,
+    head: Head<FidAv>,
     pub av: Arc<Av>,
     format: Format,
     /// FI_EVENT: insertions are reported in the event queue.
@@ -69,7 +68,7 @@ pub unsafe fn open(
         (capacity, reports) = (attr.count, attr.flags & EVENT != 0);
     }
     let made = AddressVector {
-        fid: UnsafeCell::new(FidAv { fid: super::fid(CLASS_AV, context, &OPS), ops: &AV_OPS }),
+        head: Head::new(FidAv { fid: super::fid(CLASS_AV, context, &OPS), ops: &AV_OPS }),
         av: Arc::new(Av::with_capacity(capacity)),
         format: domain.format,
         reports,
@@ -146,13 +145,13 @@ impl AddressVector {
                 }
             }
             if let (true, Some(events), None) = (self.reports, &events, name) {
-                let fid = self.fid.get().cast();
+                let fid = self.head.get().cast();
                 events.report_error(fid, insertion.context, index as u64, Errno::EINVAL);
             }
         }
         match events {
             Some(events) if self.reports => {
-                let (fid, context) = (self.fid.get().cast(), insertion.context);
+                let (fid, context) = (self.head.get().cast(), insertion.context);
                 events.report(EQ_AV_COMPLETE, EqEntry { fid, context, data: inserted as u64 });
                 Ok(0)
             }

@@ -1,10 +1,9 @@
 //! Counters.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::{Object, close, deadline, is_over, nosys, object, ops, publish};
+use super::{Head, Object, close, deadline, is_over, nosys, object, ops, publish};
 use crate::abi::*;
 use crate::counter::Counter;
 
@@ -15,7 +14,7 @@ const POLLS_BEFORE_WAIT: u32 = 200;
 
 #[repr(C)]
 pub struct CompletionCounter {
-    fid: UnsafeCell<FidCntr>,
+    head: Head<FidCntr>,
     pub counter: Arc<Counter>,
 }
 
@@ -48,10 +47,7 @@ pub unsafe fn open(
         }
     }
     let made = CompletionCounter {
-        fid: UnsafeCell::new(FidCntr {
-            fid: super::fid(CLASS_CNTR, context, &OPS),
-            ops: &CNTR_OPS,
-        }),
+        head: Head::new(FidCntr { fid: super::fid(CLASS_CNTR, context, &OPS), ops: &CNTR_OPS }),
         counter: Arc::new(Counter::default()),
     };
     publish(Arc::new(made), target);

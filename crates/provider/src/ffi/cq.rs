@@ -1,13 +1,14 @@
 //! Completion queues.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr;
 use std::sync::Arc;
 
 use super::domain::Domain;
-use super::{Object, close, count, deadline, error_text, is_over, nosys, object, ops, publish};
+use super::{
+    Head, Object, close, count, deadline, error_text, is_over, nosys, object, ops, publish,
+};
 use crate::abi::*;
 use crate::queue::{Format, Queue};
 
@@ -20,7 +21,7 @@ const POLLS_BEFORE_WAIT: u32 = 200;
 
 #[repr(C)]
 pub struct CompletionQueue {
-    fid: UnsafeCell<FidCq>,
+    head: Head<FidCq>,
     pub queue: Arc<Queue>,
     /// Decides how much of an error entry the program has room for.
     api_version: u32,
@@ -73,7 +74,7 @@ pub unsafe fn open(
         _ => return Errno::ENOSYS.negative(),
     };
     let made = CompletionQueue {
-        fid: UnsafeCell::new(FidCq { fid: super::fid(CLASS_CQ, context, &OPS), ops: &CQ_OPS }),
+        head: Head::new(FidCq { fid: super::fid(CLASS_CQ, context, &OPS), ops: &CQ_OPS }),
         queue: Arc::new(Queue::new(format, size)),
         api_version: domain.api_version,
     };

@@ -1,11 +1,12 @@
 //! The domain: everything that talks is opened in one.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use super::fabric::Fabric;
-use super::{Object, atomic, av, close, cntr, cq, ep, mr, nosys, object, ops, publish, share};
+use super::{
+    Head, Object, atomic, av, close, cntr, cq, ep, mr, nosys, object, ops, publish, share,
+};
 use crate::abi::*;
 use crate::info::Format;
 use crate::mr::Table;
@@ -13,7 +14,7 @@ use crate::port::Ports;
 
 #[repr(C)]
 pub struct Domain {
-    fid: UnsafeCell<FidDomain>,
+    head: Head<FidDomain>,
     pub api_version: u32,
     /// How names in the domain's address vectors look.
     pub format: Format,
@@ -55,7 +56,7 @@ pub unsafe fn open(
     // SAFETY: the program gives an info we offered.
     let format = Format::of_code(unsafe { (*info).addr_format });
     let made = Domain {
-        fid: UnsafeCell::new(FidDomain {
+        head: Head::new(FidDomain {
             fid: super::fid(CLASS_DOMAIN, context, &OPS),
             ops: &DOMAIN_OPS,
             mr: &mr::MR_OPS,

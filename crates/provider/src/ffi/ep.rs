@@ -1,16 +1,15 @@
 //! Endpoints: binding, enabling, options, and the common way down to the engine.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddrV4;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::av::AddressVector;
 use super::cntr::CompletionCounter;
 use super::cq::CompletionQueue;
 use super::domain::Domain;
-use super::{Object, atomic, cm, msg, nosys, object, ops, publish, reclaim, rma, status};
+use super::{Head, Object, atomic, cm, msg, nosys, object, ops, publish, reclaim, rma, status};
 use crate::abi::*;
 use crate::av::Av;
 use crate::engine::request::{Iov, Level};
@@ -29,7 +28,7 @@ const SIZE_LEFT: isize = 1024;
 
 #[repr(C)]
 pub struct Endpoint {
-    fid: UnsafeCell<FidEp>,
+    head: Head<FidEp>,
     domain: Arc<Domain>,
     /// The engine, from `fi_enable` on.
     port: OnceLock<Arc<Port>>,
@@ -54,7 +53,7 @@ struct Bindings {
 /// The operation flags of one direction, in the form the data calls need. Changed only by calls that
 /// the program serialises with all others (bind, control).
 struct Defaults {
-    op_flags: UnsafeCell<u64>,
+    op_flags: AtomicU64,
     selective: AtomicBool,
     notify: AtomicBool,
     level: AtomicU8,
@@ -95,7 +94,7 @@ pub unsafe fn open(
         )
     };
     let made = Endpoint {
-        fid: UnsafeCell::new(FidEp {
+        head: Head::new(FidEp {
             fid: super::fid(CLASS_EP, context, &OPS),
             ops: &EP_OPS,
             cm: &cm::CM_OPS,
@@ -126,7 +125,7 @@ pub unsafe fn open(
 impl Defaults {
     fn new(op_flags: u64) -> Defaults {
         let defaults = Defaults {
-            op_flags: UnsafeCell::new(op_flags),
+            op_flags: AtomicU64::new(op_flags),
             selective: AtomicBool::new(false),
             notify: AtomicBool::new(true),
             level: AtomicU8::new(0),
@@ -136,13 +135,11 @@ impl Defaults {
     }
 
     fn op_flags(&self) -> u64 {
-        // SAFETY: written only by calls the program serialises with all others.
-        unsafe { *self.op_flags.get() }
+        self.op_flags.load(Ordering::Relaxed)
     }
 
     fn set(&self, op_flags: u64) {
-        // SAFETY: as above.
-        unsafe { *self.op_flags.get() = op_flags };
+        self.op_flags.store(op_flags, Ordering::Relaxed);
         self.notify.store(self.notify_for(op_flags), Ordering::Relaxed);
         self.level.store(level_of(op_flags) as u8, Ordering::Relaxed);
     }

@@ -1,17 +1,16 @@
 //! Event queues: what the program writes and what address vectors report.
 
-use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Object, close, count, deadline, error_text, nosys, object, ops, publish};
+use super::{Head, Object, close, count, deadline, error_text, nosys, object, ops, publish};
 use crate::abi::*;
 
 #[repr(C)]
 pub struct EventQueue {
-    fid: UnsafeCell<FidEq>,
+    head: Head<FidEq>,
     state: Mutex<State>,
     arrival: Condvar,
     /// FI_WAIT_FD: readable while something waits.
@@ -51,7 +50,7 @@ pub unsafe fn open(attr: Option<&EqAttr>, target: *mut *mut FidEq, context: *mut
         _ => return Errno::ENOSYS.negative(),
     };
     let made = EventQueue {
-        fid: UnsafeCell::new(FidEq { fid: super::fid(CLASS_EQ, context, &OPS), ops: &EQ_OPS }),
+        head: Head::new(FidEq { fid: super::fid(CLASS_EQ, context, &OPS), ops: &EQ_OPS }),
         state: Mutex::default(),
         arrival: Condvar::new(),
         wait,

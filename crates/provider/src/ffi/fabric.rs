@@ -1,16 +1,15 @@
 //! The fabric object: domains and event queues come from it.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::{Object, close, domain, eq, nosys, object, ops, publish, share};
+use super::{Head, Object, close, domain, eq, nosys, object, ops, publish, share};
 use crate::abi::*;
 use crate::info;
 
 #[repr(C)]
 pub struct Fabric {
-    fid: UnsafeCell<FidFabric>,
+    head: Head<FidFabric>,
 }
 
 // SAFETY: `repr(C)`, fid first, class below.
@@ -22,7 +21,7 @@ impl Fabric {
     /// The interface version the program speaks; the host writes it after the fabric is made.
     pub fn api_version(&self) -> u32 {
         // SAFETY: written once by the host, before any other call on the fabric.
-        unsafe { (*self.fid.get()).api_version }
+        unsafe { (*self.head.get()).api_version }
     }
 }
 
@@ -57,7 +56,7 @@ pub unsafe extern "C" fn open(
         return Errno::ENODATA.negative();
     }
     let made = Fabric {
-        fid: UnsafeCell::new(FidFabric {
+        head: Head::new(FidFabric {
             fid: super::fid(CLASS_FABRIC, context, &OPS),
             ops: &FABRIC_OPS,
             api_version,

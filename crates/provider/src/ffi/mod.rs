@@ -23,17 +23,39 @@ mod tagged;
 #[cfg(test)]
 mod tests;
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::abi::{Errno, Fid, Ops};
 
+/// The C part at the start of an object. The host may write to it (it does, to a fabric's version),
+/// so it is never behind a plain reference.
+#[repr(transparent)]
+struct Head<F>(UnsafeCell<F>);
+
+// SAFETY: written before the object is given out, and by the host before it uses it; from then on
+// only read.
+unsafe impl<F> Sync for Head<F> {}
+// SAFETY: its pointers are the program's contexts and static tables.
+unsafe impl<F> Send for Head<F> {}
+
+impl<F> Head<F> {
+    fn new(fid: F) -> Head<F> {
+        Head(UnsafeCell::new(fid))
+    }
+
+    fn get(&self) -> *mut F {
+        self.0.get()
+    }
+}
+
 /// An object with a `fid` at its start.
 ///
 /// # Safety
-/// The type is `repr(C)`, its first field is (or starts with) a `Fid` of class `CLASS` inside an
-/// `UnsafeCell` (the host writes to some), and the program only gets pointers made by `publish`.
+/// The type is `repr(C)`, its first field is the `Head` of a structure that starts with a `Fid` of
+/// class `CLASS`, and the program only gets pointers made by `publish`.
 unsafe trait Object: Sized {
     const CLASS: usize;
 }

@@ -1,6 +1,5 @@
 //! Memory registration.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -8,13 +7,13 @@ use std::sync::Arc;
 use libc::iovec;
 
 use super::domain::Domain;
-use super::{Object, nosys, ops, publish, reclaim, share, status};
+use super::{Head, Object, nosys, ops, publish, reclaim, share, status};
 use crate::abi::*;
 use crate::mr::{Region, access_of};
 
 #[repr(C)]
 pub struct MemoryRegion {
-    fid: UnsafeCell<FidMr>,
+    head: Head<FidMr>,
     key: u64,
     domain: Arc<Domain>,
 }
@@ -49,7 +48,7 @@ unsafe fn register(fid: *mut Fid, wish: Wish, target: *mut *mut FidMr) -> Result
     };
     domain.memory.insert(wish.key, region)?;
     let made = MemoryRegion {
-        fid: UnsafeCell::new(FidMr {
+        head: Head::new(FidMr {
             fid: super::fid(CLASS_MR, wish.context, &OPS),
             mem_desc: ptr::null_mut(),
             key: wish.key,
