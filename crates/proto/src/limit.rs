@@ -11,8 +11,9 @@ pub const FRAME_BODY_BYTES_MAX: usize = 1 << 20;
 pub const HEAD_BYTES_MAX: usize = 48;
 
 /// Payload of one frame through a relay: the unit in which channels share a link. At 1 Gb/s it
-/// takes 0.5 ms, which bounds how long an urgent small frame waits behind a large one.
-pub const RELAY_PAYLOAD_BYTES_MAX: usize = 64 << 10;
+/// takes 0.25 ms, which bounds how long an urgent small frame waits behind a large one. With header and head
+/// such a frame fits into an eighth of a shared-memory ring, so a relay never has to cut it.
+pub const RELAY_PAYLOAD_BYTES_MAX: usize = (32 << 10) - 128;
 
 /// Bytes of a large message that may be under way through relays before the receiver, by taking
 /// them in, lets more come: the bandwidth-delay product of 1 Gb/s at 32 ms.
@@ -27,7 +28,7 @@ pub const EAGER_WINDOW_BYTES_MIN: u32 = 16 << 10;
 pub const EAGER_WINDOW_BYTES_MAX: u32 = 1 << 20;
 
 /// Atomic operands (or results) in one frame.
-pub const ATOMIC_BYTES_MAX: usize = 4096;
+pub const ATOMIC_BYTES_MAX: usize = 8192;
 
 /// A handshake that takes longer is given up: a stalled or half-open peer holds nothing for long.
 pub const HELLO_MILLIS_MAX: u64 = 5_000;
@@ -52,6 +53,7 @@ pub const fn eager_window(processes: u32) -> u32 {
 const _: () = {
     assert!(RELAY_PAYLOAD_BYTES_MAX + HEAD_BYTES_MAX <= FRAME_BODY_BYTES_MAX);
     assert!(2 * ATOMIC_BYTES_MAX + HEAD_BYTES_MAX <= FRAME_BODY_BYTES_MAX);
+    assert!(2 * ATOMIC_BYTES_MAX <= RELAY_PAYLOAD_BYTES_MAX);
     // An inject must always fit the credit of one peer, or it could wait for ever.
     assert!(eager_window(u32::MAX) == EAGER_WINDOW_BYTES_MIN);
 };

@@ -75,6 +75,8 @@ pub enum Work {
     Write,
     /// Atomic operation on remote memory.
     Atomic,
+    /// Atomic operation that brought old values back.
+    FetchAtomic,
     /// A peer wrote to our memory and left completion data.
     RemoteWrite,
 }
@@ -370,6 +372,7 @@ impl<M> OpKind<M> {
             OpKind::Message { tag: None, .. } => Work::Send,
             OpKind::Write { .. } => Work::Write,
             OpKind::Read { .. } => Work::Read,
+            OpKind::Atomic { request, .. } if request.fetch => Work::FetchAtomic,
             OpKind::Atomic { .. } => Work::Atomic,
         }
     }
@@ -591,6 +594,11 @@ impl<M: Memory> Endpoint<M> {
     pub fn has_work_for(&self, peer: Peer) -> bool {
         self.ops.ids().any(|id| self.op_is_for(id, peer))
             || self.receives.ids().any(|id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
+    }
+
+    /// True if nothing is held: no operation, no receive, no message that waits for one.
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_empty() && self.receives.is_empty() && self.arrivals.is_empty()
     }
 
     /// True if every byte given to every peer has been taken in there, as far as they still live.

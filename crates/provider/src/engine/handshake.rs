@@ -91,7 +91,7 @@ impl Handshake {
         matches!(self.step, Step::Dialled(_))
     }
 
-    /// Whether it was this side that dialled.
+    /// Whether it takes longer than any hello may.
     pub fn is_overdue(&self) -> bool {
         Instant::now() > self.deadline
     }
@@ -153,11 +153,14 @@ impl Handshake {
                 self.step = Step::AwaitMemory(Box::new(dialler));
             }
             Step::AwaitMemory(dialler) => {
-                let memory = ShmLink::receive_memory(self.fd());
-                if memory.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-                    self.step = Step::AwaitMemory(dialler);
-                }
-                let link = ShmLink::accept(self.take_socket(memory.is_ok())?, memory?, mapper)?;
+                let memory = match ShmLink::receive_memory(self.fd()) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.step = Step::AwaitMemory(dialler);
+                        return Err(error);
+                    }
+                    other => other?,
+                };
+                let link = ShmLink::accept(self.take_socket()?, memory, mapper)?;
                 let carrier = Carrier::Shm(Box::new(link));
                 return Ok(Some(Up { introduction: *dialler, carrier }));
             }
@@ -167,7 +170,7 @@ impl Handshake {
     }
 
     fn finish(&mut self, introduction: Introduction, mapper: Mapper) -> io::Result<Up> {
-        let socket = self.take_socket(true)?;
+        let socket = self.take_socket()?;
         let carrier = if self.is_unix {
             Carrier::Shm(Box::new(ShmLink::dial(socket, mapper)?))
         } else {
@@ -176,9 +179,8 @@ impl Handshake {
         Ok(Up { introduction, carrier })
     }
 
-    fn take_socket(&mut self, is_ready: bool) -> io::Result<OwnedFd> {
-        let socket = if is_ready { self.socket.take() } else { None };
-        socket.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    fn take_socket(&mut self) -> io::Result<OwnedFd> {
+        self.socket.take().ok_or_else(|| io::Error::other("a hello that has ended"))
     }
 
     fn is_connected(&self) -> io::Result<bool> {

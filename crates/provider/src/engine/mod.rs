@@ -1,16 +1,55 @@
-//! The engine behind one libfabric endpoint (interface first; the body follows).
+//! The engine behind one libfabric endpoint: it joins the pure protocol (`landbridge_proto::endpoint`) to links.
+//!
+//! What enters: requests of the libfabric face, and the network whenever the MPI library polls. What
+//! leaves: completions to the [`Sink`], and frames. It starts no thread: everything happens inside
+//! calls of the MPI library, under the endpoint's lock.
+//!
+//! | file | does |
+//! |---|---|
+//! | `request` | what the face asks |
+//! | `identity` | who this process is |
+//! | `memory` | where bytes lie |
+//! | `peers` | who the others are, and the way to each |
+//! | `handshake` | the hello on a new connection |
+//! | `links` | frames out and in |
+//! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
+//! | `wait` | polling, spinning, parking |
+//!
+//! What may never happen: a request waits for the network; a frame's bytes are touched before its
+//! link's hello has ended; a link of one peer keeps another from progress.
 
+mod handshake;
+mod identity;
+mod links;
+mod memory;
+mod peers;
 pub mod request;
+mod serve;
+mod wait;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::abi::Errno;
+use landbridge_proto::endpoint::{self, Config, Endpoint, Look, Peer, Posting, Ticket};
+
+use crate::abi::{self, Errno, FiAddr};
 use crate::av::Av;
+use crate::log;
 use crate::mr;
 use crate::sink::Sink;
 
-use request::{AtomicRequest, ClaimRequest, PeekRequest, RecvRequest, RmaRequest, SendRequest};
+use identity::Identity;
+use links::Link;
+use memory::Bytes;
+use peers::{Neighbour, Own, Relay};
+use request::{
+    AtomicKind, AtomicRequest, ClaimRequest, Level, PeekRequest, RecvRequest, RmaKind, RmaRequest,
+    SendRequest,
+};
+use wait::Idle;
 
 /// What an endpoint is opened with.
 pub struct Setup {
@@ -26,56 +65,265 @@ pub struct Setup {
     pub source_wanted: bool,
 }
 
-pub struct Engine {}
+/// Operations in flight towards all peers of an endpoint; beyond it the face says EAGAIN. Far more than MPI libraries
+/// post without polling, and at some 200 bytes each still little memory.
+const OPERATIONS_MAX: usize = 1 << 16;
+
+/// How long closing waits for peers to take in what was sent: longer than a peer is descheduled, shorter than a
+/// user's patience.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Bytes read from a stream at once, for all streams of the endpoint together.
+const STAGE_BYTES: usize = 64 << 10;
+
+pub struct Engine {
+    identity: &'static Identity,
+    own: Own,
+    av: Arc<Av>,
+    mr: Arc<mr::Table>,
+    sink: Sink,
+    source_wanted: bool,
+    core: Endpoint<Bytes>,
+    /// By the numbers the protocol gives peers.
+    neighbours: Vec<Neighbour>,
+    by_name: BTreeMap<peers::NameBytes, Peer>,
+    /// Peers by address-vector number; `u32::MAX` is unknown.
+    by_number: Vec<u32>,
+    relay: Relay,
+    links: Vec<Option<Box<Link>>>,
+    /// Links through shared memory, polled in turn.
+    rings: Vec<usize>,
+    /// Rings that were full when somebody wanted to send.
+    full_rings: Vec<usize>,
+    streams: usize,
+    /// The stream that last brought something.
+    hot_stream: Option<usize>,
+    hellos: Vec<Option<peers::Hello>>,
+    hellos_open: usize,
+    epoll: OwnedFd,
+    /// Unexpected payload, by place of the number the protocol gives it.
+    stores: Vec<Option<Box<[u8]>>>,
+    stage: Vec<u8>,
+    /// Operands of the atomic operation at hand.
+    scratch: Vec<u8>,
+    idle: Idle,
+}
+
+// SAFETY: the raw pointers in it are the application's memory, valid until completion in whatever thread drives.
+unsafe impl Send for Engine {}
 
 impl Engine {
-    pub fn open(_setup: Setup) -> Result<Engine, Errno> {
-        Err(Errno::ENOSYS)
+    pub fn open(setup: Setup) -> Result<Engine, Errno> {
+        let identity = Identity::current().map_err(|why| {
+            log!(Warn, "{why}");
+            Errno::EINVAL
+        })?;
+        let (own, epoll) = Own::open(identity, setup.own_format, setup.bind).map_err(|error| {
+            log!(Warn, "no endpoint can be opened: {error}");
+            Errno(error.raw_os_error().unwrap_or(libc::EIO))
+        })?;
+        let core = Endpoint::new(Config {
+            address: own.address,
+            eager_window: identity.eager_window(),
+            min_multi_recv: setup.min_multi_recv as u64,
+            operations_max: OPERATIONS_MAX,
+        });
+        Ok(Engine {
+            identity,
+            own,
+            av: setup.av,
+            mr: setup.domain_mr,
+            sink: setup.sink,
+            source_wanted: setup.source_wanted,
+            core,
+            neighbours: Vec::new(),
+            by_name: BTreeMap::new(),
+            by_number: Vec::new(),
+            relay: Relay::default(),
+            links: Vec::new(),
+            rings: Vec::new(),
+            full_rings: Vec::new(),
+            streams: 0,
+            hot_stream: None,
+            hellos: Vec::new(),
+            hellos_open: 0,
+            epoll,
+            stores: Vec::new(),
+            stage: vec![0; STAGE_BYTES],
+            scratch: Vec::new(),
+            idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
+        })
     }
 
     /// The endpoint's address: 48 bytes, or a `sockaddr_in`.
     pub fn name(&self) -> &[u8] {
-        &[]
+        self.own.name()
     }
 
-    pub fn send(&mut self, _request: &SendRequest) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    #[inline]
+    pub fn send(&mut self, request: &SendRequest) -> Result<(), Errno> {
+        let peer = self.peer_of(request.target)?;
+        let message = endpoint::Message {
+            peer,
+            memory: Bytes::borrow(request.payload),
+            tag: request.tag,
+            data: request.data,
+            ticket: Ticket { context: request.context, notify: request.notify },
+            level: level(request.level),
+        };
+        let op = self.core.send(message).map_err(|_| Errno::EAGAIN)?;
+        self.started(peer, op, request.inject);
+        Ok(())
     }
 
-    pub fn recv(&mut self, _request: &RecvRequest) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    /// An operation has been handed to the protocol: sends what can be sent now.
+    #[inline]
+    fn started(&mut self, peer: Peer, op: u32, inject: bool) {
+        self.flush();
+        if inject {
+            self.own_memory(peer, op);
+        }
     }
 
-    pub fn peek(&mut self, _request: &PeekRequest) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    /// The memory of `op` is the caller's again when this returns.
+    #[inline]
+    fn own_memory(&mut self, peer: Peer, op: u32) {
+        if let Some(memory) = self.core.memory_mut(op) {
+            // SAFETY: the caller's memory is valid during its call, which is still on the stack.
+            *memory = unsafe { memory.to_owned() };
+        }
+        self.own_held(peer);
     }
 
-    pub fn claim(&mut self, _request: &ClaimRequest) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
+        let source = self.source_of(request.source)?;
+        self.core.recv(Posting {
+            source,
+            memory: Bytes::borrow(request.payload),
+            tag: request.tag,
+            ticket: Ticket { context: request.context, notify: request.notify },
+            multi: request.multi,
+        });
+        self.drain_actions();
+        self.flush();
+        Ok(())
     }
 
-    pub fn rma(&mut self, _request: &RmaRequest) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    pub fn peek(&mut self, request: &PeekRequest) -> Result<(), Errno> {
+        let source = self.source_of(request.source)?;
+        self.core.look(Look {
+            source,
+            tag: request.tag,
+            ignore: request.ignore,
+            context: request.context,
+            claim: request.claim,
+            discard: request.discard,
+        });
+        self.drain_actions();
+        self.flush();
+        Ok(())
     }
 
-    pub fn atomic(&mut self, _request: &AtomicRequest) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    pub fn claim(&mut self, request: &ClaimRequest) -> Result<(), Errno> {
+        let ticket = Ticket { context: request.context, notify: request.notify };
+        let found = if request.discard {
+            self.core.claim_discard(ticket)
+        } else {
+            let memory = Bytes::borrow(request.payload);
+            self.core.claim(Posting { source: None, memory, tag: Some((0, 0)), ticket, multi: false })
+        };
+        self.drain_actions();
+        self.flush();
+        if found { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    pub fn cancel(&mut self, _context: usize) -> Result<(), Errno> {
-        Err(Errno::ENOSYS)
+    pub fn rma(&mut self, request: &RmaRequest) -> Result<(), Errno> {
+        let peer = self.peer_of(request.target)?;
+        let [remote] = request.remote else {
+            return Err(Errno::EINVAL);
+        };
+        let remote = endpoint::Remote { peer, key: remote.key, offset: remote.offset };
+        let ticket = Ticket { context: request.context, notify: request.notify };
+        let memory = Bytes::borrow(request.local);
+        let started = match request.kind {
+            RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
+            RmaKind::Read => self.core.read(remote, memory, ticket),
+        };
+        let op = started.map_err(|_| Errno::EAGAIN)?;
+        self.started(peer, op, request.inject);
+        Ok(())
     }
 
-    pub fn set_min_multi_recv(&mut self, _bytes: usize) {}
-
-    /// Does what can be done without waiting; the number of events handled.
-    pub fn progress(&mut self) -> usize {
-        0
+    pub fn atomic(&mut self, request: &AtomicRequest) -> Result<(), Errno> {
+        let peer = self.peer_of(request.target)?;
+        let [remote] = request.remote else {
+            return Err(Errno::EINVAL);
+        };
+        let wanted = endpoint::AtomicRequest {
+            op: 0,
+            operation: request.op as u8,
+            datatype: request.datatype as u8,
+            fetch: request.kind != AtomicKind::Update,
+            compare: request.kind == AtomicKind::Compare,
+            length: remote.len as u32,
+            key: remote.key,
+            offset: remote.offset,
+        };
+        // SAFETY: the caller's memory is valid during its call.
+        let operands = unsafe {
+            let mut bytes = Bytes::borrow(request.operand).copy();
+            bytes.extend(Bytes::borrow(request.compare).copy());
+            Bytes::Owned(bytes.into())
+        };
+        let result = wanted.fetch.then(|| Bytes::borrow(request.result));
+        let ticket = Ticket { context: request.context, notify: request.notify };
+        let started = self.core.atomic(peer, wanted, operands, result, ticket);
+        started.map_err(|_| Errno::EAGAIN)?;
+        self.flush();
+        Ok(())
     }
 
-    /// Parks until something arrives, at most `deadline_ms`.
-    pub fn wait(&mut self, _deadline_ms: i32) {}
+    pub fn cancel(&mut self, context: usize) -> Result<(), Errno> {
+        let found = self.core.cancel(context);
+        self.drain_actions();
+        if found { Ok(()) } else { Err(Errno::ENOENT) }
+    }
+
+    pub fn set_min_multi_recv(&mut self, bytes: usize) {
+        self.core.set_min_multi_recv(bytes as u64);
+    }
 
     /// Drains what is still on its way, within a bound.
-    pub fn close(&mut self) {}
+    pub fn close(&mut self) {
+        let peers = self.connected_peers();
+        for peer in peers {
+            self.core.goodbye(peer);
+        }
+        let deadline = Instant::now() + DRAIN_TIME_MAX;
+        while !self.core.is_drained() && Instant::now() < deadline {
+            self.progress();
+        }
+        if !self.core.is_drained() {
+            log!(Warn, "a peer did not take in all it was sent before this endpoint closed");
+        }
+    }
+
+    #[inline]
+    fn source_of(&mut self, number: FiAddr) -> Result<Option<Peer>, Errno> {
+        if number == abi::ADDR_UNSPEC { Ok(None) } else { self.peer_of(number).map(Some) }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.links.clear();
+    }
+}
+
+#[inline]
+fn level(level: Level) -> endpoint::Level {
+    match level {
+        Level::Inject | Level::Transmit => endpoint::Level::Handed,
+        Level::Delivery => endpoint::Level::Delivered,
+    }
 }

@@ -1,0 +1,609 @@
+//! Frames out and in.
+//!
+//! Out: whatever the protocol has for a peer goes to its link until the link is full; then the peer waits in the
+//! link's line. In: a frame's header and head are shown to the protocol, which says where the
+//! payload belongs; the payload goes there directly.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll::EventFlags;
+
+use landbridge_drive::link::shm;
+use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
+use landbridge_proto::endpoint::{Path, Peer, Place};
+use landbridge_proto::limit;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::hello::Introduction;
+
+use super::Engine;
+use super::handshake::Carrier;
+use super::peers::{self, Out, Token, watch};
+use crate::abi;
+use crate::log;
+
+/// Payload of one frame in a ring.
+pub const RING_PAYLOAD_MAX: usize = shm::FRAME_BYTES_MAX - HEADER_BYTES - limit::HEAD_BYTES_MAX;
+/// Messages beyond this are read out of the sender's memory where that is allowed: one copy and a system call
+/// instead of two copies.
+pub const RING_EAGER_MAX: u32 = 16 << 10;
+/// Payload of one frame over a direct TCP connection.
+const TCP_PAYLOAD_MAX: u32 = 512 << 10;
+/// Messages up to this go out whole over TCP.
+const TCP_EAGER_MAX: u32 = 256 << 10;
+/// First piece of longer ones: the receiver's grant arrives while it is under way.
+const TCP_FIRST_PIECE: u32 = 128 << 10;
+/// Reads of one stream before others get their turn.
+const READS_PER_TURN: usize = 8;
+/// Frames of one ring before others get their turn.
+const FRAMES_PER_TURN: usize = 32;
+
+pub struct Link {
+    pub carrier: Carrier,
+    /// Whom it leads to; `None`: the relay.
+    peer: Option<Peer>,
+    /// Peers that have frames for which it had no room.
+    blocked: VecDeque<Peer>,
+    /// Whose frame it has sent only in part.
+    holding: Option<Peer>,
+    /// Whose payload is arriving.
+    inside: Option<(Peer, Place)>,
+    /// Operands that are arriving.
+    scratch: Vec<u8>,
+    said_goodbye: bool,
+}
+
+impl Link {
+    pub fn new(carrier: Carrier, peer: Option<Peer>) -> Self {
+        Self {
+            carrier,
+            peer,
+            blocked: VecDeque::new(),
+            holding: None,
+            inside: None,
+            scratch: Vec::new(),
+            said_goodbye: false,
+        }
+    }
+
+    /// Has epoll tell of it.
+    pub fn watch(&self, epoll: &OwnedFd, id: usize) -> io::Result<()> {
+        self.set_interest(epoll, id, EventFlags::IN)
+    }
+
+    fn set_interest(&self, epoll: &OwnedFd, id: usize, interest: EventFlags) -> io::Result<()> {
+        match &self.carrier {
+            Carrier::Shm(link) => watch(epoll, link.fd(), Token::Link(id), interest),
+            Carrier::Stream(link) => watch(epoll, link.fd(), Token::Link(id), interest),
+            Carrier::Loop => Ok(()),
+        }
+    }
+
+    pub fn describe(&self) -> &'static str {
+        match self.carrier {
+            Carrier::Shm(_) => "shared memory",
+            Carrier::Stream(_) => "tcp",
+            Carrier::Loop => "itself",
+        }
+    }
+
+    /// What the path can do, for peers behind it.
+    pub fn path(&self, may_pull: bool) -> Path {
+        if self.peer.is_none() {
+            return Path::RELAY;
+        }
+        match self.carrier {
+            Carrier::Shm(_) => peers::ring_path(may_pull),
+            Carrier::Stream(_) | Carrier::Loop => Path {
+                payload_max: TCP_PAYLOAD_MAX,
+                eager_max: TCP_EAGER_MAX,
+                first_piece: TCP_FIRST_PIECE,
+                pull: false,
+                window: u64::MAX,
+            },
+        }
+    }
+}
+
+impl Engine {
+    /// Sends whatever can be sent.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        while let Some(peer) = self.core.next_busy() {
+            self.transmit(peer);
+        }
+    }
+
+    #[inline]
+    fn transmit(&mut self, peer: Peer) {
+        let id = match self.neighbours[peer.0 as usize].out {
+            Out::Up(id) => id,
+            Out::Unknown => return self.dial(peer),
+            Out::Dialling | Out::AwaitRelay => return,
+            Out::Gone => {
+                self.core.fail(peer, libc::ECONNRESET);
+                return self.drain_actions();
+            }
+        };
+        let Some(mut link) = self.links[id].take() else {
+            return;
+        };
+        let outcome = self.transmit_on(&mut link, id, peer);
+        self.links[id] = Some(link);
+        self.drain_actions();
+        if let Err(error) = outcome {
+            self.link_down(id, &error);
+        }
+    }
+
+    fn transmit_on(&mut self, link: &mut Link, id: usize, peer: Peer) -> io::Result<()> {
+        if let Carrier::Loop = link.carrier {
+            return self.transmit_to_self(peer);
+        }
+        while let Some(frame) = self.core.poll_transmit(peer) {
+            let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
+            let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
+            let sent = match &mut link.carrier {
+                Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
+                // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
+                Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
+                Carrier::Loop => return Ok(()),
+            };
+            match sent {
+                Sent::All => self.core.transmitted(peer, true),
+                Sent::Held => {
+                    self.core.transmitted(peer, false);
+                    link.holding = Some(peer);
+                    return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+                }
+                Sent::Busy => {
+                    link.blocked.push_back(peer);
+                    if let Carrier::Shm(_) = link.carrier {
+                        self.full_rings.push(id);
+                        return Ok(());
+                    }
+                    return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+                }
+            }
+            self.drain_actions();
+        }
+        Ok(())
+    }
+
+    fn transmit_to_self(&mut self, peer: Peer) -> io::Result<()> {
+        while let Some(frame) = self.core.poll_transmit(peer) {
+            let front = frame.front().to_vec();
+            let payload = frame.payload.map(|(memory, at, len)| (memory.clone(), at, len));
+            self.core.transmitted(peer, true);
+            let mut bytes = front;
+            if let Some((memory, at, len)) = payload {
+                for piece in memory.range(at, len).as_slice() {
+                    // SAFETY: the memory is the sender's, who has not been told that it is done.
+                    bytes.extend_from_slice(unsafe {
+                        std::slice::from_raw_parts(piece.base, piece.len)
+                    });
+                }
+            }
+            self.drain_actions();
+            self.take_frame(Some(peer), &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The frame of `peer` that a stream holds no longer needs the caller's memory.
+    #[inline]
+    pub(super) fn own_held(&mut self, peer: Peer) {
+        let Out::Up(id) = self.neighbours[peer.0 as usize].out else {
+            return;
+        };
+        if let Some(link) = self.links[id].as_mut()
+            && link.holding == Some(peer)
+            && let Carrier::Stream(stream) = &mut link.carrier
+        {
+            stream.own_held();
+        }
+    }
+
+    /// A stream takes bytes again.
+    pub(super) fn handle_writable(&mut self, id: usize) {
+        let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let Carrier::Stream(stream) = &mut link.carrier else {
+            return;
+        };
+        match stream.flush() {
+            Ok(false) => return,
+            Ok(true) => (),
+            Err(error) => return self.link_down(id, &error),
+        }
+        if let Some(peer) = link.holding.take() {
+            self.core.handle_flushed(peer);
+            self.core.mark_busy(peer);
+        }
+        for peer in std::mem::take(&mut link.blocked) {
+            self.core.mark_busy(peer);
+        }
+        if let Err(error) = link.set_interest(&self.epoll, id, EventFlags::IN) {
+            return self.link_down(id, &error);
+        }
+        self.drain_actions();
+        self.flush();
+    }
+
+    /// Rings that were full may have room.
+    #[inline]
+    pub(super) fn retry_full_rings(&mut self) {
+        for id in std::mem::take(&mut self.full_rings) {
+            let Some(link) = self.links[id].as_mut() else {
+                continue;
+            };
+            for peer in std::mem::take(&mut link.blocked) {
+                self.core.mark_busy(peer);
+            }
+        }
+    }
+
+    /// Takes in what has arrived in the ring of link `id`; the number of frames.
+    #[inline]
+    pub(super) fn poll_ring(&mut self, id: usize) -> usize {
+        let Some(link) = self.links[id].as_mut() else {
+            return 0;
+        };
+        // The usual case, kept short: nothing there.
+        if let Carrier::Shm(ring) = &mut link.carrier
+            && matches!(ring.peek(), Ok(None))
+        {
+            return 0;
+        }
+        self.read_ring(id)
+    }
+
+    fn read_ring(&mut self, id: usize) -> usize {
+        let Some(mut link) = self.links[id].take() else {
+            return 0;
+        };
+        let mut frames = 0;
+        let outcome = self.read_frames(&mut link, &mut frames);
+        self.links[id] = Some(link);
+        if let Err(error) = outcome {
+            self.link_down(id, &error);
+        }
+        frames
+    }
+
+    fn read_frames(&mut self, link: &mut Link, frames: &mut usize) -> io::Result<()> {
+        let peer = link.peer;
+        let Carrier::Shm(ring) = &mut link.carrier else {
+            return Ok(());
+        };
+        while *frames < FRAMES_PER_TURN
+            && let Some(frame) = ring.peek()?
+        {
+            let kind = self.take_frame(peer, frame)?;
+            link.said_goodbye |= kind == Kind::Goodbye;
+            ring.consume();
+            *frames += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes in a whole frame.
+    fn take_frame(&mut self, from: Option<Peer>, frame: &[u8]) -> io::Result<Kind> {
+        let header = Header::parse(frame).map_err(invalid)?;
+        let body = frame
+            .get(HEADER_BYTES..HEADER_BYTES + header.length as usize)
+            .ok_or_else(|| fault("a frame is cut off"))?;
+        let Some(peer) = self.sender(from, &header)? else {
+            return Ok(header.kind);
+        };
+        let place = self.core.handle_frame(peer, header, body).map_err(|bad| fault(bad.0))?;
+        let payload = &body[Head::size(header.kind, header.flags)..];
+        self.put(peer, place, payload);
+        self.end_payload(peer);
+        Ok(header.kind)
+    }
+
+    /// The peer a frame is from; `None` if it needs no further treatment.
+    #[inline]
+    fn sender(&mut self, from: Option<Peer>, header: &Header) -> io::Result<Option<Peer>> {
+        if let Some(peer) = from {
+            return Ok(Some(peer));
+        }
+        if header.target != self.own.address {
+            return Err(fault("the relay delivers a frame for somebody else"));
+        }
+        let peer = self.peer_addressed(header.source);
+        if header.kind == Kind::Unreachable {
+            log!(Warn, "the relay cannot reach peer {:?}", header.source);
+            self.neighbours[peer.0 as usize].out = Out::Gone;
+            self.core.fail(peer, libc::EHOSTUNREACH);
+            self.drain_actions();
+            return Ok(None);
+        }
+        Ok(Some(peer))
+    }
+
+    #[inline]
+    fn end_payload(&mut self, peer: Peer) {
+        self.core.handle_payload(peer);
+        self.drain_actions();
+    }
+
+    /// Copies a whole payload to its place.
+    #[inline]
+    fn put(&mut self, peer: Peer, place: Place, payload: &[u8]) {
+        match place {
+            Place::Nowhere => (),
+            Place::Receive { .. } | Place::Answer { .. } => {
+                if let Some((memory, at, take)) = self.core.place_memory(place) {
+                    let take = payload.len().min(take.min(payload.len() as u64) as usize);
+                    // SAFETY: the application's memory until the completion, which comes later.
+                    unsafe { memory.fill(at, &payload[..take]) };
+                }
+            }
+            Place::Store { store } => {
+                if !payload.is_empty() {
+                    self.keep_store(store, payload.into());
+                }
+            }
+            Place::Region { op, key, offset } => {
+                if let Some(base) = self.region(peer, op, key, offset, payload.len()) {
+                    // SAFETY: `region` found all of it inside a registered region.
+                    unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
+                }
+            }
+            Place::Scratch => {
+                self.scratch.clear();
+                self.scratch.extend_from_slice(payload);
+            }
+        }
+    }
+
+    /// Registered memory for a peer's write; if there is none, the peer is told.
+    fn region(&mut self, peer: Peer, op: u32, key: u64, offset: u64, len: usize) -> Option<*mut u8> {
+        match self.mr.resolve(key, offset, len, abi::REMOTE_WRITE) {
+            Ok(base) => Some(base),
+            Err(errno) => {
+                self.core.refuse(peer, op, errno.0);
+                None
+            }
+        }
+    }
+
+    /// Where a payload of `len` bytes goes that has not arrived whole: pieces of memory, then bytes to skip.
+    fn target(&mut self, link: &mut Link, peer: Peer, place: Place, len: usize) -> (Target, usize) {
+        let mut target = Target::default();
+        let taken = match place {
+            Place::Nowhere => 0,
+            Place::Receive { .. } | Place::Answer { .. } => {
+                let Some((memory, at, take)) = self.core.place_memory(place) else {
+                    return (target, len);
+                };
+                let take = take.min(len as u64);
+                target.extend(memory.range(at, take).as_slice());
+                take as usize
+            }
+            Place::Store { store } => {
+                let base = self.keep_store(store, vec![0; len].into());
+                target.push(Piece { base, len });
+                len
+            }
+            Place::Region { op, key, offset } => match self.region(peer, op, key, offset, len) {
+                Some(base) => {
+                    target.push(Piece { base, len });
+                    len
+                }
+                None => 0,
+            },
+            Place::Scratch => {
+                link.scratch.clear();
+                link.scratch.resize(len, 0);
+                target.push(Piece { base: link.scratch.as_mut_ptr(), len });
+                len
+            }
+        };
+        (target, len - taken)
+    }
+
+    /// Reads what has arrived on stream `id`; the number of reads that brought something.
+    pub(super) fn read_stream(&mut self, id: usize) -> usize {
+        let Some(mut link) = self.links.get_mut(id).and_then(Option::take) else {
+            return 0;
+        };
+        let mut stage = std::mem::take(&mut self.stage);
+        let mut reads = 0;
+        let outcome = self.read_turn(&mut link, &mut stage, &mut reads);
+        self.stage = stage;
+        self.links[id] = Some(link);
+        match outcome {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
+            Err(error) => self.link_down(id, &error),
+            Ok(()) => (),
+        }
+        if reads > 0 {
+            self.hot_stream = Some(id);
+        }
+        reads
+    }
+
+    fn read_turn(&mut self, link: &mut Link, stage: &mut [u8], reads: &mut usize) -> io::Result<()> {
+        while *reads < READS_PER_TURN {
+            let Carrier::Stream(stream) = &mut link.carrier else {
+                return Ok(());
+            };
+            let read = match stream.read(stage) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                other => other?,
+            };
+            *reads += 1;
+            if read.ended
+                && let Some((peer, place)) = link.inside.take()
+            {
+                if place == Place::Scratch {
+                    std::mem::swap(&mut self.scratch, &mut link.scratch);
+                }
+                self.end_payload(peer);
+            }
+            self.take_staged(link, &stage[read.start..read.end])?;
+            if read.drained {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_staged(&mut self, link: &mut Link, mut staged: &[u8]) -> io::Result<()> {
+        while staged.len() >= HEADER_BYTES {
+            let header = Header::parse(staged).map_err(invalid)?;
+            let front = HEADER_BYTES + Head::size(header.kind, header.flags);
+            if staged.len() < front {
+                break;
+            }
+            let whole = HEADER_BYTES + header.length as usize;
+            if whole <= staged.len() {
+                let kind = self.take_frame(link.peer, &staged[..whole])?;
+                link.said_goodbye |= kind == Kind::Goodbye;
+                staged = &staged[whole..];
+                continue;
+            }
+            let Some(peer) = self.sender(link.peer, &header)? else {
+                return Err(fault("a control frame with a payload"));
+            };
+            let head = &staged[HEADER_BYTES..front];
+            let place = self.core.handle_frame(peer, header, head).map_err(|bad| fault(bad.0))?;
+            self.drain_actions();
+            let (target, skip) = self.target(link, peer, place, whole - front);
+            if let Carrier::Stream(stream) = &mut link.carrier {
+                // SAFETY: the protocol keeps the place until the payload is complete or the link is dropped.
+                unsafe { stream.begin(target.as_slice(), skip, &staged[front..]) };
+            }
+            link.inside = Some((peer, place));
+            return Ok(());
+        }
+        if let Carrier::Stream(stream) = &mut link.carrier {
+            stream.keep(staged);
+        }
+        Ok(())
+    }
+
+    /// Link `id` is broken or has ended.
+    #[cold]
+    pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
+        let Some(link) = self.links[id].take() else {
+            return;
+        };
+        self.rings.retain(|&ring| ring != id);
+        self.full_rings.retain(|&ring| ring != id);
+        if let Carrier::Stream(_) = link.carrier {
+            self.streams -= 1;
+        }
+        if self.hot_stream == Some(id) {
+            self.hot_stream = None;
+        }
+        let Some(peer) = link.peer else {
+            log!(Warn, "the connection to the relay is lost: {error}");
+            return self.relay_gone_from(id);
+        };
+        let address = self.core.address(peer);
+        let was_out = self.neighbours[peer.0 as usize].out == Out::Up(id);
+        if link.said_goodbye {
+            log!(Debug, "peer {address:?} has left");
+        } else {
+            log!(Warn, "the connection to peer {address:?} is lost: {error}");
+        }
+        drop(link);
+        if was_out {
+            self.neighbours[peer.0 as usize].out = Out::Gone;
+        }
+        self.core.fail(peer, libc::ECONNRESET);
+        self.drain_actions();
+    }
+
+    fn relay_gone_from(&mut self, id: usize) {
+        for neighbour in &mut self.neighbours {
+            if neighbour.out == Out::Up(id) {
+                neighbour.out = Out::AwaitRelay;
+            }
+        }
+        self.relay_gone();
+    }
+}
+
+/// Pieces of memory for a payload.
+#[derive(Default)]
+struct Target {
+    pieces: Vec<Piece>,
+}
+
+impl Target {
+    fn push(&mut self, piece: Piece) {
+        if piece.len > 0 {
+            self.pieces.push(piece);
+        }
+    }
+
+    fn extend(&mut self, pieces: &[Piece]) {
+        self.pieces.extend_from_slice(pieces);
+    }
+
+    fn as_slice(&self) -> &[Piece] {
+        &self.pieces
+    }
+}
+
+#[inline]
+fn send_to_ring(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> Sent {
+    let mut slices = [IoSlice::new(&[]); PIECES_MAX];
+    for (slice, piece) in slices.iter_mut().zip(pieces) {
+        // SAFETY: the application's memory until the operation is done.
+        *slice = IoSlice::new(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+    }
+    if ring.send(front, &slices[..pieces.len()]) { Sent::All } else { Sent::Busy }
+}
+
+/// Whether this process may read the memory of process `pid`: it tries with the number it was told.
+pub fn may_read(pid: i32, introduction: &Introduction) -> bool {
+    let mut seen = 0u64;
+    let piece = Piece { base: (&raw mut seen).cast(), len: 8 };
+    // SAFETY: eight bytes of our own.
+    let read = unsafe { read_process(pid, introduction.cookie_address, &[piece]) };
+    read.is_ok() && seen == introduction.cookie
+}
+
+/// Reads another process's memory at `address` into `pieces`.
+///
+/// # Safety
+/// The pieces are valid memory of ours.
+pub unsafe fn read_process(pid: i32, mut address: u64, pieces: &[Piece]) -> io::Result<()> {
+    for piece in pieces {
+        let mut done = 0;
+        while done < piece.len {
+            // SAFETY: `done` bytes lie inside the piece.
+            let base = unsafe { piece.base.add(done) };
+            let local = libc::iovec { iov_base: base.cast(), iov_len: piece.len - done };
+            let remote = libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(address as usize),
+                iov_len: local.iov_len,
+            };
+            // SAFETY: writes only to `local`; the other process's address is checked by the kernel.
+            let got = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+            if got <= 0 {
+                return Err(io::Error::last_os_error());
+            }
+            done += got as usize;
+            address += got as u64;
+        }
+    }
+    Ok(())
+}
+
+fn invalid(bad: landbridge_proto::wire::Malformed) -> io::Error {
+    fault(bad.0)
+}
+
+fn fault(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}

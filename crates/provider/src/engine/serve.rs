@@ -1,0 +1,155 @@
+//! What the protocol wants done: completions told, bytes moved, registered memory touched.
+
+use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Failure, Peer, Work};
+
+use super::Engine;
+use super::links::read_process;
+use super::memory::Bytes;
+use super::request::{Completion, Kind};
+use crate::abi::{self, Errno};
+use crate::atomic;
+use landbridge_drive::link::stream::Piece;
+
+/// Bits of a protocol number that are a place (see `landbridge_proto::slab`).
+const PLACE_MASK: u32 = 0x00ff_ffff;
+
+impl Engine {
+    /// Does everything the protocol has asked for so far.
+    #[inline]
+    pub(super) fn drain_actions(&mut self) {
+        while let Some(action) = self.core.poll_action() {
+            match action {
+                Action::Done(done) => self.tell(&done),
+                Action::Fill { store, memory, at, length } => {
+                    if let Some(bytes) = self.take_store(store) {
+                        // SAFETY: the receive's memory, whose completion comes later.
+                        unsafe { memory.fill(at, &bytes[..length as usize]) };
+                    }
+                }
+                Action::Forget { store } => drop(self.take_store(store)),
+                Action::Pull { peer, recv, address, memory, at, length } => {
+                    let pulled = self.pull(peer, address, &memory, at, length);
+                    self.core.handle_pulled(recv, pulled);
+                }
+                Action::Serve { peer, op, key, offset, length } => {
+                    self.serve(peer, op, key, offset, length);
+                }
+                Action::Atomic { peer, request } => self.perform(peer, &request),
+            }
+        }
+    }
+
+    #[inline]
+    fn tell(&mut self, done: &Done) {
+        let mut flags = 0;
+        if done.released {
+            flags |= abi::MULTI_RECV;
+        }
+        if done.data.is_some() {
+            flags |= abi::REMOTE_CQ_DATA;
+        }
+        if done.work == Work::FetchAtomic {
+            flags |= abi::READ;
+        }
+        let source = match done.source {
+            Some(peer) if self.source_wanted => self.number_of(peer),
+            _ => None,
+        };
+        self.sink.complete(Completion {
+            kind: kind(done.work),
+            notify: done.ticket.notify,
+            context: done.ticket.context,
+            flags,
+            len: done.length as usize,
+            buf: std::ptr::with_exposed_provenance_mut(done.place as usize),
+            data: done.data.unwrap_or(0),
+            tag: done.tag,
+            source: source.unwrap_or(abi::ADDR_NOTAVAIL),
+            error: done.error.map(errno),
+        });
+    }
+
+    /// Keeps unexpected payload under the protocol's number for it; gives where it lies.
+    pub(super) fn keep_store(&mut self, store: u32, bytes: Box<[u8]>) -> *mut u8 {
+        let place = (store & PLACE_MASK) as usize;
+        if self.stores.len() <= place {
+            self.stores.resize_with(place + 1, || None);
+        }
+        self.stores[place].insert(bytes).as_mut_ptr()
+    }
+
+    fn take_store(&mut self, store: u32) -> Option<Box<[u8]>> {
+        self.stores.get_mut((store & PLACE_MASK) as usize)?.take()
+    }
+
+    fn pull(&self, peer: Peer, address: u64, memory: &Bytes, at: u64, length: u64) -> Result<(), ()> {
+        let pid = self.readable(peer).ok_or(())?;
+        // SAFETY: the receive's memory, whose completion comes later.
+        unsafe { read_process(pid, address, memory.range(at, length).as_slice()) }.map_err(|_| ())
+    }
+
+    fn readable(&self, peer: Peer) -> Option<i32> {
+        self.neighbours[peer.0 as usize].readable
+    }
+
+    fn serve(&mut self, peer: Peer, op: u32, key: u64, offset: u64, length: u64) {
+        match self.mr.resolve(key, offset, length as usize, abi::REMOTE_READ) {
+            Ok(base) => {
+                self.core.serve(peer, op, Bytes::One(Piece { base, len: length as usize }));
+            }
+            Err(errno) => self.core.refuse(peer, op, errno.0),
+        }
+    }
+
+    /// Performs a peer's atomic operation; its operands are in `scratch`.
+    fn perform(&mut self, peer: Peer, request: &AtomicRequest) {
+        match self.apply(request) {
+            Ok(old) if request.fetch => self.core.answer(peer, request.op, Bytes::Owned(old.into())),
+            Ok(_) => (),
+            Err(errno) => self.core.refuse(peer, request.op, errno.0),
+        }
+    }
+
+    fn apply(&mut self, request: &AtomicRequest) -> Result<Vec<u8>, Errno> {
+        let length = request.length as usize;
+        let access = match (request.fetch, self.scratch.is_empty()) {
+            (true, true) => abi::REMOTE_READ,
+            (true, false) => abi::REMOTE_READ | abi::REMOTE_WRITE,
+            (false, _) => abi::REMOTE_WRITE,
+        };
+        let target = self.mr.resolve(request.key, request.offset, length, access)?;
+        // The operand may be missing (FI_ATOMIC_READ), the compare bytes then come first.
+        let halves = if request.compare { 2 } else { 1 };
+        let operand_bytes = self.scratch.len() / halves;
+        let (operand, compare) = self.scratch.split_at(operand_bytes);
+        let mut old = vec![0; if request.fetch { length } else { 0 }];
+        let (op, datatype) = (u32::from(request.operation), u32::from(request.datatype));
+        let count = length / atomic::element_bytes(datatype).ok_or(Errno::EOPNOTSUPP)?;
+        // SAFETY: `resolve` found all of the target inside a registered region.
+        unsafe { atomic::apply(op, datatype, target, operand, compare, &mut old, count) }?;
+        Ok(old)
+    }
+}
+
+#[inline]
+fn kind(work: Work) -> Kind {
+    match work {
+        Work::Send => Kind::Send,
+        Work::TaggedSend => Kind::TaggedSend,
+        Work::Recv => Kind::Recv,
+        Work::TaggedRecv => Kind::TaggedRecv,
+        Work::Read => Kind::Read,
+        Work::Write => Kind::Write,
+        Work::Atomic | Work::FetchAtomic => Kind::Atomic,
+        Work::RemoteWrite => Kind::RemoteWrite,
+    }
+}
+
+fn errno(failure: Failure) -> (i32, usize) {
+    match failure {
+        Failure::Truncated(excess) => (Errno::ETRUNC.0, excess as usize),
+        Failure::Cancelled => (Errno::ECANCELED.0, 0),
+        Failure::NoMessage => (Errno::ENOMSG.0, 0),
+        Failure::Errno(errno) => (errno, 0),
+    }
+}
