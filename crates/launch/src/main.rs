@@ -9,6 +9,8 @@ mod agent;
 mod cleanup;
 mod cli;
 mod control;
+mod doctor;
+mod env;
 mod hosts;
 mod link;
 mod mpi;
@@ -27,7 +29,7 @@ mod watch;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use cli::{Cli, Command};
@@ -48,7 +50,9 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Agent => agent::main().map(|()| 0),
         Command::Relay(passed) => become_sibling("landbridge-relay", &passed.arguments),
         Command::Lab(passed) => become_sibling("landbridge-lab", &passed.arguments),
-        Command::Env(_) | Command::Doctor(_) | Command::DoctorProbe { .. } => bail!("not yet"),
+        Command::Env(arguments) => env::run(arguments.mpi).map(|()| 0),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),
     }
 }
 

@@ -263,11 +263,11 @@ impl Reader<'_> {
 
     fn host(&self, entry: &HostEntry, way: &Way) -> Checked<Host> {
         self.check_name(&entry.name, "host")?;
-        if let Some(address) = &entry.address {
-            if address.get_ref().parse::<IpAddr>().is_err() {
-                let text = format!("address is an IP address, not {:?}", address.get_ref());
-                return self.error(address, text);
-            }
+        if let Some(address) = &entry.address
+            && address.get_ref().parse::<IpAddr>().is_err()
+        {
+            let text = format!("address is an IP address, not {:?}", address.get_ref());
+            return self.error(address, text);
         }
         let way = match &entry.shell {
             Some(shell) if shell.get_ref().is_empty() => {

@@ -1,0 +1,162 @@
+//! Which MPI libraries are here, which libfabric each uses, and whether that one takes our
+//! provider. The last is asked in a process of its own: a library that crashes takes only the
+//! question with it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::Finding;
+use crate::mpi::PROVIDER;
+use crate::mpi::detect::{Family, Found, library_in};
+use crate::mpi::elf::{Elf, Search};
+use crate::sibling;
+
+/// Programs whose place tells where an MPI library is installed.
+const LAUNCHERS: [&str; 4] = ["mpiexec", "mpirun", "mpichversion", "ompi_info"];
+/// Where distributions put MPI libraries, beside the usual directories.
+const SYSTEM_DIRECTORIES: [&str; 6] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib64/openmpi/lib",
+    "/usr/lib64/mpich/lib",
+    "/usr/local/lib",
+];
+
+pub fn check(named: &[PathBuf]) -> Vec<Finding> {
+    let libraries = libraries(named);
+    if libraries.is_empty() {
+        let advice = "python3 -m venv mpi && mpi/bin/pip install mpich==5.0.2 mpi4py\n\
+                      then run `landbridge doctor --in mpi`";
+        return vec![Finding::notice("no MPI library was found", advice)];
+    }
+    libraries.iter().map(check_library).collect()
+}
+
+fn check_library(found: &Found) -> Finding {
+    let name = format!("{} {}", found.family.name(), found.library.display());
+    if found.family == Family::MpichWithoutOfi {
+        let advice = "it can load no provider; `pip install mpich` brings an MPICH that can";
+        return Finding::bad(name, advice);
+    }
+    let Some(libfabric) = libfabric_of(found) else {
+        let advice = "install one: apt install libfabric1";
+        return Finding::bad(format!("{name}: no libfabric.so.1 for it"), advice);
+    };
+    let place = libfabric.display();
+    let Ok(directory) = sibling::provider_directory() else {
+        return Finding::notice(format!("{name}, {place}"), "not tried: the provider is missing");
+    };
+    match probe(&libfabric, &directory) {
+        Ok(answer) if answer.loads => {
+            let how = how_to_start(found.family);
+            let version = answer.version;
+            Finding::good(format!("{name}: libfabric {version} loads the provider; {how}"))
+        }
+        Ok(answer) => Finding::bad(
+            format!("{name}: libfabric {} ({place}) does not load the provider", answer.version),
+            format!(
+                "see why: FI_LOG_LEVEL=debug FI_PROVIDER_PATH={} landbridge doctor-probe {place}",
+                directory.display()
+            ),
+        ),
+        Err(error) => Finding::bad(format!("{name}: {place}: {error}"), "is it a whole library?"),
+    }
+}
+
+fn how_to_start(family: Family) -> &'static str {
+    match family {
+        Family::OpenMpi => "start with `landbridge env --mpi openmpi` and mpirun",
+        _ => "start with `landbridge run`",
+    }
+}
+
+// --- finding them
+
+fn libraries(named: &[PathBuf]) -> Vec<Found> {
+    let mut seen = BTreeSet::new();
+    let mut libraries = Vec::new();
+    for directory in directories(named) {
+        let Some(found) = library_in(&directory).or_else(|| mpich_in(&directory)) else { continue };
+        if seen.insert(found.library.canonicalize().ok()) {
+            libraries.push(found);
+        }
+    }
+    libraries
+}
+
+/// Debian's MPICH has a name of its own.
+fn mpich_in(directory: &Path) -> Option<Found> {
+    let library = directory.join("libmpich.so.12");
+    let elf = Elf::read(&library)?;
+    let ofi = elf.needs("libfabric.so") || elf.defines("fi_getinfo");
+    let family = if ofi { Family::Mpich } else { Family::MpichWithoutOfi };
+    Some(Found { family, library, needs_path: false })
+}
+
+fn directories(named: &[PathBuf]) -> Vec<PathBuf> {
+    let mut directories = Vec::new();
+    for root in named {
+        directories.extend([root.join("lib"), root.clone()]);
+    }
+    for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "I_MPI_ROOT"] {
+        directories.extend(std::env::var_os(name).map(|root| Path::new(&root).join("lib")));
+    }
+    directories.extend(paths("LD_LIBRARY_PATH"));
+    for directory in paths("PATH") {
+        if LAUNCHERS.iter().any(|name| directory.join(name).is_file()) {
+            directories.extend(directory.parent().map(|prefix| prefix.join("lib")));
+        }
+    }
+    directories.extend(SYSTEM_DIRECTORIES.iter().map(PathBuf::from));
+    directories
+}
+
+fn paths(variable: &str) -> Vec<PathBuf> {
+    let value = std::env::var_os(variable).unwrap_or_default();
+    std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
+}
+
+/// The libfabric this library would load: needed by it, beside it, or the system's.
+fn libfabric_of(found: &Found) -> Option<PathBuf> {
+    const NAME: &str = "libfabric.so.1";
+    let elf = Elf::read(&found.library)?;
+    let directory = found.library.parent()?;
+    let beside = [directory.join(NAME), directory.join("../opt/mpi/libfabric/lib").join(NAME)];
+    if found.family == Family::Intel
+        && let Some(path) = beside.into_iter().find(|path| path.is_file())
+    {
+        return Some(path);
+    }
+    let library_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    Search::new(&library_path).find(NAME, Some(&elf))
+}
+
+// --- asking them
+
+struct Answer {
+    version: String,
+    loads: bool,
+}
+
+fn probe(libfabric: &Path, provider: &Path) -> Result<Answer, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new(program)
+        .arg("doctor-probe")
+        .arg(libfabric)
+        .env("FI_PROVIDER_PATH", provider)
+        .env("FI_PROVIDER", PROVIDER)
+        .output()
+        .map_err(|error| error.to_string())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.lines().find_map(|line| line.strip_prefix("version "));
+    let Some(version) = version else {
+        let trouble = String::from_utf8_lossy(&output.stderr);
+        let last = trouble.lines().last().unwrap_or("the probe died without a word");
+        return Err(last.to_string());
+    };
+    let ours = format!("provider {PROVIDER}");
+    let loads = text.lines().any(|line| line == ours);
+    Ok(Answer { version: version.to_string(), loads })
+}

@@ -1,0 +1,93 @@
+//! `landbridge doctor`: looks at this machine and says what is there, what is missing, and what to
+//! do about it. Each check gives [`Finding`]s; nothing is changed.
+
+mod libraries;
+pub mod probe;
+mod system;
+
+use anyhow::Result;
+
+use crate::cli::DoctorArguments;
+use crate::sibling;
+
+/// How a finding bears on running jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Grade {
+    Good,
+    /// Works, but slower, or only in part.
+    Notice,
+    /// Something will not work.
+    Bad,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Finding {
+    grade: Grade,
+    text: String,
+    /// What to do, where there is something.
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn good(text: impl Into<String>) -> Finding {
+        Finding { grade: Grade::Good, text: text.into(), advice: None }
+    }
+
+    fn notice(text: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { grade: Grade::Notice, text: text.into(), advice: Some(advice.into()) }
+    }
+
+    fn bad(text: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { grade: Grade::Bad, text: text.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// Prints all findings; exit code 1 if something will not work.
+pub fn run(arguments: &DoctorArguments) -> Result<i32> {
+    let chapters = [
+        ("Landbridge", files()),
+        ("MPI libraries", libraries::check(&arguments.directories)),
+        ("This machine", system::check()),
+        ("Relays", system::check_relays(&arguments.relay)),
+    ];
+    let mut worst = 0;
+    for (title, findings) in chapters {
+        if findings.is_empty() {
+            continue;
+        }
+        println!("{title}");
+        for finding in findings {
+            worst |= i32::from(finding.grade == Grade::Bad);
+            print(&finding);
+        }
+    }
+    Ok(worst)
+}
+
+fn print(finding: &Finding) {
+    let mark = match finding.grade {
+        Grade::Good => "ok",
+        Grade::Notice => "--",
+        Grade::Bad => "!!",
+    };
+    println!("  {mark}  {}", finding.text);
+    for line in finding.advice.iter().flat_map(|advice| advice.lines()) {
+        println!("      -> {line}");
+    }
+}
+
+/// The programs and the provider that belong together.
+fn files() -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match sibling::provider_directory() {
+        Ok(directory) => {
+            findings.push(Finding::good(format!("provider in {}", directory.display())));
+        }
+        Err(error) => findings.push(Finding::bad(error.to_string(), "make build")),
+    }
+    match sibling::path("landbridge-relay") {
+        Ok(path) => findings.push(Finding::good(format!("relay {}", path.display()))),
+        Err(error) => findings.push(Finding::bad(error.to_string(), "make build")),
+    }
+    findings
+}

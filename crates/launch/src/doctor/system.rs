@@ -1,0 +1,206 @@
+//! What the kernel allows here, and what it limits.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+
+use super::Finding;
+
+/// A job of this many ranks on a node should not run into a limit.
+const RANKS_TO_EXPECT: u64 = 64;
+/// Descriptors a rank may need: connections to peers, files, libraries.
+const FILES_PER_RANK: u64 = 16;
+/// Shared memory a rank may need for its rings and its library.
+const SHARED_BYTES_PER_RANK: u64 = 4 << 20;
+/// A relay that does not answer a connection for this long is not reachable.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub fn check() -> Vec<Finding> {
+    vec![
+        check_cores(),
+        check_shared_memory(),
+        check_single_copy(),
+        check_namespaces(),
+        check_open_files(),
+        check_locked_memory(),
+        check_ssh(),
+    ]
+}
+
+/// Whether each of these addresses takes a connection.
+pub fn check_relays(addresses: &[String]) -> Vec<Finding> {
+    addresses.iter().map(|address| check_relay(address)).collect()
+}
+
+fn check_cores() -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Finding::good(format!("{cores} cores for this process"))
+}
+
+fn check_shared_memory() -> Finding {
+    let Ok(stat) = rustix::fs::statvfs("/dev/shm") else {
+        let advice = "mount it: mount -t tmpfs tmpfs /dev/shm";
+        return Finding::bad("no /dev/shm: no shared memory between ranks of a node", advice);
+    };
+    let free = stat.f_bavail * stat.f_frsize;
+    let text = format!("/dev/shm: {} MiB free", free >> 20);
+    if free < RANKS_TO_EXPECT * SHARED_BYTES_PER_RANK {
+        let advice = "in a container, start it with --shm-size=1g; else remount it larger";
+        return Finding::notice(text, advice);
+    }
+    Finding::good(text)
+}
+
+/// Whether one process may read the memory of another one that the same process has started.
+fn check_single_copy() -> Finding {
+    let text = "single-copy between ranks of a node (process_vm_readv)";
+    let advice = || {
+        let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        match scope.as_deref().map(str::trim) {
+            Ok("0") | Err(_) => "a container needs the capability SYS_PTRACE for it; without it, \
+                                 large messages on a node are copied twice"
+                .to_string(),
+            Ok(scope) => format!(
+                "kernel.yama.ptrace_scope is {scope}; `sysctl kernel.yama.ptrace_scope=0` allows \
+                 it; without it, large messages on a node are copied twice"
+            ),
+        }
+    };
+    match reads_sibling() {
+        Some(true) => Finding::good(text),
+        Some(false) => Finding::notice(format!("no {text}"), advice()),
+        None => Finding::notice(format!("{text} could not be tried"), "run doctor again"),
+    }
+}
+
+/// Two siblings: one sleeps, the other tries to read four bytes of it.
+fn reads_sibling() -> Option<bool> {
+    let sleeper = Killed(quiet(Command::new("sleep")).arg("60").spawn().ok()?);
+    let pid = i32::try_from(sleeper.0.id()).ok()?;
+    let mut reader = quiet(Command::new("true"));
+    // SAFETY: only async-signal-safe calls on values made before the fork.
+    unsafe {
+        reader.pre_exec(move || {
+            let mut bytes = [0u8; 4];
+            let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            // An address nobody has mapped: EFAULT says we were let in, EPERM that we were not.
+            let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(8), iov_len: 4 };
+            libc::process_vm_readv(pid, &local, 1, &remote, 1, 0);
+            let error = std::io::Error::last_os_error();
+            if error.raw_os_error() == Some(libc::EFAULT) { Ok(()) } else { Err(error) }
+        });
+    }
+    match reader.status() {
+        Ok(_) => Some(true),
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => Some(false),
+        Err(_) => None,
+    }
+}
+
+/// A child that never outlives its owner.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn quiet(mut command: Command) -> Command {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn check_namespaces() -> Finding {
+    let mut command = quiet(Command::new("true"));
+    // SAFETY: one system call, async-signal-safe.
+    unsafe {
+        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    if command.status().is_ok() {
+        return Finding::good("user and network namespaces: `landbridge lab` works");
+    }
+    Finding::notice(
+        "no user namespaces: `landbridge lab` needs root here",
+        "sysctl kernel.unprivileged_userns_clone=1, and on Ubuntu \
+         kernel.apparmor_restrict_unprivileged_userns=0; `landbridge run --clusters 2` needs none",
+    )
+}
+
+fn check_open_files() -> Finding {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let text = format!("open files: {}", number(limit));
+    if limit < RANKS_TO_EXPECT * FILES_PER_RANK {
+        return Finding::notice(text, "ulimit -n 65536, for jobs and relays with many ranks");
+    }
+    Finding::good(text)
+}
+
+fn check_locked_memory() -> Finding {
+    let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
+    let shown = if limit == u64::MAX { number(limit) } else { format!("{} KiB", limit >> 10) };
+    Finding::good(format!("locked memory: {shown} (none is needed)"))
+}
+
+fn number(limit: u64) -> String {
+    if limit == u64::MAX { "no limit".to_string() } else { limit.to_string() }
+}
+
+fn check_ssh() -> Finding {
+    let output = Command::new("ssh").arg("-V").stdin(Stdio::null()).output();
+    match output {
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
+            Finding::good(format!("ssh: {text}"))
+        }
+        Err(_) => {
+            Finding::notice("no ssh: jobs run on this machine only", "apt install openssh-client")
+        }
+    }
+}
+
+fn check_relay(address: &str) -> Finding {
+    let found = match address.to_socket_addrs() {
+        Ok(addresses) => addresses.collect::<Vec<_>>(),
+        Err(error) => {
+            return Finding::bad(format!("relay {address}: {error}"), "write HOST:PORT");
+        }
+    };
+    let connect = |address| TcpStream::connect_timeout(address, CONNECT_TIMEOUT);
+    if found.iter().any(|address| connect(address).is_ok()) {
+        return Finding::good(format!("{address} takes connections"));
+    }
+    Finding::bad(
+        format!("{address} takes no connection"),
+        "is a job running whose relay listens there, and does the firewall let it through?",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Grade;
+    use super::*;
+
+    #[test]
+    fn relays_are_told_apart() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        assert_eq!(check_relay(&address).grade, Grade::Good);
+        drop(listener);
+        assert_eq!(check_relay(&address).grade, Grade::Bad);
+        assert_eq!(check_relay("no port").grade, Grade::Bad);
+    }
+
+    #[test]
+    fn own_child_may_be_read_by_a_sibling_or_not_but_the_question_is_answered() {
+        assert!(reads_sibling().is_some());
+    }
+}

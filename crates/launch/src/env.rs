@@ -1,0 +1,94 @@
+//! `landbridge env`: settings with which an MPI library's own launcher uses the provider inside
+//! one cluster. What is printed is a shell script: `export` lines, and comments on their use.
+
+use anyhow::Result;
+
+use crate::cli::Library;
+use crate::mpi::PROVIDER;
+use crate::sibling;
+use crate::spawn::ssh::quote;
+use crate::sys;
+
+/// Prints the settings.
+pub fn run(library: Library) -> Result<()> {
+    let directory = sibling::provider_directory()?.display().to_string();
+    let key = sys::random_hex(64)?;
+    print!("{}", script(library, &directory, &sys::random_hex(32)?, &key));
+    Ok(())
+}
+
+fn script(library: Library, provider_directory: &str, job: &str, key: &str) -> String {
+    let mut text = String::new();
+    for line in usage(library) {
+        text.push_str(&format!("# {line}\n"));
+    }
+    let common = [
+        ("LANDBRIDGE_JOB", job),
+        ("LANDBRIDGE_KEY", key),
+        ("FI_PROVIDER_PATH", provider_directory),
+        ("FI_PROVIDER", PROVIDER),
+    ];
+    for (name, value) in common.iter().chain(settings(library)) {
+        text.push_str(&format!("export {name}={}\n", quote(value)));
+    }
+    text
+}
+
+/// What each library needs beside the common settings.
+fn settings(library: Library) -> &'static [(&'static str, &'static str)] {
+    match library {
+        Library::Mpich => &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")],
+        Library::Impi => &[("I_MPI_FABRICS", "ofi"), ("I_MPI_OFI_PROVIDER", PROVIDER)],
+        // One-sided communication of Open MPI 5 goes through a btl: without `ofi` in the list it
+        // would go around the provider. Open MPI 4 does it over the pml and needs none.
+        Library::Openmpi => &[
+            ("OMPI_MCA_pml", "cm"),
+            ("OMPI_MCA_mtl", "ofi"),
+            ("OMPI_MCA_opal_common_ofi_provider_include", PROVIDER),
+            ("OMPI_MCA_btl", "self,ofi"),
+        ],
+    }
+}
+
+fn usage(library: Library) -> Vec<&'static str> {
+    let mut lines = Vec::new();
+    match library {
+        Library::Mpich => {
+            lines.push("MPICH: mpiexec hands these on to every host.");
+            lines.push("  eval \"$(landbridge env --mpi mpich)\"; mpiexec -n 4 ./a.out");
+        }
+        Library::Impi => {
+            lines.push("Intel MPI: mpirun hands these on to every host.");
+            lines.push("  eval \"$(landbridge env --mpi impi)\"; mpirun -n 4 ./a.out");
+        }
+        Library::Openmpi => {
+            lines.push("Open MPI on one host:");
+            lines.push("  eval \"$(landbridge env --mpi openmpi)\"; mpirun -n 4 ./a.out");
+            lines.push("On several hosts, hand on what does not begin with OMPI_:");
+            lines.push("  mpirun -x FI_PROVIDER -x FI_PROVIDER_PATH -x LANDBRIDGE_JOB \\");
+            lines.push("         -x LANDBRIDGE_KEY --host a,b -n 4 ./a.out");
+        }
+    }
+    lines.push("With srun, the environment goes along by itself.");
+    lines.push("Job id and key are fresh: make new ones for every job. Keep the key secret.");
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_the_settings_back() {
+        for library in [Library::Mpich, Library::Openmpi, Library::Impi] {
+            let script = script(library, "/opt/land bridge", "aa", "bb");
+            let script = format!("{script}env");
+            let output = std::process::Command::new("/bin/sh").args(["-c", &script]).output();
+            let output = String::from_utf8(output.unwrap().stdout).unwrap();
+            for (name, value) in settings(library) {
+                assert!(output.contains(&format!("\n{name}={value}\n")), "{name} in {output}");
+            }
+            assert!(output.contains("FI_PROVIDER_PATH=/opt/land bridge\n"));
+        }
+    }
+}
