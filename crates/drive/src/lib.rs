@@ -1,3 +1,5 @@
 //! The world: links that carry frames. The only system calls on the data path are here.
 
+pub mod engine;
 pub mod link;
+pub mod sys;

@@ -1,4 +1,7 @@
 //! Ways to carry frames between two processes.
 
+pub mod near;
 pub mod shm;
+pub mod socket;
 pub mod stream;
+pub mod tls;

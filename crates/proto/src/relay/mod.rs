@@ -149,7 +149,11 @@ impl Relay {
     ///
     /// # Errors
     /// If the map contradicts itself.
-    pub fn new(own: ClusterId, clusters: Vec<Range>) -> Result<Self, &'static str> {
+    pub fn new(
+        own: ClusterId,
+        clusters: Vec<Range>,
+        now_millis: u64,
+    ) -> Result<Self, &'static str> {
         let mut relay = Self {
             table: Table::new(own, clusters)?,
             ports: Vec::new(),
@@ -160,7 +164,7 @@ impl Relay {
             released: VecDeque::new(),
             turn: None,
             notices: Vec::new(),
-            now_millis: 0,
+            now_millis,
             away: 0,
             counters: Counters::default(),
         };

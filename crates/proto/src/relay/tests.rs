@@ -240,7 +240,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let relay = |own| Relay::new(ClusterId(own), clusters()).unwrap();
+        let relay = |own| Relay::new(ClusterId(own), clusters(), 0).unwrap();
         let mut relays = [relay(0), relay(1)];
         let links = [0, 1].map(|side: usize| {
             let first = side as u32 * RANKS_PER_CLUSTER;
@@ -433,7 +433,7 @@ fn clusters() -> Vec<Range> {
 }
 
 fn home() -> Relay {
-    Relay::new(ClusterId(0), clusters()).unwrap()
+    Relay::new(ClusterId(0), clusters(), 0).unwrap()
 }
 
 fn rank(index: u32) -> Address {

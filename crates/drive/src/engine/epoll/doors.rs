@@ -1,0 +1,452 @@
+//! How connections come to be: doors that are answered, and relays that are dialled.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+
+use landbridge_proto::id::ClusterId;
+use landbridge_proto::wire::hello::{Introduction, Role};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+
+use super::stranger::{Door, Progress, Stranger};
+use super::transport::Transport;
+use super::{Key, Loop, Phase, Remote, STRANGERS_MAX};
+use crate::engine::Peer;
+use crate::link::near::Near;
+use crate::link::shm::{Mapper, ShmLink};
+use crate::link::socket::Socket;
+use crate::link::tls::TlsLink;
+use crate::sys;
+
+/// Tokens from here on are doors.
+pub const DOOR_BASE: u64 = u64::MAX - 1_000;
+/// Tokens from here on are controls.
+pub const CONTROL_BASE: u64 = u64::MAX - 500;
+
+/// Connections accepted before others get a turn.
+const ACCEPTS_MAX: usize = 64;
+/// How long the doors stay closed when there are no more descriptors.
+const CLOSED_MILLIS: u64 = 100;
+/// The first pause before a relay is dialled again; doubled each time,
+const DIAL_MILLIS_MIN: u64 = 100;
+/// up to this: a relay that is back is found within a few seconds.
+const DIAL_MILLIS_MAX: u64 = 3_000;
+
+enum Listener {
+    Tcp(TcpListener, Door),
+    Unix(UnixListener),
+}
+
+/// The listening sockets, and a descriptor in reserve for when there are no more.
+pub struct Doors {
+    listeners: Vec<Listener>,
+    reserve: Option<OwnedFd>,
+    closed_until: Option<u64>,
+}
+
+impl Doors {
+    pub fn open(
+        epoll: &OwnedFd,
+        ranks: TcpListener,
+        unix: Option<UnixListener>,
+        relays: Option<TcpListener>,
+    ) -> io::Result<Self> {
+        let mut listeners = vec![Listener::Tcp(ranks, Door::Ranks)];
+        listeners.extend(relays.map(|listener| Listener::Tcp(listener, Door::Relays)));
+        listeners.extend(unix.map(Listener::Unix));
+        for (index, listener) in listeners.iter().enumerate() {
+            rustix::io::ioctl_fionbio(listener, true)?;
+            let data = EventData::new_u64(DOOR_BASE + index as u64);
+            epoll::add(epoll, listener, data, EventFlags::IN)?;
+        }
+        Ok(Self { listeners, reserve: spare_descriptor(), closed_until: None })
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed_until.is_some()
+    }
+
+    fn close_for_a_while(&mut self, epoll: &OwnedFd) {
+        self.closed_until = Some(sys::now_millis() + CLOSED_MILLIS);
+        for listener in &self.listeners {
+            let _ = epoll::delete(epoll, listener);
+        }
+    }
+
+    pub fn reopen(&mut self, epoll: &OwnedFd, now_millis: u64) {
+        if self.reserve.is_none() {
+            self.reserve = spare_descriptor();
+        }
+        if self.closed_until.is_none_or(|until| until > now_millis) {
+            return;
+        }
+        self.closed_until = None;
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let data = EventData::new_u64(DOOR_BASE + index as u64);
+            let _ = epoll::add(epoll, listener, data, EventFlags::IN);
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener, _) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+fn spare_descriptor() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<(OwnedFd, Remote, Door)> {
+        match self {
+            Listener::Tcp(listener, door) => {
+                let (stream, address) = listener.accept()?;
+                Ok((stream.into(), Remote::Ip(address), *door))
+            }
+            Listener::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                let pid = rustix::net::sockopt::socket_peercred(&stream)
+                    .map_or(0, |credentials| credentials.pid.as_raw_nonzero().get());
+                Ok((stream.into(), Remote::Process(pid), Door::Unix))
+            }
+        }
+    }
+}
+
+/// A relay to be dialled.
+pub struct Dial {
+    peer: Peer,
+    next: usize,
+    due_millis: Option<u64>,
+    pause_millis: u64,
+}
+
+impl Dial {
+    pub fn new(peer: Peer, now_millis: u64) -> Self {
+        Self { peer, next: 0, due_millis: Some(now_millis), pause_millis: DIAL_MILLIS_MIN }
+    }
+
+    pub fn is_due_ever(&self) -> bool {
+        self.due_millis.is_some()
+    }
+
+    fn next_address(&mut self) -> Option<SocketAddr> {
+        let address = self.peer.addresses.get(self.next % self.peer.addresses.len().max(1));
+        self.next += 1;
+        address.copied()
+    }
+}
+
+impl Loop<'_> {
+    pub(super) fn answer_door(&mut self, index: usize) {
+        for _ in 0..ACCEPTS_MAX {
+            match self.doors.listeners[index].accept() {
+                Ok((socket, remote, door)) => self.welcome(socket, remote, door),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        self.refuse_for_want_of_descriptors(index, &error);
+                        return;
+                    }
+                    // It has left before we came to the door.
+                    _ => continue,
+                },
+            }
+        }
+    }
+
+    /// With the reserve the connection can at least be taken and closed; then the doors rest.
+    fn refuse_for_want_of_descriptors(&mut self, index: usize, error: &io::Error) {
+        drop(self.doors.reserve.take());
+        if let Ok((_, remote, _)) = self.doors.listeners[index].accept() {
+            self.report.accepted += 1;
+            self.report.refused += 1;
+            self.watch.log(format_args!(
+                "refused {remote}: {error}; raise the limit of open files (ulimit -n)"
+            ));
+        }
+        self.doors.reserve = spare_descriptor();
+        self.doors.close_for_a_while(&self.epoll);
+    }
+
+    fn welcome(&mut self, socket: OwnedFd, remote: Remote, door: Door) {
+        self.report.accepted += 1;
+        let transport = rustix::io::ioctl_fionbio(&socket, true)
+            .map_err(|error| error.to_string())
+            .and_then(|()| self.transport_of(socket, door));
+        if self.strangers_count >= STRANGERS_MAX {
+            self.dismiss_oldest_stranger();
+        }
+        let stranger = Stranger::new(door, sys::now_millis());
+        match transport {
+            Ok(transport) => match self.open(transport, stranger, remote) {
+                Ok(slot) => self.enqueue(slot),
+                Err(error) => self.watch.log(format_args!("cannot watch a connection: {error}")),
+            },
+            Err(why) => {
+                self.report.refused += 1;
+                self.watch.log(format_args!("refused {remote}: {why}"));
+            }
+        }
+    }
+
+    fn transport_of(&self, socket: OwnedFd, door: Door) -> Result<Transport, String> {
+        match (door, &self.identity) {
+            (Door::Ranks, _) => sys::tune_link(&socket),
+            (Door::Unix, _) => (),
+            (Door::Relays | Door::Dialled(_), _) => sys::tune_shared_link(&socket),
+        }
+        let link = match (door, &self.identity) {
+            (Door::Ranks | Door::Unix, _) => return Ok(Transport::Plain(Socket(socket))),
+            (Door::Relays, Some(identity)) => TlsLink::accept(identity, socket),
+            (Door::Dialled(cluster), Some(identity)) => TlsLink::dial(identity, cluster, socket),
+            (_, None) => return Err("this relay has no certificate".into()),
+        };
+        link.map(|link| Transport::Tls(Box::new(link))).map_err(|error| format!("TLS: {error}"))
+    }
+
+    // ---- strangers ---------------------------------------------------------------------
+
+    pub(super) fn serve_stranger(&mut self, slot: usize) {
+        let connection = &mut self.connections[slot];
+        let (Phase::Stranger(stranger), Some(transport)) =
+            (&mut connection.phase, &mut connection.transport)
+        else {
+            return;
+        };
+        match stranger.advance(transport, &self.own) {
+            Ok(Progress::Waits) => {
+                if connection.is_ending {
+                    self.doom(slot, "it left before the hello was over".into());
+                }
+            }
+            Ok(Progress::Certified) => match self.certify(slot) {
+                Ok(()) => self.serve_stranger(slot),
+                Err(why) => self.doom(slot, why),
+            },
+            Ok(Progress::Known(introduction, memory)) => {
+                let door = stranger.door;
+                let result = match door {
+                    Door::Ranks | Door::Unix => self.admit_endpoint(slot, &introduction, memory),
+                    Door::Relays | Door::Dialled(_) => self.admit_relay(slot, &introduction),
+                };
+                match result {
+                    // What has come right behind the hello is not announced again.
+                    Ok(()) => self.enqueue(slot),
+                    Err(why) => self.doom(slot, why),
+                }
+            }
+            Err(why) => self.doom(slot, why),
+        }
+    }
+
+    /// A relay with a good certificate asks for a link: an older link to it is no longer alive.
+    fn certify(&mut self, slot: usize) -> Result<(), String> {
+        let cluster = self.certified_cluster(slot)?;
+        let link = self.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
+        if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
+            self.close(old, "the relay there connects anew");
+        }
+        let received = self.relay.received(link);
+        if let Phase::Stranger(stranger) = &mut self.connections[slot].phase {
+            stranger.set_received(received);
+        }
+        Ok(())
+    }
+
+    fn certified_cluster(&self, slot: usize) -> Result<ClusterId, String> {
+        match &self.connections[slot].transport {
+            Some(Transport::Tls(link)) => link.peer_cluster(self.clusters),
+            _ => None,
+        }
+        .ok_or_else(|| "its certificate is that of no relay of this job".into())
+    }
+
+    fn admit_endpoint(
+        &mut self,
+        slot: usize,
+        introduction: &Introduction,
+        memory: Option<OwnedFd>,
+    ) -> Result<(), String> {
+        match introduction.role {
+            Role::Endpoint => (),
+            Role::Relay => return Err("a relay came to the door of the ranks".into()),
+            Role::Doctor => {
+                self.strangers_count -= 1;
+                self.report.attached += 1;
+                self.connections[slot].phase = Phase::Doctor;
+                return Ok(());
+            }
+        }
+        if introduction.cluster != self.own_cluster {
+            return Err(format!(
+                "it belongs to cluster {}, this relay to cluster {}",
+                introduction.cluster.0, self.own_cluster.0
+            ));
+        }
+        if let Some(memory) = memory {
+            self.share_memory(slot, memory)?;
+        }
+        let (address, incarnation) = (introduction.address, introduction.incarnation);
+        if let Some((link, older)) = self.relay.incarnation(address) {
+            if incarnation <= older {
+                return Err(format!("rank {address:?} is attached already"));
+            }
+            if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
+                self.close(old, "it has been started anew");
+            }
+        }
+        let link = self.relay.attach(address, incarnation)?;
+        self.connections[slot].phase = Phase::Endpoint { link, address };
+        self.bind(link, slot);
+        self.drain(&[]);
+        Ok(())
+    }
+
+    fn share_memory(&mut self, slot: usize, memory: OwnedFd) -> Result<(), String> {
+        let connection = &mut self.connections[slot];
+        let socket = match connection.transport.take() {
+            Some(Transport::Plain(socket)) => socket,
+            _ => return Err("it shares memory over something else than a Unix socket".into()),
+        };
+        let link = ShmLink::accept(socket.0, memory, Mapper::ANYWHERE)
+            .map_err(|error| format!("it does not share memory ({error})"))?;
+        connection.transport = Some(Transport::Near(Box::new(Near(link))));
+        self.waiter.note_awake(slot);
+        Ok(())
+    }
+
+    fn admit_relay(&mut self, slot: usize, introduction: &Introduction) -> Result<(), String> {
+        let cluster = self.certified_cluster(slot)?;
+        if introduction.role != Role::Relay {
+            return Err("a rank came to the door of the relays".into());
+        }
+        if introduction.cluster != cluster {
+            return Err(format!(
+                "it says it is the relay of cluster {}, but its certificate is for cluster {}",
+                introduction.cluster.0, cluster.0
+            ));
+        }
+        let link = match self.relay.peer(cluster) {
+            Some(link) if !self.relay.is_up(link) => link,
+            Some(_) => return Err("there is a link to it already".into()),
+            None => return Err("this job has no such relay".into()),
+        };
+        self.connections[slot].phase = Phase::Peer { link, cluster };
+        self.bind(link, slot);
+        if let Some(Transport::Tls(tls)) = &mut self.connections[slot].transport {
+            tls.grow();
+        }
+        let reunion = self.relay.connect_peer(link, introduction.incarnation, introduction.cookie);
+        let remote = &self.connections[slot].remote;
+        match reunion.lost_bytes {
+            0 => self.watch.log(format_args!("linked to the relay of cluster {} at {remote}", cluster.0)),
+            lost => self.watch.log(format_args!(
+                "linked to the relay of cluster {} at {remote} again; {lost} bytes of {} channels were \
+                 lost in the break, their senders have been told",
+                cluster.0, reunion.channels
+            )),
+        }
+        if let Some(dial) = self.dials.iter_mut().find(|dial| dial.peer.cluster == cluster) {
+            dial.due_millis = None;
+            dial.pause_millis = DIAL_MILLIS_MIN;
+        }
+        self.drain(&[]);
+        Ok(())
+    }
+
+    pub(super) fn dismiss_late_strangers(&mut self, now_millis: u64) {
+        while let Some(key) = self.strangers.front().copied() {
+            match self.stranger(key) {
+                None => drop(self.strangers.pop_front()),
+                Some(stranger) if stranger.deadline_millis <= now_millis => {
+                    let why = stranger.lateness();
+                    self.strangers.pop_front();
+                    self.doom(key.slot, why);
+                }
+                Some(_) => return,
+            }
+        }
+    }
+
+    fn dismiss_oldest_stranger(&mut self) {
+        while let Some(key) = self.strangers.pop_front() {
+            if self.stranger(key).is_some() {
+                self.close(key.slot, "it was slow while many others waited at the door");
+                return;
+            }
+        }
+    }
+
+    fn stranger(&mut self, key: Key) -> Option<&mut Stranger> {
+        match &mut self.find(key)?.phase {
+            Phase::Stranger(stranger) => Some(stranger),
+            _ => None,
+        }
+    }
+
+    // ---- dialling ----------------------------------------------------------------------
+
+    pub(super) fn schedule_dial(&mut self, cluster: ClusterId) {
+        let now = sys::now_millis();
+        if let Some(dial) = self.dials.iter_mut().find(|dial| dial.peer.cluster == cluster) {
+            dial.due_millis = Some(now + dial.pause_millis);
+            dial.pause_millis = (2 * dial.pause_millis).min(DIAL_MILLIS_MAX);
+        }
+    }
+
+    pub(super) fn dial_due(&mut self, now_millis: u64) {
+        for index in 0..self.dials.len() {
+            let dial = &mut self.dials[index];
+            if dial.due_millis.is_none_or(|due| due > now_millis) {
+                continue;
+            }
+            dial.due_millis = None;
+            let cluster = dial.peer.cluster;
+            let Some(address) = dial.next_address() else { continue };
+            if let Err(why) = self.dial(cluster, address, now_millis) {
+                self.watch.log(format_args!(
+                    "cannot reach the relay of cluster {} at {address}: {why}; trying again",
+                    cluster.0
+                ));
+                self.schedule_dial(cluster);
+            }
+        }
+    }
+
+    fn dial(&mut self, cluster: ClusterId, address: SocketAddr, now: u64) -> Result<(), String> {
+        let socket = connect(address).map_err(|error| error.to_string())?;
+        let door = Door::Dialled(cluster);
+        let transport = self.transport_of(socket, door)?;
+        let mut stranger = Stranger::new(door, now);
+        let link = self.relay.peer(cluster).ok_or("this job has no such cluster")?;
+        stranger.set_received(self.relay.received(link));
+        let slot = self
+            .open(transport, stranger, Remote::Ip(address))
+            .map_err(|error| error.to_string())?;
+        // The first event says that the connection is there, or why not.
+        self.connections[slot].is_writable = false;
+        Ok(())
+    }
+}
+
+/// Starts a connection.
+fn connect(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,595 @@
+//! The single-threaded engine: one epoll set, edge-triggered, and one buffer at a time.
+//!
+//! A round of the loop: (1) wait, or only look if something is left to do; (2) take in what the
+//! events say; (3) serve each link that may have something, once: one read, all its frames
+//! forwarded, each touched output written once; (4) let inputs go on whose outputs have room again;
+//! (5) close what has broken; (6) look at the clock. A single message therefore costs one wait, one
+//! read and one write.
+//!
+//! Memory: a link with nothing under way owns no buffer. Buffers come from a pool and stay with a
+//! link only while they hold the beginning of a frame.
+
+mod doors;
+mod stranger;
+mod transport;
+mod waiting;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use landbridge_proto::id::{Address, ClusterId};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
+use landbridge_proto::route::table::LinkId;
+use landbridge_proto::wire::hello::{Introduction, Role};
+use landbridge_proto::wire::name::NAME_BYTES;
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use super::{Engine, Next, Report, Setup, Watch};
+use crate::link::tls::Identity;
+use crate::sys;
+use doors::{Dial, Doors};
+use stranger::{Door, Own, Stranger};
+use transport::Transport;
+use waiting::Waiter;
+
+/// Bytes read at once: as much as a socket's buffer commonly holds, and four frames at least, so
+/// that little of what is read is the beginning of a frame that must be moved.
+const READ_BYTES: usize = 256 << 10;
+/// Buffers kept for the next read.
+const SPARE_BUFFERS_MAX: usize = 8;
+/// Connections in their hello. Beyond, the one that has waited longest must go.
+pub const STRANGERS_MAX: usize = 1024;
+/// Events taken from the kernel at once.
+const EVENTS_MAX: usize = 256;
+/// How often the clock matters.
+const TICK_MILLIS: u64 = 100;
+
+const _: () = assert!(READ_BYTES >= 2 * FRAME_BYTES_MAX);
+
+/// See the module head.
+pub struct Epoll;
+
+impl Engine for Epoll {
+    fn run(setup: Setup, watch: &mut dyn Watch) -> io::Result<Report> {
+        Loop::new(setup, watch)?.run()
+    }
+}
+
+struct Loop<'w> {
+    watch: &'w mut dyn Watch,
+    own: Own,
+    own_cluster: ClusterId,
+    clusters: usize,
+    identity: Option<Identity>,
+    relay: Relay,
+    epoll: OwnedFd,
+    doors: Doors,
+    controls: Vec<OwnedFd>,
+    connections: Vec<Connection>,
+    free: Vec<usize>,
+    /// Link of the relay to connection.
+    slots: Vec<Option<usize>>,
+    strangers: VecDeque<Key>,
+    strangers_count: usize,
+    dials: Vec<Dial>,
+    /// Connections to serve.
+    ready: VecDeque<usize>,
+    /// Connections to close, and why.
+    doomed: Vec<(Key, String)>,
+    buffers: Vec<Box<[u8]>>,
+    waiter: Waiter,
+    next_tick_millis: u64,
+    report: Report,
+}
+
+/// A connection, told from later ones in the same place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    slot: usize,
+    generation: u32,
+}
+
+struct Connection {
+    generation: u32,
+    transport: Option<Transport>,
+    phase: Phase,
+    remote: Remote,
+    /// The beginning of a frame, or frames that wait for room.
+    rest: Rest,
+    is_queued: bool,
+    is_writable: bool,
+    is_paused: bool,
+    /// The other side has closed: nothing will announce the end of the stream again.
+    is_ending: bool,
+}
+
+enum Phase {
+    Free,
+    Stranger(Box<Stranger>),
+    Endpoint { link: LinkId, address: Address },
+    Peer { link: LinkId, cluster: ClusterId },
+    Doctor,
+}
+
+#[derive(Default)]
+enum Rest {
+    #[default]
+    None,
+    Buffer(Box<[u8]>, usize),
+    Saved(Box<[u8]>),
+}
+
+enum Remote {
+    Ip(SocketAddr),
+    Process(i32),
+}
+
+impl<'w> Loop<'w> {
+    fn new(setup: Setup, watch: &'w mut dyn Watch) -> io::Result<Self> {
+        let clusters = setup.clusters.len();
+        let relay = Relay::new(setup.own, setup.clusters, sys::now_millis())
+            .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let incarnation = u32::from_le_bytes(sys::random()?);
+        let introduction = Introduction {
+            role: Role::Relay,
+            address: Address::ANONYMOUS,
+            incarnation,
+            cluster: setup.own,
+            pid: std::process::id(),
+            eager_window: 0,
+            cookie_address: 0,
+            cookie: 0,
+            name: [0; NAME_BYTES],
+        };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (index, control) in setup.controls.iter().enumerate() {
+            let data = EventData::new_u64(doors::CONTROL_BASE + index as u64);
+            epoll::add(&epoll, control, data, EventFlags::IN)?;
+        }
+        let doors = Doors::open(&epoll, setup.ranks, setup.unix, setup.relays)?;
+        let now = sys::now_millis();
+        Ok(Self {
+            watch,
+            own: Own { job: setup.job, key: setup.key, introduction },
+            own_cluster: setup.own,
+            clusters,
+            identity: setup.identity,
+            relay,
+            epoll,
+            doors,
+            controls: setup.controls,
+            connections: Vec::new(),
+            free: Vec::new(),
+            slots: Vec::new(),
+            strangers: VecDeque::new(),
+            strangers_count: 0,
+            dials: setup.peers.into_iter().map(|peer| Dial::new(peer, now)).collect(),
+            ready: VecDeque::new(),
+            doomed: Vec::new(),
+            buffers: Vec::new(),
+            waiter: Waiter::new(setup.spin),
+            next_tick_millis: now,
+            report: Report::default(),
+        })
+    }
+
+    fn run(mut self) -> io::Result<Report> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        self.tick();
+        loop {
+            events.clear();
+            self.wait(&mut events)?;
+            for event in events.iter() {
+                if self.handle_event(event.data.u64(), event.flags) == Next::Stop {
+                    return Ok(self.report());
+                }
+            }
+            self.look_at_blocked();
+            self.waiter.collect_near(&mut self.connections, &mut self.ready);
+            self.serve_ready();
+            self.resume();
+            self.close_doomed();
+            self.tick();
+        }
+    }
+
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let may_sleep = self.ready.is_empty() && self.doomed.is_empty();
+        let sleep_millis = (self.needs_clock()).then_some(TICK_MILLIS);
+        self.waiter.wait(
+            &self.epoll,
+            events,
+            &mut self.connections,
+            may_sleep,
+            sleep_millis,
+            &mut self.report.waits,
+        )
+    }
+
+    fn needs_clock(&self) -> bool {
+        self.strangers_count > 0
+            || self.relay.needs_time()
+            || self.dials.iter().any(Dial::is_due_ever)
+            || self.doors.is_closed()
+    }
+
+    fn handle_event(&mut self, token: u64, flags: EventFlags) -> Next {
+        if token >= doors::CONTROL_BASE {
+            let index = (token - doors::CONTROL_BASE) as usize;
+            let report = self.report();
+            return self.watch.handle_control(index, &self.controls[index], &report);
+        }
+        if token >= doors::DOOR_BASE {
+            self.answer_door((token - doors::DOOR_BASE) as usize);
+            return Next::GoOn;
+        }
+        let key = Key { slot: (token & 0xffff_ffff) as usize, generation: (token >> 32) as u32 };
+        let Some(connection) = self.find(key) else { return Next::GoOn };
+        let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        connection.is_ending |= flags.intersects(ends);
+        let was_writable = connection.is_writable;
+        connection.is_writable |= flags.contains(EventFlags::OUT);
+        let link = connection.link();
+        if let Some(Transport::Near(near)) = &mut connection.transport {
+            near.0.unpark();
+            self.waiter.note_awake(key.slot);
+        }
+        if let (Some(link), false, true) = (link, was_writable, flags.contains(EventFlags::OUT)) {
+            self.flush(link, &[]);
+        }
+        if flags.intersects(ends | EventFlags::IN) || link.is_none() {
+            self.enqueue(key.slot);
+        }
+        Next::GoOn
+    }
+
+    /// Full rings may have room again.
+    fn look_at_blocked(&mut self) {
+        if !self.waiter.has_blocked() {
+            return;
+        }
+        for slot in self.waiter.take_blocked() {
+            self.connections[slot].is_writable = true;
+            if let Some(link) = self.connections[slot].link() {
+                self.flush(link, &[]);
+            }
+        }
+    }
+
+    fn report(&self) -> Report {
+        Report {
+            relay: self.relay.counters(),
+            links: self.slots.iter().flatten().count(),
+            strangers: self.strangers_count,
+            queued_bytes: self.relay.queued_bytes(),
+            ..self.report
+        }
+    }
+
+    // ---- serving links -----------------------------------------------------------------
+
+    fn enqueue(&mut self, slot: usize) {
+        let connection = &mut self.connections[slot];
+        if !connection.is_queued {
+            connection.is_queued = true;
+            self.ready.push_back(slot);
+        }
+    }
+
+    /// Serves everything that is ready now; what gets ready meanwhile has its turn in the next round.
+    fn serve_ready(&mut self) {
+        for _ in 0..self.ready.len() {
+            let Some(slot) = self.ready.pop_front() else { break };
+            let connection = &mut self.connections[slot];
+            connection.is_queued = false;
+            match connection.phase {
+                Phase::Free => (),
+                Phase::Stranger(_) => self.serve_stranger(slot),
+                Phase::Endpoint { link, .. } | Phase::Peer { link, .. } => {
+                    if !connection.is_paused {
+                        self.serve_link(slot, link);
+                    }
+                }
+                Phase::Doctor => self.doom(slot, "the check is over".into()),
+            }
+        }
+    }
+
+    fn serve_link(&mut self, slot: usize, link: LinkId) {
+        let (mut buffer, filled) = self.take_buffer(slot);
+        let connection = &mut self.connections[slot];
+        let Some(transport) = &mut connection.transport else { return };
+        self.report.reads += 1;
+        match transport.read(&mut buffer[filled..]) {
+            Ok(read) if read.bytes > 0 => {
+                let again = read.more || connection.is_ending;
+                self.process(slot, link, buffer, filled + read.bytes);
+                if again && !self.connections[slot].is_paused {
+                    self.enqueue(slot);
+                }
+            }
+            Ok(read) => {
+                connection.rest = Rest::Buffer(buffer, filled);
+                match read.more {
+                    true => self.enqueue(slot),
+                    false => self.doom(slot, "it has closed the connection".into()),
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => match filled {
+                0 => self.give_buffer(buffer),
+                _ => connection.rest = Rest::Buffer(buffer, filled),
+            },
+            Err(error) => {
+                self.give_buffer(buffer);
+                self.doom(slot, text(&error));
+            }
+        }
+    }
+
+    /// Forwards the frames in `buffer[..filled]`, writes what they touch, keeps the rest.
+    fn process(&mut self, slot: usize, link: LinkId, mut buffer: Box<[u8]>, filled: usize) {
+        let taken = self.relay.handle_input(link, &mut buffer[..filled]);
+        self.drain(&buffer);
+        let connection = &mut self.connections[slot];
+        connection.is_paused = taken.stop == Stop::Full;
+        if let Stop::Broken(malformed) = taken.stop {
+            self.give_buffer(buffer);
+            self.doom(slot, malformed.to_string());
+            return;
+        }
+        let rest = filled - taken.bytes;
+        if rest == 0 {
+            self.give_buffer(buffer);
+        } else if connection.is_paused {
+            connection.rest = Rest::Saved(buffer[taken.bytes..filled].into());
+            self.give_buffer(buffer);
+        } else {
+            buffer.copy_within(taken.bytes..filled, 0);
+            connection.rest = Rest::Buffer(buffer, rest);
+        }
+    }
+
+    /// A buffer that begins with what the connection has kept.
+    fn take_buffer(&mut self, slot: usize) -> (Box<[u8]>, usize) {
+        match std::mem::take(&mut self.connections[slot].rest) {
+            Rest::Buffer(buffer, filled) => (buffer, filled),
+            Rest::None => (self.new_buffer(), 0),
+            Rest::Saved(saved) => {
+                let mut buffer = self.new_buffer();
+                buffer[..saved.len()].copy_from_slice(&saved);
+                (buffer, saved.len())
+            }
+        }
+    }
+
+    fn new_buffer(&mut self) -> Box<[u8]> {
+        self.buffers.pop().unwrap_or_else(|| vec![0; READ_BYTES].into_boxed_slice())
+    }
+
+    fn give_buffer(&mut self, buffer: Box<[u8]>) {
+        if self.buffers.len() < SPARE_BUFFERS_MAX {
+            self.buffers.push(buffer);
+        }
+    }
+
+    /// Writes every output that has something new, and keeps what they do not take.
+    fn drain(&mut self, buffer: &[u8]) {
+        while let Some(output) = self.relay.poll_flush() {
+            self.flush(output, buffer);
+            self.relay.keep(output, buffer);
+        }
+    }
+
+    fn flush(&mut self, link: LinkId, buffer: &[u8]) {
+        let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { return };
+        let connection = &mut self.connections[slot];
+        let Some(transport) = &mut connection.transport else { return };
+        while connection.is_writable {
+            self.report.writes += 1;
+            let lengths = self.relay.frame_lengths(link);
+            match transport.write(self.relay.slices(link, buffer), lengths) {
+                Ok(written) => {
+                    self.relay.handle_sent(link, written.bytes);
+                    connection.is_writable = !written.blocked;
+                    if written.bytes == 0 || !self.relay.has_output(link) {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    connection.is_writable = false;
+                    let key = Key { slot, generation: connection.generation };
+                    self.doomed.push((key, text(&error)));
+                }
+            }
+        }
+        if !connection.is_writable {
+            self.waiter.note_blocked(slot, connection);
+        }
+    }
+
+    /// Inputs whose outputs have room again go on.
+    fn resume(&mut self) {
+        while let Some(link) = self.relay.poll_resume() {
+            let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { continue };
+            self.connections[slot].is_paused = false;
+            let (buffer, filled) = self.take_buffer(slot);
+            match filled {
+                0 => self.give_buffer(buffer),
+                _ => self.process(slot, link, buffer, filled),
+            }
+            if !self.connections[slot].is_paused {
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    // ---- connections come and go --------------------------------------------------------
+
+    fn find(&mut self, key: Key) -> Option<&mut Connection> {
+        let connection = self.connections.get_mut(key.slot)?;
+        (connection.generation == key.generation).then_some(connection)
+    }
+
+    fn key(&self, slot: usize) -> Key {
+        Key { slot, generation: self.connections[slot].generation }
+    }
+
+    /// A new connection, a stranger yet.
+    fn open(
+        &mut self,
+        transport: Transport,
+        stranger: Stranger,
+        remote: Remote,
+    ) -> io::Result<usize> {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(Connection::free());
+            self.connections.len() - 1
+        });
+        let connection = &mut self.connections[slot];
+        let token = (connection.generation as u64) << 32 | slot as u64;
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        if let Err(error) =
+            epoll::add(&self.epoll, transport.fd(), EventData::new_u64(token), flags)
+        {
+            self.free.push(slot);
+            return Err(error.into());
+        }
+        connection.transport = Some(transport);
+        connection.phase = Phase::Stranger(Box::new(stranger));
+        connection.remote = remote;
+        let key = self.key(slot);
+        self.strangers.push_back(key);
+        self.strangers_count += 1;
+        Ok(slot)
+    }
+
+    fn doom(&mut self, slot: usize, why: String) {
+        self.doomed.push((self.key(slot), why));
+    }
+
+    fn close_doomed(&mut self) {
+        while let Some((key, why)) = self.doomed.pop() {
+            if self.find(key).is_some() {
+                self.close(key.slot, &why);
+            }
+        }
+    }
+
+    /// Ends a connection, whatever it is.
+    fn close(&mut self, slot: usize, why: &str) {
+        let connection = &mut self.connections[slot];
+        let phase = std::mem::replace(&mut connection.phase, Phase::Free);
+        connection.transport = None;
+        connection.rest = Rest::None;
+        connection.generation = connection.generation.wrapping_add(1);
+        (connection.is_paused, connection.is_writable) = (false, true);
+        connection.is_ending = false;
+        let remote = std::mem::replace(&mut connection.remote, Remote::Process(0));
+        self.waiter.forget(slot);
+        match phase {
+            Phase::Free => return,
+            Phase::Doctor => (),
+            Phase::Stranger(stranger) => self.handle_refusal(stranger.door, &remote, why),
+            Phase::Endpoint { link, address } => {
+                self.slots[link.0 as usize] = None;
+                self.relay.detach(link);
+                self.watch.log(format_args!("rank {address:?} at {remote} has left: {why}"));
+            }
+            Phase::Peer { link, cluster } => {
+                self.slots[link.0 as usize] = None;
+                self.relay.disconnect_peer(link);
+                self.report.breaks += 1;
+                self.watch.log(format_args!(
+                    "the link to the relay of cluster {} at {remote} is down: {why}; frames for it \
+                     wait until it is back",
+                    cluster.0
+                ));
+                self.schedule_dial(cluster);
+            }
+        }
+        self.free.push(slot);
+        self.drain(&[]);
+    }
+
+    fn handle_refusal(&mut self, door: Door, remote: &Remote, why: &str) {
+        self.strangers_count -= 1;
+        self.report.refused += 1;
+        match door {
+            Door::Dialled(cluster) => {
+                self.watch.log(format_args!(
+                    "cannot reach the relay of cluster {} at {remote}: {why}; trying again",
+                    cluster.0
+                ));
+                self.schedule_dial(cluster);
+            }
+            _ => self.watch.log(format_args!("refused {remote}: {why}")),
+        }
+    }
+
+    fn bind(&mut self, link: LinkId, slot: usize) {
+        let number = link.0 as usize;
+        if self.slots.len() <= number {
+            self.slots.resize(number + 1, None);
+        }
+        self.slots[number] = Some(slot);
+        self.strangers_count -= 1;
+        self.report.attached += 1;
+    }
+
+    fn tick(&mut self) {
+        let now = sys::now_millis();
+        if now < self.next_tick_millis {
+            return;
+        }
+        self.next_tick_millis = now + TICK_MILLIS;
+        self.relay.handle_time(now);
+        self.drain(&[]);
+        self.resume();
+        self.dismiss_late_strangers(now);
+        self.dial_due(now);
+        self.doors.reopen(&self.epoll, now);
+        self.close_doomed();
+    }
+}
+
+impl Connection {
+    fn free() -> Self {
+        Self {
+            generation: 0,
+            transport: None,
+            phase: Phase::Free,
+            remote: Remote::Process(0),
+            rest: Rest::None,
+            is_queued: false,
+            is_writable: true,
+            is_paused: false,
+            is_ending: false,
+        }
+    }
+
+    fn link(&self) -> Option<LinkId> {
+        match self.phase {
+            Phase::Endpoint { link, .. } | Phase::Peer { link, .. } => Some(link),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Remote::Ip(address) => address.fmt(f),
+            Remote::Process(pid) => write!(f, "process {pid} of this node"),
+        }
+    }
+}
+
+fn text(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it has closed the connection".into(),
+        _ => error.to_string(),
+    }
+}

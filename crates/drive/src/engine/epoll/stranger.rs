@@ -1,0 +1,224 @@
+//! Somebody at the door: a connection between being accepted (or made) and the end of the hello.
+//!
+//! What enters: exactly the bytes of the hello, read no further. What leaves: who it is, or why it
+//! is refused. A stranger costs a few hundred bytes and a place among
+//! [`super::STRANGERS_MAX`], for at most [`HELLO_MILLIS_MAX`].
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use landbridge_proto::id::{ClusterId, JobId, JobKey};
+use landbridge_proto::limit::HELLO_MILLIS_MAX;
+use landbridge_proto::wire::hello::{
+    CLOSE_BYTES, Dialler, Introduction, Listener, Nonce, OPEN_BYTES, REPLY_BYTES, Refusal, Role,
+};
+
+use super::transport::Transport;
+use crate::link::shm::ShmLink;
+use crate::sys;
+
+/// Which door it came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// TCP, for endpoints of the own cluster.
+    Ranks,
+    /// The Unix socket, for endpoints of the own node.
+    Unix,
+    /// TLS, for other relays.
+    Relays,
+    /// We knocked at the relay of this cluster.
+    Dialled(ClusterId),
+}
+
+/// Who we are, for the hello.
+pub struct Own {
+    pub job: JobId,
+    pub key: JobKey,
+    pub introduction: Introduction,
+}
+
+/// See the module head.
+pub struct Stranger {
+    pub door: Door,
+    pub deadline_millis: u64,
+    step: Step,
+    received: Option<u64>,
+    buffer: Vec<u8>,
+}
+
+enum Step {
+    /// The network connection or TLS is not there yet.
+    Connecting,
+    Open,
+    Close(Listener),
+    /// Near: the memory of the link comes after the hello.
+    Memory(Introduction),
+    Reply(Dialler),
+    Done,
+}
+
+/// How the hello goes.
+pub enum Progress {
+    Waits,
+    /// A relay's certificate is good: see [`Stranger::set_received`].
+    Certified,
+    /// The hello is over. Endpoints of the own node have sent the memory of their link, too.
+    Known(Introduction, Option<OwnedFd>),
+}
+
+impl Stranger {
+    pub fn new(door: Door, now_millis: u64) -> Self {
+        let deadline_millis = now_millis + HELLO_MILLIS_MAX;
+        let received = (door != Door::Relays).then_some(0);
+        Self { door, deadline_millis, step: Step::Connecting, received, buffer: Vec::new() }
+    }
+
+    /// What the relay of the other side is to be told of its stream so far.
+    pub fn set_received(&mut self, received: u64) {
+        self.received = Some(received);
+    }
+
+    /// Goes on as far as the bytes that are there allow.
+    ///
+    /// # Errors
+    /// Why the stranger is refused.
+    pub fn advance(&mut self, transport: &mut Transport, own: &Own) -> Result<Progress, String> {
+        loop {
+            if let Transport::Tls(link) = transport {
+                link.advance().map_err(|error| tls_refusal(&error))?;
+                if !link.is_ready() {
+                    return Ok(Progress::Waits);
+                }
+            }
+            let Some(received) = self.received else { return Ok(Progress::Certified) };
+            if let Some(progress) = self.step(transport, own, received)? {
+                return Ok(progress);
+            }
+        }
+    }
+
+    /// One step; `None`: the next one may be possible at once.
+    fn step(
+        &mut self,
+        transport: &mut Transport,
+        own: &Own,
+        received: u64,
+    ) -> Result<Option<Progress>, String> {
+        match std::mem::replace(&mut self.step, Step::Done) {
+            Step::Connecting => self.step = self.start(transport, own, received)?,
+            Step::Open => {
+                let Some(open) = self.take::<OPEN_BYTES>(transport)? else {
+                    self.step = Step::Open;
+                    return Ok(Some(Progress::Waits));
+                };
+                let (introduction, nonce) = (introduce(own, received), fresh_nonce()?);
+                let (listener, reply) =
+                    Listener::handle_open(own.job, &own.key, &introduction, nonce, &open)
+                        .map_err(text)?;
+                say(transport, &reply)?;
+                self.step = Step::Close(listener);
+            }
+            Step::Close(listener) => {
+                let Some(close) = self.take::<CLOSE_BYTES>(transport)? else {
+                    self.step = Step::Close(listener);
+                    return Ok(Some(Progress::Waits));
+                };
+                let introduction = listener.handle_close(&close).map_err(text)?;
+                if self.door != Door::Unix || introduction.role != Role::Endpoint {
+                    return Ok(Some(Progress::Known(introduction, None)));
+                }
+                self.step = Step::Memory(introduction);
+            }
+            Step::Memory(introduction) => match ShmLink::receive_memory(transport.fd()) {
+                Ok(memory) => return Ok(Some(Progress::Known(introduction, Some(memory)))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.step = Step::Memory(introduction);
+                    return Ok(Some(Progress::Waits));
+                }
+                Err(error) => return Err(format!("it does not share memory ({error})")),
+            },
+            Step::Reply(dialler) => {
+                let Some(reply) = self.take::<REPLY_BYTES>(transport)? else {
+                    self.step = Step::Reply(dialler);
+                    return Ok(Some(Progress::Waits));
+                };
+                let (close, introduction) = dialler.handle_reply(&reply).map_err(text)?;
+                say(transport, &close)?;
+                return Ok(Some(Progress::Known(introduction, None)));
+            }
+            Step::Done => return Ok(Some(Progress::Waits)),
+        }
+        Ok(None)
+    }
+
+    fn start(&self, transport: &mut Transport, own: &Own, received: u64) -> Result<Step, String> {
+        let Door::Dialled(_) = self.door else { return Ok(Step::Open) };
+        let introduction = introduce(own, received);
+        let dialler = Dialler::new(own.job, own.key.clone(), introduction, fresh_nonce()?);
+        say(transport, &dialler.open())?;
+        Ok(Step::Reply(dialler))
+    }
+
+    /// The next `N` bytes, if they have all arrived.
+    fn take<const N: usize>(
+        &mut self,
+        transport: &mut Transport,
+    ) -> Result<Option<[u8; N]>, String> {
+        let mut chunk = [0; N];
+        while self.buffer.len() < N {
+            let wanted = N - self.buffer.len();
+            match transport.read(&mut chunk[..wanted]) {
+                Ok(read) if read.bytes == 0 => {
+                    return Err("it left before the hello was over".into());
+                }
+                Ok(read) => self.buffer.extend_from_slice(&chunk[..read.bytes]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(format!("it left before the hello was over ({error})")),
+            }
+        }
+        chunk.copy_from_slice(&self.buffer);
+        self.buffer.clear();
+        Ok(Some(chunk))
+    }
+
+    /// What it has failed to do in time.
+    pub fn lateness(&self) -> String {
+        let what = match self.step {
+            Step::Connecting => "did not finish connecting",
+            _ if self.buffer.is_empty() => "said nothing",
+            _ => "stopped in the middle of the hello",
+        };
+        format!("it {what} within {} s", HELLO_MILLIS_MAX / 1_000)
+    }
+}
+
+/// Relays tell each other in the place of the cookie how much they have received.
+fn introduce(own: &Own, received: u64) -> Introduction {
+    Introduction { cookie: received, ..own.introduction }
+}
+
+/// A hello is shorter than any socket buffer: if it does not go out, nobody is there.
+fn say(transport: &mut Transport, bytes: &[u8]) -> Result<(), String> {
+    let written = transport
+        .write(std::iter::once(bytes), std::iter::once(bytes.len()))
+        .map_err(|error| format!("it does not take the hello ({error})"))?;
+    if written.bytes < bytes.len() {
+        return Err("it does not take the hello".into());
+    }
+    Ok(())
+}
+
+fn fresh_nonce() -> Result<Nonce, String> {
+    sys::random().map_err(|error| format!("no random numbers: {error}"))
+}
+
+fn text(refusal: Refusal) -> String {
+    refusal.to_string()
+}
+
+fn tls_refusal(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it left before the hello was over".into(),
+        _ => format!("TLS: {error}"),
+    }
+}

@@ -1,0 +1,183 @@
+//! When to spin, when to sleep, and how shared memory fits in.
+//!
+//! Sleeping in the kernel costs a wake-up, some 5 to 50 µs; spinning costs a processor. So the
+//! engine spins only where a processor is idle, and only as long as spinning has paid lately.
+//!
+//! Rings of shared memory announce nothing while their reader is awake. The engine looks at those
+//! of awake links each round, and parks them (so that their writers ring the bell) before it sleeps.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll;
+
+use super::Connection;
+use super::transport::Transport;
+
+/// How long spinning may last where a processor is idle: about what a wake-up costs.
+const SPIN: Duration = Duration::from_micros(50);
+/// After this many vain spins in a row, the engine sleeps at once, until events come quickly again.
+const VAIN_SPINS_MAX: u32 = 8;
+/// Events that come this soon after the engine went to sleep would have been worth a spin.
+const SOON: Duration = Duration::from_micros(50);
+/// A reader of shared memory does not say when it has made room, so the engine looks: at first
+const LOOK_MIN: Duration = Duration::from_micros(50);
+/// after this time, then less and less often, since it may be computing.
+const LOOK_MAX: Duration = Duration::from_millis(5);
+
+/// See the module head.
+pub struct Waiter {
+    spin: Duration,
+    vain_spins: u32,
+    /// Links over shared memory that are not parked.
+    awake: Vec<usize>,
+    /// Links over shared memory whose ring is full.
+    blocked: Vec<usize>,
+    look_after: Duration,
+}
+
+impl Waiter {
+    /// `spin`: how long to spin; `None`: [`SPIN`] if this machine has processors to spare.
+    pub fn new(spin: Option<Duration>) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+        // One for the relay, one for what it relays, one for everything else.
+        let default = if processors > 2 { SPIN } else { Duration::ZERO };
+        Self {
+            spin: spin.unwrap_or(default),
+            vain_spins: 0,
+            awake: Vec::new(),
+            blocked: Vec::new(),
+            look_after: LOOK_MIN,
+        }
+    }
+
+    pub fn note_awake(&mut self, slot: usize) {
+        if !self.awake.contains(&slot) {
+            self.awake.push(slot);
+        }
+    }
+
+    /// An output takes no more. Sockets say when that changes; memory does not.
+    pub fn note_blocked(&mut self, slot: usize, connection: &Connection) {
+        let is_near = matches!(connection.transport, Some(Transport::Near(_)));
+        if is_near && !self.blocked.contains(&slot) {
+            self.blocked.push(slot);
+            self.look_after = LOOK_MIN;
+        }
+    }
+
+    /// The slot is somebody else's from now on.
+    pub fn forget(&mut self, slot: usize) {
+        self.awake.retain(|other| *other != slot);
+        self.blocked.retain(|other| *other != slot);
+    }
+
+    /// The outputs over shared memory that were blocked: try them again.
+    pub fn take_blocked(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.blocked)
+    }
+
+    pub fn has_blocked(&self) -> bool {
+        !self.blocked.is_empty()
+    }
+
+    /// Queues awake links in whose rings something lies.
+    pub fn collect_near(&mut self, connections: &mut [Connection], ready: &mut VecDeque<usize>) {
+        for slot in &self.awake {
+            let connection = &mut connections[*slot];
+            if !connection.is_queued && connection.has_near_input() {
+                connection.is_queued = true;
+                ready.push_back(*slot);
+            }
+        }
+    }
+
+    /// Waits for events. Returns with none when there is something else to do.
+    pub fn wait(
+        &mut self,
+        epoll: &OwnedFd,
+        events: &mut Vec<epoll::Event>,
+        connections: &mut [Connection],
+        may_sleep: bool,
+        sleep_millis: Option<u64>,
+        waits: &mut u64,
+    ) -> io::Result<()> {
+        let mut look = |timeout: Option<Duration>| {
+            *waits += 1;
+            wait(epoll, events, timeout)
+        };
+        if !may_sleep {
+            return look(Some(Duration::ZERO)).map(drop);
+        }
+        let is_worth_it = self.spin > Duration::ZERO && self.vain_spins < VAIN_SPINS_MAX;
+        if is_worth_it {
+            let start = Instant::now();
+            while start.elapsed() < self.spin {
+                let mut has_input = |slot: &usize| connections[*slot].has_near_input();
+                if look(Some(Duration::ZERO))? > 0 || self.awake.iter().any(&mut has_input) {
+                    self.vain_spins = 0;
+                    return Ok(());
+                }
+            }
+            self.vain_spins += 1;
+        }
+        if !self.park_all(connections) {
+            return look(Some(Duration::ZERO)).map(drop);
+        }
+        let mut timeout = sleep_millis.map(Duration::from_millis);
+        if self.has_blocked() {
+            timeout = Some(timeout.map_or(self.look_after, |other| other.min(self.look_after)));
+            self.look_after = (self.look_after * 2).min(LOOK_MAX);
+        }
+        let start = (!is_worth_it && self.spin > Duration::ZERO).then(Instant::now);
+        let count = look(timeout)?;
+        if count > 0 && start.is_some_and(|start| start.elapsed() < SOON) {
+            self.vain_spins = 0;
+        }
+        Ok(())
+    }
+
+    /// Parks every awake link. False: something has arrived, and nothing may sleep.
+    fn park_all(&mut self, connections: &mut [Connection]) -> bool {
+        while let Some(slot) = self.awake.last() {
+            let is_parked = match &mut connections[*slot].transport {
+                Some(Transport::Near(near)) => near.0.prepare_park(),
+                _ => true,
+            };
+            if !is_parked {
+                return false;
+            }
+            self.awake.pop();
+        }
+        true
+    }
+}
+
+impl Connection {
+    fn has_near_input(&mut self) -> bool {
+        match &mut self.transport {
+            Some(Transport::Near(near)) => near.has_input(),
+            _ => false,
+        }
+    }
+}
+
+fn wait(
+    epoll: &OwnedFd,
+    events: &mut Vec<epoll::Event>,
+    timeout: Option<Duration>,
+) -> io::Result<usize> {
+    let timeout = timeout.map(|timeout| Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: timeout.subsec_nanos() as i64,
+    });
+    match epoll::wait(epoll, spare_capacity(events), timeout.as_ref()) {
+        Ok(count) => Ok(count),
+        Err(rustix::io::Errno::INTR) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}

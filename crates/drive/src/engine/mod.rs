@@ -1,0 +1,137 @@
+//! Engines: ways to move the bytes of one relay.
+//!
+//! All engines share the state machine ([`landbridge_proto::relay`]), the setup, and how they speak
+//! to the program around them; they differ in how they wait and in what runs at the same time.
+
+pub mod epoll;
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use landbridge_proto::id::{ClusterId, JobId, JobKey};
+use landbridge_proto::relay::Counters;
+use landbridge_proto::route::table::Range;
+
+use crate::link::tls::Identity;
+
+/// What a relay is to do.
+pub struct Setup {
+    /// Whoever belongs to another job is refused.
+    pub job: JobId,
+    /// Whoever does not know it is refused.
+    pub key: JobKey,
+    /// The relay's own cluster.
+    pub own: ClusterId,
+    /// The processes of each cluster of the job.
+    pub clusters: Vec<Range>,
+    /// Where endpoints of the own cluster attach.
+    pub ranks: TcpListener,
+    /// Where endpoints of the own node attach.
+    pub unix: Option<UnixListener>,
+    /// Where other relays connect.
+    pub relays: Option<TcpListener>,
+    /// What to show to other relays. Needed for `relays` and `peers`.
+    pub identity: Option<Identity>,
+    /// The relays to connect to.
+    pub peers: Vec<Peer>,
+    /// Descriptors of the program: [`Watch::handle_control`] is called when one is readable.
+    pub controls: Vec<OwnedFd>,
+    /// How long to spin before sleeping; `None`: as long as it pays on this machine.
+    pub spin: Option<Duration>,
+}
+
+/// A relay to connect to.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its cluster.
+    pub cluster: ClusterId,
+    /// Where it listens: addresses to try in turn.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// The program around an engine.
+pub trait Watch {
+    /// One line for the log.
+    fn log(&mut self, line: fmt::Arguments<'_>);
+
+    /// The control with this index is readable.
+    fn handle_control(&mut self, index: usize, control: &OwnedFd, report: &Report) -> Next;
+}
+
+/// Whether an engine goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It does.
+    GoOn,
+    /// It ends.
+    Stop,
+}
+
+/// What an engine has done so far, and what it holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Report {
+    /// Frames and bytes.
+    pub relay: Counters,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections refused, for any reason.
+    pub refused: u64,
+    /// Links that got through the hello.
+    pub attached: u64,
+    /// Links now.
+    pub links: usize,
+    /// Connections still in their hello.
+    pub strangers: usize,
+    /// Bytes in queues.
+    pub queued_bytes: usize,
+    /// Times the link to another relay broke.
+    pub breaks: u64,
+    /// Calls to the kernel.
+    pub waits: u64,
+    /// See `waits`.
+    pub reads: u64,
+    /// See `waits`.
+    pub writes: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { relay, .. } = self;
+        write!(
+            f,
+            "frames={} bytes={} unreachable={} notices_dropped={} malformed={} pauses={} \
+             lost_bytes={} accepted={} refused={} attached={} links={} strangers={} \
+             queued_bytes={} breaks={} waits={} reads={} writes={}",
+            relay.frames,
+            relay.bytes,
+            relay.unreachable,
+            relay.notices_dropped,
+            relay.malformed,
+            relay.pauses,
+            relay.lost_bytes,
+            self.accepted,
+            self.refused,
+            self.attached,
+            self.links,
+            self.strangers,
+            self.queued_bytes,
+            self.breaks,
+            self.waits,
+            self.reads,
+            self.writes
+        )
+    }
+}
+
+/// A way to run a relay.
+pub trait Engine {
+    /// Runs until [`Watch::handle_control`] says stop.
+    ///
+    /// # Errors
+    /// If the system refuses what the engine cannot do without.
+    fn run(setup: Setup, watch: &mut dyn Watch) -> io::Result<Report>;
+}

@@ -1,0 +1,78 @@
+//! A relay's end of a stream socket (TCP or Unix): bytes in, many frames out with one call.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Most slices in one call: enough for 1 MiB of queue chunks, and cheap to set up.
+const SLICES_MAX: usize = 64;
+
+/// What a read brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Bytes read; 0 at the end of the stream.
+    pub bytes: usize,
+    /// There may be more, which nothing will announce: read again.
+    pub more: bool,
+}
+
+/// What a write achieved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes taken.
+    pub bytes: usize,
+    /// The socket takes no more for now; it will become writable.
+    pub blocked: bool,
+}
+
+/// See the module head. The socket is non-blocking.
+#[derive(Debug)]
+pub struct Socket(pub OwnedFd);
+
+impl Socket {
+    /// The descriptor to wait on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Reads once.
+    ///
+    /// # Errors
+    /// `WouldBlock` if nothing is there, else the link is broken.
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<Read> {
+        loop {
+            match rustix::io::read(&self.0, &mut *buffer) {
+                Ok(bytes) => return Ok(Read { bytes, more: bytes == buffer.len() }),
+                Err(rustix::io::Errno::INTR) => (),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Writes as many of `slices` as one call takes, and as the socket has room for.
+    ///
+    /// # Errors
+    /// If the link is broken.
+    pub fn write<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<Written> {
+        let mut vector = [IoSlice::new(&[]); SLICES_MAX];
+        let (mut count, mut bytes) = (0, 0);
+        for (place, slice) in vector.iter_mut().zip(slices) {
+            *place = IoSlice::new(slice);
+            count += 1;
+            bytes += slice.len();
+        }
+        let taken = loop {
+            let result = match count {
+                0 => Ok(0),
+                1 => rustix::io::write(&self.0, &vector[0]),
+                _ => rustix::io::writev(&self.0, &vector[..count]),
+            };
+            match result {
+                Ok(taken) => break taken,
+                Err(rustix::io::Errno::INTR) => (),
+                Err(rustix::io::Errno::AGAIN) => break 0,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        Ok(Written { bytes: taken, blocked: taken < bytes })
+    }
+}

@@ -1,0 +1,476 @@
+//! TLS 1.3 between two relays, each of which checks the other's certificate.
+//!
+//! What enters: slices of frames, packed into full records; what leaves: the bytes of frames,
+//! decrypted into the caller's buffer. Ciphertext under way is bounded in both directions. What may
+//! never happen: plaintext on the wire, or a peer whose certificate the job's authority has not made.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use landbridge_proto::id::ClusterId;
+use rustls::client::{UnbufferedClientConnection, WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ParsedCertificate, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use super::socket::{Read, Socket, Written};
+
+/// Plaintext of a full record (RFC 8446, 5.1).
+const RECORD_BYTES: usize = 16 << 10;
+/// Its ciphertext is longer by a header, a content type and a tag; the rest is slack.
+const SEALED_BYTES: usize = RECORD_BYTES + 256;
+/// Ciphertext read at once: sixteen records, as much as the engine reads elsewhere.
+const INPUT_BYTES: usize = 16 * SEALED_BYTES;
+/// Ciphertext that may wait for the socket. Two more records than a write is asked for.
+const OUTPUT_BYTES: usize = 16 * SEALED_BYTES;
+/// A record this small is not worth encrypting straight from where it lies.
+const STRAIGHT_BYTES_MIN: usize = RECORD_BYTES;
+
+/// What a relay shows to and asks of other relays.
+#[derive(Clone)]
+pub struct Identity {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+impl Identity {
+    /// Takes the job's authority, this relay's certificate and its key, all in PEM.
+    ///
+    /// # Errors
+    /// Says which of them is wrong.
+    pub fn new(authority: &str, certificate: &str, private_key: &str) -> Result<Self, String> {
+        let mut roots = RootCertStore::empty();
+        for root in certificates(authority, "ca")? {
+            roots.add(root).map_err(|error| format!("ca: {error}"))?;
+        }
+        let roots = Arc::new(roots);
+        let chain = certificates(certificate, "certificate")?;
+        let key = PrivateKeyDer::from_pem_slice(private_key.as_bytes())
+            .map_err(|error| format!("private_key: {error}"))?;
+        let provider = Arc::new(provider());
+        let mine = |error: rustls::Error| format!("certificate and private_key: {error}");
+
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .build()
+            .map_err(|error| format!("ca: {error}"))?;
+        let mut client = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(mine)?
+            .with_webpki_verifier(verifier)
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(mine)?;
+        // Each connection proves itself anew.
+        client.resumption = rustls::client::Resumption::disabled();
+
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+            .build()
+            .map_err(|error| format!("ca: {error}"))?;
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(mine)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .map_err(mine)?;
+        server.send_tls13_tickets = 0;
+        Ok(Self { client: Arc::new(client), server: Arc::new(server) })
+    }
+}
+
+fn certificates(pem: &str, name: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        Ok(_) => Err(format!("{name}: no certificate in PEM form")),
+        Err(error) => Err(format!("{name}: {error}")),
+    }
+}
+
+/// One provider, and the cipher that current processors do fastest in front.
+fn provider() -> CryptoProvider {
+    let mut provider = ring::default_provider();
+    provider.cipher_suites = vec![
+        ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
+        ring::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+    ];
+    provider
+}
+
+/// The name in the certificate of the relay of `cluster`.
+pub fn relay_name(cluster: ClusterId) -> String {
+    format!("relay-{}.landbridge", cluster.0)
+}
+
+enum Connection {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+/// See the module head.
+pub struct TlsLink {
+    connection: Connection,
+    socket: Socket,
+    /// Ciphertext `input[input_start..input_end]` has not been looked at.
+    input: Vec<u8>,
+    input_start: usize,
+    input_end: usize,
+    /// Plaintext for which the caller had no room.
+    spill: Vec<u8>,
+    /// Ciphertext `output[output_start..output_end]` waits for the socket.
+    output: Vec<u8>,
+    output_start: usize,
+    output_end: usize,
+    stage: Vec<u8>,
+    is_ready: bool,
+    at_end: bool,
+}
+
+/// What one look at the ciphertext gave.
+enum Step {
+    Plain(usize),
+    Again,
+    Sealed,
+    Idle,
+    Ended,
+}
+
+impl TlsLink {
+    /// Starts a connection to the relay of `cluster`.
+    ///
+    /// # Errors
+    /// If the configuration does not allow it.
+    pub fn dial(
+        identity: &Identity,
+        cluster: ClusterId,
+        socket: OwnedFd,
+    ) -> Result<Self, rustls::Error> {
+        let name = ServerName::try_from(relay_name(cluster))
+            .map_err(|_| rustls::Error::General("the relay's name is no DNS name".into()))?;
+        let client = UnbufferedClientConnection::new(identity.client.clone(), name)?;
+        Ok(Self::new(Connection::Client(client), socket))
+    }
+
+    /// Answers a connection.
+    ///
+    /// # Errors
+    /// If the configuration does not allow it.
+    pub fn accept(identity: &Identity, socket: OwnedFd) -> Result<Self, rustls::Error> {
+        let server = UnbufferedServerConnection::new(identity.server.clone())?;
+        Ok(Self::new(Connection::Server(server), socket))
+    }
+
+    fn new(connection: Connection, socket: OwnedFd) -> Self {
+        Self {
+            connection,
+            socket: Socket(socket),
+            // A stranger gets room for one record; who is known gets more.
+            input: vec![0; SEALED_BYTES],
+            input_start: 0,
+            input_end: 0,
+            spill: Vec::new(),
+            output: vec![0; SEALED_BYTES],
+            output_start: 0,
+            output_end: 0,
+            stage: Vec::new(),
+            is_ready: false,
+            at_end: false,
+        }
+    }
+
+    /// The descriptor to wait on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.0.as_fd()
+    }
+
+    /// Whether the handshake is over: the peer's certificate is good.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready
+    }
+
+    /// Gives a link that has proved itself its full buffers.
+    pub fn grow(&mut self) {
+        self.input.resize(INPUT_BYTES, 0);
+        self.output.resize(OUTPUT_BYTES, 0);
+    }
+
+    /// Which of `clusters` clusters the peer's certificate is made for.
+    pub fn peer_cluster(&self, clusters: usize) -> Option<ClusterId> {
+        let certificates = match &self.connection {
+            Connection::Client(connection) => connection.peer_certificates(),
+            Connection::Server(connection) => connection.peer_certificates(),
+        };
+        let certificate = ParsedCertificate::try_from(certificates?.first()?).ok()?;
+        (0..clusters).map(|number| ClusterId(number as u16)).find(|cluster| {
+            let name = ServerName::try_from(relay_name(*cluster));
+            name.is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
+        })
+    }
+
+    /// Moves the handshake on as far as it goes without waiting.
+    ///
+    /// # Errors
+    /// If the peer breaks it off, or its certificate is refused.
+    pub fn advance(&mut self) -> io::Result<()> {
+        while !self.is_ready {
+            match self.shake_hands()? {
+                Step::Plain(_) | Step::Again | Step::Sealed => continue,
+                Step::Ended => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Step::Idle => (),
+            }
+            self.flush()?;
+            if self.is_ready {
+                break;
+            }
+            match self.fill() {
+                Ok(Read { bytes: 0, .. }) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => (),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads from the socket at most once, and decrypts.
+    ///
+    /// # Errors
+    /// `WouldBlock` if no whole record is there, else the link is broken.
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<Read> {
+        let mut bytes = self.take_spill(buffer);
+        bytes += self.open_records(&mut buffer[bytes..])?;
+        if bytes > 0 || self.at_end {
+            return Ok(Read { bytes, more: !self.at_end });
+        }
+        let filled = self.fill()?;
+        if filled.bytes == 0 {
+            // TLS ends with a message; without it, the stream was cut.
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let bytes = self.open_records(buffer)?;
+        if self.output_end > self.output_start {
+            self.flush()?;
+        }
+        match bytes {
+            0 if self.at_end => Ok(Read { bytes: 0, more: false }),
+            0 if !filled.more => Err(io::ErrorKind::WouldBlock.into()),
+            0 => self.read(buffer),
+            _ => {
+                let more = filled.more || bytes == buffer.len() || self.at_end;
+                Ok(Read { bytes, more })
+            }
+        }
+    }
+
+    /// One step; a refusal is also sent to the peer, so that both logs say why.
+    fn shake_hands(&mut self) -> io::Result<Step> {
+        let step = self.step(&mut [], None);
+        if step.is_err() {
+            while let Ok(Step::Again) = self.step(&mut [], None) {}
+            let _ = self.flush();
+        }
+        step
+    }
+
+    fn take_spill(&mut self, buffer: &mut [u8]) -> usize {
+        let bytes = self.spill.len().min(buffer.len());
+        buffer[..bytes].copy_from_slice(&self.spill[..bytes]);
+        self.spill.drain(..bytes);
+        bytes
+    }
+
+    /// Decrypts whole records as long as there is room.
+    fn open_records(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut bytes = 0;
+        while self.input_end > self.input_start && bytes < buffer.len() {
+            match self.step(&mut buffer[bytes..], None)? {
+                Step::Plain(more) => bytes += more,
+                Step::Again | Step::Sealed => (),
+                Step::Idle => break,
+                Step::Ended => {
+                    self.at_end = true;
+                    break;
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Reads ciphertext once.
+    fn fill(&mut self) -> io::Result<Read> {
+        if self.input_start > 0 {
+            self.input.copy_within(self.input_start..self.input_end, 0);
+            self.input_end -= self.input_start;
+            self.input_start = 0;
+        }
+        if self.input_end == self.input.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a TLS record is too long"));
+        }
+        let read = self.socket.read(&mut self.input[self.input_end..])?;
+        self.input_end += read.bytes;
+        Ok(read)
+    }
+
+    /// Deals with the next record that has arrived; when there is none, encrypts `to_seal`.
+    fn step(&mut self, plain: &mut [u8], to_seal: Option<&[u8]>) -> io::Result<Step> {
+        let input = &mut self.input[self.input_start..self.input_end];
+        let room = &mut Room {
+            output: &mut self.output,
+            output_end: &mut self.output_end,
+            spill: &mut self.spill,
+            is_ready: &mut self.is_ready,
+            to_seal,
+        };
+        let (used, step) = match &mut self.connection {
+            Connection::Client(client) => look(client.process_tls_records(input), plain, room),
+            Connection::Server(server) => look(server.process_tls_records(input), plain, room),
+        };
+        self.input_start += used;
+        step.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// Encrypts and writes as many of `slices` as there is room for.
+    ///
+    /// # Errors
+    /// If the link is broken.
+    pub fn write<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<Written> {
+        let mut bytes = 0;
+        let mut stage = std::mem::take(&mut self.stage);
+        let mut is_full = false;
+        'slices: for mut slice in slices {
+            while !slice.is_empty() {
+                if stage.is_empty() && slice.len() >= STRAIGHT_BYTES_MIN {
+                    if !self.seal(&slice[..RECORD_BYTES])? {
+                        is_full = true;
+                        break 'slices;
+                    }
+                    bytes += RECORD_BYTES;
+                    slice = &slice[RECORD_BYTES..];
+                    continue;
+                }
+                let size = slice.len().min(RECORD_BYTES - stage.len());
+                stage.extend_from_slice(&slice[..size]);
+                slice = &slice[size..];
+                if stage.len() == RECORD_BYTES {
+                    if !self.seal(&stage)? {
+                        is_full = true;
+                        break 'slices;
+                    }
+                    bytes += stage.len();
+                    stage.clear();
+                }
+            }
+        }
+        if !is_full && !stage.is_empty() && self.seal(&stage)? {
+            bytes += stage.len();
+        }
+        stage.clear();
+        self.stage = stage;
+        self.flush()?;
+        Ok(Written { bytes, blocked: self.output_end > self.output_start })
+    }
+
+    /// Encrypts one record. False: no room.
+    fn seal(&mut self, plain: &[u8]) -> io::Result<bool> {
+        if self.output_end + SEALED_BYTES > self.output.len() {
+            return Ok(false);
+        }
+        loop {
+            match self.step(&mut [], Some(plain))? {
+                Step::Sealed => return Ok(true),
+                Step::Plain(_) | Step::Again => (),
+                Step::Idle | Step::Ended => return Ok(false),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while self.output_end > self.output_start {
+            let waiting = &self.output[self.output_start..self.output_end];
+            let written = self.socket.write(std::iter::once(waiting))?;
+            self.output_start += written.bytes;
+            if written.blocked {
+                // Room grows at the end only, so what is left moves to the front when that is cheap.
+                if self.output_start > self.output.len() / 2 {
+                    self.output.copy_within(self.output_start..self.output_end, 0);
+                    self.output_end -= self.output_start;
+                    self.output_start = 0;
+                }
+                return Ok(());
+            }
+        }
+        (self.output_start, self.output_end) = (0, 0);
+        Ok(())
+    }
+}
+
+struct Room<'a> {
+    output: &'a mut Vec<u8>,
+    output_end: &'a mut usize,
+    spill: &'a mut Vec<u8>,
+    is_ready: &'a mut bool,
+    to_seal: Option<&'a [u8]>,
+}
+
+fn look<D>(
+    status: UnbufferedStatus<'_, '_, D>,
+    plain: &mut [u8],
+    room: &mut Room<'_>,
+) -> (usize, Result<Step, Box<dyn std::error::Error + Send + Sync>>) {
+    let UnbufferedStatus { mut discard, state, .. } = status;
+    let step = match state {
+        Err(error) => Err(error.into()),
+        Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+            let mut bytes = 0;
+            let mut result = Ok(());
+            while let Some(record) = traffic.next_record() {
+                match record {
+                    Ok(record) => {
+                        discard += record.discard;
+                        let size = record.payload.len().min(plain.len() - bytes);
+                        plain[bytes..bytes + size].copy_from_slice(&record.payload[..size]);
+                        room.spill.extend_from_slice(&record.payload[size..]);
+                        bytes += size;
+                    }
+                    Err(error) => result = Err(error.into()),
+                }
+            }
+            result.map(|()| Step::Plain(bytes))
+        }
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            // Rare, and what rustls says of its own accord is short.
+            if *room.output_end + SEALED_BYTES > room.output.len() {
+                room.output.resize(*room.output_end + SEALED_BYTES, 0);
+            }
+            match data.encode(&mut room.output[*room.output_end..]) {
+                Ok(bytes) => {
+                    *room.output_end += bytes;
+                    Ok(Step::Again)
+                }
+                Err(error) => Err(error.to_string().into()),
+            }
+        }
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            data.done();
+            Ok(Step::Again)
+        }
+        Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+            *room.is_ready = true;
+            match room.to_seal {
+                None => Ok(Step::Idle),
+                Some(bytes) => match traffic.encrypt(bytes, &mut room.output[*room.output_end..]) {
+                    Ok(sealed) => {
+                        *room.output_end += sealed;
+                        Ok(Step::Sealed)
+                    }
+                    Err(error) => Err(error.to_string().into()),
+                },
+            }
+        }
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Ended),
+        Ok(_) => Ok(Step::Idle),
+    };
+    (discard, step)
+}

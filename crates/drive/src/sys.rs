@@ -1,0 +1,110 @@
+//! What the operating system is asked for beside reading, writing and waiting.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+/// A link on which nothing is acknowledged for this long is broken, however idle it is.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Bytes that wait unsent in the kernel, beyond what the network has under way. More would only
+/// delay whatever is written next.
+const UNSENT_BYTES: libc::c_int = 256 << 10;
+
+/// Milliseconds on a clock that never jumps.
+pub fn now_millis() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// Bytes nobody can guess.
+///
+/// # Errors
+/// If the system has none to give.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut done = 0;
+    while done < N {
+        done += rustix::rand::getrandom(&mut bytes[done..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}
+
+/// Raises the number of open files to what the system allows; gives that number.
+pub fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = setrlimit(Resource::Nofile, wanted);
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Small messages leave at once, and a vanished peer is noticed. No effect on Unix sockets.
+pub fn tune_link(socket: impl AsFd) {
+    let _ = sockopt::set_tcp_nodelay(&socket, true);
+    let _ = sockopt::set_socket_keepalive(&socket, true);
+    let _ = sockopt::set_tcp_keepidle(&socket, SILENCE_MAX / 2);
+    let _ = sockopt::set_tcp_keepintvl(&socket, SILENCE_MAX / 6);
+    let _ = sockopt::set_tcp_keepcnt(&socket, 3);
+}
+
+/// For a link that many share: broken soon when nothing gets through, and with a short queue.
+pub fn tune_shared_link(socket: impl AsFd) {
+    tune_link(&socket);
+    let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE_MAX.as_millis() as u32);
+    let bytes = UNSENT_BYTES;
+    // SAFETY: the option takes an int, and `bytes` outlives the call.
+    unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        );
+    }
+}
+
+/// Turns signals into something to read: they no longer interrupt, and a read of 128 bytes gives
+/// the number of one in its first four.
+///
+/// # Errors
+/// If the system has no room for it.
+pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
+    // SAFETY: `set` is initialised by sigemptyset before use; the new descriptor is ours alone.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in signals {
+            libc::sigaddset(&mut set, *signal);
+        }
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        match libc::signalfd(-1, &set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) {
+            -1 => Err(io::Error::last_os_error()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_can_be_read() {
+        let fd = signal_fd(&[libc::SIGUSR2]).unwrap();
+        // SAFETY: raise has no requirements.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        let mut bytes = [0; 128];
+        assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(128));
+        assert_eq!(i32::from_ne_bytes(bytes[..4].try_into().unwrap()), libc::SIGUSR2);
+    }
+
+    #[test]
+    fn random_bytes_differ() {
+        assert_ne!(random::<32>().unwrap(), random::<32>().unwrap());
+    }
+}

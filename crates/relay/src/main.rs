@@ -1,0 +1,120 @@
+//! The relay of a cluster: ranks attach to it, other relays are linked to it, and it passes frames
+//! between them. It looks at a frame's header and at nothing behind it.
+
+mod admin;
+mod config;
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use landbridge_drive::engine::{Engine, Setup, epoll::Epoll};
+use landbridge_drive::sys;
+use landbridge_proto::id::ClusterId;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use admin::Admin;
+use config::Config;
+
+/// A configuration that cannot be used.
+const EXIT_CONFIG: u8 = 2;
+/// Connections that wait to be accepted: a whole cluster may start at once. The system cuts it down
+/// to what it allows.
+const BACKLOG: i32 = 4096;
+
+/// Passes messages between the clusters of a Landbridge job.
+///
+/// The launcher starts one on each cluster and tells it all it needs; by hand it is rarely needed.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Examples:\n  \
+        landbridge-relay --config relay.toml\n  \
+        (cat relay.toml; echo ---; cat) | landbridge-relay --config -\n\n\
+        It prints one line when it is ready, and its log on standard error. SIGUSR1 logs its\n\
+        counters; SIGTERM and SIGINT end it, and so does the end of standard input after --config -."
+)]
+struct Arguments {
+    /// The TOML document that describes the relay; `-` reads it from standard input, up to a line
+    /// that is exactly `---`, and then the relay ends when standard input does
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let setup = match prepare(&arguments.config) {
+        Ok(setup) => setup,
+        Err(error) => {
+            eprintln!("landbridge-relay: {}: {error:#}", arguments.config.display());
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    match run(setup) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("landbridge-relay: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run((mut admin, setup, ready): (Admin, Setup, String)) -> Result<()> {
+    // Nobody may be left to read it; the relay works all the same.
+    let _ = writeln!(std::io::stdout(), "{ready}");
+    let report = Epoll::run(setup, &mut admin)?;
+    admin.summarize(&report);
+    Ok(())
+}
+
+/// Everything that can go wrong because of the configuration.
+fn prepare(path: &Path) -> Result<(Admin, Setup, String)> {
+    let config = Config::parse(&config::read(path)?)?;
+    sys::raise_open_files();
+    let ranks = listen(config.listen).context("listen")?;
+    let relays = config.wan_listen.map(listen).transpose().context("wan_listen")?;
+    let unix = config.unix.as_deref().map(listen_unix).transpose().context("unix")?;
+    let relays_at = match &relays {
+        Some(listener) => listener.local_addr()?.to_string(),
+        None => "-".into(),
+    };
+    let ready = format!("landbridge-relay: ready ranks={} relays={relays_at}", ranks.local_addr()?);
+    let (admin, controls) = Admin::new(config.cluster, path == Path::new("-"))?;
+    let setup = Setup {
+        own: ClusterId(config.cluster),
+        clusters: config.clusters(),
+        ranks,
+        unix,
+        relays,
+        identity: config.identity()?,
+        peers: config.peers()?,
+        controls,
+        spin: config.spin_micros.map(Duration::from_micros),
+        job: config.job,
+        key: config.key,
+    };
+    Ok((admin, setup, ready))
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address).with_context(|| address.to_string())?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn listen_unix(name: &str) -> Result<UnixListener> {
+    let address = UnixAddr::from_abstract_name(name)?;
+    UnixListener::bind_addr(&address).with_context(|| format!("@{name}"))
+}
