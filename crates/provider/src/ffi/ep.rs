@@ -167,6 +167,7 @@ fn level_of(flags: u64) -> Level {
 }
 
 /// What a data call needs to know beside its arguments.
+#[derive(Debug)]
 pub struct Terms {
     pub notify: bool,
     pub level: Level,
