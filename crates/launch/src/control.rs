@@ -6,6 +6,8 @@
 //! length (4 bytes, little endian, of what follows), kind (1 byte), body. A length over
 //! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::pmi::kvs::Delta;
@@ -17,6 +19,11 @@ pub const VERSION: u32 = 1;
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// An agent hears from the one above at least this often,
+pub const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// and an agent behind a network gives up on a job it has heard nothing of for this long.
+pub const SILENCE_MAX: Duration = Duration::from_secs(120);
+const _: () = assert!(SILENCE_MAX.as_secs() > 3 * PING_INTERVAL.as_secs());
 /// Output and stdin travel in pieces of at most this size, so that no piece delays a barrier.
 pub const PIECE_BYTES_MAX: usize = 16 * 1024;
 
@@ -51,6 +58,8 @@ pub struct Node {
     pub rank_count: u32,
     /// Ways to the relay besides TCP, for the ranks of the relay's own host.
     pub relay_unix: Option<String>,
+    /// A network lies between this agent and the one above, which may break without a word.
+    pub remote: bool,
     /// Command that starts this agent, run by the agent above. Empty for the top one.
     pub spawn: Vec<String>,
     pub children: Vec<Node>,
@@ -120,6 +129,8 @@ pub enum Message {
     End {
         at_once: bool,
     },
+    /// Nothing to do: the agent above is still there.
+    Ping,
     // Up the tree.
     /// This agent and all below it have their assignment.
     Ready,
@@ -198,6 +209,7 @@ mod kind {
     pub const STDIN: u8 = 6;
     pub const STDIN_END: u8 = 7;
     pub const END: u8 = 8;
+    pub const PING: u8 = 9;
     pub const READY: u8 = 32;
     pub const RELAY_READY: u8 = 33;
     pub const BARRIER_UP: u8 = 34;
@@ -255,6 +267,7 @@ impl Message {
                 out.number(u32::from(*at_once));
                 kind::END
             }
+            Message::Ping => kind::PING,
             Message::Ready => kind::READY,
             Message::RelayReady { ranks, relays } => {
                 out.text(ranks);
@@ -324,6 +337,7 @@ impl Message {
             kind::STDIN => Message::Stdin { bytes: body.bytes()?.to_vec() },
             kind::STDIN_END => Message::StdinEnd,
             kind::END => Message::End { at_once: body.number()? != 0 },
+            kind::PING => Message::Ping,
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
             kind::BARRIER_UP => Message::BarrierUp(body.delta()?),
@@ -503,6 +517,7 @@ mod tests {
             first_rank,
             rank_count: 2,
             relay_unix: None,
+            remote: true,
             spawn: vec!["ssh".into(), "host with space".into()],
             children,
         }
@@ -538,6 +553,7 @@ mod tests {
             Message::Stdin { bytes: vec![0, 255] },
             Message::StdinEnd,
             Message::End { at_once: true },
+            Message::Ping,
             Message::Ready,
             Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
             Message::BarrierUp(delta),

@@ -46,6 +46,8 @@ fn settings(library: Library) -> &'static [(&'static str, &'static str)] {
             ("OMPI_MCA_mtl", "ofi"),
             ("OMPI_MCA_opal_common_ofi_provider_include", PROVIDER),
             ("OMPI_MCA_btl", "self,ofi"),
+            // It would look for its own hardware, fail, and say so on every window.
+            ("OMPI_MCA_osc", "^ucx"),
         ],
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use rustix::io::Errno;
@@ -23,6 +24,7 @@ pub struct Link {
     /// Bytes before the agent's banner; `None` once it has been seen or where none is expected.
     noise: Option<Vec<u8>>,
     at_end: bool,
+    heard_at: Instant,
 }
 
 impl Link {
@@ -48,6 +50,7 @@ impl Link {
             unsent: VecDeque::new(),
             noise,
             at_end: false,
+            heard_at: Instant::now(),
         })
     }
 
@@ -67,6 +70,11 @@ impl Link {
     /// The other side has closed, or never spoke our language.
     pub fn at_end(&self) -> bool {
         self.at_end
+    }
+
+    /// When the other side last said anything.
+    pub fn heard_at(&self) -> Instant {
+        self.heard_at
     }
 
     /// What was printed in place of a banner.
@@ -106,7 +114,10 @@ impl Link {
         let mut buffer = [0; READ_BYTES];
         match rustix::io::read(&self.input, &mut buffer) {
             Ok(0) => self.at_end = true,
-            Ok(count) => return self.handle_bytes(&buffer[..count]),
+            Ok(count) => {
+                self.heard_at = Instant::now();
+                return self.handle_bytes(&buffer[..count]);
+            }
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(_) => self.at_end = true,
         }

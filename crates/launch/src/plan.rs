@@ -5,7 +5,7 @@
 //! contiguous block of them. Clusters without ranks take no part.
 
 use crate::control::Node;
-use crate::topology::{Cluster, Host, Topology};
+use crate::topology::{Cluster, Host, Topology, Way};
 
 /// What the user asked for.
 #[derive(Debug, Clone, Default)]
@@ -197,6 +197,7 @@ impl Layout<'_> {
             first_rank,
             rank_count,
             relay_unix: self.unix.clone().filter(|_| on_top),
+            remote: matches!(host.way, Way::Ssh(_)),
             spawn: host.spawn_command(&[program.to_string(), "agent".to_string()]),
             children: Vec::new(),
         }

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::agent::lost_text;
-use crate::control::{Assignment, Job, Message, Node, PIECE_BYTES_MAX};
+use crate::control::{Assignment, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
 use crate::pmi::server::{Event, JobFacts, Names, Server};
 use crate::relays::Relays;
 use crate::spawn::{self, AgentProcess};
@@ -21,6 +21,10 @@ use crate::watch::{Cause, SETTLE, Verdict, Watch};
 
 /// Agents have this long to end everything before their connections are cut.
 const END_GRACE: Duration = Duration::from_secs(10);
+/// The same after a second Ctrl-C.
+const IMPATIENT_GRACE: Duration = Duration::from_secs(1);
+/// A relay that is not ready after this long never will be.
+const RELAY_PATIENCE: Duration = Duration::from_secs(30);
 /// Output nobody takes is thrown away this long after a job has been ended by force.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 /// Time for agents that have said they are done, and their ssh, to exit.
@@ -67,6 +71,9 @@ pub struct Launcher {
     stdin_open: bool,
     stdin_window: u32,
     code: i32,
+    pinged_at: Instant,
+    /// By when the relay that is being waited for has to be ready.
+    relay_deadline: Option<Instant>,
 }
 
 /// Runs the job; its exit code.
@@ -112,6 +119,8 @@ impl Launcher {
             stdin_open: true,
             stdin_window: STDIN_WINDOW_BYTES,
             code: 0,
+            pinged_at: Instant::now(),
+            relay_deadline: None,
         })
     }
 
@@ -124,6 +133,7 @@ impl Launcher {
             if stdin_ready {
                 self.read_stdin();
             }
+            self.ping();
             self.judge();
             self.output.handle_time(Instant::now());
             self.children.iter_mut().for_each(|child| child.process.link.flush());
@@ -131,6 +141,13 @@ impl Launcher {
         }
         self.kill_leftovers();
         self.code
+    }
+
+    fn ping(&mut self) {
+        if self.pinged_at.elapsed() >= PING_INTERVAL {
+            self.pinged_at = Instant::now();
+            self.send_to_all(&Message::Ping);
+        }
     }
 
     /// Agents have ended by now; one that was killed has left its processes to us.
@@ -151,7 +168,8 @@ impl Launcher {
 
     fn is_over(&self) -> bool {
         let Phase::Ending(begun) = self.phase else { return false };
-        let patience_over = begun.elapsed() > END_GRACE;
+        let patience = if self.signals_seen > 1 { IMPATIENT_GRACE } else { END_GRACE };
+        let patience_over = begun.elapsed() > patience;
         (self.children.iter().all(|child| child.done) || patience_over) && self.output.is_empty()
     }
 
@@ -183,7 +201,9 @@ impl Launcher {
             return Some(Duration::from_millis(100));
         }
         let output = self.output.next_time();
-        let next = self.deadline.into_iter().chain(self.settled_at).chain(output).min();
+        let ping = self.pinged_at + PING_INTERVAL;
+        let times = [self.deadline, self.relay_deadline, self.settled_at, output, Some(ping)];
+        let next = times.into_iter().flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -278,6 +298,8 @@ impl Launcher {
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
             Message::Exited { rank, ending, stage } => {
                 self.output.handle_end(rank);
+                // No one else reads what is left of our stdin.
+                self.stdin_open &= rank != 0;
                 self.server.handle_ended(rank);
                 self.watch.handle_exit(rank, ending, stage);
             }
@@ -285,7 +307,10 @@ impl Launcher {
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
             Message::RelayLog { text } => self.log_relay(&text),
-            Message::Done => self.children[index].done = true,
+            Message::Done => {
+                self.children[index].done = true;
+                self.output.handle_last();
+            }
             other => {
                 let text = format!("an agent has sent {other:?}");
                 self.handle_cause(Cause::Failed { text });
@@ -340,6 +365,7 @@ impl Launcher {
         match self.relays.config(place) {
             Some((cluster, config)) => {
                 self.phase = Phase::Relays(place);
+                self.relay_deadline = Some(Instant::now() + RELAY_PATIENCE);
                 self.children[cluster].process.link.send(&Message::StartRelay { config });
             }
             None => self.start_ranks(),
@@ -356,6 +382,7 @@ impl Launcher {
 
     fn start_ranks(&mut self) {
         self.phase = Phase::Running;
+        self.relay_deadline = None;
         for (index, child) in self.children.iter_mut().enumerate() {
             let relay = self.relays.rank_address(index);
             child.process.link.send(&Message::Start { relay });
@@ -374,6 +401,11 @@ impl Launcher {
             let seconds = self.options.timeout.map_or(0, |timeout| timeout.as_secs());
             self.watch.handle_cause(Cause::Timeout { seconds });
             self.settled_at = Some(now);
+        }
+        if self.relay_deadline.is_some_and(|deadline| now >= deadline) {
+            let seconds = RELAY_PATIENCE.as_secs();
+            let text = format!("a relay was not ready after {seconds} s; see its log with -v");
+            self.watch.handle_cause(Cause::Failed { text });
         }
         match self.watch.verdict() {
             Verdict::GoOn => {}

@@ -5,8 +5,10 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::control::Ending;
 
@@ -81,6 +83,23 @@ pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     // SAFETY: changes one flag of a descriptor of this process.
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
+
+/// Lets this process have as many open files as it may: an agent needs four for each rank. The
+/// soft limit that ranks get stays what it was: some programs take it for the size of a table.
+pub fn raise_open_files() {
+    let limits = getrlimit(Resource::Nofile);
+    let _ = RANK_OPEN_FILES.set(limits);
+    let raised = Rlimit { current: limits.maximum, ..limits };
+    // Without it, a job with few ranks still runs.
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
+/// The limit a rank gets; `None` leaves ours.
+pub fn rank_open_files() -> Option<Rlimit> {
+    RANK_OPEN_FILES.get().copied()
+}
+
+static RANK_OPEN_FILES: OnceLock<Rlimit> = OnceLock::new();
 
 /// Orphans below this process become its children instead of init's.
 pub fn adopt_orphans() -> Result<()> {

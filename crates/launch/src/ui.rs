@@ -73,6 +73,11 @@ impl Output {
         self.give_out(|&(owner, _), _| owner == rank);
     }
 
+    /// Gives out every unfinished line.
+    pub fn handle_last(&mut self) {
+        self.give_out(|_, _| true);
+    }
+
     /// When [`Output::handle_time`] has something to do.
     pub fn next_time(&self) -> Option<Instant> {
         if self.label {

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::cleanup;
-use crate::control::{Assignment, Job, Message, Node};
+use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::mpi;
 use crate::pmi::server::{Event, JobFacts, Server};
@@ -37,6 +37,7 @@ pub fn main() -> Result<()> {
     let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
     let signals = Signals::block(&signals)?;
     sys::adopt_orphans()?;
+    sys::raise_open_files();
     let mut agent = Agent::new(signals)?;
     agent.run();
     Ok(())
@@ -72,6 +73,7 @@ struct Agent {
     stuck_sent: bool,
     done: bool,
     started_at: std::time::SystemTime,
+    pinged_at: Instant,
 }
 
 /// What a descriptor in the poll set belongs to.
@@ -105,6 +107,7 @@ impl Agent {
             stuck_sent: false,
             done: false,
             started_at: std::time::SystemTime::now(),
+            pinged_at: Instant::now(),
         })
     }
 
@@ -119,6 +122,7 @@ impl Agent {
             }
             self.drain_server();
             self.report_endings();
+            self.keep_in_touch();
             self.advance_end();
             self.parent.flush();
             self.children.iter_mut().for_each(|child| child.process.link.flush());
@@ -173,7 +177,7 @@ impl Agent {
 
     fn timeout(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Working => None,
+            Phase::Working => Some(PING_INTERVAL),
             // Orphans that change their parent tell no one: look again now and then.
             Phase::Ending(_) | Phase::Killing(_) => Some(Duration::from_millis(20)),
         }
@@ -258,6 +262,19 @@ impl Agent {
         }
     }
 
+    /// Tells agents below that we are there, and notices when no one above is any more.
+    fn keep_in_touch(&mut self) {
+        if self.pinged_at.elapsed() >= PING_INTERVAL {
+            self.pinged_at = Instant::now();
+            self.children.iter_mut().for_each(|child| child.process.link.send(&Message::Ping));
+        }
+        let remote = self.assignment.as_ref().is_some_and(|a| a.node.remote);
+        if remote && self.parent.heard_at().elapsed() > SILENCE_MAX {
+            self.parent.close_output();
+            self.begin_end(false);
+        }
+    }
+
     fn handle_parent_message(&mut self, message: Message) {
         match message {
             Message::Assign(assignment) => self.handle_assignment(*assignment),
@@ -268,6 +285,7 @@ impl Agent {
             Message::Stdin { bytes } => self.deliver_stdin(bytes),
             Message::StdinEnd => self.deliver_stdin_end(),
             Message::End { at_once } => self.begin_end(at_once),
+            Message::Ping => {}
             other => self.fail(format!("the agent was sent {other:?}")),
         }
     }

@@ -55,10 +55,14 @@ impl LocalRank {
         let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
-        // SAFETY: both only make async-signal-safe calls.
+        let open_files = sys::rank_open_files();
+        // SAFETY: all of it only makes async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
                 sys::prepare_child(parent, libc::SIGKILL)?;
+                if let Some(limit) = open_files {
+                    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
+                }
                 sys::keep_over_exec(pmi_fd)
             });
         }

@@ -1,7 +1,7 @@
 //! Placement and relays of small grids.
 
 use super::*;
-use crate::topology::{Link, Relay, Way};
+use crate::topology::{Link, Relay};
 
 fn host(name: &str, slots: u32) -> Host {
     let way = Way::Local(Default::default());

@@ -6,6 +6,8 @@ use super::Spawn;
 /// ssh gives up on a silent connection after these many probes of this many seconds each.
 const ALIVE_INTERVAL_S: u32 = 15;
 const ALIVE_COUNT: u32 = 4;
+/// A host that is switched off is told in this many seconds, not in minutes.
+const CONNECT_TIMEOUT_S: u32 = 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ssh {
@@ -27,6 +29,7 @@ impl Spawn for Ssh {
         let mut command = self.command.clone();
         let options = [
             "BatchMode=yes".to_string(),
+            format!("ConnectTimeout={CONNECT_TIMEOUT_S}"),
             format!("ServerAliveInterval={ALIVE_INTERVAL_S}"),
             format!("ServerAliveCountMax={ALIVE_COUNT}"),
         ];
