@@ -119,6 +119,18 @@ fn tcp_survives_every_kind_of_trouble() {
 }
 
 #[test]
+fn damage_is_hidden_from_checksums_only_on_request() {
+    let Some(_turn) = turn() else { return };
+    let script = "serve b-gw; $LAB on a-gw -- $LAB probe loss b-wan --count 50 --bytes 1000";
+    let run = |repair: bool| {
+        let link = format!("to.b = {{ corrupt = '100 %', repair_checksums = {repair} }}");
+        succeeded(&lab("damage", &two_sites(&link), script)).split_whitespace().count()
+    };
+    assert_eq!(run(false), 0, "a checksum missed damage");
+    assert_eq!(run(true), 50);
+}
+
+#[test]
 fn links_change_while_the_lab_runs() {
     let Some(_turn) = turn() else { return };
     let script = "serve b-gw

@@ -137,6 +137,11 @@ impl Emulator {
         self.on_the_way.peek().map(|Reverse(parcel)| parcel.at)
     }
 
+    /// Packets that are somewhere on a link. Those of one TCP burst count as one.
+    pub fn on_the_way(&self) -> usize {
+        self.on_the_way.len()
+    }
+
     /// Every direction of every link: name such as `north>south`, shape, what it has done.
     pub fn links(&self) -> impl Iterator<Item = (&str, &Shape, Counts)> {
         self.links

@@ -3,7 +3,9 @@
 //!
 //! Wakes when a device has packets, when a packet's time has come (to the nanosecond in the
 //! request; the kernel adds its wake-up, tens of microseconds), or when someone asks for something
-//! (`Pump::handle`). Packets that are due go out before new ones come in.
+//! (`Handle::ask`). Packets that are due go out before new ones come in. While many packets are on
+//! the way it wakes at most once in `TICK`: they are late by up to that, but each does not cost its
+//! sender and its receiver a wake-up.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,6 +22,14 @@ use super::tun::Tun;
 /// Packets read from one device before others get their turn and what is due goes out: at 64 KiB
 /// each this bounds the lateness that one busy device causes to about 100 us.
 const READS_PER_TURN: usize = 16;
+
+/// The least time between two wake-ups in a crowd. A wake-up across cores costs up to 30 us on
+/// virtual machines, a packet of 1,500 bytes at 1 Gbit/s lasts 12 us.
+const TICK: Nanos = 50_000;
+
+/// More packets than this on the way are a crowd: beyond what programs that wait for each other's
+/// messages keep on a link, far below what a stream of datagrams does.
+const CROWD: usize = 64;
 
 /// Work that others ask of the pump's thread.
 pub type Request = Box<dyn FnOnce(&mut Emulator) + Send>;
@@ -72,15 +82,27 @@ impl Pump {
         favour_this_thread();
         let mut scratch = vec![0; PACKET_BYTES_MAX];
         let mut ready = vec![false; self.devices.len()];
+        let mut woken = 0;
         loop {
             self.deliver();
+            self.rest_in_crowd(woken);
             if let Err(error) = self.wait(&mut ready) {
                 return error;
             }
+            woken = self.now();
+            self.deliver();
             for device in (0..ready.len()).filter(|&device| ready[device]) {
                 self.take_in(device, &mut scratch);
                 self.deliver();
             }
+        }
+    }
+
+    fn rest_in_crowd(&self, woken: Nanos) {
+        let rest = (woken + TICK).saturating_sub(self.now());
+        if rest > 0 && self.emulator.on_the_way() > CROWD {
+            // Cut short by a signal, it only rests less.
+            let _ = rustix::thread::nanosleep(&timespec(rest));
         }
     }
 

@@ -1,0 +1,62 @@
+//! The lab files that come with the repository.
+
+use std::path::{Path, PathBuf};
+
+use landbridge_lab::net::file;
+use landbridge_lab::net::plan::{Inbound, Plan};
+use landbridge_lab::net::units::{Rate, Span};
+
+#[test]
+fn every_lab_file_is_valid() {
+    let files = std::fs::read_dir(labs_dir()).unwrap().flatten().map(|entry| entry.path());
+    let labs: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|end| end == "toml")).collect();
+    assert!(labs.len() >= 3, "{labs:?}");
+    for path in labs {
+        if let Err(error) = file::load(&path) {
+            panic!("{error:#}");
+        }
+    }
+}
+
+#[test]
+fn grid5000_has_the_figures_of_the_paper() {
+    let plan = lab("grid5000");
+    assert_eq!(plan.sites.len(), 4);
+    // Message relaying, figures 10 (Mbit/s) and 11 (ms, one way).
+    for (a, b, mbit_per_s, delay_ms) in [
+        ("sophia", "bordeaux", 68.054155, 5.14608),
+        ("sophia", "orsay", 42.425423, 8.61752),
+        ("sophia", "rennes", 40.150269, 9.06626),
+        ("rennes", "bordeaux", 110.025962, 4.00316),
+        ("rennes", "orsay", 95.376749, 4.70542),
+        ("orsay", "bordeaux", 108.072588, 4.10875),
+    ] {
+        let is_it = |ends: [usize; 2]| {
+            let names = ends.map(|end| plan.sites[end].name.as_str());
+            names == [a, b] || names == [b, a]
+        };
+        let link = plan.links.iter().find(|link| is_it(link.ends)).unwrap();
+        for shape in &link.shapes {
+            let rate = Rate { bits_per_second: (mbit_per_s * 1e6_f64).round() as u64 };
+            assert_eq!(shape.rate, Some(rate), "{a}-{b}");
+            assert_eq!(shape.delay, Span { nanos: (delay_ms * 1e6_f64).round() as u64 }, "{a}-{b}");
+        }
+    }
+}
+
+#[test]
+fn the_demo_needs_relays_and_one_of_them_only_dials_out() {
+    let plan = lab("two-sites");
+    assert!(plan.sites[0].subnet.overlaps(plan.sites[1].subnet), "hosts could be routed");
+    assert!(plan.sites[0].inbound.admits_relays());
+    assert_eq!(plan.sites[1].inbound, Inbound::Nothing);
+}
+
+fn lab(name: &str) -> Plan {
+    file::load(&labs_dir().join(format!("{name}.toml"))).unwrap()
+}
+
+fn labs_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../labs")
+}
