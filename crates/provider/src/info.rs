@@ -5,7 +5,7 @@
 //! (`ENODATA`). The entry is libc memory: the host frees it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::abi::{self, *};
 use crate::av::NAME_BYTES;
@@ -298,6 +298,11 @@ fn addresses(ask: &Ask, format: Format) -> Result<Addresses, Refusal> {
         let bytes = Some(resolve::sockaddr_bytes(found).to_vec());
         if passive { source = bytes } else { target = bytes }
     }
+    if format == Format::Socket && source.is_none() {
+        // Any interface, any port: callers look at the family.
+        let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+        source = Some(resolve::sockaddr_bytes(any).to_vec());
+    }
     Ok((source, target))
 }
 
@@ -522,7 +527,8 @@ fn c_bytes(bytes: Option<Vec<u8>>) -> Option<(*mut c_void, usize)> {
     }
 }
 
-/// Where an endpoint of this info is to accept connections, if its source address says so.
+/// Where an endpoint of this info is to accept connections, if its source address says so ("any" does
+/// not).
 ///
 /// # Safety
 /// `info`'s source address is as long as it says.
@@ -531,5 +537,6 @@ pub unsafe fn bind_address(info: &Info) -> Option<SocketAddrV4> {
         && !info.src_addr.is_null()
         && info.src_addrlen >= SOCKADDR_BYTES;
     // SAFETY: the length was just looked at.
-    usable.then(|| unsafe { resolve::read_sockaddr(info.src_addr) }).flatten()
+    let address = usable.then(|| unsafe { resolve::read_sockaddr(info.src_addr) }).flatten();
+    address.filter(|address| address.port() != 0 || !address.ip().is_unspecified())
 }

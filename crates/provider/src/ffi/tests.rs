@@ -118,7 +118,9 @@ mod getinfo {
         assert_eq!(server.addr_format, FORMAT_SOCKADDR_IN);
         assert_eq!((server.src_addrlen, server.dest_addrlen), (16, 0));
         let client = Offer::get(version(1, 17), Some("127.0.0.1"), Some("9228"), 0, None).unwrap();
-        assert_eq!((client.src_addrlen, client.dest_addrlen), (0, 16));
+        assert_eq!((client.src_addrlen, client.dest_addrlen), (16, 16));
+        // SAFETY: the offer is whole.
+        assert_eq!(unsafe { crate::info::bind_address(&client) }, None, "any place will do");
         // SAFETY: sixteen bytes, as just asserted.
         let target = unsafe { crate::resolve::read_sockaddr(client.dest_addr) };
         assert_eq!(target, Some("127.0.0.1:9228".parse().unwrap()));
