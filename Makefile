@@ -1,0 +1,48 @@
+# The few commands of this repository. `make` alone prints them. Everything that is made lies under
+# target/ and build/; `make clean` removes both.
+
+RELEASE = target/release
+PYTHON ?= python3
+
+.PHONY: help setup build wheels test test-all bench demo lint clean
+
+help:
+	@echo "make build      the launcher, the relay, the lab and the provider, in $(RELEASE)"
+	@echo "make demo       stock MPI programs over two clusters, with a table and a picture"
+	@echo "make test       every test that ends within an hour; parts alone: $(PYTHON) scripts/test.py --list"
+	@echo "make test-all   the slow ones too"
+	@echo "make bench      the comparisons with other transports, into docs/BENCHMARKS.md"
+	@echo "make lint       rustfmt, clippy, cargo deny"
+	@echo "make clean      remove target/ and build/"
+
+setup:
+	@$(PYTHON) scripts/setup.py
+
+# libfabric loads only files whose names end in fi.so, and cargo cannot make one.
+build: setup
+	cargo build --release --workspace
+	@cp -f $(RELEASE)/liblandbridge_fi.so $(RELEASE)/.new-fi.so
+	@mv -f $(RELEASE)/.new-fi.so $(RELEASE)/liblandbridge-fi.so
+	@echo "built $(RELEASE)/landbridge and $(RELEASE)/liblandbridge-fi.so"
+
+wheels: setup
+	@$(PYTHON) scripts/wheels.py
+
+test: build wheels
+	@$(PYTHON) scripts/test.py
+
+test-all: build wheels
+	@$(PYTHON) scripts/test.py --slow
+
+bench: build wheels
+	@$(PYTHON) scripts/setup.py --bench
+	@$(PYTHON) bench/run.py
+
+demo: build wheels
+	@$(PYTHON) scripts/demo.py
+
+lint:
+	@$(PYTHON) scripts/test.py fmt clippy deny
+
+clean:
+	rm -rf target build

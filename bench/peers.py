@@ -1,0 +1,70 @@
+"""Who is compared with whom. All use the same MPICH 5.0.2 and the same IMB binary.
+
+A `Peer` is a name and what to launch with. `NODE` are the ways between two processes on a node,
+`TCP` the ways over TCP sockets, `CROWD` those for more ranks than cores.
+"""
+
+from dataclasses import dataclass
+
+from support import paths
+
+NOLOCAL = {"MPIR_CVAR_NOLOCAL": "1"}
+OFI = {"MPIR_CVAR_CH4_NETMOD": "ofi"} | NOLOCAL
+UCX = {"MPIR_CVAR_CH4_NETMOD": "ucx"} | NOLOCAL
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to carry MPI messages: an environment for MPICH's mpiexec, or `landbridge run`."""
+
+    name: str
+    env: tuple[tuple[str, str], ...]
+    ours: bool = False
+    run_options: tuple[str, ...] | None = None  # of `landbridge run`; None: MPICH's mpiexec
+
+    def command(self, ranks: int, program: list[str]) -> list[str]:
+        if self.run_options is None:
+            return [str(paths.venv("mpich") / "bin" / "mpiexec"), "-n", str(ranks), *program]
+        return [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *self.run_options, "--", *program]
+
+    def environment(self) -> dict[str, str]:
+        return {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")} | dict(self.env)
+
+
+def peer(name: str, env: dict[str, str]) -> Peer:
+    return Peer(name, tuple(env.items()))
+
+
+def ofi(provider: str) -> Peer:
+    return peer(f"libfabric {provider}", OFI | {"FI_PROVIDER": provider})
+
+
+def ucx(name: str, transports: str) -> Peer:
+    return peer(f"UCX {name}", UCX | {"UCX_TLS": transports})
+
+
+def landbridge(name: str, allowed: str, *options: str) -> Peer:
+    env = {"LANDBRIDGE_PATHS": allowed}
+    return Peer(f"landbridge {name}", tuple(env.items()), True, options)
+
+
+NODE = [
+    landbridge("shm", "shm"),
+    ofi("shm"),
+    ucx("shm", "posix,sysv,cma,self"),
+    peer("MPICH shared memory", {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}),
+]
+TCP = [
+    landbridge("tcp", "tcp"),
+    ofi("tcp"),
+    ofi("tcp;ofi_rxm"),
+    ucx("tcp", "tcp,self"),
+]
+CROWD = [
+    landbridge("shm", "shm"),
+    ofi("shm"),
+    ofi("tcp"),
+    ucx("shm", "posix,sysv,cma,self"),
+    peer("MPICH shared memory", {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}),
+]
+RELAYS = landbridge("two relays", "relay", "--clusters", "2")

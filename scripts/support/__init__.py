@@ -1,0 +1,1 @@
+"""What the drivers in tests/, bench/ and scripts/ share: paths, processes, MPI launch lines."""

@@ -1,0 +1,28 @@
+"""Where things are. Everything that is made lies under target/ (cargo) or build/ (the rest)."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+RELEASE = Path(os.environ.get("LANDBRIDGE_RELEASE", ROOT / "target" / "release"))
+LANDBRIDGE = RELEASE / "landbridge"
+RELAY = RELEASE / "landbridge-relay"
+PROVIDER = RELEASE / "liblandbridge-fi.so"
+SUITE = BUILD / "mpi4py-4.1.2" / "test"
+RESULTS = BUILD / "results"
+
+
+def venv(mpi: str) -> Path:
+    """The virtual environment with the stock MPI library `mpi`: mpich, ompi or impi."""
+    return BUILD / "venv" / mpi
+
+
+def python(mpi: str) -> str:
+    return str(venv(mpi) / "bin" / "python")
+
+
+def missing(paths: list[Path]) -> list[str]:
+    """Those of `paths` that do not exist, relative to the repository where they lie in it."""
+    absent = [path for path in paths if not path.exists()]
+    return [str(p.relative_to(ROOT)) if p.is_relative_to(ROOT) else str(p) for p in absent]

@@ -1,0 +1,153 @@
+"""Programs run to their end or to a deadline, and nothing of them is left behind.
+
+The calling process becomes the reaper of its grandchildren, so whatever a launcher loses (a rank
+whose mpiexec was killed, say) is handed to us and ended by `end_descendants`. No wait is without a
+deadline.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+# How long a process may take to end after SIGTERM before it gets SIGKILL, in seconds. mpiexec and
+# `landbridge run` need part of it to end their ranks on other nodes.
+GRACE_S = 3.0
+POLL_S = 0.05
+
+
+@dataclass
+class Finished:
+    """How a program ended: `code` is its exit code, or None if we ended it (`why` says why)."""
+
+    code: int | None
+    output: str
+    seconds: float
+    why: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+
+def run(
+    command: list[str],
+    limit_s: float,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    stalled: Callable[[], bool] | None = None,
+    log: Path | None = None,
+) -> Finished:
+    """Runs `command` with its output (both streams) collected in a file, for `limit_s` at most.
+
+    `env` is added to the environment. `stalled`, asked a few times per second, may end the program
+    before its limit.
+    """
+    adopt_orphans()
+    started = time.monotonic()
+    log = log or _scratch_log()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | (env or {}),
+            cwd=cwd,
+            start_new_session=True,
+        )
+        try:
+            code, why = _wait(child, started + limit_s, stalled)
+        finally:
+            end_descendants()
+    output = log.read_text(errors="replace")
+    if log.name.startswith("scratch-"):
+        log.unlink()
+    return Finished(code, output, time.monotonic() - started, why)
+
+
+def adopt_orphans() -> None:
+    """Makes orphaned grandchildren ours, so that `end_descendants` finds them."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants() -> list[int]:
+    """Ends every process below this one: SIGTERM, a grace period, SIGKILL. Returns their ids."""
+    found = descendants()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in descendants():
+            _signal(pid, number)
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline:
+            _reap()
+            if not descendants():
+                return found
+            time.sleep(POLL_S)
+    return found
+
+
+def descendants() -> list[int]:
+    """The ids of all living processes below this one."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            parent, state = _parent_and_state(int(entry))
+            if parent is not None and state != "Z":
+                children.setdefault(parent, []).append(int(entry))
+    found, todo = [], [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def tail(text: str, lines: int = 12) -> str:
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def _wait(child, deadline, stalled) -> tuple[int | None, str]:
+    while True:
+        try:
+            return child.wait(timeout=POLL_S), ""
+        except subprocess.TimeoutExpired:
+            pass
+        if time.monotonic() > deadline:
+            return None, "time limit"
+        if stalled is not None and stalled():
+            return None, "no progress"
+
+
+def _scratch_log() -> Path:
+    from .paths import RESULTS
+
+    return RESULTS / f"scratch-{os.getpid()}-{time.monotonic_ns()}.log"
+
+
+def _parent_and_state(pid: int) -> tuple[int | None, str]:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None, ""
+    return int(fields[1]), fields[0]
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass

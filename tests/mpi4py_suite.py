@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""The mpi4py test suite under a chosen MPI library, provider and launcher, compared with a baseline.
+
+What enters: the suite's sources (`make wheels` unpacks them under build/) and a way to launch. What
+leaves: build/results/mpi4py-NAME.json with every outcome, a comparison with
+tests/baseline/mpi4py-MPI-npN.txt, and an exit code that is 0 only if every test that passes over
+libfabric's own tcp provider passes here as well. A test that hangs or kills the job is recorded as
+such and the run goes on behind it: one bad test never hides the rest.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+from support import paths, process  # noqa: E402
+from support.launch import Way  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+# Where no rank records anything for so long, the job hangs. Providers that spin need more of it
+# than ours when ranks outnumber cores.
+STALL_S = 60.0
+# After so many hangs and crashes the provider is broken as a whole; each hang costs STALL_S.
+ATTEMPTS_MAX = 12
+# The outcome of a test is the worst one over the ranks.
+WORST = {"excluded": 0, "pass": 1, "skip": 2, "fail": 3, "hang": 4, "crash": 5}
+
+
+def main() -> int:
+    options = arguments()
+    way = Way(options.mpi, options.provider, options.via)
+    name = f"{way.name}-np{options.np}"
+    absent = paths.missing([*way.needs(), paths.SUITE])
+    if absent:
+        print(f"mpi4py {name}: cannot run, missing: {', '.join(absent)} (make build wheels)")
+        return 2
+    outcomes, seconds, trouble = run_suite(way, options, name)
+    write_results(name, outcomes, seconds)
+    count = {key: sum(o == key for o in outcomes.values()) for key in WORST}
+    summary = " ".join(f"{key} {number}" for key, number in count.items() if number)
+    print(f"mpi4py {name}: {summary} in {seconds:.0f} s")
+    for line in trouble:
+        print(f"  {line}")
+    if options.write_baseline:
+        return write_baseline(options.mpi, options.np, outcomes)
+    return compare(options, outcomes)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mpi", choices=["mpich", "ompi", "impi"], default="mpich")
+    parser.add_argument("--provider", default="landbridge")
+    parser.add_argument("--via", choices=["own", "run", "clusters"], default="own")
+    parser.add_argument("--np", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=1200, help="seconds for the whole suite")
+    parser.add_argument("--stall", type=float, default=STALL_S, help="seconds without an outcome")
+    parser.add_argument("--write-baseline", action="store_true")
+    return parser.parse_args()
+
+
+def run_suite(way: Way, options, name: str):
+    """Runs until every test has an outcome: (id -> outcome, seconds, what went wrong)."""
+    records = paths.RESULTS / f"mpi4py-{name}"
+    shutil.rmtree(records, ignore_errors=True)
+    outcomes, trouble, started = excluded(way.mpi), [], time.monotonic()
+    for attempt in range(ATTEMPTS_MAX):
+        left_s = options.limit - (time.monotonic() - started)
+        folder = records / str(attempt)
+        finished = run_once(way, options, left_s, folder, outcomes)
+        found, unfinished, complete = read_records(folder, options.np)
+        outcomes |= found
+        if complete:
+            if finished.why:
+                trouble.append(f"after the last test: {finished.why}, log {folder}/log")
+            break
+        kind = "hang" if finished.why else "crash"
+        # Where one rank failed a test that others passed, the ranks fell out of step: those that
+        # are stuck later are its victims and get another chance.
+        if "fail" in found.values() and len(unfinished) != 1:
+            trouble.append(f"{kind} after a failure on some ranks, log {folder}/log")
+        else:
+            outcomes |= {test: kind for test in unfinished}
+            trouble.append(f"{kind} in {' '.join(unfinished) or 'no test'}, log {folder}/log")
+        if finished.why == "time limit" or not (found or unfinished):
+            break
+    else:
+        trouble.append(f"given up after {ATTEMPTS_MAX} attempts")
+    return outcomes, time.monotonic() - started, trouble
+
+
+def excluded(mpi: str) -> dict[str, str]:
+    """Tests that are not run, each with its reason in the file."""
+    lines = (HERE / "baseline" / "excluded.txt").read_text().splitlines()
+    rows = [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
+    return {rest.partition(": ")[0]: "excluded" for which, rest in rows if which in ("*", mpi)}
+
+
+def run_once(way, options, limit_s, folder, done) -> process.Finished:
+    folder.mkdir(parents=True)
+    skip = folder / "skip"
+    skip.write_text("\n".join(done))
+    program = [paths.python(way.mpi), str(HERE / "mpi4py_rank.py"), str(paths.SUITE), str(folder)]
+    return process.run(
+        way.command(options.np, [*program, str(skip)]),
+        limit_s,
+        # Workers that the suite spawns look for its modules.
+        way.environment() | {"PYTHONPATH": str(paths.SUITE)},
+        stalled=lambda: time.time() - last_change(folder) > options.stall,
+        log=folder / "log",
+    )
+
+
+def last_change(folder: Path) -> float:
+    return max(entry.stat().st_mtime for entry in [folder, *folder.glob("rank-*")])
+
+
+def read_records(folder: Path, ranks: int):
+    """(id -> worst outcome of the ranks, tests some rank began and did not end, all ranks ended).
+
+    A test that not all ranks have run has no outcome unless it failed: it is run again.
+    """
+    seen, unfinished, ended = {}, set(), 0
+    for file in folder.glob("rank-*"):
+        begun = ""
+        for line in file.read_text().splitlines():
+            kind, test, *_ = [*line.split(), ""]
+            if kind == "end":
+                ended += 1
+            elif kind == "start":
+                begun = test
+            else:
+                begun = ""
+                seen.setdefault(test, []).append(kind)
+        unfinished |= {begun} - {""}
+    full = {test: kinds for test, kinds in seen.items() if len(kinds) >= ranks or "fail" in kinds}
+    outcomes = {test: max(kinds, key=WORST.get) for test, kinds in full.items()}
+    return outcomes, sorted(unfinished - outcomes.keys()), ended == ranks
+
+
+def write_results(name, outcomes, seconds):
+    file = paths.RESULTS / f"mpi4py-{name}.json"
+    document = {"name": name, "seconds": round(seconds, 1), "outcomes": outcomes}
+    file.write_text(json.dumps(document, indent=0, sort_keys=True))
+
+
+def baseline_file(mpi: str, ranks: int) -> Path:
+    return HERE / "baseline" / f"mpi4py-{mpi}-np{ranks}.txt"
+
+
+def write_baseline(mpi, ranks, outcomes) -> int:
+    passing = sorted(test for test, outcome in outcomes.items() if outcome == "pass")
+    file = baseline_file(mpi, ranks)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(fold(passing)) + "\n")
+    print(f"  wrote {len(passing)} passing tests to {file.relative_to(paths.ROOT)}")
+    return 0
+
+
+def fold(tests: list[str]) -> list[str]:
+    """One line per class: `module.Class: test test ...` keeps a baseline to a screen or two."""
+    classes: dict[str, list[str]] = {}
+    for test in tests:
+        prefix, _, method = test.rpartition(".")
+        classes.setdefault(prefix, []).append(method)
+    return [f"{prefix}: {' '.join(methods)}" for prefix, methods in classes.items()]
+
+
+def unfold(lines: list[str]) -> set[str]:
+    pairs = (line.split(": ", 1) for line in lines if ": " in line)
+    return {f"{prefix}.{method}" for prefix, methods in pairs for method in methods.split()}
+
+
+def exceptions(options) -> dict[str, str]:
+    """Known exceptions: lines `MPI VIA NP ID: reason`, `*` for any of the first three."""
+    known = {}
+    for line in (HERE / "baseline" / "exceptions.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            mpi, via, ranks, rest = line.split(" ", 3)
+            test, _, reason = rest.partition(": ")
+            asked = zip((mpi, via, ranks), (options.mpi, options.via, str(options.np)))
+            if all(pattern in ("*", value) for pattern, value in asked):
+                known[test] = reason
+    return known
+
+
+def compare(options, outcomes) -> int:
+    """0 if everything the tcp provider passes passes here, known exceptions apart."""
+    file = baseline_file(options.mpi, options.np)
+    if not file.exists():
+        print(f"  no baseline {file.name}")
+        return 2
+    expected = unfold(file.read_text().splitlines())
+    passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
+    known = exceptions(options)
+    lost = sorted(expected - passed)
+    for test in lost:
+        reason = f"known: {known[test]}" if test in known else "NOT KNOWN"
+        print(f"  passes over tcp, not here ({outcomes.get(test, 'not run')}): {test}  [{reason}]")
+    gained = passed - expected
+    print(f"  baseline {len(expected)}, lost {len(lost)}, gained {len(gained)}")
+    return 1 if set(lost) - set(known) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
