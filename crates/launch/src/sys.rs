@@ -78,6 +78,14 @@ pub fn prepare_child(parent: u32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives a child a session of its own, for use between fork and exec. Ctrl-C at the terminal then
+/// reaches the launcher alone, and a kernel that shares the processor out by session treats every
+/// rank as a job of its own, as other launchers have it.
+pub fn own_session() -> io::Result<()> {
+    // SAFETY: a plain system call; a process fresh from fork leads no group, so it cannot fail.
+    check(unsafe { libc::setsid() })
+}
+
 /// Lets `fd` stay open over exec. For use between fork and exec.
 pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     // SAFETY: changes one flag of a descriptor of this process.

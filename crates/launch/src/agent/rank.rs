@@ -53,13 +53,14 @@ impl LocalRank {
             .env("PMI_RANK", rank.to_string())
             .env("PMI_SIZE", job.size.to_string());
         let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
         let open_files = sys::rank_open_files();
         // SAFETY: all of it only makes async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
                 sys::prepare_child(parent, libc::SIGKILL)?;
+                sys::own_session()?;
                 if let Some(limit) = open_files {
                     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
                 }

@@ -36,10 +36,14 @@ impl RelayProcess {
         let mut command = Command::new(&program);
         command.args(["--config", "-"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.process_group(0);
         let parent = std::process::id();
-        // SAFETY: `prepare_child` only makes async-signal-safe calls.
-        unsafe { command.pre_exec(move || sys::prepare_child(parent, libc::SIGKILL)) };
+        // SAFETY: both only make async-signal-safe calls.
+        unsafe {
+            command.pre_exec(move || {
+                sys::prepare_child(parent, libc::SIGKILL)?;
+                sys::own_session()
+            });
+        }
         let mut child =
             command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
         // All three were asked for as pipes just above.
