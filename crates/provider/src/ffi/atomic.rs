@@ -80,7 +80,8 @@ struct Remote {
 
 impl Remote {
     fn one(offset: u64, key: u64, bytes: usize) -> Remote {
-        let mut remote = Remote { list: [RemoteIov { offset: 0, len: 0, key: 0 }; _], used: 1 };
+        let mut remote =
+            Remote { list: [RemoteIov { offset: 0, len: 0, key: 0 }; RMA_IOV_MAX], used: 1 };
         remote.list[0] = RemoteIov { offset, len: bytes, key };
         remote
     }
