@@ -16,6 +16,7 @@ pub struct Credit {
 /// The receiver's side.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lent {
+    taken: u32,
     released: u32,
     told: u32,
 }
@@ -53,6 +54,17 @@ impl Credit {
 }
 
 impl Lent {
+    /// Takes in `bytes` that were sent on credit; false if the sender had no tokens for them out of `window`.
+    #[inline]
+    pub fn take(&mut self, bytes: u64, window: u32) -> bool {
+        let room = window.saturating_sub(self.taken.wrapping_sub(self.released));
+        let has_tokens = bytes <= room as u64;
+        if has_tokens {
+            self.taken = self.taken.wrapping_add(bytes as u32);
+        }
+        has_tokens
+    }
+
     /// Gives `bytes` back.
     #[inline]
     pub fn release(&mut self, bytes: u32) {
@@ -82,6 +94,7 @@ mod tests {
         let (mut credit, mut lent) = (Credit::new(100), Lent::default());
         for _ in 0..100_000 {
             credit.spend(90_u32.min(credit.available()));
+            assert!(lent.take(90, 100) && !lent.take(11, 100));
             lent.release(90);
             assert_eq!(credit.available(), 10);
             credit.handle_released(lent.tell());

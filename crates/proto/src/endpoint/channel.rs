@@ -35,7 +35,22 @@ impl Path {
         pull: false,
         window: limit::RELAY_WINDOW_BYTES,
     };
+
+    /// The same path without sizes that frames cannot have, or with which nothing would move.
+    fn within_limits(self) -> Path {
+        let payload_max = self.payload_max.clamp(1, PAYLOAD_BYTES_MAX);
+        Path {
+            payload_max,
+            eager_max: self.eager_max.min(payload_max),
+            first_piece: self.first_piece.min(payload_max),
+            pull: self.pull,
+            window: self.window.max(1),
+        }
+    }
 }
+
+/// Payload of one frame, whatever its head.
+const PAYLOAD_BYTES_MAX: u32 = (limit::FRAME_BODY_BYTES_MAX - limit::HEAD_BYTES_MAX) as u32;
 
 pub(super) struct Channel<M> {
     pub address: Address,
@@ -86,6 +101,10 @@ pub(super) enum Item<M> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sent {
     Nothing,
+    /// Something of operation `.0`, but not the end.
+    PieceOf(u32),
+    /// Something of operation `.0`, which the peer has refused meanwhile with errno `.1`.
+    RefusedOf(u32, i32),
     /// The last byte of operation `.0` has left; its frame ends at sequence `.1`.
     LastOf(u32, u64),
 }
@@ -133,7 +152,25 @@ impl<M> Channel<M> {
     /// Whether a frame must go out although nothing else wants to.
     #[inline]
     pub fn owes_ack(&self) -> bool {
-        self.ack_wanted || self.lent.untold() >= self.eager_window / 2
+        self.ack_wanted || self.lent.untold() >= (self.eager_window / 2).max(1)
+    }
+
+    /// Whether the path still holds a frame with bytes of operation `id`.
+    pub fn holds(&self, id: u32) -> bool {
+        match self.held {
+            None | Some(Sent::Nothing) => false,
+            Some(Sent::PieceOf(of) | Sent::RefusedOf(of, _) | Sent::LastOf(of, _)) => of == id,
+        }
+    }
+
+    /// Takes operation `id` off everything that waits, so that no later operation is mistaken for it.
+    pub fn strike(&mut self, id: u32) {
+        let is_of = |item: &Item<M>| match *item {
+            Item::First(of) | Item::Rest(of) | Item::Remote(of) => of == id,
+            Item::Control(..) | Item::Reply { .. } => false,
+        };
+        self.queue.retain(|item| !is_of(item));
+        self.awaiting.retain(|&(_, of)| of != id);
     }
 
     pub fn is_drained(&self) -> bool {
@@ -143,9 +180,9 @@ impl<M> Channel<M> {
 }
 
 impl<M: Memory> Endpoint<M> {
-    /// The path to `peer` from now on.
+    /// The path to `peer` from now on. Sizes that no frame can have are cut to those it can.
     pub fn set_path(&mut self, peer: Peer, path: Path) {
-        self.channels[peer.0 as usize].path = path;
+        self.channels[peer.0 as usize].path = path.within_limits();
     }
 
     /// The path to `peer`.
@@ -178,12 +215,18 @@ impl<M: Memory> Endpoint<M> {
     }
 
     pub(super) fn enqueue_front(&mut self, peer: Peer, item: Item<M>) {
+        if self.failed(peer).is_some() {
+            return;
+        }
         self.channels[peer.0 as usize].queue.push_front(item);
         self.mark_busy(peer);
     }
 
     #[inline]
     pub(super) fn enqueue(&mut self, peer: Peer, item: Item<M>) {
+        if self.failed(peer).is_some() {
+            return;
+        }
         self.channels[peer.0 as usize].queue.push_back(item);
         self.mark_busy(peer);
     }

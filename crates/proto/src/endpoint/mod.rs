@@ -324,7 +324,8 @@ pub struct Endpoint<M> {
     arrivals: Slab<Arrival>,
     wanted: ByClass<Wanted>,
     arrived: ByClass<Arrived>,
-    claimed: BTreeMap<usize, u32>,
+    /// Messages set aside, by context; or why they will never be complete.
+    claimed: BTreeMap<usize, Result<u32, Failure>>,
     actions: VecDeque<Action<M>>,
     busy: VecDeque<Peer>,
 }
@@ -336,6 +337,8 @@ struct Op<M> {
     level: Level,
     /// Bytes to send (messages, writes, atomics).
     memory: M,
+    /// Its first frame is with the path.
+    is_begun: bool,
     /// Bytes handed to the path.
     sent: u64,
     /// Bytes that may be handed to it; beyond the first piece, as granted.
@@ -432,6 +435,7 @@ impl<M: Memory> Endpoint<M> {
             ticket: message.ticket,
             level: message.level,
             memory: message.memory,
+            is_begun: false,
             sent: 0,
             limit: 0,
             total,
@@ -484,7 +488,7 @@ impl<M: Memory> Endpoint<M> {
             }
         }
         match failed {
-            Some(errno) if !multi => self.finish_receive(id, Some(Failure::Errno(errno))),
+            Some(errno) => self.finish_receive(id, Some(Failure::Errno(errno))),
             _ => self.wanted.of(tagged).push(want),
         }
     }
@@ -507,7 +511,7 @@ impl<M: Memory> Endpoint<M> {
             self.arrived.tagged.remove(id);
         }
         if look.claim {
-            self.claimed.insert(look.context, id);
+            self.claimed.insert(look.context, Ok(id));
         } else if look.discard {
             self.discard(id);
         }
@@ -516,24 +520,33 @@ impl<M: Memory> Endpoint<M> {
 
     /// Receives the message that a look set aside for `posting.ticket.context`; false if there is none.
     pub fn claim(&mut self, posting: Posting<M>) -> bool {
-        let Some(arrival) = self.claimed.remove(&posting.ticket.context) else {
+        let Some(claimed) = self.claimed.remove(&posting.ticket.context) else {
             return false;
         };
         let id = self.receives.insert(Receive::new(posting));
-        self.adopt(arrival, id);
+        match claimed {
+            Ok(arrival) => self.adopt(arrival, id),
+            Err(failure) => self.finish_receive(id, Some(failure)),
+        }
         true
     }
 
     /// Drops the message that a look set aside for `ticket.context`; false if there is none.
     pub fn claim_discard(&mut self, ticket: Ticket) -> bool {
-        let Some(id) = self.claimed.remove(&ticket.context) else {
+        let Some(claimed) = self.claimed.remove(&ticket.context) else {
             return false;
         };
-        if let Some(arrival) = self.arrivals.at(id) {
-            let done = arrival.describe(Done::new(Work::TaggedRecv, ticket));
-            self.actions.push_back(Action::Done(Done { length: 0, ..done }));
+        let done = Done::new(Work::TaggedRecv, ticket);
+        let (done, id) = match claimed {
+            Ok(id) => {
+                (self.arrivals.at(id).map_or(done, |arrival| arrival.describe(done)), Some(id))
+            }
+            Err(failure) => (done.failed(failure), None),
+        };
+        self.actions.push_back(Action::Done(Done { length: 0, ..done }));
+        if let Some(id) = id {
+            self.discard(id);
         }
-        self.discard(id);
         true
     }
 

@@ -3,10 +3,16 @@
 use alloc::vec::Vec;
 
 use super::channel::Item;
-use super::{Action, Done, Endpoint, Failure, Fault, Memory, Peer, Place, Posting, Ticket, Work};
+use super::{
+    Action, Done, Endpoint, Failure, Fault, Memory, Op, OpKind, Peer, Place, Posting, Ticket, Work,
+};
 use crate::tag;
 use crate::wire::frame::{Header, Kind, flag};
 use crate::wire::head::{Head, Long};
+
+/// Messages that may wait for a receive, over all peers. Empty ones need no credit, so without a bound a peer
+/// could take all memory with them; 2^20 headers are 100 MB, far more than a sane program leaves waiting.
+const ARRIVALS_MAX: usize = 1 << 20;
 
 /// A receive, posted or under way.
 pub(super) struct Receive<M> {
@@ -97,6 +103,15 @@ impl<M: Memory> Receive<M> {
     }
 }
 
+impl Arriving {
+    /// The driver has refused `op`: if that is what arrives, nobody is told of it.
+    pub fn handle_refused(&mut self, op: u32) {
+        if matches!(self.head, Head::Write { op: mine, .. } if mine == op) {
+            self.place = Place::Nowhere;
+        }
+    }
+}
+
 impl Arrival {
     /// Adds what is known of the message to `done`.
     pub fn describe(&self, done: Done) -> Done {
@@ -130,7 +145,6 @@ impl<M: Memory> Endpoint<M> {
             return Err(Fault("bytes of a channel are missing"));
         }
         channel.expected += header.length as u64;
-        channel.ack_wanted |= header.flags & flag::WANT_ACK != 0;
         channel.credit.handle_released(header.credit);
         if header.delivered > channel.sequence {
             return Err(Fault("a peer confirms bytes that were never sent"));
@@ -168,9 +182,32 @@ impl<M: Memory> Endpoint<M> {
                 }
                 Place::Scratch
             }
+            Head::Grant { send, limit, .. } if payload == 0 => {
+                let op = self.waiting_message(peer, send)?;
+                if limit <= op.limit || limit > op.total {
+                    return Err(Fault("a grant that grants nothing, or too much"));
+                }
+                Place::Nowhere
+            }
+            Head::Pulled { send } if payload == 0 => {
+                let op = self.waiting_message(peer, send)?;
+                if op.sent < op.limit {
+                    return Err(Fault("a message is pulled and granted at once"));
+                }
+                Place::Nowhere
+            }
             _ if payload > 0 => return Err(Fault("a control frame has a payload")),
             _ => Place::Nowhere,
         })
+    }
+
+    /// A peer may only speak of messages that it can have heard of.
+    fn waiting_message(&self, peer: Peer, send: u32) -> Result<&Op<M>, Fault> {
+        let op = self.ops.at(send).filter(|op| op.peer == peer);
+        let waits = |op: &&Op<M>| {
+            matches!(op.kind, OpKind::Message { .. }) && op.is_begun && op.sent < op.total
+        };
+        op.filter(waits).ok_or(Fault("an answer to no message that waits for one"))
     }
 
     /// The memory behind a place: it, the offset in it, and how many of the payload's bytes it takes.
@@ -197,6 +234,8 @@ impl<M: Memory> Endpoint<M> {
             return;
         };
         channel.received += header.length as u64;
+        // Not before: a frame sent while the payload was arriving could not confirm it.
+        channel.ack_wanted |= header.flags & flag::WANT_ACK != 0;
         let payload = header.length as u64 - Head::size(header.kind, header.flags) as u64;
         match head {
             Head::Message { long, .. } => self.end_message(peer, place, payload, long),
@@ -204,17 +243,14 @@ impl<M: Memory> Endpoint<M> {
             Head::Grant { send, recv, limit } => {
                 self.handle_grant(peer, send, recv, limit, header.flags & flag::CUT != 0);
             }
-            Head::Pulled { send } => {
-                if self.ops.at(send).is_some_and(|op| op.peer == peer) {
-                    self.complete_op(send);
-                }
-            }
+            Head::Pulled { send } => self.complete_flushed(peer, send),
+            Head::Write { .. } if place == Place::Nowhere => (),
             Head::Write { data, .. } => self.end_write(peer, &header, data),
             Head::Read { op, key, offset, length } => {
                 self.push_action(Action::Serve { peer, op, key, offset, length });
             }
-            Head::ReadData { op, .. } => self.end_answer(op, payload),
-            Head::AtomicReply { op } => self.end_answer(op, payload),
+            Head::ReadData { op, .. } => self.end_answer(peer, op, payload),
+            Head::AtomicReply { op } => self.end_answer(peer, op, payload),
             Head::Atomic { .. } => self.end_atomic(peer, &head),
             Head::Refused { .. } | Head::Empty => (),
         }
@@ -259,8 +295,15 @@ impl<M: Memory> Endpoint<M> {
         if total < payload {
             return Err(Fault("a message is shorter than its first piece"));
         }
+        let window = self.config.eager_window;
+        if !self.channels[peer.0 as usize].lent.take(payload, window) {
+            return Err(Fault("eager bytes without credit"));
+        }
         let wanted = self.wanted.of(tagged);
         let Some(found) = wanted.find(tag, peer.0) else {
+            if self.arrivals.len() >= ARRIVALS_MAX {
+                return Err(Fault("too many messages wait for a receive"));
+            }
             let arrival = Arrival {
                 peer,
                 tag,
@@ -346,7 +389,7 @@ impl<M: Memory> Endpoint<M> {
             return self.finish_receive(recv, None);
         };
         let channel = &self.channels[peer.0 as usize];
-        if let Some(errno) = channel.failed {
+        if let (Some(errno), true) = (channel.failed, left > 0) {
             self.finish_receive(recv, Some(Failure::Errno(errno)));
         } else if left == 0 {
             self.enqueue(peer, Item::Control(Kind::Pulled, 0, Head::Pulled { send: long.send }));
@@ -387,7 +430,7 @@ impl<M: Memory> Endpoint<M> {
         let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
         let from = from.filter(|from| from.peer == peer).ok_or(Fault("data for no receive"))?;
         let end = offset.checked_add(payload).ok_or(Fault("data beyond all bounds"))?;
-        if offset != from.got || end > from.granted {
+        if payload == 0 || offset != from.got || end > from.granted {
             return Err(Fault("data that was not granted"));
         }
         Ok(Place::Receive { recv, at: offset, take: payload })
@@ -572,14 +615,12 @@ impl<M: Memory> Endpoint<M> {
             .filter(|&id| self.arrivals.at(id).is_some_and(|a| a.peer == peer && !a.is_filled))
             .collect();
         for id in cut {
-            self.forget_unfilled(id);
+            self.forget_unfilled(id, failure);
         }
         let hit: Vec<u32> = self
             .receives
             .ids()
-            .filter(|&id| {
-                self.receives.at(id).is_some_and(|r| r.multi.is_none() && r.is_from(peer))
-            })
+            .filter(|&id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
             .collect();
         for id in hit {
             self.wanted.tagged.remove(id);
@@ -588,11 +629,15 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    fn forget_unfilled(&mut self, id: u32) {
+    fn forget_unfilled(&mut self, id: u32, failure: Option<Failure>) {
         let Some(arrival) = self.arrivals.remove(id) else {
             return;
         };
         self.arrived.of(arrival.tagged).remove(id);
+        if let Some(failure) = failure {
+            let claims = self.claimed.values_mut().filter(|claim| **claim == Ok(id));
+            claims.for_each(|claim| *claim = Err(failure));
+        }
         if arrival.stored > 0 {
             self.push_action(Action::Forget { store: id });
         }

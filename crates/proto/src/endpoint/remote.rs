@@ -4,7 +4,7 @@
 //! refusal of a bad one travels before that. What may never happen: memory outside a registered region is touched
 //! (the driver checks the region for every frame), or a refused operation is reported as done.
 
-use super::channel::Item;
+use super::channel::{Item, Sent};
 use super::{
     Action, AtomicRequest, Done, Endpoint, Failure, Fault, Full, Level, Memory, Op, OpKind, Peer,
     Place, Ticket, Work,
@@ -84,6 +84,9 @@ impl<M: Memory> Endpoint<M> {
 
     /// Refuses a peer's operation on remote memory with an errno.
     pub fn refuse(&mut self, peer: Peer, op: u32, errno: i32) {
+        if let Some(arriving) = &mut self.channels[peer.0 as usize].arriving {
+            arriving.handle_refused(op);
+        }
         let head = Head::Refused { op, error: errno.unsigned_abs() };
         // In front: no frame may confirm the refused bytes before the refusal is known.
         self.enqueue_front(peer, Item::Control(Kind::Refused, 0, head));
@@ -98,6 +101,9 @@ impl<M: Memory> Endpoint<M> {
     ) -> Result<Place, Fault> {
         let op =
             self.ops.at(id).filter(|op| op.peer == peer).ok_or(Fault("an answer to nothing"))?;
+        if !op.is_begun {
+            return Err(Fault("an answer before the question"));
+        }
         let (got, room) = match &op.kind {
             OpKind::Read { got, .. } => (*got, op.total),
             OpKind::Atomic { request, result: Some(_) } => (0, request.length as u64),
@@ -109,7 +115,7 @@ impl<M: Memory> Endpoint<M> {
         Ok(Place::Answer { op: id, at: offset })
     }
 
-    pub(super) fn end_answer(&mut self, id: u32, payload: u64) {
+    pub(super) fn end_answer(&mut self, peer: Peer, id: u32, payload: u64) {
         let Some(op) = self.ops.at_mut(id) else {
             return;
         };
@@ -119,7 +125,7 @@ impl<M: Memory> Endpoint<M> {
                 return;
             }
         }
-        self.complete_op(id);
+        self.complete_flushed(peer, id);
     }
 
     pub(super) fn end_write(&mut self, peer: Peer, header: &Header, data: u64) {
@@ -142,18 +148,34 @@ impl<M: Memory> Endpoint<M> {
     }
 
     pub(super) fn end_refused(&mut self, peer: Peer, id: u32, error: u32) {
-        if self.ops.at(id).is_none_or(|op| op.peer != peer) {
+        let is_message = |op: &Op<M>| matches!(op.kind, OpKind::Message { .. });
+        if self.ops.at(id).is_none_or(|op| op.peer != peer || !op.is_begun || is_message(op)) {
             return;
         }
-        if let Some(op) = self.ops.remove(id) {
-            self.finish_op(op, Some(Failure::Errno(error as i32)));
+        let channel = &mut self.channels[peer.0 as usize];
+        channel.strike(id);
+        if channel.holds(id) {
+            // The path still reads the caller's memory.
+            channel.held = Some(Sent::RefusedOf(id, error as i32));
+        } else {
+            self.end_with(id, Failure::Errno(error as i32));
         }
     }
 }
 
 impl<M> Op<M> {
     fn new(peer: Peer, ticket: Ticket, memory: M, total: u64, kind: OpKind<M>) -> Self {
-        Self { peer, ticket, level: Level::Delivered, memory, sent: 0, limit: total, total, kind }
+        Self {
+            peer,
+            ticket,
+            level: Level::Delivered,
+            memory,
+            is_begun: false,
+            sent: 0,
+            limit: total,
+            total,
+            kind,
+        }
     }
 
     /// Where the answer of the peer belongs.

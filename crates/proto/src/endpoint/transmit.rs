@@ -4,7 +4,7 @@
 //! forgets the frame and asks again later; [`Endpoint::transmitted`] makes it count.
 
 use super::channel::{Channel, Item, Sent};
-use super::{Action, Endpoint, Level, Memory, Op, OpKind, Peer};
+use super::{Action, Endpoint, Failure, Level, Memory, Op, OpKind, Peer};
 use crate::limit::HEAD_BYTES_MAX;
 use crate::slab::Slab;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind, flag};
@@ -41,6 +41,12 @@ impl Plan {
         Self { kind, flags, head, at: 0, payload: 0 }
     }
 
+    /// What the frame tells the peer has been taken in. A refusal confirms nothing new: others may wait behind it, whose
+    /// operations would pass for done.
+    fn confirms<M>(&self, channel: &Channel<M>) -> u64 {
+        if self.kind == Kind::Refused { channel.told } else { channel.received }
+    }
+
     fn body(&self) -> u64 {
         Head::size(self.kind, self.flags) as u64 + self.payload
     }
@@ -60,7 +66,7 @@ impl<M: Memory> Endpoint<M> {
             source: self.config.address,
             target: channel.address,
             sequence: channel.sequence,
-            delivered: channel.received,
+            delivered: plan.confirms(channel),
             credit: { channel.lent }.tell(),
         };
         let mut bytes = [0; HEADER_BYTES + HEAD_BYTES_MAX];
@@ -83,8 +89,8 @@ impl<M: Memory> Endpoint<M> {
             return;
         };
         channel.sequence += plan.body();
-        channel.told = channel.received;
-        channel.ack_wanted = false;
+        channel.told = plan.confirms(channel);
+        channel.ack_wanted &= channel.told < channel.received;
         channel.lent.tell();
         let sent = advance(channel, &mut self.ops, &plan);
         if flushed {
@@ -110,8 +116,10 @@ impl<M: Memory> Endpoint<M> {
 
     #[inline]
     fn apply(&mut self, peer: Peer, sent: Sent) {
-        let Sent::LastOf(id, end) = sent else {
-            return;
+        let (id, end) = match sent {
+            Sent::Nothing | Sent::PieceOf(_) => return,
+            Sent::RefusedOf(id, errno) => return self.end_with(id, Failure::Errno(errno)),
+            Sent::LastOf(id, end) => (id, end),
         };
         let channel = &mut self.channels[peer.0 as usize];
         let Some(op) = self.ops.at(id) else {
@@ -128,6 +136,22 @@ impl<M: Memory> Endpoint<M> {
     pub(super) fn complete_op(&mut self, id: u32) {
         if let Some(op) = self.ops.remove(id) {
             self.finish_op(op, None);
+        }
+    }
+
+    /// Completes operation `id`, though not while the path still reads its memory.
+    pub(super) fn complete_flushed(&mut self, peer: Peer, id: u32) {
+        let channel = &mut self.channels[peer.0 as usize];
+        if channel.holds(id) {
+            channel.held = Some(Sent::LastOf(id, channel.delivered));
+        } else {
+            self.complete_op(id);
+        }
+    }
+
+    pub(super) fn end_with(&mut self, id: u32, failure: Failure) {
+        if let Some(op) = self.ops.remove(id) {
+            self.finish_op(op, Some(failure));
         }
     }
 
@@ -151,7 +175,7 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Bytes still to be granted or pulled for message `id` end at `limit`; `cut`: and no more will be asked for.
+    /// Message `id` may go on up to byte `limit`; `cut`: and ends there.
     pub(super) fn handle_grant(&mut self, peer: Peer, id: u32, recv: u32, limit: u64, cut: bool) {
         let Some(op) = self.ops.at_mut(id).filter(|op| op.peer == peer) else {
             return;
@@ -162,12 +186,10 @@ impl<M: Memory> Endpoint<M> {
         *number = recv;
         let was_resting = op.sent >= op.limit;
         if cut {
-            op.total = limit.clamp(op.sent, op.total);
+            op.total = limit.clamp(op.limit, op.total);
         }
         op.limit = limit.clamp(op.limit, op.total);
-        if op.sent == op.total {
-            self.complete_op(id);
-        } else if was_resting && op.sent < op.limit {
+        if was_resting && op.sent < op.limit {
             self.enqueue(peer, Item::Rest(id));
         }
     }
@@ -180,7 +202,7 @@ impl<M: Memory> Endpoint<M> {
 /// Decides the next frame of a channel. Pure but for dropping items whose operation is gone.
 #[inline]
 fn plan<M: Memory>(channel: &mut Channel<M>, ops: &Slab<Op<M>>) -> Option<Plan> {
-    if channel.held.is_some() {
+    if channel.held.is_some() || channel.failed.is_some() {
         return None;
     }
     loop {
@@ -287,11 +309,12 @@ fn plan_remote<M: Memory>(channel: &Channel<M>, id: u32, op: &Op<M>) -> Plan {
 }
 
 fn plan_reply<M>(channel: &Channel<M>, kind: Kind, op: u32, sent: u64, total: u64) -> Plan {
+    if kind == Kind::AtomicReply {
+        // Always whole: its head has no place for an offset, and operations are short.
+        return Plan { kind, flags: 0, head: Head::AtomicReply { op }, at: 0, payload: total };
+    }
     let payload = (total - sent).min(channel.path.payload_max as u64);
-    let head = match kind {
-        Kind::AtomicReply => Head::AtomicReply { op },
-        _ => Head::ReadData { op, offset: sent },
-    };
+    let head = Head::ReadData { op, offset: sent };
     Plan { kind, flags: 0, head, at: sent, payload }
 }
 
@@ -315,16 +338,23 @@ fn advance<M>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Plan) -> S
             let Some(op) = ops.at_mut(id) else {
                 return Sent::Nothing;
             };
+            op.is_begun = true;
             op.sent = plan.payload;
             op.limit = plan.payload;
-            if op.sent == op.total { Sent::LastOf(id, end) } else { Sent::Nothing }
+            if op.sent == op.total { Sent::LastOf(id, end) } else { Sent::PieceOf(id) }
         }
         Some(Item::Rest(id)) => advance_pieces(channel, ops, plan, id, Item::Rest, end),
-        Some(Item::Remote(id)) => match ops.at(id).map(|op| &op.kind) {
-            Some(OpKind::Write { .. }) => advance_pieces(channel, ops, plan, id, Item::Remote, end),
-            Some(OpKind::Atomic { request, .. }) if !request.fetch => Sent::LastOf(id, end),
-            _ => Sent::Nothing,
-        },
+        Some(Item::Remote(id)) => {
+            let Some(op) = ops.at_mut(id) else {
+                return Sent::Nothing;
+            };
+            op.is_begun = true;
+            match &op.kind {
+                OpKind::Write { .. } => advance_pieces(channel, ops, plan, id, Item::Remote, end),
+                OpKind::Atomic { request, .. } if !request.fetch => Sent::LastOf(id, end),
+                _ => Sent::PieceOf(id),
+            }
+        }
         Some(Item::Reply { kind, op, memory, sent, total }) => {
             let sent = sent + plan.payload;
             if sent < total {
@@ -356,5 +386,5 @@ fn advance_pieces<M>(
         // Behind the others: long messages share the path with short ones.
         channel.queue.push_back(again(id));
     }
-    Sent::Nothing
+    Sent::PieceOf(id)
 }
