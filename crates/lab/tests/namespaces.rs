@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -41,22 +41,22 @@ fn gateways_see_the_delay_of_their_link() {
 fn a_tcp_connection_gets_the_rate_of_its_link() {
     let Some(_turn) = turn() else { return };
     let link = "rate = '100 Mbit/s'\ndelay = '2 ms'";
-    let script = "serve b-gw; $LAB on a-gw -- $LAB probe rate b-wan --seconds 3";
+    let script = "serve b-gw; for try in 1 2 3; do
+            $LAB on a-gw -- $LAB probe rate b-wan --seconds 1.5
+        done";
     let text = succeeded(&lab("rate", &two_sites(link), script));
-    // 1448 of 1500 bytes are the connection's own.
-    let share = number(&text, "mbit_per_s=") / (100.0 * 1448.0 / 1500.0);
-    assert!((0.95..1.01).contains(&share), "{text}");
+    assert_rate(&text, 100.0);
 }
 
 #[test]
 fn an_emulated_lan_has_rate_and_delay() {
     let Some(_turn) = turn() else { return };
     let site = "[[site]]\nname = 'a'\nhosts = 2\nlan = { rate = '50 Mbit/s', delay = '1 ms' }\n";
-    let script = "serve a-2; $LAB probe delay a-2; $LAB probe rate a-2 --seconds 2";
+    let script = "serve a-2; $LAB probe delay a-2
+        for try in 1 2 3; do $LAB probe rate a-2 --seconds 1; done";
     let text = succeeded(&lab("lan", site, script));
     assert!((2_000.0..3_500.0).contains(&number(&text, "median_us=")), "{text}");
-    let share = number(&text, "mbit_per_s=") / (50.0 * 1448.0 / 1500.0);
-    assert!((0.95..1.01).contains(&share), "{text}");
+    assert_rate(&text, 50.0);
 }
 
 #[test]
@@ -267,7 +267,8 @@ fn turn() -> Option<MutexGuard<'static, ()>> {
     match why_not() {
         None => Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
         Some(reason) => {
-            println!("skipped: {reason}");
+            // Past the capture of a passing test's output: what was skipped must be seen.
+            let _ = writeln!(std::io::stderr(), "skipped: {reason}");
             None
         }
     }
@@ -285,6 +286,16 @@ fn why_not() -> Option<String> {
     };
     let is_possible = may("-nmp") || may("-rnmp");
     (!is_possible).then(|| namespace::NAMESPACES_REFUSED.to_owned())
+}
+
+/// What TCP carries over a link, 1,448 of each 1,500 bytes, is never more than the link's rate. Only
+/// the best of several tries must come near it: a busy machine slows TCP down, not the link.
+fn assert_rate(text: &str, link_mbit_per_s: f64) {
+    let possible = link_mbit_per_s * 1448.0 / 1500.0;
+    let shares =
+        text.match_indices("mbit_per_s=").map(|(at, key)| number(&text[at..], key) / possible);
+    let best = shares.fold(0.0, f64::max);
+    assert!((0.95..1.01).contains(&best), "{text}");
 }
 
 fn two_sites(link: &str) -> String {
