@@ -36,6 +36,9 @@ pub enum Command {
     /// Asks one libfabric what it finds; started by `landbridge doctor`
     #[command(hide = true)]
     DoctorProbe { library: PathBuf },
+    /// One of two test processes; started by `landbridge doctor`
+    #[command(hide = true)]
+    DoctorPeer { library: PathBuf },
 }
 
 const RUN_EXAMPLES: &str = "\

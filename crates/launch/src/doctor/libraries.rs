@@ -24,8 +24,7 @@ const SYSTEM_DIRECTORIES: [&str; 6] = [
     "/usr/local/lib",
 ];
 
-pub fn check(named: &[PathBuf]) -> Vec<Finding> {
-    let libraries = libraries(named);
+pub fn check(libraries: &[Found]) -> Vec<Finding> {
     if libraries.is_empty() {
         let advice = "python3 -m venv mpi && mpi/bin/pip install mpich==5.0.2 mpi4py\n\
                       then run `landbridge doctor --in mpi`";
@@ -74,7 +73,8 @@ fn how_to_start(family: Family) -> &'static str {
 
 // --- finding them
 
-fn libraries(named: &[PathBuf]) -> Vec<Found> {
+/// MPI libraries in the directories named, along the usual variables, and of the distribution.
+pub fn find(named: &[PathBuf]) -> Vec<Found> {
     let mut seen = BTreeSet::new();
     let mut libraries = Vec::new();
     for directory in directories(named) {

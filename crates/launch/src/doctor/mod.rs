@@ -1,7 +1,10 @@
 //! `landbridge doctor`: looks at this machine and says what is there, what is missing, and what to
 //! do about it. Each check gives [`Finding`]s; nothing is changed.
 
+mod dynamic;
 mod libraries;
+mod paths;
+pub mod peer;
 pub mod probe;
 mod system;
 
@@ -44,10 +47,12 @@ impl Finding {
 
 /// Prints all findings; exit code 1 if something will not work.
 pub fn run(arguments: &DoctorArguments) -> Result<i32> {
+    let found = libraries::find(&arguments.directories);
     let chapters = [
         ("Landbridge", files()),
-        ("MPI libraries", libraries::check(&arguments.directories)),
+        ("MPI libraries", libraries::check(&found)),
         ("This machine", system::check()),
+        ("Paths between two processes", paths::check(&found)),
         ("Relays", system::check_relays(&arguments.relay)),
     ];
     let mut worst = 0;

@@ -2,11 +2,12 @@
 //! providers it offers, one line each. A process of its own, because a library once loaded cannot
 //! be taken back.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+
+use super::dynamic::Library;
 
 /// The beginning of libfabric's `struct fi_info`, the same in every version since 1.0.
 #[repr(C)]
@@ -41,13 +42,10 @@ type Getinfo = unsafe extern "C" fn(
 ) -> c_int;
 
 pub fn run(path: &Path) -> Result<()> {
-    let library = open(path)?;
+    let library = Library::open(path, libc::RTLD_LOCAL)?;
     // SAFETY: these are the signatures of libfabric's interface under these names.
     let (version, getinfo) = unsafe {
-        (
-            std::mem::transmute::<*mut c_void, Version>(symbol(library, c"fi_version")?),
-            std::mem::transmute::<*mut c_void, Getinfo>(symbol(library, c"fi_getinfo")?),
-        )
+        (library.function::<Version>(c"fi_version")?, library.function::<Getinfo>(c"fi_getinfo")?)
     };
     // SAFETY: takes nothing, gives a number.
     let version = unsafe { version() };
@@ -64,27 +62,6 @@ pub fn run(path: &Path) -> Result<()> {
         println!("provider {name}");
     }
     Ok(())
-}
-
-fn open(path: &Path) -> Result<*mut c_void> {
-    let name = CString::new(path.as_os_str().as_bytes()).context("not a file name")?;
-    // SAFETY: a C string; the library's initialisers are the reason this is a process of its own.
-    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if library.is_null() {
-        // SAFETY: after a failed dlopen there is a message, valid until the next call.
-        let error = unsafe { CStr::from_ptr(libc::dlerror()) };
-        bail!("cannot load it: {}", error.to_string_lossy());
-    }
-    Ok(library)
-}
-
-fn symbol(library: *mut c_void, name: &CStr) -> Result<*mut c_void> {
-    // SAFETY: an open library and a C string.
-    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if address.is_null() {
-        bail!("it has no {}", name.to_string_lossy());
-    }
-    Ok(address)
 }
 
 /// Names of the providers in the list, each once.
