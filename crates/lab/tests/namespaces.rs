@@ -31,10 +31,8 @@ fn gateways_see_the_delay_of_their_link() {
     );
     let text = succeeded(&output);
     assert!(text.contains("answers=20/20"), "{text}");
-    // Two ways of 5 ms, and what the hosts need.
-    let median = number(&text, "median_us=");
-    assert!((10_000.0..12_000.0).contains(&median), "{text}");
-    assert!(number(&text, "min_us=") < 10_500.0, "{text}");
+    // Two ways of 5 ms. The quickest one, as on a busy machine the hosts take their time.
+    assert!((10_000.0..11_000.0).contains(&number(&text, "min_us=")), "{text}");
 }
 
 #[test]
@@ -55,7 +53,7 @@ fn an_emulated_lan_has_rate_and_delay() {
     let script = "serve a-2; $LAB probe delay a-2
         for try in 1 2 3; do $LAB probe rate a-2 --seconds 1; done";
     let text = succeeded(&lab("lan", site, script));
-    assert!((2_000.0..3_500.0).contains(&number(&text, "median_us=")), "{text}");
+    assert!((2_000.0..3_000.0).contains(&number(&text, "min_us=")), "{text}");
     assert_rate(&text, 50.0);
 }
 
@@ -138,11 +136,11 @@ fn links_change_while_the_lab_runs() {
         $LAB link changing a-b --down > /dev/null
         $LAB on a-gw -- $LAB probe connect b-wan --seconds 0.3
         $LAB link . a-b --up --delay '20 ms' > /dev/null
-        $LAB on a-gw -- $LAB probe delay b-wan --count 3";
+        $LAB on a-gw -- $LAB probe delay b-wan";
     let text = succeeded(&lab("changing", &two_sites(""), script));
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0] == "connected" && lines[1].starts_with("refused"), "{text}");
-    assert!((40_000.0..43_000.0).contains(&number(lines[2], "median_us=")), "{text}");
+    assert!((40_000.0..42_000.0).contains(&number(lines[2], "min_us=")), "{text}");
 }
 
 #[test]
@@ -288,14 +286,14 @@ fn why_not() -> Option<String> {
     (!is_possible).then(|| namespace::NAMESPACES_REFUSED.to_owned())
 }
 
-/// What TCP carries over a link, 1,448 of each 1,500 bytes, is never more than the link's rate. Only
-/// the best of several tries must come near it: a busy machine slows TCP down, not the link.
+/// What TCP carries over a link, 1,448 of each 1,500 bytes, is never more than the link's rate.
+/// Only the best of several tries must come near it: a busy machine slows TCP down, not the link.
 fn assert_rate(text: &str, link_mbit_per_s: f64) {
     let possible = link_mbit_per_s * 1448.0 / 1500.0;
     let shares =
         text.match_indices("mbit_per_s=").map(|(at, key)| number(&text[at..], key) / possible);
     let best = shares.fold(0.0, f64::max);
-    assert!((0.95..1.01).contains(&best), "{text}");
+    assert!((0.95..1.02).contains(&best), "{text}");
 }
 
 fn two_sites(link: &str) -> String {
