@@ -17,9 +17,10 @@ const STATUS_IGNORE: usize = 1;
 
 const SMALL_BYTES: usize = 8;
 const LARGE_BYTES: usize = 1 << 20;
-/// Rounds thrown away, then counted.
-const SMALL_ROUNDS: [u32; 2] = [100, 1000];
-const LARGE_ROUNDS: [u32; 2] = [2, 20];
+/// Time spent on rounds that do not count, then on those that do; and how many at least.
+const WARM_UP: Duration = Duration::from_millis(100);
+const BUDGET: Duration = Duration::from_millis(500);
+const ROUNDS_MIN: u32 = 3;
 
 type Init = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
 type Finalize = unsafe extern "C" fn() -> c_int;
@@ -53,8 +54,8 @@ pub fn run(path: &Path) -> Result<()> {
         ensure!(comm_rank(COMM_WORLD, &mut rank) == 0, "MPI_Comm_rank failed");
     }
     let mpi = Mpi { send, recv, rank };
-    let latency = mpi.measure(SMALL_BYTES, SMALL_ROUNDS)?;
-    let transfer = mpi.measure(LARGE_BYTES, LARGE_ROUNDS)?;
+    let latency = mpi.measure(SMALL_BYTES)?;
+    let transfer = mpi.measure(LARGE_BYTES)?;
     if rank == 0 {
         let bandwidth = LARGE_BYTES as f64 / transfer.as_secs_f64() / 1e6;
         println!("latency_us {:.1} bandwidth_mb_s {bandwidth:.0}", latency.as_secs_f64() * 1e6);
@@ -65,28 +66,34 @@ pub fn run(path: &Path) -> Result<()> {
 }
 
 impl Mpi {
-    /// Time for one way of a message.
-    fn measure(&self, bytes: usize, [thrown_away, counted]: [u32; 2]) -> Result<Duration> {
-        let mut buffer = vec![self.rank as u8; bytes];
-        for _ in 0..thrown_away {
-            self.round(&mut buffer)?;
-        }
-        let begun = Instant::now();
-        for _ in 0..counted {
-            self.round(&mut buffer)?;
-        }
-        // What rank 1 sends back is what it got: rank 0's own.
-        ensure!(buffer.iter().all(|&byte| byte == 0), "a message came with other bytes");
-        Ok(begun.elapsed() / (2 * counted))
+    /// Time for one way of a message. Rank 0 decides when it is enough and says so in the first
+    /// byte, so that a slow path takes no longer than a fast one.
+    fn measure(&self, bytes: usize) -> Result<Duration> {
+        let mut buffer = vec![0; bytes];
+        self.rounds(&mut buffer, WARM_UP)?;
+        let (time, rounds) = self.rounds(&mut buffer, BUDGET)?;
+        Ok(time / (2 * rounds))
     }
 
-    fn round(&self, buffer: &mut [u8]) -> Result<()> {
-        if self.rank == 0 {
-            self.send(buffer)?;
-            return self.recv(buffer);
+    fn rounds(&self, buffer: &mut [u8], budget: Duration) -> Result<(Duration, u32)> {
+        let begun = Instant::now();
+        let mut rounds = 0;
+        loop {
+            rounds += 1;
+            let last = rounds >= ROUNDS_MIN && begun.elapsed() > budget;
+            if self.rank == 0 {
+                buffer[0] = u8::from(last);
+                self.send(buffer)?;
+            }
+            self.recv(buffer)?;
+            if self.rank == 1 {
+                self.send(buffer)?;
+            }
+            ensure!(buffer[1..].iter().all(|&byte| byte == 0), "a message came with other bytes");
+            if buffer[0] == 1 {
+                return Ok((begun.elapsed(), rounds));
+            }
         }
-        self.recv(buffer)?;
-        self.send(buffer)
     }
 
     fn send(&self, buffer: &[u8]) -> Result<()> {

@@ -1,0 +1,113 @@
+//! How an agent ends what it has started: SIGTERM to every process that grew out of its ranks,
+//! SIGKILL to those still there after a grace, and then, when nothing of the job is left, the relay,
+//! the shared memory of killed ranks, and itself. Agents below do the same at the same time.
+
+use std::time::{Duration, Instant};
+
+use super::Agent;
+use crate::cleanup;
+use crate::control::Message;
+use crate::sys;
+
+/// Time for ranks to end by themselves after SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+/// Time for agents below to follow; they have the same grace and a network between.
+const CHILD_GRACE: Duration = Duration::from_secs(6);
+/// The relay ends at its stdin's end; after this long it is killed.
+const RELAY_GRACE: Duration = Duration::from_secs(1);
+
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Working,
+    /// SIGTERM is sent; at the instant, SIGKILL follows.
+    Ending(Instant),
+    /// SIGKILL is sent; agents below have until the instant.
+    Killing(Instant),
+}
+
+impl Agent {
+    pub(super) fn begin_end(&mut self, at_once: bool) {
+        if self.phase == Phase::Working {
+            self.phase = Phase::Ending(Instant::now() + GRACE);
+            self.signal_ranks(libc::SIGTERM);
+            self.end_children(at_once);
+        }
+        if at_once {
+            self.kill_ranks();
+            self.end_children(true);
+        }
+    }
+
+    fn end_children(&mut self, at_once: bool) {
+        for child in &mut self.children {
+            child.process.link.send(&Message::End { at_once });
+            if self.parent.at_end() {
+                child.process.link.flush();
+                child.process.link.close_output();
+            }
+        }
+    }
+
+    fn signal_ranks(&self, signal: i32) {
+        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
+            sys::kill_group(rank.pid, signal);
+        }
+        for pid in sys::descendants(&self.own_processes()) {
+            sys::kill(pid, signal);
+        }
+    }
+
+    fn kill_ranks(&mut self) {
+        if !matches!(self.phase, Phase::Killing(_)) {
+            self.phase = Phase::Killing(Instant::now() + CHILD_GRACE);
+        }
+        self.signal_ranks(libc::SIGKILL);
+    }
+
+    /// The relay and the agents below: they end in their own way.
+    fn own_processes(&self) -> Vec<u32> {
+        let relay = self.relay.iter().map(|relay| relay.pid);
+        relay.chain(self.children.iter().map(|child| child.process.pid)).collect()
+    }
+
+    pub(super) fn advance_end(&mut self) {
+        let now = Instant::now();
+        match self.phase {
+            Phase::Working => return,
+            Phase::Ending(deadline) if now >= deadline => self.kill_ranks(),
+            Phase::Killing(deadline) if now >= deadline => self.abandon_children(),
+            _ => {}
+        }
+        let ranks_gone = self.ranks.iter().all(|rank| rank.reported);
+        let children_gone = self.children.iter().all(|child| child.done);
+        if !ranks_gone || !children_gone || self.done {
+            return;
+        }
+        // Ranks are gone: what is left of them has no one to finish for.
+        if !sys::descendants(&self.own_processes()).is_empty() {
+            return self.signal_ranks(libc::SIGKILL);
+        }
+        self.finish();
+    }
+
+    fn abandon_children(&mut self) {
+        for child in self.children.iter_mut().filter(|child| !child.done) {
+            sys::kill(child.process.pid, libc::SIGKILL);
+            child.done = true;
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(relay) = &mut self.relay {
+            relay.end(RELAY_GRACE);
+            for message in relay.read() {
+                self.parent.send(&message);
+            }
+        }
+        cleanup::remove_stale_shared_memory(self.started_at);
+        self.children.iter_mut().for_each(|child| child.process.link.close_output());
+        self.done = true;
+        self.parent.send(&Message::Done);
+    }
+}

@@ -1,0 +1,119 @@
+//! Every message, whole, in pieces and broken.
+
+use super::*;
+
+fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
+    Node {
+        cluster: 1,
+        cluster_name: "nancy".into(),
+        name: name.into(),
+        address: Some("10.0.0.1".into()),
+        first_rank,
+        rank_count: 2,
+        relay_unix: None,
+        remote: true,
+        spawn: vec!["ssh".into(), "host with space".into()],
+        children,
+    }
+}
+
+fn assignment() -> Assignment {
+    Assignment {
+        job: Job {
+            id: "0".repeat(32),
+            key: "f".repeat(64),
+            size: 4,
+            kvsname: "kvs".into(),
+            mapping: "(vector,(0,2,2))".into(),
+            program: "./a.out".into(),
+            arguments: vec!["tab\there".into(), "quote\"'\n".into()],
+            wdir: "/tmp".into(),
+            environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
+            verbose: true,
+        },
+        node: node("n1", 0, vec![node("n2", 2, vec![])]),
+    }
+}
+
+fn every_message() -> Vec<Message> {
+    let delta = vec![("k".to_string(), "v".to_string()), (String::new(), "w".repeat(3000))];
+    let request = NameRequest::Publish { service: "s".into(), port: "p".into() };
+    vec![
+        Message::Assign(Box::new(assignment())),
+        Message::StartRelay { config: "job = 1".into() },
+        Message::Start { relay: "h:1".into() },
+        Message::BarrierDown(delta.clone()),
+        Message::NameReply { rank: 9, line: "cmd=x\n".into() },
+        Message::Stdin { bytes: vec![0, 255] },
+        Message::StdinEnd,
+        Message::End { at_once: true },
+        Message::Ping,
+        Message::Ready,
+        Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
+        Message::BarrierUp(delta),
+        Message::Name { rank: 1, request },
+        Message::Name { rank: 1, request: NameRequest::Lookup { service: "s".into() } },
+        Message::Abort { rank: 3, code: -1, message: "m".into() },
+        Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1] },
+        Message::StdinTaken { bytes: 7 },
+        Message::Exited { rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
+        Message::Exited { rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
+        Message::Stuck { rank: 5 },
+        Message::Failed { text: "no".into() },
+        Message::Note { text: "so".into() },
+        Message::RelayLog { text: "log".into() },
+        Message::Done,
+    ]
+}
+
+#[test]
+fn every_message_survives_in_pieces_of_any_size() {
+    let messages = every_message();
+    let mut bytes = Vec::new();
+    messages.iter().for_each(|message| message.emit(&mut bytes));
+    for piece in [1, 2, 3, 7, 1000, bytes.len()] {
+        let mut decoder = Decoder::default();
+        let mut seen = Vec::new();
+        for bytes in bytes.chunks(piece) {
+            decoder.handle_bytes(bytes);
+            while let Some(message) = decoder.poll_message().unwrap() {
+                seen.push(message);
+            }
+        }
+        assert_eq!(seen, messages);
+    }
+}
+
+#[test]
+fn absurd_length_is_refused_before_its_body_comes() {
+    let mut decoder = Decoder::default();
+    decoder.handle_bytes(&u32::MAX.to_le_bytes());
+    assert_eq!(decoder.poll_message(), Err(FrameError::TooLong(u32::MAX as usize)));
+}
+
+#[test]
+fn cut_and_padded_bodies_are_refused() {
+    for message in every_message() {
+        let mut frame = Vec::new();
+        message.emit(&mut frame);
+        let body = &frame[5..];
+        for length in 0..body.len().min(64) {
+            assert_eq!(Message::parse(frame[4], &body[..length]), None, "{message:?}");
+        }
+        let padded = [body, &[0]].concat();
+        assert_eq!(Message::parse(frame[4], &padded), None);
+    }
+    assert_eq!(Message::parse(200, &[]), None);
+}
+
+#[test]
+fn a_count_larger_than_the_body_takes_no_memory() {
+    assert_eq!(Message::parse(kind::BARRIER_UP, &u32::MAX.to_le_bytes()), None);
+}
+
+#[test]
+fn ranks_below_are_held() {
+    let tree = node("n1", 0, vec![node("n2", 2, vec![])]);
+    assert!(tree.holds(0) && tree.holds(3) && !tree.holds(4));
+    assert_eq!(tree.total_ranks(), 4);
+}

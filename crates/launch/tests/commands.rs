@@ -1,0 +1,78 @@
+//! `landbridge env`, `doctor`, `relay` and `lab`.
+
+mod common;
+
+use std::process::Command;
+
+use common::{Landbridge, assert_code, python_of, stderr, stdout};
+
+#[test]
+fn env_prints_what_a_shell_takes_in() {
+    let lb = Landbridge::new("env-command");
+    lb.directory.write("liblandbridge-fi.so", "");
+    let binary = lb.binary().display().to_string();
+    for (library, setting) in [
+        ("mpich", "$MPIR_CVAR_CH4_NETMOD"),
+        ("openmpi", "$OMPI_MCA_mtl"),
+        ("impi", "$I_MPI_FABRICS"),
+    ] {
+        let script = format!(
+            "eval \"$({binary} env --mpi {library})\" && \
+             echo {setting} $FI_PROVIDER ${{#LANDBRIDGE_JOB}} ${{#LANDBRIDGE_KEY}} $FI_PROVIDER_PATH"
+        );
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let directory = lb.directory.0.canonicalize().unwrap();
+        assert_eq!(stdout(&output), format!("ofi landbridge 32 64 {}\n", directory.display()));
+    }
+}
+
+#[test]
+fn without_a_provider_env_and_doctor_say_how_to_get_one() {
+    let lb = Landbridge::new("no-provider");
+    let output = lb.run(&["env", "--mpi", "mpich"]);
+    assert_code(&output, 1);
+    assert!(stderr(&output).contains("make build"), "{}", stderr(&output));
+    let output = lb.run(&["doctor"]);
+    assert_code(&output, 1);
+    assert!(stdout(&output).contains("!!  liblandbridge-fi.so is missing"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("-> make build"), "{}", stdout(&output));
+}
+
+#[test]
+fn doctor_sees_that_a_library_does_not_take_a_broken_provider() {
+    let Some(python) = python_of("mpich") else { return };
+    let prefix = python.strip_suffix("/bin/python").unwrap();
+    let lb = Landbridge::new("broken-provider");
+    lb.directory.write("liblandbridge-fi.so", "no library");
+    let output = lb.run(&["doctor", "--in", prefix]);
+    assert_code(&output, 1);
+    let text = stdout(&output);
+    assert!(text.contains("!!  MPICH ") && text.contains("does not load the provider"), "{text}");
+    assert!(text.contains("doctor-probe"), "{text}");
+}
+
+#[test]
+fn relay_and_lab_are_the_programs_beside_this_one() {
+    let lb = Landbridge::new("siblings");
+    lb.directory.write_script("landbridge-lab", "#!/bin/sh\necho lab \"$@\"; exit 7\n");
+    let output = lb.run(&["lab", "run", "grid.toml", "--", "make", "--help"]);
+    assert_code(&output, 7);
+    assert_eq!(stdout(&output), "lab run grid.toml -- make --help\n");
+    lb.directory.write_script("landbridge-relay", "#!/bin/sh\necho relay \"$@\"\n");
+    let output = lb.run(&["relay", "--help"]);
+    assert_code(&output, 0);
+    assert_eq!(stdout(&output), "relay --help\n");
+    std::fs::remove_file(lb.directory.0.join("landbridge-lab")).unwrap();
+    let output = lb.run(&["lab"]);
+    assert_code(&output, 1);
+    assert!(stderr(&output).contains("landbridge-lab is missing"), "{}", stderr(&output));
+}
+
+#[test]
+fn help_shows_examples() {
+    let output = Landbridge::new("help").run(&["run", "--help"]);
+    assert_code(&output, 0);
+    for piece in ["Examples:", "--clusters 2", "--topology", "LANDBRIDGE_TOPOLOGY", "--ppn"] {
+        assert!(stdout(&output).contains(piece), "{piece} in {}", stdout(&output));
+    }
+}
