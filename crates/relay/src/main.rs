@@ -2,7 +2,6 @@
 //! between them. It looks at a frame's header and at nothing behind it.
 
 mod admin;
-mod config;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -17,10 +16,10 @@ use clap::Parser;
 use landbridge_drive::engine::{Engine, Setup, epoll::Epoll};
 use landbridge_drive::sys;
 use landbridge_proto::id::ClusterId;
+use landbridge_relay::config::{self, Config};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use admin::Admin;
-use config::Config;
 
 /// A configuration that cannot be used.
 const EXIT_CONFIG: u8 = 2;

@@ -10,6 +10,9 @@ use super::socket::{Read, Written};
 /// Most slices that one frame is cut into by a queue: its chunks, and one more at each end.
 const SLICES_MAX: usize = FRAME_BYTES_MAX / landbridge_proto::route::queue::CHUNK_BYTES + 3;
 
+// Whatever a relay takes from elsewhere it can hand to an endpoint of its node.
+const _: () = assert!(landbridge_proto::relay::FRAME_BYTES_MAX <= FRAME_BYTES_MAX);
+
 /// See the module head.
 #[derive(Debug)]
 pub struct Near(pub ShmLink);

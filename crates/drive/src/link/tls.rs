@@ -125,6 +125,7 @@ pub struct TlsLink {
     output_end: usize,
     stage: Vec<u8>,
     is_ready: bool,
+    is_broken: bool,
     at_end: bool,
 }
 
@@ -176,6 +177,7 @@ impl TlsLink {
             output_end: 0,
             stage: Vec::new(),
             is_ready: false,
+            is_broken: false,
             at_end: false,
         }
     }
@@ -264,12 +266,16 @@ impl TlsLink {
         }
     }
 
-    /// One step; a refusal is also sent to the peer, so that both logs say why.
+    /// One step; that a certificate is refused is also told to the peer, so that both logs say why.
     fn shake_hands(&mut self) -> io::Result<Step> {
         let step = self.step(&mut [], None);
-        if step.is_err() {
-            while let Ok(Step::Again) = self.step(&mut [], None) {}
+        if step.as_ref().is_err_and(is_about_certificate) {
+            // The one message that waits to be sent comes before anything else is looked at; after
+            // it, this connection must not be asked again.
+            self.is_broken = false;
+            let _ = self.step(&mut [], None);
             let _ = self.flush();
+            self.is_broken = true;
         }
         step
     }
@@ -315,6 +321,9 @@ impl TlsLink {
 
     /// Deals with the next record that has arrived; when there is none, encrypts `to_seal`.
     fn step(&mut self, plain: &mut [u8], to_seal: Option<&[u8]>) -> io::Result<Step> {
+        if self.is_broken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         let input = &mut self.input[self.input_start..self.input_end];
         let room = &mut Room {
             output: &mut self.output,
@@ -328,6 +337,7 @@ impl TlsLink {
             Connection::Server(server) => look(server.process_tls_records(input), plain, room),
         };
         self.input_start += used;
+        self.is_broken = step.is_err();
         step.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
@@ -336,6 +346,11 @@ impl TlsLink {
     /// # Errors
     /// If the link is broken.
     pub fn write<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<Written> {
+        // With nothing left from before there is room, so that not being blocked means progress.
+        self.flush()?;
+        if self.output_end > self.output_start {
+            return Ok(Written { bytes: 0, blocked: true });
+        }
         let mut bytes = 0;
         let mut stage = std::mem::take(&mut self.stage);
         let mut is_full = false;
@@ -392,18 +407,20 @@ impl TlsLink {
             let written = self.socket.write(std::iter::once(waiting))?;
             self.output_start += written.bytes;
             if written.blocked {
-                // Room grows at the end only, so what is left moves to the front when that is cheap.
-                if self.output_start > self.output.len() / 2 {
-                    self.output.copy_within(self.output_start..self.output_end, 0);
-                    self.output_end -= self.output_start;
-                    self.output_start = 0;
-                }
                 return Ok(());
             }
         }
         (self.output_start, self.output_end) = (0, 0);
         Ok(())
     }
+}
+
+fn is_about_certificate(error: &io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    matches!(
+        inner,
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented)
+    )
 }
 
 struct Room<'a> {

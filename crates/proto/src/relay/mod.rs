@@ -49,8 +49,8 @@ pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + RELAY_PAYLOAD
 pub const ENDPOINT_QUEUE_BYTES_MAX: usize = 8 << 20;
 
 /// Queue towards a peer relay. Small, since whoever wants to send waits fairly outside, while what
-/// is inside delays everybody: four frames, so that the output never runs dry.
-pub const PEER_QUEUE_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
+/// is inside delays everybody: eight frames, so that the output never runs dry.
+pub const PEER_QUEUE_BYTES_MAX: usize = 8 * FRAME_BYTES_MAX;
 
 /// All queues together; as it fills up, each queue's bound shrinks to what is left.
 pub const TOTAL_QUEUE_BYTES: usize = 512 << 20;

@@ -148,7 +148,12 @@ impl RelayProcess {
                         return line;
                     }
                 }
-                Err(_) => panic!("no line with {text:?} in the log: {:#?}", self.log),
+                Err(_) => {
+                    // Where it stands tells more than what it did not say.
+                    self.signal(libc::SIGUSR1);
+                    self.log.extend(self.lines.recv_timeout(Duration::from_secs(1)));
+                    panic!("no line with {text:?} in the log: {:#?}", self.log)
+                }
             }
         }
     }
@@ -169,7 +174,7 @@ impl RelayProcess {
             if is_good(value) {
                 return value;
             }
-            assert!(Instant::now() < deadline, "{name} stays at {value}");
+            assert!(Instant::now() < deadline, "{name} stays at {value}: {:#?}", self.log.last());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -318,10 +318,17 @@ impl<'w> Loop<'w> {
                     false => self.doom(slot, "it has closed the connection".into()),
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => match filled {
-                0 => self.give_buffer(buffer),
-                _ => connection.rest = Rest::Buffer(buffer, filled),
-            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let is_ending = connection.is_ending;
+                match filled {
+                    0 => self.give_buffer(buffer),
+                    _ => connection.rest = Rest::Buffer(buffer, filled),
+                }
+                // Part of a TLS record is there, and the end behind it.
+                if is_ending {
+                    self.enqueue(slot);
+                }
+            }
             Err(error) => {
                 self.give_buffer(buffer);
                 self.doom(slot, text(&error));
@@ -398,10 +405,12 @@ impl<'w> Loop<'w> {
                         break;
                     }
                 }
-                Err(error) => {
-                    connection.is_writable = false;
-                    let key = Key { slot, generation: connection.generation };
-                    self.doomed.push((key, text(&error)));
+                Err(_) => {
+                    // The other side is gone, but what it has sent before is still to be read; the
+                    // end of that closes the link.
+                    (connection.is_writable, connection.is_ending) = (false, true);
+                    self.enqueue(slot);
+                    return;
                 }
             }
         }

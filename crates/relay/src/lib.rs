@@ -1,0 +1,3 @@
+//! The parts of the relay daemon that tests and fuzzers reach, too.
+
+pub mod config;

@@ -1,0 +1,204 @@
+//! What is done with arbitrary bytes, for the fuzzer and for the replay of its corpus. Nothing may
+//! panic, and what is accepted must mean the same after a round trip.
+
+use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
+use landbridge_proto::limit::HEAD_BYTES_MAX;
+use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
+use landbridge_proto::route::table::Range;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::hello::{
+    CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES, Role,
+};
+use landbridge_proto::wire::name::{NAME_BYTES, Name};
+
+/// Every target by name.
+pub const TARGETS: [(&str, fn(&[u8])); 6] = [
+    ("frame", frame),
+    ("head", head),
+    ("hello", hello),
+    ("name", name),
+    ("stream", stream),
+    ("config", config),
+];
+
+/// A frame's header.
+pub fn frame(bytes: &[u8]) {
+    if let Ok(header) = Header::parse(bytes) {
+        let mut again = [0; HEADER_BYTES];
+        header.emit(&mut again);
+        assert_eq!(again, bytes[..HEADER_BYTES]);
+    }
+}
+
+/// A frame's head. The first two bytes choose its kind and flags.
+pub fn head(bytes: &[u8]) {
+    let [kind, flags, rest @ ..] = bytes else { return };
+    let kind = Kind::ALL[*kind as usize % Kind::ALL.len()];
+    if let Ok(head) = Head::parse(kind, *flags, rest) {
+        let mut again = [0; HEAD_BYTES_MAX];
+        let size = head.emit(&mut again);
+        assert_eq!(size, Head::size(kind, *flags));
+        assert_eq!(Head::parse(kind, *flags, &again[..size]), Ok(head));
+    }
+}
+
+/// The three messages of a hello, each from a stranger. The first byte says which one.
+pub fn hello(bytes: &[u8]) {
+    let Some((choice, rest)) = bytes.split_first() else { return };
+    let key = || JobKey([7; 32]);
+    let own = introduction();
+    let dialler = || Dialler::new(JOB, key(), own, [1; 32]);
+    match choice % 3 {
+        0 => {
+            let open: [u8; OPEN_BYTES] = padded(rest);
+            let _ = Listener::handle_open(JOB, &key(), &own, [2; 32], &open).map(drop);
+        }
+        1 => drop(dialler().handle_reply(&padded::<REPLY_BYTES>(rest))),
+        _ => {
+            let open = dialler().open();
+            let started = Listener::handle_open(JOB, &key(), &own, [2; 32], &open);
+            let Ok((listener, _)) = started else { unreachable!("our own hello is refused") };
+            let _ = listener.handle_close(&padded::<CLOSE_BYTES>(rest));
+        }
+    }
+}
+
+/// The name of an endpoint.
+pub fn name(bytes: &[u8]) {
+    if let Ok(name) = Name::parse(bytes) {
+        assert_eq!(Name::parse(&name.emit()), Ok(name));
+        assert!(bytes.len() >= NAME_BYTES);
+    }
+}
+
+/// What a relay reads from a rank and from another relay. The first byte chooses which, and how
+/// the stream is cut.
+pub fn stream(bytes: &[u8]) {
+    let Some((choice, rest)) = bytes.split_first() else { return };
+    let ranges = vec![Range { first: 0, count: 4 }, Range { first: 4, count: 4 }];
+    let Ok(mut relay) = Relay::new(ClusterId(0), ranges, 0) else { unreachable!("a good map") };
+    let Ok(rank) = relay.attach(Address::new(1, 0), 0) else { unreachable!("a member") };
+    let Some(peer) = relay.peer(ClusterId(1)) else { unreachable!("there are two clusters") };
+    relay.connect_peer(peer, 1, 0);
+    let from = if choice & 1 == 0 { rank } else { peer };
+    let step = 1 + (*choice as usize >> 1) * 8;
+
+    let mut buffer: Vec<u8> = Vec::new();
+    for chunk in rest.chunks(step) {
+        buffer.extend_from_slice(chunk);
+        let taken = relay.handle_input(from, &mut buffer);
+        while let Some(output) = relay.poll_flush() {
+            relay.keep(output, &buffer);
+        }
+        assert!(taken.bytes <= buffer.len());
+        buffer.drain(..taken.bytes);
+        match taken.stop {
+            Stop::Broken(_) => break,
+            Stop::Partial => assert!(buffer.len() < FRAME_BYTES_MAX),
+            Stop::Full => unreachable!("so few bytes fill no queue"),
+        }
+    }
+    // Whatever is forwarded consists of whole frames.
+    for output in [rank, peer] {
+        let bytes: Vec<u8> = relay.slices(output, &[]).flatten().copied().collect();
+        let mut rest = &bytes[..];
+        for length in relay.frame_lengths(output).collect::<Vec<_>>() {
+            let header = Header::parse(rest).map(|header| HEADER_BYTES + header.length as usize);
+            assert_eq!(header, Ok(length));
+            rest = &rest[length..];
+        }
+        assert!(rest.is_empty());
+    }
+}
+
+/// The configuration of a relay.
+pub fn config(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Err(error) = landbridge_relay::config::Config::parse(text) {
+        assert!(!format!("{error:#}").is_empty());
+    }
+}
+
+const JOB: JobId = JobId([5; 16]);
+
+fn introduction() -> Introduction {
+    Introduction {
+        role: Role::Relay,
+        address: Address::ANONYMOUS,
+        incarnation: 1,
+        cluster: ClusterId(0),
+        pid: 1,
+        eager_window: 0,
+        cookie_address: 0,
+        cookie: 0,
+        name: [0; NAME_BYTES],
+    }
+}
+
+/// The first `N` bytes, or what there is and zeroes.
+fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    let size = bytes.len().min(N);
+    out[..size].copy_from_slice(&bytes[..size]);
+    out
+}
+
+/// Good input for each target, from which a fuzzer starts: (target, file name, bytes).
+pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    let mut add = |target, name: String, bytes: &[u8]| seeds.push((target, name, bytes.to_vec()));
+    for (n, kind) in Kind::ALL.into_iter().enumerate() {
+        for flags in [0, 2, 15] {
+            let mut header = [0; HEADER_BYTES];
+            let body = Head::size(kind, flags) + n;
+            let (source, target) = (Address::new(1, 0), Address::new(n as u32, 0));
+            let meaning = Header {
+                length: body as u32,
+                kind,
+                flags,
+                hops: n as u8,
+                source,
+                target,
+                sequence: 1 << n,
+                delivered: n as u64,
+                credit: 3,
+            };
+            meaning.emit(&mut header);
+            add("frame", format!("{kind:?}-{flags}"), &header);
+            let body = vec![n as u8; body];
+            add("head", format!("{kind:?}-{flags}"), &[&[n as u8, flags], &body[..]].concat());
+            let two = [&header[..], &body, &header, &body].concat();
+            add("stream", format!("rank-{kind:?}-{flags}"), &[&[18], &two[..]].concat());
+            let from_peer = Header { source: Address::new(5, 0), target: source, ..meaning };
+            from_peer.emit(&mut header);
+            let two = [&header[..], &body, &header, &body].concat();
+            add("stream", format!("relay-{kind:?}-{flags}"), &[&[19], &two[..]].concat());
+        }
+    }
+    let dialler = || Dialler::new(JOB, JobKey([7; 32]), introduction(), [1; 32]);
+    let open = dialler().open();
+    add("hello", "open".into(), &[&[0], &open[..]].concat());
+    let key = JobKey([7; 32]);
+    if let Ok((_, reply)) = Listener::handle_open(JOB, &key, &introduction(), [2; 32], &open) {
+        add("hello", "reply".into(), &[&[1], &reply[..]].concat());
+        if let Ok((close, _)) = dialler().handle_reply(&reply) {
+            add("hello", "close".into(), &[&[2], &close[..]].concat());
+        }
+    }
+    let address = Address::new(5, 1);
+    let name =
+        Name { address, unique: 77, cluster: ClusterId(3), node: 9, ip: [9; 16], port: 7711 };
+    add("name", "good".into(), &name.emit());
+    add("name", "short".into(), &name.emit()[..40]);
+    add("config", "good".into(), CONFIG.as_bytes());
+    add("config", "peers".into(), format!("{CONFIG}{PEER}").as_bytes());
+    add("config", "ranges".into(), CONFIG.replace("[4, 4]", "[3, 4]").as_bytes());
+    seeds
+}
+
+const CONFIG: &str = "job = \"000102030405060708090a0b0c0d0e0f\"\n\
+    key = \"0000000000000000000000000000000000000000000000000000000000000001\"\n\
+    cluster = 0\nlisten = \"127.0.0.1:0\"\nunix = \"@relay\"\nwan_listen = \"[::]:7711\"\n\
+    ca = \"\"\ncertificate = \"\"\nprivate_key = \"\"\nranks = [[0, 4], [4, 4]]\n";
+const PEER: &str = "[[peer]]\ncluster = 1\naddress = \"relay.example.org:7711\"\n";
