@@ -1,0 +1,337 @@
+//! The smallest cases of what the simulator has found in the endpoint, and the table of a receive's states.
+
+use landbridge_proto::endpoint::{
+    Action, AtomicRequest, Config, Done, Endpoint, Failure, Fault, Level, Look, Memory, Message,
+    Path, Peer, Place, Posting, Remote, Ticket, Work,
+};
+use landbridge_proto::id::Address;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
+use landbridge_proto::wire::head::{Head, Long};
+
+const WINDOW: u32 = 1_000;
+const PIECES: Path =
+    Path { payload_max: 10, eager_max: 10, first_piece: 10, pull: false, window: 100 };
+
+#[test]
+fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
+    let (mut a, mut b) = pair();
+    a.send(message(5, Level::Delivered)).unwrap();
+    let (header, head) = a.transmit().unwrap();
+    b.handle_frame(PEER, header, &head).unwrap();
+    // Something else leaves between header and payload.
+    b.send(message(1, Level::Handed)).unwrap();
+    a.take_in(b.transmit().unwrap());
+    b.handle_payload(PEER);
+    let ack = b.transmit().expect("an acknowledgement");
+    a.take_in(ack);
+    assert_eq!(a.done().iter().filter(|done| done.work == Work::TaggedSend).count(), 1);
+}
+
+#[test]
+fn the_answer_to_an_atomic_is_one_frame_whatever_the_path_likes() {
+    let (mut a, mut b) = pair();
+    let request = AtomicRequest {
+        op: 0,
+        operation: 2,
+        datatype: 1,
+        fetch: true,
+        compare: false,
+        length: 64,
+        key: 1,
+        offset: 0,
+    };
+    a.atomic(PEER, request, Room(64), Some(Room(64)), TICKET).unwrap();
+    b.take_in(a.transmit().unwrap());
+    let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
+    b.answer(PEER, request.op, Room(64));
+    let (header, _) = b.transmit().unwrap();
+    assert_eq!((header.kind, header.length), (Kind::AtomicReply, 8 + 64));
+}
+
+#[test]
+fn a_refused_write_is_announced_to_nobody() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(5), Some(7), TICKET).unwrap();
+    let (header, head) = a.transmit().unwrap();
+    let Place::Region { op, .. } = b.handle_frame(PEER, header, &head).unwrap() else { panic!() };
+    b.refuse(PEER, op, 13);
+    b.handle_payload(PEER);
+    assert_eq!(b.done(), []);
+}
+
+#[test]
+fn no_refusal_confirms_the_bytes_of_another() {
+    let (mut a, mut b) = pair();
+    for _ in 0..2 {
+        a.write(REMOTE, Room(5), None, TICKET).unwrap();
+        let (header, head) = a.transmit().unwrap();
+        let place = b.handle_frame(PEER, header, &head).unwrap();
+        let Place::Region { op, .. } = place else { panic!("{place:?}") };
+        b.refuse(PEER, op, 13);
+        b.handle_payload(PEER);
+    }
+    while let Some(frame) = b.transmit() {
+        a.take_in(frame);
+    }
+    let errors: Vec<_> = a.done().iter().map(|done| done.error).collect();
+    assert_eq!(errors, [Some(Failure::Errno(13)); 2]);
+}
+
+#[test]
+fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(25), None, TICKET).unwrap();
+    let (header, head) = a.transmit().unwrap();
+    let Place::Region { op, .. } = b.handle_frame(PEER, header, &head).unwrap() else { panic!() };
+    b.refuse(PEER, op, 13);
+    b.handle_payload(PEER);
+    // The second piece is half sent when the refusal of the first comes.
+    assert!(a.poll_transmit(PEER).is_some());
+    a.transmitted(PEER, false);
+    a.take_in(b.transmit().unwrap());
+    assert_eq!(a.done(), []);
+    a.handle_flushed(PEER);
+    assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
+    assert!(a.transmit().is_none(), "pieces of a refused write");
+}
+
+#[test]
+fn what_waits_for_one_peer_fails_with_it_multi_receives_too() {
+    let (mut a, _) = pair();
+    let posting = Posting { multi: true, tag: None, source: Some(PEER), ..posting(100) };
+    a.recv(posting);
+    a.fail(PEER, 103);
+    let posting = Posting { multi: true, tag: None, source: Some(PEER), ..self::posting(100) };
+    a.recv(posting);
+    let done = a.done();
+    let failed = |done: &Done| done.released && done.error == Some(Failure::Errno(103));
+    assert!(done.len() == 2 && done.iter().all(failed), "{done:?}");
+    assert!(a.is_idle());
+}
+
+#[test]
+fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
+    let (mut a, mut b) = pair();
+    for context in [1, 2] {
+        a.send(message(5, Level::Handed)).unwrap();
+        let (header, head) = a.transmit().unwrap();
+        b.handle_frame(PEER, header, &head).unwrap();
+        if context == 1 {
+            b.handle_payload(PEER);
+        }
+        b.look(Look { source: None, tag: 1, ignore: 0, context, claim: true, discard: false });
+    }
+    assert_eq!(b.done().len(), 2);
+    b.fail(PEER, 103);
+    for context in [1, 2] {
+        let ticket = Ticket { context, notify: true };
+        assert!(b.claim(Posting { ticket, ..posting(10) }));
+    }
+    let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
+    assert_eq!(errors, [None, Some(Failure::Errno(103))]);
+    assert!(b.is_idle());
+}
+
+#[test]
+fn a_lost_peer_gets_nothing() {
+    let (mut a, _) = pair();
+    a.fail(PEER, 103);
+    a.serve(PEER, 1, Room(5));
+    a.refuse(PEER, 1, 13);
+    a.goodbye(PEER);
+    assert!(a.transmit().is_none() && a.is_drained());
+}
+
+#[test]
+fn eager_bytes_beyond_the_window_are_a_fault() {
+    let (_, mut b) = pair();
+    let head = Head::Message { tag: 1, data: 0, long: None };
+    assert!(b.hear(0, Kind::Tagged, 0, head, WINDOW).is_ok());
+    assert!(b.hear(WINDOW as u64 + 16, Kind::Tagged, 0, head, 1).is_err());
+}
+
+#[test]
+fn traits_no_frame_can_have_are_cut() {
+    let (mut a, _) = pair();
+    let huge = Path { payload_max: u32::MAX, eager_max: u32::MAX, window: 0, ..PIECES };
+    a.set_path(PEER, huge);
+    a.send(message(2 << 20, Level::Handed)).unwrap();
+    let (header, _) = a.transmit().unwrap();
+    assert!(header.flags & flag::LONG != 0);
+    assert!(a.path(PEER).payload_max < 1 << 20 && a.path(PEER).window > 0);
+}
+
+/// The states of a receive, as a peer's frames see them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// No receive has the number.
+    Unknown,
+    /// Waits for a message.
+    Posted,
+    /// Its first piece is arriving.
+    First,
+    /// The rest was granted, 100 bytes ahead of the 10 that are there.
+    Granted,
+    /// The rest is being pulled.
+    Pulling,
+    /// Another peer's message is in it.
+    Foreign,
+}
+
+/// What a frame with `Data` may do to a receive in each state: every pair of state and piece.
+#[test]
+fn data_is_taken_only_where_it_was_granted() {
+    use State::*;
+    // Offset and bytes of the piece.
+    let pieces = [(10, 1), (10, 100), (10, 101), (10, 0), (0, 10), (11, 5), (u64::MAX, 2)];
+    for state in [Unknown, Posted, First, Granted, Pulling, Foreign] {
+        for (offset, bytes) in pieces {
+            let is_granted = state == Granted && offset == 10 && (1..=100).contains(&bytes);
+            let (mut b, sequence) = in_state(state);
+            let outcome = b.hear(sequence, Kind::Data, 0, Head::Data { recv: 0, offset }, bytes);
+            assert_eq!(outcome.is_ok(), is_granted, "{state:?} {offset}+{bytes}: {outcome:?}");
+            if let Ok(place) = outcome {
+                let (_, at, take) = b.place_memory(place).unwrap();
+                assert_eq!((at, take), (offset, bytes as u64));
+            }
+        }
+    }
+}
+
+/// An endpoint whose receive number 0, of 500 bytes, is in `state`, and the sequence its peer has come to.
+fn in_state(state: State) -> (Endpoint<Room>, u64) {
+    let (_, mut b) = pair();
+    let pull = state == State::Pulling;
+    b.set_path(PEER, Path { pull, ..PIECES });
+    if state != State::Unknown {
+        b.recv(posting(500));
+    }
+    if matches!(state, State::Unknown | State::Posted) {
+        return (b, 0);
+    }
+    let from = if state == State::Foreign { b.peer(Address::new(9, 0)) } else { PEER };
+    let memory = if pull { 4096 } else { 0 };
+    let long = Some(Long { total: 500, send: 0, memory });
+    let head = Head::Message { tag: 1, data: 0, long };
+    let (header, bytes) = frame(0, Kind::Tagged, flag::LONG, head, 10);
+    b.handle_frame(from, header, &bytes).unwrap();
+    if state != State::First {
+        b.handle_payload(from);
+    }
+    let is_pulled = matches!(b.poll_action(), Some(Action::Pull { .. }));
+    assert_eq!(is_pulled, pull);
+    (b, if from == PEER { header.length as u64 } else { 0 })
+}
+
+/// Memory that only has a size.
+#[derive(Clone, Debug)]
+struct Room(u64);
+
+impl Memory for Room {
+    fn size(&self) -> u64 {
+        self.0
+    }
+
+    fn address(&self) -> u64 {
+        0
+    }
+}
+
+/// The other side of every test.
+const PEER: Peer = Peer(0);
+const TICKET: Ticket = Ticket { context: 7, notify: true };
+const REMOTE: Remote = Remote { peer: PEER, key: 1, offset: 0 };
+
+fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
+    let endpoint = |index: u32| {
+        let address = Address::new(index, 0);
+        let mut endpoint = Endpoint::new(Config {
+            address,
+            eager_window: WINDOW,
+            min_multi_recv: 10,
+            operations_max: 100,
+        });
+        assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
+        endpoint.set_path(PEER, PIECES);
+        endpoint
+    };
+    (endpoint(0), endpoint(1))
+}
+
+fn message(bytes: u64, level: Level) -> Message<Room> {
+    Message { peer: PEER, memory: Room(bytes), tag: Some(1), data: None, ticket: TICKET, level }
+}
+
+fn posting(bytes: u64) -> Posting<Room> {
+    Posting { source: None, memory: Room(bytes), tag: Some((1, 0)), ticket: TICKET, multi: false }
+}
+
+fn frame(sequence: u64, kind: Kind, flags: u8, head: Head, payload: u32) -> (Header, Vec<u8>) {
+    let mut bytes = [0; landbridge_proto::limit::HEAD_BYTES_MAX];
+    let size = head.emit(&mut bytes);
+    let header = Header {
+        length: size as u32 + payload,
+        kind,
+        flags,
+        hops: 0,
+        source: Address::new(0, 0),
+        target: Address::new(1, 0),
+        sequence,
+        delivered: 0,
+        credit: 0,
+    };
+    (header, bytes[..size].to_vec())
+}
+
+/// What a test does with an endpoint.
+trait Drive {
+    fn transmit(&mut self) -> Option<(Header, Vec<u8>)>;
+    fn take_in(&mut self, frame: (Header, Vec<u8>));
+    /// Takes in a front; its payload is still to come.
+    fn hear(
+        &mut self,
+        sequence: u64,
+        kind: Kind,
+        flags: u8,
+        head: Head,
+        payload: u32,
+    ) -> Result<Place, Fault>;
+    fn done(&mut self) -> Vec<Done>;
+}
+
+impl Drive for Endpoint<Room> {
+    /// The next frame, as if the path had room for all of it.
+    fn transmit(&mut self) -> Option<(Header, Vec<u8>)> {
+        let front = self.poll_transmit(PEER)?.front().to_vec();
+        self.transmitted(PEER, true);
+        Some((Header::parse(&front).unwrap(), front[HEADER_BYTES..].to_vec()))
+    }
+
+    fn take_in(&mut self, (header, head): (Header, Vec<u8>)) {
+        self.handle_frame(PEER, header, &head).unwrap();
+        self.handle_payload(PEER);
+    }
+
+    fn hear(
+        &mut self,
+        sequence: u64,
+        kind: Kind,
+        flags: u8,
+        head: Head,
+        payload: u32,
+    ) -> Result<Place, Fault> {
+        let (header, bytes) = frame(sequence, kind, flags, head, payload);
+        self.handle_frame(PEER, header, &bytes)
+    }
+
+    /// Completions so far.
+    fn done(&mut self) -> Vec<Done> {
+        let actions = std::iter::from_fn(|| self.poll_action());
+        actions
+            .filter_map(|action| match action {
+                Action::Done(done) => Some(done),
+                _ => None,
+            })
+            .collect()
+    }
+}
