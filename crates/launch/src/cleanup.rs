@@ -1,56 +1,81 @@
 //! Removes what MPI libraries leave in `/dev/shm` when they are killed.
 //!
-//! Only files that this user's processes made since the job began, under the names those
-//! libraries use, and that no living process has open or mapped: another job's files stay.
+//! MPICH names its files after the job's key-value space, which is fresh for every job: these are
+//! told exactly. Intel MPI's names tell nothing; of them only those go that this user's processes
+//! made since the job began and that no living process has open or mapped.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-const PREFIXES: [&str; 4] = ["mpich_shm_", "mpich_shar_tmp", "Intel_MPI_", "impi_shm_"];
+const DIRECTORY: &str = "/dev/shm";
+const INTEL_PREFIX: &str = "Intel_MPI_";
 
-pub fn remove_stale_shared_memory(job_started: SystemTime) {
-    let candidates = candidates(Path::new("/dev/shm"), job_started);
+/// Removes MPICH's files of all ranks for which `wanted` is true.
+pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
+    let prefix = mpich_prefix(kvsname);
+    for path in entries(Path::new(DIRECTORY)) {
+        let rank = file_name(&path).strip_prefix(&prefix).and_then(|rank| rank.parse().ok());
+        if rank.is_some_and(&wanted) {
+            // Another agent of this job may have been faster.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes Intel MPI's files that nobody uses any more.
+pub fn remove_stale_intel_files(job_started: SystemTime) {
+    let candidates = intel_candidates(Path::new(DIRECTORY), job_started);
     if candidates.is_empty() {
         return;
     }
     let in_use = files_in_use();
     for path in candidates.iter().filter(|path| !in_use.contains(*path)) {
-        // Another agent of the same job may have been faster.
+        // As above.
         let _ = std::fs::remove_file(path);
     }
 }
 
-fn candidates(directory: &Path, job_started: SystemTime) -> Vec<PathBuf> {
+/// `mpich_shm_HASH_`, before the rank.
+fn mpich_prefix(kvsname: &str) -> String {
+    format!("mpich_shm_{:x}_", fnv1a(kvsname.as_bytes()))
+}
+
+/// The 32-bit FNV-1a hash, by which MPICH shortens the name.
+fn fnv1a(bytes: &[u8]) -> u32 {
+    const OFFSET: u32 = 2_166_136_261;
+    const PRIME: u32 = 16_777_619;
+    bytes.iter().fold(OFFSET, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(PRIME))
+}
+
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn intel_candidates(directory: &Path, job_started: SystemTime) -> Vec<PathBuf> {
     let own_user = rustix::process::geteuid().as_raw();
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    entries
-        .flatten()
-        .filter(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let Ok(metadata) = entry.metadata() else { return false };
-            let recent = metadata.modified().is_ok_and(|modified| modified >= job_started);
-            PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-                && metadata.uid() == own_user
-                && recent
-        })
-        .map(|entry| entry.path())
-        .collect()
+    let candidate = |path: &PathBuf| {
+        let Ok(metadata) = path.metadata() else { return false };
+        let recent = metadata.modified().is_ok_and(|modified| modified >= job_started);
+        file_name(path).starts_with(INTEL_PREFIX) && metadata.uid() == own_user && recent
+    };
+    entries(directory).filter(candidate).collect()
 }
 
 /// Shared memory files that some process we may look at has open or mapped.
 fn files_in_use() -> HashSet<PathBuf> {
     let mut files = HashSet::new();
-    let Ok(entries) = std::fs::read_dir("/proc") else { return files };
-    for entry in entries.flatten() {
-        let process = entry.path();
+    for process in entries(Path::new("/proc")) {
         let maps = std::fs::read_to_string(process.join("maps")).unwrap_or_default();
-        let mapped = maps.lines().filter_map(|line| line.find("/dev/shm/").map(|at| &line[at..]));
+        let mapped = maps.lines().filter_map(|line| line.find(DIRECTORY).map(|at| &line[at..]));
         files.extend(mapped.map(PathBuf::from));
-        let open = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-        files.extend(open.filter_map(|fd| std::fs::read_link(fd.path()).ok()));
+        files.extend(entries(&process.join("fd")).filter_map(|fd| std::fs::read_link(fd).ok()));
     }
     files
 }
@@ -61,16 +86,36 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn only_recent_files_with_an_mpi_name_are_candidates() {
+    fn the_hash_is_fnv_1a() {
+        // Values of the algorithm's published test vectors.
+        assert_eq!(fnv1a(b""), 0x811c_9dc5);
+        assert_eq!(fnv1a(b"a"), 0xe40c_292c);
+        assert_eq!(fnv1a(b"foobar"), 0xbf9c_f968);
+    }
+
+    #[test]
+    fn files_of_the_ranks_asked_for_go_and_no_others() {
+        let kvsname = format!("kvs_cleanup_test_{}", std::process::id());
+        let path =
+            |rank: u32| Path::new(DIRECTORY).join(format!("{}{rank}", mpich_prefix(&kvsname)));
+        (0..3).for_each(|rank| std::fs::write(path(rank), "").unwrap());
+        remove_mpich_files(&kvsname, |rank| rank < 2);
+        assert_eq!([0, 1, 2].map(|rank| path(rank).exists()), [false, false, true]);
+        remove_mpich_files(&kvsname, |_| true);
+        assert!(!path(2).exists());
+    }
+
+    #[test]
+    fn only_recent_files_with_intels_name_are_candidates() {
         let directory = std::env::temp_dir().join(format!("lb-cleanup-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let before = SystemTime::now() - Duration::from_secs(5);
-        let ours = directory.join("mpich_shm_1");
+        let ours = directory.join("Intel_MPI_1");
         std::fs::write(&ours, "").unwrap();
         std::fs::write(directory.join("somebody_elses"), "").unwrap();
-        assert_eq!(candidates(&directory, before), [ours]);
+        assert_eq!(intel_candidates(&directory, before), [ours]);
         let later = SystemTime::now() + Duration::from_secs(5);
-        assert!(candidates(&directory, later).is_empty());
+        assert!(intel_candidates(&directory, later).is_empty());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

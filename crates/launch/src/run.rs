@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::agent::lost_text;
+use crate::cleanup;
 use crate::control::{Assignment, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
 use crate::pmi::server::{Event, JobFacts, Names, Server};
 use crate::relays::Relays;
@@ -71,6 +72,7 @@ pub struct Launcher {
     stdin_open: bool,
     stdin_window: u32,
     code: i32,
+    kvsname: String,
     pinged_at: Instant,
     /// By when the relay that is being waited for has to be ready.
     relay_deadline: Option<Instant>,
@@ -119,6 +121,7 @@ impl Launcher {
             stdin_open: true,
             stdin_window: STDIN_WINDOW_BYTES,
             code: 0,
+            kvsname: job.kvsname.clone(),
             pinged_at: Instant::now(),
             relay_deadline: None,
         })
@@ -140,6 +143,8 @@ impl Launcher {
             self.output.flush();
         }
         self.kill_leftovers();
+        // Agents on this machine have done so, unless they were killed.
+        cleanup::remove_mpich_files(&self.kvsname, |_| true);
         self.code
     }
 

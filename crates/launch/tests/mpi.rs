@@ -2,29 +2,17 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::path::Path;
 
 use common::{Landbridge, assert_code, python_of, signal_process, stderr, stdout};
 
 const HELLO: &str = "from mpi4py import MPI; c = MPI.COMM_WORLD; \
                      print(c.rank, c.size, c.allreduce(c.rank), flush=True)";
 
-fn shared_memory() -> BTreeSet<String> {
-    let entries = std::fs::read_dir("/dev/shm").unwrap().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let ours = |name: &String| name.starts_with("mpich_") || name.starts_with("Intel_MPI");
-    names.filter(ours).collect()
-}
-
-/// Waits until no file of MPI libraries is there that was not there before.
-#[track_caller]
-fn assert_no_shared_memory_beyond(before: &BTreeSet<String>) {
-    let deadline = std::time::Instant::now() + common::DEADLINE;
-    while !shared_memory().is_subset(before) {
-        assert!(std::time::Instant::now() < deadline, "{:?}", shared_memory());
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-}
+/// Prints the shared memory files of the process, and waits.
+const SHOW_FILES: &str = "from mpi4py import MPI; import time; MPI.COMM_WORLD.barrier()
+files = {line.split()[-1] for line in open('/proc/self/maps') if ' /dev/shm/' in line}
+print(*files, flush=True); time.sleep(600)";
 
 fn hello(library: &str, ranks: usize) {
     let Some(python) = python_of(library) else { return };
@@ -70,23 +58,25 @@ fn an_mpi_abort_ends_the_job_with_its_code() {
     lb.assert_nothing_left();
 }
 
-/// With the library's own shared memory on, which leaves files behind when it is killed.
+/// With the library's own shared memory on, whose files stay when it is killed.
 #[test]
 fn a_killed_job_leaves_no_shared_memory() {
     for library in ["mpich", "impi"] {
         let Some(python) = python_of(library) else { continue };
-        let before = shared_memory();
         let lb = Landbridge::new("mpi-shm");
-        let script = format!("{HELLO}\nimport time; time.sleep(600)");
         for (signal, code) in [("INT", Some(130)), ("KILL", None)] {
-            let mut command = lb.command(&["run", "-n", "2", &python, "-c", &script]);
+            let mut command = lb.command(&["run", "-n", "2", &python, "-c", SHOW_FILES]);
             command.env("MPIR_CVAR_NOLOCAL", "0").env("I_MPI_FABRICS", "shm:ofi");
             let mut running = common::Running::new(command);
-            running.wait_for_lines(2);
+            let lines = running.wait_for_lines(2).join(" ");
+            let is_file = |name: &&str| name.starts_with("/dev/shm/");
+            let files: Vec<&Path> =
+                lines.split_whitespace().filter(is_file).map(Path::new).collect();
+            assert!(library != "mpich" || files.iter().any(|file| file.exists()), "{lines}");
             running.signal(signal);
             assert_eq!(running.finish().status.code(), code);
             lb.assert_nothing_left();
-            assert_no_shared_memory_beyond(&before);
+            assert_eq!(files.iter().find(|file| file.exists()), None);
         }
     }
 }
@@ -102,6 +92,18 @@ fn a_crashed_rank_is_named_and_the_aborts_it_causes_are_not() {
     assert_code(&output, 139);
     assert!(stderr(&output).contains("rank 1 on node"), "{}", stderr(&output));
     lb.assert_nothing_left();
+}
+
+#[test]
+fn spawning_more_processes_is_refused_and_the_job_goes_on() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-spawn");
+    let script = "from mpi4py import MPI\n\
+                  try: MPI.COMM_SELF.Spawn('true')\n\
+                  except MPI.Exception: print('refused')";
+    let output = lb.run(&["run", "-n", "1", &python, "-c", script]);
+    assert_code(&output, 0);
+    assert_eq!(stdout(&output), "refused\n");
 }
 
 #[test]

@@ -105,7 +105,11 @@ impl Agent {
                 self.parent.send(&message);
             }
         }
-        cleanup::remove_stale_shared_memory(self.started_at);
+        if let Some(assignment) = &self.assignment {
+            let own = |rank| self.ranks.iter().any(|local| local.rank == rank);
+            cleanup::remove_mpich_files(&assignment.job.kvsname, own);
+            cleanup::remove_stale_intel_files(self.started_at);
+        }
         self.children.iter_mut().for_each(|child| child.process.link.close_output());
         self.done = true;
         self.parent.send(&Message::Done);
