@@ -4,6 +4,7 @@ A `Peer` is a name and what to launch with. `NODE` are the ways between two proc
 `TCP` the ways over TCP sockets, `CROWD` those for more ranks than cores.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 from support import paths
@@ -26,6 +27,10 @@ class Peer:
         if self.run_options is None:
             return [str(paths.venv("mpich") / "bin" / "mpiexec"), "-n", str(ranks), *program]
         return [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *self.run_options, "--", *program]
+
+    def place(self):
+        """What must stand while the peer is measured: nothing, for most."""
+        return contextlib.nullcontext()
 
     def environment(self) -> dict[str, str]:
         return {"LD_LIBRARY_PATH": str(paths.venv("mpich") / "lib")} | dict(self.env)
@@ -67,4 +72,3 @@ CROWD = [
     ucx("shm", "posix,sysv,cma,self"),
     peer("MPICH shared memory", {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}),
 ]
-RELAYS = landbridge("two relays", "relay", "--clusters", "2")

@@ -42,11 +42,12 @@ def run(
     cwd: Path | None = None,
     stalled: Callable[[], bool] | None = None,
     log: Path | None = None,
+    keep: list[int] | None = None,
 ) -> Finished:
     """Runs `command` with its output (both streams) collected in a file, for `limit_s` at most.
 
     `env` is added to the environment. `stalled`, asked a few times per second, may end the program
-    before its limit.
+    before its limit. Afterwards all processes below this one are ended, but for those in `keep`.
     """
     adopt_orphans()
     started = time.monotonic()
@@ -58,14 +59,14 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=os.environ | (env or {}),
+            env=environment(env),
             cwd=cwd,
             start_new_session=True,
         )
         try:
             code, why = _wait(child, started + limit_s, stalled)
         finally:
-            end_descendants()
+            end_descendants(keep)
     output = log.read_text(errors="replace")
     if log.name.startswith("scratch-"):
         log.unlink()
@@ -77,16 +78,22 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_descendants() -> list[int]:
-    """Ends every process below this one: SIGTERM, a grace period, SIGKILL. Returns their ids."""
-    found = descendants()
+def environment(added: dict[str, str] | None) -> dict[str, str]:
+    return os.environ | (added or {})
+
+
+def end_descendants(keep: list[int] | None = None) -> list[int]:
+    """Ends the processes below this one: SIGTERM, a grace period, SIGKILL. Returns their ids."""
+    kept = set(keep or [])
+    found = [pid for pid in descendants() if pid not in kept]
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in descendants():
+        for pid in set(descendants()) - kept:
             _signal(pid, number)
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
-            _reap()
-            if not descendants():
+            if not kept:
+                _reap()
+            if not set(descendants()) - kept:
                 return found
             time.sleep(POLL_S)
     return found

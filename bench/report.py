@@ -1,0 +1,117 @@
+"""docs/BENCHMARKS.md out of the result files that bench/run.py leaves."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+
+from support import paths, svg
+
+DOCUMENT = paths.ROOT / "docs" / "BENCHMARKS.md"
+ORDER = ["node", "tcp", "node-pairs", "tcp-pairs", "relays", "allreduce", "alltoall"]
+
+
+def write() -> None:
+    results = {name: load(name) for name in ORDER}
+    measured = {name: result for name, result in results.items() if result}
+    sections = [section(name, result) for name, result in measured.items()]
+    (paths.ROOT / "docs" / "pictures").mkdir(parents=True, exist_ok=True)
+    for name, result in measured.items():
+        picture(name, result)
+    DOCUMENT.write_text("\n".join([head(), *sections, idle_section()]))
+    print(f"bench: wrote {DOCUMENT.relative_to(paths.ROOT)}")
+
+
+def load(name: str):
+    file = paths.RESULTS / f"bench-{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def head() -> str:
+    return f"""# Benchmarks
+
+Written by `make bench`. Every comparison uses the same MPICH 5.0.2 and the same IMB binary; the peers
+take turns in one run, and each number is the median of its rounds. The ratio is ours over the best
+peer: below 1 is better for times, above 1 for bandwidth. MB is 10^6 bytes. Missed targets say so.
+
+Machine: {machine()}; measured {time.strftime("%Y-%m-%d")}; load when this was written
+{os.getloadavg()[0]:.1f}.
+"""
+
+
+def machine() -> str:
+    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
+    revision = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=paths.ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    gib = int(memory[1]) / (1 << 20)
+    cores = os.cpu_count()
+    name = cpu[1] if cpu else platform.machine()
+    return f"{name}, {cores} cores, {gib:.0f} GiB, Linux {platform.release()}, commit {revision}"
+
+
+def section(name: str, result: dict) -> str:
+    columns = [f"{size_name(size)}, {unit}" for size, unit in result["columns"]]
+    lines = [f"## {result['title']}", "", f"{result['benchmark']}, {result['rounds']} rounds.", ""]
+    lines += [f"| way | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
+    for way, values in result["medians"].items():
+        lines.append(f"| {way} | {' | '.join(f'{value:.2f}' for value in values)} |")
+    for way in result["ours"]:
+        if way in result["medians"]:
+            lines.append(f"| **ratio to the best peer** | {' | '.join(ratios(result, way))} |")
+    lines += [f"\nDoes not run here: {way}." for way in result["errors"]]
+    return "\n".join([*lines, "", f"![{result['title']}](pictures/{name}.svg)", ""])
+
+
+def ratios(result: dict, way: str) -> list[str]:
+    peers = [values for name, values in result["medians"].items() if name not in result["ours"]]
+    return [
+        verdict(ours, [values[i] for values in peers], unit, result["targets"][unit])
+        for i, (ours, (_, unit)) in enumerate(zip(result["medians"][way], result["columns"]))
+    ]
+
+
+def verdict(ours: float, peers: list[float], unit: str, target: float) -> str:
+    if not peers:
+        return "no peer"
+    best = min(peers) if unit == "us" else max(peers)
+    ratio = ours / best
+    met = ratio <= target if unit == "us" else ratio >= target
+    return f"{ratio:.2f} {'' if met else f'(missed: {target})'}".strip()
+
+
+def size_name(size: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def picture(name: str, result: dict) -> None:
+    """One group of bars per column, relative to the best value in it (the best is full height)."""
+    groups = []
+    for i, (size, unit) in enumerate(result["columns"]):
+        values = {way: values[i] for way, values in result["medians"].items()}
+        best = min(values.values()) if unit == "us" else max(values.values())
+        bars = {w: best / v if unit == "us" else v / best for w, v in values.items()}
+        kind = "1/latency" if unit == "us" else "bandwidth"
+        groups.append((f"{size_name(size)} {kind}", bars))
+    file = paths.ROOT / "docs" / "pictures" / f"{name}.svg"
+    file.write_text(svg.bars(f"{result['title']} (best = 1, higher is better)", groups))
+
+
+def idle_section() -> str:
+    result = load("idle")
+    if not result:
+        return ""
+    rows = [("relay, per attached rank", "relay_bytes_per_rank", 16)]
+    rows += [("provider, per silent peer", "rank_bytes_per_peer", 4)]
+    lines = ["## Idle memory", "", "| what | KiB | target | |", "|---|--:|--:|---|"]
+    for what, key, target in rows:
+        kib = result[key] / 1024
+        lines.append(f"| {what} | {kib:.1f} | {target} | {'' if kib <= target else 'missed'} |")
+    return "\n".join(lines) + "\n"

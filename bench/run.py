@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""The comparisons of `make bench`, each against its peers in the same run.
+
+    bench/run.py                    all comparisons, then docs/BENCHMARKS.md
+    bench/run.py node tcp           only these
+    bench/run.py --rounds 7         more rounds (default 5)
+    bench/run.py --report           only write the document, from what was measured last
+
+The peers take turns (A B C, A B C, ...), so that a change of the machine's mood hits all of them;
+what is reported is the median of the rounds. A peer that does not run here is named with its error.
+What leaves: build/results/bench-NAME.json and the document.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "scripts"), str(HERE)]
+import hops  # noqa: E402
+import idle  # noqa: E402
+import imb  # noqa: E402
+import peers  # noqa: E402
+import report  # noqa: E402
+from support import paths, process  # noqa: E402
+
+ROUNDS = 5
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One IMB benchmark over several peers. `columns`: (message size, "us" or "MB/s")."""
+
+    name: str
+    title: str
+    benchmark: str
+    ranks: int
+    columns: tuple[tuple[int, str], ...]
+    peers: tuple
+    target: float  # our latency over the best peer's at most; for bandwidth its inverse, at least
+    target_bandwidth: float = 1.0
+    options: tuple[str, ...] = ()
+
+
+PINGPONG = ((8, "us"), (KIB, "us"), (64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
+STREAM = ((64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
+COLLECTIVE = ((8, "us"), (KIB, "us"), (64 * KIB, "us"))
+# A sample may take so long that 16 spinning ranks on two cores need minutes without a bound.
+FEW = ("-iter", "100", "-time", "5")
+
+
+def comparisons() -> list[Comparison]:
+    node, tcp, crowd = tuple(peers.NODE), tuple(peers.TCP), tuple(peers.CROWD)
+    two_hops = tuple(hops.peers())
+    return [
+        Comparison("node", "Same node, ping-pong", "PingPong", 2, PINGPONG, node, 1.0),
+        Comparison("tcp", "TCP, ping-pong", "PingPong", 2, PINGPONG, tcp, 0.9, 1.1),
+        Comparison("node-pairs", "Same node, two pairs", "Uniband", 4, STREAM, node, 1.0, 1.0, FEW),
+        Comparison("tcp-pairs", "TCP, two pairs", "Uniband", 4, STREAM, tcp, 0.9, 1.1, FEW),
+        Comparison("relays", "Two hops, ping-pong", "PingPong", 2, PINGPONG, two_hops, 1.0),
+        Comparison("allreduce", "16 ranks, Allreduce", "Allreduce", 16, COLLECTIVE, crowd, 1.0, 1.0, FEW),
+        Comparison("alltoall", "16 ranks, Alltoall", "Alltoall", 16, COLLECTIVE, crowd, 1.0, 1.0, FEW),
+    ]
+
+
+def main() -> int:
+    options = arguments()
+    process.adopt_orphans()
+    if not options.report:
+        for comparison in comparisons():
+            if not options.names or comparison.name in options.names:
+                measure(comparison, options.rounds)
+        if not options.names or "idle" in options.names:
+            idle.measure()
+    report.write()
+    return 0
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    return parser.parse_args()
+
+
+def measure(comparison: Comparison, rounds: int) -> None:
+    samples: dict[str, list[list[float]]] = {peer.name: [] for peer in comparison.peers}
+    errors: dict[str, str] = {}
+    for number in range(rounds):
+        for peer in comparison.peers:
+            if peer.name in errors:
+                continue
+            print(f"{comparison.name}: round {number + 1} of {rounds}: {peer.name}", flush=True)
+            try:
+                samples[peer.name].append(one_run(comparison, peer))
+            except (imb.Failed, OSError, subprocess.CalledProcessError) as error:
+                errors[peer.name] = str(error)
+                print(f"  does not run: {error}")
+    medians = {n: list(map(statistics.median, zip(*rows))) for n, rows in samples.items() if rows}
+    document = {
+        "title": comparison.title,
+        "benchmark": f"IMB-MPI1 {comparison.benchmark}, {comparison.ranks} ranks",
+        "columns": comparison.columns,
+        "medians": medians,
+        "samples": samples,
+        "errors": errors,
+        "ours": [peer.name for peer in comparison.peers if peer.ours],
+        "targets": {"us": comparison.target, "MB/s": comparison.target_bandwidth},
+        "rounds": rounds,
+    }
+    file = paths.RESULTS / f"bench-{comparison.name}.json"
+    file.write_text(json.dumps(document, indent=1))
+
+
+def one_run(comparison: Comparison, peer) -> list[float]:
+    sizes = [size for size, _ in comparison.columns]
+    with peer.place():
+        table = imb.run(peer, comparison.ranks, comparison.benchmark, sizes, *comparison.options)
+    return [
+        table.latency_us(size) if unit == "us" else table.bandwidth(size)
+        for size, unit in comparison.columns
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
