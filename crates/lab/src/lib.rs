@@ -6,3 +6,4 @@
 //! own beside it.
 
 pub mod net;
+pub mod sim;

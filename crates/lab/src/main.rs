@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use landbridge_lab::net::run::{self, EXIT_LAB_FAILED, Inherited, Run};
 use landbridge_lab::net::{control, file, namespace::Machine, probe};
+use landbridge_lab::sim::command::Simulate;
 
 #[derive(Parser)]
 #[command(
@@ -55,6 +56,8 @@ enum Action {
         #[command(subcommand)]
         probe: Probe,
     },
+    /// Run endpoints against each other under seeds, and check all they say
+    Simulate(Simulate),
     #[command(hide = true)]
     Inside {
         #[arg(long)]
@@ -194,6 +197,7 @@ fn act(action: Action) -> anyhow::Result<u8> {
         },
         Action::On { host, command } => on_host(&host, &command),
         Action::Link(arguments) => link(&arguments),
+        Action::Simulate(simulate) => Ok(simulate.execute()),
         Action::Probe { probe } => run_probe(probe),
     }
 }

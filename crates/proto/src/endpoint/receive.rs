@@ -617,11 +617,13 @@ impl<M: Memory> Endpoint<M> {
         for id in cut {
             self.forget_unfilled(id, failure);
         }
-        let hit: Vec<u32> = self
+        let mut hit: Vec<u32> = self
             .receives
             .ids()
             .filter(|&id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
             .collect();
+        // Multi-receives first, so that their last part gives the memory back.
+        hit.sort_by_key(|&id| self.receives.at(id).is_some_and(|r| r.multi.is_none()));
         for id in hit {
             self.wanted.tagged.remove(id);
             self.wanted.untagged.remove(id);

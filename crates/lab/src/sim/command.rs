@@ -1,0 +1,58 @@
+//! The subcommand `simulate`.
+
+use std::ops::Range;
+
+use clap::Args;
+
+use super::{Mode, name_seed_in_panics, run, run_all};
+
+/// Arguments of `landbridge lab simulate`.
+#[derive(Args)]
+pub struct Simulate {
+    /// Which seeds, as FROM..TO (TO is not run)
+    #[arg(long, default_value = "0..10000", value_parser = parse_range)]
+    seeds: Range<u64>,
+    /// Let one peer send whatever it likes
+    #[arg(long)]
+    hostile: bool,
+    /// Threads
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Tell every step of every seed on standard error
+    #[arg(long)]
+    trace: bool,
+}
+
+impl Simulate {
+    /// Runs the seeds, prints how often what happened; 0 if all is well, 1 if a seed found something.
+    pub fn execute(&self) -> u8 {
+        name_seed_in_panics();
+        let mode = if self.hostile { Mode::Hostile } else { Mode::Honest };
+        let outcome = if self.trace {
+            let runs = self.seeds.clone().map(|seed| run(seed, mode, true));
+            runs.reduce(|all, next| {
+                all.and_then(|mut all| next.map(|next| all.add(&next)).map(|()| all))
+            })
+            .unwrap_or_else(|| Ok(Default::default()))
+        } else {
+            run_all(self.seeds.clone(), mode, self.jobs)
+        };
+        match outcome {
+            Ok(tally) => {
+                println!("seeds {}..{} ({mode}): nothing found", self.seeds.start, self.seeds.end);
+                print!("{tally}");
+                0
+            }
+            Err(found) => {
+                println!("{found}");
+                1
+            }
+        }
+    }
+}
+
+fn parse_range(text: &str) -> Result<Range<u64>, String> {
+    let wrong = || format!("{text} is no range of seeds: write FROM..TO, for example 0..10000");
+    let (start, end) = text.split_once("..").ok_or_else(wrong)?;
+    Ok(start.parse().map_err(|_| wrong())?..end.parse().map_err(|_| wrong())?)
+}

@@ -1,0 +1,470 @@
+//! What the simulated applications do: random commands first, then whatever brings everything to its end.
+
+use landbridge_proto::endpoint::{
+    AtomicRequest, Level, Look, Message, Posting, Remote, Ticket as Call,
+};
+use landbridge_proto::limit::ATOMIC_BYTES_MAX;
+
+use super::memory::{BLANK, Piece, content};
+use super::model::{self, Ticket, Wish};
+use super::remote::{
+    Announced, CONSTANT_BYTES, READ, REGION_BASE, REGION_BYTES, RemoteTicket, SUM, SWAP_IF_EQUAL,
+    What,
+};
+use super::world::{World, random_path};
+use super::{Tally, Violation, require};
+
+/// Tags are few, so that they meet.
+const TAGS: u64 = 4;
+/// The upper half of a tag, which some receives ignore.
+const TAG_HIGH: u64 = 0xffff_ffff_0000_0000;
+
+impl World {
+    /// Runs the world from its seed to its end.
+    pub fn run(mut self) -> Result<Tally, Violation> {
+        let commands = self.random.pick(&[5, 10, 20, 40, 100]);
+        let eagerness = self.random.within(5..=80);
+        let (losses, largest) = (self.random.pick(&[0, 0, 0, 1, 3]), self.largest);
+        let mut left = commands;
+        while left > 0 {
+            if self.random.percent(eagerness) || !self.step()? {
+                left -= 1;
+                self.command(losses, largest)?;
+            }
+        }
+        self.finish_all()?;
+        Ok(self.tally)
+    }
+
+    fn command(&mut self, losses: u64, largest: u64) -> Result<(), Violation> {
+        let node = self.random.index(self.nodes.len());
+        match self.random.below(100) {
+            0..35 => self.send(node, largest),
+            35..65 => self.receive(node, largest),
+            65..70 => self.receive_many(node, largest),
+            70..75 => self.cancel(node),
+            75..80 => self.look(node),
+            80..84 => self.claim(node, largest),
+            84..95 => self.remote(node),
+            95..97 => self.change_path(node),
+            _ if self.random.percent(losses * 20) => self.break_link(node),
+            _ => Ok(()),
+        }
+    }
+
+    fn other(&mut self) -> usize {
+        self.random.index(self.nodes.len())
+    }
+
+    fn call(&mut self) -> Call {
+        Call { context: self.next_context(), notify: self.random.percent(80) }
+    }
+
+    fn send(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
+        let (to, length) = (self.other(), self.random.size(largest));
+        let tagged = self.random.percent(70);
+        let high = if self.random.percent(20) { 1 << 40 } else { 0 };
+        let tag = tagged.then(|| self.random.below(TAGS) | high);
+        let data = self.random.percent(40).then(|| self.random.next());
+        let level = if self.random.percent(50) { Level::Handed } else { Level::Delivered };
+        let (peer, ticket, message) = (self.peer(node, to), self.call(), self.model.messages.len());
+        let visible = self.random.percent(60);
+        let piece = self.arena.keep(content(message, length), visible);
+        let sent = self.nodes[node].endpoint.send(Message {
+            peer,
+            memory: piece,
+            tag,
+            data,
+            ticket,
+            level,
+        });
+        if !self.accepted(node, sent.is_ok())? {
+            return self.arena.free(piece).map(drop);
+        }
+        self.say(|| {
+            format!(
+                "{node}: message {message} to {to}: {length} bytes, {tag:x?} {data:x?} {level:?}"
+            )
+        });
+        self.model.messages.push(model::Message {
+            from: node,
+            to,
+            tag,
+            data,
+            length,
+            is_taken: false,
+            is_whole: false,
+            is_settled: false,
+        });
+        if !self.model.failed[node][to] {
+            self.model.flight[node][to].push_back(message);
+        }
+        let ticket_of = Ticket::Send { node, message, piece, level };
+        self.model.tickets.insert(ticket.context, ticket_of);
+        self.drain(node)?;
+        if let (Ok(op), false) = (sent, visible) {
+            self.maybe_copy(node, op, ticket.context, piece)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a copy in the place of a message's bytes, as an inject does.
+    fn maybe_copy(
+        &mut self,
+        node: usize,
+        op: u32,
+        context: usize,
+        old: Piece,
+    ) -> Result<(), Violation> {
+        let copies = self.random.percent(20);
+        let Some(memory) = self.nodes[node].endpoint.memory_mut(op).filter(|_| copies) else {
+            return Ok(());
+        };
+        let bytes = self.arena.free(old)?;
+        let copy = self.arena.keep(bytes, false);
+        *memory = copy;
+        if let Some(Ticket::Send { piece, .. }) = self.model.tickets.get_mut(&context) {
+            *piece = copy;
+        }
+        self.tally.count("copies in the place of memory");
+        Ok(())
+    }
+
+    /// Checks a command's [`Full`](landbridge_proto::endpoint::Full) against the bound.
+    fn accepted(&mut self, node: usize, is_accepted: bool) -> Result<bool, Violation> {
+        let tickets = self.model.tickets.values();
+        let flying = tickets.filter(|t| t.node() == node && t.is_operation()).count();
+        let is_full = flying >= self.nodes[node].config.operations_max;
+        require!(is_full != is_accepted, "{node}: {flying} in flight, accepted: {is_accepted}");
+        if !is_accepted {
+            self.tally.count("commands refused as too many");
+        }
+        Ok(is_accepted)
+    }
+
+    fn wish(&mut self, tagged: bool) -> Wish {
+        let source = self.random.percent(50).then(|| self.other());
+        let tag = tagged.then(|| {
+            let ignore = self.random.pick(&[0, 0, 1, TAG_HIGH, u64::MAX]);
+            (self.random.below(TAGS), ignore)
+        });
+        Wish { source, tag }
+    }
+
+    fn blank(&mut self, length: u64) -> Piece {
+        let visible = self.random.percent(70);
+        self.arena.keep(vec![BLANK; length as usize], visible)
+    }
+
+    fn receive(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
+        let tagged = self.random.percent(70);
+        let wish = self.wish(tagged);
+        let length = if self.random.percent(70) { largest } else { self.random.size(largest) };
+        self.post(node, wish, length)
+    }
+
+    fn post(&mut self, node: usize, wish: Wish, length: u64) -> Result<(), Violation> {
+        let (ticket, memory) = (self.call(), self.blank(length));
+        self.say(|| format!("{node}: receive {} of {length} bytes: {wish:x?}", ticket.context));
+        self.model.tickets.insert(ticket.context, Ticket::recv(node, wish, memory));
+        self.model.post(node, wish, ticket.context);
+        let source = wish.source.map(|other| self.peer(node, other));
+        let posting = Posting { source, memory, tag: wish.tag, ticket, multi: false };
+        self.nodes[node].endpoint.recv(posting);
+        self.drain(node)
+    }
+
+    fn receive_many(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
+        let (ticket, mut wish) = (self.call(), self.wish(false));
+        wish.source = wish.source.filter(|_| self.random.percent(30));
+        let length = self.random.size(largest * 3).max(1);
+        let memory = self.blank(length);
+        self.say(|| format!("{node}: multi-receive {} of {length} bytes", ticket.context));
+        let least = self.nodes[node].config.min_multi_recv;
+        self.model.tickets.insert(ticket.context, Ticket::multi(node, wish.source, memory, least));
+        self.model.post(node, wish, ticket.context);
+        let source = wish.source.map(|other| self.peer(node, other));
+        let posting = Posting { source, memory, tag: None, ticket, multi: true };
+        self.nodes[node].endpoint.recv(posting);
+        self.drain(node)
+    }
+
+    fn cancel(&mut self, node: usize) -> Result<(), Violation> {
+        let is_recv = |t: &Ticket| matches!(t, Ticket::Recv(_) | Ticket::Multi(_));
+        let mine: Vec<usize> = self
+            .model
+            .tickets
+            .iter()
+            .filter(|(_, ticket)| ticket.node() == node && is_recv(ticket))
+            .map(|(context, _)| *context)
+            .collect();
+        if mine.is_empty() {
+            return Ok(());
+        }
+        let context = self.random.pick(&mine);
+        self.cancel_one(node, context)
+    }
+
+    fn cancel_one(&mut self, node: usize, context: usize) -> Result<(), Violation> {
+        self.say(|| format!("{node}: cancel {context}"));
+        let waits = self.model.cancel(node, context);
+        let cancelled = self.nodes[node].endpoint.cancel(context);
+        require!(waits == cancelled, "cancel of {context}: {cancelled} instead of {waits}");
+        self.drain(node)
+    }
+
+    fn look(&mut self, node: usize) -> Result<(), Violation> {
+        let (wish, context) = (self.wish(true), self.next_context());
+        let (claim, discard) = self.random.pick(&[(false, false), (true, false), (false, true)]);
+        let found = self.model.look(node, &wish);
+        self.say(|| format!("{node}: look {context} {wish:x?} finds {found:?}"));
+        self.tally.count("looks");
+        if let (Some(message), true) = (found, claim || discard) {
+            self.model.withdraw(node, message);
+            if claim {
+                self.model.claimed[node].insert(context, (message, false));
+            } else {
+                self.model.messages[message].is_settled = true;
+            }
+        }
+        self.model.tickets.insert(context, Ticket::Look { node, found });
+        let source = wish.source.map(|other| self.peer(node, other));
+        let (tag, ignore) = wish.tag.unwrap_or((0, 0));
+        let look = Look { source, tag, ignore, context, claim, discard };
+        self.nodes[node].endpoint.look(look);
+        self.drain(node)?;
+        require!(!self.model.tickets.contains_key(&context), "look {context} is not answered");
+        Ok(())
+    }
+
+    fn claim(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
+        let Some((context, (message, is_lost))) = self.model.claimed[node].pop_first() else {
+            return Ok(());
+        };
+        self.tally.count("claims");
+        self.say(|| format!("{node}: claim {context}, message {message}"));
+        let ticket = Call { context, notify: true };
+        if self.random.percent(30) {
+            self.model.tickets.insert(context, Ticket::Discard { node, message, is_lost });
+            let was_there = self.nodes[node].endpoint.claim_discard(ticket);
+            require!(was_there, "claim {context} finds nothing");
+            return self.drain(node);
+        }
+        let length = self.random.size(largest);
+        let memory = self.blank(length);
+        let wish = Wish { source: Some(self.model.messages[message].from), tag: Some((0, 0)) };
+        let mut ticket_of = Ticket::recv(node, wish, memory);
+        if let Ticket::Recv(recv) = &mut ticket_of {
+            recv.message = Some(message);
+            recv.is_lost = is_lost;
+        }
+        self.model.tickets.insert(context, ticket_of);
+        let posting = Posting { source: None, memory, tag: Some((0, 0)), ticket, multi: false };
+        let was_there = self.nodes[node].endpoint.claim(posting);
+        require!(was_there, "claim {context} finds nothing");
+        self.drain(node)
+    }
+
+    fn change_path(&mut self, node: usize) -> Result<(), Violation> {
+        let other = self.other();
+        let (peer, path) = (self.peer(node, other), random_path(&mut self.random, self.largest));
+        self.nodes[node].endpoint.set_path(peer, path);
+        Ok(())
+    }
+
+    /// Breaks the link to another process. Each side learns of it; the other perhaps later.
+    fn break_link(&mut self, node: usize) -> Result<(), Violation> {
+        let other = self.other();
+        if other == node || self.model.failed[node][other] {
+            return Ok(());
+        }
+        self.lose(node, other)?;
+        for _ in 0..self.random.below(30) {
+            self.step()?;
+        }
+        self.lose(other, node)
+    }
+
+    fn remote(&mut self, node: usize) -> Result<(), Violation> {
+        let to = self.other();
+        match self.random.below(3) {
+            0 => self.remote_write(node, to),
+            1 => self.remote_read(node, to),
+            _ => self.remote_atomic(node, to),
+        }
+    }
+
+    /// Key and offset of `at`, or something that must be refused.
+    fn aim(
+        &mut self,
+        to: usize,
+        at: u64,
+        length: u64,
+        peer: landbridge_proto::endpoint::Peer,
+    ) -> (Remote, bool) {
+        let key = self.nodes[to].region.key;
+        let good = Remote { peer, key, offset: REGION_BASE + at };
+        match self.random.below(10) {
+            0 => (Remote { key: key + 100, ..good }, true),
+            // Ends one byte outside; nothing to refuse if it has no bytes.
+            1 if length > 0 => {
+                let offset = REGION_BASE + REGION_BYTES + 1 - length;
+                (Remote { offset, ..good }, true)
+            }
+            _ => (good, false),
+        }
+    }
+
+    fn remote_write(&mut self, node: usize, to: usize) -> Result<(), Violation> {
+        let length = self.random.size(3_000);
+        let Some(at) = self.nodes[to].region.reserve(length) else {
+            return Ok(());
+        };
+        let (peer, ticket) = (self.peer(node, to), self.call());
+        let (remote, is_refused) = self.aim(to, at, length, peer);
+        let data = self.random.percent(40).then_some(self.announced.len());
+        let piece = self.arena.keep(content(ticket.context, length), false);
+        self.say(|| format!("{node}: write {} of {length} to {to}: {remote:?}", ticket.context));
+        let number = data.map(|data| data as u64);
+        let begun = self.nodes[node].endpoint.write(remote, piece, number, ticket);
+        if !self.accepted(node, begun.is_ok())? {
+            return self.arena.free(piece).map(drop);
+        }
+        if data.is_some() {
+            self.announced.push(Announced { from: node, to, is_refused, times: 0 });
+        }
+        let what = What::Write(data);
+        let of = RemoteTicket { node, to, piece, result: None, at, is_refused, what };
+        self.model.tickets.insert(ticket.context, Ticket::Remote(of));
+        self.drain(node)
+    }
+
+    fn remote_read(&mut self, node: usize, to: usize) -> Result<(), Violation> {
+        let length = self.random.size(CONSTANT_BYTES);
+        let at = self.random.within(0..=CONSTANT_BYTES - length);
+        let (peer, ticket) = (self.peer(node, to), self.call());
+        let (remote, is_refused) = self.aim(to, at, length, peer);
+        let piece = self.blank(length);
+        self.say(|| format!("{node}: read {} of {length} from {to}: {remote:?}", ticket.context));
+        let begun = self.nodes[node].endpoint.read(remote, piece, ticket);
+        if !self.accepted(node, begun.is_ok())? {
+            return self.arena.free(piece).map(drop);
+        }
+        let of = RemoteTicket { node, to, piece, result: None, at, is_refused, what: What::Read };
+        self.model.tickets.insert(ticket.context, Ticket::Remote(of));
+        self.drain(node)
+    }
+
+    fn remote_atomic(&mut self, node: usize, to: usize) -> Result<(), Violation> {
+        let most = if self.random.percent(10) { ATOMIC_BYTES_MAX as u64 } else { 64 };
+        let length = self.random.within(1..=most);
+        let Some(at) = self.nodes[to].region.reserve(length) else {
+            return Ok(());
+        };
+        let (peer, ticket) = (self.peer(node, to), self.call());
+        let (remote, is_refused) = self.aim(to, at, length, peer);
+        let (operation, fetch, parts) = self.random.pick(&[
+            (SUM, false, 1),
+            (SUM, true, 1),
+            (SWAP_IF_EQUAL, true, 2),
+            (READ, true, 0),
+        ]);
+        let operands = self.operands(to, at, length, parts, ticket.context);
+        let piece = self.arena.keep(operands.clone(), false);
+        let result = fetch.then(|| self.blank(length));
+        let request = AtomicRequest {
+            op: 0,
+            operation,
+            datatype: 1,
+            fetch,
+            compare: parts == 2,
+            length: length as u32,
+            key: remote.key,
+            offset: remote.offset,
+        };
+        self.say(|| format!("{node}: atomic {} at {to}: {request:?}", ticket.context));
+        let begun = self.nodes[node].endpoint.atomic(peer, request, piece, result, ticket);
+        if !self.accepted(node, begun.is_ok())? {
+            result.map_or(Ok(Vec::new()), |result| self.arena.free(result))?;
+            return self.arena.free(piece).map(drop);
+        }
+        let what = What::Atomic { request, operands };
+        let of = RemoteTicket { node, to, piece, result, at, is_refused, what };
+        self.model.tickets.insert(ticket.context, Ticket::Remote(of));
+        self.drain(node)
+    }
+
+    fn operands(&mut self, to: usize, at: u64, length: u64, parts: u64, id: usize) -> Vec<u8> {
+        let mut operands = content(id, length * parts);
+        if parts == 2 && self.random.percent(50) {
+            // The comparison holds.
+            let old = content(super::remote::pattern(to), REGION_BYTES);
+            operands[length as usize..].copy_from_slice(&old[at as usize..][..length as usize]);
+        }
+        operands
+    }
+
+    /// Lets everything that was begun come to its end, and checks that it does.
+    fn finish_all(&mut self) -> Result<(), Violation> {
+        self.say(|| "the end".into());
+        self.settle()?;
+        while self.receive_what_waits()? {
+            self.settle()?;
+        }
+        self.cancel_what_waits()?;
+        if let Some((context, ticket)) = self.model.tickets.first_key_value() {
+            return Err(Violation(format!("operation {context} of {} is stuck", ticket.node())));
+        }
+        for node in 0..self.nodes.len() {
+            for other in 0..self.nodes.len() {
+                if let Some(peer) = self.nodes[node].peers[other] {
+                    self.nodes[node].endpoint.goodbye(peer);
+                    self.drain(node)?;
+                }
+            }
+        }
+        self.settle()?;
+        self.check_rest()
+    }
+
+    /// Receives, claims or drops every message that waits; false if there is none.
+    fn receive_what_waits(&mut self) -> Result<bool, Violation> {
+        let mut found = false;
+        for node in 0..self.nodes.len() {
+            while !self.model.claimed[node].is_empty() {
+                self.claim(node, 100)?;
+                found = true;
+            }
+            for class in 0..2 {
+                while let Some(&id) = self.model.boxes[node][class].arrived.first() {
+                    let message = &self.model.messages[id];
+                    let tag = message.tag.map(|tag| (tag, 0));
+                    let wish = Wish { source: Some(message.from), tag };
+                    let length = message.length;
+                    self.post(node, wish, length)?;
+                    found = true;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn cancel_what_waits(&mut self) -> Result<(), Violation> {
+        for node in 0..self.nodes.len() {
+            for class in 0..2 {
+                while let Some(posted) = self.model.boxes[node][class].posted.first() {
+                    let context = posted.context;
+                    self.cancel_one(node, context)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl World {
+    fn next_context(&mut self) -> usize {
+        self.contexts += 1;
+        self.contexts
+    }
+}

@@ -1,0 +1,110 @@
+//! Memory of the simulated processes: pieces that can be checked, moved and taken away.
+//!
+//! What may never happen: a piece is touched outside its bounds or after its owner had it back. Both are
+//! [`Violation`]s, so an operation that completes too early is caught by the next byte that moves.
+
+use landbridge_proto::endpoint::Memory;
+
+use super::Violation;
+
+/// What is in memory nobody has written yet.
+pub const BLANK: u8 = 0xa5;
+
+/// A range of one allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    slot: u32,
+    length: u64,
+    /// Others may read it at this address; 0: they may not.
+    address: u64,
+}
+
+/// Every allocation of a simulation.
+#[derive(Default)]
+pub struct Arena {
+    slots: Vec<Option<Vec<u8>>>,
+}
+
+const SLOT_SHIFT: u32 = 32;
+
+impl Memory for Piece {
+    fn size(&self) -> u64 {
+        self.length
+    }
+
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Arena {
+    /// Takes `bytes` in. `visible`: they have an address.
+    pub fn keep(&mut self, bytes: Vec<u8>, visible: bool) -> Piece {
+        let slot = self.slots.len() as u32;
+        let length = bytes.len() as u64;
+        self.slots.push(Some(bytes));
+        let address = if visible { (slot as u64 + 1) << SLOT_SHIFT } else { 0 };
+        Piece { slot, length, address }
+    }
+
+    /// The bytes `at..at + length` of `piece`.
+    pub fn read(&self, piece: Piece, at: u64, length: u64) -> Result<&[u8], Violation> {
+        let bytes = self.slot(piece.slot)?;
+        range(bytes.len(), at, length)
+            .map(|range| &bytes[range])
+            .ok_or_else(|| Violation(format!("read of {at}+{length} outside {piece:?}")))
+    }
+
+    /// Puts `bytes` to `at` of `piece`.
+    pub fn write(&mut self, piece: Piece, at: u64, bytes: &[u8]) -> Result<(), Violation> {
+        let target = self
+            .slots
+            .get_mut(piece.slot as usize)
+            .and_then(|slot| slot.as_mut())
+            .ok_or_else(|| Violation(format!("write to {piece:?} after it was given back")))?;
+        let range = range(target.len(), at, bytes.len() as u64)
+            .ok_or_else(|| Violation(format!("write at {at}+{} outside {piece:?}", bytes.len())))?;
+        target[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The `length` bytes at an address that [`Piece`] gave out.
+    pub fn read_address(&self, address: u64, length: u64) -> Result<&[u8], Violation> {
+        let slot = (address >> SLOT_SHIFT)
+            .checked_sub(1)
+            .ok_or_else(|| Violation(format!("a pull from address {address:#x}")))?;
+        let bytes = self.slot(slot as u32)?;
+        range(bytes.len(), address & ((1 << SLOT_SHIFT) - 1), length)
+            .map(|range| &bytes[range])
+            .ok_or_else(|| Violation(format!("a pull of {length} bytes outside slot {slot}")))
+    }
+
+    /// Takes `piece` away from everybody.
+    pub fn free(&mut self, piece: Piece) -> Result<Vec<u8>, Violation> {
+        self.slots
+            .get_mut(piece.slot as usize)
+            .and_then(|slot| slot.take())
+            .ok_or_else(|| Violation(format!("{piece:?} is given back twice")))
+    }
+
+    fn slot(&self, slot: u32) -> Result<&Vec<u8>, Violation> {
+        self.slots
+            .get(slot as usize)
+            .and_then(|slot| slot.as_ref())
+            .ok_or_else(|| Violation(format!("slot {slot} is read after it was given back")))
+    }
+}
+
+/// The bytes that belong to number `id`: every message and region has a pattern of its own.
+pub fn content(id: usize, length: u64) -> Vec<u8> {
+    let salt = (id as u8).wrapping_mul(167) ^ ((id >> 8) as u8).wrapping_mul(59);
+    let byte = |at: u64| {
+        salt.wrapping_add((at as u8).wrapping_mul(31)) ^ ((at >> 8) as u8).wrapping_mul(13)
+    };
+    (0..length).map(byte).collect()
+}
+
+fn range(size: usize, at: u64, length: u64) -> Option<std::ops::Range<usize>> {
+    let end = at.checked_add(length).filter(|&end| end <= size as u64)?;
+    Some(at as usize..end as usize)
+}

@@ -1,0 +1,234 @@
+//! A simulator that runs endpoints against each other under a seed and checks all they say.
+//!
+//! Two to six [`Endpoint`](landbridge_proto::endpoint::Endpoint)s are joined by pipes that keep order (as shared
+//! memory and streams do). Everything else is left to chance: what paths can do, how full the pipes are, in
+//! which pieces bytes move, in which order commands and deliveries come, who fails when. A model that knows
+//! only the definition of matching says what must come out ([`model`], [`remote`]).
+//!
+//! What may never happen: two runs of one seed differ; a wrong completion goes unnoticed; an endpoint
+//! panics, whatever a peer sends ([`hostile`]).
+
+pub mod command;
+mod commands;
+mod hostile;
+mod link;
+mod memory;
+mod model;
+mod random;
+mod remote;
+mod world;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Something happened that must not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Everybody follows the protocol.
+    Honest,
+    /// One peer sends whatever it likes.
+    Hostile,
+}
+
+/// A seed that found something.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The seed.
+    pub seed: u64,
+    /// In which mode.
+    pub mode: Mode,
+    /// What it found.
+    pub violation: Violation,
+}
+
+/// How often interesting things happened.
+#[derive(Clone, Debug, Default)]
+pub struct Tally(BTreeMap<&'static str, u64>);
+
+/// Fails the enclosing function with a [`Violation`] unless the condition holds.
+macro_rules! require {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err($crate::sim::Violation(format!($($message)+)));
+        }
+    };
+}
+pub(crate) use require;
+
+impl Tally {
+    fn count(&mut self, event: &'static str) {
+        *self.0.entry(event).or_default() += 1;
+    }
+
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &Tally) {
+        for (event, times) in &other.0 {
+            *self.0.entry(event).or_default() += times;
+        }
+    }
+
+    /// How often `event` happened.
+    pub fn of(&self, event: &str) -> u64 {
+        self.0.get(event).copied().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(event, times)| writeln!(f, "{times:>12}  {event}"))
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Honest => "honest",
+            Mode::Hostile => "hostile",
+        })
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, mode, violation } = self;
+        write!(f, "seed {seed} ({mode}): {}\n  replay: {}", violation.0, replay(*seed, *mode))
+    }
+}
+
+/// The command that runs one seed again.
+fn replay(seed: u64, mode: Mode) -> String {
+    let hostile = if mode == Mode::Hostile { " --hostile" } else { "" };
+    let end = seed + 1;
+    format!("cargo run -p landbridge-lab -- simulate --seeds {seed}..{end}{hostile} --trace")
+}
+
+/// Runs one seed. `trace`: every step is told on standard error.
+///
+/// # Errors
+/// What it found.
+pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<Tally, Found> {
+    RUNNING.set(Some((seed, mode)));
+    let outcome = match mode {
+        Mode::Honest => world::World::new(seed, trace).run(),
+        Mode::Hostile => hostile::run(seed, trace),
+    };
+    RUNNING.set(None);
+    outcome.map_err(|violation| Found { seed, mode, violation })
+}
+
+/// Runs many seeds on `jobs` threads, until one finds something.
+///
+/// # Errors
+/// What the first one found.
+pub fn run_all(seeds: Range<u64>, mode: Mode, jobs: usize) -> Result<Tally, Found> {
+    let next = AtomicU64::new(seeds.start);
+    let stop = AtomicBool::new(false);
+    let outcome = Mutex::new(Ok(Tally::default()));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                let mine = run_some(&next, seeds.end, mode, &stop);
+                // Poisoned only if another thread panicked, which ends the scope anyway.
+                let mut outcome = outcome.lock().unwrap_or_else(|poison| poison.into_inner());
+                match (&mut *outcome, mine) {
+                    (Ok(all), Ok(mine)) => all.add(&mine),
+                    (Ok(_), Err(found)) => *outcome = Err(found),
+                    (Err(_), _) => (),
+                }
+            });
+        }
+    });
+    outcome.into_inner().unwrap_or_else(|poison| poison.into_inner())
+}
+
+fn run_some(next: &AtomicU64, end: u64, mode: Mode, stop: &AtomicBool) -> Result<Tally, Found> {
+    let mut tally = Tally::default();
+    while !stop.load(Ordering::Relaxed) {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        if seed >= end {
+            break;
+        }
+        match run(seed, mode, false) {
+            Ok(run) => tally.add(&run),
+            Err(found) => {
+                stop.store(true, Ordering::Relaxed);
+                return Err(found);
+            }
+        }
+    }
+    Ok(tally)
+}
+
+thread_local! {
+    static RUNNING: Cell<Option<(u64, Mode)>> = const { Cell::new(None) };
+}
+
+/// From now on a panic also says which seed it came from.
+pub fn name_seed_in_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if let Some((seed, mode)) = RUNNING.get() {
+            eprintln!("seed {seed} ({mode}) panics\n  replay: {}", replay(seed, mode));
+        }
+        before(info);
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Enough to meet every path of the protocol many times, few enough for every `cargo test`.
+    const SEEDS: u64 = 2_000;
+
+    #[test]
+    fn honest_endpoints_do_what_the_model_says() {
+        name_seed_in_panics();
+        let tally = run_all(0..SEEDS, Mode::Honest, 2).unwrap_or_else(|found| panic!("{found}"));
+        for event in EVENTS {
+            assert!(tally.of(event) > 0, "{event}: never happened\n{tally}");
+        }
+    }
+
+    #[test]
+    fn a_hostile_peer_harms_nobody_else() {
+        name_seed_in_panics();
+        let tally = run_all(0..SEEDS, Mode::Hostile, 2).unwrap_or_else(|found| panic!("{found}"));
+        assert!(tally.of("faults") > 0, "no fault\n{tally}");
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_run_twice() {
+        for seed in 0..20 {
+            let (first, second) = (run(seed, Mode::Honest, false), run(seed, Mode::Honest, false));
+            assert_eq!(first.unwrap().to_string(), second.unwrap().to_string());
+        }
+    }
+
+    const EVENTS: [&str; 16] = [
+        "sends done",
+        "sends failed",
+        "receives done",
+        "receives truncated",
+        "receives cancelled",
+        "receives failed",
+        "multi-receive parts",
+        "looks",
+        "claims",
+        "pulls",
+        "pulls that failed",
+        "frames in parts",
+        "remote operations done",
+        "remote operations refused",
+        "commands refused as too many",
+        "peers lost",
+    ];
+}

@@ -1,0 +1,521 @@
+//! What messages must do, said in the simplest way and without the implementation's help.
+//!
+//! Enters: every command, the moment a message's first frame is taken in, every failure, every
+//! completion. Leaves: a [`Violation`] if a completion is not what MPI allows: wrong receive, bytes, length,
+//! tag, data or source; too early; twice.
+//!
+//! Matching is the definition: arrivals and receives stand in lists, the oldest that fits is taken. That the first
+//! frames of one sender arrive in the order of its sends is demanded, never read from the frames.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use landbridge_proto::endpoint::{Done, Failure, Level, Memory, Work};
+
+use super::memory::{Arena, BLANK, Piece, content};
+use super::remote::RemoteTicket;
+use super::{Tally, Violation, require};
+
+/// A message, from its send on.
+pub struct Message {
+    pub from: usize,
+    pub to: usize,
+    pub tag: Option<u64>,
+    pub data: Option<u64>,
+    pub length: u64,
+    /// Its first piece has been taken in.
+    pub is_taken: bool,
+    /// The first piece was all of it.
+    pub is_whole: bool,
+    /// The receiver has all it wants of it.
+    pub is_settled: bool,
+}
+
+/// What an unfinished operation waits for.
+pub enum Ticket {
+    Send { node: usize, message: usize, piece: Piece, level: Level },
+    Recv(Recv),
+    Multi(Multi),
+    Look { node: usize, found: Option<usize> },
+    Discard { node: usize, message: usize, is_lost: bool },
+    Remote(RemoteTicket),
+}
+
+/// A receive.
+pub struct Recv {
+    pub node: usize,
+    pub source: Option<usize>,
+    pub piece: Piece,
+    pub tagged: bool,
+    pub message: Option<usize>,
+    pub is_cancelled: bool,
+    /// The message it claimed had lost its sender.
+    pub is_lost: bool,
+}
+
+/// A multi-receive.
+pub struct Multi {
+    pub node: usize,
+    pub source: Option<usize>,
+    pub piece: Piece,
+    least: u64,
+    used: u64,
+    is_closed: bool,
+    is_cancelled: bool,
+    /// Its only source was lost before it was posted: it ends on its own after what had arrived.
+    is_orphan: bool,
+    /// Where each unfinished message starts.
+    parts: Vec<(u64, usize)>,
+}
+
+/// A receive that waits.
+pub struct Posted {
+    pub context: usize,
+    source: Option<usize>,
+    tag: u64,
+    ignore: u64,
+}
+
+/// What a receive or a look accepts.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    pub source: Option<usize>,
+    /// `None`: untagged.
+    pub tag: Option<(u64, u64)>,
+}
+
+/// The two lists of one process and class.
+#[derive(Default)]
+pub struct Mailbox {
+    pub posted: Vec<Posted>,
+    pub arrived: Vec<usize>,
+}
+
+/// See the module head.
+pub struct Model {
+    pub messages: Vec<Message>,
+    /// Sent and not arrived: `[from][to]`.
+    pub flight: Vec<Vec<VecDeque<usize>>>,
+    pub boxes: Vec<[Mailbox; 2]>,
+    /// Set aside, by context; true: its sender was lost before it was complete.
+    pub claimed: Vec<BTreeMap<usize, (usize, bool)>>,
+    pub tickets: BTreeMap<usize, Ticket>,
+    /// `[at][peer]`.
+    pub failed: Vec<Vec<bool>>,
+}
+
+/// The errno of a lost peer.
+pub const LOST: i32 = 103;
+
+impl Wish {
+    fn accepts(&self, message: &Message) -> bool {
+        let (tag, ignore) = self.tag.unwrap_or((0, 0));
+        self.tag.is_some() == message.tag.is_some()
+            && (message.tag.unwrap_or(0) ^ tag) & !ignore == 0
+            && self.source.is_none_or(|source| source == message.from)
+    }
+
+    pub fn class(&self) -> usize {
+        self.tag.is_some() as usize
+    }
+}
+
+impl Posted {
+    fn wish(&self, tagged: bool) -> Wish {
+        Wish { source: self.source, tag: tagged.then_some((self.tag, self.ignore)) }
+    }
+}
+
+impl Ticket {
+    pub fn recv(node: usize, wish: Wish, piece: Piece) -> Self {
+        Ticket::Recv(Recv {
+            node,
+            source: wish.source,
+            piece,
+            tagged: wish.tag.is_some(),
+            message: None,
+            is_cancelled: false,
+            is_lost: false,
+        })
+    }
+
+    pub fn multi(node: usize, source: Option<usize>, piece: Piece, least: u64) -> Self {
+        Ticket::Multi(Multi {
+            node,
+            source,
+            piece,
+            least: least.max(1),
+            used: 0,
+            is_closed: false,
+            is_cancelled: false,
+            is_orphan: false,
+            parts: Vec::new(),
+        })
+    }
+
+    pub fn node(&self) -> usize {
+        match self {
+            Ticket::Send { node, .. } | Ticket::Look { node, .. } => *node,
+            Ticket::Discard { node, .. } => *node,
+            Ticket::Recv(recv) => recv.node,
+            Ticket::Multi(multi) => multi.node,
+            Ticket::Remote(remote) => remote.node,
+        }
+    }
+
+    /// Counts against the bound on operations in flight.
+    pub fn is_operation(&self) -> bool {
+        matches!(self, Ticket::Send { .. } | Ticket::Remote(_))
+    }
+}
+
+impl Model {
+    pub fn new(nodes: usize) -> Self {
+        Self {
+            messages: Vec::new(),
+            flight: (0..nodes).map(|_| vec![VecDeque::new(); nodes]).collect(),
+            boxes: (0..nodes).map(|_| Default::default()).collect(),
+            claimed: vec![BTreeMap::new(); nodes],
+            tickets: BTreeMap::new(),
+            failed: vec![vec![false; nodes]; nodes],
+        }
+    }
+
+    /// A receive is posted under `context`, whose ticket is there already.
+    pub fn post(&mut self, node: usize, wish: Wish, context: usize) {
+        while let Some(at) = self.find_arrived(node, &wish) {
+            let message = self.boxes[node][wish.class()].arrived.remove(at);
+            if !self.bind(context, message) {
+                return;
+            }
+        }
+        if wish.source.is_some_and(|source| self.failed[node][source]) {
+            self.close(context);
+            return;
+        }
+        let (tag, ignore) = wish.tag.unwrap_or((0, 0));
+        let posted = Posted { context, source: wish.source, tag, ignore };
+        self.boxes[node][wish.class()].posted.push(posted);
+    }
+
+    fn find_arrived(&self, node: usize, wish: &Wish) -> Option<usize> {
+        let arrived = &self.boxes[node][wish.class()].arrived;
+        arrived.iter().position(|&message| wish.accepts(&self.messages[message]))
+    }
+
+    /// Gives a message to the receive of `context`; true if that takes more.
+    fn bind(&mut self, context: usize, message: usize) -> bool {
+        let length = self.messages[message].length;
+        match self.tickets.get_mut(&context) {
+            Some(Ticket::Recv(recv)) => {
+                recv.message = Some(message);
+                false
+            }
+            Some(Ticket::Multi(multi)) => {
+                multi.parts.push((multi.used, message));
+                multi.used += length.min(multi.piece.size() - multi.used);
+                multi.is_closed |= multi.piece.size() - multi.used < multi.least;
+                !multi.is_closed
+            }
+            _ => unreachable!("the model posts receives only"),
+        }
+    }
+
+    fn close(&mut self, context: usize) {
+        if let Some(Ticket::Multi(multi)) = self.tickets.get_mut(&context) {
+            multi.is_closed = true;
+            multi.is_orphan = true;
+        }
+    }
+
+    /// The oldest waiting message that a look finds.
+    pub fn look(&self, node: usize, wish: &Wish) -> Option<usize> {
+        self.find_arrived(node, wish).map(|at| self.boxes[node][wish.class()].arrived[at])
+    }
+
+    /// A message is no longer to be found.
+    pub fn withdraw(&mut self, node: usize, message: usize) {
+        self.boxes[node][1].arrived.retain(|&other| other != message);
+    }
+
+    /// The first frame of the next message from `from` is here; true if a receive waits for it.
+    pub fn arrive(
+        &mut self,
+        node: usize,
+        from: usize,
+        tagged: bool,
+        payload: u64,
+        is_long: bool,
+    ) -> Result<(usize, bool), Violation> {
+        let Some(id) = self.flight[from][node].pop_front() else {
+            return Err(Violation(format!("{node} hears of a message that {from} never sent")));
+        };
+        let message = &mut self.messages[id];
+        require!(message.tag.is_some() == tagged, "message {id} arrives out of order");
+        require!(payload <= message.length, "message {id} grows");
+        message.is_whole = payload == message.length;
+        require!(message.is_whole != is_long, "message {id} has the wrong head");
+        let mailbox = &self.boxes[node][tagged as usize];
+        let at = mailbox
+            .posted
+            .iter()
+            .position(|posted| posted.wish(tagged).accepts(&self.messages[id]));
+        let Some(at) = at else {
+            self.boxes[node][tagged as usize].arrived.push(id);
+            return Ok((id, false));
+        };
+        if !self.bind(mailbox.posted[at].context, id) {
+            self.boxes[node][tagged as usize].posted.remove(at);
+        }
+        Ok((id, true))
+    }
+
+    /// Cancels a receive; whether that must work.
+    pub fn cancel(&mut self, node: usize, context: usize) -> bool {
+        let waits = self.boxes[node].iter_mut().any(|mailbox| {
+            let at = mailbox.posted.iter().position(|posted| posted.context == context);
+            at.map(|at| mailbox.posted.remove(at)).is_some()
+        });
+        match self.tickets.get_mut(&context) {
+            Some(Ticket::Recv(recv)) if waits => recv.is_cancelled = true,
+            Some(Ticket::Multi(multi)) if waits => {
+                multi.is_closed = true;
+                multi.is_cancelled = true;
+            }
+            _ => (),
+        }
+        waits
+    }
+
+    /// `node` gives `peer` up while the first frame of `unfinished` was on its way in.
+    pub fn fail(&mut self, node: usize, peer: usize, unfinished: Option<usize>) {
+        self.failed[node][peer] = true;
+        for mailbox in &mut self.boxes[node] {
+            mailbox.arrived.retain(|&message| Some(message) != unfinished);
+            for posted in mailbox.posted.iter().filter(|posted| posted.source == Some(peer)) {
+                if let Some(Ticket::Multi(multi)) = self.tickets.get_mut(&posted.context) {
+                    multi.is_closed = true;
+                }
+            }
+            mailbox.posted.retain(|posted| posted.source != Some(peer));
+        }
+        for (message, is_lost) in self.claimed[node].values_mut() {
+            *is_lost |= Some(*message) == unfinished;
+        }
+    }
+
+    /// Nothing of `node` may wait for `peer` any more.
+    pub fn check_failed(&self, node: usize, peer: usize) -> Result<(), Violation> {
+        for (context, ticket) in self.tickets.iter().filter(|(_, t)| t.node() == node) {
+            let from = |message: &usize| self.messages[*message].from == peer;
+            let waits = match ticket {
+                Ticket::Send { message, .. } => self.messages[*message].to == peer,
+                Ticket::Remote(remote) => remote.to == peer,
+                Ticket::Recv(recv) => recv.message.as_ref().map_or(recv.source == Some(peer), from),
+                Ticket::Multi(multi) => {
+                    multi.source == Some(peer) || multi.parts.iter().any(|(_, m)| from(m))
+                }
+                Ticket::Look { .. } | Ticket::Discard { .. } => true,
+            };
+            require!(!waits, "operation {context} of {node} still waits for {peer}, which is lost");
+        }
+        Ok(())
+    }
+
+    /// A message operation is done.
+    pub fn finish(
+        &mut self,
+        done: &Done,
+        source: Option<usize>,
+        arena: &mut Arena,
+        tally: &mut Tally,
+    ) -> Result<(), Violation> {
+        let context = done.ticket.context;
+        let ticket = self.tickets.remove(&context);
+        match ticket {
+            Some(Ticket::Send { node, message, piece, level }) => {
+                self.finish_send(done, node, message, level, tally)?;
+                arena.free(piece).map(drop)
+            }
+            Some(Ticket::Recv(recv)) => self.finish_recv(done, source, recv, arena, tally),
+            Some(Ticket::Multi(multi)) => {
+                self.finish_multi(done, source, multi, context, arena, tally)
+            }
+            Some(Ticket::Look { node: _, found }) => self.finish_look(done, source, found),
+            Some(Ticket::Discard { node, message, is_lost }) => {
+                if is_lost {
+                    return self.expect_lost(done, node, self.messages[message].from);
+                }
+                self.messages[message].is_settled = true;
+                self.describes(done, source, message, 0)
+            }
+            _ => Err(Violation(format!("{done:?} is of no operation in flight"))),
+        }
+    }
+
+    fn finish_send(
+        &self,
+        done: &Done,
+        node: usize,
+        id: usize,
+        level: Level,
+        tally: &mut Tally,
+    ) -> Result<(), Violation> {
+        let message = &self.messages[id];
+        let work = if message.tag.is_some() { Work::TaggedSend } else { Work::Send };
+        require!(done.work == work, "{done:?} is not of kind {work:?}");
+        if done.error.is_some() {
+            tally.count("sends failed");
+            return self.expect_lost(done, node, message.to);
+        }
+        tally.count("sends done");
+        let is_in = message.is_settled || (message.is_taken && message.is_whole);
+        require!(level == Level::Handed || is_in, "message {id} is not delivered: {done:?}");
+        Ok(())
+    }
+
+    fn expect_lost(&self, done: &Done, node: usize, peer: usize) -> Result<(), Violation> {
+        require!(done.error == Some(Failure::Errno(LOST)), "{done:?} hides a lost peer");
+        require!(self.failed[node][peer], "{done:?} although {peer} lives");
+        Ok(())
+    }
+
+    fn finish_recv(
+        &mut self,
+        done: &Done,
+        source: Option<usize>,
+        recv: Recv,
+        arena: &mut Arena,
+        tally: &mut Tally,
+    ) -> Result<(), Violation> {
+        let bytes = arena.free(recv.piece)?;
+        let work = if recv.tagged { Work::TaggedRecv } else { Work::Recv };
+        require!(done.work == work, "{done:?} is not of kind {work:?}");
+        require!(!done.released, "{done:?} gives a plain receive's memory back");
+        if recv.is_cancelled {
+            tally.count("receives cancelled");
+            require!(done.error == Some(Failure::Cancelled), "{done:?} was cancelled");
+            return Ok(());
+        }
+        let from = recv.message.map(|id| self.messages[id].from).or(recv.source);
+        if let (Some(Failure::Errno(_)), Some(from)) = (done.error, from) {
+            tally.count("receives failed");
+            return self.expect_lost(done, recv.node, from);
+        }
+        require!(!recv.is_lost, "{done:?} of a message whose sender was lost");
+        let Some(id) = recv.message else {
+            return Err(Violation(format!("{done:?} without a message")));
+        };
+        require!(done.place == recv.piece.address(), "{done:?} is elsewhere");
+        let room = recv.piece.size();
+        self.received(done, source, id, room, tally)?;
+        check_bytes(&bytes, id, done.length)
+    }
+
+    /// Message `id` was received into `room` bytes.
+    fn received(
+        &mut self,
+        done: &Done,
+        source: Option<usize>,
+        id: usize,
+        room: u64,
+        tally: &mut Tally,
+    ) -> Result<(), Violation> {
+        let message = &mut self.messages[id];
+        require!(message.is_taken, "{done:?} before message {id} is in");
+        require!(!message.is_settled, "message {id} is received twice");
+        message.is_settled = true;
+        let excess = message.length.saturating_sub(room);
+        let error = (excess > 0).then_some(Failure::Truncated(excess));
+        require!(done.error == error, "{done:?} should say {error:?}");
+        tally.count(if error.is_some() { "receives truncated" } else { "receives done" });
+        let length = message.length.min(room);
+        let error_free = Done { error: None, ..*done };
+        self.describes(&error_free, source, id, length)
+    }
+
+    fn describes(
+        &self,
+        done: &Done,
+        source: Option<usize>,
+        id: usize,
+        length: u64,
+    ) -> Result<(), Violation> {
+        let message = &self.messages[id];
+        let seen = (done.error, done.length, done.tag, done.data, source);
+        let right = (None, length, message.tag.unwrap_or(0), message.data, Some(message.from));
+        require!(seen == right, "message {id} is announced as {seen:?} instead of {right:?}");
+        Ok(())
+    }
+
+    fn finish_look(
+        &self,
+        done: &Done,
+        source: Option<usize>,
+        found: Option<usize>,
+    ) -> Result<(), Violation> {
+        match found {
+            Some(id) => self.describes(done, source, id, self.messages[id].length),
+            None => {
+                require!(
+                    done.error == Some(Failure::NoMessage),
+                    "{done:?} found what is not there"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    fn finish_multi(
+        &mut self,
+        done: &Done,
+        source: Option<usize>,
+        mut multi: Multi,
+        context: usize,
+        arena: &mut Arena,
+        tally: &mut Tally,
+    ) -> Result<(), Violation> {
+        require!(done.work == Work::Recv, "{done:?} of a multi-receive");
+        if multi.parts.is_empty() {
+            require!(done.released && multi.is_closed, "{done:?} ends an open multi-receive");
+            let is_lost = done.error == Some(Failure::Errno(LOST))
+                && multi.source.is_some_and(|source| self.failed[multi.node][source]);
+            let is_cancelled = done.error == Some(Failure::Cancelled) && multi.is_cancelled;
+            require!(is_lost || is_cancelled, "{done:?} ends an idle multi-receive");
+            return arena.free(multi.piece).map(drop);
+        }
+        let base = done.place.wrapping_sub(multi.piece.address());
+        let room = |at: u64| multi.piece.size() - at;
+        let at = multi.parts.iter().position(|&(at, id)| {
+            let message = &self.messages[id];
+            let fits = matches!(done.error, Some(Failure::Errno(_)))
+                || (message.length.min(room(at)) == done.length && message.data == done.data);
+            at == base && Some(message.from) == source && fits
+        });
+        let Some(at) = at else {
+            return Err(Violation(format!("{done:?} is no part of its multi-receive")));
+        };
+        let (base, id) = multi.parts.remove(at);
+        let is_last = multi.is_closed && multi.parts.is_empty() && !multi.is_orphan;
+        require!(done.released == is_last, "{done:?}: memory given back: {is_last}");
+        tally.count("multi-receive parts");
+        if let Some(Failure::Errno(_)) = done.error {
+            self.expect_lost(done, multi.node, self.messages[id].from)?;
+        } else {
+            self.received(done, source, id, room(base), tally)?;
+            let bytes = arena.read(multi.piece, base, done.length)?;
+            require!(bytes == content(id, done.length), "message {id} has wrong bytes");
+        }
+        if is_last {
+            return arena.free(multi.piece).map(drop);
+        }
+        self.tickets.insert(context, Ticket::Multi(multi));
+        Ok(())
+    }
+}
+
+fn check_bytes(bytes: &[u8], id: usize, length: u64) -> Result<(), Violation> {
+    let (message, rest) = bytes.split_at(length as usize);
+    require!(message == content(id, length), "message {id} has wrong bytes");
+    require!(rest.iter().all(|&byte| byte == BLANK), "message {id} runs over its end");
+    Ok(())
+}

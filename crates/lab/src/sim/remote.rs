@@ -1,0 +1,211 @@
+//! Remote memory in the simulation: regions, and what operations on them must leave behind.
+//!
+//! Every operation works on bytes of its own, so its effect can be checked exactly: done means there,
+//! once; refused means untouched.
+
+use landbridge_proto::endpoint::{AtomicRequest, Done, Failure, Memory, Work};
+
+use super::memory::{Arena, Piece, content};
+use super::{Tally, Violation, require};
+
+/// Bytes of each process's region.
+pub const REGION_BYTES: u64 = 24 << 10;
+/// Its front is only read.
+pub const CONSTANT_BYTES: u64 = 4 << 10;
+/// Offsets count from here, as virtual addresses do.
+pub const REGION_BASE: u64 = 0x7f00_0000_0000;
+/// The errno of a refusal.
+pub const REFUSED: i32 = 13;
+
+/// Registered memory of one process.
+pub struct Region {
+    pub key: u64,
+    pub piece: Piece,
+    /// Next byte that no operation has used.
+    pub fresh: u64,
+}
+
+/// An operation on remote memory.
+pub struct RemoteTicket {
+    pub node: usize,
+    pub to: usize,
+    /// Memory here.
+    pub piece: Piece,
+    pub result: Option<Piece>,
+    /// Place in the region, from 0.
+    pub at: u64,
+    pub is_refused: bool,
+    pub what: What,
+}
+
+/// What it does.
+pub enum What {
+    /// With the number of its completion data, if it has some.
+    Write(Option<usize>),
+    Read,
+    Atomic {
+        request: AtomicRequest,
+        operands: Vec<u8>,
+    },
+}
+
+/// What is around an operation when it is done.
+#[derive(Clone, Copy)]
+pub struct Scene<'a> {
+    /// The region it was for.
+    pub target: Piece,
+    pub is_lost: bool,
+    pub announced: &'a [Announced],
+    pub arena: &'a Arena,
+}
+
+/// A write that announces itself at its target.
+pub struct Announced {
+    pub from: usize,
+    pub to: usize,
+    pub is_refused: bool,
+    pub times: u32,
+}
+
+/// The sum of `fi_op`s that the simulation uses.
+pub const SUM: u8 = 2;
+/// Compare and swap.
+pub const SWAP_IF_EQUAL: u8 = 10;
+/// Only reads.
+pub const READ: u8 = 7;
+
+impl Region {
+    pub fn new(node: usize, arena: &mut Arena) -> Self {
+        let piece = arena.keep(content(pattern(node), REGION_BYTES), true);
+        Self { key: 0x5000 + node as u64, piece, fresh: CONSTANT_BYTES }
+    }
+
+    /// Offset in the region of a request, if all of it lies inside.
+    pub fn resolve(&self, key: u64, offset: u64, length: u64) -> Option<u64> {
+        let at = offset.checked_sub(REGION_BASE)?;
+        let end = at.checked_add(length)?;
+        (key == self.key && end <= REGION_BYTES).then_some(at)
+    }
+
+    /// Bytes for one operation alone.
+    pub fn reserve(&mut self, length: u64) -> Option<u64> {
+        let at = self.fresh;
+        (at + length <= REGION_BYTES).then(|| {
+            self.fresh += length;
+            at
+        })
+    }
+}
+
+/// Number of the pattern in the region of `node`.
+pub fn pattern(node: usize) -> usize {
+    90_000 + node
+}
+
+/// Performs an atomic operation, and returns the old bytes.
+pub fn perform(
+    request: &AtomicRequest,
+    operands: &[u8],
+    region: Piece,
+    at: u64,
+    arena: &mut Arena,
+) -> Result<Vec<u8>, Violation> {
+    let length = request.length as u64;
+    let old = arena.read(region, at, length)?.to_vec();
+    let new = combine(request, operands, &old)?;
+    arena.write(region, at, &new)?;
+    Ok(old)
+}
+
+fn combine(request: &AtomicRequest, operands: &[u8], old: &[u8]) -> Result<Vec<u8>, Violation> {
+    let size = old.len();
+    let parts = match request.operation {
+        READ => 0,
+        SWAP_IF_EQUAL => 2,
+        _ => 1,
+    };
+    require!(operands.len() == parts * size, "an atomic operation lost operands");
+    require!(request.compare == (parts == 2), "an atomic operation lost its kind");
+    Ok(match request.operation {
+        READ => old.to_vec(),
+        SWAP_IF_EQUAL if operands[size..] == *old => operands[..size].to_vec(),
+        SWAP_IF_EQUAL => old.to_vec(),
+        _ => old.iter().zip(operands).map(|(old, operand)| old.wrapping_add(*operand)).collect(),
+    })
+}
+
+impl RemoteTicket {
+    /// Checks what the operation left behind.
+    pub fn finish(
+        &self,
+        done: &Done,
+        id: usize,
+        scene: &Scene<'_>,
+        tally: &mut Tally,
+    ) -> Result<(), Violation> {
+        let Scene { target, is_lost, announced, arena } = *scene;
+        require!(done.work == self.work(), "{done:?} is of another kind");
+        match done.error {
+            Some(Failure::Errno(errno)) if errno != REFUSED => {
+                tally.count("remote operations failed");
+                require!(is_lost, "{done:?} although the peer lives");
+                return Ok(());
+            }
+            Some(error) => {
+                tally.count("remote operations refused");
+                let is_right = self.is_refused && error == Failure::Errno(REFUSED);
+                require!(is_right, "{done:?} is refused");
+                return Ok(());
+            }
+            None => require!(!self.is_refused, "{done:?} should have been refused"),
+        }
+        tally.count("remote operations done");
+        let length = self.piece.size();
+        match &self.what {
+            What::Write(data) => {
+                let bytes = arena.read(target, self.at, length)?;
+                require!(bytes == content(id, length), "write {id} is not in place");
+                let times = data.map(|data| announced[data].times);
+                require!(times.is_none_or(|times| times == 1), "write {id} is not announced");
+            }
+            What::Read => {
+                let right = &content(pattern(self.to), REGION_BYTES)[self.at as usize..];
+                let bytes = arena.read(self.piece, 0, length)?;
+                require!(bytes == &right[..length as usize], "read {id} brought wrong bytes");
+            }
+            What::Atomic { request, operands } => {
+                self.check_atomic(id, request, operands, target, arena)?
+            }
+        }
+        Ok(())
+    }
+
+    fn check_atomic(
+        &self,
+        id: usize,
+        request: &AtomicRequest,
+        operands: &[u8],
+        target: Piece,
+        arena: &Arena,
+    ) -> Result<(), Violation> {
+        let (at, length) = (self.at as usize, request.length as usize);
+        let old = &content(pattern(self.to), REGION_BYTES)[at..at + length];
+        let new = combine(request, operands, old)?;
+        let is_there = arena.read(target, self.at, length as u64)? == new;
+        require!(is_there, "atomic operation {id} was not performed exactly once");
+        if let Some(result) = self.result {
+            let bytes = arena.read(result, 0, length as u64)?;
+            require!(bytes == old, "atomic operation {id} brought wrong old values");
+        }
+        Ok(())
+    }
+
+    fn work(&self) -> Work {
+        match &self.what {
+            What::Write(_) => Work::Write,
+            What::Read => Work::Read,
+            What::Atomic { request, .. } if request.fetch => Work::FetchAtomic,
+            What::Atomic { .. } => Work::Atomic,
+        }
+    }
+}
