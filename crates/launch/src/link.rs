@@ -72,6 +72,11 @@ impl Link {
         self.at_end
     }
 
+    /// The agent's banner has been seen.
+    pub fn has_answered(&self) -> bool {
+        self.noise.is_none()
+    }
+
     /// When the other side last said anything.
     pub fn heard_at(&self) -> Instant {
         self.heard_at

@@ -429,6 +429,10 @@ impl Launcher {
         self.code = code;
         self.phase = Phase::Ending(Instant::now());
         self.send_to_all(&Message::End { at_once: false });
+        // An agent that has not answered yet has started nothing: its connection can just go.
+        for child in self.children.iter().filter(|child| !child.process.link.has_answered()) {
+            sys::kill(child.process.pid, libc::SIGTERM);
+        }
     }
 
     fn place(&self, rank: u32) -> String {

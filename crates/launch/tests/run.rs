@@ -398,3 +398,27 @@ listen = "127.0.0.1:0"
 [[cluster.host]]
 name = "b1"
 "#;
+
+#[test]
+fn a_host_that_does_not_answer_does_not_hold_up_the_end() {
+    let lb = Landbridge::new("silent-host");
+    let grid = "[[cluster]]\nname = \"a\"\nssh = [\"sh\", \"-c\", \"echo hello >&2; exec sleep 600\"]\n\
+                [[cluster.host]]\nname = \"a1\"\n";
+    let file = lb.directory.write("grid.toml", grid).display().to_string();
+    let output = lb.run(&["run", "--topology", &file, "--timeout", "1", "true"]);
+    assert_code(&output, 124);
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_second_ctrl_c_ends_what_the_first_could_not() {
+    let lb = Landbridge::new("twice");
+    let script = "trap 'echo asked' TERM; echo up; while :; do sleep 600 & wait; done";
+    let mut running = lb.start(&["run", "-n", "1", "sh", "-c", script]);
+    running.wait_for_lines(1);
+    running.signal("INT");
+    running.wait_for_lines(1);
+    running.signal("INT");
+    assert_code(&running.finish(), 130);
+    lb.assert_nothing_left();
+}

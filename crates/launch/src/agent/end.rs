@@ -79,13 +79,16 @@ impl Agent {
             Phase::Killing(deadline) if now >= deadline => self.abandon_children(),
             _ => {}
         }
+        // Later than that, something hangs in the kernel: it will not keep us.
+        let given_up = matches!(self.phase, Phase::Killing(deadline) if now >= deadline);
         let ranks_gone = self.ranks.iter().all(|rank| rank.reported);
         let children_gone = self.children.iter().all(|child| child.done);
-        if !ranks_gone || !children_gone || self.done {
+        let all_gone = ranks_gone && children_gone;
+        if self.done || !(given_up || all_gone) {
             return;
         }
         // Ranks are gone: what is left of them has no one to finish for.
-        if !sys::descendants(&self.own_processes()).is_empty() {
+        if !given_up && !sys::descendants(&self.own_processes()).is_empty() {
             return self.signal_ranks(libc::SIGKILL);
         }
         self.finish();
