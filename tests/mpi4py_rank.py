@@ -4,10 +4,11 @@ Usage: mpi4py_rank.py SUITE_DIR RECORD_DIR [SKIP_FILE]
 
 What leaves is RECORD_DIR/rank-N, one line per event: `start ID`, then `pass ID SECONDS`, `skip …` or
 `fail …`; and `end` when the suite is through. A rank that dies or hangs leaves a `start` without an
-outcome, which names the guilty test however garbled the output of the job is. Tests whose ids are
-in SKIP_FILE are not run: that is how the driver goes on behind a test that hung.
+outcome, which names the guilty test however garbled the output of the job is. Tests whose ids match
+a pattern in SKIP_FILE are not run: that is how the driver goes on behind a test that hung.
 """
 
+import fnmatch
 import sys
 import time
 import unittest
@@ -78,10 +79,14 @@ def main():
         def getTestCaseNames(self, testCaseClass):
             prefix = f"{testCaseClass.__module__}.{testCaseClass.__qualname__}."
             names = super().getTestCaseNames(testCaseClass)
-            return [name for name in names if prefix + name not in SKIP]
+            return [name for name in names if not left_out(prefix + name)]
 
     suite.TestLoader = Loader
     suite.main(module=None, argv=["main.py", "-v"], testRunner=Runner)
+
+
+def left_out(test: str) -> bool:
+    return test in SKIP or any(fnmatch.fnmatchcase(test, p) for p in SKIP if "*" in p)
 
 
 if __name__ == "__main__":

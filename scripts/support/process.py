@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,15 +68,19 @@ def run(
             code, why = _wait(child, started + limit_s, stalled)
         finally:
             end_descendants(keep)
-    output = log.read_text(errors="replace")
-    if log.name.startswith("scratch-"):
-        log.unlink()
+            output = log.read_text(errors="replace")
+            if log.name.startswith("scratch-"):
+                log.unlink()
     return Finished(code, output, time.monotonic() - started, why)
 
 
 def adopt_orphans() -> None:
-    """Makes orphaned grandchildren ours, so that `end_descendants` finds them."""
+    """Makes orphaned grandchildren ours, so that `end_descendants` finds them.
+
+    A polite end of this process becomes an exception, so that it ends them too.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def environment(added: dict[str, str] | None) -> dict[str, str]:
