@@ -10,8 +10,9 @@ use crate::engine::request::AtomicKind;
 use crate::info::INJECT_SIZE;
 use crate::sync::SpinLock;
 
-/// The most bytes one call changes: what fits an inject, so that every atomic may be one.
-pub const BYTES_MAX: usize = INJECT_SIZE;
+/// The most bytes one call changes: what one frame carries, and fits an inject.
+pub const BYTES_MAX: usize = landbridge_proto::limit::ATOMIC_BYTES_MAX;
+const _: () = assert!(BYTES_MAX <= INJECT_SIZE);
 
 static SERIAL: SpinLock<()> = SpinLock::new(());
 

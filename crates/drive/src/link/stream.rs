@@ -44,6 +44,9 @@ pub struct StreamLink {
     skip: usize,
     /// Start of a frame whose head has not all arrived.
     rest: Vec<u8>,
+    /// Bytes read ahead between payloads: many while frames are small, few while they are large, whose payload would
+    /// otherwise be copied once more.
+    ahead: usize,
 }
 
 /// The rest of a frame.
@@ -63,7 +66,14 @@ impl StreamLink {
     /// As ioctl(2).
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        Ok(Self { socket, held: None, target: Vec::new(), skip: 0, rest: Vec::new() })
+        Ok(Self {
+            socket,
+            held: None,
+            target: Vec::new(),
+            skip: 0,
+            rest: Vec::new(),
+            ahead: usize::MAX,
+        })
     }
 
     /// The socket.
@@ -165,6 +175,13 @@ impl StreamLink {
     #[inline]
     fn receive(&mut self, stage: &mut [u8], kept: usize) -> io::Result<Read> {
         let is_inside = self.is_inside();
+        if !is_inside {
+            let end = stage.len().min(self.ahead.max(kept + AHEAD_BYTES));
+            let asked = end - kept;
+            let got = self.receive_plainly(&mut stage[kept..end])?;
+            self.ahead = usize::MAX;
+            return Ok(Read { start: 0, end: kept + got, ended: false, drained: got < asked });
+        }
         let mut vector = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
         let mut count = 0;
         let mut wanted = 0;
@@ -175,7 +192,7 @@ impl StreamLink {
         }
         // While a payload is under way little more than the next header is read with it, so that the payload after it
         // can again go where it belongs.
-        let ahead = if is_inside { AHEAD_BYTES.min(stage.len()) } else { stage.len() };
+        let ahead = AHEAD_BYTES.min(stage.len());
         let room = if self.target.len() < PIECES_MAX { &mut stage[kept..ahead] } else { &mut [] };
         vector[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let asked = wanted + room.len();
@@ -200,13 +217,27 @@ impl StreamLink {
         }
         let mut staged = kept + got - placed;
         let mut start = 0;
-        if is_inside && self.target.is_empty() && self.skip > 0 {
+        if self.target.is_empty() && self.skip > 0 {
             start = self.skip.min(staged);
             self.skip -= start;
         }
         staged = staged.max(start);
-        let ended = is_inside && !self.is_inside();
+        let ended = !self.is_inside();
         Ok(Read { start, end: staged, ended, drained: got < asked })
+    }
+
+    /// The usual case, with the cheaper of the two system calls.
+    #[inline]
+    fn receive_plainly(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: writes at most `room.len()` bytes to `room`.
+        let got =
+            unsafe { libc::recv(fd, room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT) };
+        match got {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            1.. => Ok(got as usize),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// The payload of the current frame goes to `target`, then `skip` bytes nowhere. Takes what is already in `staged`;
@@ -233,6 +264,9 @@ impl StreamLink {
         self.target.extend(pieces.filter(|piece| piece.len > 0));
         let skipped = if self.target.is_empty() { skip.min(staged.len() - used) } else { 0 };
         self.skip = skip - skipped;
+        if target.iter().map(|piece| piece.len).sum::<usize>() > BULK_BYTES {
+            self.ahead = AHEAD_BYTES;
+        }
         used + skipped
     }
 
@@ -248,6 +282,9 @@ impl StreamLink {
         self.rest.extend_from_slice(start);
     }
 }
+
+/// A payload larger than this is worth a system call of its own.
+const BULK_BYTES: usize = 16 << 10;
 
 /// Staged bytes read along with the end of a payload: a header and head, and a small payload.
 const AHEAD_BYTES: usize = 512;
@@ -285,6 +322,11 @@ fn advance(pieces: &[Piece], mut bytes: usize) -> Vec<Piece> {
 /// The pieces are valid memory.
 #[inline]
 unsafe fn write(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io::Result<usize> {
+    let payload = pieces.iter().map(|piece| piece.len).sum::<usize>();
+    if front.len() + payload <= GATHER_BYTES_MAX {
+        // SAFETY: the caller's promise.
+        return unsafe { write_gathered(socket, front, pieces) };
+    }
     let mut vector = [IoSlice::new(&[]); PIECES_MAX + 1];
     vector[0] = IoSlice::new(front);
     let count = pieces.len().min(PIECES_MAX);
@@ -300,15 +342,50 @@ unsafe fn write(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io::Result<
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: IoSlice has the layout of iovec; the vector outlives the call.
         let written = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
-        if written >= 0 {
-            return Ok(written as usize);
+        if let Some(written) = taken(written)? {
+            return Ok(written);
         }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::WouldBlock => return Ok(0),
-            io::ErrorKind::Interrupted => (),
-            _ => return Err(error),
+    }
+}
+
+/// Frames up to this size are gathered in one buffer: the copy is cheaper than what the kernel does for a vector.
+const GATHER_BYTES_MAX: usize = 1024;
+
+/// # Safety
+/// The pieces are valid memory, together with `front` at most [`GATHER_BYTES_MAX`].
+#[inline]
+unsafe fn write_gathered(socket: &OwnedFd, front: &[u8], pieces: &[Piece]) -> io::Result<usize> {
+    let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); GATHER_BYTES_MAX];
+    let base = buffer.as_mut_ptr().cast::<u8>();
+    let mut filled = front.len();
+    // SAFETY: the caller's promise: everything fits.
+    unsafe {
+        base.copy_from_nonoverlapping(front.as_ptr(), front.len());
+        for piece in pieces {
+            base.add(filled).copy_from_nonoverlapping(piece.base, piece.len);
+            filled += piece.len;
         }
+    }
+    loop {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: `filled` bytes have been written to the buffer.
+        let written = unsafe { libc::send(socket.as_raw_fd(), base.cast(), filled, flags) };
+        if let Some(written) = taken(written)? {
+            return Ok(written);
+        }
+    }
+}
+
+/// What a writing call took; `None` if it was interrupted, 0 if the socket is full.
+fn taken(written: isize) -> io::Result<Option<usize>> {
+    if written >= 0 {
+        return Ok(Some(written as usize));
+    }
+    let error = io::Error::last_os_error();
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Ok(Some(0)),
+        io::ErrorKind::Interrupted => Ok(None),
+        _ => Err(error),
     }
 }
 

@@ -173,9 +173,12 @@ impl<M> Channel<M> {
         self.awaiting.retain(|&(_, of)| of != id);
     }
 
+    pub fn is_flushed(&self) -> bool {
+        self.failed.is_some() || (self.queue.is_empty() && self.held.is_none())
+    }
+
     pub fn is_drained(&self) -> bool {
-        let idle = self.queue.is_empty() && self.held.is_none();
-        self.failed.is_some() || (idle && self.delivered >= self.sequence)
+        self.failed.is_some() || (self.is_flushed() && self.delivered >= self.sequence)
     }
 }
 

@@ -614,6 +614,11 @@ impl<M: Memory> Endpoint<M> {
         self.ops.is_empty() && self.receives.is_empty() && self.arrivals.is_empty()
     }
 
+    /// True if everything has been handed to the paths.
+    pub fn is_flushed(&self) -> bool {
+        self.channels.iter().all(Channel::is_flushed)
+    }
+
     /// True if every byte given to every peer has been taken in there, as far as they still live.
     pub fn is_drained(&self) -> bool {
         self.channels.iter().all(|channel| channel.is_drained())

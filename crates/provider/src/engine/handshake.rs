@@ -184,7 +184,8 @@ impl Handshake {
     }
 
     fn is_connected(&self) -> io::Result<bool> {
-        let mut poll = libc::pollfd { fd: self.fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        let mut poll =
+            libc::pollfd { fd: self.fd().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
         // SAFETY: one pollfd of ours.
         let ready = unsafe { libc::poll(&mut poll, 1, 0) };
         if ready == 0 {

@@ -135,7 +135,9 @@ fn user_key(uid: u32) -> Result<JobKey, String> {
     let file = folder.join("key");
     let explain = |error: io::Error| {
         let file = file.display();
-        format!("the key file {file} cannot be used ({error}); set LANDBRIDGE_JOB and LANDBRIDGE_KEY instead")
+        format!(
+            "the key file {file} cannot be used ({error}); set LANDBRIDGE_JOB and LANDBRIDGE_KEY instead"
+        )
     };
     match fs::DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(explain(error)),
@@ -154,7 +156,8 @@ fn make_key(folder: &std::path::Path, file: &std::path::Path) -> io::Result<()> 
         return Ok(());
     }
     let draft = folder.join(format!("key.{}", std::process::id()));
-    let mut out = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+    let mut out =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     out.write_all(&random::<32>())?;
     let linked = fs::hard_link(&draft, file);
     fs::remove_file(&draft)?;
@@ -240,7 +243,8 @@ fn relay_way(text: &str) -> Result<RelayWay, String> {
     if let Some(name) = text.strip_prefix("unix:@") {
         return Ok(RelayWay::Unix(name.to_owned()));
     }
-    let address = text.strip_prefix("tcp:").and_then(|address| address.to_socket_addrs().ok()?.next());
+    let address =
+        text.strip_prefix("tcp:").and_then(|address| address.to_socket_addrs().ok()?.next());
     address.map(RelayWay::Tcp).ok_or_else(|| {
         format!("LANDBRIDGE_RELAY: {text} is neither unix:@NAME nor tcp:HOST:PORT of a known host")
     })

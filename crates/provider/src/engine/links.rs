@@ -363,7 +363,14 @@ impl Engine {
     }
 
     /// Registered memory for a peer's write; if there is none, the peer is told.
-    fn region(&mut self, peer: Peer, op: u32, key: u64, offset: u64, len: usize) -> Option<*mut u8> {
+    fn region(
+        &mut self,
+        peer: Peer,
+        op: u32,
+        key: u64,
+        offset: u64,
+        len: usize,
+    ) -> Option<*mut u8> {
         match self.mr.resolve(key, offset, len, abi::REMOTE_WRITE) {
             Ok(base) => Some(base),
             Err(errno) => {
@@ -423,13 +430,15 @@ impl Engine {
             Err(error) => self.link_down(id, &error),
             Ok(()) => (),
         }
-        if reads > 0 {
-            self.hot_stream = Some(id);
-        }
         reads
     }
 
-    fn read_turn(&mut self, link: &mut Link, stage: &mut [u8], reads: &mut usize) -> io::Result<()> {
+    fn read_turn(
+        &mut self,
+        link: &mut Link,
+        stage: &mut [u8],
+        reads: &mut usize,
+    ) -> io::Result<()> {
         while *reads < READS_PER_TURN {
             let Carrier::Stream(stream) = &mut link.carrier else {
                 return Ok(());
@@ -500,13 +509,11 @@ impl Engine {
         if let Carrier::Stream(_) = link.carrier {
             self.streams -= 1;
         }
-        if self.hot_stream == Some(id) {
-            self.hot_stream = None;
-        }
         let Some(peer) = link.peer else {
             log!(Warn, "the connection to the relay is lost: {error}");
             return self.relay_gone_from(id);
         };
+        self.drain_links_of(peer);
         let address = self.core.address(peer);
         let was_out = self.neighbours[peer.0 as usize].out == Out::Up(id);
         if link.said_goodbye {
@@ -520,6 +527,17 @@ impl Engine {
         }
         self.core.fail(peer, libc::ECONNRESET);
         self.drain_actions();
+    }
+
+    /// Takes in what the other links of `peer` brought: when both sides dialled there are two, and what it sent on
+    /// one may be the answer to what went out on the other.
+    fn drain_links_of(&mut self, peer: Peer) {
+        for id in 0..self.links.len() {
+            if self.links[id].as_ref().is_some_and(|link| link.peer == Some(peer)) {
+                while self.read_ring(id) > 0 {}
+                while self.read_stream(id) > 0 {}
+            }
+        }
     }
 
     fn relay_gone_from(&mut self, id: usize) {

@@ -223,11 +223,8 @@ impl Engine {
 
     /// The peer with this name; `None` if it is no name.
     fn peer_named(&mut self, name: &NameBytes) -> Option<Peer> {
-        let address = if self.own.own_format {
-            Name::parse(name).ok()?.address
-        } else {
-            Address::ANONYMOUS
-        };
+        let address =
+            if self.own.own_format { Name::parse(name).ok()?.address } else { Address::ANONYMOUS };
         let peer = if address == Address::ANONYMOUS {
             let core = &mut self.core;
             *self.by_name.entry(*name).or_insert_with(|| core.peer(address))
@@ -535,10 +532,7 @@ impl Engine {
         link.watch(&self.epoll, id)?;
         match link.carrier {
             Carrier::Shm(_) => self.rings.push(id),
-            Carrier::Stream(_) => {
-                self.streams += 1;
-                self.hot_stream.get_or_insert(id);
-            }
+            Carrier::Stream(_) => self.streams += 1,
             Carrier::Loop => (),
         }
         let what = link.describe();

@@ -82,7 +82,14 @@ impl Engine {
         self.stores.get_mut((store & PLACE_MASK) as usize)?.take()
     }
 
-    fn pull(&self, peer: Peer, address: u64, memory: &Bytes, at: u64, length: u64) -> Result<(), ()> {
+    fn pull(
+        &self,
+        peer: Peer,
+        address: u64,
+        memory: &Bytes,
+        at: u64,
+        length: u64,
+    ) -> Result<(), ()> {
         let pid = self.readable(peer).ok_or(())?;
         // SAFETY: the receive's memory, whose completion comes later.
         unsafe { read_process(pid, address, memory.range(at, length).as_slice()) }.map_err(|_| ())
@@ -104,7 +111,9 @@ impl Engine {
     /// Performs a peer's atomic operation; its operands are in `scratch`.
     fn perform(&mut self, peer: Peer, request: &AtomicRequest) {
         match self.apply(request) {
-            Ok(old) if request.fetch => self.core.answer(peer, request.op, Bytes::Owned(old.into())),
+            Ok(old) if request.fetch => {
+                self.core.answer(peer, request.op, Bytes::Owned(old.into()))
+            }
             Ok(_) => (),
             Err(errno) => self.core.refuse(peer, request.op, errno.0),
         }

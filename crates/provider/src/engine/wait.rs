@@ -17,24 +17,31 @@ use super::handshake::Carrier;
 use super::peers::Token;
 
 /// Polls further apart than this do not belong to one waiting loop.
-const GAP: Duration = Duration::from_micros(20);
+const GAP_MICROS: u64 = 20;
+/// Polls no further apart than this come from a loop that does nothing else. MPICH yields the processor between them,
+/// a system call that takes longer than many looks at a ring.
+const TIGHT_GAP_MICROS: u64 = 2;
+/// How long one poll in such a loop keeps looking.
+const LOOK_ON_MICROS: u64 = 2;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
 const PARK_MILLIS: i32 = 1;
 /// Looks at the kernel's events happen every so many polls while only rings are in use.
-const POLLS_PER_LOOK_RINGS: u32 = 256;
-/// And while streams are.
-const POLLS_PER_LOOK_STREAMS: u32 = 4;
+const POLLS_PER_LOOK: u32 = 256;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 64;
 
 /// How a waiting loop is treated.
 pub struct Idle {
+    clock: Clock,
+    /// Every process has a processor of its own.
+    is_alone: bool,
     /// A streak shorter than this spins.
-    spin: Duration,
+    spin_micros: u64,
     /// After that, the processor is yielded until the streak is this long; then the poll parks.
-    yield_until: Duration,
-    streak_since: Option<Instant>,
-    last_poll: Instant,
+    yield_micros: u64,
+    /// Since when polls have been in vain, in the clock's ticks.
+    streak_since: Option<u64>,
+    last_poll: u64,
     polls: u32,
     hellos_checked: Instant,
 }
@@ -43,19 +50,17 @@ impl Idle {
     /// For a node on which `processes` share the processors.
     pub fn new(processes: u32) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        let (spin, yield_until) = if processes <= processors {
-            (Duration::from_millis(2), Duration::from_millis(2))
-        } else {
-            (Duration::from_micros(2), Duration::from_micros(50))
-        };
-        let now = Instant::now();
+        let is_alone = processes <= processors;
+        let (spin_micros, yield_micros) = if is_alone { (2_000, 2_000) } else { (0, 50) };
         Self {
-            spin,
-            yield_until,
+            clock: Clock::new(),
+            is_alone,
+            spin_micros,
+            yield_micros,
             streak_since: None,
-            last_poll: now,
+            last_poll: 0,
             polls: 0,
-            hellos_checked: now,
+            hellos_checked: Instant::now(),
         }
     }
 }
@@ -64,13 +69,39 @@ impl Engine {
     /// Does what can be done; the number of events handled. Sleeps briefly in a loop that waits for long.
     #[inline]
     pub fn progress(&mut self) -> usize {
-        let events = self.poll();
+        let mut events = self.poll();
+        if events == 0 && self.idle.is_alone {
+            events = self.look_on();
+        }
         if events > 0 {
             self.idle.streak_since = None;
+            self.idle.last_poll = self.idle.clock.now();
         } else {
             self.rest();
         }
         events
+    }
+
+    /// In a tight loop of a program that has a processor for itself: a little more patience before it is told "nothing".
+    #[inline]
+    fn look_on(&mut self) -> usize {
+        let clock = self.idle.clock;
+        let start = clock.now();
+        if clock.micros(start.wrapping_sub(self.idle.last_poll)) > TIGHT_GAP_MICROS {
+            return 0;
+        }
+        loop {
+            for _ in 0..4 {
+                std::hint::spin_loop();
+                let events = self.poll();
+                if events > 0 {
+                    return events;
+                }
+            }
+            if clock.micros(clock.now().wrapping_sub(start)) >= LOOK_ON_MICROS {
+                return 0;
+            }
+        }
     }
 
     /// Parks until something arrives, at most `deadline_ms`.
@@ -88,11 +119,13 @@ impl Engine {
                 events += self.poll_ring(id);
             }
         }
-        if let Some(id) = self.hot_stream {
-            events += self.read_stream(id);
-        }
         self.idle.polls = self.idle.polls.wrapping_add(1);
-        if self.is_time_to_look(events) {
+        // With a stream in use the kernel is asked every time: that does not take the socket's lock, which the sender
+        // needs to deliver, as trying to read would.
+        if self.streams > 0
+            || self.hellos_open > 0
+            || self.idle.polls.is_multiple_of(POLLS_PER_LOOK)
+        {
             events += self.look(0);
         }
         if !self.full_rings.is_empty() {
@@ -102,26 +135,10 @@ impl Engine {
         events
     }
 
-    #[inline]
-    fn is_time_to_look(&self, events: usize) -> bool {
-        if self.hellos_open > 0 {
-            return true;
-        }
-        let every = match self.streams {
-            0 => POLLS_PER_LOOK_RINGS,
-            _ => POLLS_PER_LOOK_STREAMS,
-        };
-        let all_streams_are_hot = self.streams == 0 || (self.streams == 1 && self.hot_stream.is_some());
-        self.idle.polls.is_multiple_of(every) && (events == 0 || all_streams_are_hot)
-            || (events == 0 && self.streams > 1)
-    }
-
     /// Takes what the kernel has to tell; waits for it up to `millis`.
     fn look(&mut self, millis: i64) -> usize {
-        let timeout = rustix::event::Timespec {
-            tv_sec: millis / 1000,
-            tv_nsec: (millis % 1000) * 1_000_000,
-        };
+        let timeout =
+            rustix::event::Timespec { tv_sec: millis / 1000, tv_nsec: (millis % 1000) * 1_000_000 };
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
         let Ok(count) = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout)) else {
@@ -168,27 +185,27 @@ impl Engine {
 
     /// Nothing has come: spins, yields or parks, depending on how long that has been so.
     fn rest(&mut self) {
-        let now = Instant::now();
-        let has_gap = now - self.idle.last_poll > GAP;
+        let clock = self.idle.clock;
+        let now = clock.now();
+        let gap = clock.micros(now.wrapping_sub(self.idle.last_poll));
         self.idle.last_poll = now;
         let since = match self.idle.streak_since {
-            Some(since) if !has_gap => since,
+            Some(since) if gap <= GAP_MICROS || !self.idle.is_alone => since,
             _ => {
                 self.idle.streak_since = Some(now);
                 return;
             }
         };
-        let streak = now - since;
-        if streak < self.idle.spin {
-            std::hint::spin_loop();
+        let streak = clock.micros(now.wrapping_sub(since));
+        if streak < self.idle.spin_micros {
             return;
         }
-        if streak < self.idle.yield_until {
+        if streak < self.idle.yield_micros {
             std::thread::yield_now();
         } else {
             self.park(PARK_MILLIS);
         }
-        self.idle.last_poll = Instant::now();
+        self.idle.last_poll = clock.now();
     }
 
     /// Sleeps until something arrives, at most `millis`.
@@ -214,9 +231,53 @@ impl Engine {
             self.look(millis as i64);
         }
         for &id in self.rings.iter().take(parked) {
-            if let Some(Carrier::Shm(ring)) = self.links[id].as_mut().map(|link| &mut link.carrier) {
+            if let Some(Carrier::Shm(ring)) = self.links[id].as_mut().map(|link| &mut link.carrier)
+            {
                 ring.unpark();
             }
         }
     }
+}
+
+/// A clock that costs a few nanoseconds: the processor's own counter where there is one.
+#[derive(Clone, Copy)]
+struct Clock {
+    ticks_per_micro: u64,
+}
+
+impl Clock {
+    /// Takes [`CALIBRATION`] to find out how fast the counter runs.
+    fn new() -> Self {
+        const CALIBRATION: Duration = Duration::from_micros(100);
+        let (start, ticks) = (Instant::now(), ticks());
+        while start.elapsed() < CALIBRATION {
+            std::hint::spin_loop();
+        }
+        let micros = start.elapsed().as_micros().max(1) as u64;
+        Self { ticks_per_micro: ((self::ticks() - ticks) / micros).max(1) }
+    }
+
+    #[inline]
+    fn now(self) -> u64 {
+        ticks()
+    }
+
+    #[inline]
+    fn micros(self, ticks: u64) -> u64 {
+        // Counters of two processors may differ by a little: never negative.
+        if ticks > u64::MAX / 2 { 0 } else { ticks / self.ticks_per_micro }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ticks() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }

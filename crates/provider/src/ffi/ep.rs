@@ -198,7 +198,8 @@ impl Endpoint {
         if len > INJECT_SIZE {
             return Err(Errno::EMSGSIZE);
         }
-        Ok(Terms { notify: false, level: self.transmit_terms().level, inject: true })
+        // Nothing will be told, so nothing has to be confirmed (remote memory always is).
+        Ok(Terms { notify: false, level: Level::Inject, inject: true })
     }
 
     /// Terms of a `*msg` call: only its own flags count.
