@@ -101,7 +101,7 @@ pub struct RelayProcess {
 
 impl RelayProcess {
     pub fn start(plan: &Plan) -> Self {
-        Self::start_with(plan, Command::new(env!("CARGO_BIN_EXE_landbridge-relay")))
+        Self::start_with(plan, Command::new(binary()))
     }
 
     pub fn start_with(plan: &Plan, mut command: Command) -> Self {
@@ -212,6 +212,17 @@ impl Drop for RelayProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The relay that was built with this test; examples look beside themselves.
+pub fn binary() -> std::path::PathBuf {
+    match option_env!("CARGO_BIN_EXE_landbridge-relay") {
+        Some(path) => path.into(),
+        None => {
+            let own = std::env::current_exe().unwrap();
+            own.ancestors().nth(2).unwrap().join("landbridge-relay")
+        }
     }
 }
 

@@ -319,7 +319,7 @@ impl Loop<'_> {
         let link = ShmLink::accept(socket.0, memory, Mapper::ANYWHERE)
             .map_err(|error| format!("it does not share memory ({error})"))?;
         connection.transport = Some(Transport::Near(Box::new(Near(link))));
-        self.waiter.note_awake(slot);
+        self.waiter.note_near(slot);
         Ok(())
     }
 

@@ -32,6 +32,10 @@ const LOOK_MAX: Duration = Duration::from_millis(5);
 /// See the module head.
 pub struct Waiter {
     spin: Duration,
+    /// How many ranks of this node the relay may spin beside; `None`: the user has decided.
+    ranks_beside_max: Option<usize>,
+    /// Links over shared memory: as many ranks run on this node, at least.
+    near: Vec<usize>,
     vain_spins: u32,
     /// Links over shared memory that are not parked.
     awake: Vec<usize>,
@@ -41,18 +45,26 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// `spin`: how long to spin; `None`: [`SPIN`] if this machine has processors to spare.
+    /// `spin`: how long to spin; `None`: [`SPIN`], as long as this node has a processor for each
+    /// rank, one for the relay and one for everything else.
     pub fn new(spin: Option<Duration>) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        // One for the relay, one for what it relays, one for everything else.
         let default = if processors > 2 { SPIN } else { Duration::ZERO };
         Self {
             spin: spin.unwrap_or(default),
+            ranks_beside_max: spin.is_none().then(|| processors.saturating_sub(2)),
+            near: Vec::new(),
             vain_spins: 0,
             awake: Vec::new(),
             blocked: Vec::new(),
             look_after: LOOK_MIN,
         }
+    }
+
+    /// A link over shared memory, awake at first.
+    pub fn note_near(&mut self, slot: usize) {
+        self.near.push(slot);
+        self.note_awake(slot);
     }
 
     pub fn note_awake(&mut self, slot: usize) {
@@ -72,6 +84,7 @@ impl Waiter {
 
     /// The slot is somebody else's from now on.
     pub fn forget(&mut self, slot: usize) {
+        self.near.retain(|other| *other != slot);
         self.awake.retain(|other| *other != slot);
         self.blocked.retain(|other| *other != slot);
     }
@@ -113,7 +126,9 @@ impl Waiter {
         if !may_sleep {
             return look(Some(Duration::ZERO)).map(drop);
         }
-        let is_worth_it = self.spin > Duration::ZERO && self.vain_spins < VAIN_SPINS_MAX;
+        let may_spin = self.spin > Duration::ZERO
+            && self.ranks_beside_max.is_none_or(|most| self.near.len() <= most);
+        let is_worth_it = may_spin && self.vain_spins < VAIN_SPINS_MAX;
         if is_worth_it {
             let start = Instant::now();
             while start.elapsed() < self.spin {
@@ -133,7 +148,7 @@ impl Waiter {
             timeout = Some(timeout.map_or(self.look_after, |other| other.min(self.look_after)));
             self.look_after = (self.look_after * 2).min(LOOK_MAX);
         }
-        let start = (!is_worth_it && self.spin > Duration::ZERO).then(Instant::now);
+        let start = (may_spin && !is_worth_it).then(Instant::now);
         let count = look(timeout)?;
         if count > 0 && start.is_some_and(|start| start.elapsed() < SOON) {
             self.vain_spins = 0;
