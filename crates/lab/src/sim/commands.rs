@@ -7,11 +7,12 @@ use landbridge_proto::limit::ATOMIC_BYTES_MAX;
 
 use super::memory::{BLANK, Piece, content};
 use super::model::{self, Ticket, Wish};
+use super::node::random_path;
 use super::remote::{
     Announced, CONSTANT_BYTES, READ, REGION_BASE, REGION_BYTES, RemoteTicket, SUM, SWAP_IF_EQUAL,
     What,
 };
-use super::world::{World, random_path};
+use super::world::World;
 use super::{Tally, Violation, require};
 
 /// Tags are few, so that they meet.

@@ -15,8 +15,8 @@ use landbridge_proto::limit::{FRAME_BODY_BYTES_MAX, HEAD_BYTES_MAX};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::head::{Head, Long};
 
+use super::node::random_path;
 use super::random::Random;
-use super::world::random_path;
 use super::{Tally, Violation, require};
 
 /// Steps of a run.

@@ -14,6 +14,7 @@ mod hostile;
 mod link;
 mod memory;
 mod model;
+mod node;
 mod random;
 mod remote;
 mod world;

@@ -1,10 +1,6 @@
-//! The simulated world: processes with an endpoint each, the driver around it, and links between them.
+//! The simulated world: processes, links between them, and the driver that moves bytes and does what endpoints want.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Config, Done, Endpoint, Memory, Path, Peer, Place, Work,
-};
+use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Memory, Peer, Place, Work};
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::head::Head;
@@ -12,50 +8,10 @@ use landbridge_proto::wire::head::Head;
 use super::link::{Link, Reading, Target, Written};
 use super::memory::{Arena, Piece};
 use super::model::{LOST, Model, Ticket};
+use super::node::{Node, Pull, Serve, Store, random_config, random_link, random_path};
 use super::random::Random;
 use super::remote::{self, Announced, REFUSED, Region, Scene};
 use super::{Tally, Violation, require};
-
-/// A process.
-pub struct Node {
-    pub endpoint: Endpoint<Piece>,
-    pub config: Config,
-    /// Its numbers of the others, once it has numbered them.
-    pub peers: Vec<Option<Peer>>,
-    paths: Vec<Path>,
-    pub region: Region,
-    stores: BTreeMap<u32, Store>,
-    scratch: Vec<Vec<u8>>,
-    /// Reads of other processes' memory that are to be done.
-    pulls: VecDeque<Pull>,
-    /// Requests of peers that are to be answered.
-    serves: VecDeque<Serve>,
-    /// Peers with frames to send.
-    ready: BTreeSet<usize>,
-}
-
-struct Store {
-    from: usize,
-    size: u64,
-    bytes: Vec<u8>,
-}
-
-struct Pull {
-    from: usize,
-    recv: u32,
-    address: u64,
-    memory: Piece,
-    at: u64,
-    length: u64,
-}
-
-struct Serve {
-    to: usize,
-    op: u32,
-    key: u64,
-    offset: u64,
-    length: u64,
-}
 
 /// See the module head.
 pub struct World {
@@ -613,64 +569,4 @@ impl World {
         }
         Ok(())
     }
-}
-
-impl Node {
-    fn new(config: Config, paths: Vec<Path>, region: Region) -> Self {
-        Self {
-            endpoint: Endpoint::new(config),
-            config,
-            peers: vec![None; paths.len()],
-            scratch: vec![Vec::new(); paths.len()],
-            paths,
-            region,
-            stores: BTreeMap::new(),
-            pulls: VecDeque::new(),
-            serves: VecDeque::new(),
-            ready: BTreeSet::new(),
-        }
-    }
-
-    fn index_of(&self, peer: Peer) -> usize {
-        // Every peer was numbered by `World::peer`.
-        self.peers.iter().position(|&other| other == Some(peer)).expect("a numbered peer")
-    }
-
-    fn take_store(&mut self, store: u32) -> Result<Vec<u8>, Violation> {
-        let Some(Store { bytes, size, .. }) = self.stores.remove(&store) else {
-            return Err(Violation(format!("store {store} is filled from twice")));
-        };
-        require!(bytes.len() as u64 == size, "store {store} is used before it is filled");
-        Ok(bytes)
-    }
-}
-
-fn random_config(address: Address, eager_window: u32, random: &mut Random) -> Config {
-    Config {
-        address,
-        eager_window,
-        min_multi_recv: random.pick(&[0, 1, 50, 1_000]),
-        operations_max: random.pick(&[3, 10, 1_000]),
-    }
-}
-
-/// A path with traits of its own; sometimes those of a relay.
-pub fn random_path(random: &mut Random, largest: u64) -> Path {
-    // Fewer frames than this for one message, or a run takes for ever.
-    let least = largest / 200;
-    if random.percent(10) {
-        return Path::RELAY;
-    }
-    Path {
-        payload_max: random.pick(&[1, 7, 64, 1_000, 8_192, 1 << 20]).max(least as u32),
-        eager_max: random.pick(&[0, 1, 50, 500, 8_192, 1 << 20]),
-        first_piece: random.pick(&[0, 1, 30, 400, 8_192]),
-        pull: random.percent(40),
-        window: random.pick(&[1, 2, 100, 1_000, 10_000, 1 << 20]).max(least),
-    }
-}
-
-fn random_link(random: &mut Random) -> Link {
-    let capacity = random.pick(&[100, 200, 1_000, 10_000, 200_000]);
-    Link::new(capacity, random.percent(60))
 }

@@ -268,7 +268,7 @@ pub enum Place {
         /// Bytes that fit.
         take: u64,
     },
-    /// A new store of exactly the payload's size.
+    /// A new store of exactly the payload's size; none if that is 0, for nothing will name it again.
     Store {
         /// Its number, until [`Action::Fill`] or [`Action::Forget`] names it.
         store: u32,
@@ -459,6 +459,8 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// The memory of operation `op`, if its bytes have not all left: the caller may put a copy in its place.
+    /// Not of memory with an address on a path with `pull`: the peer may have been told to read it there.
+    /// Nor does it reach a frame that the path still holds.
     pub fn memory_mut(&mut self, op: u32) -> Option<&mut M> {
         let op = self.ops.at_mut(op)?;
         let unsent = op.sent < op.total && !matches!(op.kind, OpKind::Read { .. });

@@ -1,0 +1,118 @@
+//! A simulated process: an endpoint and what its driver keeps beside it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use landbridge_proto::endpoint::{Config, Endpoint, Path, Peer};
+use landbridge_proto::id::Address;
+
+use super::link::Link;
+use super::memory::Piece;
+use super::random::Random;
+use super::remote::Region;
+use super::{Violation, require};
+
+/// A process.
+pub struct Node {
+    pub endpoint: Endpoint<Piece>,
+    pub config: Config,
+    /// Its numbers of the others, once it has numbered them.
+    pub peers: Vec<Option<Peer>>,
+    pub paths: Vec<Path>,
+    pub region: Region,
+    pub stores: BTreeMap<u32, Store>,
+    pub scratch: Vec<Vec<u8>>,
+    /// Reads of other processes' memory that are to be done.
+    pub pulls: VecDeque<Pull>,
+    /// Requests of peers that are to be answered.
+    pub serves: VecDeque<Serve>,
+    /// Peers with frames to send.
+    pub ready: BTreeSet<usize>,
+}
+
+/// Unexpected payload.
+pub struct Store {
+    pub from: usize,
+    pub size: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// A read of another process's memory that is to be done.
+pub struct Pull {
+    pub from: usize,
+    pub recv: u32,
+    pub address: u64,
+    pub memory: Piece,
+    pub at: u64,
+    pub length: u64,
+}
+
+/// A read request that is to be answered.
+pub struct Serve {
+    pub to: usize,
+    pub op: u32,
+    pub key: u64,
+    pub offset: u64,
+    pub length: u64,
+}
+
+impl Node {
+    pub fn new(config: Config, paths: Vec<Path>, region: Region) -> Self {
+        Self {
+            endpoint: Endpoint::new(config),
+            config,
+            peers: vec![None; paths.len()],
+            scratch: vec![Vec::new(); paths.len()],
+            paths,
+            region,
+            stores: BTreeMap::new(),
+            pulls: VecDeque::new(),
+            serves: VecDeque::new(),
+            ready: BTreeSet::new(),
+        }
+    }
+
+    pub fn index_of(&self, peer: Peer) -> usize {
+        // Every peer was numbered by `World::peer`.
+        self.peers.iter().position(|&other| other == Some(peer)).expect("a numbered peer")
+    }
+
+    pub fn take_store(&mut self, store: u32) -> Result<Vec<u8>, Violation> {
+        let Some(Store { bytes, size, .. }) = self.stores.remove(&store) else {
+            return Err(Violation(format!("store {store} is filled from twice")));
+        };
+        require!(bytes.len() as u64 == size, "store {store} is used before it is filled");
+        Ok(bytes)
+    }
+}
+
+/// Bounds of a process.
+pub fn random_config(address: Address, eager_window: u32, random: &mut Random) -> Config {
+    Config {
+        address,
+        eager_window,
+        min_multi_recv: random.pick(&[0, 1, 50, 1_000]),
+        operations_max: random.pick(&[3, 10, 1_000]),
+    }
+}
+
+/// A path with traits of its own; sometimes those of a relay.
+pub fn random_path(random: &mut Random, largest: u64) -> Path {
+    // Fewer frames than this for one message, or a run takes for ever.
+    let least = largest / 200;
+    if random.percent(10) {
+        return Path::RELAY;
+    }
+    Path {
+        payload_max: random.pick(&[1, 7, 64, 1_000, 8_192, 1 << 20]).max(least as u32),
+        eager_max: random.pick(&[0, 1, 50, 500, 8_192, 1 << 20]),
+        first_piece: random.pick(&[0, 1, 30, 400, 8_192]),
+        pull: random.percent(40),
+        window: random.pick(&[1, 2, 100, 1_000, 10_000, 1 << 20]).max(least),
+    }
+}
+
+/// A pipe from nearly nothing to roomy.
+pub fn random_link(random: &mut Random) -> Link {
+    let capacity = random.pick(&[100, 200, 1_000, 10_000, 200_000]);
+    Link::new(capacity, random.percent(60))
+}
