@@ -69,6 +69,8 @@ pub(super) struct Channel<M> {
     pub delivered: u64,
     /// The peer waits to hear `received`.
     pub ack_wanted: bool,
+    /// How often in a row an answer of the application took that along at once.
+    pub prompt_answers: u8,
     /// Operations that complete when `delivered` reaches the number.
     pub awaiting: VecDeque<(u64, u32)>,
     pub credit: Credit,
@@ -130,6 +132,7 @@ impl<M> Channel<M> {
             told: 0,
             delivered: 0,
             ack_wanted: false,
+            prompt_answers: 0,
             awaiting: VecDeque::new(),
             credit: Credit::new(eager_window),
             lent: Lent::default(),
@@ -173,6 +176,12 @@ impl<M> Channel<M> {
         self.awaiting.retain(|&(_, of)| of != id);
     }
 
+    /// Whether the frame that is owed may wait for the application's answer, which by experience follows at once.
+    #[inline]
+    pub fn may_defer_ack(&self) -> bool {
+        self.prompt_answers >= PROMPT_ANSWERS && self.lent.untold() < self.eager_window / 2
+    }
+
     pub fn is_flushed(&self) -> bool {
         self.failed.is_some() || (self.queue.is_empty() && self.held.is_none())
     }
@@ -181,6 +190,10 @@ impl<M> Channel<M> {
         self.failed.is_some() || (self.is_flushed() && self.delivered >= self.sequence)
     }
 }
+
+/// So many prompt answers in a row let the next confirmation wait for one. Like TCP's delayed acknowledgements in an
+/// interactive session, but one disappointment ends it: the peer's application may be waiting.
+const PROMPT_ANSWERS: u8 = 16;
 
 impl<M: Memory> Endpoint<M> {
     /// The path to `peer` from now on. Sizes that no frame can have are cut to those it can.
@@ -196,6 +209,40 @@ impl<M: Memory> Endpoint<M> {
     /// The address of `peer`.
     pub fn address(&self, peer: Peer) -> Address {
         self.channels[peer.0 as usize].address
+    }
+
+    /// Whether `peer` has taken in everything that was sent: then another path may take over without overtaking.
+    #[inline]
+    pub fn is_settled(&self, peer: Peer) -> bool {
+        let channel = &self.channels[peer.0 as usize];
+        channel.held.is_none() && channel.delivered == channel.sequence
+    }
+
+    /// The application has had its chance to answer: what is still owed goes out now. To be called whenever the
+    /// driver is asked for progress, before it looks for frames.
+    #[inline]
+    pub fn end_deferral(&mut self) {
+        while let Some(peer) = self.deferred.pop() {
+            let channel = &mut self.channels[peer.0 as usize];
+            if channel.ack_wanted && channel.failed.is_none() {
+                channel.prompt_answers = 0;
+                self.mark_busy(peer);
+            }
+        }
+    }
+
+    /// Sees to it that the peer hears what it waits for.
+    #[inline]
+    pub(super) fn settle_ack(&mut self, peer: Peer) {
+        let channel = &self.channels[peer.0 as usize];
+        if !channel.owes_ack() {
+            return;
+        }
+        if channel.may_defer_ack() {
+            self.deferred.push(peer);
+        } else {
+            self.mark_busy(peer);
+        }
     }
 
     /// A peer with frames to send. Each is named once until [`Self::mark_busy`] names it again, so a driver whose

@@ -328,6 +328,8 @@ pub struct Endpoint<M> {
     claimed: BTreeMap<usize, Result<u32, Failure>>,
     actions: VecDeque<Action<M>>,
     busy: VecDeque<Peer>,
+    /// Peers whose confirmation waits for an answer of the application.
+    deferred: Vec<Peer>,
 }
 
 /// An operation this endpoint started towards a peer.
@@ -396,6 +398,7 @@ impl<M: Memory> Endpoint<M> {
             claimed: BTreeMap::new(),
             actions: VecDeque::new(),
             busy: VecDeque::new(),
+            deferred: Vec::new(),
         }
     }
 

@@ -254,9 +254,7 @@ impl<M: Memory> Endpoint<M> {
             Head::Atomic { .. } => self.end_atomic(peer, &head),
             Head::Refused { .. } | Head::Empty => (),
         }
-        if self.channels[peer.0 as usize].owes_ack() {
-            self.mark_busy(peer);
-        }
+        self.settle_ack(peer);
     }
 
     /// The bytes that [`Action::Pull`] named are in place (`Ok`), or cannot be read (`Err`): then they are asked for.

@@ -90,7 +90,11 @@ impl<M: Memory> Endpoint<M> {
         };
         channel.sequence += plan.body();
         channel.told = plan.confirms(channel);
-        channel.ack_wanted &= channel.told < channel.received;
+        let is_confirmed = channel.told >= channel.received;
+        if channel.ack_wanted && is_confirmed && plan.kind != Kind::Ack {
+            channel.prompt_answers = channel.prompt_answers.saturating_add(1);
+        }
+        channel.ack_wanted &= !is_confirmed;
         channel.lent.tell();
         let sent = advance(channel, &mut self.ops, &plan);
         if flushed {

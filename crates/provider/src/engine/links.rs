@@ -30,11 +30,11 @@ pub const RING_PAYLOAD_MAX: usize = shm::FRAME_BYTES_MAX - HEADER_BYTES - limit:
 /// instead of two copies.
 pub const RING_EAGER_MAX: u32 = 16 << 10;
 /// Payload of one frame over a direct TCP connection.
-const TCP_PAYLOAD_MAX: u32 = 512 << 10;
+const TCP_PAYLOAD_MAX: u32 = (1 << 20) - 128;
 /// Messages up to this go out whole over TCP.
-const TCP_EAGER_MAX: u32 = 256 << 10;
+const TCP_EAGER_MAX: u32 = 512 << 10;
 /// First piece of longer ones: the receiver's grant arrives while it is under way.
-const TCP_FIRST_PIECE: u32 = 128 << 10;
+const TCP_FIRST_PIECE: u32 = 256 << 10;
 /// Reads of one stream before others get their turn.
 const READS_PER_TURN: usize = 8;
 /// Frames of one ring before others get their turn.
@@ -118,6 +118,11 @@ impl Engine {
 
     #[inline]
     fn transmit(&mut self, peer: Peer) {
+        if let Some(better) = self.neighbours[peer.0 as usize].better
+            && self.core.is_settled(peer)
+        {
+            self.use_link(peer, better);
+        }
         let id = match self.neighbours[peer.0 as usize].out {
             Out::Up(id) => id,
             Out::Unknown => return self.dial(peer),
@@ -515,7 +520,9 @@ impl Engine {
         };
         self.drain_links_of(peer);
         let address = self.core.address(peer);
-        let was_out = self.neighbours[peer.0 as usize].out == Out::Up(id);
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        neighbour.better = neighbour.better.filter(|&better| better != id);
+        let was_out = neighbour.out == Out::Up(id);
         if link.said_goodbye {
             log!(Debug, "peer {address:?} has left");
         } else {

@@ -53,6 +53,8 @@ pub struct Own {
 pub struct Neighbour {
     pub name: Option<NameBytes>,
     pub out: Out,
+    /// A link that both sides should use instead, once all that was sent on the other has been taken in.
+    pub better: Option<usize>,
     /// Ways not yet tried, the best last.
     ways: Option<Vec<Way>>,
     /// Its process id, if its memory may be read.
@@ -195,7 +197,7 @@ impl Own {
 
 impl Neighbour {
     fn new(name: Option<NameBytes>) -> Self {
-        Self { name, out: Out::Unknown, ways: None, readable: None, number: None }
+        Self { name, out: Out::Unknown, better: None, ways: None, readable: None, number: None }
     }
 }
 
@@ -295,7 +297,7 @@ impl Engine {
     fn try_way(&mut self, peer: Peer, way: &Way) -> io::Result<()> {
         let socket = match way {
             Way::Loop => {
-                self.link_up(Some(peer), Carrier::Loop, 0)?;
+                self.link_up(Some(peer), Carrier::Loop, 0, false)?;
                 return Ok(());
             }
             Way::Relay => return self.await_relay(peer),
@@ -494,7 +496,7 @@ impl Engine {
         {
             self.neighbours[peer.0 as usize].readable = Some(pid);
         }
-        self.link_up(peer, carrier, introduction.pid)?;
+        self.link_up(peer, carrier, introduction.pid, matches!(purpose, Purpose::Stranger))?;
         Ok(())
     }
 
@@ -526,7 +528,13 @@ impl Engine {
     }
 
     /// A link is ready: peers that wait for it go on.
-    fn link_up(&mut self, peer: Option<Peer>, carrier: Carrier, pid: u32) -> io::Result<usize> {
+    fn link_up(
+        &mut self,
+        peer: Option<Peer>,
+        carrier: Carrier,
+        pid: u32,
+        is_dialled_by_peer: bool,
+    ) -> io::Result<usize> {
         let id = free_slot(&mut self.links);
         let link = Link::new(carrier, peer);
         link.watch(&self.epoll, id)?;
@@ -548,8 +556,14 @@ impl Engine {
             return Ok(id);
         };
         log!(Info, "peer {:?} (process {pid}): {what}", self.core.address(peer));
-        if !matches!(self.neighbours[peer.0 as usize].out, Out::Up(_)) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        // If both sides dialled, one connection serves both directions better (confirmations travel with data): the one
+        // whose dialler has the smaller name.
+        let is_smaller = Some(self.own.name) < neighbour.name;
+        if !matches!(neighbour.out, Out::Up(_)) {
             self.use_link(peer, id);
+        } else if is_smaller != is_dialled_by_peer {
+            neighbour.better = Some(id);
         }
         Ok(id)
     }
@@ -562,6 +576,7 @@ impl Engine {
         let may_pull = self.neighbours[peer.0 as usize].readable.is_some();
         self.core.set_path(peer, link.path(may_pull));
         self.neighbours[peer.0 as usize].out = Out::Up(id);
+        self.neighbours[peer.0 as usize].better = None;
         self.core.mark_busy(peer);
     }
 

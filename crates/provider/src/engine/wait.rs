@@ -69,6 +69,7 @@ impl Engine {
     /// Does what can be done; the number of events handled. Sleeps briefly in a loop that waits for long.
     #[inline]
     pub fn progress(&mut self) -> usize {
+        self.core.end_deferral();
         let mut events = self.poll();
         if events == 0 && self.idle.is_alone {
             events = self.look_on();
@@ -106,6 +107,7 @@ impl Engine {
 
     /// Parks until something arrives, at most `deadline_ms`.
     pub fn wait(&mut self, deadline_ms: i32) {
+        self.core.end_deferral();
         if self.poll() == 0 {
             self.park(deadline_ms);
         }
