@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 
-use rustix::event::epoll::EventFlags;
+use rustix::event::epoll::{self, EventFlags};
 
 use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
@@ -108,6 +108,25 @@ impl Link {
 }
 
 impl Engine {
+    /// Has epoll tell of stream `id` or not; false if that cannot be had.
+    pub(super) fn set_watched(&mut self, id: usize, watched: bool) -> bool {
+        let Some(link) = self.links.get(id).and_then(Option::as_ref) else {
+            return false;
+        };
+        let Carrier::Stream(stream) = &link.carrier else {
+            return false;
+        };
+        if stream.is_holding() || !link.blocked.is_empty() {
+            return watched;
+        }
+        let changed = if watched {
+            link.watch(&self.epoll, id)
+        } else {
+            epoll::delete(&self.epoll, stream.fd()).map_err(io::Error::from)
+        };
+        changed.is_ok()
+    }
+
     /// Sends whatever can be sent.
     #[inline]
     pub(super) fn flush(&mut self) {
@@ -513,6 +532,7 @@ impl Engine {
         self.full_rings.retain(|&ring| ring != id);
         if let Carrier::Stream(_) = link.carrier {
             self.streams -= 1;
+            self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
         }
         let Some(peer) = link.peer else {
             log!(Warn, "the connection to the relay is lost: {error}");

@@ -98,6 +98,8 @@ pub struct Engine {
     /// Rings that were full when somebody wanted to send.
     full_rings: Vec<usize>,
     streams: usize,
+    /// The stream that is read directly; epoll does not watch it.
+    hot_stream: Option<usize>,
     hellos: Vec<Option<peers::Hello>>,
     hellos_open: usize,
     epoll: OwnedFd,
@@ -144,6 +146,7 @@ impl Engine {
             rings: Vec::new(),
             full_rings: Vec::new(),
             streams: 0,
+            hot_stream: None,
             hellos: Vec::new(),
             hellos_open: 0,
             epoll,

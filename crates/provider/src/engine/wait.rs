@@ -27,6 +27,10 @@ const LOOK_ON_MICROS: u64 = 2;
 const PARK_MILLIS: i32 = 1;
 /// Looks at the kernel's events happen every so many polls while only rings are in use.
 const POLLS_PER_LOOK: u32 = 256;
+/// And while one stream is read directly.
+const POLLS_PER_LOOK_HOT: u32 = 16;
+/// So many reads in a row from one stream make it the one that is read directly.
+const HOT_READS: u32 = 16;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 64;
 
@@ -42,7 +46,11 @@ pub struct Idle {
     /// Since when polls have been in vain, in the clock's ticks.
     streak_since: Option<u64>,
     last_poll: u64,
+    /// Processor time of this thread at the last poll, where processors are shared.
+    processor_time: Duration,
     polls: u32,
+    /// The stream that brought something last, and how often in a row.
+    busiest: (usize, u32),
     hellos_checked: Instant,
 }
 
@@ -59,9 +67,19 @@ impl Idle {
             yield_micros,
             streak_since: None,
             last_poll: 0,
+            processor_time: Duration::ZERO,
             polls: 0,
+            busiest: (0, 0),
             hellos_checked: Instant::now(),
         }
+    }
+}
+
+impl Idle {
+    /// Whether the time since the last poll went to other processes, not into computing.
+    fn has_only_waited(&self) -> bool {
+        let used = processor_time().saturating_sub(self.processor_time);
+        !self.is_alone && used < Duration::from_micros(GAP_MICROS)
     }
 }
 
@@ -122,12 +140,15 @@ impl Engine {
             }
         }
         self.idle.polls = self.idle.polls.wrapping_add(1);
-        // With a stream in use the kernel is asked every time: that does not take the socket's lock, which the sender
-        // needs to deliver, as trying to read would.
-        if self.streams > 0
-            || self.hellos_open > 0
-            || self.idle.polls.is_multiple_of(POLLS_PER_LOOK)
-        {
+        if let Some(id) = self.hot_stream {
+            events += self.read_stream(id);
+        }
+        let every = match (self.streams, self.hot_stream) {
+            (0, _) => POLLS_PER_LOOK,
+            (_, Some(_)) => POLLS_PER_LOOK_HOT,
+            _ => 1,
+        };
+        if self.hellos_open > 0 || self.idle.polls.is_multiple_of(every) {
             events += self.look(0);
         }
         if !self.full_rings.is_empty() {
@@ -180,9 +201,33 @@ impl Engine {
         if flags.contains(EventFlags::OUT) {
             self.handle_writable(id);
         }
-        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            self.read_stream(id);
+        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
+            && self.read_stream(id) > 0
+        {
+            self.heat(id);
         }
+    }
+
+    /// Stream `id` has brought something by way of epoll. While only one does, it is read directly: that saves a system call
+    /// for each message, and the sender the wake-up of an epoll nobody sleeps in.
+    fn heat(&mut self, id: usize) {
+        if self.hot_stream.is_some() {
+            self.cool();
+        }
+        let (busiest, reads) = &mut self.idle.busiest;
+        *reads = if *busiest == id { *reads + 1 } else { 0 };
+        *busiest = id;
+        if *reads >= HOT_READS && self.idle.is_alone && self.set_watched(id, false) {
+            self.hot_stream = Some(id);
+        }
+    }
+
+    /// No stream is read directly any more.
+    fn cool(&mut self) {
+        if let Some(id) = self.hot_stream.take() {
+            self.set_watched(id, true);
+        }
+        self.idle.busiest.1 = 0;
     }
 
     /// Nothing has come: spins, yields or parks, depending on how long that has been so.
@@ -192,9 +237,10 @@ impl Engine {
         let gap = clock.micros(now.wrapping_sub(self.idle.last_poll));
         self.idle.last_poll = now;
         let since = match self.idle.streak_since {
-            Some(since) if gap <= GAP_MICROS || !self.idle.is_alone => since,
+            Some(since) if gap <= GAP_MICROS || self.idle.has_only_waited() => since,
             _ => {
                 self.idle.streak_since = Some(now);
+                self.idle.processor_time = processor_time();
                 return;
             }
         };
@@ -208,6 +254,9 @@ impl Engine {
             self.park(PARK_MILLIS);
         }
         self.idle.last_poll = clock.now();
+        if !self.idle.is_alone {
+            self.idle.processor_time = processor_time();
+        }
     }
 
     /// Sleeps until something arrives, at most `millis`.
@@ -216,6 +265,7 @@ impl Engine {
             // Nobody rings when a ring has room again.
             return std::thread::yield_now();
         }
+        self.cool();
         let mut parked = 0;
         let mut may_sleep = true;
         for &id in &self.rings {
@@ -239,6 +289,12 @@ impl Engine {
             }
         }
     }
+}
+
+/// Processor time this thread has used.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// A clock that costs a few nanoseconds: the processor's own counter where there is one.
