@@ -1,0 +1,119 @@
+"""What the drivers of this folder share: where things are, one line per check, an honest exit code.
+
+Every driver takes `--bin DIR` (landbridge, landbridge-relay, liblandbridge-fi.so) and `--venvs DIR` (a virtual
+environment for each MPI library: mpich, ompi, impi). A job is run to its end or to its limit, and
+nothing of it is left behind.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+from support import process  # noqa: E402
+
+PROGRAMS = HERE / "programs"
+# What scripts/test.py understands as "cannot run here".
+SKIPPED = 77
+# Nothing here runs longer on an idle machine than a tenth of it.
+LIMIT_S = 120.0
+
+
+class Checks:
+    """Prints one line per check as it is made, and remembers whether all went well."""
+
+    def __init__(self, options):
+        self.options = options
+        self.failed = 0
+        self.made = 0
+
+    def wants(self, name: str) -> bool:
+        return not self.options.only or re.search(self.options.only, name) is not None
+
+    def check(self, name: str, is_ok: bool, measured: str, output: str = "") -> bool:
+        self.made += 1
+        self.failed += not is_ok
+        print(f"{'ok' if is_ok else 'FAILED':6} {name}: {measured}", flush=True)
+        if not is_ok and output:
+            print("\n".join("       | " + line for line in process.tail(output, 15).splitlines()))
+        return is_ok
+
+    def end(self) -> int:
+        print(f"{self.made} checks, {self.failed} failed")
+        if not self.made:
+            print("no check was made")
+        return 1 if self.failed or not self.made else 0
+
+
+def arguments(description: str, add=None):
+    """The options of a driver, checked: ends the driver if something it needs is not there."""
+    parser = argparse.ArgumentParser(description=description.strip().splitlines()[0])
+    parser.add_argument("--bin", type=Path, default=ROOT / "target" / "release", metavar="DIR")
+    parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "venv", metavar="DIR")
+    parser.add_argument("--only", metavar="REGEX", help="only checks whose names match")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one job")
+    if add:
+        add(parser)
+    options = parser.parse_args()
+    options.bin, options.venvs = options.bin.resolve(), options.venvs.resolve()
+    needed = [options.bin / "landbridge", options.bin / "liblandbridge-fi.so"]
+    absent = [str(path) for path in needed if not path.exists()]
+    if absent:
+        print(f"missing: {', '.join(absent)} (make build)")
+        sys.exit(2)
+    return options
+
+
+def python(options, mpi: str = "mpich") -> str:
+    """The interpreter with mpi4py on `mpi`; ends the driver if `make wheels` has not been run."""
+    found = options.venvs / mpi / "bin" / "python"
+    if not found.exists():
+        print(f"skipped: {found} is not there (make wheels)")
+        sys.exit(SKIPPED)
+    return str(found)
+
+
+def landbridge_run(options, ranks: int, *words) -> list[str]:
+    """`landbridge run` up to the program: `words` are further options."""
+    return [str(options.bin / "landbridge"), "run", "-n", str(ranks), *words, "--"]
+
+
+def settings(options, mpi: str) -> dict[str, str]:
+    """What `landbridge env --mpi` prints, as an environment for the library's own launcher."""
+    words = [str(options.bin / "landbridge"), "env", "--mpi", mpi]
+    text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout
+    exports = re.findall(r"^export (\w+)=(.*)$", text, re.MULTILINE)
+    return {name: value.strip("'\"") for name, value in exports}
+
+
+def run(options, command, environment=None, limit_s=None) -> process.Finished:
+    """Runs a job to its end. Its environment is ours without settings that would change what is tested."""
+    return process.run(
+        [str(word) for word in command],
+        limit_s or options.limit,
+        {"PYTHONDONTWRITEBYTECODE": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        | (environment or {}),
+        cwd=HERE,
+    )
+
+
+def how(finished: process.Finished) -> str:
+    """How a job ended, in a few words."""
+    return finished.why or f"exit code {finished.code} after {finished.seconds:.1f} s"
+
+
+def values(output: str, key: str) -> list[str]:
+    """What programs printed as `key: value`, in order."""
+    return re.findall(rf"^{re.escape(key)}: (.*)$", output, re.MULTILINE)
+
+
+def quiet_environment() -> None:
+    """Drivers may themselves run inside a job or with knobs set; what they start must not notice."""
+    for name in list(os.environ):
+        if name.startswith(("LANDBRIDGE_", "FI_", "PMI_", "MPIR_", "OMPI_", "I_MPI_")):
+            del os.environ[name]
