@@ -23,6 +23,15 @@ const GAP_MICROS: u64 = 20;
 const TIGHT_GAP_MICROS: u64 = 2;
 /// How long one poll in such a loop keeps looking.
 const LOOK_ON_MICROS: u64 = 2;
+/// A look that took longer was interrupted: somebody else wants the processor.
+const PREEMPTED_MICROS: u64 = 200;
+/// How long others are then given way before spinning is tried again.
+const CROWDED_MICROS: u64 = 50_000;
+/// How long a loop with a processor for itself spins before its polls park: longer than most messages take, shorter than
+/// anybody notices.
+const SPIN_MICROS: u64 = 2_000;
+/// How long a loop that shares its processor yields before its polls park.
+const YIELD_MICROS: u64 = 1_000;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
 const PARK_MILLIS: i32 = 1;
 /// Looks at the kernel's events happen every so many polls while only rings are in use.
@@ -37,12 +46,10 @@ const EVENTS: usize = 64;
 /// How a waiting loop is treated.
 pub struct Idle {
     clock: Clock,
-    /// Every process has a processor of its own.
-    is_alone: bool,
-    /// A streak shorter than this spins.
-    spin_micros: u64,
-    /// After that, the processor is yielded until the streak is this long; then the poll parks.
-    yield_micros: u64,
+    /// As far as is known, every process of the node has a processor of its own.
+    has_room: bool,
+    /// But others wanted this one: they are given way until then, in the clock's ticks.
+    crowded_until: u64,
     /// Since when polls have been in vain, in the clock's ticks.
     streak_since: Option<u64>,
     last_poll: u64,
@@ -58,13 +65,11 @@ impl Idle {
     /// For a node on which `processes` share the processors.
     pub fn new(processes: u32) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        let is_alone = processes <= processors;
-        let (spin_micros, yield_micros) = if is_alone { (2_000, 2_000) } else { (0, 50) };
+        let clock = Clock::new();
         Self {
-            clock: Clock::new(),
-            is_alone,
-            spin_micros,
-            yield_micros,
+            clock,
+            has_room: processes <= processors,
+            crowded_until: clock.now(),
             streak_since: None,
             last_poll: 0,
             processor_time: Duration::ZERO,
@@ -76,10 +81,22 @@ impl Idle {
 }
 
 impl Idle {
+    /// Whether nobody else wants this processor.
+    #[inline]
+    fn is_alone(&self) -> bool {
+        self.has_room && self.clock.now() >= self.crowded_until
+    }
+
+    /// Another process had the processor in the middle of a spin.
+    #[cold]
+    fn note_crowd(&mut self) {
+        self.crowded_until = self.clock.now() + CROWDED_MICROS * self.clock.ticks_per_micro;
+    }
+
     /// Whether the time since the last poll went to other processes, not into computing.
     fn has_only_waited(&self) -> bool {
         let used = processor_time().saturating_sub(self.processor_time);
-        !self.is_alone && used < Duration::from_micros(GAP_MICROS)
+        !self.is_alone() && used < Duration::from_micros(GAP_MICROS)
     }
 }
 
@@ -89,7 +106,7 @@ impl Engine {
     pub fn progress(&mut self) -> usize {
         self.core.end_deferral();
         let mut events = self.poll();
-        if events == 0 && self.idle.is_alone {
+        if events == 0 && self.idle.is_alone() {
             events = self.look_on();
         }
         if events > 0 {
@@ -117,7 +134,11 @@ impl Engine {
                     return events;
                 }
             }
-            if clock.micros(clock.now().wrapping_sub(start)) >= LOOK_ON_MICROS {
+            let looked = clock.micros(clock.now().wrapping_sub(start));
+            if looked >= LOOK_ON_MICROS {
+                if looked > PREEMPTED_MICROS {
+                    self.idle.note_crowd();
+                }
                 return 0;
             }
         }
@@ -217,7 +238,7 @@ impl Engine {
         let (busiest, reads) = &mut self.idle.busiest;
         *reads = if *busiest == id { *reads + 1 } else { 0 };
         *busiest = id;
-        if *reads >= HOT_READS && self.idle.is_alone && self.set_watched(id, false) {
+        if *reads >= HOT_READS && self.idle.is_alone() && self.set_watched(id, false) {
             self.hot_stream = Some(id);
         }
     }
@@ -245,16 +266,15 @@ impl Engine {
             }
         };
         let streak = clock.micros(now.wrapping_sub(since));
-        if streak < self.idle.spin_micros {
-            return;
-        }
-        if streak < self.idle.yield_micros {
-            std::thread::yield_now();
-        } else {
+        let is_alone = self.idle.is_alone();
+        let patience = if is_alone { SPIN_MICROS } else { YIELD_MICROS };
+        if streak >= patience {
             self.park(PARK_MILLIS);
+        } else if !is_alone {
+            std::thread::yield_now();
         }
         self.idle.last_poll = clock.now();
-        if !self.idle.is_alone {
+        if !is_alone {
             self.idle.processor_time = processor_time();
         }
     }
