@@ -28,6 +28,10 @@ use rustix::net::{
 /// Frames start at multiples of this: a cache line.
 const SLOT: usize = 64;
 
+/// Lines fetched ahead: a small frame may take two.
+#[cfg(target_arch = "x86_64")]
+const AHEAD_SLOTS: usize = 3;
+
 /// Bytes of one ring: some thirty frames of [`FRAME_BYTES_MAX`], and small enough that both rings of a
 /// pair stay in a core's second-level cache.
 const RING_BYTES: usize = 256 << 10;
@@ -202,7 +206,23 @@ impl ShmLink {
         }
         self.written += span as u64;
         self.wake();
+        self.own_next_lines();
         true
+    }
+
+    /// Fetches the lines the next small frame and the zero slot behind it will need, for writing, while nobody waits: the
+    /// reader has them since the last lap, and its announcement cannot be seen before they are ours.
+    #[inline]
+    fn own_next_lines(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for slot in 1..=AHEAD_SLOTS {
+            let at = (self.written as usize + slot * SLOT) & (RING_BYTES - 1);
+            // SAFETY: a hint about memory inside the ring.
+            unsafe {
+                let line = self.out.ring.add(at).as_ptr().cast::<i8>();
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(line);
+            }
+        }
     }
 
     /// Where a frame of `span` bytes goes, if the ring has room for it and the zero slot behind it.
