@@ -35,7 +35,7 @@ pub use channel::Path;
 use channel::{Channel, Item};
 use receive::{Arrival, Receive};
 pub use remote::Remote;
-pub use transmit::Outgoing;
+pub use transmit::{Outgoing, Passing};
 
 /// A piece of the application's memory, opaque to the protocol.
 pub trait Memory: Clone {

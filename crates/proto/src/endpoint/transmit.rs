@@ -5,6 +5,7 @@
 
 use super::channel::{Channel, Item, Sent};
 use super::{Action, Endpoint, Failure, Level, Memory, Op, OpKind, Peer};
+use crate::id::Address;
 use crate::limit::HEAD_BYTES_MAX;
 use crate::slab::Slab;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind, flag};
@@ -12,7 +13,7 @@ use crate::wire::head::{Head, Long};
 
 /// A frame to hand to the path of its peer.
 pub struct Outgoing<'a, M> {
-    bytes: [u8; HEADER_BYTES + HEAD_BYTES_MAX],
+    bytes: Front,
     length: usize,
     /// Payload: where it lies, its offset there, its bytes.
     pub payload: Option<(&'a M, u64, u64)>,
@@ -50,7 +51,66 @@ impl Plan {
     fn body(&self) -> u64 {
         Head::size(self.kind, self.flags) as u64 + self.payload
     }
+
+    /// Header and head, and how long they are together.
+    #[inline]
+    fn front<M>(&self, source: Address, channel: &Channel<M>) -> (Front, usize) {
+        let header = Header {
+            length: self.body() as u32,
+            kind: self.kind,
+            flags: self.flags,
+            hops: 0,
+            source,
+            target: channel.address,
+            sequence: channel.sequence,
+            delivered: self.confirms(channel),
+            credit: { channel.lent }.tell(),
+        };
+        let mut bytes = [0; HEADER_BYTES + HEAD_BYTES_MAX];
+        header.emit(&mut bytes);
+        let head = self.head.emit(&mut bytes[HEADER_BYTES..]);
+        (bytes, HEADER_BYTES + head)
+    }
+
+    /// The frame is with the path: its bytes are numbered, and what its header confirms is told.
+    #[inline]
+    fn count<M>(&self, channel: &mut Channel<M>) {
+        channel.sequence += self.body();
+        channel.told = self.confirms(channel);
+        let is_confirmed = channel.told >= channel.received;
+        if channel.ack_wanted && is_confirmed && self.kind != Kind::Ack {
+            channel.prompt_answers = channel.prompt_answers.saturating_add(1);
+        }
+        channel.ack_wanted &= !is_confirmed;
+        channel.lent.tell();
+    }
 }
+
+/// A message for [`Endpoint::pass`].
+#[derive(Clone, Copy, Debug)]
+pub struct Passing {
+    /// To whom.
+    pub peer: Peer,
+    /// `None`: untagged.
+    pub tag: Option<u64>,
+    /// Remote completion data.
+    pub data: Option<u64>,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl Passing {
+    #[inline]
+    fn plan(&self) -> Plan {
+        let flags = if self.data.is_some() { flag::CQ_DATA } else { 0 };
+        let head =
+            Head::Message { tag: self.tag.unwrap_or(0), data: self.data.unwrap_or(0), long: None };
+        let kind = if self.tag.is_some() { Kind::Tagged } else { Kind::Message };
+        Plan { kind, flags, head, at: 0, payload: self.size }
+    }
+}
+
+type Front = [u8; HEADER_BYTES + HEAD_BYTES_MAX];
 
 impl<M: Memory> Endpoint<M> {
     /// The next frame for `peer`, if there is one.
@@ -58,26 +118,36 @@ impl<M: Memory> Endpoint<M> {
     pub fn poll_transmit(&mut self, peer: Peer) -> Option<Outgoing<'_, M>> {
         let channel = &mut self.channels[peer.0 as usize];
         let plan = plan(channel, &self.ops)?;
-        let header = Header {
-            length: plan.body() as u32,
-            kind: plan.kind,
-            flags: plan.flags,
-            hops: 0,
-            source: self.config.address,
-            target: channel.address,
-            sequence: channel.sequence,
-            delivered: plan.confirms(channel),
-            credit: { channel.lent }.tell(),
-        };
-        let mut bytes = [0; HEADER_BYTES + HEAD_BYTES_MAX];
-        header.emit(&mut bytes);
-        let head = plan.head.emit(&mut bytes[HEADER_BYTES..]);
+        let (bytes, length) = plan.front(self.config.address, channel);
         let payload = if plan.payload == 0 {
             None
         } else {
             item_memory(channel, &self.ops).map(|memory| (memory, plan.at, plan.payload))
         };
-        Some(Outgoing { bytes, length: HEADER_BYTES + head, payload })
+        Some(Outgoing { bytes, length, payload })
+    }
+
+    /// The short way for a message whose bytes the path takes during this call and whose completion nobody waits for: its
+    /// frame, without its payload of `size` bytes. `None`: something is in the way, take the long way ([`Self::send`]).
+    /// [`Self::passed`] makes it count.
+    #[inline]
+    pub fn pass(&mut self, passing: &Passing) -> Option<Outgoing<'static, M>> {
+        let channel = &mut self.channels[passing.peer.0 as usize];
+        let is_clear = channel.queue.is_empty() && channel.held.is_none();
+        let room = channel.credit.available().min(channel.path.eager_max) as u64;
+        if !is_clear || channel.failed.is_some() || passing.size > room {
+            return None;
+        }
+        let (bytes, length) = passing.plan().front(self.config.address, channel);
+        Some(Outgoing { bytes, length, payload: None })
+    }
+
+    /// The message that [`Self::pass`] gave the frame of is with the path.
+    #[inline]
+    pub fn passed(&mut self, passing: &Passing) {
+        let channel = &mut self.channels[passing.peer.0 as usize];
+        channel.credit.spend(passing.size as u32);
+        passing.plan().count(channel);
     }
 
     /// The frame that [`Self::poll_transmit`] gave last for `peer` is with the path now. `flushed`: its bytes have
@@ -88,14 +158,7 @@ impl<M: Memory> Endpoint<M> {
         let Some(plan) = plan(channel, &self.ops) else {
             return;
         };
-        channel.sequence += plan.body();
-        channel.told = plan.confirms(channel);
-        let is_confirmed = channel.told >= channel.received;
-        if channel.ack_wanted && is_confirmed && plan.kind != Kind::Ack {
-            channel.prompt_answers = channel.prompt_answers.saturating_add(1);
-        }
-        channel.ack_wanted &= !is_confirmed;
-        channel.lent.tell();
+        plan.count(channel);
         let sent = advance(channel, &mut self.ops, &plan);
         if flushed {
             self.apply(peer, sent);

@@ -106,6 +106,11 @@ impl Bytes {
     /// The memory is valid and nobody else's.
     #[inline]
     pub unsafe fn fill(&self, at: u64, from: &[u8]) {
+        if let Bytes::One(piece) = self {
+            let (at, len) = (at as usize, from.len().min(piece.len - at as usize));
+            // SAFETY: the caller's promise; the range lies inside the piece.
+            return unsafe { from.as_ptr().copy_to_nonoverlapping(piece.base.add(at), len) };
+        }
         let len = (from.len() as u64).min(self.size() - at);
         let mut done = 0;
         for piece in self.range(at, len).as_slice() {

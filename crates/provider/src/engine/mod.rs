@@ -165,6 +165,9 @@ impl Engine {
     #[inline]
     pub fn send(&mut self, request: &SendRequest) -> Result<(), Errno> {
         let peer = self.peer_of(request.target)?;
+        if request.inject && !request.notify && self.pass(peer, request) {
+            return Ok(());
+        }
         let message = endpoint::Message {
             peer,
             memory: Bytes::borrow(request.payload),

@@ -163,3 +163,22 @@ pub struct Completion {
     /// `Some((errno, olen))`: an error entry; errno positive, `olen` the bytes that did not fit.
     pub error: Option<(i32, usize)>,
 }
+
+impl Completion {
+    /// Success that only counters are told.
+    #[inline]
+    pub fn quiet(kind: Kind, context: usize) -> Self {
+        Completion {
+            kind,
+            notify: false,
+            context,
+            flags: 0,
+            len: 0,
+            buf: std::ptr::null_mut(),
+            data: 0,
+            tag: 0,
+            source: crate::abi::ADDR_NOTAVAIL,
+            error: None,
+        }
+    }
+}
