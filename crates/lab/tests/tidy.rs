@@ -1,0 +1,333 @@
+//! Rules of the source tree that no compiler checks: which crate may use which, which module of
+//! `proto` may use which, how long a function may be, and what may not stand anywhere.
+//!
+//! The files are read as text. That is enough because rustfmt has formatted them: a function ends
+//! at the first closing brace that is indented as its first line.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Crate, and what it may use of ours (DESIGN: proto <- drive <- {provider, relay}, proto <- launch,
+/// {proto, drive} <- lab). No arrow leads back.
+const MAY_USE: [(&str, &[&str]); 6] = [
+    ("proto", &[]),
+    ("drive", &["proto"]),
+    ("provider", &["drive", "proto"]),
+    ("relay", &["drive", "proto"]),
+    ("launch", &["proto"]),
+    ("lab", &["drive", "proto"]),
+];
+
+/// What `proto` takes from elsewhere: arithmetic only, nothing that could reach the world.
+const PROTO_MAY_LINK: [&str; 2] = ["hmac", "sha2"];
+
+const FILE_LINES_MAX: usize = 700;
+/// A listed file that has become this short need not be listed any more.
+const SHORT_AGAIN_LINES: usize = 600;
+/// Files that may be longer, and why.
+const LONG_FILES: [(&str, &str); 3] = [
+    ("crates/provider/src/engine/links.rs", "frames out and in share one state: the link"),
+    ("crates/provider/src/engine/peers.rs", "ways to a peer, dialling, hellos: one state machine"),
+    ("crates/provider/src/ffi/tests.rs", "tests of every table of the binary interface"),
+];
+
+const FUNCTION_LINES_MAX: usize = 70;
+/// Functions that may be longer: dispatchers, one arm for each case.
+const DISPATCHERS: [(&str, &str); 1] = [("crates/launch/src/control.rs", "emit_body")];
+
+#[test]
+fn crates_use_only_those_below_them() {
+    let mut wrong = Vec::new();
+    for (name, allowed) in MAY_USE {
+        for (table, used) in dependencies(name) {
+            let Some(ours) = used.strip_prefix("landbridge-") else { continue };
+            if !allowed.contains(&ours) {
+                wrong.push(format!("{name} has landbridge-{ours} in [{table}]"));
+            }
+        }
+    }
+    assert_none(&wrong);
+}
+
+#[test]
+fn every_crate_of_the_workspace_has_a_place_in_the_order() {
+    let manifest = manifest(&root().join("Cargo.toml"));
+    let members = manifest["workspace"]["members"].as_array().unwrap();
+    let members: Vec<_> = members.iter().filter_map(|member| member.as_str()).collect();
+    let known: Vec<_> = MAY_USE.iter().map(|(name, _)| format!("crates/{name}")).collect();
+    assert_eq!(members, known);
+}
+
+#[test]
+fn proto_can_reach_nothing() {
+    let wrong: Vec<_> = dependencies("proto")
+        .into_iter()
+        .filter(|(table, used)| table == "dependencies" && !PROTO_MAY_LINK.contains(&used.as_str()))
+        .map(|(_, used)| used)
+        .collect();
+    assert_none(&wrong);
+    let head = read(&root().join("crates/proto/src/lib.rs"));
+    for line in ["#![no_std]", "#![forbid(unsafe_code)]"] {
+        assert!(head.lines().any(|found| found == line), "proto/src/lib.rs lacks {line}");
+    }
+}
+
+#[test]
+fn modules_of_proto_use_only_those_before_them() {
+    let order = module_order();
+    let mut wrong = Vec::new();
+    for source in sources("crates/proto/src") {
+        let Some(at) = order.iter().position(|name| *name == source.module()) else {
+            assert_eq!(source.module(), "lib", "{} is not in the table of lib.rs", source.path);
+            continue;
+        };
+        for (number, line) in source.code() {
+            for used in paths_from_the_root(line) {
+                let place = order.iter().position(|name| name == used);
+                if place.is_none_or(|place| place > at) {
+                    wrong.push(format!("{}:{number}: uses `{used}`", source.path));
+                }
+            }
+        }
+    }
+    assert_none(&wrong);
+}
+
+#[test]
+fn proto_gives_the_same_results_every_time() {
+    assert_none(&occurrences("crates/proto/src", &["HashMap", "HashSet", "RandomState"], &[]));
+}
+
+#[test]
+fn raw_object_pointers_stay_at_the_border() {
+    let border = ["crates/provider/src/ffi/", "crates/provider/src/abi/"];
+    let pointers = ["*mut Fid", "*const Fid", "*mut abi::Fid", "*const abi::Fid"];
+    assert_none(&occurrences("crates/provider/src", &pointers, &border));
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let macros = ["todo!", "unimplemented!", "dbg!"];
+    assert_none(&occurrences("crates", &macros, &["crates/lab/tests/tidy.rs"]));
+}
+
+#[test]
+fn every_file_says_first_what_it_is() {
+    let wrong: Vec<_> = sources("crates")
+        .into_iter()
+        .filter(|source| !source.text.starts_with("//!"))
+        .map(|source| source.path)
+        .collect();
+    assert_none(&wrong);
+}
+
+#[test]
+fn files_are_short() {
+    let mut wrong = Vec::new();
+    for source in sources("crates") {
+        let lines = source.text.lines().count();
+        let is_listed = LONG_FILES.iter().any(|(path, _)| *path == source.path);
+        if lines > FILE_LINES_MAX && !is_listed {
+            wrong.push(format!("{}: {lines} lines", source.path));
+        }
+        if lines < SHORT_AGAIN_LINES && is_listed {
+            wrong.push(format!("{}: need not be listed", source.path));
+        }
+    }
+    assert_none(&wrong);
+}
+
+#[test]
+fn functions_are_short() {
+    let mut wrong = Vec::new();
+    let mut long: Vec<(String, String)> = Vec::new();
+    for source in sources("crates") {
+        for (name, line, length) in source.functions() {
+            if length <= FUNCTION_LINES_MAX {
+                continue;
+            }
+            if DISPATCHERS.contains(&(source.path.as_str(), name)) {
+                long.push((source.path.clone(), name.to_owned()));
+            } else {
+                wrong.push(format!("{}:{line}: {name} has {length} lines", source.path));
+            }
+        }
+    }
+    for (path, name) in DISPATCHERS {
+        if !long.contains(&(path.to_owned(), name.to_owned())) {
+            wrong.push(format!("{path}: {name} need not be listed"));
+        }
+    }
+    assert_none(&wrong);
+}
+
+#[test]
+fn the_reader_of_functions_counts_right() {
+    let text = "//! x\nfn one() {}\npub(super) unsafe fn two(\n    a: u8,\n) -> u8\n{\n    a\n}\n\
+                impl X {\n    fn declared(\n        &self,\n    ) -> u8;\n    const fn three() {\n\
+                        if x {\n        }\n    }\n}\n";
+    let source = Source { path: String::new(), text: text.to_owned() };
+    let lengths: Vec<_> = source.functions().collect();
+    assert_eq!(lengths, [("one", 2, 1), ("two", 3, 6), ("declared", 10, 3), ("three", 13, 4)]);
+}
+
+#[test]
+fn the_reader_of_paths_sees_every_one() {
+    assert_eq!(paths_from_the_root("use crate::wire::frame::Kind;"), ["wire"]);
+    assert_eq!(paths_from_the_root("use crate::{id::Address, limit};"), ["id", "limit"]);
+    assert_eq!(paths_from_the_root("a(crate::tag::ANY, crate::slab)"), ["tag", "slab"]);
+    assert_eq!(paths_from_the_root("use crate::{"), ["a list over several lines"]);
+    assert!(paths_from_the_root("use super::frame;").is_empty());
+}
+
+/// A Rust file.
+struct Source {
+    /// From the root of the repository.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The module of a crate's root that the file belongs to.
+    fn module(&self) -> &str {
+        let inside = self.path.split_once("/src/").map_or("", |(_, inside)| inside);
+        inside.split(['/', '.']).next().unwrap_or("")
+    }
+
+    /// Lines, numbered from 1, without comments.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let numbered = self.text.lines().enumerate().map(|(index, line)| (index + 1, line));
+        numbered.filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+
+    /// Name, first line and number of lines of every function.
+    fn functions(&self) -> impl Iterator<Item = (&str, usize, usize)> {
+        let lines: Vec<&str> = self.text.lines().collect();
+        let starts = (0..lines.len()).filter_map({
+            let lines = lines.clone();
+            move |at| Some((at, function_name(lines[at])?))
+        });
+        starts.map(move |(at, name)| (name, at + 1, function_end(&lines, at) - at + 1))
+    }
+}
+
+fn function_name(line: &str) -> Option<&str> {
+    let mut rest = line.trim_start();
+    loop {
+        if let Some(name) = rest.strip_prefix("fn ") {
+            return name.split(['(', '<']).next();
+        }
+        let (word, after) = rest.split_once(' ')?;
+        let is_modifier = matches!(word, "pub" | "const" | "unsafe" | "async" | "extern" | "\"C\"");
+        if !is_modifier && !word.starts_with("pub(") {
+            return None;
+        }
+        rest = after;
+    }
+}
+
+fn function_end(lines: &[&str], start: usize) -> usize {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let depth = indent(lines[start]);
+    if lines[start].ends_with([';', '}']) {
+        return start;
+    }
+    let is_end = |line: &str| {
+        let text = line.trim_start();
+        indent(line) == depth && (text == "}" || (text.starts_with(')') && text.ends_with(';')))
+    };
+    (start + 1..lines.len()).find(|&at| is_end(lines[at])).unwrap_or(lines.len() - 1)
+}
+
+/// The order of modules in the table of proto's `lib.rs`.
+fn module_order() -> Vec<String> {
+    let text = read(&root().join("crates/proto/src/lib.rs"));
+    let rows = text.lines().filter_map(|line| line.strip_prefix("//! | [`"));
+    let order: Vec<String> =
+        rows.filter_map(|row| row.split('`').next().map(str::to_owned)).collect();
+    assert!(order.len() > 5, "the table of modules in proto/src/lib.rs was not found");
+    order
+}
+
+/// What follows `crate::` in a line, `crate::{a::…, b}` included.
+fn paths_from_the_root(line: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for rest in line.split("crate::").skip(1) {
+        match rest.strip_prefix('{') {
+            Some(list) if !list.contains('}') => found.push("a list over several lines"),
+            Some(list) => {
+                let parts = list.split([',', '}']).map(str::trim);
+                found.extend(parts.filter_map(|part| part.split([':', ';']).next()));
+            }
+            None => found.extend(rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()),
+        }
+    }
+    found.retain(|name| !name.is_empty());
+    found
+}
+
+/// Where one of `words` stands in code below `folder`, outside of `except`.
+fn occurrences(folder: &str, words: &[&str], except: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    for source in sources(folder) {
+        if except.iter().any(|path| source.path.starts_with(path)) {
+            continue;
+        }
+        for (number, line) in source.code() {
+            for word in words.iter().filter(|word| line.contains(**word)) {
+                found.push(format!("{}:{number}: {word}", source.path));
+            }
+        }
+    }
+    found
+}
+
+/// Every `.rs` file below a folder, in the order of their paths.
+fn sources(folder: &str) -> Vec<Source> {
+    let mut files = BTreeMap::new();
+    collect(&root().join(folder), &mut files);
+    assert!(!files.is_empty(), "there is nothing in {folder}");
+    files.into_iter().map(|(path, text)| Source { path, text }).collect()
+}
+
+fn collect(folder: &Path, files: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let relative = path.strip_prefix(root()).unwrap().display().to_string();
+            files.insert(relative, read(&path));
+        }
+    }
+}
+
+/// Table and name of everything a crate depends on.
+fn dependencies(name: &str) -> Vec<(String, String)> {
+    let manifest = manifest(&root().join(format!("crates/{name}/Cargo.toml")));
+    let tables = manifest.iter().filter(|(table, _)| table.ends_with("dependencies"));
+    let mut found = Vec::new();
+    for (table, entries) in tables {
+        let entries = entries.as_table().unwrap();
+        found.extend(entries.keys().map(|used| (table.clone(), used.clone())));
+    }
+    assert!(!found.is_empty(), "{name} depends on nothing: was its manifest read?");
+    found
+}
+
+fn manifest(path: &Path) -> toml::Table {
+    read(path).parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn assert_none(wrong: &[String]) {
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
