@@ -196,9 +196,12 @@ def compare(options, outcomes) -> int:
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
     known = exceptions(options)
     lost = sorted(expected - passed)
-    for test in lost:
+    never = [test for test in lost if test not in outcomes]
+    if never:
+        print(f"  pass over tcp, and were not reached here: {len(never)} tests, first {never[0]}")
+    for test in sorted(set(lost) - set(never)):
         reason = f"known: {known[test]}" if test in known else "NOT KNOWN"
-        print(f"  passes over tcp, not here ({outcomes.get(test, 'not run')}): {test}  [{reason}]")
+        print(f"  passes over tcp, not here ({outcomes[test]}): {test}  [{reason}]")
     gained = passed - expected
     print(f"  baseline {len(expected)}, lost {len(lost)}, gained {len(gained)}")
     return 1 if set(lost) - set(known) else 0
