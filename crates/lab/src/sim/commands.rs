@@ -17,6 +17,8 @@ use super::{Tally, Violation, require};
 
 /// Tags are few, so that they meet.
 const TAGS: u64 = 4;
+/// A message that is not there after so many steps is not waited for: other traffic may be in its way.
+const VOLLEY_STEPS: usize = 40;
 /// The upper half of a tag, which some receives ignore.
 const TAG_HIGH: u64 = 0xffff_ffff_0000_0000;
 
@@ -47,7 +49,8 @@ impl World {
             75..80 => self.look(node),
             80..84 => self.claim(node, largest),
             84..95 => self.remote(node),
-            95..97 => self.change_path(node),
+            95 => self.volley(node),
+            96 => self.change_path(node),
             _ if self.random.percent(losses * 20) => self.break_link(node),
             _ => Ok(()),
         }
@@ -68,8 +71,37 @@ impl World {
         let tag = tagged.then(|| self.random.below(TAGS) | high);
         let data = self.random.percent(40).then(|| self.random.next());
         let level = if self.random.percent(50) { Level::Handed } else { Level::Delivered };
-        let (peer, ticket, message) = (self.peer(node, to), self.call(), self.model.messages.len());
+        self.send_one(node, to, length, (tag, data), level)
+    }
+
+    /// Messages to and fro, as programs do that wait for answers.
+    fn volley(&mut self, node: usize) -> Result<(), Violation> {
+        let (mut from, mut to) = (node, self.other());
+        for _ in 0..self.random.within(10..=60) {
+            let tag = self.random.below(TAGS);
+            self.post(to, Wish { source: Some(from), tag: Some((tag, 0)) }, 8)?;
+            self.send_one(from, to, 8, (Some(tag), None), Level::Delivered)?;
+            for _ in 0..VOLLEY_STEPS {
+                let is_under_way = !self.model.flight[from][to].is_empty();
+                if !is_under_way || !self.step()? {
+                    break;
+                }
+            }
+            (from, to) = (to, from);
+        }
+        Ok(())
+    }
+
+    fn send_one(
+        &mut self,
+        node: usize,
+        to: usize,
+        length: u64,
+        (tag, data): (Option<u64>, Option<u64>),
+        level: Level,
+    ) -> Result<(), Violation> {
         let visible = self.random.percent(60);
+        let (peer, ticket, message) = (self.peer(node, to), self.call(), self.model.messages.len());
         let piece = self.arena.keep(content(message, length), visible);
         let sent = self.nodes[node].endpoint.send(Message {
             peer,

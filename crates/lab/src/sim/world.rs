@@ -257,6 +257,33 @@ impl World {
 
     /// Moves something that can move; false if nothing can.
     pub fn step(&mut self) -> Result<bool, Violation> {
+        if self.random.percent(10) {
+            let node = self.random.index(self.nodes.len());
+            self.end_deferral(node)?;
+        }
+        if self.move_one()? {
+            return Ok(true);
+        }
+        let mut wakes = false;
+        for node in 0..self.nodes.len() {
+            wakes |= self.end_deferral(node)?;
+        }
+        Ok(wakes)
+    }
+
+    /// The application of `node` asks for progress; true if that brings frames about.
+    fn end_deferral(&mut self, node: usize) -> Result<bool, Violation> {
+        let before = self.nodes[node].ready.len();
+        self.nodes[node].endpoint.end_deferral();
+        self.drain(node)?;
+        let wakes = self.nodes[node].ready.len() > before;
+        if wakes {
+            self.tally.count("deferred confirmations");
+        }
+        Ok(wakes)
+    }
+
+    fn move_one(&mut self) -> Result<bool, Violation> {
         let count = self.nodes.len();
         let places = count * count * 4;
         let first = self.random.index(places);
