@@ -54,7 +54,6 @@ pub struct Link {
     inside: Option<(Peer, Place)>,
     /// Operands that are arriving.
     scratch: Vec<u8>,
-    said_goodbye: bool,
 }
 
 impl Link {
@@ -66,7 +65,6 @@ impl Link {
             holding: None,
             inside: None,
             scratch: Vec::new(),
-            said_goodbye: false,
         }
     }
 
@@ -354,8 +352,7 @@ impl Engine {
         while *frames < FRAMES_PER_TURN
             && let Some(frame) = ring.peek()?
         {
-            let kind = self.take_frame(peer, frame)?;
-            link.said_goodbye |= kind == FrameKind::Goodbye;
+            self.take_frame(peer, frame)?;
             ring.consume();
             *frames += 1;
         }
@@ -363,19 +360,22 @@ impl Engine {
     }
 
     /// Takes in a whole frame.
-    fn take_frame(&mut self, from: Option<Peer>, frame: &[u8]) -> io::Result<FrameKind> {
+    fn take_frame(&mut self, from: Option<Peer>, frame: &[u8]) -> io::Result<()> {
         let header = Header::parse(frame).map_err(invalid)?;
         let body = frame
             .get(HEADER_BYTES..HEADER_BYTES + header.length as usize)
             .ok_or_else(|| fault("a frame is cut off"))?;
         let Some(peer) = self.sender(from, &header)? else {
-            return Ok(header.kind);
+            return Ok(());
         };
         let place = self.core.handle_frame(peer, header, body).map_err(|bad| fault(bad.0))?;
         let payload = &body[Head::size(header.kind, header.flags)..];
         self.put(peer, place, payload);
         self.end_payload(peer);
-        Ok(header.kind)
+        if header.kind == FrameKind::Goodbye {
+            self.neighbours[peer.0 as usize].has_left = true;
+        }
+        Ok(())
     }
 
     /// The peer a frame is from; `None` if it needs no further treatment.
@@ -389,13 +389,23 @@ impl Engine {
         }
         let peer = self.peer_addressed(header.source);
         if header.kind == FrameKind::Unreachable {
-            log!(Warn, "the relay cannot reach peer {:?}", header.source);
-            self.neighbours[peer.0 as usize].out = Out::Gone;
-            self.core.fail(peer, libc::EHOSTUNREACH);
-            self.drain_actions();
+            self.handle_unreachable(peer);
             return Ok(None);
         }
         Ok(Some(peer))
+    }
+
+    /// The relay could not deliver a frame. For a peer that has left in good order that is no news: it was the last
+    /// confirmation, which nobody needs any more.
+    #[cold]
+    fn handle_unreachable(&mut self, peer: Peer) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        neighbour.out = Out::Gone;
+        if !neighbour.has_left {
+            log!(Warn, "the relay cannot reach peer {:?}", self.core.address(peer));
+        }
+        self.core.fail(peer, libc::EHOSTUNREACH);
+        self.drain_actions();
     }
 
     #[inline]
@@ -545,8 +555,7 @@ impl Engine {
             }
             let whole = HEADER_BYTES + header.length as usize;
             if whole <= staged.len() {
-                let kind = self.take_frame(link.peer, &staged[..whole])?;
-                link.said_goodbye |= kind == FrameKind::Goodbye;
+                self.take_frame(link.peer, &staged[..whole])?;
                 staged = &staged[whole..];
                 continue;
             }
@@ -591,7 +600,7 @@ impl Engine {
         let neighbour = &mut self.neighbours[peer.0 as usize];
         neighbour.better = neighbour.better.filter(|&better| better != id);
         let was_out = neighbour.out == Out::Up(id);
-        if link.said_goodbye {
+        if self.neighbours[peer.0 as usize].has_left {
             log!(Debug, "peer {address:?} has left");
         } else {
             log!(Warn, "the connection to peer {address:?} is lost: {error}");

@@ -55,6 +55,8 @@ pub struct Neighbour {
     pub out: Out,
     /// A link that both sides should use instead, once all that was sent on the other has been taken in.
     pub better: Option<usize>,
+    /// It has said goodbye.
+    pub has_left: bool,
     /// Ways not yet tried, the best last.
     ways: Option<Vec<Way>>,
     /// Its process id, if its memory may be read.
@@ -98,6 +100,13 @@ enum RelayState {
     Dialling,
     Up(usize),
     Gone,
+}
+
+impl Relay {
+    /// Whether it is in use.
+    pub fn is_up(&self) -> bool {
+        matches!(self.state, RelayState::Up(_))
+    }
 }
 
 /// A hello under way, and what it is for.
@@ -197,7 +206,15 @@ impl Own {
 
 impl Neighbour {
     fn new(name: Option<NameBytes>) -> Self {
-        Self { name, out: Out::Unknown, better: None, ways: None, readable: None, number: None }
+        Self {
+            name,
+            out: Out::Unknown,
+            better: None,
+            has_left: false,
+            ways: None,
+            readable: None,
+            number: None,
+        }
     }
 }
 

@@ -30,6 +30,8 @@ const CROWDED_MICROS: u64 = 50_000;
 /// How long a loop with a processor for itself spins before its polls park: longer than most messages take, shorter than
 /// anybody notices.
 const SPIN_MICROS: u64 = 2_000;
+/// After so long a spin, the processor is offered to others at every poll: more may run here than anybody has counted.
+const PURE_SPIN_MICROS: u64 = 10;
 /// How long a loop that shares its processor yields before its polls park.
 const YIELD_MICROS: u64 = 1_000;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
@@ -123,7 +125,9 @@ impl Engine {
     fn look_on(&mut self) -> usize {
         let clock = self.idle.clock;
         let start = clock.now();
-        if clock.micros(start.wrapping_sub(self.idle.last_poll)) > TIGHT_GAP_MICROS {
+        if clock.micros(start.wrapping_sub(self.idle.last_poll)) > TIGHT_GAP_MICROS
+            || self.relay.is_up()
+        {
             return 0;
         }
         loop {
@@ -267,10 +271,12 @@ impl Engine {
         };
         let streak = clock.micros(now.wrapping_sub(since));
         let is_alone = self.idle.is_alone();
+        // Whoever waits for a relay of this node must let it work.
+        let waits_for_relay = self.relay.is_up();
         let patience = if is_alone { SPIN_MICROS } else { YIELD_MICROS };
         if streak >= patience {
             self.park(PARK_MILLIS);
-        } else if !is_alone {
+        } else if !is_alone || waits_for_relay || streak > PURE_SPIN_MICROS {
             std::thread::yield_now();
         }
         self.idle.last_poll = clock.now();
