@@ -100,6 +100,11 @@ impl World {
         (tag, data): (Option<u64>, Option<u64>),
         level: Level,
     ) -> Result<(), Violation> {
+        let next = self.model.messages.len();
+        if self.random.percent(25) && self.pass(node, to, (tag, data), &content(next, length))? {
+            self.note_message(node, to, length, (tag, data));
+            return Ok(());
+        }
         let visible = self.random.percent(60);
         let (peer, ticket, message) = (self.peer(node, to), self.call(), self.model.messages.len());
         let piece = self.arena.keep(content(message, length), visible);
@@ -119,8 +124,27 @@ impl World {
                 "{node}: message {message} to {to}: {length} bytes, {tag:x?} {data:x?} {level:?}"
             )
         });
+        self.note_message(node, to, length, (tag, data));
+        let ticket_of = Ticket::Send { node, message, piece, level };
+        self.model.tickets.insert(ticket.context, ticket_of);
+        self.drain(node)?;
+        if let (Ok(op), false) = (sent, visible) {
+            self.maybe_copy(node, op, ticket.context, piece)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the model of a message that has been sent.
+    fn note_message(
+        &mut self,
+        from: usize,
+        to: usize,
+        length: u64,
+        (tag, data): (Option<u64>, Option<u64>),
+    ) {
+        let message = self.model.messages.len();
         self.model.messages.push(model::Message {
-            from: node,
+            from,
             to,
             tag,
             data,
@@ -129,16 +153,9 @@ impl World {
             is_whole: false,
             is_settled: false,
         });
-        if !self.model.failed[node][to] {
-            self.model.flight[node][to].push_back(message);
+        if !self.model.failed[from][to] {
+            self.model.flight[from][to].push_back(message);
         }
-        let ticket_of = Ticket::Send { node, message, piece, level };
-        self.model.tickets.insert(ticket.context, ticket_of);
-        self.drain(node)?;
-        if let (Ok(op), false) = (sent, visible) {
-            self.maybe_copy(node, op, ticket.context, piece)?;
-        }
-        Ok(())
     }
 
     /// Puts a copy in the place of a message's bytes, as an inject does.

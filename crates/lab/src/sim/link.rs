@@ -80,6 +80,11 @@ impl Link {
         self.rest.is_none() && (fits || (self.room() > 0 && (self.partial || size > self.capacity)))
     }
 
+    /// Whether a frame of `size` bytes may enter at once.
+    pub fn fits(&self, size: usize) -> bool {
+        self.rest.is_none() && size <= self.room()
+    }
+
     /// Begins a frame.
     pub fn begin(
         &mut self,

@@ -215,7 +215,8 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 16] = [
+    const EVENTS: [&str; 17] = [
+        "messages passed the short way",
         "sends done",
         "sends failed",
         "receives done",

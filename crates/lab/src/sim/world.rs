@@ -1,6 +1,6 @@
 //! The simulated world: processes, links between them, and the driver that moves bytes and does what endpoints want.
 
-use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Memory, Peer, Place, Work};
+use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Memory, Passing, Peer, Place, Work};
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::head::Head;
@@ -348,14 +348,35 @@ impl World {
         Ok(true)
     }
 
-    fn sent(
+    /// Sends a message the short way; false if something is in its way.
+    pub fn pass(
         &mut self,
         from: usize,
         to: usize,
-        header: &Header,
-        written: Written,
-    ) -> Result<(), Violation> {
-        self.say(|| format!("{from} -> {to} {written:?} {header:?}"));
+        (tag, data): (Option<u64>, Option<u64>),
+        bytes: &[u8],
+    ) -> Result<bool, Violation> {
+        let peer = self.peer(from, to);
+        let passing = Passing { peer, tag, data, size: bytes.len() as u64 };
+        let Some(frame) = self.nodes[from].endpoint.pass(&passing) else {
+            return Ok(false);
+        };
+        let frame = [frame.front(), bytes].concat();
+        if !self.links[from][to].fits(frame.len()) {
+            return Ok(false);
+        }
+        let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
+        self.links[from][to].begin(&frame, None, &self.arena)?;
+        self.nodes[from].endpoint.passed(&passing);
+        self.tally.count("messages passed the short way");
+        self.say(|| format!("{from} -> {to} passes {header:?}"));
+        self.spend(from, to, &header)?;
+        self.drain(from)?;
+        Ok(true)
+    }
+
+    /// Counts the eager bytes of a frame that leaves.
+    fn spend(&mut self, from: usize, to: usize, header: &Header) -> Result<(), Violation> {
         if matches!(header.kind, Kind::Message | Kind::Tagged) {
             let payload = header.length - Head::size(header.kind, header.flags) as u32;
             let (sent, heard) = &mut self.eager[from][to];
@@ -364,6 +385,18 @@ impl World {
             let window = self.nodes[from].config.eager_window;
             require!(under_way <= window, "{from} sends {under_way} eager bytes to {to}");
         }
+        Ok(())
+    }
+
+    fn sent(
+        &mut self,
+        from: usize,
+        to: usize,
+        header: &Header,
+        written: Written,
+    ) -> Result<(), Violation> {
+        self.say(|| format!("{from} -> {to} {written:?} {header:?}"));
+        self.spend(from, to, header)?;
         if written == Written::Part {
             self.tally.count("frames in parts");
         }
