@@ -10,7 +10,7 @@ use super::model::{self, Ticket, Wish};
 use super::node::random_path;
 use super::remote::{
     Announced, CONSTANT_BYTES, READ, REGION_BASE, REGION_BYTES, RemoteTicket, SUM, SWAP_IF_EQUAL,
-    What,
+    WRITE_BYTES_MAX, What,
 };
 use super::world::World;
 use super::{Tally, Violation, require};
@@ -366,7 +366,7 @@ impl World {
     }
 
     fn remote_write(&mut self, node: usize, to: usize) -> Result<(), Violation> {
-        let length = self.random.size(3_000);
+        let length = self.random.size(WRITE_BYTES_MAX);
         let Some(at) = self.nodes[to].region.reserve(length) else {
             return Ok(());
         };

@@ -10,6 +10,9 @@ use super::{Tally, Violation, require};
 
 /// Bytes of each process's region.
 pub const REGION_BYTES: u64 = 24 << 10;
+/// The longest write. A write that ends outside the region leaves its first pieces in these last bytes of it, so no other
+/// operation gets any of them.
+pub const WRITE_BYTES_MAX: u64 = 3_000;
 /// Its front is only read.
 pub const CONSTANT_BYTES: u64 = 4 << 10;
 /// Offsets count from here, as virtual addresses do.
@@ -90,7 +93,7 @@ impl Region {
     /// Bytes for one operation alone.
     pub fn reserve(&mut self, length: u64) -> Option<u64> {
         let at = self.fresh;
-        (at + length <= REGION_BYTES).then(|| {
+        (at + length <= REGION_BYTES - WRITE_BYTES_MAX).then(|| {
             self.fresh += length;
             at
         })
