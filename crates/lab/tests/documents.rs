@@ -1,0 +1,159 @@
+//! Documents that say what the code says: tables of `docs/WIRE.md` and `docs/ARCHITECTURE.md`
+//! compared with the constants they describe, and links that lead somewhere.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use landbridge_proto::wire::frame::{HEADER_BYTES, Kind, flag};
+use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::{hello, name};
+use landbridge_proto::{limit, relay};
+
+#[test]
+fn the_table_of_kinds_is_that_of_the_code() {
+    let text = read("docs/WIRE.md");
+    let rows = rows(&text, "## Kinds and their heads (checked)");
+    let written: Vec<_> = rows.iter().map(|row| row[..4].join(" ")).collect();
+    let wanted: Vec<_> = Kind::ALL
+        .iter()
+        .map(|&kind| {
+            let (short, long) = (Head::size(kind, 0), Head::size(kind, flag::LONG));
+            format!("{} {kind:?} {short} {long}", kind as u8)
+        })
+        .collect();
+    assert_eq!(written, wanted);
+}
+
+#[test]
+fn the_table_of_flags_is_that_of_the_code() {
+    let text = read("docs/WIRE.md");
+    let rows = rows(&text, "Flags (checked):");
+    let written: Vec<_> = rows.iter().map(|row| row[..2].join(" ")).collect();
+    let flags = [
+        (flag::CQ_DATA, "CQ_DATA"),
+        (flag::LONG, "LONG"),
+        (flag::WANT_ACK, "WANT_ACK"),
+        (flag::CUT, "CUT"),
+    ];
+    assert_eq!(flags.iter().fold(0, |all, (bit, _)| all | bit), flag::ALL);
+    let wanted: Vec<_> = flags.iter().map(|(bit, name)| format!("{bit} {name}")).collect();
+    assert_eq!(written, wanted);
+}
+
+#[test]
+fn the_table_of_sizes_is_that_of_the_code() {
+    let text = read("docs/WIRE.md");
+    let rows = rows(&text, "## Sizes (checked)");
+    let written: Vec<_> = rows.iter().map(|row| row.join(" ")).collect();
+    let wanted = [
+        ("HEADER_BYTES", HEADER_BYTES),
+        ("HEAD_BYTES_MAX", limit::HEAD_BYTES_MAX),
+        ("FRAME_BODY_BYTES_MAX", limit::FRAME_BODY_BYTES_MAX),
+        ("RELAY_PAYLOAD_BYTES_MAX", limit::RELAY_PAYLOAD_BYTES_MAX),
+        ("OPEN_BYTES", hello::OPEN_BYTES),
+        ("REPLY_BYTES", hello::REPLY_BYTES),
+        ("CLOSE_BYTES", hello::CLOSE_BYTES),
+        ("NAME_BYTES", name::NAME_BYTES),
+        ("ATOMIC_BYTES_MAX", limit::ATOMIC_BYTES_MAX),
+    ]
+    .map(|(name, size)| format!("{name} {size}"));
+    assert_eq!(written, wanted);
+    let frame = HEADER_BYTES + limit::HEAD_BYTES_MAX + limit::RELAY_PAYLOAD_BYTES_MAX;
+    assert_eq!(relay::FRAME_BYTES_MAX, frame);
+}
+
+/// Each row names a constant, the file it is in, and its value as it stands there.
+#[test]
+fn the_table_of_bounds_is_that_of_the_code() {
+    let text = read("docs/ARCHITECTURE.md");
+    let rows = rows(&text, "## Bounds (checked)");
+    assert!(rows.len() > 30, "{} bounds", rows.len());
+    let mut wrong = Vec::new();
+    for row in &rows {
+        let [name, file, value, ..] = &row[..] else { panic!("a row without a value: {row:?}") };
+        let source = read(&format!("crates/{}", unquoted(file)));
+        let is_there = source.lines().any(|line| {
+            let (start, end) = (format!("const {}: ", unquoted(name)), format!("= {value};"));
+            line.contains(&start) && line.ends_with(&end.replace('`', ""))
+        });
+        if !is_there {
+            wrong.push(format!("{file}: {name} is not {value}"));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_bound_of_the_protocol_is_in_the_table() {
+    let text = read("docs/ARCHITECTURE.md");
+    let rows = rows(&text, "## Bounds (checked)");
+    for file in ["proto/src/limit.rs", "proto/src/relay/mod.rs"] {
+        for line in read(&format!("crates/{file}")).lines() {
+            let public = line.strip_prefix("pub const ").or(line.strip_prefix("const "));
+            let Some((name, _)) = public.and_then(|rest| rest.split_once(':')) else { continue };
+            let is_bound = name != "_" && !name.starts_with("fn ");
+            let is_listed = rows.iter().any(|row| unquoted(&row[0]) == name);
+            assert!(!is_bound || is_listed, "{name} of {file} is missing");
+        }
+    }
+}
+
+#[test]
+fn links_lead_somewhere() {
+    // Made by `make bench` and `tests/fabtests.py`.
+    let generated = ["docs/BENCHMARKS.md", "docs/CONFORMANCE.md"];
+    let documents =
+        ["README.md", "CHANGELOG.md", "docs/ARCHITECTURE.md", "docs/WIRE.md", "docs/HACKING.md"];
+    for document in documents {
+        let folder = Path::new(document).parent().unwrap();
+        let text = read(document);
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            let target = folder.join(link);
+            let is_made = generated.iter().any(|path| target == Path::new(path));
+            let is_there = link.is_empty() || link.starts_with("https://") || is_made;
+            assert!(is_there || root().join(&target).exists(), "{document}: {link}");
+        }
+    }
+}
+
+#[test]
+fn examples_are_toml() {
+    let mut count = 0;
+    for entry in fs::read_dir(root().join("examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let text = fs::read_to_string(&path).unwrap();
+            let table: toml::Table = text.parse().unwrap();
+            assert!(table["cluster"].as_array().is_some_and(|clusters| !clusters.is_empty()));
+            count += 1;
+        }
+    }
+    assert!(count > 0, "there is no example of a cluster file");
+}
+
+/// Cells of the first table after the line `heading`, without its two head lines.
+fn rows(text: &str, heading: &str) -> Vec<Vec<String>> {
+    let lines = text.lines().skip_while(|line| *line != heading);
+    let table = lines.skip_while(|line| !line.starts_with('|'));
+    let rows = table.take_while(|line| line.starts_with('|')).skip(2);
+    let rows: Vec<Vec<String>> = rows.map(cells).collect();
+    assert!(!rows.is_empty(), "there is no table under {heading:?}");
+    rows
+}
+
+fn cells(line: &str) -> Vec<String> {
+    line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
+}
+
+fn unquoted(cell: &str) -> &str {
+    cell.trim_matches('`')
+}
+
+fn read(path: &str) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
