@@ -5,7 +5,7 @@ pub const PROTOCOL_VERSION: u16 = 1;
 
 /// Most bytes after a frame's header (head and payload). Large enough that a header costs nothing,
 /// small enough that a relay may buffer one frame per link and that other channels are not held up.
-pub const FRAME_BODY_BYTES_MAX: usize = 1 << 20;
+pub const FRAME_BODY_BYTES_MAX: usize = (1 << 20) + 128;
 
 /// Most bytes of a frame's head, over all kinds.
 pub const HEAD_BYTES_MAX: usize = 48;
@@ -25,7 +25,7 @@ pub const EAGER_TOTAL_BYTES: u64 = 256 << 20;
 /// Least and most eager credit one peer is given out of it.
 pub const EAGER_WINDOW_BYTES_MIN: u32 = 16 << 10;
 /// See [`EAGER_WINDOW_BYTES_MIN`].
-pub const EAGER_WINDOW_BYTES_MAX: u32 = 1 << 20;
+pub const EAGER_WINDOW_BYTES_MAX: u32 = 2 << 20;
 
 /// Atomic operands (or results) in one frame.
 pub const ATOMIC_BYTES_MAX: usize = 8192;

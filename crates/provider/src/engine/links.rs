@@ -32,9 +32,9 @@ pub const RING_PAYLOAD_MAX: usize = shm::FRAME_BYTES_MAX - HEADER_BYTES - limit:
 /// instead of two copies.
 pub const RING_EAGER_MAX: u32 = 16 << 10;
 /// Payload of one frame over a direct TCP connection.
-const TCP_PAYLOAD_MAX: u32 = (1 << 20) - 128;
+const TCP_PAYLOAD_MAX: u32 = 1 << 20;
 /// Messages up to this go out whole over TCP.
-const TCP_EAGER_MAX: u32 = 512 << 10;
+const TCP_EAGER_MAX: u32 = 1 << 20;
 /// First piece of longer ones: the receiver's grant arrives while it is under way.
 const TCP_FIRST_PIECE: u32 = 256 << 10;
 /// Reads of one stream before others get their turn.
