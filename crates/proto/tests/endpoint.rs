@@ -158,7 +158,8 @@ fn traits_no_frame_can_have_are_cut() {
     a.send(message(2 << 20, Level::Handed)).unwrap();
     let (header, _) = a.transmit().unwrap();
     assert!(header.flags & flag::LONG != 0);
-    assert!(a.path(PEER).payload_max < 1 << 20 && a.path(PEER).window > 0);
+    let bound = landbridge_proto::limit::FRAME_BODY_BYTES_MAX as u32;
+    assert!(a.path(PEER).payload_max < bound && a.path(PEER).window > 0);
 }
 
 /// The states of a receive, as a peer's frames see them.
