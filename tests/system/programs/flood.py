@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 MESSAGES, BYTES = int(sys.argv[1]), int(sys.argv[2])
 WORLD = MPI.COMM_WORLD
-HOLD_S = 1.5
+HOLD_S = 1.0
 ELSEWHERE, FLOOD = 1, 2
 PATTERNS = 16
 

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Every stock MPI library, under our launcher and under its own, on our provider.
+
+Each job says hello, sends to and fro, reduces, and puts and fetches in the memory of others; and it is looked up in the
+provider's own messages that it was this provider which carried it. `--repeat N` runs Intel MPI N times more,
+since its end is where ranks part company in haste.
+"""
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import common
+
+RANKS = [2, 4]
+BASICS = str(common.PROGRAMS / "basics.py")
+
+
+def main() -> int:
+    options = common.arguments(__doc__, add_options)
+    common.quiet_environment()
+    checks = common.Checks(options)
+    for ranks in RANKS:
+        mpich(checks, ranks)
+        intel(checks, ranks)
+        open_mpi(checks, ranks)
+        debian_open_mpi(checks, ranks)
+    partings(checks)
+    return checks.end()
+
+
+def add_options(parser):
+    parser.add_argument("--repeat", type=int, default=10, help="runs of the parting check")
+
+
+def mpich(checks, ranks):
+    options = checks.options
+    program = [common.python(options, "mpich"), BASICS]
+    job(checks, f"MPICH, landbridge run, {ranks}", [*common.landbridge_run(options, ranks), *program])
+    two = common.landbridge_run(options, ranks, "--clusters", "2")
+    job(checks, f"MPICH, landbridge run, two clusters, {ranks}", [*two, *program])
+    own = [options.venvs / "mpich" / "bin" / "mpiexec", "-n", ranks, *program]
+    job(checks, f"MPICH, mpiexec, {ranks}", own, common.settings(options, "mpich"))
+
+
+def intel_root(options) -> dict[str, str]:
+    return {"I_MPI_ROOT": str(options.venvs / "impi")}
+
+
+def intel(checks, ranks):
+    options = checks.options
+    program = [common.python(options, "impi"), BASICS]
+    root = intel_root(options)
+    ours = [*common.landbridge_run(options, ranks), *program]
+    job(checks, f"Intel MPI, landbridge run, {ranks}", ours, root)
+    two = common.landbridge_run(options, ranks, "--clusters", "2")
+    job(checks, f"Intel MPI, landbridge run, two clusters, {ranks}", [*two, *program], root)
+    own = [options.venvs / "impi" / "bin" / "mpirun", "-n", ranks, *program]
+    root["I_MPI_HYDRA_BOOTSTRAP"] = "fork"
+    job(checks, f"Intel MPI, mpirun, {ranks}", own, root | common.settings(options, "impi"))
+
+
+AS_ROOT = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+
+
+def open_mpi(checks, ranks):
+    options = checks.options
+    program = [common.python(options, "ompi"), BASICS]
+    own = [options.venvs / "ompi" / "bin" / "mpirun", *AS_ROOT, "-n", ranks, *program]
+    job(checks, f"Open MPI 5, mpirun, {ranks}", own, common.settings(options, "openmpi"))
+
+
+def debian_open_mpi(checks, ranks):
+    """Built here: the distribution has no mpi4py for every Python."""
+    name = f"Open MPI of the distribution, mpirun, {ranks}"
+    if not checks.wants(name):
+        return
+    compiler, launcher = shutil.which("mpicc.openmpi"), shutil.which("mpirun.openmpi")
+    if not (compiler and launcher):
+        print(f"skip   {name}: openmpi-bin and libopenmpi-dev are not installed")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "basics"
+        build = [compiler, "-O1", "-o", program, common.PROGRAMS / "basics.c"]
+        built = common.run(checks.options, build)
+        if not built.ok:
+            checks.check(name, False, "does not compile", built.output)
+            return
+        command = [launcher, *AS_ROOT, "-n", ranks, program]
+        job(checks, name, command, common.settings(checks.options, "openmpi"))
+
+
+def job(checks, name, command, environment=None):
+    """Runs it, and finds out which processes our provider served."""
+    if not checks.wants(name):
+        return
+    ranks = int(re.search(r"(\d+)$", name)[1])
+    spoken = {"LANDBRIDGE_LOG": "info"}
+    finished = common.run(checks.options, command, (environment or {}) | spoken)
+    done = common.values(finished.output, "done") == [str(ranks)]
+    served, paths = served_by_us(finished.output)
+    mapped = common.values(finished.output, "mapped")
+    library = common.values(finished.output, "library")
+    is_ok = finished.ok and done and len(served) >= ranks and not complaints(finished.output)
+    measured = f"{library[0] if library else 'no library'}; our provider in {len(served)} processes"
+    measured += f" ({', '.join(sorted(paths)) or 'no path'}), mapped in {mapped or ['none'][0]}"
+    checks.check(name, is_ok, f"{measured}; {common.how(finished)}", finished.output)
+
+
+def served_by_us(output: str) -> tuple[set[str], set[str]]:
+    """Processes that report a path to a peer, and the kinds of path."""
+    peers = re.findall(r"landbridge\[(\d+)\]: Info: (?:peer|relay)[^:\n]*: ([a-z ]+)$", output, re.M)
+    return {process for process, _ in peers}, {path for _, path in peers}
+
+
+def complaints(output: str) -> list[str]:
+    return [line for line in output.splitlines() if ": Warn: " in line or "Abort(" in line]
+
+
+def partings(checks):
+    """The end of a job, again and again: nobody may take a peer that leaves for one that is lost."""
+    options = checks.options
+    for path in ("tcp", "shm,tcp"):
+        name = f"Intel MPI parts in peace, {path}"
+        if not checks.wants(name):
+            continue
+        bad = []
+        for number in range(options.repeat):
+            ranks = 2 + 2 * (number % 2)
+            command = [*common.landbridge_run(options, ranks), common.python(options, "impi"), BASICS]
+            environment = intel_root(options) | {"LANDBRIDGE_PATHS": path, "LANDBRIDGE_LOG": "warn"}
+            finished = common.run(options, command, environment)
+            if not finished.ok or complaints(finished.output):
+                bad.append(finished)
+        output = bad[0].output if bad else ""
+        checks.check(name, not bad, f"{options.repeat} runs, {len(bad)} bad", output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
