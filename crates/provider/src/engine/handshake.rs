@@ -91,8 +91,15 @@ impl Handshake {
         matches!(self.step, Step::Dialled(_))
     }
 
-    /// Whether it takes longer than any hello may.
+    /// Whether it should be given up. Not while the other side owes an answer: it is a process of the job that computes and
+    /// does not look at its network meanwhile; if it dies, its socket says so.
     pub fn is_overdue(&self) -> bool {
+        let is_owed_by_a_peer = matches!(self.step, Step::AwaitReply(_) | Step::AwaitClose(_));
+        !is_owed_by_a_peer && self.is_old()
+    }
+
+    /// Whether it has taken longer than a hello between two sides that attend to it.
+    pub fn is_old(&self) -> bool {
         Instant::now() > self.deadline
     }
 

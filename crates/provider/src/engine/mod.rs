@@ -130,7 +130,7 @@ impl Engine {
             min_multi_recv: setup.min_multi_recv as u64,
             operations_max: OPERATIONS_MAX,
         });
-        Ok(Engine {
+        let mut engine = Engine {
             identity,
             own,
             av: setup.av,
@@ -154,7 +154,9 @@ impl Engine {
             stage: vec![0; STAGE_BYTES],
             scratch: Vec::new(),
             idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
-        })
+        };
+        engine.attach();
+        Ok(engine)
     }
 
     /// The endpoint's address: 48 bytes, or a `sockaddr_in`.

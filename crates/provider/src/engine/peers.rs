@@ -8,6 +8,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::net::{
@@ -34,6 +35,10 @@ pub type NameBytes = [u8; NAME_BYTES];
 
 /// Strangers whose hello is under way; more wait in the listening queue.
 const HELLOS_MAX: usize = 256;
+/// How often a peer that answers the call and hangs up is called again.
+const DIAL_RETRIES: u8 = 5;
+/// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
+const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 /// Connections that may wait to be accepted: a whole large node connecting at once.
 const BACKLOG: i32 = 1024;
 
@@ -57,6 +62,8 @@ pub struct Neighbour {
     pub better: Option<usize>,
     /// It has said goodbye.
     pub has_left: bool,
+    /// How often all ways may be tried again.
+    retries: u8,
     /// Ways not yet tried, the best last.
     ways: Option<Vec<Way>>,
     /// Its process id, if its memory may be read.
@@ -211,6 +218,7 @@ impl Neighbour {
             out: Out::Unknown,
             better: None,
             has_left: false,
+            retries: DIAL_RETRIES,
             ways: None,
             readable: None,
             number: None,
@@ -372,17 +380,31 @@ impl Engine {
     }
 
     fn await_relay(&mut self, peer: Peer) -> io::Result<()> {
+        // Before anything is dialled: the relay may answer at once.
+        self.neighbours[peer.0 as usize].out = Out::AwaitRelay;
         match self.relay.state {
-            RelayState::Up(id) => {
-                self.use_link(peer, id);
-                return Ok(());
-            }
+            RelayState::Up(id) => self.use_link(peer, id),
             RelayState::Gone => return Err(io::Error::other("the relay is gone")),
             RelayState::Unknown => self.dial_relay()?,
             RelayState::Dialling => (),
         }
-        self.neighbours[peer.0 as usize].out = Out::AwaitRelay;
         Ok(())
+    }
+
+    /// Attaches to the relay before anybody sends through it: peers in other clusters may speak first.
+    pub(super) fn attach(&mut self) {
+        let identity = self.identity;
+        let is_wanted = identity.paths.relay && !identity.relays.is_empty();
+        if !is_wanted || self.own.address == Address::ANONYMOUS {
+            return;
+        }
+        if let Err(error) = self.dial_relay() {
+            return log!(Warn, "relay: {error}");
+        }
+        let deadline = Instant::now() + ATTACH_TIME_MAX;
+        while self.relay.state == RelayState::Dialling && Instant::now() < deadline {
+            self.look(10);
+        }
     }
 
     fn dial_relay(&mut self) -> io::Result<()> {
@@ -394,12 +416,11 @@ impl Engine {
                 RelayWay::Unix(name) => (dial_unix(name), true),
                 RelayWay::Tcp(address) => (dial_tcp(*address), false),
             };
+            // Before the hello: it may end within the call.
+            self.relay.state = RelayState::Dialling;
             let greeted = socket.and_then(|socket| self.greet(socket, is_unix, Purpose::Relay));
             match greeted {
-                Ok(()) => {
-                    self.relay.state = RelayState::Dialling;
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 Err(error) => log!(Info, "relay {way:?}: {error}"),
             }
         }
@@ -427,7 +448,7 @@ impl Engine {
 
     /// Accepts whoever waits at a door.
     pub(super) fn handle_door(&mut self, is_unix: bool) {
-        while self.hellos_open < HELLOS_MAX {
+        while self.hellos_open < HELLOS_MAX || self.evict_stranger() {
             let door = if is_unix { &self.own.unix } else { &self.own.tcp };
             let Some(door) = door else {
                 return;
@@ -444,6 +465,20 @@ impl Engine {
                 log!(Info, "a connection was dropped: {error}");
             }
         }
+    }
+
+    /// Drops a stranger whose hello has taken long, to make room for another; false if there is none.
+    fn evict_stranger(&mut self) -> bool {
+        let is_idle =
+            |hello: &Hello| matches!(hello.purpose, Purpose::Stranger) && hello.handshake.is_old();
+        let Some(slot) = self.hellos.iter_mut().find(|slot| slot.as_ref().is_some_and(is_idle))
+        else {
+            return false;
+        };
+        *slot = None;
+        self.hellos_open -= 1;
+        log!(Warn, "a connection was refused: too many others wait for their hello");
+        true
     }
 
     /// Something happened on the socket of hello `id`.
@@ -531,7 +566,13 @@ impl Engine {
             Purpose::Stranger => log!(Warn, "a connection was refused: {error}"),
             Purpose::Peer(peer) => {
                 log!(Info, "peer {:?}: hello: {error}", self.core.address(peer));
-                if self.neighbours[peer.0 as usize].out == Out::Dialling {
+                let neighbour = &mut self.neighbours[peer.0 as usize];
+                if neighbour.out == Out::Dialling {
+                    if error.kind() == io::ErrorKind::UnexpectedEof && neighbour.retries > 0 {
+                        // It was there and let go of us, perhaps because too many came at once.
+                        neighbour.retries -= 1;
+                        neighbour.ways = None;
+                    }
                     self.dial(peer);
                 }
             }

@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// Takes what the kernel has to tell; waits for it up to `millis`.
-    fn look(&mut self, millis: i64) -> usize {
+    pub(super) fn look(&mut self, millis: i64) -> usize {
         let timeout =
             rustix::event::Timespec { tv_sec: millis / 1000, tv_nsec: (millis % 1000) * 1_000_000 };
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
