@@ -46,8 +46,8 @@ use links::Link;
 use memory::Bytes;
 use peers::{Neighbour, Own, Relay};
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, Level, PeekRequest, RecvRequest, RmaKind, RmaRequest,
-    SendRequest,
+    AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, PeekRequest, RecvRequest, RmaKind,
+    RmaRequest, SendRequest,
 };
 use wait::Idle;
 
@@ -172,34 +172,27 @@ impl Engine {
         }
         let message = endpoint::Message {
             peer,
-            memory: Bytes::borrow(request.payload),
+            memory: Self::memory(request.payload, request.inject),
             tag: request.tag,
             data: request.data,
             ticket: Ticket { context: request.context, notify: request.notify },
             level: level(request.level),
         };
-        let op = self.core.send(message).map_err(|_| Errno::EAGAIN)?;
-        self.started(peer, op, request.inject);
+        self.core.send(message).map_err(|_| Errno::EAGAIN)?;
+        self.flush();
         Ok(())
     }
 
-    /// An operation has been handed to the protocol: sends what can be sent now.
+    /// The memory of a request: the caller's, or a copy if the caller has it back when the call returns. (A copy from the
+    /// start: a peer may be told where the bytes lie before they have left.)
     #[inline]
-    fn started(&mut self, peer: Peer, op: u32, inject: bool) {
-        self.flush();
+    fn memory(payload: &[Iov], inject: bool) -> Bytes {
+        let memory = Bytes::borrow(payload);
         if inject {
-            self.own_memory(peer, op);
-        }
-    }
-
-    /// The memory of `op` is the caller's again when this returns.
-    #[inline]
-    fn own_memory(&mut self, peer: Peer, op: u32) {
-        if let Some(memory) = self.core.memory_mut(op) {
             // SAFETY: the caller's memory is valid during its call, which is still on the stack.
-            *memory = unsafe { memory.to_owned() };
+            return unsafe { memory.to_owned() };
         }
-        self.own_held(peer);
+        memory
     }
 
     pub fn recv(&mut self, request: &RecvRequest) -> Result<(), Errno> {
@@ -257,13 +250,13 @@ impl Engine {
         };
         let remote = endpoint::Remote { peer, key: remote.key, offset: remote.offset };
         let ticket = Ticket { context: request.context, notify: request.notify };
-        let memory = Bytes::borrow(request.local);
+        let memory = Self::memory(request.local, request.inject);
         let started = match request.kind {
             RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
             RmaKind::Read => self.core.read(remote, memory, ticket),
         };
-        let op = started.map_err(|_| Errno::EAGAIN)?;
-        self.started(peer, op, request.inject);
+        started.map_err(|_| Errno::EAGAIN)?;
+        self.flush();
         Ok(())
     }
 
