@@ -262,20 +262,6 @@ impl Engine {
         Ok(())
     }
 
-    /// The frame of `peer` that a stream holds no longer needs the caller's memory.
-    #[inline]
-    pub(super) fn own_held(&mut self, peer: Peer) {
-        let Out::Up(id) = self.neighbours[peer.0 as usize].out else {
-            return;
-        };
-        if let Some(link) = self.links[id].as_mut()
-            && link.holding == Some(peer)
-            && let Carrier::Stream(stream) = &mut link.carrier
-        {
-            stream.own_held();
-        }
-    }
-
     /// A stream takes bytes again.
     pub(super) fn handle_writable(&mut self, id: usize) {
         let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
