@@ -143,6 +143,50 @@ fn a_lost_peer_gets_nothing() {
 }
 
 #[test]
+fn a_message_that_waits_to_be_asked_for_has_not_been_sent() {
+    let (mut a, mut b) = pair();
+    a.send(message(50, Level::Handed)).unwrap();
+    b.take_in(a.transmit().unwrap());
+    a.goodbye(PEER);
+    b.take_in(a.transmit().unwrap());
+    assert!(b.has_left(PEER) && !a.is_flushed(), "40 bytes wait for a receive");
+    b.recv(posting(50));
+    while !a.is_flushed() {
+        while let Some(frame) = b.transmit() {
+            a.take_in(frame);
+        }
+        b.take_in(a.transmit().expect("the rest goes out behind the goodbye"));
+    }
+    assert_eq!(b.done().iter().map(|done| (done.length, done.error)).next(), Some((50, None)));
+}
+
+#[test]
+fn nobody_waits_for_a_peer_that_has_left_to_ask_for_a_message() {
+    let (mut a, mut b) = pair();
+    a.send(message(50, Level::Handed)).unwrap();
+    a.transmit().unwrap();
+    b.goodbye(PEER);
+    a.take_in(b.transmit().unwrap());
+    assert!(a.transmit().is_some() && a.is_flushed());
+}
+
+#[test]
+fn a_message_to_a_peer_that_has_left_counts_as_sent() {
+    let (mut a, mut b) = pair();
+    a.send(message(5, Level::Delivered)).unwrap();
+    a.transmit().unwrap();
+    b.goodbye(PEER);
+    a.take_in(b.transmit().unwrap());
+    a.write(REMOTE, Room(5), None, TICKET).unwrap();
+    a.fail(PEER, 104);
+    a.send(message(5, Level::Delivered)).unwrap();
+    let outcomes: Vec<_> = a.done().iter().map(|done| (done.work, done.error)).collect();
+    let lost = Some(Failure::Errno(104));
+    let expected = [(Work::TaggedSend, None), (Work::Write, lost), (Work::TaggedSend, None)];
+    assert_eq!(outcomes, expected);
+}
+
+#[test]
 fn eager_bytes_beyond_the_window_are_a_fault() {
     let (_, mut b) = pair();
     let head = Head::Message { tag: 1, data: 0, long: None };

@@ -81,6 +81,8 @@ pub(super) struct Channel<M> {
     /// The frame that the path holds but has not quite sent.
     pub held: Option<Sent>,
     pub failed: Option<i32>,
+    /// The peer has said goodbye: it takes in nothing new.
+    pub has_left: bool,
     /// Stands in the endpoint's queue of busy peers.
     pub is_busy: bool,
 }
@@ -140,6 +142,7 @@ impl<M> Channel<M> {
             arriving: None,
             held: None,
             failed: None,
+            has_left: false,
             is_busy: false,
         }
     }
@@ -204,6 +207,11 @@ impl<M: Memory> Endpoint<M> {
     /// The path to `peer`.
     pub fn path(&self, peer: Peer) -> Path {
         self.channels[peer.0 as usize].path
+    }
+
+    /// Whether `peer` has said goodbye.
+    pub fn has_left(&self, peer: Peer) -> bool {
+        self.channels[peer.0 as usize].has_left
     }
 
     /// The address of `peer`.

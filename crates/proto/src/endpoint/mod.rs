@@ -452,7 +452,7 @@ impl<M: Memory> Endpoint<M> {
         }
         let peer = op.peer;
         if let Some(errno) = self.channels[peer.0 as usize].failed {
-            self.finish_op(op, Some(Failure::Errno(errno)));
+            self.end_unreachable(op, errno);
             return Ok(u32::MAX);
         }
         let first = Item::first(&op.kind);
@@ -584,14 +584,21 @@ impl<M: Memory> Endpoint<M> {
             return;
         }
         channel.fail(errno);
-        let failure = Some(Failure::Errno(errno));
         let ops: Vec<u32> = self.ops.ids().filter(|&id| self.op_is_for(id, peer)).collect();
         for id in ops {
             if let Some(op) = self.ops.remove(id) {
-                self.finish_op(op, failure);
+                self.end_unreachable(op, errno);
             }
         }
-        self.fail_receives(peer, failure);
+        self.fail_receives(peer, Some(Failure::Errno(errno)));
+    }
+
+    /// Ends an operation that cannot reach its peer. A message to a peer that has left of its own will counts as sent: a
+    /// moment earlier it would have been taken in there, and forgotten.
+    fn end_unreachable(&mut self, op: Op<M>, errno: i32) {
+        let is_message = matches!(op.kind, OpKind::Message { .. });
+        let is_forgotten = is_message && self.channels[op.peer.0 as usize].has_left;
+        self.finish_op(op, (!is_forgotten).then_some(Failure::Errno(errno)));
     }
 
     fn op_is_for(&self, id: u32, peer: Peer) -> bool {
@@ -619,9 +626,15 @@ impl<M: Memory> Endpoint<M> {
         self.ops.is_empty() && self.receives.is_empty() && self.arrivals.is_empty()
     }
 
-    /// True if everything has been handed to the paths.
+    /// True if everything has been handed to the paths, also what waits for its receiver to ask for it: unless that has
+    /// left and never will.
     pub fn is_flushed(&self) -> bool {
+        let rests = |op: &Op<M>| {
+            let is_message = matches!(op.kind, OpKind::Message { .. });
+            is_message && op.sent < op.total && !self.channels[op.peer.0 as usize].has_left
+        };
         self.channels.iter().all(Channel::is_flushed)
+            && !self.ops.ids().filter_map(|id| self.ops.at(id)).any(rests)
     }
 
     /// True if every byte given to every peer has been taken in there, as far as they still live.

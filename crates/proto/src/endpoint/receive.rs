@@ -236,6 +236,7 @@ impl<M: Memory> Endpoint<M> {
         channel.received += header.length as u64;
         // Not before: a frame sent while the payload was arriving could not confirm it.
         channel.ack_wanted |= header.flags & flag::WANT_ACK != 0;
+        channel.has_left |= header.kind == Kind::Goodbye;
         let payload = header.length as u64 - Head::size(header.kind, header.flags) as u64;
         match head {
             Head::Message { long, .. } => self.end_message(peer, place, payload, long),

@@ -174,7 +174,8 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Asks `peer` to confirm everything, as the last thing it will hear.
+    /// Tells `peer` that this endpoint takes in nothing new, and asks it to confirm everything. What was started before
+    /// still goes out behind it.
     pub fn goodbye(&mut self, peer: Peer) {
         if self.channels[peer.0 as usize].failed.is_none() {
             self.enqueue(peer, Item::Control(Kind::Goodbye, flag::WANT_ACK, Head::Empty));

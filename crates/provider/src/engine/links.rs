@@ -158,6 +158,8 @@ impl Engine {
         self.links[id] = Some(link);
         self.drain_actions();
         if let Err(error) = outcome {
+            // What the peer sent before it went is still there to be read, its goodbye for one.
+            while self.read_stream(id) > 0 {}
             self.link_down(id, &error);
         }
     }
@@ -358,9 +360,6 @@ impl Engine {
         let payload = &body[Head::size(header.kind, header.flags)..];
         self.put(peer, place, payload);
         self.end_payload(peer);
-        if header.kind == FrameKind::Goodbye {
-            self.neighbours[peer.0 as usize].has_left = true;
-        }
         Ok(())
     }
 
@@ -385,9 +384,8 @@ impl Engine {
     /// confirmation, which nobody needs any more.
     #[cold]
     fn handle_unreachable(&mut self, peer: Peer) {
-        let neighbour = &mut self.neighbours[peer.0 as usize];
-        neighbour.out = Out::Gone;
-        if !neighbour.has_left {
+        self.neighbours[peer.0 as usize].out = Out::Gone;
+        if !self.core.has_left(peer) {
             log!(Warn, "the relay cannot reach peer {:?}", self.core.address(peer));
         }
         self.core.fail(peer, libc::EHOSTUNREACH);
@@ -586,7 +584,7 @@ impl Engine {
         let neighbour = &mut self.neighbours[peer.0 as usize];
         neighbour.better = neighbour.better.filter(|&better| better != id);
         let was_out = neighbour.out == Out::Up(id);
-        if self.neighbours[peer.0 as usize].has_left {
+        if self.core.has_left(peer) {
             log!(Debug, "peer {address:?} has left");
         } else {
             log!(Warn, "the connection to peer {address:?} is lost: {error}");

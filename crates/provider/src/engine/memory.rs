@@ -12,8 +12,6 @@ use super::request::Iov;
 pub enum Bytes {
     /// One piece of the application's memory.
     One(Piece),
-    /// The same, but only during the call that brings it: no peer may be told where it lies.
-    Lent(Piece),
     /// Several.
     Many(Arc<[Piece]>, usize),
     /// Our own copy.
@@ -42,15 +40,6 @@ impl Bytes {
                 let size = pieces.iter().map(|piece| piece.len).sum();
                 Bytes::Many(pieces, size)
             }
-        }
-    }
-
-    /// The memory that `iovs` describe, which is the caller's again when its call returns.
-    #[inline]
-    pub fn lend(iovs: &[Iov]) -> Self {
-        match Self::borrow(iovs) {
-            Bytes::One(piece) => Bytes::Lent(piece),
-            many => many,
         }
     }
 
@@ -88,7 +77,7 @@ impl Bytes {
         let mut pieces = Pieces { list: [nothing; PIECES_MAX], count: 0 };
         let one;
         let all: &[Piece] = match self {
-            Bytes::One(piece) | Bytes::Lent(piece) => std::slice::from_ref(piece),
+            Bytes::One(piece) => std::slice::from_ref(piece),
             Bytes::Many(pieces, _) => pieces,
             Bytes::Owned(bytes) => {
                 one = [Piece { base: bytes.as_ptr().cast_mut(), len: bytes.len() }];
@@ -136,7 +125,7 @@ impl Memory for Bytes {
     #[inline]
     fn size(&self) -> u64 {
         match self {
-            Bytes::One(piece) | Bytes::Lent(piece) => piece.len as u64,
+            Bytes::One(piece) => piece.len as u64,
             Bytes::Many(_, size) => *size as u64,
             Bytes::Owned(bytes) => bytes.len() as u64,
         }
@@ -146,7 +135,7 @@ impl Memory for Bytes {
     fn address(&self) -> u64 {
         match self {
             Bytes::One(piece) => piece.base.expose_provenance() as u64,
-            Bytes::Many(..) | Bytes::Lent(_) => 0,
+            Bytes::Many(..) => 0,
             Bytes::Owned(bytes) => bytes.as_ptr().expose_provenance() as u64,
         }
     }
@@ -175,14 +164,5 @@ mod tests {
         assert_eq!(unsafe { bytes.copy() }, [0, 0, 1, 2, 3, 4, 0, 0]);
         assert_eq!(bytes.range(2, 2).as_slice().len(), 2);
         assert_eq!((bytes.size(), bytes.address()), (8, 0));
-    }
-
-    #[test]
-    fn lent_memory_has_no_address_that_a_peer_could_read() {
-        let mut bytes = [1u8, 2];
-        let lent = Bytes::lend(&[Iov { base: bytes.as_mut_ptr(), len: 2 }]);
-        assert_eq!((lent.size(), lent.address()), (2, 0));
-        // SAFETY: the array lives here.
-        assert_ne!(unsafe { lent.to_owned() }.address(), 0);
     }
 }

@@ -69,9 +69,11 @@ pub struct Setup {
 /// post without polling, and at some 200 bytes each still little memory.
 const OPERATIONS_MAX: usize = 1 << 16;
 
-/// How long closing waits for paths to take what was sent: longer than a peer computes without polling, shorter than a
-/// user's patience.
-const FLUSH_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long closing waits for living peers to take what was sent. The program believes it sent, and what nobody has
+/// taken ends with us: so longer than a peer computes without polling.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(600);
+/// After this long the user is told what closing waits for.
+const FLUSH_TIME_USUAL: Duration = Duration::from_secs(10);
 /// How long closing then waits for peers to confirm it, where that matters.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -301,10 +303,14 @@ impl Engine {
 
     /// Hands everything to the paths, and gives peers a moment to take it in.
     pub fn close(&mut self) {
-        for peer in self.connected_peers() {
+        for peer in self.peers_in_touch() {
             self.core.goodbye(peer);
         }
-        self.progress_until(FLUSH_TIME_MAX, Endpoint::is_flushed);
+        self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_flushed);
+        if !self.core.is_flushed() {
+            log!(Warn, "closing waits for a peer to take what it was sent");
+            self.progress_until(FLUSH_TIME_MAX, Endpoint::is_flushed);
+        }
         if !self.core.is_flushed() {
             log!(Warn, "closed although a peer does not take what it is sent");
         }

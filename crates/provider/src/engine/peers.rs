@@ -60,8 +60,6 @@ pub struct Neighbour {
     pub out: Out,
     /// A link that both sides should use instead, once all that was sent on the other has been taken in.
     pub better: Option<usize>,
-    /// It has said goodbye.
-    pub has_left: bool,
     /// How often all ways may be tried again.
     retries: u8,
     /// Ways not yet tried, the best last.
@@ -217,7 +215,6 @@ impl Neighbour {
             name,
             out: Out::Unknown,
             better: None,
-            has_left: false,
             retries: DIAL_RETRIES,
             ways: None,
             readable: None,
@@ -288,10 +285,10 @@ impl Engine {
         neighbour.number
     }
 
-    /// Peers to which there is a link.
-    pub(super) fn connected_peers(&self) -> Vec<Peer> {
+    /// Peers to which there is a link, or soon will be.
+    pub(super) fn peers_in_touch(&self) -> Vec<Peer> {
         let all = self.neighbours.iter().enumerate();
-        all.filter(|(_, neighbour)| matches!(neighbour.out, Out::Up(_)))
+        all.filter(|(_, neighbour)| !matches!(neighbour.out, Out::Unknown | Out::Gone))
             .map(|(index, _)| Peer(index as u32))
             .collect()
     }

@@ -262,7 +262,7 @@ mod objects {
                     let asked = (domain.query_atomic)(stack.domain, datatype, op, &mut attr, flag);
                     assert_eq!(said, asked);
                     assert_eq!(count, attr.count);
-                    assert_eq!(said == 0, count * attr.size == INJECT_SIZE);
+                    assert_eq!(said == 0, count * attr.size == crate::atomic::BYTES_MAX);
                 }
             }
         }
