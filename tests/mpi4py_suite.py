@@ -12,6 +12,7 @@ again alone before it counts, which is printed: on a busy machine noise looks li
 import argparse
 import fnmatch
 import json
+import os
 import shutil
 import sys
 import time
@@ -25,6 +26,8 @@ HERE = Path(__file__).resolve().parent
 # Where no rank records anything for so long, the job hangs. Providers that spin need more of it
 # than ours when ranks outnumber cores. The slowest test takes 5 s on two idle cores.
 STALL_S = 40.0
+# A busy machine makes that longer, by this factor at most.
+CROWDING_MAX = 4.0
 # After so many hangs and crashes the provider is broken as a whole; each hang costs STALL_S.
 ATTEMPTS_MAX = 8
 # A lost test gets so many runs of its own; more lost tests than this are no noise.
@@ -162,9 +165,14 @@ def run_once(way, options, limit_s, folder, done, only="*") -> process.Finished:
         limit_s,
         # Workers that the suite spawns look for its modules.
         way.environment() | {"PYTHONPATH": str(paths.SUITE)},
-        stalled=lambda: time.time() - last_change(folder) > options.stall,
+        stalled=lambda: time.time() - last_change(folder) > options.stall * crowding(),
         log=folder / "log",
     )
+
+
+def crowding() -> float:
+    """How much longer things take than on an idle machine: at least 1, and at most CROWDING_MAX."""
+    return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), CROWDING_MAX)
 
 
 def last_change(folder: Path) -> float:
