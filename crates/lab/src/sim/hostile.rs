@@ -511,7 +511,7 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
         Kind::Data => Head::Data { recv: op, offset },
         Kind::Pulled => Head::Pulled { send: op },
         Kind::Ack | Kind::Goodbye | Kind::Unreachable => Head::Empty,
-        Kind::Write => Head::Write { op, key: 1, offset: number, data: 7 },
+        Kind::Write => Head::Write { op, total: 7, key: 1, offset: number, data: 7 },
         Kind::Read => Head::Read { op, key: 1, offset: number, length: number },
         Kind::ReadData => Head::ReadData { op, offset },
         Kind::Atomic => Head::Atomic {

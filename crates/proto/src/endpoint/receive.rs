@@ -246,7 +246,7 @@ impl<M: Memory> Endpoint<M> {
             }
             Head::Pulled { send } => self.complete_flushed(peer, send),
             Head::Write { .. } if place == Place::Nowhere => (),
-            Head::Write { data, .. } => self.end_write(peer, &header, data),
+            Head::Write { data, total, .. } => self.end_write(peer, &header, data, total),
             Head::Read { op, key, offset, length } => {
                 self.push_action(Action::Serve { peer, op, key, offset, length });
             }

@@ -128,13 +128,14 @@ impl<M: Memory> Endpoint<M> {
         self.complete_flushed(peer, id);
     }
 
-    pub(super) fn end_write(&mut self, peer: Peer, header: &Header, data: u64) {
+    pub(super) fn end_write(&mut self, peer: Peer, header: &Header, data: u64, total: u32) {
         if header.flags & flag::CQ_DATA == 0 {
             return;
         }
         let ticket = Ticket { context: 0, notify: true };
         let done = Done::new(Work::RemoteWrite, ticket);
-        let done = Done { data: Some(data), source: Some(peer), ..done };
+        let length = total as u64;
+        let done = Done { data: Some(data), source: Some(peer), length, ..done };
         self.push_action(Action::Done(done));
     }
 

@@ -351,7 +351,8 @@ fn plan_remote<M: Memory>(channel: &Channel<M>, id: u32, op: &Op<M>) -> Plan {
                 flags |= flag::CQ_DATA;
             }
             let offset = offset.wrapping_add(op.sent);
-            let head = Head::Write { op: id, key: *key, offset, data: data.unwrap_or(0) };
+            let total = u32::try_from(op.total).unwrap_or(u32::MAX);
+            let head = Head::Write { op: id, total, key: *key, offset, data: data.unwrap_or(0) };
             Plan { kind: Kind::Write, flags, head, at: op.sent, payload }
         }
         OpKind::Read { key, offset, .. } => {

@@ -44,6 +44,8 @@ pub enum Head {
     Write {
         /// Operation to name in a refusal.
         op: u32,
+        /// Bytes of the whole write, for the target's completion (2^32 - 1: that many or more).
+        total: u32,
         /// Region.
         key: u64,
         /// Place in the region.
@@ -145,8 +147,8 @@ impl Head {
             }
             Head::Pulled { send: op } | Head::AtomicReply { op } => drop(pen.u32(op).u32(0)),
             Head::Empty => (),
-            Head::Write { op, key, offset, data: last } => {
-                pen.u32(op).u32(0).u64(key).u64(offset).u64(last);
+            Head::Write { op, total, key, offset, data: last } => {
+                pen.u32(op).u32(total).u64(key).u64(offset).u64(last);
             }
             Head::Read { op, key, offset, length } => {
                 pen.u32(op).u32(0).u64(key).u64(offset).u64(length);
@@ -190,6 +192,7 @@ impl Head {
             Kind::Ack | Kind::Goodbye | Kind::Unreachable => Head::Empty,
             Kind::Write => Head::Write {
                 op: op(),
+                total: u32_at(bytes, 4),
                 key: u64_at(bytes, 8),
                 offset: u64_at(bytes, 16),
                 data: u64_at(bytes, 24),
@@ -278,7 +281,7 @@ mod tests {
             (Kind::Data, 0, Head::Data { recv: 1, offset: 2 }),
             (Kind::Pulled, 0, Head::Pulled { send: 1 }),
             (Kind::Ack, 0, Head::Empty),
-            (Kind::Write, 0, Head::Write { op: 1, key: 2, offset: 3, data: 4 }),
+            (Kind::Write, 0, Head::Write { op: 1, total: 9, key: 2, offset: 3, data: 4 }),
             (Kind::Read, 0, Head::Read { op: 1, key: 2, offset: 3, length: 4 }),
             (Kind::ReadData, 0, Head::ReadData { op: 1, offset: 2 }),
             (Kind::Atomic, 0, atomic),
