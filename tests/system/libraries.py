@@ -6,6 +6,7 @@ provider's own messages that it was this provider which carried it. `--repeat N`
 since its end is where ranks part company in haste.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -58,6 +59,8 @@ def intel(checks, ranks):
     two = common.landbridge_run(options, ranks, "--clusters", "2")
     job(checks, f"Intel MPI, landbridge run, two clusters, {ranks}", [*two, *program], root)
     own = [options.venvs / "impi" / "bin" / "mpirun", "-n", ranks, *program]
+    # As its vars.sh would have it.
+    root["PATH"] = f"{options.venvs / 'impi' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     root["I_MPI_HYDRA_BOOTSTRAP"] = "fork"
     job(checks, f"Intel MPI, mpirun, {ranks}", own, root | common.settings(options, "impi"))
 

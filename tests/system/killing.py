@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""A rank is killed with SIGKILL in the middle of a job: the others end, somebody says why, nothing is left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import common
+from support import process
+
+RANKS = 4
+VICTIM = 2
+START_LIMIT_S = 30.0
+# From the kill until the whole job has ended. The launcher gives ranks a moment to end by themselves.
+END_LIMIT_S = 15.0
+
+
+def main() -> int:
+    options = common.arguments(__doc__)
+    common.quiet_environment()
+    process.adopt_orphans()
+    checks = common.Checks(options)
+    program = [common.python(options), str(common.PROGRAMS / "loop.py")]
+    ours = {"shared memory": "shm,tcp", "tcp": "tcp"}
+    for path, allowed in ours.items():
+        command = [*common.landbridge_run(options, RANKS), *program]
+        kill(checks, f"landbridge run, {path}", command, {"LANDBRIDGE_PATHS": allowed}, True)
+    two = [*common.landbridge_run(options, RANKS, "--clusters", "2"), *program]
+    kill(checks, "landbridge run, two clusters", two, {}, True)
+    own = [str(options.venvs / "mpich" / "bin" / "mpiexec"), "-n", str(RANKS), *program]
+    kill(checks, "mpiexec", own, common.settings(options, "mpich"), False)
+    return checks.end()
+
+
+def kill(checks, name, command, environment, is_ours):
+    if not checks.wants(name):
+        return
+    files, sockets = shared_files(), socket_names()
+    job = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | environment,
+        start_new_session=True,
+    )
+    os.set_blocking(job.stdout.fileno(), False)
+    output = bytearray()
+    try:
+        victim = find_victim(job, output)
+        if victim is None:
+            checks.check(name, False, "the ranks did not start", output.decode(errors="replace"))
+            return
+        os.kill(victim, signal.SIGKILL)
+        seconds = wait_for_end(job, output)
+    finally:
+        left = process.end_descendants()
+    judge(checks, name, job, output.decode(errors="replace"), seconds, left, is_ours)
+    leftovers(checks, name, files, sockets)
+
+
+def find_victim(job, output):
+    """The process of the victim, once every rank runs."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and job.poll() is None:
+        read(job, output)
+        found = dict(re.findall(rb"^pid: (\d+) (\d+)$", output, re.M))
+        if len(found) == RANKS:
+            return int(found[str(VICTIM).encode()])
+        time.sleep(0.02)
+    return None
+
+
+def wait_for_end(job, output):
+    """Seconds until the job has ended; None if it does not."""
+    started = time.monotonic()
+    while time.monotonic() < started + END_LIMIT_S:
+        read(job, output)
+        if job.poll() is not None:
+            read(job, output)
+            return time.monotonic() - started
+        time.sleep(0.02)
+    return None
+
+
+def read(job, output):
+    output += job.stdout.read() or b""
+
+
+def judge(checks, name, job, output, seconds, left, is_ours):
+    if seconds is None:
+        checks.check(f"{name}: ends", False, f"still runs after {END_LIMIT_S} s", output)
+        return
+    expected = job.returncode == 128 + signal.SIGKILL if is_ours else job.returncode != 0
+    checks.check(f"{name}: ends", expected, f"after {seconds:.2f} s with {job.returncode}", output)
+    told = [line for line in output.splitlines() if re.search(TOLD, line, re.I)]
+    names_it = not is_ours or any(f"rank {VICTIM}" in line and "SIGKILL" in line for line in told)
+    checks.check(f"{name}: says why", bool(told) and names_it, told[-1] if told else "nothing", output)
+    checks.check(f"{name}: no process is left", not left, f"{len(left)} left")
+
+
+# Under another launcher it is the library that ends the others, with the error of the connection.
+TOLD = r"killed|signal 9|SIGKILL|reset by peer"
+
+
+def leftovers(checks, name, files, sockets):
+    """New files in /dev/shm and listening or abstract sockets of ours, compared with before."""
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline and (shared_files() - files or socket_names() - sockets):
+        time.sleep(0.05)
+    more = sorted(shared_files() - files)
+    checks.check(f"{name}: /dev/shm is clean", not more, " ".join(more) or "nothing new")
+    more = sorted(socket_names() - sockets)
+    checks.check(f"{name}: no socket is left", not more, " ".join(more) or "nothing new")
+
+
+def shared_files() -> set[str]:
+    """Of this machine's jobs those that began while we looked are ours or a neighbour's: only MPICH's and ours count."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "landbridge"))}
+
+
+def socket_names() -> set[str]:
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {line.split()[-1] for line in lines if "@landbridge-" in line}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Measures what waiting costs. Prints what it has measured as `name: number` lines on rank 0 or 1.
+
+Usage: waiting.py collectives | blocked | computing
+"""
+
+import sys
+import time
+
+import numpy
+from mpi4py import MPI
+
+WORLD = MPI.COMM_WORLD
+ROUNDS = 30
+QUIET_S = 2.0
+WAKES = 7
+WAKE_GAP_S = 0.15
+# Computing: pieces of work of so many loops between two looks, and how often each measurement is repeated.
+PIECES, REPEATS = 150, 7
+LOOPS = 20_000
+
+
+def collectives():
+    """Many ranks that all wait for each other, again and again."""
+    mine, total = numpy.full(1000, WORLD.rank + 1.0), numpy.zeros(1000)
+    blocks = numpy.full(WORLD.size * 1024, WORLD.rank, numpy.uint8)
+    got = numpy.zeros(WORLD.size * 1024, numpy.uint8)
+    WORLD.Barrier()
+    for name, work in (
+        ("allreduce", lambda: WORLD.Allreduce(mine, total)),
+        ("alltoall", lambda: WORLD.Alltoall(blocks, got)),
+    ):
+        start = time.monotonic()
+        for _ in range(ROUNDS):
+            work()
+        WORLD.Barrier()
+        if WORLD.rank == 0:
+            print(f"{name}: {1e3 * (time.monotonic() - start) / ROUNDS:.3f}", flush=True)
+    assert (total == WORLD.size * (WORLD.size + 1) / 2).all()
+    assert (got.reshape(WORLD.size, 1024) == numpy.arange(WORLD.size)[:, None]).all()
+
+
+def blocked():
+    """Rank 1 waits for a message that nobody sends for a while; then for some more of them."""
+    stamp = numpy.zeros(1)
+    WORLD.Barrier()
+    if WORLD.rank == 0:
+        for gap in [QUIET_S] + [WAKE_GAP_S] * WAKES:
+            time.sleep(gap)
+            stamp[0] = time.clock_gettime(time.CLOCK_MONOTONIC)
+            WORLD.Send(stamp, 1)
+    elif WORLD.rank == 1:
+        used, late = time.process_time(), []
+        for number in range(1 + WAKES):
+            WORLD.Recv(stamp, 0)
+            late.append(time.clock_gettime(time.CLOCK_MONOTONIC) - stamp[0])
+            if number == 0:
+                print(f"share: {100 * (time.process_time() - used) / QUIET_S:.1f}")
+        print(f"wake: {1e3 * sorted(late)[len(late) // 2]:.2f}")
+        print(f"worst: {1e3 * max(late):.2f}", flush=True)
+    WORLD.Barrier()
+
+
+def work():
+    x = 0
+    for i in range(LOOPS):
+        x += i
+    return x
+
+
+def pieces(request):
+    """Seconds for all pieces, with a look at the request after each if there is one."""
+    start = time.monotonic()
+    for _ in range(PIECES):
+        work()
+        if request is not None:
+            request.Test()
+    return time.monotonic() - start
+
+
+def computing():
+    """Rank 0 computes and looks now and then for a message that does not come; the others are out of the way."""
+    if WORLD.rank == 0:
+        request = WORLD.Irecv(bytearray(8), 1, 1)
+        alone, looking = [], []
+        for _ in range(REPEATS):
+            alone.append(pieces(None))
+            looking.append(pieces(request))
+        for other in range(1, WORLD.size):
+            WORLD.Send(bytearray(8), other, 2)
+        request.Wait()
+        print(f"piece: {1e6 * min(alone) / PIECES:.0f}")
+        print(f"slowdown: {100 * (min(looking) / min(alone) - 1):.2f}", flush=True)
+    else:
+        # Not in the library, where waiting would take processor time from rank 0.
+        time.sleep(0.5)
+        while not WORLD.Iprobe(0, 2):
+            time.sleep(0.05)
+        WORLD.Recv(bytearray(8), 0, 2)
+        if WORLD.rank == 1:
+            WORLD.Send(bytearray(8), 0, 1)
+    WORLD.Barrier()
+
+
+globals()[sys.argv[1]]()

@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Waiting costs what it must and no more: with more ranks than processors, for long, and beside computing.
+
+Times depend on what else the machine does: bounds are wide, and a measurement that misses its bound is
+repeated before it counts.
+"""
+
+import sys
+
+import common
+
+CROWD = 16
+# Milliseconds for one collective operation of the crowd. Two idle cores need a tenth.
+COLLECTIVE_MS_MAX = 60.0
+# Per cent of a processor for a rank that waits for nothing.
+SHARE_MAX = 20.0
+WAKE_MS_MAX = 20.0
+# Per cent by which looking for a message may slow computing.
+SLOWDOWN_MAX = 5.0
+ATTEMPTS = 3
+PATHS = [("shared memory", [], "shm,tcp"), ("tcp", [], "tcp"), ("two clusters", ["--clusters", "2"], "")]
+
+
+def main() -> int:
+    options = common.arguments(__doc__)
+    common.quiet_environment()
+    checks = common.Checks(options)
+    for path in PATHS:
+        bounds = {"allreduce": COLLECTIVE_MS_MAX, "alltoall": COLLECTIVE_MS_MAX}
+        measure(checks, path, f"{CROWD} ranks at once", "collectives", CROWD, bounds, "ms")
+        bounds = {"share": SHARE_MAX, "wake": WAKE_MS_MAX}
+        measure(checks, path, "blocked for 2 s", "blocked", 2, bounds, "% of a processor, ms to wake")
+        for ranks in (2, 4):
+            bounds = {"slowdown": SLOWDOWN_MAX}
+            measure(checks, path, f"computing, {ranks} ranks", "computing", ranks, bounds, "%")
+    return checks.end()
+
+
+def measure(checks, path, title, mode, ranks, bounds, unit):
+    """One check: every value in `bounds` is below its bound in one of a few attempts."""
+    where, words, allowed = path
+    name = f"{title}, {where}"
+    if not checks.wants(name):
+        return
+    interpreter = common.python(checks.options)
+    program = [interpreter, str(common.PROGRAMS / "waiting.py"), mode]
+    command = [*common.landbridge_run(checks.options, ranks, *words), *program]
+    seen, finished = [], None
+    for _ in range(ATTEMPTS):
+        finished = common.run(checks.options, command, {"LANDBRIDGE_PATHS": allowed})
+        found = {key: common.values(finished.output, key) for key in bounds}
+        if not finished.ok or not all(found.values()):
+            checks.check(name, False, common.how(finished), finished.output)
+            return
+        numbers = {key: float(value[0]) for key, value in found.items()}
+        seen.append(", ".join(f"{key} {value}" for key, value in numbers.items()))
+        if all(numbers[key] <= bound for key, bound in bounds.items()):
+            checks.check(name, True, f"{'; before: '.join(reversed(seen))} ({unit})")
+            return
+    limits = ", ".join(f"{key} {bound}" for key, bound in bounds.items())
+    checks.check(name, False, f"{'; '.join(seen)}; at most {limits} ({unit})", finished.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
