@@ -234,7 +234,9 @@ impl ShmLink {
     fn reserve(&mut self, span: usize) -> Option<usize> {
         let at = self.written as usize & (RING_BYTES - 1);
         let to_end = RING_BYTES - at;
-        let starts_over = span > to_end || (at >= SHORT_LAP_BYTES && self.is_all_read());
+        // Early only where the frame fits before `at`: nobody will ever read the ring emptier than empty.
+        let is_early = at >= SHORT_LAP_BYTES.max(span + SLOT);
+        let starts_over = span > to_end || (is_early && self.is_all_read());
         let skip = if starts_over { to_end } else { 0 };
         if !self.has_room(skip + span + SLOT) {
             return None;
@@ -443,6 +445,24 @@ mod tests {
         }
         assert!(b.peek().unwrap().is_none());
         assert!(a.send(&front(0), &[]));
+    }
+
+    #[test]
+    fn an_empty_ring_takes_the_longest_frame_wherever_it_stands() {
+        let (mut a, mut b) = pair();
+        let longest = vec![7; FRAME_BYTES_MAX - HEADER_BYTES];
+        let mut header = front(0);
+        header[..4].copy_from_slice(&(longest.len() as u32).to_le_bytes());
+        for small in 0..2 * SHORT_LAP_BYTES / SLOT {
+            for _ in 0..small {
+                assert!(a.send(&front(0), &[]));
+                b.peek().unwrap().unwrap();
+                b.consume();
+            }
+            assert!(a.send(&header, &[IoSlice::new(&longest)]), "after {small} small frames");
+            assert_eq!(b.peek().unwrap().unwrap().len(), FRAME_BYTES_MAX);
+            b.consume();
+        }
     }
 
     #[test]
