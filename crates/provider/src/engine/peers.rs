@@ -62,6 +62,8 @@ pub struct Neighbour {
     pub better: Option<usize>,
     /// How often all ways may be tried again.
     retries: u8,
+    /// Unlike that of any other endpoint which has had its name.
+    instance: Option<u64>,
     /// Ways not yet tried, the best last.
     ways: Option<Vec<Way>>,
     /// Its process id, if its memory may be read.
@@ -216,6 +218,7 @@ impl Neighbour {
             out: Out::Unknown,
             better: None,
             retries: DIAL_RETRIES,
+            instance: None,
             ways: None,
             readable: None,
             number: None,
@@ -538,6 +541,9 @@ impl Engine {
             },
             _ => return senseless("it plays another role than expected"),
         };
+        if let Some(peer) = peer {
+            self.neighbours[peer.0 as usize].instance.get_or_insert(introduction.cookie);
+        }
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer
             && let Ok(pid) = link.peer_pid()
@@ -551,11 +557,31 @@ impl Engine {
 
     fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
         if introduction.address == Address::ANONYMOUS {
+            let peer = self.peer_named(&introduction.name)?;
+            let known = self.neighbours[peer.0 as usize].instance;
+            let is_another = known.is_some_and(|known| known != introduction.cookie);
+            if is_another || self.core.failed(peer).is_some() {
+                self.forget_name(peer, &introduction.name);
+            }
             return self.peer_named(&introduction.name);
         }
         let peer = self.peer_addressed(introduction.address);
         self.neighbour(peer).name.get_or_insert(introduction.name);
         Some(peer)
+    }
+
+    /// The endpoint that had this name is gone and another has it now (an address of IP and port can be used again):
+    /// from now on the name means the new one.
+    fn forget_name(&mut self, peer: Peer, name: &NameBytes) {
+        self.neighbours[peer.0 as usize].out = Out::Gone;
+        self.core.fail(peer, libc::ECONNRESET);
+        self.drain_actions();
+        self.by_name.remove(name);
+        for number in &mut self.by_number {
+            if *number == peer.0 {
+                *number = u32::MAX;
+            }
+        }
     }
 
     fn hello_failed(&mut self, purpose: Purpose, error: &io::Error) {
