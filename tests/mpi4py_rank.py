@@ -1,12 +1,12 @@
 """Runs the mpi4py test suite inside one rank and writes down each outcome the moment it is known.
 
-Usage: mpi4py_rank.py SUITE_DIR RECORD_DIR [SKIP_FILE [ONLY]]
+Usage: mpi4py_rank.py SUITE_DIR RECORD_DIR [SKIP_FILE [ONLY_FILE]]
 
 What leaves is RECORD_DIR/rank-N, one line per event: `start ID`, then `pass ID SECONDS`, `skip …` or
 `fail …`; and `end` when the suite is through. A rank that dies or hangs leaves a `start` without an
 outcome, which names the guilty test however garbled the output of the job is. Tests whose ids match
-a pattern in SKIP_FILE are not run: that is how the driver goes on behind a test that hung. ONLY is a
-pattern for the others.
+a pattern in SKIP_FILE are not run: that is how the driver goes on behind a test that hung. ONLY_FILE
+names those to run, by ids or patterns.
 """
 
 import fnmatch
@@ -87,14 +87,16 @@ def main():
 
 
 def left_out(test: str) -> bool:
-    if not fnmatch.fnmatchcase(test, ONLY):
-        return True
-    return test in SKIP or any(fnmatch.fnmatchcase(test, p) for p in SKIP if "*" in p)
+    return matches(test, SKIP) or not matches(test, ONLY)
+
+
+def matches(test: str, names: set[str]) -> bool:
+    return test in names or any(fnmatch.fnmatchcase(test, p) for p in names if "*" in p)
 
 
 if __name__ == "__main__":
     SUITE = Path(sys.argv[1])
     RECORDS = Path(sys.argv[2])
     SKIP = set(Path(sys.argv[3]).read_text().split()) if len(sys.argv) > 3 else set()
-    ONLY = sys.argv[4] if len(sys.argv) > 4 else "*"
+    ONLY = set(Path(sys.argv[4]).read_text().split()) if len(sys.argv) > 4 else {"*"}
     main()
