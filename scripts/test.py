@@ -46,7 +46,7 @@ class Step:
 
 def main() -> int:
     options = arguments()
-    steps = every_step()
+    steps = every_step(options.slow)
     if options.list:
         for step in steps:
             note = "  (slow: only in make test-all)" if step.slow else ""
@@ -69,8 +69,8 @@ def arguments():
     return parser.parse_args()
 
 
-def every_step() -> list[Step]:
-    return [*rust_steps(), *other_steps(), *system_steps(), *imb_steps(), *mpi4py_steps()]
+def every_step(is_slow: bool) -> list[Step]:
+    return [*rust_steps(), *other_steps(), *system_steps(), *imb_steps(), *mpi4py_steps(is_slow)]
 
 
 def rust_steps() -> list[Step]:
@@ -104,7 +104,7 @@ def rust_steps() -> list[Step]:
     ]
 
 
-def mpi4py_steps() -> list[Step]:
+def mpi4py_steps(is_slow: bool) -> list[Step]:
     """The suite where `make test` wants it: both libraries directly, MPICH also across clusters."""
     ways = [("mpich", "own", n) for n in (1, 2, 4)]
     ways += [("mpich", "clusters", n) for n in (2, 4)]
@@ -115,7 +115,8 @@ def mpi4py_steps() -> list[Step]:
             f"mpi4py suite, {mpi}, {n} ranks, {PLACES[via]}",
             "tests/mpi4py_suite.py",
             *("--mpi", mpi, "--via", via, "--np", str(n)),
-            limit_s=900,
+            *(("--slow", "--limit", "1500") if is_slow else ()),
+            limit_s=1800 if is_slow else 900,
         )
         for mpi, via, n in ways
     ]

@@ -35,6 +35,8 @@ ALONE_RUNS = 2
 ALONE_TESTS_MAX = 12
 # Seconds for one test alone, with the start of the job.
 ALONE_LIMIT_S = 60.0
+# How the reason begins for what is run only with --slow.
+SLOW = "slow"
 # What scripts/test.py understands as "cannot run here", and why there may be nothing to compare with.
 SKIPPED = 77
 NO_BASELINE = "has not got through the suite over the tcp provider (--write-baseline makes one)"
@@ -76,6 +78,7 @@ def arguments():
     parser.add_argument("--limit", type=float, default=600, help="seconds for the whole suite")
     parser.add_argument("--stall", type=float, default=STALL_S, help="seconds without an outcome")
     parser.add_argument("--attempts", type=int, default=ATTEMPTS_MAX, help="hangs and crashes")
+    parser.add_argument("--slow", action="store_true", help="run what is left out as slow too")
     parser.add_argument("--write-baseline", action="store_true")
     return parser.parse_args()
 
@@ -84,7 +87,7 @@ def run_suite(way: Way, options, name: str):
     """Runs until every test has an outcome: (id -> outcome, seconds, what went wrong)."""
     records = paths.RESULTS / f"mpi4py-{name}"
     shutil.rmtree(records, ignore_errors=True)
-    left_out = excluded(way)
+    left_out = excluded(way, options)
     outcomes, trouble, barren, started = {}, [], 0, time.monotonic()
     for attempt in range(options.attempts):
         left_s = options.limit - (time.monotonic() - started)
@@ -138,18 +141,18 @@ def unknown_losses(way: Way, options, outcomes) -> list[str]:
     """Tests that pass over tcp, did not pass here, and are neither excluded nor known exceptions."""
     expected = unfold(baseline_file(options.mpi, options.np).read_text().splitlines())
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
-    left_out = excluded(way)
+    left_out = excluded(way, options)
     lost = sorted(expected - passed)
     return [t for t in lost if not exclusion(left_out, t) and not exception(options, t)]
 
 
-def excluded(way: Way) -> dict[str, str]:
+def excluded(way: Way, options) -> dict[str, str]:
     """Tests that are not run (ids or patterns), each with its reason."""
     lines = (HERE / "baseline" / "excluded.txt").read_text().splitlines()
-    places = ("*", way.mpi, f"{way.mpi}/{way.via}")
+    places = ("*", way.mpi, f"{way.mpi}/{way.via}", f"{way.mpi}/{way.via}/{options.np}")
     rows = [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
     pairs = (rest.partition(": ") for which, rest in rows if which in places)
-    return {pattern: reason for pattern, _, reason in pairs}
+    return {p: why for p, _, why in pairs if not (options.slow and why.startswith(SLOW))}
 
 
 def exclusion(left_out: dict[str, str], test: str) -> str:
@@ -264,7 +267,7 @@ def compare(way: Way, options, outcomes) -> int:
     """0 if everything the tcp provider passes passes here, what is excluded and known apart."""
     expected = unfold(baseline_file(options.mpi, options.np).read_text().splitlines())
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
-    print_left_out(way, expected)
+    print_left_out(way, options, expected)
     lost = sorted(expected - passed)
     unknown = unknown_losses(way, options, outcomes)
     for test in lost:
@@ -283,9 +286,9 @@ def compare(way: Way, options, outcomes) -> int:
     return 1 if unknown else 0
 
 
-def print_left_out(way: Way, expected: set[str]) -> None:
+def print_left_out(way: Way, options, expected: set[str]) -> None:
     """What is not run though it passes over tcp, with the reason."""
-    left_out, reasons = excluded(way), {}
+    left_out, reasons = excluded(way, options), {}
     for test in sorted(expected):
         if reason := exclusion(left_out, test):
             reasons.setdefault(reason, []).append(test)
