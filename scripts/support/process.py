@@ -65,7 +65,7 @@ def run(
             start_new_session=True,
         )
         try:
-            code, why = _wait(child, started + limit_s, stalled)
+            code, why = _wait(child, started + limit_s, stalled, {child.pid, *(keep or [])})
         finally:
             end_descendants(keep)
             output = log.read_text(errors="replace")
@@ -124,8 +124,9 @@ def tail(text: str, lines: int = 12) -> str:
     return "\n".join(text.rstrip().splitlines()[-lines:])
 
 
-def _wait(child, deadline, stalled) -> tuple[int | None, str]:
+def _wait(child, deadline, stalled, kept: set[int]) -> tuple[int | None, str]:
     while True:
+        _reap_orphans(kept)
         try:
             return child.wait(timeout=POLL_S), ""
         except subprocess.TimeoutExpired:
@@ -154,6 +155,17 @@ def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
+        pass
+
+
+def _reap_orphans(kept: set[int]) -> None:
+    """Buries what was handed to us and has ended: a test may wait for it to be gone."""
+    try:
+        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if found.si_pid in kept:
+                return
+            os.waitpid(found.si_pid, os.WNOHANG)
+    except ChildProcessError:
         pass
 
 
