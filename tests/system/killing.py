@@ -57,6 +57,7 @@ def kill(checks, name, command, environment, is_ours):
             return
         os.kill(victim, signal.SIGKILL)
         seconds = wait_for_end(job, output)
+        wait_until_alone()
     finally:
         left = process.end_descendants()
     judge(checks, name, job, output.decode(errors="replace"), seconds, left, is_ours)
@@ -85,6 +86,13 @@ def wait_for_end(job, output):
             return time.monotonic() - started
         time.sleep(0.02)
     return None
+
+
+def wait_until_alone():
+    """A launcher may end a moment before the last of its processes."""
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline and process.descendants():
+        time.sleep(0.02)
 
 
 def read(job, output):
