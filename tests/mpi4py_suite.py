@@ -39,7 +39,7 @@ ALONE_LIMIT_S = 60.0
 SLOW = "slow"
 # What scripts/test.py understands as "cannot run here", and why there may be nothing to compare with.
 SKIPPED = 77
-NO_BASELINE = "has not got through the suite over the tcp provider (--write-baseline makes one)"
+NO_BASELINE = "has not been run over the tcp provider yet (--provider tcp --write-baseline makes a baseline)"
 # The outcome of a test is the worst one over the ranks.
 WORST = {"pass": 0, "skip": 1, "fail": 2, "hang": 3, "crash": 4}
 
@@ -75,7 +75,7 @@ def arguments():
     parser.add_argument("--provider", default="landbridge")
     parser.add_argument("--via", choices=["own", "run", "clusters"], default="own")
     parser.add_argument("--np", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=600, help="seconds for the whole suite")
+    parser.add_argument("--limit", type=float, default=1080, help="seconds for the whole suite")
     parser.add_argument("--stall", type=float, default=STALL_S, help="seconds without an outcome")
     parser.add_argument("--attempts", type=int, default=ATTEMPTS_MAX, help="hangs and crashes")
     parser.add_argument("--slow", action="store_true", help="run what is left out as slow too")

@@ -30,7 +30,7 @@ def resident_kib():
 
 def content(source, number):
     pattern = numpy.arange(BYTES, dtype=numpy.uint32).astype(numpy.uint8)
-    return pattern + numpy.uint8(source * 37 + number % PATTERNS)
+    return pattern + numpy.uint8((source * 37 + number % PATTERNS) % 256)
 
 
 def send():
