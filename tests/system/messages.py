@@ -19,7 +19,7 @@ PATHS = [
 SIZES = [2, 4, 8]
 ROUNDS = 4
 # Eager credit between two ranks of a small job, as in the protocol's limits.
-WINDOW_KIB = 1024
+WINDOW_KIB = 2048
 # What the library and our own records take for each message that waits, generously.
 RECORD_BYTES = 400
 SLACK_KIB = 4096
