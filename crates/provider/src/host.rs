@@ -81,7 +81,9 @@ pub fn enabled(level: Level) -> bool {
 pub fn write(level: Level, module: &CStr, line: u32, text: fmt::Arguments<'_>) {
     let text = text.to_string();
     if host().stderr.is_some_and(|limit| level <= limit) {
-        eprintln!("landbridge[{}]: {level:?}: {text}", std::process::id());
+        // One write, so that lines of several ranks do not mix.
+        let line = format!("landbridge[{}]: {level:?}: {text}\n", std::process::id());
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     }
     let Some((log, provider)) = enabled_in_host(level) else { return };
     let Ok(text) = CString::new(text) else { return };
