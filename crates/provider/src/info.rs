@@ -5,7 +5,10 @@
 //! (`ENODATA`). The entry is libc memory: the host frees it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
+
+use landbridge_proto::id::{Address, ClusterId};
+use landbridge_proto::wire::name::Name;
 
 use crate::abi::{self, *};
 use crate::av::NAME_BYTES;
@@ -298,12 +301,29 @@ fn addresses(ask: &Ask, format: Format) -> Result<Addresses, Refusal> {
         let bytes = Some(resolve::sockaddr_bytes(found).to_vec());
         if passive { source = bytes } else { target = bytes }
     }
-    if format == Format::Socket && source.is_none() {
-        // Any interface, any port: callers look at the family.
-        let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
-        source = Some(resolve::sockaddr_bytes(any).to_vec());
-    }
+    source.get_or_insert_with(|| anywhere(format));
     Ok((source, target))
+}
+
+/// The source of an endpoint that is bound nowhere yet: its kind is known, callers look at that.
+fn anywhere(format: Format) -> Vec<u8> {
+    match format {
+        Format::Socket => {
+            let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+            resolve::sockaddr_bytes(any).to_vec()
+        }
+        Format::Landbridge => {
+            let nobody = Name {
+                address: Address::ANONYMOUS,
+                unique: 0,
+                cluster: ClusterId(0),
+                node: 0,
+                ip: Ipv6Addr::UNSPECIFIED.octets(),
+                port: 0,
+            };
+            nobody.emit().to_vec()
+        }
+    }
 }
 
 /// # Safety
@@ -430,7 +450,7 @@ fn domain_attr(ask: &Ask) -> Option<DomainAttr> {
             control_progress: wish(hints.map(|h| h.control_progress), PROGRESS_MANUAL),
             data_progress: PROGRESS_MANUAL,
             resource_mgmt: wish(hints.map(|h| h.resource_mgmt), RM_ENABLED),
-            av_type: wish(hints.map(|h| h.av_type), AV_TABLE),
+            av_type: hints.map_or(AV_UNSPEC, |h| h.av_type),
             mr_mode: granted_mr_mode(ask),
             mr_key_size: MR_KEY_BYTES,
             cq_data_size: if data > CQ_DATA_BYTES { CQ_DATA_BYTES_MAX } else { CQ_DATA_BYTES },

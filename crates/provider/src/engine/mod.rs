@@ -25,6 +25,8 @@ mod memory;
 mod peers;
 pub mod request;
 mod serve;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::collections::BTreeMap;
@@ -181,8 +183,16 @@ impl Engine {
             level: level(request.level),
         };
         self.core.send(message).map_err(|_| Errno::EAGAIN)?;
-        self.flush();
+        self.set_going();
         Ok(())
+    }
+
+    /// After the protocol was given something to do: what it wants done now, and its frames. (An operation for a peer that
+    /// is gone is done at once, and has no frame.)
+    #[inline]
+    fn set_going(&mut self) {
+        self.drain_actions();
+        self.flush();
     }
 
     /// The memory of a request: the caller's, or a copy if the caller has it back when the call returns. (A copy from the
@@ -206,8 +216,7 @@ impl Engine {
             ticket: Ticket { context: request.context, notify: request.notify },
             multi: request.multi,
         });
-        self.drain_actions();
-        self.flush();
+        self.set_going();
         Ok(())
     }
 
@@ -221,8 +230,7 @@ impl Engine {
             claim: request.claim,
             discard: request.discard,
         });
-        self.drain_actions();
-        self.flush();
+        self.set_going();
         Ok(())
     }
 
@@ -240,8 +248,7 @@ impl Engine {
                 multi: false,
             })
         };
-        self.drain_actions();
-        self.flush();
+        self.set_going();
         if found { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
@@ -258,7 +265,7 @@ impl Engine {
             RmaKind::Read => self.core.read(remote, memory, ticket),
         };
         started.map_err(|_| Errno::EAGAIN)?;
-        self.flush();
+        self.set_going();
         Ok(())
     }
 
@@ -287,7 +294,7 @@ impl Engine {
         let ticket = Ticket { context: request.context, notify: request.notify };
         let started = self.core.atomic(peer, wanted, operands, result, ticket);
         started.map_err(|_| Errno::EAGAIN)?;
-        self.flush();
+        self.set_going();
         Ok(())
     }
 

@@ -205,6 +205,11 @@ impl Own {
         Ok((Own { address, name, own_format, tcp, unix, introduction, _cookie: cookie }, epoll))
     }
 
+    /// What it says of itself in a hello.
+    pub fn introduction(&self) -> Introduction {
+        self.introduction
+    }
+
     pub fn name(&self) -> &[u8] {
         let size = if self.own_format { NAME_BYTES } else { size_of::<libc::sockaddr_in>() };
         &self.name[..size]
@@ -429,7 +434,7 @@ impl Engine {
     }
 
     fn greet(&mut self, socket: OwnedFd, is_unix: bool, purpose: Purpose) -> io::Result<()> {
-        let own = self.own.introduction;
+        let own = self.own.introduction();
         let handshake = match purpose {
             Purpose::Stranger => Handshake::accept(socket, is_unix, own),
             _ => Handshake::dial(socket, is_unix, self.identity, own),
@@ -542,7 +547,7 @@ impl Engine {
             _ => return senseless("it plays another role than expected"),
         };
         if let Some(peer) = peer {
-            self.neighbours[peer.0 as usize].instance.get_or_insert(introduction.cookie);
+            self.recognise(peer, &introduction)?;
         }
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer
@@ -555,7 +560,20 @@ impl Engine {
         Ok(())
     }
 
-    fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
+    /// Once a peer has introduced itself, nobody else is taken for it.
+    ///
+    /// # Errors
+    /// Another endpoint goes by its address. What was sent and received so far was with the first one, so this one
+    /// cannot go on with it.
+    pub(super) fn recognise(&mut self, peer: Peer, introduction: &Introduction) -> io::Result<()> {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        if *neighbour.instance.get_or_insert(introduction.cookie) == introduction.cookie {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::AddrInUse, "another endpoint goes by the peer's address"))
+    }
+
+    pub(super) fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
         if introduction.address == Address::ANONYMOUS {
             let peer = self.peer_named(&introduction.name)?;
             let known = self.neighbours[peer.0 as usize].instance;

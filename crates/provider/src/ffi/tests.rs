@@ -29,6 +29,8 @@ mod getinfo {
         assert_eq!((info.mode, info.domain().mr_mode), (0, 0));
         assert!(info.fabric().prov_name.is_null(), "the host writes it");
         assert_eq!(info.ep().mem_tag_format, 0xAAAA_AAAA_AAAA_AAAA);
+        assert_eq!(info.domain().av_type, AV_UNSPEC, "numbers are no promise to who did not ask");
+        assert_eq!((info.src_addrlen, info.dest_addrlen), (48, 0));
     }
 
     #[test]

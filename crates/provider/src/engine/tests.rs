@@ -1,0 +1,131 @@
+//! Two engines of one process that talk to each other.
+
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+use landbridge_proto::wire::hello::Introduction;
+
+use super::peers::Out;
+use super::*;
+use crate::abi::CqTaggedEntry;
+use crate::queue::{Format, Queue};
+
+/// Far more than two idle engines need; a loaded machine may need a lot.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+fn what_is_sent_to_a_peer_that_has_left_is_done_at_once() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let number = one.av.insert(other.name());
+    one.send(number).unwrap();
+    until(|| {
+        other.engine.progress();
+        one.engine.progress();
+        other.is_linked() && one.is_linked()
+    });
+    assert_eq!(one.next(), Some(Ok(())));
+    other.engine.close();
+    drop(other);
+    until(|| {
+        one.engine.progress();
+        one.engine.neighbours[0].out == Out::Gone
+    });
+    one.send(number).unwrap();
+    assert_eq!(one.next(), Some(Ok(())), "taken in by nobody, as a moment earlier");
+    one.write(number).unwrap();
+    assert_eq!(one.next(), Some(Err(Errno(libc::ECONNRESET))), "its memory is gone");
+}
+
+#[test]
+fn an_address_means_one_endpoint_only() {
+    let mut party = Party::open();
+    let introduction = |cookie| Introduction {
+        address: landbridge_proto::id::Address::new(5, 0),
+        cookie,
+        ..party.engine.own.introduction()
+    };
+    let (first, second) = (introduction(1), introduction(2));
+    let peer = party.engine.peer_introduced(&first).unwrap();
+    assert!(party.engine.recognise(peer, &first).is_ok());
+    assert!(party.engine.recognise(peer, &first).is_ok(), "it may connect again");
+    let peer = party.engine.peer_introduced(&second).unwrap();
+    assert!(party.engine.recognise(peer, &second).is_err());
+}
+
+/// An engine with what it needs around it.
+struct Party {
+    av: Arc<Av>,
+    queue: Arc<Queue>,
+    engine: Engine,
+}
+
+impl Party {
+    fn open() -> Party {
+        let (av, queue) = (Arc::new(Av::default()), Arc::new(Queue::new(Format::Tagged, 0)));
+        let sink = Sink { transmit: Some(Arc::clone(&queue)), ..Sink::default() };
+        let setup = Setup {
+            domain_mr: Arc::default(),
+            av: Arc::clone(&av),
+            sink,
+            own_format: true,
+            bind: None,
+            min_multi_recv: 64,
+            source_wanted: false,
+        };
+        Party { av, queue, engine: Engine::open(setup).unwrap() }
+    }
+
+    fn name(&self) -> crate::av::Name {
+        self.engine.name().try_into().unwrap()
+    }
+
+    fn is_linked(&self) -> bool {
+        self.engine.neighbours.iter().any(|neighbour| matches!(neighbour.out, Out::Up(_)))
+    }
+
+    fn send(&mut self, target: FiAddr) -> Result<(), Errno> {
+        self.engine.send(&SendRequest {
+            target,
+            payload: &[],
+            tag: None,
+            data: None,
+            context: 1,
+            inject: false,
+            notify: true,
+            level: Level::Transmit,
+        })
+    }
+
+    fn write(&mut self, target: FiAddr) -> Result<(), Errno> {
+        self.engine.rma(&RmaRequest {
+            kind: RmaKind::Write,
+            target,
+            local: &[],
+            remote: &[request::RemoteIov { offset: 0, len: 0, key: 1 }],
+            data: None,
+            context: 2,
+            inject: false,
+            notify: true,
+            level: Level::Transmit,
+        })
+    }
+
+    /// The next completion, without a look at the network.
+    fn next(&self) -> Option<Result<(), Errno>> {
+        let mut entry = MaybeUninit::<CqTaggedEntry>::uninit();
+        // SAFETY: room for the one entry asked for.
+        let read = unsafe { self.queue.read(entry.as_mut_ptr().cast(), 1, std::ptr::null_mut()) };
+        match read {
+            Ok(_) => Some(Ok(())),
+            Err(Errno::EAVAIL) => self.queue.read_error().map(|error| Err(Errno(error.err))),
+            Err(_) => None,
+        }
+    }
+}
+
+fn until(mut is_done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_done() {
+        assert!(Instant::now() < deadline, "it takes too long");
+    }
+}
