@@ -32,8 +32,12 @@ const CROWDED_MICROS: u64 = 50_000;
 const SPIN_MICROS: u64 = 2_000;
 /// After so long a spin, the processor is offered to others at every poll: more may run here than anybody has counted.
 const PURE_SPIN_MICROS: u64 = 10;
-/// How long a loop that shares its processor yields before its polls park.
-const YIELD_MICROS: u64 = 1_000;
+/// How long a loop that shares its processor yields before its polls park, while yielding pays.
+const YIELD_MICROS: u64 = 50;
+/// What yielding is trusted with at most: so many streaks in vain until polls park at once.
+const TRUST_MAX: u32 = 4;
+/// Of the streaks without trust, one in so many yields all the same, to see whether it pays by now.
+const STREAKS_PER_TRIAL: u32 = 32;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
 const PARK_MILLIS: i32 = 1;
 /// Looks at the kernel's events happen every so many polls while only rings are in use.
@@ -55,6 +59,7 @@ pub struct Idle {
     /// Since when polls have been in vain, in the clock's ticks.
     streak_since: Option<u64>,
     last_poll: u64,
+    yielding: Yielding,
     /// Processor time of this thread at the last poll, where processors are shared.
     processor_time: Duration,
     polls: u32,
@@ -74,10 +79,42 @@ impl Idle {
             crowded_until: clock.now(),
             streak_since: None,
             last_poll: 0,
+            yielding: Yielding { trust: TRUST_MAX, streaks: 0, is_on: false },
             processor_time: Duration::ZERO,
             polls: 0,
             busiest: (0, 0),
             hellos_checked: Instant::now(),
+        }
+    }
+}
+
+/// Whether offering the processor brings the awaited message, or only hands it around among processes that wait too.
+/// The second costs a slice of the scheduler's for each of them, a thousand times what parking costs.
+struct Yielding {
+    trust: u32,
+    streaks: u32,
+    /// The streak at hand yields.
+    is_on: bool,
+}
+
+impl Yielding {
+    /// A streak begins.
+    fn begin(&mut self) {
+        self.streaks = self.streaks.wrapping_add(1);
+        self.is_on = self.trust > 0 || self.streaks.is_multiple_of(STREAKS_PER_TRIAL);
+    }
+
+    /// What was waited for came while yielding.
+    fn note_success(&mut self) {
+        if std::mem::take(&mut self.is_on) {
+            self.trust = (self.trust + 1).min(TRUST_MAX);
+        }
+    }
+
+    /// It has not come in time.
+    fn note_failure(&mut self) {
+        if std::mem::take(&mut self.is_on) {
+            self.trust = self.trust.saturating_sub(1);
         }
     }
 }
@@ -112,7 +149,9 @@ impl Engine {
             events = self.look_on();
         }
         if events > 0 {
-            self.idle.streak_since = None;
+            if self.idle.streak_since.take().is_some() {
+                self.idle.yielding.note_success();
+            }
             self.idle.last_poll = self.idle.clock.now();
         } else {
             self.rest();
@@ -266,6 +305,7 @@ impl Engine {
             _ => {
                 self.idle.streak_since = Some(now);
                 self.idle.processor_time = processor_time();
+                self.idle.yielding.begin();
                 return;
             }
         };
@@ -273,8 +313,15 @@ impl Engine {
         let is_alone = self.idle.is_alone();
         // Whoever waits for a relay of this node must let it work.
         let waits_for_relay = self.relay.is_up();
-        let patience = if is_alone { SPIN_MICROS } else { YIELD_MICROS };
+        let patience = match is_alone {
+            true => SPIN_MICROS,
+            false if self.idle.yielding.is_on => YIELD_MICROS,
+            false => 0,
+        };
         if streak >= patience {
+            if !is_alone {
+                self.idle.yielding.note_failure();
+            }
             self.park(PARK_MILLIS);
         } else if !is_alone || waits_for_relay || streak > PURE_SPIN_MICROS {
             std::thread::yield_now();
@@ -364,4 +411,34 @@ fn ticks() -> u64 {
 fn ticks() -> u64 {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streak(yielding: &mut Yielding, pays: bool) -> bool {
+        yielding.begin();
+        let was_on = yielding.is_on;
+        if pays {
+            yielding.note_success()
+        } else {
+            yielding.note_failure()
+        }
+        was_on
+    }
+
+    #[test]
+    fn yields_while_it_pays_and_tries_again_later() {
+        let mut yielding = Yielding { trust: TRUST_MAX, streaks: 0, is_on: false };
+        assert!((0..100).all(|_| streak(&mut yielding, true)));
+        for _ in 0..TRUST_MAX {
+            streak(&mut yielding, false);
+        }
+        let tried = (0..10 * STREAKS_PER_TRIAL).filter(|_| streak(&mut yielding, false)).count();
+        assert_eq!(tried, 10, "only trials yield now");
+        // One trial that pays brings the trust back.
+        while !streak(&mut yielding, true) {}
+        assert!(streak(&mut yielding, true));
+    }
 }
