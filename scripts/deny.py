@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Licences, bans and sources of everything we link, by deny.toml (`make lint`, `make test`).
+
+What enters: a cargo-deny of the user's, or else the pinned one, which is built under build/ at the
+first call: two minutes of one core, without optimisation, for it runs for a second. What leaves: the
+exit code of cargo-deny, or 77 with the reason on the last line where there is none to be had. Known
+vulnerabilities are not asked for: their database comes from the network, and what it says of the
+same tree changes from day to day (`cargo deny check advisories` does it).
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from support import paths  # noqa: E402
+
+VERSION = "0.20.2"
+# The first that reads our deny.toml and Cargo.lock.
+OLDEST = (0, 16)
+CHECKS = ["licenses", "bans", "sources"]
+TOOLS = paths.BUILD / "tools"
+SKIPPED = 77
+
+
+def main() -> int:
+    tool = installed() or build()
+    if not tool:
+        print(f"no cargo-deny and no way to build it; type: {' '.join(install_command([]))}")
+        return SKIPPED
+    return subprocess.run([tool, "check", *CHECKS], cwd=paths.ROOT).returncode
+
+
+def installed() -> str:
+    """A cargo-deny that is new enough, on the user's path or made here before."""
+    for found in (shutil.which("cargo-deny"), shutil.which("cargo-deny", path=TOOLS / "bin")):
+        if found and version(found) >= OLDEST:
+            return found
+    return ""
+
+
+def version(tool: str) -> tuple[int, ...]:
+    said = subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"(\d+)\.(\d+)\.\d+", said)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def build() -> str:
+    print(f"deny: building cargo-deny {VERSION} into {TOOLS.relative_to(paths.ROOT)}", flush=True)
+    words = ["--debug", "--quiet", "--root", str(TOOLS), "--target-dir", str(TOOLS / "target")]
+    done = subprocess.run(install_command(words))
+    shutil.rmtree(TOOLS / "target", ignore_errors=True)
+    return installed() if done.returncode == 0 else ""
+
+
+def install_command(words: list[str]) -> list[str]:
+    return ["cargo", "install", "--locked", *words, "cargo-deny", "--version", VERSION]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
