@@ -9,8 +9,11 @@
 //! | `request` | what the face asks |
 //! | `identity` | who this process is |
 //! | `memory` | where bytes lie |
-//! | `peers` | who the others are, and the way to each |
-//! | `handshake` | the hello on a new connection |
+//! | `doors` | sockets, and the names they go by |
+//! | `neighbours` | who the others are |
+//! | `peers` | the way to each, and hellos |
+//! | `handshake` | one hello, step by step |
+//! | `uplink` | the connection to the relay |
 //! | `links` | frames out and in |
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
 //! | `wait` | polling, spinning, parking |
@@ -18,15 +21,18 @@
 //! What may never happen: a request waits for the network; a frame's bytes are touched before its
 //! link's hello has ended; a link of one peer keeps another from progress.
 
+mod doors;
 mod handshake;
 mod identity;
 mod links;
 mod memory;
+mod neighbours;
 mod peers;
 pub mod request;
 mod serve;
 #[cfg(test)]
 mod tests;
+mod uplink;
 mod wait;
 
 use std::collections::BTreeMap;
@@ -43,14 +49,16 @@ use crate::log;
 use crate::mr;
 use crate::sink::Sink;
 
+use doors::Own;
 use identity::Identity;
 use links::Link;
 use memory::Bytes;
-use peers::{Neighbour, Own, Relay};
+use neighbours::Neighbour;
 use request::{
     AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, PeekRequest, RecvRequest, RmaKind,
     RmaRequest, SendRequest,
 };
+use uplink::Relay;
 use wait::Idle;
 
 /// What an endpoint is opened with.
@@ -92,7 +100,7 @@ pub struct Engine {
     core: Endpoint<Bytes>,
     /// By the numbers the protocol gives peers.
     neighbours: Vec<Neighbour>,
-    by_name: BTreeMap<peers::NameBytes, Peer>,
+    by_name: BTreeMap<doors::NameBytes, Peer>,
     /// Peers by address-vector number; `u32::MAX` is unknown.
     by_number: Vec<u32>,
     relay: Relay,

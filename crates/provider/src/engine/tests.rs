@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::wire::hello::Introduction;
 
-use super::peers::Out;
+use super::neighbours::Out;
 use super::*;
 use crate::abi::CqTaggedEntry;
 use crate::queue::{Format, Queue};

@@ -1,0 +1,179 @@
+//! Who the others are.
+//!
+//! A peer is known by the name in the address vector or by the address in its frames, whichever comes first. It is
+//! the endpoint that introduced itself first: another one that goes by the same socket address later is another
+//! peer, and one that goes by the same place in the job is refused.
+
+use std::io;
+
+use landbridge_proto::endpoint::Peer;
+use landbridge_proto::id::Address;
+use landbridge_proto::wire::hello::Introduction;
+use landbridge_proto::wire::name::Name;
+
+use super::Engine;
+use super::doors::NameBytes;
+use super::peers::Way;
+use crate::abi::{Errno, FiAddr};
+
+/// How often a peer that answers the call and hangs up is called again.
+const DIAL_RETRIES: u8 = 5;
+
+/// A peer, as this endpoint sees it.
+pub struct Neighbour {
+    pub name: Option<NameBytes>,
+    pub out: Out,
+    /// A link that both sides should use instead, once all that was sent on the other has been taken in.
+    pub better: Option<usize>,
+    /// How often all ways may be tried again.
+    pub retries: u8,
+    /// Unlike that of any other endpoint which has had its name.
+    instance: Option<u64>,
+    /// Ways not yet tried, the best last.
+    pub ways: Option<Vec<Way>>,
+    /// Its process id, if its memory may be read.
+    pub readable: Option<i32>,
+    /// Its number in the address vector, once looked up.
+    pub number: Option<FiAddr>,
+}
+
+/// The state of the way to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Out {
+    Unknown,
+    /// A connection is being made.
+    Dialling,
+    /// Waits for the relay's connection.
+    AwaitRelay,
+    Up(usize),
+    /// It said goodbye, or broke off.
+    Gone,
+}
+
+impl Neighbour {
+    fn new(name: Option<NameBytes>) -> Self {
+        Self {
+            name,
+            out: Out::Unknown,
+            better: None,
+            retries: DIAL_RETRIES,
+            instance: None,
+            ways: None,
+            readable: None,
+            number: None,
+        }
+    }
+}
+
+impl Engine {
+    /// The peer with address-vector number `number`.
+    #[inline]
+    pub(super) fn peer_of(&mut self, number: FiAddr) -> Result<Peer, Errno> {
+        match self.by_number.get(number as usize) {
+            Some(&known) if known != u32::MAX => Ok(Peer(known)),
+            _ => self.look_up(number),
+        }
+    }
+
+    #[cold]
+    fn look_up(&mut self, number: FiAddr) -> Result<Peer, Errno> {
+        let name = self.av.name_of(number).ok_or(Errno::EINVAL)?;
+        let peer = self.peer_named(&name).ok_or(Errno::EINVAL)?;
+        let index = number as usize;
+        if self.by_number.len() <= index {
+            self.by_number.resize(index + 1, u32::MAX);
+        }
+        self.by_number[index] = peer.0;
+        Ok(peer)
+    }
+
+    /// The peer with this name; `None` if it is no name.
+    fn peer_named(&mut self, name: &NameBytes) -> Option<Peer> {
+        let address =
+            if self.own.own_format { Name::parse(name).ok()?.address } else { Address::ANONYMOUS };
+        let peer = if address == Address::ANONYMOUS {
+            let core = &mut self.core;
+            *self.by_name.entry(*name).or_insert_with(|| core.peer(address))
+        } else {
+            self.core.peer(address)
+        };
+        self.neighbour(peer).name.get_or_insert(*name);
+        Some(peer)
+    }
+
+    /// The peer whose frames carry this address.
+    #[inline]
+    pub(super) fn peer_addressed(&mut self, address: Address) -> Peer {
+        let peer = self.core.peer(address);
+        self.neighbour(peer);
+        peer
+    }
+
+    #[inline]
+    fn neighbour(&mut self, peer: Peer) -> &mut Neighbour {
+        let index = peer.0 as usize;
+        while self.neighbours.len() <= index {
+            self.neighbours.push(Neighbour::new(None));
+        }
+        &mut self.neighbours[index]
+    }
+
+    /// The peer's number in the address vector, if it has one.
+    pub(super) fn number_of(&mut self, peer: Peer) -> Option<FiAddr> {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        if neighbour.number.is_none() {
+            neighbour.number = self.av.addr_of(neighbour.name.as_ref()?);
+        }
+        neighbour.number
+    }
+
+    /// Peers to which there is a link, or soon will be.
+    pub(super) fn peers_in_touch(&self) -> Vec<Peer> {
+        let all = self.neighbours.iter().enumerate();
+        all.filter(|(_, neighbour)| !matches!(neighbour.out, Out::Unknown | Out::Gone))
+            .map(|(index, _)| Peer(index as u32))
+            .collect()
+    }
+
+    pub(super) fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
+        if introduction.address == Address::ANONYMOUS {
+            let peer = self.peer_named(&introduction.name)?;
+            let known = self.neighbours[peer.0 as usize].instance;
+            let is_another = known.is_some_and(|known| known != introduction.cookie);
+            if is_another || self.core.failed(peer).is_some() {
+                self.forget_name(peer, &introduction.name);
+            }
+            return self.peer_named(&introduction.name);
+        }
+        let peer = self.peer_addressed(introduction.address);
+        self.neighbour(peer).name.get_or_insert(introduction.name);
+        Some(peer)
+    }
+
+    /// Once a peer has introduced itself, nobody else is taken for it.
+    ///
+    /// # Errors
+    /// Another endpoint goes by its address. What was sent and received so far was with the first one, so this one
+    /// cannot go on with it.
+    pub(super) fn recognise(&mut self, peer: Peer, introduction: &Introduction) -> io::Result<()> {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        if *neighbour.instance.get_or_insert(introduction.cookie) == introduction.cookie {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::AddrInUse, "another endpoint goes by the peer's address"))
+    }
+
+    /// The endpoint that had this name is gone and another has it now (an address of IP and port can be used again):
+    /// from now on the name means the new one.
+    fn forget_name(&mut self, peer: Peer, name: &NameBytes) {
+        self.neighbours[peer.0 as usize].out = Out::Gone;
+        self.core.fail(peer, libc::ECONNRESET);
+        self.drain_actions();
+        self.by_name.remove(name);
+        for number in &mut self.by_number {
+            if *number == peer.0 {
+                *number = u32::MAX;
+            }
+        }
+    }
+}
