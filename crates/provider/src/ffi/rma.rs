@@ -52,10 +52,19 @@ unsafe fn post(
     unsafe { endpoint(ep) }.engine()?.rma(&request)
 }
 
-/// Where a plain call reaches at the peer: as many bytes as there are locally.
-#[inline(always)]
-fn remote(offset: u64, key: u64, local: &[Iov]) -> [RemoteIov; 1] {
-    [RemoteIov { offset, len: total(local), key }]
+/// Where a call without vectors of its own for that reaches at the peer.
+struct Reach {
+    target: FiAddr,
+    offset: u64,
+    key: u64,
+}
+
+impl Reach {
+    /// As many bytes as there are locally.
+    #[inline(always)]
+    fn memory(&self, local: &[Iov]) -> [RemoteIov; 1] {
+        [RemoteIov { offset: self.offset, len: total(local), key: self.key }]
+    }
 }
 
 unsafe extern "C" fn read(
@@ -68,12 +77,9 @@ unsafe extern "C" fn read(
     key: u64,
     context: Void,
 ) -> isize {
-    let local = piece(buf, len);
-    let remote = remote(offset, key, &local);
-    let kind = RmaKind::Read;
-    let transfer = Transfer { kind, target, local: &local, remote: &remote, data: None };
+    let peer = Reach { target, offset, key };
     // SAFETY: libfabric's contract for fi_read.
-    unsafe { status_long(post(ep, transfer, context, endpoint(ep).transmit_terms())) }
+    status_long(unsafe { plain(ep, RmaKind::Read, &piece(buf, len), peer, None, context) })
 }
 
 unsafe extern "C" fn readv(
@@ -86,8 +92,12 @@ unsafe extern "C" fn readv(
     key: u64,
     context: Void,
 ) -> isize {
+    let peer = Reach { target, offset, key };
     // SAFETY: libfabric's contract for fi_readv.
-    status_long(unsafe { vector(ep, RmaKind::Read, (iov, count), target, (offset, key), context) })
+    let posted = unsafe {
+        pieces(iov, count).and_then(|local| plain(ep, RmaKind::Read, local, peer, None, context))
+    };
+    status_long(posted)
 }
 
 unsafe extern "C" fn readmsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
@@ -105,12 +115,9 @@ unsafe extern "C" fn write(
     key: u64,
     context: Void,
 ) -> isize {
-    let local = piece(buf, len);
-    let remote = remote(offset, key, &local);
-    let kind = RmaKind::Write;
-    let transfer = Transfer { kind, target, local: &local, remote: &remote, data: None };
+    let peer = Reach { target, offset, key };
     // SAFETY: libfabric's contract for fi_write.
-    unsafe { status_long(post(ep, transfer, context, endpoint(ep).transmit_terms())) }
+    status_long(unsafe { plain(ep, RmaKind::Write, &piece(buf, len), peer, None, context) })
 }
 
 unsafe extern "C" fn writev(
@@ -123,8 +130,12 @@ unsafe extern "C" fn writev(
     key: u64,
     context: Void,
 ) -> isize {
+    let peer = Reach { target, offset, key };
     // SAFETY: libfabric's contract for fi_writev.
-    status_long(unsafe { vector(ep, RmaKind::Write, (iov, count), target, (offset, key), context) })
+    let posted = unsafe {
+        pieces(iov, count).and_then(|local| plain(ep, RmaKind::Write, local, peer, None, context))
+    };
+    status_long(posted)
 }
 
 unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgRma, flags: u64) -> isize {
@@ -140,8 +151,9 @@ unsafe extern "C" fn inject(
     offset: u64,
     key: u64,
 ) -> isize {
+    let peer = Reach { target, offset, key };
     // SAFETY: libfabric's contract for fi_inject_write.
-    status_long(unsafe { inject_write(ep, &piece(buf, len), target, (offset, key), None) })
+    status_long(unsafe { inject_write(ep, &piece(buf, len), peer, None) })
 }
 
 unsafe extern "C" fn writedata(
@@ -155,12 +167,9 @@ unsafe extern "C" fn writedata(
     key: u64,
     context: Void,
 ) -> isize {
-    let local = piece(buf, len);
-    let remote = remote(offset, key, &local);
-    let kind = RmaKind::Write;
-    let transfer = Transfer { kind, target, local: &local, remote: &remote, data: Some(data) };
+    let peer = Reach { target, offset, key };
     // SAFETY: libfabric's contract for fi_writedata.
-    unsafe { status_long(post(ep, transfer, context, endpoint(ep).transmit_terms())) }
+    status_long(unsafe { plain(ep, RmaKind::Write, &piece(buf, len), peer, Some(data), context) })
 }
 
 unsafe extern "C" fn injectdata(
@@ -172,8 +181,28 @@ unsafe extern "C" fn injectdata(
     offset: u64,
     key: u64,
 ) -> isize {
+    let peer = Reach { target, offset, key };
     // SAFETY: libfabric's contract for fi_inject_writedata.
-    status_long(unsafe { inject_write(ep, &piece(buf, len), target, (offset, key), Some(data)) })
+    status_long(unsafe { inject_write(ep, &piece(buf, len), peer, Some(data)) })
+}
+
+/// A call on the endpoint's own terms.
+///
+/// # Safety
+/// As for `post`.
+#[inline(always)]
+unsafe fn plain(
+    ep: *mut FidEp,
+    kind: RmaKind,
+    local: &[Iov],
+    peer: Reach,
+    data: Option<u64>,
+    context: Void,
+) -> Result<(), Errno> {
+    let remote = peer.memory(local);
+    let transfer = Transfer { kind, target: peer.target, local, remote: &remote, data };
+    // SAFETY: the caller's promise.
+    unsafe { post(ep, transfer, context, endpoint(ep).transmit_terms()) }
 }
 
 /// # Safety
@@ -181,35 +210,15 @@ unsafe extern "C" fn injectdata(
 unsafe fn inject_write(
     ep: *mut FidEp,
     local: &[Iov],
-    target: FiAddr,
-    (offset, key): (u64, u64),
+    peer: Reach,
     data: Option<u64>,
 ) -> Result<(), Errno> {
-    let remote = remote(offset, key, local);
-    let transfer = Transfer { kind: RmaKind::Write, target, local, remote: &remote, data };
+    let (kind, remote) = (RmaKind::Write, peer.memory(local));
+    let transfer = Transfer { kind, target: peer.target, local, remote: &remote, data };
     // SAFETY: the caller's promise.
     unsafe {
         let terms = endpoint(ep).inject_terms(total(local))?;
         post(ep, transfer, std::ptr::null_mut(), terms)
-    }
-}
-
-/// # Safety
-/// As for `post`; the vector is valid during the call.
-unsafe fn vector(
-    ep: *mut FidEp,
-    kind: RmaKind,
-    (iov, count): (*const iovec, usize),
-    target: FiAddr,
-    (offset, key): (u64, u64),
-    context: Void,
-) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let local = pieces(iov, count)?;
-        let remote = remote(offset, key, local);
-        let transfer = Transfer { kind, target, local, remote: &remote, data: None };
-        post(ep, transfer, context, endpoint(ep).transmit_terms())
     }
 }
 
