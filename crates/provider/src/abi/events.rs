@@ -85,6 +85,11 @@ pub struct EqErrEntry {
 }
 
 #[repr(C)]
+pub struct PollAttr {
+    pub flags: u64,
+}
+
+#[repr(C)]
 pub struct AvAttr {
     pub kind: u32,
     pub rx_ctx_bits: c_int,

@@ -118,6 +118,7 @@ fn entries() -> Vec<Fact> {
         ("sizeof(struct fi_eq_attr)", size_of::<EqAttr>()),
         ("sizeof(struct fi_eq_entry)", size_of::<EqEntry>()),
         ("sizeof(struct fi_eq_err_entry)", size_of::<EqErrEntry>()),
+        ("sizeof(struct fi_poll_attr)", size_of::<PollAttr>()),
         ("sizeof(struct fi_av_attr)", size_of::<AvAttr>()),
         ("offsetof(struct fi_mr_attr, requested_key)", offset_of!(MrAttr, requested_key)),
         ("offsetof(struct fi_mr_attr, iface)", offset_of!(MrAttr, iface)),
@@ -146,6 +147,8 @@ fn tables() -> Vec<Fact> {
         ("offsetof(struct fi_ops_cq, signal)", offset_of!(OpsCq, signal)),
         ("sizeof(struct fi_ops_cntr)", size_of::<OpsCntr>()),
         ("sizeof(struct fi_ops_eq)", size_of::<OpsEq>()),
+        ("sizeof(struct fi_ops_poll)", size_of::<OpsPoll>()),
+        ("sizeof(struct fid_poll)", size_of::<FidPoll>()),
         ("offsetof(struct fi_ops_av, straddr)", offset_of!(OpsAv, straddr)),
     ]
 }
@@ -163,6 +166,7 @@ fn constants() -> Vec<Fact> {
         ("FI_ORDER_ATOMIC_WAW", ORDER_ATOMIC_WAW as usize),
         ("FI_CLASS_CNTR", CLASS_CNTR),
         ("FI_CLASS_EQ", CLASS_EQ),
+        ("FI_CLASS_POLL", CLASS_POLL),
         ("FI_GETWAIT", GETWAIT as usize),
         ("FI_ENABLE", ENABLE as usize),
         ("FI_THREAD_DOMAIN", THREAD_DOMAIN as usize),

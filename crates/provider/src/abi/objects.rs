@@ -64,6 +64,12 @@ pub struct FidEq {
 }
 
 #[repr(C)]
+pub struct FidPoll {
+    pub fid: Fid,
+    pub ops: *const OpsPoll,
+}
+
+#[repr(C)]
 pub struct FidMr {
     pub fid: Fid,
     pub mem_desc: *mut c_void,

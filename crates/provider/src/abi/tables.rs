@@ -117,7 +117,8 @@ pub struct OpsDomain {
         unsafe extern "C" fn(*mut FidDomain, *mut Info, *mut *mut FidEp, Void) -> c_int,
     pub cntr_open:
         unsafe extern "C" fn(*mut FidDomain, *mut CntrAttr, *mut *mut FidCntr, Void) -> c_int,
-    pub poll_open: unsafe extern "C" fn(*mut FidDomain, Void, *mut Void) -> c_int,
+    pub poll_open:
+        unsafe extern "C" fn(*mut FidDomain, *mut PollAttr, *mut *mut FidPoll, Void) -> c_int,
     pub stx_ctx: unsafe extern "C" fn(*mut FidDomain, *mut TxAttr, *mut Void, Void) -> c_int,
     pub srx_ctx: unsafe extern "C" fn(*mut FidDomain, *mut RxAttr, *mut *mut FidEp, Void) -> c_int,
     pub query_atomic: unsafe extern "C" fn(*mut FidDomain, u32, u32, *mut AtomicAttr, u64) -> c_int,
@@ -419,6 +420,14 @@ pub struct OpsCntr {
     pub wait: unsafe extern "C" fn(*mut FidCntr, u64, c_int) -> c_int,
     pub adderr: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
     pub seterr: unsafe extern "C" fn(*mut FidCntr, u64) -> c_int,
+}
+
+#[repr(C)]
+pub struct OpsPoll {
+    pub size: usize,
+    pub poll: unsafe extern "C" fn(*mut FidPoll, *mut Void, c_int) -> c_int,
+    pub add: unsafe extern "C" fn(*mut FidPoll, *mut Fid, u64) -> c_int,
+    pub del: unsafe extern "C" fn(*mut FidPoll, *mut Fid, u64) -> c_int,
 }
 
 #[repr(C)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::fabric::Fabric;
 use super::{
-    Head, Object, atomic, av, close, cntr, cq, ep, mr, nosys, object, ops, publish, share,
+    Head, Object, atomic, av, close, cntr, cq, ep, mr, nosys, object, ops, pollset, publish, share,
 };
 use crate::abi::*;
 use crate::info::Format;
@@ -37,7 +37,7 @@ static DOMAIN_OPS: OpsDomain = OpsDomain {
     endpoint: open_endpoint,
     scalable_ep: nosys::scalable_ep,
     cntr_open: open_cntr,
-    poll_open: nosys::poll_open,
+    poll_open: open_poll,
     stx_ctx: nosys::stx_ctx,
     srx_ctx: nosys::srx_ctx,
     query_atomic: atomic::query,
@@ -107,6 +107,16 @@ unsafe extern "C" fn open_cntr(
 ) -> c_int {
     // SAFETY: the attributes are valid during the call.
     unsafe { cntr::open(attr.as_mut(), target, context) }
+}
+
+unsafe extern "C" fn open_poll(
+    _: *mut FidDomain,
+    attr: *mut PollAttr,
+    target: *mut *mut FidPoll,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the attributes are null or valid during the call.
+    unsafe { pollset::open(attr.as_ref(), target, context) }
 }
 
 unsafe extern "C" fn open_endpoint(

@@ -18,6 +18,7 @@ pub mod fabric;
 mod mr;
 mod msg;
 mod nosys;
+mod pollset;
 mod rma;
 mod tagged;
 #[cfg(test)]

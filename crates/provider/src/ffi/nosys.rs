@@ -26,7 +26,6 @@ not_offered! {
     passive_ep(*mut FidFabric, *mut Info, *mut Void, Void);
     wait_open(*mut FidFabric, Void, *mut Void);
     scalable_ep(*mut FidDomain, *mut Info, *mut *mut FidEp, Void);
-    poll_open(*mut FidDomain, Void, *mut Void);
     stx_ctx(*mut FidDomain, *mut TxAttr, *mut Void, Void);
     srx_ctx(*mut FidDomain, *mut RxAttr, *mut *mut FidEp, Void);
     query_collective(*mut FidDomain, u32, Void, u64);

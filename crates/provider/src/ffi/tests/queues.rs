@@ -46,6 +46,35 @@ fn a_counter_waits_for_its_threshold() {
 }
 
 #[test]
+fn a_poll_set_names_those_with_news() {
+    let stack = Stack::open(None);
+    // SAFETY: objects just opened, closed once; room for two contexts.
+    unsafe {
+        let (mut set, mut cntr, none) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let ops = &*(*stack.domain).ops;
+        let mut attr = PollAttr { flags: 0 };
+        assert_eq!((ops.poll_open)(stack.domain, &mut attr, &mut set, none), 0);
+        let context: *mut c_void = ptr::without_provenance_mut(77);
+        assert_eq!((ops.cntr_open)(stack.domain, ptr::null_mut(), &mut cntr, context), 0);
+        let (ops, mut told) = (&*(*set).ops, [none; 2]);
+        assert_eq!((ops.add)(set, stack.cq.cast(), 0), 0);
+        assert_eq!((ops.add)(set, cntr.cast(), 0), 0);
+        assert_eq!((ops.add)(set, stack.av.cast(), 0), EINVAL);
+        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 2), 0);
+        ((*(*cntr).ops).add)(cntr, 1);
+        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 0), 0, "no room, nothing told");
+        assert_eq!(((ops.poll)(set, told.as_mut_ptr(), 2), told[0]), (1, context));
+        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 2), 0, "told once");
+        assert_eq!((ops.del)(set, cntr.cast(), 0), 0);
+        ((*(*cntr).ops).add)(cntr, 1);
+        assert_eq!((ops.poll)(set, told.as_mut_ptr(), 2), 0);
+        for fid in [cntr.cast::<Fid>(), set.cast()] {
+            assert_eq!(((*(*fid).ops).close)(fid), 0);
+        }
+    }
+}
+
+#[test]
 fn an_event_queue_gives_back_what_was_written() {
     let stack = Stack::open(None);
     let mut attr = EqAttr { size: 0, flags: WRITE, wait_obj: WAIT_FD, ..unsafe { zeroed() } };
