@@ -9,8 +9,14 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::head::{Head, Long};
 
 const WINDOW: u32 = 1_000;
-const PIECES: Path =
-    Path { payload_max: 10, eager_max: 10, first_piece: 10, pull: false, window: 100 };
+const PIECES: Path = Path {
+    payload_max: 10,
+    eager_max: 10,
+    first_piece: 10,
+    pull: false,
+    window: 100,
+    ahead: false,
+};
 
 #[test]
 fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
@@ -256,7 +262,7 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     }
     let from = if state == State::Foreign { b.peer(Address::new(9, 0)) } else { PEER };
     let memory = if pull { 4096 } else { 0 };
-    let long = Some(Long { total: 500, send: 0, memory });
+    let long = Some(Long { total: 500, send: 0, memory, ahead: 0 });
     let head = Head::Message { tag: 1, data: 0, long };
     let (header, bytes) = frame(0, Kind::Tagged, flag::LONG, head, 10);
     b.handle_frame(from, header, &bytes).unwrap();

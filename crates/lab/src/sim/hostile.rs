@@ -255,12 +255,18 @@ impl Victim {
                 let end = at.checked_add(take.min(payload));
                 require!(end.is_some_and(|end| end <= room.0), "{place:?} is outside {room:?}");
             }
-            Place::Store { store } if payload > 0 => {
-                let before = self.stores.insert(store, (from, payload));
+            Place::Store { store, size } if size > 0 => {
+                require!(payload <= size, "{payload} bytes into a store of {size}");
+                let before = self.stores.insert(store, (from, size));
                 require!(before.is_none(), "store {store} is in use");
                 let stored: u64 =
                     self.stores.values().filter(|(of, _)| *of == from).map(|(_, size)| size).sum();
                 require!(stored <= WINDOW as u64, "{from} makes us store {stored} bytes");
+            }
+            Place::Stored { store, at } => {
+                let size = self.stores.get(&store).map(|&(_, size)| size);
+                let fits = size.is_some_and(|size| at + payload <= size);
+                require!(fits, "{payload} bytes at {at} of store {store} of {size:?}");
             }
             Place::Region { op, .. } if self.random.percent(50) => {
                 self.endpoint.refuse(self.peers[from], op, 13);
@@ -501,7 +507,12 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
             }
             let memory = random.pick(&[0, 1 << 40, u64::MAX]);
             let total = if random.percent(70) { random.size(6_000) } else { number };
-            let long = (*flags & flag::LONG != 0).then_some(Long { total, send: op, memory });
+            let long = (*flags & flag::LONG != 0).then_some(Long {
+                total,
+                send: random.below(4) as u32,
+                memory,
+                ahead: random.pick(&[0, 0, 1, 100, 3_000, u32::MAX]),
+            });
             Head::Message { tag: random.below(3), data: number, long }
         }
         Kind::Grant => {
@@ -509,6 +520,10 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
             Head::Grant { send: op, recv: other, limit }
         }
         Kind::Data => Head::Data { recv: op, offset },
+        Kind::Ahead => {
+            let offset = if random.percent(50) { random.pick(&[0, 100, 200]) } else { offset };
+            Head::Ahead { send: random.below(4) as u32, offset }
+        }
         Kind::Pulled => Head::Pulled { send: op },
         Kind::Ack | Kind::Goodbye | Kind::Unreachable => Head::Empty,
         Kind::Write => Head::Write { op, total: 7, key: 1, offset: number, data: 7 },

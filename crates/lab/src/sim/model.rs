@@ -243,7 +243,7 @@ impl Model {
         node: usize,
         from: usize,
         tagged: bool,
-        payload: u64,
+        unasked: u64,
         is_long: bool,
     ) -> Result<(usize, bool), Violation> {
         let Some(id) = self.flight[from][node].pop_front() else {
@@ -251,9 +251,9 @@ impl Model {
         };
         let message = &mut self.messages[id];
         require!(message.tag.is_some() == tagged, "message {id} arrives out of order");
-        require!(payload <= message.length, "message {id} grows");
-        message.is_whole = payload == message.length;
-        require!(message.is_whole != is_long, "message {id} has the wrong head");
+        require!(unasked <= message.length, "message {id} grows");
+        message.is_whole = unasked == message.length;
+        require!(message.is_whole || is_long, "message {id} has the wrong head");
         let mailbox = &self.boxes[node][tagged as usize];
         let at = mailbox
             .posted
@@ -287,10 +287,10 @@ impl Model {
     }
 
     /// `node` gives `peer` up while the first frame of `unfinished` was on its way in.
-    pub fn fail(&mut self, node: usize, peer: usize, unfinished: Option<usize>) {
+    pub fn fail(&mut self, node: usize, peer: usize, unfinished: &[usize]) {
         self.failed[node][peer] = true;
         for mailbox in &mut self.boxes[node] {
-            mailbox.arrived.retain(|&message| Some(message) != unfinished);
+            mailbox.arrived.retain(|message| !unfinished.contains(message));
             for posted in mailbox.posted.iter().filter(|posted| posted.source == Some(peer)) {
                 if let Some(Ticket::Multi(multi)) = self.tickets.get_mut(&posted.context) {
                     multi.is_closed = true;
@@ -299,7 +299,7 @@ impl Model {
             mailbox.posted.retain(|posted| posted.source != Some(peer));
         }
         for (message, is_lost) in self.claimed[node].values_mut() {
-            *is_lost |= Some(*message) == unfinished;
+            *is_lost |= unfinished.contains(message);
         }
     }
 

@@ -108,6 +108,7 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
         first_piece: random.pick(&[0, 1, 30, 400, 8_192]),
         pull: random.percent(40),
         window: random.pick(&[1, 2, 100, 1_000, 10_000, 1 << 20]).max(least),
+        ahead: random.percent(50),
     }
 }
 

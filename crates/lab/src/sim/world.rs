@@ -1,8 +1,10 @@
 //! The simulated world: processes, links between them, and the driver that moves bytes and does what endpoints want.
 
+use std::collections::BTreeMap;
+
 use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Memory, Passing, Peer, Place, Work};
 use landbridge_proto::id::Address;
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
 
 use super::link::{Link, Reading, Target, Written};
@@ -25,6 +27,8 @@ pub struct World {
     pub tally: Tally,
     /// Eager bytes under way or stored, by what the frames say: `[from][to]` sent, and heard back.
     eager: Vec<Vec<(u32, u32)>>,
+    /// Messages of which announced bytes are still to come, and up to where: by sender, receiver and number.
+    ahead: BTreeMap<(usize, usize, u32), (usize, u64)>,
     pulls_fail: u64,
     /// The largest message.
     pub largest: u64,
@@ -72,6 +76,7 @@ impl World {
             announced: Vec::new(),
             tally: Tally::default(),
             eager: vec![vec![(0, 0); count]; count],
+            ahead: BTreeMap::new(),
             pulls_fail,
             largest,
             contexts: 0,
@@ -334,17 +339,18 @@ impl World {
             node.ready.remove(&to);
             return Ok(true);
         };
-        let header = Header::parse(frame.front()).map_err(|bad| Violation(bad.0.into()))?;
+        let front = frame.front().to_vec();
+        let header = Header::parse(&front).map_err(|bad| Violation(bad.0.into()))?;
         let payload = frame.payload.map(|(piece, at, length)| (*piece, at, length));
-        let sent = frame.front().len() + payload.map_or(0, |(_, _, length)| length as usize);
+        let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
         require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
-        let written = link.begin(frame.front(), payload, &self.arena)?;
+        let written = link.begin(&front, payload, &self.arena)?;
         if written == Written::Busy {
             self.tally.count("pipes that were busy");
             node.ready.remove(&to);
             return Ok(true);
         }
-        self.sent(from, to, &header, written)?;
+        self.sent(from, to, &front, written)?;
         Ok(true)
     }
 
@@ -370,17 +376,24 @@ impl World {
         self.nodes[from].endpoint.passed(&passing);
         self.tally.count("messages passed the short way");
         self.say(|| format!("{from} -> {to} passes {header:?}"));
-        self.spend(from, to, &header)?;
+        self.spend(from, to, &frame)?;
         self.drain(from)?;
         Ok(true)
     }
 
-    /// Counts the eager bytes of a frame that leaves.
-    fn spend(&mut self, from: usize, to: usize, header: &Header) -> Result<(), Violation> {
-        if matches!(header.kind, Kind::Message | Kind::Tagged) {
+    /// Counts the eager bytes of a frame that leaves, and those it announces.
+    fn spend(&mut self, from: usize, to: usize, front: &[u8]) -> Result<(), Violation> {
+        let bad = |bad: landbridge_proto::wire::Malformed| Violation(bad.0.into());
+        let header = Header::parse(front).map_err(bad)?;
+        let head = Head::parse(header.kind, header.flags, &front[HEADER_BYTES..]).map_err(bad)?;
+        if let Head::Message { long, .. } = head {
             let payload = header.length - Head::size(header.kind, header.flags) as u32;
+            let ahead = long.map_or(0, |long| long.ahead);
+            if ahead > 0 {
+                self.tally.count("messages sent ahead");
+            }
             let (sent, heard) = &mut self.eager[from][to];
-            *sent = sent.wrapping_add(payload);
+            *sent = sent.wrapping_add(payload + ahead);
             let under_way = sent.wrapping_sub(*heard);
             let window = self.nodes[from].config.eager_window;
             require!(under_way <= window, "{from} sends {under_way} eager bytes to {to}");
@@ -392,11 +405,11 @@ impl World {
         &mut self,
         from: usize,
         to: usize,
-        header: &Header,
+        front: &[u8],
         written: Written,
     ) -> Result<(), Violation> {
-        self.say(|| format!("{from} -> {to} {written:?} {header:?}"));
-        self.spend(from, to, header)?;
+        self.say(|| format!("{from} -> {to} {written:?} {:?}", Header::parse(front)));
+        self.spend(from, to, front)?;
         if written == Written::Part {
             self.tally.count("frames in parts");
         }
@@ -431,20 +444,22 @@ impl World {
         }
         let header =
             Header::parse(&link.peek(HEADER_BYTES)).map_err(|bad| Violation(bad.0.into()))?;
-        let head = Head::size(header.kind, header.flags);
-        if link.pipe.len() < HEADER_BYTES + head {
+        let head_size = Head::size(header.kind, header.flags);
+        if link.pipe.len() < HEADER_BYTES + head_size {
             return Ok(false);
         }
-        let front = link.take(HEADER_BYTES + head);
+        let front = link.take(HEADER_BYTES + head_size);
         self.eager[to][from].1 = header.credit;
         let peer = self.peer(to, from);
-        let payload = header.length as u64 - head as u64;
+        let payload = header.length as u64 - head_size as u64;
         let place = self.nodes[to]
             .endpoint
             .handle_frame(peer, header, &front[HEADER_BYTES..])
             .map_err(|fault| Violation(format!("{to} blames {from}: {}: {header:?}", fault.0)))?;
         self.say(|| format!("{to} <- {from} {:?} {place:?}", header.kind));
-        let message = self.begin_message(from, to, &header, payload, place)?;
+        let head = Head::parse(header.kind, header.flags, &front[HEADER_BYTES..])
+            .map_err(|bad| Violation(bad.0.into()))?;
+        let message = self.begin_message(from, to, &header, &head, payload, place)?;
         self.drain(to)?;
         let target = self.target(from, to, place, payload)?;
         self.links[from][to].reading =
@@ -460,21 +475,41 @@ impl World {
         from: usize,
         to: usize,
         header: &Header,
+        head: &Head,
         payload: u64,
         place: Place,
     ) -> Result<Option<usize>, Violation> {
-        if !matches!(header.kind, Kind::Message | Kind::Tagged) {
-            return Ok(None);
-        }
-        let (tagged, is_long) = (header.kind == Kind::Tagged, header.flags & flag::LONG != 0);
-        let (message, is_wanted) = self.model.arrive(to, from, tagged, payload, is_long)?;
+        let long = match *head {
+            Head::Message { long, .. } => long,
+            Head::Ahead { send, offset } => {
+                return Ok(self.go_on((from, to, send), offset + payload));
+            }
+            _ => return Ok(None),
+        };
+        let (tagged, is_long) = (header.kind == Kind::Tagged, long.is_some());
+        let ahead = long.map_or(0, |long| long.ahead as u64);
+        let (message, is_wanted) = self.model.arrive(to, from, tagged, payload + ahead, is_long)?;
         let is_right = match place {
             Place::Receive { .. } => is_wanted,
             Place::Store { .. } => !is_wanted,
             _ => false,
         };
         require!(is_right, "message {message} goes to {place:?}, wanted: {is_wanted}");
+        if let Some(long) = long.filter(|long| long.ahead > 0) {
+            self.ahead.insert((from, to, long.send), (message, payload + ahead));
+            return Ok(None);
+        }
         Ok(Some(message))
+    }
+
+    /// An announced piece up to byte `end` has begun to arrive: the message, if it is the last.
+    fn go_on(&mut self, key: (usize, usize, u32), end: u64) -> Option<usize> {
+        let &(message, whole) = self.ahead.get(&key)?;
+        let is_last = end == whole;
+        if is_last {
+            self.ahead.remove(&key);
+        }
+        is_last.then_some(message)
     }
 
     /// Where a payload goes, in terms of the driver.
@@ -496,8 +531,14 @@ impl World {
                 require!(at + take <= piece.size(), "{place:?} outside {piece:?}");
                 Target::Piece { piece: *piece, at, take }
             }
-            Place::Store { store } => {
-                self.open_store(from, to, store, payload)?;
+            Place::Store { store, size } => {
+                require!(payload <= size, "store {store} is smaller than what comes first");
+                self.open_store(from, to, store, size)?;
+                Target::Store(store)
+            }
+            Place::Stored { store, at } => {
+                let bytes = self.nodes[to].stores.get(&store).map(|store| store.bytes.len() as u64);
+                require!(bytes == Some(at), "store {store} holds {bytes:?} bytes, not {at}");
                 Target::Store(store)
             }
             Place::Region { op, key, offset } => {
@@ -600,10 +641,16 @@ impl World {
         self.say(|| format!("{node} loses {other}"));
         let peer = self.peer(node, other);
         self.links[node][other].cut();
-        let unfinished = self.links[other][node].reading.take().and_then(|r| r.message);
+        let reading = self.links[other][node].reading.take().and_then(|r| r.message);
+        let is_theirs = |&(from, to, _): &(usize, usize, u32)| (from, to) == (other, node);
+        let (cut, ahead) =
+            std::mem::take(&mut self.ahead).into_iter().partition(|(k, _)| is_theirs(k));
+        self.ahead = ahead;
+        let cut: BTreeMap<_, (usize, u64)> = cut;
+        let unfinished: Vec<usize> = reading.into_iter().chain(cut.values().map(|c| c.0)).collect();
         self.links[other][node].pipe.clear();
         self.links[other][node].cut();
-        self.model.fail(node, other, unfinished);
+        self.model.fail(node, other, &unfinished);
         let state = &mut self.nodes[node];
         state.pulls.retain(|pull| pull.from != other);
         // Requests are answered all the same: the endpoint must not mind.

@@ -1,6 +1,6 @@
 //! The two directions between this endpoint and one peer.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 
 use super::{Endpoint, Memory, OpKind, Peer};
 use crate::credit::{Credit, Lent};
@@ -9,7 +9,7 @@ use crate::limit;
 use crate::wire::frame::Kind;
 use crate::wire::head::Head;
 
-use super::receive::Arriving;
+use super::receive::{Arriving, Inflow};
 
 /// What the path to a peer can do. Chosen when it opens, never per message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,9 @@ pub struct Path {
     pub pull: bool,
     /// Bytes of a long message granted ahead of those taken in.
     pub window: u64,
+    /// A longer message goes on behind its first piece without waiting for the grant, as far as credit reaches. For paths
+    /// on which waiting costs more than a copy of what comes before its receive.
+    pub ahead: bool,
 }
 
 impl Path {
@@ -34,6 +37,7 @@ impl Path {
         first_piece: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
         pull: false,
         window: limit::RELAY_WINDOW_BYTES,
+        ahead: true,
     };
 
     /// The same path without sizes that frames cannot have, or with which nothing would move.
@@ -45,6 +49,7 @@ impl Path {
             first_piece: self.first_piece.min(payload_max),
             pull: self.pull,
             window: self.window.max(1),
+            ahead: self.ahead,
         }
     }
 }
@@ -78,6 +83,11 @@ pub(super) struct Channel<M> {
     pub eager_window: u32,
     /// The frame whose payload is being placed.
     pub arriving: Option<Arriving>,
+    /// The frame at hand has come late and has no payload: see [`Endpoint::handle_frame`].
+    pub is_late_news: bool,
+    /// Messages of which announced pieces are still to come, by the sender's operation. Each has credit for at least one
+    /// byte, so the credit bounds them.
+    pub inflows: BTreeMap<u32, Inflow>,
     /// The frame that the path holds but has not quite sent.
     pub held: Option<Sent>,
     pub failed: Option<i32>,
@@ -140,6 +150,8 @@ impl<M> Channel<M> {
             lent: Lent::default(),
             eager_window,
             arriving: None,
+            is_late_news: false,
+            inflows: BTreeMap::new(),
             held: None,
             failed: None,
             has_left: false,
@@ -152,6 +164,7 @@ impl<M> Channel<M> {
         self.queue.clear();
         self.awaiting.clear();
         self.arriving = None;
+        self.inflows.clear();
         self.held = None;
     }
 

@@ -11,7 +11,8 @@
 //! How a message travels. Its first frame carries as much as the path and the receiver's credit allow
 //! (all of a small message, nothing of a large one when credit is gone). If that was not all, the receiver,
 //! once it knows where the rest belongs, either reads it out of the sender's memory
-//! ([`Action::Pull`], answered by `Pulled`) or grants it, and the rest follows in `Data` frames.
+//! ([`Action::Pull`], answered by `Pulled`) or grants it, and the rest follows in `Data` frames. Where waiting
+//! is dear ([`Path::ahead`]), the first frame announces how much more comes on credit, in `Ahead` frames.
 //!
 //! What may never happen: a receive completes before all its bytes are in place; a completion is
 //! lost or doubled; unexpected payload exceeds the credit granted; a frame of one peer stops another's.
@@ -268,10 +269,19 @@ pub enum Place {
         /// Bytes that fit.
         take: u64,
     },
-    /// A new store of exactly the payload's size; none if that is 0, for nothing will name it again.
+    /// The front of a new store; none if its size is 0, for nothing will name it again.
     Store {
         /// Its number, until [`Action::Fill`] or [`Action::Forget`] names it.
         store: u32,
+        /// Bytes it must hold: the payload's, and what follows it unasked.
+        size: u64,
+    },
+    /// A store that was opened before, at `at`.
+    Stored {
+        /// Its number.
+        store: u32,
+        /// Offset in it.
+        at: u64,
     },
     /// Registered memory. If it cannot be had: [`Endpoint::refuse`], and skip the payload.
     Region {
@@ -343,8 +353,10 @@ struct Op<M> {
     is_begun: bool,
     /// Bytes handed to the path.
     sent: u64,
-    /// Bytes that may be handed to it; beyond the first piece, as granted.
+    /// Bytes that may be handed to it; beyond those sent ahead, as granted.
     limit: u64,
+    /// End of what goes out ahead of any grant.
+    ahead: u64,
     total: u64,
     kind: OpKind<M>,
 }
@@ -441,6 +453,7 @@ impl<M: Memory> Endpoint<M> {
             is_begun: false,
             sent: 0,
             limit: 0,
+            ahead: 0,
             total,
             kind,
         })

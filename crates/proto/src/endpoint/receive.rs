@@ -50,6 +50,8 @@ struct From {
     granted: u64,
     /// The sender's operation, while it has more to send.
     send: Option<u32>,
+    /// End of what comes unasked.
+    ahead: u64,
 }
 
 /// A message that came before its receive.
@@ -59,7 +61,7 @@ pub(super) struct Arrival {
     data: Option<u64>,
     tagged: bool,
     total: u64,
-    /// Bytes in the store.
+    /// Bytes in the store, once it is filled.
     stored: u64,
     /// They are all there.
     is_filled: bool,
@@ -68,6 +70,24 @@ pub(super) struct Arrival {
     taker: Option<u32>,
     /// Nobody wants it; forget it when it is filled.
     is_dropped: bool,
+}
+
+/// The announced pieces of a message: what has come and what will.
+#[derive(Clone, Copy)]
+pub(super) struct Inflow {
+    /// Byte of the message that comes next.
+    next: u64,
+    /// End of what was announced.
+    end: u64,
+    long: Long,
+    into: Into,
+}
+
+/// Where an [`Inflow`] goes.
+#[derive(Clone, Copy)]
+enum Into {
+    Receive(u32),
+    Store(u32),
 }
 
 /// The frame whose payload is being placed.
@@ -100,6 +120,18 @@ impl<M: Memory> Receive<M> {
 
     fn work(&self) -> Work {
         if self.tagged { Work::TaggedRecv } else { Work::Recv }
+    }
+}
+
+impl Inflow {
+    /// Of a message whose first piece of `payload` bytes went to `place`.
+    fn new(payload: u64, end: u64, long: Long, place: Place) -> Self {
+        let into = match place {
+            Place::Store { store, .. } => Into::Store(store),
+            Place::Receive { recv, .. } => Into::Receive(recv),
+            _ => unreachable!("messages go to receives and stores"),
+        };
+        Self { next: payload, end, long, into }
     }
 }
 
@@ -141,7 +173,9 @@ impl<M: Memory> Endpoint<M> {
         if channel.failed.is_some() {
             return Err(Fault("a peer that was given up still sends"));
         }
-        if header.sequence != channel.expected {
+        // A frame without bytes may come late, by a path that has been left since.
+        channel.is_late_news = header.length == 0 && header.sequence < channel.expected;
+        if header.sequence != channel.expected && !channel.is_late_news {
             return Err(Fault("bytes of a channel are missing"));
         }
         channel.expected += header.length as u64;
@@ -154,6 +188,10 @@ impl<M: Memory> Endpoint<M> {
             self.end_refused(peer, op, error);
         }
         self.handle_delivered(peer, header.delivered);
+        if self.channels[peer.0 as usize].is_late_news {
+            self.note_flags(peer, &header);
+            return Ok(Place::Nowhere);
+        }
         let place = self.place(peer, &header, &head, payload)?;
         self.channels[peer.0 as usize].arriving = Some(Arriving { header, head, place });
         Ok(place)
@@ -172,6 +210,7 @@ impl<M: Memory> Endpoint<M> {
                 self.place_message(peer, header.kind == Kind::Tagged, tag, data, long, payload)?
             }
             Head::Data { recv, offset } => self.place_data(peer, recv, offset, payload)?,
+            Head::Ahead { send, offset } => self.place_ahead(peer, send, offset, payload)?,
             Head::Write { op, key, offset, .. } => Place::Region { op, key, offset },
             Head::ReadData { op, offset } => self.place_answer(peer, op, offset, payload)?,
             Head::AtomicReply { op } => self.place_answer(peer, op, 0, payload)?,
@@ -230,17 +269,21 @@ impl<M: Memory> Endpoint<M> {
     #[inline]
     pub fn handle_payload(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
+        if core::mem::take(&mut channel.is_late_news) {
+            // Another frame's payload may still be arriving by the path that was taken instead.
+            return self.settle_ack(peer);
+        }
         let Some(Arriving { header, head, place }) = channel.arriving.take() else {
             return;
         };
         channel.received += header.length as u64;
         // Not before: a frame sent while the payload was arriving could not confirm it.
-        channel.ack_wanted |= header.flags & flag::WANT_ACK != 0;
-        channel.has_left |= header.kind == Kind::Goodbye;
+        self.note_flags(peer, &header);
         let payload = header.length as u64 - Head::size(header.kind, header.flags) as u64;
         match head {
             Head::Message { long, .. } => self.end_message(peer, place, payload, long),
             Head::Data { recv, .. } => self.end_data(recv, place),
+            Head::Ahead { send, .. } => self.end_ahead(peer, send, place, payload),
             Head::Grant { send, recv, limit } => {
                 self.handle_grant(peer, send, recv, limit, header.flags & flag::CUT != 0);
             }
@@ -256,6 +299,13 @@ impl<M: Memory> Endpoint<M> {
             Head::Refused { .. } | Head::Empty => (),
         }
         self.settle_ack(peer);
+    }
+
+    #[inline]
+    fn note_flags(&mut self, peer: Peer, header: &Header) {
+        let channel = &mut self.channels[peer.0 as usize];
+        channel.ack_wanted |= header.flags & flag::WANT_ACK != 0;
+        channel.has_left |= header.kind == Kind::Goodbye;
     }
 
     /// The bytes that [`Action::Pull`] named are in place (`Ok`), or cannot be read (`Err`): then they are asked for.
@@ -291,13 +341,41 @@ impl<M: Memory> Endpoint<M> {
         payload: u64,
     ) -> Result<Place, Fault> {
         let total = long.map_or(payload, |long| long.total);
-        if total < payload {
+        let unasked = payload + long.map_or(0, |long| long.ahead as u64);
+        if total < unasked {
             return Err(Fault("a message is shorter than its first piece"));
         }
         let window = self.config.eager_window;
-        if !self.channels[peer.0 as usize].lent.take(payload, window) {
+        if !self.channels[peer.0 as usize].lent.take(unasked, window) {
             return Err(Fault("eager bytes without credit"));
         }
+        let long_ahead = long.filter(|long| long.ahead > 0);
+        let inflows = &self.channels[peer.0 as usize].inflows;
+        if long_ahead.is_some_and(|long| inflows.contains_key(&long.send)) {
+            return Err(Fault("two messages under one number"));
+        }
+        let place = self.match_message(peer, tagged, tag, data, long, payload, unasked)?;
+        if let Some(long) = long_ahead {
+            let inflow = Inflow::new(payload, unasked, long, place);
+            self.channels[peer.0 as usize].inflows.insert(long.send, inflow);
+        }
+        Ok(place)
+    }
+
+    /// Gives a message that begins to the receive that waits for it, or else lets it wait.
+    #[expect(clippy::too_many_arguments, reason = "what a message's first frame says")]
+    #[inline]
+    fn match_message(
+        &mut self,
+        peer: Peer,
+        tagged: bool,
+        tag: u64,
+        data: Option<u64>,
+        long: Option<Long>,
+        payload: u64,
+        unasked: u64,
+    ) -> Result<Place, Fault> {
+        let total = long.map_or(payload, |long| long.total);
         let wanted = self.wanted.of(tagged);
         let Some(found) = wanted.find(tag, peer.0) else {
             if self.arrivals.len() >= ARRIVALS_MAX {
@@ -309,7 +387,7 @@ impl<M: Memory> Endpoint<M> {
                 data,
                 tagged,
                 total,
-                stored: payload,
+                stored: unasked,
                 is_filled: false,
                 long,
                 taker: None,
@@ -317,19 +395,19 @@ impl<M: Memory> Endpoint<M> {
             };
             let store = self.arrivals.insert(arrival);
             self.arrived.of(tagged).push(tag::Arrival { tag, source: peer.0, id: store });
-            return Ok(Place::Store { store });
+            return Ok(Place::Store { store, size: unasked });
         };
         let posted = wanted.id(found);
         let recv = if self.receives.at(posted).is_some_and(|receive| receive.multi.is_some()) {
             let part = self.split_multi(posted);
-            self.bind(part, peer, tag, data, total, long);
+            self.bind(part, peer, tag, data, total, long, unasked);
             if !self.has_room(posted) {
                 self.wanted.of(tagged).take(found);
             }
             part
         } else {
             wanted.take(found);
-            self.bind(posted, peer, tag, data, total, long);
+            self.bind(posted, peer, tag, data, total, long, unasked);
             posted
         };
         let expected =
@@ -337,7 +415,8 @@ impl<M: Memory> Endpoint<M> {
         Ok(Place::Receive { recv, at: 0, take: payload.min(expected) })
     }
 
-    /// Makes `recv` the receiver of a message.
+    /// Makes receive `id` the receiver of a message, of which bytes up to `ahead` come unasked.
+    #[expect(clippy::too_many_arguments, reason = "what a message's first frame says")]
     #[inline]
     fn bind(
         &mut self,
@@ -347,6 +426,7 @@ impl<M: Memory> Endpoint<M> {
         data: Option<u64>,
         total: u64,
         long: Option<Long>,
+        ahead: u64,
     ) {
         let Some(receive) = self.receives.at_mut(id) else {
             return;
@@ -355,7 +435,8 @@ impl<M: Memory> Endpoint<M> {
         receive.capacity = expected;
         let send = long.map(|long| long.send);
         let excess = total - expected;
-        receive.from = Some(From { peer, tag, data, expected, excess, got: 0, granted: 0, send });
+        let from = From { peer, tag, data, expected, excess, got: 0, granted: 0, send, ahead };
+        receive.from = Some(from);
         if let Some(parent) = receive.parent {
             self.use_multi(parent, expected);
         }
@@ -366,16 +447,86 @@ impl<M: Memory> Endpoint<M> {
         match place {
             Place::Receive { recv, take, .. } => {
                 self.channels[peer.0 as usize].lent.release(payload as u32);
-                self.got_first(recv, take, long);
+                match long.filter(|long| long.ahead > 0) {
+                    None => self.got_unasked(recv, take, long),
+                    Some(_) => self.got_some(recv, take),
+                }
             }
-            Place::Store { store } => self.end_store(store),
+            Place::Store { store, .. } if long.is_none_or(|long| long.ahead == 0) => {
+                self.end_store(store);
+            }
             _ => (),
         }
     }
 
-    /// The first piece of a message is in its receive's memory: ask for the rest, or be done.
+    /// The first piece is there, and more follows unasked: what comes after that is asked for already now.
+    fn got_some(&mut self, recv: u32, take: u64) {
+        let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
+        else {
+            return;
+        };
+        from.got += take;
+        if from.expected > from.ahead {
+            self.grant(recv);
+        }
+    }
+
+    fn place_ahead(
+        &mut self,
+        peer: Peer,
+        send: u32,
+        offset: u64,
+        payload: u64,
+    ) -> Result<Place, Fault> {
+        let inflow = self.channels[peer.0 as usize].inflows.get(&send).copied();
+        let inflow = inflow.ok_or(Fault("a piece of no message"))?;
+        if payload == 0 || offset != inflow.next || payload > inflow.end - offset {
+            return Err(Fault("a piece that was not announced"));
+        }
+        Ok(match inflow.into {
+            Into::Store(store) => Place::Stored { store, at: offset },
+            Into::Receive(recv) => {
+                let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
+                let room = from.map_or(0, |from| from.expected.saturating_sub(offset));
+                match payload.min(room) {
+                    0 => Place::Nowhere,
+                    take => Place::Receive { recv, at: offset, take },
+                }
+            }
+        })
+    }
+
+    fn end_ahead(&mut self, peer: Peer, send: u32, place: Place, payload: u64) {
+        let channel = &mut self.channels[peer.0 as usize];
+        let Some(inflow) = channel.inflows.get_mut(&send) else {
+            return;
+        };
+        inflow.next += payload;
+        let inflow = *inflow;
+        let is_last = inflow.next == inflow.end;
+        if is_last {
+            channel.inflows.remove(&send);
+        }
+        match inflow.into {
+            Into::Receive(recv) => {
+                channel.lent.release(payload as u32);
+                let take = if let Place::Receive { take, .. } = place { take } else { 0 };
+                if is_last {
+                    self.got_unasked(recv, take, Some(inflow.long));
+                } else if let Some(from) =
+                    self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
+                {
+                    from.got += take;
+                }
+            }
+            Into::Store(store) if is_last => self.end_store(store),
+            Into::Store(_) => (),
+        }
+    }
+
+    /// All that comes unasked is in its receive's memory: ask for the rest, or be done.
     #[inline]
-    fn got_first(&mut self, recv: u32, take: u64, long: Option<Long>) {
+    fn got_unasked(&mut self, recv: u32, take: u64, long: Option<Long>) {
         let Some(receive) = self.receives.at_mut(recv) else {
             return;
         };
@@ -384,7 +535,7 @@ impl<M: Memory> Endpoint<M> {
         };
         from.got += take;
         let (peer, got, left) = (from.peer, from.got, from.expected - from.got);
-        let Some(long) = long else {
+        let Some(long) = long.filter(|long| long.total > from.ahead) else {
             return self.finish_receive(recv, None);
         };
         let channel = &self.channels[peer.0 as usize];
@@ -397,7 +548,7 @@ impl<M: Memory> Endpoint<M> {
             let (memory, at) = (receive.memory.clone(), receive.base + got);
             let address = long.memory.wrapping_add(got);
             self.push_action(Action::Pull { peer, recv, address, memory, at, length: left });
-        } else {
+        } else if from.granted == 0 {
             self.grant(recv);
         }
     }
@@ -412,7 +563,7 @@ impl<M: Memory> Endpoint<M> {
             return;
         };
         let window = self.channels[peer.0 as usize].path.window;
-        let limit = from.expected.min(from.got.saturating_add(window));
+        let limit = from.expected.min(from.got.max(from.ahead).saturating_add(window));
         from.granted = limit;
         let is_cut = from.excess > 0 && limit == from.expected;
         let flags = if is_cut { flag::CUT } else { 0 };
@@ -429,7 +580,8 @@ impl<M: Memory> Endpoint<M> {
         let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
         let from = from.filter(|from| from.peer == peer).ok_or(Fault("data for no receive"))?;
         let end = offset.checked_add(payload).ok_or(Fault("data beyond all bounds"))?;
-        if payload == 0 || offset != from.got || end > from.granted {
+        let was_asked = offset >= from.ahead && end <= from.granted;
+        if payload == 0 || offset != from.got || !was_asked {
             return Err(Fault("data that was not granted"));
         }
         Ok(Place::Receive { recv, at: offset, take: payload })
@@ -459,7 +611,8 @@ impl<M: Memory> Endpoint<M> {
         };
         let (peer, tag, data) = (arrival.peer, arrival.tag, arrival.data);
         let (total, long, is_filled) = (arrival.total, arrival.long, arrival.is_filled);
-        self.bind(recv, peer, tag, data, total, long);
+        let stored = arrival.stored;
+        self.bind(recv, peer, tag, data, total, long, stored);
         if is_filled {
             self.finish_adopt(id, recv);
         } else if let Some(arrival) = self.arrivals.at_mut(id) {
@@ -480,7 +633,7 @@ impl<M: Memory> Endpoint<M> {
             let (memory, at) = (receive.memory.clone(), receive.base);
             self.push_action(Action::Fill { store: id, memory, at, length: take });
         }
-        self.got_first(recv, take, arrival.long);
+        self.got_unasked(recv, take, arrival.long);
     }
 
     fn end_store(&mut self, id: u32) {
@@ -510,7 +663,8 @@ impl<M: Memory> Endpoint<M> {
         if stored > 0 {
             self.push_action(Action::Forget { store: id });
         }
-        if let (Some(long), None) = (long, self.failed(peer)) {
+        let waiting = long.filter(|long| long.total > stored);
+        if let (Some(long), None) = (waiting, self.failed(peer)) {
             self.enqueue(peer, Item::Control(Kind::Pulled, 0, Head::Pulled { send: long.send }));
         }
     }

@@ -174,6 +174,7 @@ impl<M> Op<M> {
             is_begun: false,
             sent: 0,
             limit: total,
+            ahead: 0,
             total,
             kind,
         }

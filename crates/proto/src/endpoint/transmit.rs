@@ -3,7 +3,7 @@
 //! Reserve, then commit: [`Endpoint::poll_transmit`] changes nothing that matters, so a driver whose path is full
 //! forgets the frame and asks again later; [`Endpoint::transmitted`] makes it count.
 
-use super::channel::{Channel, Item, Sent};
+use super::channel::{Channel, Item, Path, Sent};
 use super::{Action, Endpoint, Failure, Level, Memory, Op, OpKind, Peer};
 use crate::id::Address;
 use crate::limit::HEAD_BYTES_MAX;
@@ -46,6 +46,14 @@ impl Plan {
     /// operations would pass for done.
     fn confirms<M>(&self, channel: &Channel<M>) -> u64 {
         if self.kind == Kind::Refused { channel.told } else { channel.received }
+    }
+
+    /// Bytes that this first piece announces.
+    fn ahead(&self) -> u64 {
+        match self.head {
+            Head::Message { long: Some(long), .. } => long.ahead as u64,
+            _ => 0,
+        }
     }
 
     fn body(&self) -> u64 {
@@ -279,7 +287,7 @@ fn plan<M: Memory>(channel: &mut Channel<M>, ops: &Slab<Op<M>>) -> Option<Plan> 
         };
         let planned = match *item {
             Item::First(id) => ops.at(id).map(|op| plan_first(channel, id, op)),
-            Item::Rest(id) => ops.at(id).map(|op| plan_rest(channel, op)),
+            Item::Rest(id) => ops.at(id).map(|op| plan_rest(channel, id, op)),
             Item::Remote(id) => ops.at(id).map(|op| plan_remote(channel, id, op)),
             Item::Control(kind, flags, head) => Some(Plan::bare(kind, flags, head)),
             Item::Reply { kind, op, sent, total, .. } => {
@@ -309,6 +317,7 @@ fn plan_first<M: Memory>(channel: &Channel<M>, id: u32, op: &Op<M>) -> Plan {
         (path.first_piece as u64).min(credit).min(op.total)
     };
     let is_long = payload < op.total;
+    let ahead = if memory == 0 { ahead(path, credit - payload, op.total - payload) } else { 0 };
     let mut flags = 0;
     if data.is_some() {
         flags |= flag::CQ_DATA;
@@ -318,26 +327,35 @@ fn plan_first<M: Memory>(channel: &Channel<M>, id: u32, op: &Op<M>) -> Plan {
     } else if op.level == Level::Delivered {
         flags |= flag::WANT_ACK;
     }
-    let long = is_long.then_some(Long { total: op.total, send: id, memory });
+    let long = is_long.then_some(Long { total: op.total, send: id, memory, ahead });
     let head = Head::Message { tag: tag.unwrap_or(0), data: data.unwrap_or(0), long };
     let kind = if tag.is_some() { Kind::Tagged } else { Kind::Message };
     Plan { kind, flags, head, at: 0, payload }
 }
 
-fn plan_rest<M: Memory>(channel: &Channel<M>, op: &Op<M>) -> Plan {
+fn plan_rest<M: Memory>(channel: &Channel<M>, id: u32, op: &Op<M>) -> Plan {
     let OpKind::Message { recv, .. } = op.kind else {
         unreachable!("only messages have further pieces")
     };
-    let payload = (op.limit - op.sent).min(channel.path.payload_max as u64);
-    let is_last = op.sent + payload == op.total;
+    let offset = op.sent;
+    let (kind, head, end) = if offset < op.ahead {
+        (Kind::Ahead, Head::Ahead { send: id, offset }, op.ahead)
+    } else {
+        (Kind::Data, Head::Data { recv, offset }, op.limit)
+    };
+    let payload = (end - offset).min(channel.path.payload_max as u64);
+    let is_last = offset + payload == op.total;
     let flags = if is_last && op.level == Level::Delivered { flag::WANT_ACK } else { 0 };
-    Plan {
-        kind: Kind::Data,
-        flags,
-        head: Head::Data { recv, offset: op.sent },
-        at: op.sent,
-        payload,
-    }
+    Plan { kind, flags, head, at: offset, payload }
+}
+
+/// Bytes that follow a first piece unasked, if `left` of the message and `credit` are left behind it. Never more than half
+/// of the credit, so that the next message, which may be a short one, finds some too; and none that would not fill
+/// a frame.
+fn ahead(path: &Path, credit: u64, left: u64) -> u32 {
+    let bytes = left.min(credit / 2);
+    let is_worth_it = path.ahead && (bytes == left || bytes >= path.payload_max as u64);
+    if is_worth_it { bytes as u32 } else { 0 }
 }
 
 fn plan_remote<M: Memory>(channel: &Channel<M>, id: u32, op: &Op<M>) -> Plan {
@@ -403,13 +421,19 @@ fn advance<M>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Plan) -> S
     let end = channel.sequence;
     match channel.queue.pop_front() {
         Some(Item::First(id)) => {
-            channel.credit.spend(plan.payload as u32);
+            let ahead = plan.ahead();
+            channel.credit.spend((plan.payload + ahead) as u32);
             let Some(op) = ops.at_mut(id) else {
                 return Sent::Nothing;
             };
             op.is_begun = true;
             op.sent = plan.payload;
-            op.limit = plan.payload;
+            op.ahead = plan.payload + ahead;
+            op.limit = op.ahead;
+            if ahead > 0 {
+                // Behind the others: long messages share the path with short ones.
+                channel.queue.push_back(Item::Rest(id));
+            }
             if op.sent == op.total { Sent::LastOf(id, end) } else { Sent::PieceOf(id) }
         }
         Some(Item::Rest(id)) => advance_pieces(channel, ops, plan, id, Item::Rest, end),

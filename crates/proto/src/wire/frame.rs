@@ -53,11 +53,13 @@ pub enum Kind {
     Goodbye = 13,
     /// From a relay: the target of a frame cannot be reached.
     Unreachable = 14,
+    /// A further piece of a long message that its first piece has announced: it needs no grant.
+    Ahead = 15,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 14] = [
+    pub const ALL: [Kind; 15] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -72,6 +74,7 @@ impl Kind {
         Kind::Refused,
         Kind::Goodbye,
         Kind::Unreachable,
+        Kind::Ahead,
     ];
 
     fn from_number(number: u8) -> Option<Kind> {
@@ -196,7 +199,7 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, 15), (5, 0x80), (6, 17), (7, 1), (39, 1)] {
+        for (at, value) in [(2, 0x11), (3, 0xff), (4, 16), (5, 0x80), (6, 17), (7, 1), (39, 1)] {
             let mut broken = bytes;
             broken[at] = value;
             assert!(Header::parse(&broken).is_err(), "byte {at}");

@@ -33,6 +33,13 @@ pub enum Head {
         /// Place of the payload in the message.
         offset: u64,
     },
+    /// Bytes `offset..` of the message of `send`, out of those its first piece announced.
+    Ahead {
+        /// Operation of the message's sender.
+        send: u32,
+        /// Place of the payload in the message.
+        offset: u64,
+    },
     /// The memory of `send` is no longer needed.
     Pulled {
         /// Operation of the message's sender.
@@ -112,6 +119,8 @@ pub struct Long {
     /// Address of the whole message in the sender's memory, if it lies in one piece and may be
     /// read by a process of the same node; else 0.
     pub memory: u64,
+    /// Bytes behind the first piece that follow unasked, in [`Kind::Ahead`] frames.
+    pub ahead: u32,
 }
 
 impl Head {
@@ -120,7 +129,8 @@ impl Head {
     pub fn size(kind: Kind, flags: u8) -> usize {
         match kind {
             Kind::Message | Kind::Tagged if flags & flag::LONG != 0 => 40,
-            Kind::Message | Kind::Tagged | Kind::Grant | Kind::Data | Kind::ReadData => 16,
+            Kind::Message | Kind::Tagged => 16,
+            Kind::Grant | Kind::Data | Kind::Ahead | Kind::ReadData => 16,
             Kind::Pulled | Kind::AtomicReply | Kind::Refused => 8,
             Kind::Ack | Kind::Goodbye | Kind::Unreachable => 0,
             Kind::Write | Kind::Read | Kind::Atomic => 32,
@@ -138,11 +148,13 @@ impl Head {
             Head::Message { tag, data, long } => {
                 pen.u64(tag).u64(data);
                 if let Some(long) = long {
-                    pen.u64(long.total).u64(long.memory).u32(long.send).u32(0);
+                    pen.u64(long.total).u64(long.memory).u32(long.send).u32(long.ahead);
                 }
             }
             Head::Grant { send, recv, limit } => drop(pen.u32(send).u32(recv).u64(limit)),
-            Head::Data { recv: op, offset } | Head::ReadData { op, offset } => {
+            Head::Data { recv: op, offset }
+            | Head::Ahead { send: op, offset }
+            | Head::ReadData { op, offset } => {
                 pen.u32(op).u32(0).u64(offset);
             }
             Head::Pulled { send: op } | Head::AtomicReply { op } => drop(pen.u32(op).u32(0)),
@@ -180,12 +192,14 @@ impl Head {
                     total: u64_at(bytes, 16),
                     memory: u64_at(bytes, 24),
                     send: u32_at(bytes, 32),
+                    ahead: u32_at(bytes, 36),
                 }),
             },
             Kind::Grant => {
                 Head::Grant { send: op(), recv: u32_at(bytes, 4), limit: u64_at(bytes, 8) }
             }
             Kind::Data => Head::Data { recv: op(), offset: u64_at(bytes, 8) },
+            Kind::Ahead => Head::Ahead { send: op(), offset: u64_at(bytes, 8) },
             Kind::ReadData => Head::ReadData { op: op(), offset: u64_at(bytes, 8) },
             Kind::Pulled => Head::Pulled { send: op() },
             Kind::AtomicReply => Head::AtomicReply { op: op() },
@@ -263,8 +277,8 @@ mod tests {
         }
     }
 
-    fn samples() -> [(Kind, u8, Head); 12] {
-        let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000 });
+    fn samples() -> [(Kind, u8, Head); 13] {
+        let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000, ahead: 7 });
         let atomic = Head::Atomic {
             op: 1,
             operation: 18,
@@ -279,6 +293,7 @@ mod tests {
             (Kind::Tagged, flag::LONG, Head::Message { tag: 1, data: 2, long }),
             (Kind::Grant, 0, Head::Grant { send: 1, recv: 2, limit: 3 }),
             (Kind::Data, 0, Head::Data { recv: 1, offset: 2 }),
+            (Kind::Ahead, 0, Head::Ahead { send: 1, offset: 2 }),
             (Kind::Pulled, 0, Head::Pulled { send: 1 }),
             (Kind::Ack, 0, Head::Empty),
             (Kind::Write, 0, Head::Write { op: 1, total: 9, key: 2, offset: 3, data: 4 }),

@@ -103,6 +103,7 @@ impl Link {
                 first_piece: TCP_FIRST_PIECE,
                 pull: false,
                 window: u64::MAX,
+                ahead: false,
             },
         }
     }
@@ -411,10 +412,15 @@ impl Engine {
                     unsafe { memory.fill(at, &payload[..take]) };
                 }
             }
-            Place::Store { store } => {
-                if !payload.is_empty() {
+            Place::Store { store, size } if size == payload.len() as u64 => {
+                if size > 0 {
                     self.keep_store(store, payload.into());
                 }
+            }
+            Place::Store { .. } | Place::Stored { .. } => {
+                let base = self.store_memory(place);
+                // SAFETY: the store holds what its message announced, of which the protocol places each byte once.
+                unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
             }
             Place::Region { op, key, offset } => {
                 if let Some(base) = self.region(peer, op, key, offset, payload.len()) {
@@ -426,6 +432,15 @@ impl Engine {
                 self.scratch.clear();
                 self.scratch.extend_from_slice(payload);
             }
+        }
+    }
+
+    /// Where a payload for `place` begins in its store, which is made if it is new.
+    fn store_memory(&mut self, place: Place) -> *mut u8 {
+        match place {
+            Place::Store { store, size } => self.keep_store(store, vec![0; size as usize].into()),
+            Place::Stored { store, at } => self.stored_at(store, at),
+            _ => unreachable!("only stores have store memory"),
         }
     }
 
@@ -460,8 +475,8 @@ impl Engine {
                 target.extend(memory.range(at, take).as_slice());
                 take as usize
             }
-            Place::Store { store } => {
-                let base = self.keep_store(store, vec![0; len].into());
+            Place::Store { .. } | Place::Stored { .. } => {
+                let base = self.store_memory(place);
                 target.push(Piece { base, len });
                 len
             }

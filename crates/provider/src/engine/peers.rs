@@ -388,7 +388,14 @@ pub fn watch(
 pub fn ring_path(may_pull: bool) -> Path {
     let payload_max = (links::RING_PAYLOAD_MAX) as u32;
     let eager_max = if may_pull { links::RING_EAGER_MAX } else { payload_max };
-    Path { payload_max, eager_max, first_piece: payload_max, pull: may_pull, window: u64::MAX }
+    Path {
+        payload_max,
+        eager_max,
+        first_piece: payload_max,
+        pull: may_pull,
+        window: u64::MAX,
+        ahead: false,
+    }
 }
 
 const _: () = assert!(links::RING_PAYLOAD_MAX >= limit::RELAY_PAYLOAD_BYTES_MAX);

@@ -78,6 +78,14 @@ impl Engine {
         self.stores[place].insert(bytes).as_mut_ptr()
     }
 
+    /// Byte `at` of the payload kept under `store`.
+    pub(super) fn stored_at(&mut self, store: u32, at: u64) -> *mut u8 {
+        let kept = self.stores.get_mut((store & PLACE_MASK) as usize).and_then(Option::as_mut);
+        // The protocol names a store only between opening and forgetting it, and no byte beyond its size.
+        let bytes = kept.expect("an open store");
+        bytes[at as usize..].as_mut_ptr()
+    }
+
     fn take_store(&mut self, store: u32) -> Option<Box<[u8]>> {
         self.stores.get_mut((store & PLACE_MASK) as usize)?.take()
     }
