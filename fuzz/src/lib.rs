@@ -76,7 +76,7 @@ pub fn name(bytes: &[u8]) {
 /// the stream is cut.
 pub fn stream(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
-    let ranges = vec![Range { first: 0, count: 4 }, Range { first: 4, count: 4 }];
+    let ranges = [0, 4].map(|first| Range { first, count: 4, spawned: 0 }).to_vec();
     let Ok(mut relay) = Relay::new(ClusterId(0), ranges, 0) else { unreachable!("a good map") };
     let Ok(rank) = relay.attach(Address::new(1, 0), 0) else { unreachable!("a member") };
     let Some(peer) = relay.peer(ClusterId(1)) else { unreachable!("there are two clusters") };

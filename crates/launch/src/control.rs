@@ -6,15 +6,19 @@
 //! length (4 bytes, little endian, of what follows), kind (1 byte), body. A length over
 //! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
 
+pub mod order;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
+use crate::pmi::spawn::Request;
+use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -34,13 +38,14 @@ pub struct Job {
     pub id: String,
     /// 64 hex digits; never in an argument list.
     pub key: String,
+    /// Its first processes; those spawned later are not counted.
     pub size: u32,
+    /// Slots of its hosts, and at least `size`.
+    pub universe: u32,
     pub kvsname: String,
     /// Value of `PMI_process_mapping`.
     pub mapping: String,
-    pub program: String,
-    pub arguments: Vec<String>,
-    pub wdir: String,
+    pub task: Task,
     /// Takes precedence over what the agent itself finds in its environment.
     pub environment: Vec<(String, String)>,
     pub verbose: bool,
@@ -56,6 +61,8 @@ pub struct Node {
     pub address: Option<String>,
     pub first_rank: u32,
     pub rank_count: u32,
+    /// Processes for which it has room; 0: it takes none that are spawned.
+    pub slots: u32,
     /// Ways to the relay besides TCP, for the ranks of the relay's own host.
     pub relay_unix: Option<String>,
     /// A network lies between this agent and the one above, which may break without a word.
@@ -77,6 +84,11 @@ impl Node {
         let below = self.children.iter().map(Node::lowest_rank);
         let own = if self.rank_count > 0 { self.first_rank } else { u32::MAX };
         below.fold(own, u32::min)
+    }
+
+    /// This host and those below it.
+    pub fn hosts(&self) -> Vec<&Node> {
+        std::iter::once(self).chain(self.children.iter().flat_map(Node::hosts)).collect()
     }
 
     /// Ranks here and below.
@@ -104,6 +116,7 @@ pub enum Stream {
     Stderr,
 }
 
+/// `rank` is the index of a process in the job, which for its first processes is their MPI rank.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     // Down the tree.
@@ -116,10 +129,20 @@ pub enum Message {
     Start {
         relay: String,
     },
-    BarrierDown(Delta),
-    NameReply {
+    BarrierDown {
+        group: u32,
+        delta: Delta,
+    },
+    /// The root's answer to a `Name` or `Spawn`: a PMI line.
+    Answer {
         rank: u32,
         line: String,
+    },
+    /// Start the processes of a new group.
+    Order(Box<Order>),
+    /// A part of a group could not be started: end the rest, of which nobody is told.
+    Revoke {
+        group: u32,
     },
     Stdin {
         bytes: Vec<u8>,
@@ -139,10 +162,22 @@ pub enum Message {
         ranks: String,
         relays: String,
     },
-    BarrierUp(Delta),
+    BarrierUp {
+        group: u32,
+        delta: Delta,
+    },
     Name {
         rank: u32,
         request: NameRequest,
+    },
+    Spawn {
+        rank: u32,
+        request: Box<Request>,
+    },
+    /// One host of an order has started its processes, or none of them, with the reason.
+    Started {
+        group: u32,
+        problem: String,
     },
     Abort {
         rank: u32,
@@ -159,6 +194,7 @@ pub enum Message {
         bytes: u32,
     },
     Exited {
+        group: u32,
         rank: u32,
         ending: Ending,
         stage: Stage,
@@ -205,11 +241,13 @@ mod kind {
     pub const START_RELAY: u8 = 2;
     pub const START: u8 = 3;
     pub const BARRIER_DOWN: u8 = 4;
-    pub const NAME_REPLY: u8 = 5;
+    pub const ANSWER: u8 = 5;
     pub const STDIN: u8 = 6;
     pub const STDIN_END: u8 = 7;
     pub const END: u8 = 8;
     pub const PING: u8 = 9;
+    pub const ORDER: u8 = 10;
+    pub const REVOKE: u8 = 11;
     pub const READY: u8 = 32;
     pub const RELAY_READY: u8 = 33;
     pub const BARRIER_UP: u8 = 34;
@@ -223,6 +261,8 @@ mod kind {
     pub const NOTE: u8 = 42;
     pub const DONE: u8 = 43;
     pub const RELAY_LOG: u8 = 44;
+    pub const SPAWN: u8 = 45;
+    pub const STARTED: u8 = 46;
 }
 
 impl Message {
@@ -238,7 +278,7 @@ impl Message {
     fn emit_body(&self, out: &mut Writer) -> u8 {
         match self {
             Message::Assign(assignment) => {
-                out.text(&serialize_assignment(assignment));
+                out.document(assignment);
                 kind::ASSIGN
             }
             Message::StartRelay { config } => {
@@ -249,14 +289,23 @@ impl Message {
                 out.text(relay);
                 kind::START
             }
-            Message::BarrierDown(delta) => {
+            Message::BarrierDown { group, delta } => {
+                out.number(*group);
                 out.delta(delta);
                 kind::BARRIER_DOWN
             }
-            Message::NameReply { rank, line } => {
+            Message::Answer { rank, line } => {
                 out.number(*rank);
                 out.text(line);
-                kind::NAME_REPLY
+                kind::ANSWER
+            }
+            Message::Order(order) => {
+                out.document(order);
+                kind::ORDER
+            }
+            Message::Revoke { group } => {
+                out.number(*group);
+                kind::REVOKE
             }
             Message::Stdin { bytes } => {
                 out.bytes(bytes);
@@ -274,7 +323,8 @@ impl Message {
                 out.text(relays);
                 kind::RELAY_READY
             }
-            Message::BarrierUp(delta) => {
+            Message::BarrierUp { group, delta } => {
+                out.number(*group);
                 out.delta(delta);
                 kind::BARRIER_UP
             }
@@ -282,6 +332,16 @@ impl Message {
                 out.number(*rank);
                 out.name_request(request);
                 kind::NAME
+            }
+            Message::Spawn { rank, request } => {
+                out.number(*rank);
+                out.document(request);
+                kind::SPAWN
+            }
+            Message::Started { group, problem } => {
+                out.number(*group);
+                out.text(problem);
+                kind::STARTED
             }
             Message::Abort { rank, code, message } => {
                 out.number(*rank);
@@ -299,7 +359,8 @@ impl Message {
                 out.number(*bytes);
                 kind::STDIN_TAKEN
             }
-            Message::Exited { rank, ending, stage } => {
+            Message::Exited { group, rank, ending, stage } => {
+                out.number(*group);
                 out.number(*rank);
                 out.ending(*ending);
                 out.number(*stage as u32);
@@ -329,19 +390,25 @@ impl Message {
     fn parse(kind: u8, body: &[u8]) -> Option<Message> {
         let mut body = Reader(body);
         let message = match kind {
-            kind::ASSIGN => Message::Assign(Box::new(toml::from_str(&body.text()?).ok()?)),
+            kind::ASSIGN => Message::Assign(body.document()?),
             kind::START_RELAY => Message::StartRelay { config: body.text()? },
             kind::START => Message::Start { relay: body.text()? },
-            kind::BARRIER_DOWN => Message::BarrierDown(body.delta()?),
-            kind::NAME_REPLY => Message::NameReply { rank: body.number()?, line: body.text()? },
+            kind::BARRIER_DOWN => {
+                Message::BarrierDown { group: body.number()?, delta: body.delta()? }
+            }
+            kind::ANSWER => Message::Answer { rank: body.number()?, line: body.text()? },
+            kind::ORDER => Message::Order(body.document()?),
+            kind::REVOKE => Message::Revoke { group: body.number()? },
             kind::STDIN => Message::Stdin { bytes: body.bytes()?.to_vec() },
             kind::STDIN_END => Message::StdinEnd,
             kind::END => Message::End { at_once: body.number()? != 0 },
             kind::PING => Message::Ping,
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
-            kind::BARRIER_UP => Message::BarrierUp(body.delta()?),
+            kind::BARRIER_UP => Message::BarrierUp { group: body.number()?, delta: body.delta()? },
             kind::NAME => Message::Name { rank: body.number()?, request: body.name_request()? },
+            kind::SPAWN => Message::Spawn { rank: body.number()?, request: body.document()? },
+            kind::STARTED => Message::Started { group: body.number()?, problem: body.text()? },
             kind::ABORT => Message::Abort {
                 rank: body.number()?,
                 code: body.number()?.cast_signed(),
@@ -354,6 +421,7 @@ impl Message {
             },
             kind::STDIN_TAKEN => Message::StdinTaken { bytes: body.number()? },
             kind::EXITED => Message::Exited {
+                group: body.number()?,
                 rank: body.number()?,
                 ending: body.ending()?,
                 stage: body.stage()?,
@@ -367,11 +435,6 @@ impl Message {
         };
         body.0.is_empty().then_some(message)
     }
-}
-
-fn serialize_assignment(assignment: &Assignment) -> String {
-    // Text, numbers, lists and tables only: TOML can hold all of them.
-    toml::to_string(assignment).expect("an assignment is a TOML document")
 }
 
 /// Cuts the bytes of a control stream into messages.
@@ -423,6 +486,11 @@ impl Writer<'_> {
         self.bytes(text.as_bytes());
     }
 
+    fn document(&mut self, document: &impl Serialize) {
+        // Text, numbers, lists and tables only: TOML can hold all of them.
+        self.text(&toml::to_string(document).expect("it is a TOML document"));
+    }
+
     fn delta(&mut self, delta: &Delta) {
         self.number(u32::try_from(delta.len()).unwrap_or(u32::MAX));
         for (key, value) in delta {
@@ -470,6 +538,10 @@ impl<'a> Reader<'a> {
 
     fn text(&mut self) -> Option<String> {
         String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    fn document<T: serde::de::DeserializeOwned>(&mut self) -> Option<Box<T>> {
+        toml::from_str(&self.text()?).ok().map(Box::new)
     }
 
     fn delta(&mut self) -> Option<Delta> {

@@ -11,6 +11,7 @@ mod cli;
 mod control;
 mod doctor;
 mod env;
+mod groups;
 mod hosts;
 mod link;
 mod mpi;

@@ -28,6 +28,14 @@ pub struct Plan {
     pub mapping: String,
 }
 
+impl Plan {
+    /// Processes for which there is room on the hosts that take part, and at least the ranks.
+    pub fn universe(&self) -> u32 {
+        let slots = self.nodes.iter().flat_map(Node::hosts).map(|node| node.slots);
+        slots.fold(0, u32::saturating_add).max(self.size)
+    }
+}
+
 /// The relay of one cluster of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayPlan {
@@ -91,7 +99,8 @@ pub fn plan(
     agent: &str,
     job: &str,
 ) -> Result<Plan, PlanError> {
-    let counts = place(topology, wishes)?;
+    let slots = slots(topology, wishes);
+    let counts = place(&slots, wishes)?;
     let used: Vec<usize> =
         (0..topology.clusters.len()).filter(|&c| counts[c].iter().any(|&n| n > 0)).collect();
     let mut first_rank = 0;
@@ -99,11 +108,15 @@ pub fn plan(
     for (number, &index) in used.iter().enumerate() {
         let cluster = &topology.clusters[index];
         let unix = cluster.relay.as_ref().map(|_| unix_name(job, number));
-        let layout = Layout { cluster, number, counts: &counts[index], agent, unix };
+        let (counts, slots) = (&counts[index], &slots[index]);
+        let layout = Layout { cluster, number, counts, slots, agent, unix };
         nodes.push(layout.tree(&mut first_rank));
     }
     let (relays, relay_order) = plan_relays(topology, &used, job)?;
-    let mapping = mapping(&nodes);
+    let mut blocks: Vec<_> =
+        nodes.iter().flat_map(Node::hosts).filter(|n| n.rank_count > 0).collect();
+    blocks.sort_unstable_by_key(|node| node.first_rank);
+    let mapping = mapping(blocks.iter().enumerate().map(|(id, node)| (id, node.rank_count)));
     Ok(Plan { size: first_rank, nodes, relays, relay_order, mapping })
 }
 
@@ -114,8 +127,7 @@ fn unix_name(job: &str, cluster: usize) -> String {
 // --- ranks onto hosts
 
 /// Ranks of each host of each cluster.
-fn place(topology: &Topology, wishes: &Wishes) -> Result<Vec<Vec<u32>>, PlanError> {
-    let slots = slots(topology, wishes);
+fn place(slots: &[Vec<u32>], wishes: &Wishes) -> Result<Vec<Vec<u32>>, PlanError> {
     let total = slots.iter().flatten().fold(0u32, |sum, &slots| sum.saturating_add(slots));
     let wanted = wishes.ranks.unwrap_or(total);
     if wanted == 0 {
@@ -124,7 +136,7 @@ fn place(topology: &Topology, wishes: &Wishes) -> Result<Vec<Vec<u32>>, PlanErro
     let per_cluster = wishes.ranks_per_cluster.unwrap_or(u32::MAX);
     let mut left = wanted;
     let mut counts = Vec::new();
-    for cluster in &slots {
+    for cluster in slots {
         let mut left_here = left.min(per_cluster);
         let mut taken = Vec::new();
         for &slots in cluster {
@@ -163,6 +175,7 @@ struct Layout<'a> {
     cluster: &'a Cluster,
     number: usize,
     counts: &'a [u32],
+    slots: &'a [u32],
     agent: &'a str,
     unix: Option<String>,
 }
@@ -196,6 +209,7 @@ impl Layout<'_> {
             address: host.address.clone(),
             first_rank,
             rank_count,
+            slots: self.slots[index],
             relay_unix: self.unix.clone().filter(|_| on_top),
             remote: matches!(host.way, Way::Ssh(_)),
             spawn: host.spawn_command(&[program.to_string(), "agent".to_string()]),
@@ -204,20 +218,13 @@ impl Layout<'_> {
     }
 }
 
-/// `(vector,(first node,nodes,ranks per node),…)` in rank order.
-fn mapping(nodes: &[Node]) -> String {
-    let mut blocks: Vec<(u32, u32)> = Vec::new();
-    let mut pending: Vec<&Node> = nodes.iter().collect();
-    while let Some(node) = pending.pop() {
-        blocks.push((node.first_rank, node.rank_count));
-        pending.extend(&node.children);
-    }
-    blocks.retain(|&(_, count)| count > 0);
-    blocks.sort_unstable();
+/// `(vector,(first node,nodes,ranks per node),…)`, from blocks `(node, ranks)` in rank order.
+pub fn mapping(blocks: impl Iterator<Item = (usize, u32)>) -> String {
     let mut runs: Vec<(usize, usize, u32)> = Vec::new();
-    for (id, (_, count)) in blocks.into_iter().enumerate() {
+    for (id, count) in blocks {
         match runs.last_mut() {
-            Some((_, nodes, ranks)) if *ranks == count => *nodes += 1,
+            Some((first, 1, ranks)) if *first == id => *ranks += count,
+            Some((first, nodes, ranks)) if *first + *nodes == id && *ranks == count => *nodes += 1,
             _ => runs.push((id, 1, count)),
         }
     }

@@ -6,6 +6,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use serde::Serialize;
 
 use crate::control::Job;
+use crate::groups;
 use crate::plan::{Plan, RelayPlan};
 
 pub struct Relays {
@@ -15,6 +16,8 @@ pub struct Relays {
     order: Vec<usize>,
     /// Per cluster: first rank and number of ranks.
     ranks: Vec<[u32; 2]>,
+    /// Indices for spawned processes, for each cluster.
+    spawned: u32,
     identities: Vec<Identity>,
     authority: String,
     /// Per cluster, once its relay is ready: where ranks and other relays reach it.
@@ -40,6 +43,7 @@ struct Config<'a> {
     certificate: &'a str,
     private_key: &'a str,
     ranks: &'a [[u32; 2]],
+    spawned: u32,
     peer: Vec<Peer>,
 }
 
@@ -61,6 +65,7 @@ impl Relays {
             plans: plan.relays.clone(),
             order: plan.relay_order.clone(),
             ranks: ranks.collect(),
+            spawned: groups::reserve(plan.size, plan.nodes.len()),
             identities,
             authority,
             ready: vec![None; count],
@@ -87,6 +92,7 @@ impl Relays {
             certificate: &identity.certificate,
             private_key: &identity.private_key,
             ranks: &self.ranks,
+            spawned: self.spawned,
             peer: peer.collect(),
         };
         // Text, numbers and lists of them: TOML can hold all of it.
@@ -167,6 +173,7 @@ mod tests {
             plans: vec![relay(vec![dial]), relay(vec![])],
             order: vec![1, 0],
             ranks: vec![[0, 4], [4, 4]],
+            spawned: 9,
             identities,
             authority,
             ready: vec![None, None],
@@ -183,6 +190,7 @@ mod tests {
         let config: toml::Table = config.parse().unwrap();
         assert_eq!(config["peer"][0]["address"].as_str(), Some("192.0.2.7:42"));
         assert_eq!(config["ranks"][1][0].as_integer(), Some(4));
+        assert_eq!(config["spawned"].as_integer(), Some(9));
         assert!(config["ca"].as_str().unwrap().starts_with("-----BEGIN CERTIFICATE"));
         assert!(!config.contains_key("wan_listen"));
         assert_eq!(relays.config(2), None);

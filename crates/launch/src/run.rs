@@ -4,6 +4,7 @@
 //! accept connections first; then the ranks. From then on reports come up and are judged by
 //! [`Watch`]; at the end, good or bad, every agent is told to end and has to say it has.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -12,8 +13,12 @@ use rustix::io::Errno;
 
 use crate::agent::lost_text;
 use crate::cleanup;
-use crate::control::{Assignment, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
-use crate::pmi::server::{Event, JobFacts, Names, Server};
+use crate::control::order::{Block, Order};
+use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
+use crate::groups::{Asker, Groups, Outcome};
+use crate::pmi::kvs::Delta;
+use crate::pmi::server::{Event, Facts, Names, Server, Stage};
+use crate::pmi::spawn::{Request, answer};
 use crate::relays::Relays;
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
@@ -60,8 +65,10 @@ pub struct Launcher {
     options: Options,
     signals: Signals,
     children: Vec<Child>,
-    server: Server,
+    /// By process group.
+    servers: BTreeMap<u32, Server>,
     names: Names,
+    groups: Groups,
     watch: Watch,
     output: Output,
     phase: Phase,
@@ -96,8 +103,8 @@ impl Launcher {
         options: Options,
         signals: Signals,
     ) -> Result<Launcher> {
-        let facts =
-            JobFacts { kvsname: job.kvsname.clone(), size: job.size, mapping: job.mapping.clone() };
+        let groups = Groups::new(job, &nodes);
+        let server = server(0, 0..nodes.len());
         let mut children = Vec::new();
         for node in nodes {
             let mut process = spawn::start(&node.spawn)?;
@@ -106,7 +113,8 @@ impl Launcher {
             children.push(Child { process, node, ready: false, done: false });
         }
         Ok(Launcher {
-            server: Server::new(facts, [], children.len()),
+            servers: BTreeMap::from([(0, server)]),
+            groups,
             children,
             signals,
             names: Names::default(),
@@ -132,7 +140,7 @@ impl Launcher {
             let stdin_ready = self.wait();
             self.handle_signals();
             self.handle_children();
-            self.drain_server();
+            self.drain_servers();
             if stdin_ready {
                 self.read_stdin();
             }
@@ -289,11 +297,17 @@ impl Launcher {
             Message::RelayReady { ranks, relays } => {
                 self.handle_relay_ready(index, &ranks, &relays)
             }
-            Message::BarrierUp(delta) => self.server.handle_barrier_up(index, delta),
+            Message::BarrierUp { group, delta } => {
+                if let Some(server) = self.servers.get_mut(&group) {
+                    server.handle_barrier_up(index, delta);
+                }
+            }
             Message::Name { rank, request } => {
                 let line = self.names.handle_request(request);
-                self.children[index].process.link.send(&Message::NameReply { rank, line });
+                self.children[index].process.link.send(&Message::Answer { rank, line });
             }
+            Message::Spawn { rank, request } => self.handle_spawn(index, rank, &request),
+            Message::Started { group, problem } => self.handle_started(group, problem),
             Message::Abort { rank, code, message } => {
                 self.handle_cause(Cause::Aborted { rank, code, message });
             }
@@ -301,12 +315,11 @@ impl Launcher {
                 self.output.handle_bytes(rank, stream, &bytes, Instant::now());
             }
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
-            Message::Exited { rank, ending, stage } => {
+            Message::Exited { group, rank, ending, stage } => {
                 self.output.handle_end(rank);
                 // No one else reads what is left of our stdin.
                 self.stdin_open &= rank != 0;
-                self.server.handle_ended(rank);
-                self.watch.handle_exit(rank, ending, stage);
+                self.handle_exit(group, rank, ending, stage);
             }
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
@@ -343,18 +356,99 @@ impl Launcher {
         self.children.iter_mut().for_each(|child| child.process.link.send(message));
     }
 
-    fn drain_server(&mut self) {
-        while let Some(event) = self.server.poll_event() {
-            match event {
-                Event::BarrierUp(delta) => self.server.handle_barrier_down(delta),
-                Event::BarrierDown(delta) => self.send_to_all(&Message::BarrierDown(delta)),
+    fn drain_servers(&mut self) {
+        loop {
+            let mut servers = self.servers.values_mut();
+            match servers.find_map(Server::poll_event) {
+                Some(Event::BarrierUp { group, delta }) => self.release(group, delta),
+                Some(Event::BarrierDown { group, delta }) => {
+                    self.send_to_group(group, &Message::BarrierDown { group, delta });
+                }
                 // The root has no ranks that could cause anything else.
-                other => unreachable!("{other:?}"),
+                Some(other) => unreachable!("{other:?}"),
+                None => break,
             }
         }
-        if let Some(rank) = self.server.stuck() {
+        if let Some(rank) = self.servers.values().find_map(Server::stuck) {
             self.handle_cause(Cause::Stuck { rank });
         }
+    }
+
+    fn release(&mut self, group: u32, delta: Delta) {
+        if let Some(server) = self.servers.get_mut(&group) {
+            server.handle_barrier_down(delta);
+        }
+    }
+
+    fn send_to_group(&mut self, group: u32, message: &Message) {
+        let Some(server) = self.servers.get(&group) else { return };
+        for child in server.children() {
+            self.children[child].process.link.send(message);
+        }
+    }
+
+    fn handle_exit(&mut self, group: u32, rank: u32, ending: Ending, stage: Stage) {
+        if let Some(server) = self.servers.get_mut(&group) {
+            server.handle_ended(rank);
+        }
+        if group == 0 || self.groups.is_known(group) {
+            self.watch.handle_exit(rank, ending, stage);
+        }
+        if self.groups.handle_exit(group) {
+            self.servers.remove(&group);
+        }
+    }
+
+    // --- processes that ranks spawn
+
+    fn handle_spawn(&mut self, cluster: usize, rank: u32, request: &Request) {
+        // A job that ends starts nothing: the rank is ended while it waits.
+        if self.phase != Phase::Running {
+            return;
+        }
+        let asker = Asker { cluster, rank };
+        match self.groups.order(asker, request) {
+            Ok(order) => self.start_group(order),
+            Err(problem) => self.refuse_spawn(asker, &problem),
+        }
+    }
+
+    fn start_group(&mut self, order: Order) {
+        self.watch.handle_spawn(order.size);
+        for index in order.blocks.iter().flat_map(Block::indices) {
+            let name = self.groups.name(index).unwrap_or_default();
+            self.output.set_name(index, name);
+        }
+        let takes_part = |&child: &usize| order.below(&self.children[child].node).next().is_some();
+        let children: Vec<usize> = (0..self.children.len()).filter(takes_part).collect();
+        let group = order.group;
+        self.servers.insert(group, server(group, children));
+        self.send_to_group(group, &Message::Order(Box::new(order)));
+    }
+
+    fn handle_started(&mut self, group: u32, problem: String) {
+        match self.groups.handle_started(group, problem) {
+            Outcome::Waiting => {}
+            Outcome::Running { asker } => self.answer_spawn(asker, true),
+            Outcome::Failed { asker, problem, indices } => {
+                self.send_to_group(group, &Message::Revoke { group });
+                self.servers.remove(&group);
+                indices.iter().for_each(|&rank| self.output.handle_end(rank));
+                self.watch.handle_revoke(indices.into_iter());
+                self.refuse_spawn(asker, &problem);
+            }
+        }
+    }
+
+    fn refuse_spawn(&mut self, asker: Asker, problem: &str) {
+        let place = self.place(asker.rank);
+        self.output.say(&format!("{place} cannot spawn: {problem}"));
+        self.answer_spawn(asker, false);
+    }
+
+    fn answer_spawn(&mut self, asker: Asker, started: bool) {
+        let answer = Message::Answer { rank: asker.rank, line: answer(started) };
+        self.children[asker.cluster].process.link.send(&answer);
     }
 
     // --- the course of the job
@@ -436,6 +530,12 @@ impl Launcher {
     }
 
     fn place(&self, rank: u32) -> String {
+        if let Some((name, node, cluster)) = self.groups.place_of(rank) {
+            return match self.children.len() {
+                1 => format!("{name} on node {node}"),
+                _ => format!("{name} on node {node} (cluster {cluster})"),
+            };
+        }
         let node = self.children.iter().find_map(|child| find_node(&child.node, rank));
         match node {
             Some(node) if self.children.len() > 1 => {
@@ -445,6 +545,12 @@ impl Launcher {
             None => format!("rank {rank}"),
         }
     }
+}
+
+/// The root's server of a group, in which these clusters take part. It runs no ranks.
+fn server(group: u32, clusters: impl IntoIterator<Item = usize>) -> Server {
+    let facts = Facts { group, kvsname: String::new(), universe: 0, mapping: String::new() };
+    Server::new(facts, [], clusters, &Delta::new())
 }
 
 fn find_node(node: &Node, rank: u32) -> Option<&Node> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::cli::RunArguments;
+use crate::control::order::Task;
 use crate::control::{Job, Node};
 use crate::hosts;
 use crate::plan::{self, Wishes};
@@ -83,10 +84,14 @@ fn job(arguments: &RunArguments, id: String, plan: &plan::Plan) -> Result<Job> {
         id,
         key: sys::random_hex(64)?,
         size: plan.size,
+        universe: plan.universe(),
         mapping: plan.mapping.clone(),
-        program: program.clone(),
-        arguments: rest.to_vec(),
-        wdir: wdir.display().to_string(),
+        task: Task {
+            program: program.clone(),
+            arguments: rest.to_vec(),
+            wdir: wdir.display().to_string(),
+            search: String::new(),
+        },
         environment: environment.into_iter().collect(),
         verbose: arguments.verbose,
     })

@@ -31,6 +31,8 @@ pub struct Output {
     closed: [bool; 2],
     /// The unfinished line of each rank and stream.
     lines: BTreeMap<(u32, usize), Unfinished>,
+    /// What ranks are called whose label is not their number.
+    names: BTreeMap<u32, String>,
 }
 
 struct Unfinished {
@@ -40,7 +42,13 @@ struct Unfinished {
 
 impl Output {
     pub fn new(label: bool) -> Output {
-        Output { label, queues: Default::default(), closed: [false; 2], lines: BTreeMap::new() }
+        Output {
+            label,
+            queues: Default::default(),
+            closed: [false; 2],
+            lines: BTreeMap::new(),
+            names: BTreeMap::new(),
+        }
     }
 
     pub fn is_full(&self) -> bool {
@@ -51,6 +59,11 @@ impl Output {
         self.queues.iter().all(VecDeque::is_empty)
     }
 
+    /// Labels a rank by a name instead of its number, until it has ended.
+    pub fn set_name(&mut self, rank: u32, name: String) {
+        self.names.insert(rank, name);
+    }
+
     /// Bytes a rank has printed.
     pub fn handle_bytes(&mut self, rank: u32, stream: Stream, bytes: &[u8], now: Instant) {
         let index = stream as usize;
@@ -59,7 +72,8 @@ impl Output {
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
             line.bytes.extend_from_slice(piece);
             if piece.ends_with(b"\n") || line.bytes.len() >= LINE_BYTES_MAX {
-                push_line(&mut self.queues[index], self.label.then_some(rank), &line.bytes);
+                let label = label(self.label, &self.names, rank);
+                push_line(&mut self.queues[index], label, &line.bytes);
                 *line = fresh();
             }
         }
@@ -71,6 +85,7 @@ impl Output {
     /// Gives out the unfinished last lines of a rank that has ended.
     pub fn handle_end(&mut self, rank: u32) {
         self.give_out(|&(owner, _), _| owner == rank);
+        self.names.remove(&rank);
     }
 
     /// Gives out every unfinished line.
@@ -94,11 +109,13 @@ impl Output {
     }
 
     fn give_out(&mut self, wanted: impl Fn(&(u32, usize), &Unfinished) -> bool) {
-        let (queues, label) = (&mut self.queues, self.label);
+        let (queues, names) = (&mut self.queues, &self.names);
+        let is_labelled = self.label;
         self.lines.retain(|key, line| {
             let wanted = wanted(key, line);
             if wanted {
-                push_line(&mut queues[key.1], label.then_some(key.0), &line.bytes);
+                let label = label(is_labelled, names, key.0);
+                push_line(&mut queues[key.1], label, &line.bytes);
             }
             !wanted
         });
@@ -153,10 +170,15 @@ fn descriptor(index: usize) -> BorrowedFd<'static> {
     if index == 0 { rustix::stdio::stdout() } else { rustix::stdio::stderr() }
 }
 
+fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<String> {
+    let name = || names.get(&rank).cloned().unwrap_or_else(|| rank.to_string());
+    is_labelled.then(name)
+}
+
 /// With a label, a line always gets an end.
-fn push_line(queue: &mut VecDeque<u8>, label: Option<u32>, line: &[u8]) {
-    let Some(rank) = label else { return queue.extend(line) };
-    queue.extend(format!("[{rank}] ").bytes());
+fn push_line(queue: &mut VecDeque<u8>, label: Option<String>, line: &[u8]) {
+    let Some(label) = label else { return queue.extend(line) };
+    queue.extend(format!("[{label}] ").bytes());
     queue.extend(line);
     if !line.ends_with(b"\n") {
         queue.push_back(b'\n');
@@ -179,11 +201,15 @@ mod tests {
         output.handle_bytes(1, Stream::Stdout, b"b\nc", now);
         output.handle_bytes(0, Stream::Stdout, b"d\n", now);
         output.handle_bytes(0, Stream::Stderr, b"e\n", now);
+        output.set_name(70, "1:0".to_string());
+        output.handle_bytes(70, Stream::Stderr, b"f", now);
+        output.handle_end(70);
         assert_eq!(output.next_time(), None);
         output.handle_time(now + 2 * HOLD);
         output.handle_end(1);
         assert_eq!(text(&output, 0), "[1] b\n[0] ad\n[1] c\n");
-        assert_eq!(text(&output, 1), "[0] e\n");
+        assert_eq!(text(&output, 1), "[0] e\n[1:0] f\n");
+        assert!(output.names.is_empty());
     }
 
     #[test]

@@ -128,6 +128,7 @@ pub enum Verdict {
 }
 
 pub struct Watch {
+    /// Processes of the job, spawned ones too.
     size: u32,
     endings: BTreeMap<u32, Ending>,
     cause: Option<Cause>,
@@ -138,6 +139,19 @@ pub struct Watch {
 impl Watch {
     pub fn new(size: u32) -> Watch {
         Watch { size, endings: BTreeMap::new(), cause: None, late_code: None }
+    }
+
+    /// More processes are being started.
+    pub fn handle_spawn(&mut self, count: u32) {
+        self.size += count;
+    }
+
+    /// These do not count after all: not all of their group could be started.
+    pub fn handle_revoke(&mut self, ranks: impl Iterator<Item = u32>) {
+        for rank in ranks {
+            self.endings.remove(&rank);
+            self.size -= 1;
+        }
     }
 
     pub fn handle_exit(&mut self, rank: u32, ending: Ending, stage: Stage) {
@@ -213,6 +227,18 @@ mod tests {
         assert_eq!(verdict(&error, &[abort()]), Verdict::End(abort()));
         assert_eq!(verdict(&error, std::slice::from_ref(&stuck)), Verdict::End(exited));
         assert_eq!(verdict(&one, std::slice::from_ref(&stuck)), Verdict::End(stuck));
+    }
+
+    #[test]
+    fn spawned_ranks_are_waited_for_unless_revoked() {
+        let mut watch = Watch::new(1);
+        watch.handle_spawn(2);
+        watch.handle_exit(0, Ending::Exited(0), Stage::Finalized);
+        assert_eq!(watch.verdict(), Verdict::GoOn);
+        watch.handle_exit(70, Ending::Exited(0), Stage::Silent);
+        assert_eq!(watch.verdict(), Verdict::GoOn);
+        watch.handle_revoke(70..72);
+        assert_eq!(watch.verdict(), Verdict::Finished { code: 0 });
     }
 
     #[test]

@@ -94,16 +94,66 @@ fn a_crashed_rank_is_named_and_the_aborts_it_causes_are_not() {
     lb.assert_nothing_left();
 }
 
+/// Spawns `sys.argv[1]` copies of itself, which print what they know of their group.
+const SPAWN: &str = "from mpi4py import MPI; import os, sys; c = MPI.COMM_WORLD
+parent = MPI.Comm.Get_parent()
+if parent == MPI.COMM_NULL:
+    arguments = [sys.argv[0], 'a b', 'c=d', '']
+    parent = c.Spawn(sys.executable, arguments, int(sys.argv[1]))
+else:
+    appnum = c.Get_attr(MPI.APPNUM)
+    print('child', c.rank, c.size, c.allreduce(c.rank), appnum, sys.argv[1:], flush=True)
+parent.Barrier(); parent.Disconnect()
+";
+
 #[test]
-fn spawning_more_processes_is_refused_and_the_job_goes_on() {
+fn spawned_processes_are_a_world_of_their_own() {
     let Some(python) = python_of("mpich") else { return };
     let lb = Landbridge::new("mpi-spawn");
-    let script = "from mpi4py import MPI\n\
-                  try: MPI.COMM_SELF.Spawn('true')\n\
-                  except MPI.Exception: print('refused')";
-    let output = lb.run(&["run", "-n", "1", &python, "-c", script]);
+    let script = lb.directory.write("spawn.py", SPAWN).display().to_string();
+    let output = lb.run(&["run", "-n", "2", "-l", &python, &script, "3"]);
     assert_code(&output, 0);
-    assert_eq!(stdout(&output), "refused\n");
+    let mut lines: Vec<String> = stdout(&output).lines().map(str::to_string).collect();
+    lines.sort();
+    let line = |rank| format!("[1:{rank}] child {rank} 3 3 0 ['a b', 'c=d', '']");
+    assert_eq!(lines, [0, 1, 2].map(line));
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_an_mpi_error_and_the_job_goes_on() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-spawn-error");
+    let script = "from mpi4py import MPI
+def fails(program, count, **info):
+    try: MPI.COMM_WORLD.Spawn(program, [], count, MPI.Info.Create(info))
+    except MPI.Exception: return True
+print(fails('/no/such/program', 2), fails('true', 70000), fails('true', 1, host='nowhere'),
+      fails('true', 1, wdir='/no/such'), flush=True)";
+    let output = lb.run(&["run", "-n", "2", &python, "-c", script]);
+    assert_code(&output, 0);
+    assert_eq!(stdout(&output), "True True True True\n".repeat(2));
+    for reason in ["/no/such/program does not exist", "1 to 65536", "no such host", "/no/such "] {
+        assert!(stderr(&output).contains(reason), "{reason}: {}", stderr(&output));
+    }
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_spawned_rank_that_crashes_ends_the_job_and_is_named() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-spawn-crash");
+    let child = "from mpi4py import MPI; import os; c = MPI.COMM_WORLD; c.barrier()
+if c.rank == 1: os.kill(os.getpid(), 11)
+while True: c.barrier()";
+    let child = lb.directory.write("child.py", child).display().to_string();
+    let script = "from mpi4py import MPI; import sys\n\
+                  MPI.COMM_SELF.Spawn(sys.executable, sys.argv[1:], 2).Barrier()";
+    let output = lb.run(&["run", "-n", "1", &python, "-c", script, &child]);
+    assert_code(&output, 139);
+    let expected = "rank 1 of spawned group 1 on node";
+    assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    lb.assert_nothing_left();
 }
 
 #[test]

@@ -11,6 +11,8 @@
 //! certificate = "PEM"                         # for the DNS name relay-0.landbridge
 //! private_key = "PEM"
 //! ranks = [[0, 4], [4, 4]]                    # for each cluster: first process index, number
+//! spawned = 65536                             # optional: indices each cluster owns behind these,
+//!                                             # in the order of the clusters, for spawned processes
 //! spin_micros = 0                             # optional: how long to spin before sleeping
 //!
 //! [[peer]]                                    # relays to connect to; the others connect to it
@@ -52,6 +54,8 @@ pub struct Config {
     certificate: Option<String>,
     private_key: Option<String>,
     ranks: Vec<(u32, u32)>,
+    #[serde(default)]
+    spawned: u32,
     pub spin_micros: Option<u64>,
     #[serde(default)]
     peer: Vec<PeerEntry>,
@@ -111,7 +115,8 @@ impl Config {
 
     /// The processes of each cluster.
     pub fn clusters(&self) -> Vec<Range> {
-        self.ranks.iter().map(|&(first, count)| Range { first, count }).collect()
+        let spawned = self.spawned;
+        self.ranks.iter().map(|&(first, count)| Range { first, count, spawned }).collect()
     }
 
     /// What this relay shows to others, if it talks to any.
@@ -214,7 +219,7 @@ mod tests {
     #[test]
     fn a_relay_without_peers_needs_no_certificate() {
         let config = Config::parse(GOOD).unwrap();
-        assert_eq!(config.clusters()[1], Range { first: 4, count: 4 });
+        assert_eq!(config.clusters()[1], Range { first: 4, count: 4, spawned: 0 });
         assert!(config.identity().unwrap().is_none() && config.peers().unwrap().is_empty());
         assert!(config.unix.is_none());
     }
@@ -230,6 +235,8 @@ mod tests {
             ("[4, 4]", "[4]", 5),
             ("ranks", "wan_listen = \"0.0.0.0:1\"\nranks", 5),
             ("ranks", "speed = 3\nranks", 5),
+            ("ranks", "spawned = 65537\nranks", 6),
+            ("ranks", "spawned = -1\nranks", 5),
             ("ranks", "unix = \"name\"\nranks", 5),
         ] {
             let error = Config::parse(&GOOD.replace(from, to)).unwrap_err();

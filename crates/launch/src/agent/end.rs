@@ -108,9 +108,8 @@ impl Agent {
                 self.parent.send(&message);
             }
         }
-        if let Some(assignment) = &self.assignment {
-            let own = |rank| self.ranks.iter().any(|local| local.rank == rank);
-            cleanup::remove_mpich_files(&assignment.job.kvsname, own);
+        self.groups.keys().for_each(|&group| self.remove_files(group));
+        if self.assignment.is_some() {
             cleanup::remove_stale_intel_files(self.started_at);
         }
         self.children.iter_mut().for_each(|child| child.process.link.close_output());

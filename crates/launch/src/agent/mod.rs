@@ -7,9 +7,12 @@
 //! non-blocking, and every pass handles signals, messages, PMI lines and output, in this order.
 
 mod end;
+mod groups;
 pub mod rank;
 pub mod relay;
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -18,11 +21,10 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
-use crate::mpi;
-use crate::pmi::server::{Event, JobFacts, Server};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
 use end::Phase;
+use groups::Group;
 use rank::LocalRank;
 use relay::RelayProcess;
 
@@ -40,18 +42,29 @@ pub fn main() -> Result<()> {
 struct Child {
     process: AgentProcess,
     node: Node,
+    /// Group and indices of processes spawned there.
+    spawned: Vec<(u32, Range<u32>)>,
     ready: bool,
     done: bool,
+}
+
+impl Child {
+    fn holds(&self, rank: u32) -> bool {
+        self.node.holds(rank) || self.spawned.iter().any(|(_, indices)| indices.contains(&rank))
+    }
 }
 
 struct Agent {
     parent: Link,
     signals: Signals,
     assignment: Option<Assignment>,
-    server: Server,
+    /// The process groups that have ranks here or below, by number.
+    groups: BTreeMap<u32, Group>,
     children: Vec<Child>,
     ranks: Vec<LocalRank>,
     relay: Option<RelayProcess>,
+    /// `HOST:PORT` of the cluster's relay, empty without one.
+    relay_address: String,
     phase: Phase,
     ready_sent: bool,
     stuck_sent: bool,
@@ -77,15 +90,15 @@ impl Agent {
         let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
         let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
         close_standard_streams()?;
-        let facts = JobFacts { kvsname: String::new(), size: 0, mapping: String::new() };
         Ok(Agent {
             parent: Link::to_parent(input, output)?,
             signals,
             assignment: None,
-            server: Server::new(facts, [], 0),
+            groups: BTreeMap::new(),
             children: Vec::new(),
             ranks: Vec::new(),
             relay: None,
+            relay_address: String::new(),
             phase: Phase::Working,
             ready_sent: false,
             stuck_sent: false,
@@ -104,8 +117,9 @@ impl Agent {
             for &source in &ready {
                 self.handle_source(source);
             }
-            self.drain_server();
+            self.drain_servers();
             self.report_endings();
+            self.retire_groups();
             self.keep_in_touch();
             self.advance_end();
             self.parent.flush();
@@ -186,7 +200,9 @@ impl Agent {
             }
         }
         while let Some((pid, ending)) = sys::reap() {
-            if let Some(rank) = self.ranks.iter_mut().find(|rank| rank.pid == pid) {
+            // The number of a process that has ended may come again.
+            let runs = |rank: &&mut LocalRank| rank.pid == pid && rank.ending.is_none();
+            if let Some(rank) = self.ranks.iter_mut().find(runs) {
                 rank.ending = Some(ending);
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
@@ -204,19 +220,15 @@ impl Agent {
             let rank = &self.ranks[index];
             let (Some(ending), false) = (rank.ending, rank.reported) else { continue };
             self.handle_pmi(index);
-            self.drain_server();
+            self.drain_servers();
             self.handle_output(index);
             let rank = &mut self.ranks[index];
             rank.reported = true;
             rank.stdin = None;
-            let (number, stage) = (rank.rank, self.server.stage(rank.rank));
-            self.server.handle_ended(number);
-            self.parent.send(&Message::Exited { rank: number, ending, stage });
+            let (number, group) = (rank.rank, rank.group);
+            self.report_ending(group, number, ending);
         }
-        if let (Some(rank), false) = (self.server.stuck(), self.stuck_sent) {
-            self.stuck_sent = true;
-            self.parent.send(&Message::Stuck { rank });
-        }
+        self.report_stuck();
     }
 
     fn fail(&mut self, text: String) {
@@ -264,8 +276,10 @@ impl Agent {
             Message::Assign(assignment) => self.handle_assignment(*assignment),
             Message::StartRelay { config } => self.start_relay(&config),
             Message::Start { relay } => self.start_ranks(&relay),
-            Message::BarrierDown(delta) => self.server.handle_barrier_down(delta),
-            Message::NameReply { rank, line } => self.deliver_name_reply(rank, line),
+            Message::BarrierDown { group, delta } => self.handle_barrier_down(group, delta),
+            Message::Answer { rank, line } => self.deliver_answer(rank, line),
+            Message::Order(order) => self.handle_order(*order),
+            Message::Revoke { group } => self.revoke(group),
             Message::Stdin { bytes } => self.deliver_stdin(bytes),
             Message::StdinEnd => self.deliver_stdin_end(),
             Message::End { at_once } => self.begin_end(at_once),
@@ -276,10 +290,7 @@ impl Agent {
 
     fn handle_assignment(&mut self, assignment: Assignment) {
         let (job, node) = (&assignment.job, &assignment.node);
-        let facts =
-            JobFacts { kvsname: job.kvsname.clone(), size: job.size, mapping: job.mapping.clone() };
-        let ranks = node.first_rank..node.first_rank + node.rank_count;
-        self.server = Server::new(facts, ranks, node.children.len());
+        self.groups.insert(0, Group::first(job, node));
         for child in &node.children {
             match start_child(job, child) {
                 Ok(child) => self.children.push(child),
@@ -310,29 +321,15 @@ impl Agent {
     }
 
     fn start_ranks(&mut self, relay: &str) {
+        self.relay_address = relay.to_string();
         for child in &mut self.children {
             child.process.link.send(&Message::Start { relay: relay.to_string() });
         }
         let Some(assignment) = self.assignment.take() else { return };
-        if let Err(error) = self.start_own_ranks(&assignment, relay) {
+        if let Err(error) = self.start_own_ranks(&assignment) {
             self.fail(format!("on node {}: {error:#}", assignment.node.name));
         }
         self.assignment = Some(assignment);
-    }
-
-    fn start_own_ranks(&mut self, assignment: &Assignment, relay: &str) -> Result<()> {
-        let Assignment { job, node } = assignment;
-        if node.rank_count == 0 {
-            return Ok(());
-        }
-        let plan = mpi::prepare(job)?;
-        if job.verbose && node.holds(0) {
-            self.parent.send(&Message::Note { text: plan.note.clone() });
-        }
-        for rank in node.first_rank..node.first_rank + node.rank_count {
-            self.ranks.push(LocalRank::start(job, node, rank, relay, &plan)?);
-        }
-        Ok(())
     }
 
     // --- agents below
@@ -373,10 +370,16 @@ impl Agent {
                 self.children[index].ready = true;
                 self.check_ready();
             }
-            Message::BarrierUp(delta) => self.server.handle_barrier_up(index, delta),
+            Message::BarrierUp { group, delta } => {
+                if let Some(group) = self.groups.get_mut(&group) {
+                    group.server.handle_barrier_up(index, delta);
+                }
+            }
             Message::Done => self.children[index].done = true,
-            Message::Exited { rank, .. } => {
-                self.server.handle_ended(rank);
+            Message::Exited { group, rank, .. } => {
+                if let Some(group) = self.groups.get_mut(&group) {
+                    group.handle_ended(rank);
+                }
                 self.parent.send(&message);
             }
             // Everything else is for the launcher.
@@ -384,66 +387,7 @@ impl Agent {
         }
     }
 
-    // --- ranks
-
-    fn handle_pmi(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
-        let Some(pmi) = &mut rank.pmi else { return };
-        let number = rank.rank;
-        match pmi.read() {
-            Ok(lines) => {
-                for line in lines {
-                    self.server.handle_line(number, &line);
-                }
-            }
-            Err(error) => {
-                rank.pmi = None;
-                self.fail(format!(
-                    "rank {number} spoke no PMI-1 to its process manager: {error:?}"
-                ));
-                return;
-            }
-        }
-        if let Some(pmi) = &mut self.ranks[index].pmi {
-            pmi.flush();
-            if pmi.at_end() {
-                self.ranks[index].pmi = None;
-            }
-        }
-    }
-
-    fn drain_server(&mut self) {
-        while let Some(event) = self.server.poll_event() {
-            match event {
-                Event::Reply { rank, line } => self.reply(rank, &line),
-                Event::BarrierUp(delta) => self.parent.send(&Message::BarrierUp(delta)),
-                Event::BarrierDown(delta) => {
-                    let message = Message::BarrierDown(delta);
-                    self.children.iter_mut().for_each(|child| child.process.link.send(&message));
-                }
-                Event::Abort { rank, code, message } => {
-                    self.parent.send(&Message::Abort { rank, code, message });
-                }
-                Event::Name { rank, request } => {
-                    self.parent.send(&Message::Name { rank, request });
-                }
-            }
-        }
-    }
-
-    fn reply(&mut self, rank: u32, line: &str) {
-        let local = self.ranks.iter_mut().find(|local| local.rank == rank);
-        if let Some(pmi) = local.and_then(|local| local.pmi.as_mut()) {
-            pmi.send(line);
-        }
-    }
-
-    fn deliver_name_reply(&mut self, rank: u32, line: String) {
-        match self.children.iter_mut().find(|child| child.node.holds(rank)) {
-            Some(child) => child.process.link.send(&Message::NameReply { rank, line }),
-            None => self.reply(rank, &line),
-        }
-    }
+    // --- streams of ranks
 
     fn handle_output(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
@@ -456,10 +400,8 @@ impl Agent {
         });
     }
 
-    // --- stdin of rank 0
-
     fn deliver_stdin(&mut self, bytes: Vec<u8>) {
-        if let Some(child) = self.children.iter_mut().find(|child| child.node.holds(0)) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
             return child.process.link.send(&Message::Stdin { bytes });
         }
         if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
@@ -469,7 +411,7 @@ impl Agent {
     }
 
     fn deliver_stdin_end(&mut self) {
-        if let Some(child) = self.children.iter_mut().find(|child| child.node.holds(0)) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
             return child.process.link.send(&Message::StdinEnd);
         }
         if let Some(rank) = self.ranks.iter_mut().find(|rank| rank.rank == 0) {
@@ -510,7 +452,7 @@ fn start_child(job: &Job, node: &Node) -> Result<Child> {
     let mut process = spawn::start(&node.spawn)?;
     let assignment = Assignment { job: job.clone(), node: node.clone() };
     process.link.send(&Message::Assign(Box::new(assignment)));
-    Ok(Child { process, node: node.clone(), ready: false, done: false })
+    Ok(Child { process, node: node.clone(), spawned: Vec::new(), ready: false, done: false })
 }
 
 /// Why an agent's stream has ended, for the user.

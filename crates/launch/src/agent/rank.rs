@@ -9,10 +9,11 @@ use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
 use crate::link::set_nonblocking;
 use crate::mpi;
-use crate::pmi::wire::{LineReader, WireError};
+use crate::pmi::wire::{Input, LineReader, WireError};
 use crate::sys;
 
 /// A rank that asks without reading the answers is not read from beyond this.
@@ -23,8 +24,27 @@ const PIECES_PER_TURN: usize = 4;
 /// this empties the pipe of a rank that has ended.
 const PIECES_OF_A_PIPE: usize = 1024 * 1024 / PIECE_BYTES_MAX;
 
-pub struct LocalRank {
+/// Which rank to start, and with what.
+pub struct Start<'a> {
+    /// Its process group; 0: the job's first processes.
+    pub group: u32,
+    /// Its process index in the job.
+    pub index: u32,
+    /// Its rank in the group's MPI_COMM_WORLD, and how many there are.
     pub rank: u32,
+    pub size: u32,
+    pub task: &'a Task,
+    pub plan: &'a mpi::Plan,
+    /// Processes of the job on this host, if somebody has counted them.
+    pub neighbours: Option<u32>,
+}
+
+pub struct LocalRank {
+    /// The process index, by which everybody outside of its group names it.
+    pub rank: u32,
+    pub group: u32,
+    /// The rank in its group.
+    pub group_rank: u32,
     pub pid: u32,
     pub ending: Option<Ending>,
     pub reported: bool,
@@ -37,22 +57,20 @@ pub struct LocalRank {
 }
 
 impl LocalRank {
-    pub fn start(
-        job: &Job,
-        node: &Node,
-        rank: u32,
-        relay: &str,
-        plan: &mpi::Plan,
-    ) -> Result<LocalRank> {
+    pub fn start(job: &Job, node: &Node, relay: &str, start: &Start) -> Result<LocalRank> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().context("no socket pair")?;
+        let &Start { task, plan, .. } = start;
         let mut command = Command::new(&plan.program);
-        command.args(&job.arguments).current_dir(&job.wdir).env_clear().envs(&plan.environment);
-        command.envs(contract_variables(job, node, rank, relay));
+        command.args(&task.arguments).current_dir(&task.wdir).env_clear().envs(&plan.environment);
+        command.envs(contract_variables(job, node, relay, start));
         command
             .env("PMI_FD", sys::raw(&theirs).to_string())
-            .env("PMI_RANK", rank.to_string())
-            .env("PMI_SIZE", job.size.to_string());
-        let stdin = if rank == 0 { Stdio::piped() } else { Stdio::null() };
+            .env("PMI_RANK", start.rank.to_string())
+            .env("PMI_SIZE", start.size.to_string());
+        if start.group > 0 {
+            command.env("PMI_SPAWNED", "1");
+        }
+        let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
         let open_files = sys::rank_open_files();
@@ -67,9 +85,11 @@ impl LocalRank {
                 sys::keep_over_exec(pmi_fd)
             });
         }
-        let mut child = command.spawn().with_context(|| cannot_start(job, plan))?;
+        let mut child = command.spawn().with_context(|| cannot_start(start))?;
         Ok(LocalRank {
-            rank,
+            rank: start.index,
+            group: start.group,
+            group_rank: start.rank,
             pid: child.id(),
             ending: None,
             reported: false,
@@ -134,8 +154,8 @@ impl LocalRank {
     }
 }
 
-fn cannot_start(job: &Job, plan: &mpi::Plan) -> String {
-    format!("cannot start {} in {}", plan.program.display(), job.wdir)
+fn cannot_start(start: &Start) -> String {
+    format!("cannot start {} in {}", start.plan.program.display(), start.task.wdir)
 }
 
 fn nonblocking(fd: impl Into<OwnedFd>) -> std::io::Result<OwnedFd> {
@@ -158,16 +178,20 @@ fn read_pieces(slot: &mut Option<OwnedFd>, pieces: usize, mut take: impl FnMut(V
     }
 }
 
-/// What the provider inside the rank has to know.
-fn contract_variables(job: &Job, node: &Node, rank: u32, relay: &str) -> Vec<(String, String)> {
+/// What the provider inside the rank has to know. The size is that of the job's first processes for
+/// all of them: both ends of a channel through relays compute their window from it.
+fn contract_variables(job: &Job, node: &Node, relay: &str, start: &Start) -> Vec<(String, String)> {
     let mut variables = vec![
         ("LANDBRIDGE_JOB", job.id.clone()),
         ("LANDBRIDGE_KEY", job.key.clone()),
-        ("LANDBRIDGE_INDEX", rank.to_string()),
+        ("LANDBRIDGE_INDEX", start.index.to_string()),
         ("LANDBRIDGE_SIZE", job.size.to_string()),
         ("LANDBRIDGE_CLUSTER", node.cluster.to_string()),
         ("LANDBRIDGE_NODE", node.name.clone()),
     ];
+    if let Some(neighbours) = start.neighbours {
+        variables.push(("LANDBRIDGE_NODE_SIZE", neighbours.to_string()));
+    }
     if let Some(address) = &node.address {
         variables.push(("LANDBRIDGE_ADDRESS", address.clone()));
     }
@@ -209,8 +233,8 @@ impl PmiSocket {
         self.at_end
     }
 
-    /// Complete lines that have come.
-    pub fn read(&mut self) -> Result<Vec<String>, WireError> {
+    /// Complete lines and blocks that have come.
+    pub fn read(&mut self) -> Result<Vec<Input>, WireError> {
         let mut lines = Vec::new();
         let mut buffer = [0; PIECE_BYTES_MAX];
         while self.unsent.len() < REPLY_BYTES_MAX && !self.at_end {

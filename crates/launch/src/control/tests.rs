@@ -10,10 +10,40 @@ fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
         address: Some("10.0.0.1".into()),
         first_rank,
         rank_count: 2,
+        slots: 3,
         relay_unix: None,
         remote: true,
         spawn: vec!["ssh".into(), "host with space".into()],
         children,
+    }
+}
+
+fn task() -> Task {
+    Task {
+        program: "./a.out".into(),
+        arguments: vec!["tab\there".into(), "quote\"'\n".into()],
+        wdir: "/tmp".into(),
+        search: String::new(),
+    }
+}
+
+fn order() -> Order {
+    let block = order::Block {
+        cluster: 1,
+        node: "n2".into(),
+        appnum: 0,
+        first_rank: 0,
+        first_index: 70,
+        count: 2,
+    };
+    Order {
+        group: 3,
+        kvsname: "kvs_3".into(),
+        mapping: "(vector,(0,1,2))".into(),
+        size: 2,
+        keys: vec![("k".into(), "v = \"1\"".into())],
+        tasks: vec![task()],
+        blocks: vec![block],
     }
 }
 
@@ -25,9 +55,8 @@ fn assignment() -> Assignment {
             size: 4,
             kvsname: "kvs".into(),
             mapping: "(vector,(0,2,2))".into(),
-            program: "./a.out".into(),
-            arguments: vec!["tab\there".into(), "quote\"'\n".into()],
-            wdir: "/tmp".into(),
+            universe: 6,
+            task: task(),
             environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
             verbose: true,
         },
@@ -37,27 +66,38 @@ fn assignment() -> Assignment {
 
 fn every_message() -> Vec<Message> {
     let delta = vec![("k".to_string(), "v".to_string()), (String::new(), "w".repeat(3000))];
+    let command = crate::pmi::spawn::Command {
+        program: "p".into(),
+        arguments: vec!["\u{1}".into(), String::new()],
+        count: 2,
+        info: vec![("host".into(), "n1,n2".into())],
+    };
+    let spawn = Request { commands: vec![command], keys: delta.clone() };
     let request = NameRequest::Publish { service: "s".into(), port: "p".into() };
     vec![
         Message::Assign(Box::new(assignment())),
         Message::StartRelay { config: "job = 1".into() },
         Message::Start { relay: "h:1".into() },
-        Message::BarrierDown(delta.clone()),
-        Message::NameReply { rank: 9, line: "cmd=x\n".into() },
+        Message::BarrierDown { group: 3, delta: delta.clone() },
+        Message::Answer { rank: 9, line: "cmd=x\n".into() },
+        Message::Order(Box::new(order())),
+        Message::Revoke { group: 3 },
         Message::Stdin { bytes: vec![0, 255] },
         Message::StdinEnd,
         Message::End { at_once: true },
         Message::Ping,
         Message::Ready,
         Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
-        Message::BarrierUp(delta),
+        Message::BarrierUp { group: 0, delta },
         Message::Name { rank: 1, request },
         Message::Name { rank: 1, request: NameRequest::Lookup { service: "s".into() } },
+        Message::Spawn { rank: 1, request: Box::new(spawn) },
+        Message::Started { group: 3, problem: "no".into() },
         Message::Abort { rank: 3, code: -1, message: "m".into() },
         Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1] },
         Message::StdinTaken { bytes: 7 },
-        Message::Exited { rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
-        Message::Exited { rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
+        Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
+        Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
         Message::Stuck { rank: 5 },
         Message::Failed { text: "no".into() },
         Message::Note { text: "so".into() },
@@ -116,4 +156,14 @@ fn ranks_below_are_held() {
     let tree = node("n1", 0, vec![node("n2", 2, vec![])]);
     assert!(tree.holds(0) && tree.holds(3) && !tree.holds(4));
     assert_eq!(tree.total_ranks(), 4);
+}
+
+#[test]
+fn an_order_finds_its_hosts() {
+    let (top, order) = (node("n1", 0, vec![node("n2", 2, vec![])]), order());
+    assert_eq!(order.on(&top).count(), 0);
+    assert_eq!(order.below(&top).count(), 1);
+    assert_eq!(order.on(&top.children[0]).next().unwrap().indices(), 70..72);
+    let elsewhere = Node { cluster: 0, ..node("n2", 0, vec![]) };
+    assert_eq!(order.below(&elsewhere).count(), 0);
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use crate::control::Job;
+use crate::control::order::Task;
 use crate::sibling;
 use detect::{Detector, Family, Found};
 
@@ -26,17 +26,19 @@ pub struct Plan {
     pub note: String,
 }
 
-pub fn prepare(job: &Job) -> Result<Plan> {
+/// `settings`: the job's environment, which wins over what this host has.
+pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
     let mut environment: Environment = std::env::vars().collect();
-    environment.extend(job.environment.iter().cloned());
+    environment.extend(settings.iter().cloned());
     environment.retain(|name, _| !name.starts_with("PMI_") && !name.starts_with("PMIX_"));
-    if !Path::new(&job.wdir).is_dir() {
-        bail!("the directory {} does not exist there; choose one with --wdir", job.wdir);
+    if !Path::new(&task.wdir).is_dir() {
+        bail!("the directory {} does not exist there; choose one with --wdir", task.wdir);
     }
     let path = environment.get("PATH").cloned().unwrap_or_default();
-    let program = find_program(&job.program, &job.wdir, &path)?;
-    let found = Detector::new(&environment, &job.wdir).library(&program, &job.arguments);
-    check_family(found.as_ref(), &job.program)?;
+    let path = if task.search.is_empty() { path } else { join_paths(&task.search, &path) };
+    let program = find_program(&task.program, &task.wdir, &path)?;
+    let found = Detector::new(&environment, &task.wdir).library(&program, &task.arguments);
+    check_family(found.as_ref(), &task.program)?;
     set_provider(&mut environment)?;
     set_library(&mut environment, found.as_ref());
     let note = match &found {

@@ -6,4 +6,5 @@
 
 pub mod kvs;
 pub mod server;
+pub mod spawn;
 pub mod wire;

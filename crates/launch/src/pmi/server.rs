@@ -4,26 +4,35 @@
 //! A barrier costs each edge of the tree exactly one message up (with every new key below it) and
 //! one message down (with every new key of the job), however many keys there are. No `get` ever
 //! leaves the node: after a barrier every agent has every key.
+//!
+//! There is one server for each process group an agent takes part in: the job's first processes are
+//! group 0, and each spawn makes another one, with keys and barriers of its own. Ranks are named by
+//! their process index, which is theirs alone in the job.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::kvs::{Delta, Kvs};
+use super::spawn::{self, Gatherer, Progress, Request};
 use super::wire::{Command, KEY_MAX, KVSNAME_MAX, Reply, VALUE_MAX};
 
-/// What the job is, for the replies that do not depend on the rank.
+/// What a process group is, for the replies that do not depend on the rank.
 #[derive(Debug, Clone)]
-pub struct JobFacts {
-    /// Fresh for every job: MPICH names shared memory after it.
+pub struct Facts {
+    /// 0 for the job's first processes.
+    pub group: u32,
+    /// Fresh for every group of every job: MPICH names shared memory after it.
     pub kvsname: String,
-    pub size: u32,
+    /// Processes for which there is room: MPI_UNIVERSE_SIZE.
+    pub universe: u32,
     /// Value of `PMI_process_mapping`.
     pub mapping: String,
 }
 
 /// How far a rank has come with its process manager.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Has said nothing: perhaps not an MPI program.
+    #[default]
     Silent,
     /// Between `init` and `finalize`.
     Joined,
@@ -42,27 +51,35 @@ pub enum NameRequest {
 pub enum Event {
     /// Write this line to the rank.
     Reply { rank: u32, line: String },
-    /// Everyone below has reached the barrier: one message to the agent above.
-    BarrierUp(Delta),
-    /// The barrier is over: one message to each agent below.
-    BarrierDown(Delta),
+    /// Everyone of the group below has reached the barrier: one message to the agent above.
+    BarrierUp { group: u32, delta: Delta },
+    /// The barrier is over: one message to each agent below that takes part.
+    BarrierDown { group: u32, delta: Delta },
     /// The rank has called for the end of the job.
     Abort { rank: u32, code: i32, message: String },
     /// For the root of the tree.
     Name { rank: u32, request: NameRequest },
+    /// For the root of the tree: the rank waits for its answer.
+    Spawn { rank: u32, request: Request },
+    /// The rank has been told that its spawn failed; the user should read why.
+    SpawnRefused { rank: u32, problem: String },
 }
 
+#[derive(Default)]
 struct LocalRank {
     stage: Stage,
     in_barrier: bool,
+    /// Which command of a spawn it runs.
+    appnum: u32,
+    spawning: Gatherer,
 }
 
 pub struct Server {
-    facts: JobFacts,
+    facts: Facts,
     kvs: Kvs,
     ranks: BTreeMap<u32, LocalRank>,
-    /// Agents below: whether each has reached the barrier.
-    children: Vec<bool>,
+    /// Agents below that take part: whether each has reached the barrier.
+    children: BTreeMap<usize, bool>,
     /// The message up has gone, the release has not come.
     waiting_for_release: bool,
     /// A rank here or below that has ended outside a barrier: it will never enter another one.
@@ -71,23 +88,38 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(facts: JobFacts, ranks: impl IntoIterator<Item = u32>, children: usize) -> Server {
+    /// `ranks`: the index and application number of each of the agent's own. `keys`: what is known
+    /// from the start.
+    pub fn new(
+        facts: Facts,
+        ranks: impl IntoIterator<Item = (u32, u32)>,
+        children: impl IntoIterator<Item = usize>,
+        keys: &Delta,
+    ) -> Server {
         let ranks = ranks
             .into_iter()
-            .map(|rank| (rank, LocalRank { stage: Stage::Silent, in_barrier: false }))
-            .collect();
+            .map(|(rank, appnum)| (rank, LocalRank { appnum, ..LocalRank::default() }));
         let mut kvs = Kvs::default();
-        let mapping = vec![("PMI_process_mapping".to_string(), facts.mapping.clone())];
-        kvs.merge(&mapping);
+        kvs.merge(keys);
+        kvs.merge(&vec![("PMI_process_mapping".to_string(), facts.mapping.clone())]);
         Server {
             facts,
             kvs,
-            ranks,
-            children: vec![false; children],
+            ranks: ranks.collect(),
+            children: children.into_iter().map(|child| (child, false)).collect(),
             waiting_for_release: false,
             ended: None,
             events: VecDeque::new(),
         }
+    }
+
+    pub fn kvsname(&self) -> &str {
+        &self.facts.kvsname
+    }
+
+    /// The agents below that take part.
+    pub fn children(&self) -> impl Iterator<Item = usize> {
+        self.children.keys().copied()
     }
 
     pub fn stage(&self, rank: u32) -> Stage {
@@ -95,7 +127,8 @@ impl Server {
     }
 
     fn someone_waits(&self) -> bool {
-        self.ranks.values().any(|local| local.in_barrier) || self.children.contains(&true)
+        self.ranks.values().any(|local| local.in_barrier)
+            || self.children.values().any(|&reached| reached)
     }
 
     /// A rank that has ended while others wait for it in a barrier, as far as can be seen here.
@@ -126,13 +159,16 @@ impl Server {
                     .with("keylen_max", KEY_MAX)
                     .with("vallen_max", VALUE_MAX),
             ),
-            "get_appnum" => self.reply(rank, Reply::new("appnum").with("rc", 0).with("appnum", 0)),
+            "get_appnum" => {
+                let appnum = self.ranks.get(&rank).map_or(0, |local| local.appnum);
+                self.reply(rank, Reply::new("appnum").with("rc", 0).with("appnum", appnum));
+            }
             "get_my_kvsname" => {
                 let name = self.facts.kvsname.clone();
                 self.reply(rank, Reply::new("my_kvsname").with("rc", 0).with("kvsname", name));
             }
             "get_universe_size" => {
-                let size = self.facts.size;
+                let size = self.facts.universe;
                 self.reply(rank, Reply::new("universe_size").with("rc", 0).with("size", size));
             }
             "put" => self.handle_put(rank, &command),
@@ -141,10 +177,6 @@ impl Server {
             "finalize" => self.handle_finalize(rank),
             "abort" => self.handle_abort(rank, &command, line),
             "publish_name" | "unpublish_name" | "lookup_name" => self.handle_name(rank, &command),
-            "spawn" => self.reply(
-                rank,
-                Reply::new("spawn_result").with("rc", -1).with("status", "spawn_not_supported"),
-            ),
             other => {
                 let reply = Reply::new(other).with("rc", -1).with("msg", "unknown_command");
                 self.reply(rank, reply);
@@ -152,9 +184,22 @@ impl Server {
         }
     }
 
+    /// A block of one of this agent's own ranks: a command of a spawn.
+    pub fn handle_block(&mut self, rank: u32, lines: &[String]) {
+        let Some(local) = self.ranks.get_mut(&rank) else { return };
+        match local.spawning.handle_block(lines) {
+            Progress::Unfinished => {}
+            Progress::Whole(request) => self.events.push_back(Event::Spawn { rank, request }),
+            Progress::Refused(problem) => {
+                self.events.push_back(Event::Reply { rank, line: spawn::answer(false) });
+                self.events.push_back(Event::SpawnRefused { rank, problem });
+            }
+        }
+    }
+
     /// An agent below has reached the barrier with all its ranks.
     pub fn handle_barrier_up(&mut self, child: usize, delta: Delta) {
-        self.children[child] = true;
+        self.children.insert(child, true);
         self.kvs.add_fresh(delta);
         self.check_barrier();
     }
@@ -163,7 +208,7 @@ impl Server {
     pub fn handle_barrier_down(&mut self, delta: Delta) {
         self.waiting_for_release = false;
         self.kvs.merge(&delta);
-        self.children.fill(false);
+        self.children.values_mut().for_each(|reached| *reached = false);
         for (&rank, local) in &mut self.ranks {
             if std::mem::take(&mut local.in_barrier) {
                 let line = Reply::new("barrier_out").with("rc", 0).line();
@@ -171,7 +216,7 @@ impl Server {
             }
         }
         if !self.children.is_empty() {
-            self.events.push_back(Event::BarrierDown(delta));
+            self.events.push_back(Event::BarrierDown { group: self.facts.group, delta });
         }
     }
 
@@ -246,11 +291,11 @@ impl Server {
 
     fn check_barrier(&mut self) {
         let all_ranks = self.ranks.values().all(|local| local.in_barrier);
-        let all_children = self.children.iter().all(|&reached| reached);
+        let all_children = self.children.values().all(|&reached| reached);
         if all_ranks && all_children && !self.waiting_for_release {
             self.waiting_for_release = true;
             let delta = self.kvs.take_fresh();
-            self.events.push_back(Event::BarrierUp(delta));
+            self.events.push_back(Event::BarrierUp { group: self.facts.group, delta });
         }
     }
 }

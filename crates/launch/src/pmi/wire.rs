@@ -1,7 +1,7 @@
 //! Lines of PMI-1: `cmd=NAME key=value key=value …\n`, and the block form of `spawn`
 //! (`mcmd=spawn\n` … `endcmd\n`).
 //!
-//! Bytes of one rank enter [`LineReader`]; whole commands leave it. A line longer than
+//! Bytes of one rank enter [`LineReader`]; whole commands leave it ([`Input`]). A line longer than
 //! [`LINE_BYTES_MAX`] never takes more memory than that: it is an error, and the rank is cut off.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// Longest line taken from a rank. MPICH's own limit is 1024 bytes; the slack is for libraries
 /// built with a longer one.
 pub const LINE_BYTES_MAX: usize = 64 * 1024;
-/// Longest `mcmd` block. `spawn` is refused anyway; its block only has to be skipped.
+/// Longest `mcmd` block, which is one command of a spawn with its arguments.
 const BLOCK_BYTES_MAX: usize = 1024 * 1024;
 
 /// What `get_maxes` answers. `VALUE_MAX` is what MPICH's own launcher says; clients cut longer
@@ -75,53 +75,64 @@ pub enum WireError {
     NotText,
 }
 
-/// Cuts a rank's bytes into lines.
+/// What a rank has said, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// One line, without its newline.
+    Line(String),
+    /// The lines of an `mcmd` block, without its first and last one.
+    Block(Vec<String>),
+}
+
+/// Cuts a rank's bytes into lines and blocks.
 #[derive(Default)]
 pub struct LineReader {
     pending: Vec<u8>,
-    /// Inside an `mcmd` block: bytes of it skipped so far.
-    block_bytes: Option<usize>,
+    /// Inside an `mcmd` block: the lines of it so far, and their bytes.
+    block: Option<(Vec<String>, usize)>,
 }
 
 impl LineReader {
-    /// Takes bytes in and gives the complete commands in them, as lines. A block comes out as its
-    /// first line, once its end has been seen.
-    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<Vec<String>, WireError> {
+    /// Takes bytes in and gives what is whole in them.
+    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<Vec<Input>, WireError> {
         self.pending.extend_from_slice(bytes);
-        let mut lines = Vec::new();
+        let mut inputs = Vec::new();
         let mut start = 0;
         while let Some(length) = self.pending[start..].iter().position(|&byte| byte == b'\n') {
             let line = std::str::from_utf8(&self.pending[start..start + length])
                 .map_err(|_| WireError::NotText)?;
             start += length + 1;
-            if let Some(line) = fold_block(&mut self.block_bytes, line)? {
-                lines.push(line);
-            }
+            inputs.extend(fold_block(&mut self.block, line)?);
         }
         self.pending.drain(..start);
         if self.pending.len() > LINE_BYTES_MAX {
             return Err(WireError::LineTooLong);
         }
-        Ok(lines)
+        Ok(inputs)
     }
 }
 
-fn fold_block(block: &mut Option<usize>, line: &str) -> Result<Option<String>, WireError> {
-    match block {
-        None if line.starts_with("mcmd=") => {
-            *block = Some(0);
-            Ok(None)
+fn fold_block(
+    block: &mut Option<(Vec<String>, usize)>,
+    line: &str,
+) -> Result<Option<Input>, WireError> {
+    let Some((lines, bytes)) = block else {
+        if line.starts_with("mcmd=") {
+            *block = Some((Vec::new(), 0));
+            return Ok(None);
         }
-        None => Ok(Some(line.to_string())),
-        Some(_) if line == "endcmd" => {
-            *block = None;
-            Ok(Some("mcmd=spawn".to_string()))
-        }
-        Some(bytes) => {
-            *bytes += line.len();
-            if *bytes > BLOCK_BYTES_MAX { Err(WireError::LineTooLong) } else { Ok(None) }
-        }
+        return Ok(Some(Input::Line(line.to_string())));
+    };
+    if line == "endcmd" {
+        return Ok(block.take().map(|(lines, _)| Input::Block(lines)));
     }
+    // An empty line takes memory too.
+    *bytes += line.len() + size_of::<String>();
+    if *bytes > BLOCK_BYTES_MAX {
+        return Err(WireError::LineTooLong);
+    }
+    lines.push(line.to_string());
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -143,11 +154,13 @@ mod tests {
         let text = b"cmd=init pmi_version=1\nmcmd=spawn\nnprocs=2\nendcmd\ncmd=barrier_in\n";
         for piece in 1..text.len() {
             let mut reader = LineReader::default();
-            let mut lines = Vec::new();
+            let mut inputs = Vec::new();
             for bytes in text.chunks(piece) {
-                lines.extend(reader.handle_bytes(bytes).unwrap());
+                inputs.extend(reader.handle_bytes(bytes).unwrap());
             }
-            assert_eq!(lines, ["cmd=init pmi_version=1", "mcmd=spawn", "cmd=barrier_in"]);
+            let line = |text: &str| Input::Line(text.to_string());
+            let block = Input::Block(vec!["nprocs=2".to_string()]);
+            assert_eq!(inputs, [line("cmd=init pmi_version=1"), block, line("cmd=barrier_in")]);
         }
     }
 
@@ -164,6 +177,10 @@ mod tests {
         reader.handle_bytes(b"mcmd=spawn\n").unwrap();
         let line = [vec![b'x'; 60_000], vec![b'\n']].concat();
         let refused = (0..20).any(|_| reader.handle_bytes(&line).is_err());
+        assert!(refused);
+        let mut reader = LineReader::default();
+        reader.handle_bytes(b"mcmd=spawn\n").unwrap();
+        let refused = (0..100).any(|_| reader.handle_bytes(&[b'\n'; 1000]).is_err());
         assert!(refused);
     }
 

@@ -429,7 +429,7 @@ fn rank_side(address: Address) -> u32 {
 }
 
 fn clusters() -> Vec<Range> {
-    let range = |first| Range { first, count: RANKS_PER_CLUSTER };
+    let range = |first| Range { first, count: RANKS_PER_CLUSTER, spawned: 0 };
     vec![range(0), range(RANKS_PER_CLUSTER)]
 }
 

@@ -2,8 +2,13 @@
 
 use super::*;
 
-fn facts(size: u32) -> JobFacts {
-    JobFacts { kvsname: "kvs_test".into(), size, mapping: "(vector,(0,1,4))".into() }
+fn facts(universe: u32) -> Facts {
+    Facts { group: 0, kvsname: "kvs_test".into(), universe, mapping: "(vector,(0,1,4))".into() }
+}
+
+/// A server without keys or agents below.
+fn alone(ranks: &[(u32, u32)]) -> Server {
+    Server::new(facts(2), ranks.iter().copied(), [], &Delta::new())
 }
 
 fn replies(server: &mut Server, rank: u32, line: &str) -> Vec<String> {
@@ -20,7 +25,7 @@ fn replies(server: &mut Server, rank: u32, line: &str) -> Vec<String> {
 
 #[test]
 fn the_sequence_of_mpich_is_answered() {
-    let mut server = Server::new(facts(2), [0, 1], 0);
+    let mut server = alone(&[(0, 0), (1, 3)]);
     let table = [
         (
             "cmd=init pmi_version=1 pmi_subversion=1",
@@ -40,23 +45,52 @@ fn the_sequence_of_mpich_is_answered() {
         ),
         ("cmd=put kvsname=kvs_test key=a value=00[4]", "cmd=put_result rc=0 msg=success\n"),
         ("cmd=get kvsname=kvs_test key=a", "cmd=get_result rc=0 msg=success value=00[4]\n"),
-        ("mcmd=spawn", "cmd=spawn_result rc=-1 status=spawn_not_supported\n"),
         ("cmd=wonder", "cmd=wonder rc=-1 msg=unknown_command\n"),
         ("cmd=finalize", "cmd=finalize_ack rc=0\n"),
     ];
     for (line, reply) in table {
         assert_eq!(replies(&mut server, 0, line), [reply], "{line}");
     }
+    assert_eq!(replies(&mut server, 1, "cmd=get_appnum"), ["cmd=appnum rc=0 appnum=3\n"]);
     assert_eq!(server.stage(0), Stage::Finalized);
     assert_eq!(server.stage(1), Stage::Silent);
 }
 
 #[test]
 fn abort_keeps_its_code_and_text() {
-    let mut server = Server::new(facts(1), [0], 0);
+    let mut server = alone(&[(0, 0)]);
     server.handle_line(0, "cmd=abort exitcode=7 message=out of cheese");
     let abort = Event::Abort { rank: 0, code: 7, message: "out of cheese".into() };
     assert_eq!(server.poll_event(), Some(abort));
+}
+
+#[test]
+fn a_spawn_goes_to_the_root_and_nonsense_is_answered_at_once() {
+    let mut server = alone(&[(0, 0)]);
+    let block = |count: &str| {
+        let lines = ["execname=a", "totspawns=1", "spawnssofar=1", count];
+        lines.map(str::to_string)
+    };
+    server.handle_block(0, &block("nprocs=3"));
+    let Some(Event::Spawn { rank: 0, request }) = server.poll_event() else { panic!("no spawn") };
+    assert_eq!((request.commands[0].program.as_str(), request.count()), ("a", 3));
+    server.handle_block(0, &block("nprocs=many"));
+    let line = "cmd=spawn_result rc=-1 errmsg=spawn_failed\n".to_string();
+    assert_eq!(server.poll_event(), Some(Event::Reply { rank: 0, line }));
+    assert!(matches!(server.poll_event(), Some(Event::SpawnRefused { rank: 0, .. })));
+}
+
+#[test]
+fn a_group_knows_the_keys_it_was_given_and_waits_only_for_those_who_take_part() {
+    let keys = vec![("PARENT".to_string(), "port".to_string())];
+    let facts = Facts { group: 7, ..facts(1) };
+    let mut server = Server::new(facts, [(70, 0)], [2], &keys);
+    let reply = "cmd=get_result rc=0 msg=success value=port\n";
+    assert_eq!(replies(&mut server, 70, "cmd=get kvsname=k key=PARENT"), [reply]);
+    assert!(replies(&mut server, 70, "cmd=barrier_in").is_empty());
+    server.handle_barrier_up(2, Delta::new());
+    assert_eq!(server.poll_event(), Some(Event::BarrierUp { group: 7, delta: Delta::new() }));
+    assert_eq!(server.children().collect::<Vec<_>>(), [2]);
 }
 
 #[test]
@@ -88,10 +122,11 @@ impl Tree {
         let mut next_rank = 0;
         let mut ranks = || {
             next_rank += RANKS_PER_AGENT;
-            next_rank - RANKS_PER_AGENT..next_rank
+            (next_rank - RANKS_PER_AGENT..next_rank).map(|rank| (rank, 0))
         };
+        let mut server = |children| Server::new(facts(0), ranks(), 0..children, &Delta::new());
         let mut tree = Tree {
-            root: Server::new(facts(0), [], cluster_count),
+            root: Server::new(facts(0), [], 0..cluster_count, &Delta::new()),
             clusters: Vec::new(),
             nodes: Vec::new(),
             site_messages: 0,
@@ -99,8 +134,8 @@ impl Tree {
             released: 0,
         };
         for _ in 0..cluster_count {
-            tree.clusters.push(Server::new(facts(0), ranks(), node_count));
-            tree.nodes.push((0..node_count).map(|_| Server::new(facts(0), ranks(), 0)).collect());
+            tree.clusters.push(server(node_count));
+            tree.nodes.push((0..node_count).map(|_| server(0)).collect());
         }
         tree
     }
@@ -127,7 +162,7 @@ impl Tree {
                 while let Some(event) = self.nodes[cluster][node].poll_event() {
                     moved = true;
                     match event {
-                        Event::BarrierUp(delta) => {
+                        Event::BarrierUp { delta, .. } => {
                             self.node_messages += 1;
                             self.clusters[cluster].handle_barrier_up(node, delta);
                         }
@@ -138,11 +173,11 @@ impl Tree {
             while let Some(event) = self.clusters[cluster].poll_event() {
                 moved = true;
                 match event {
-                    Event::BarrierUp(delta) => {
+                    Event::BarrierUp { delta, .. } => {
                         self.site_messages += 1;
                         self.root.handle_barrier_up(cluster, delta);
                     }
-                    Event::BarrierDown(delta) => {
+                    Event::BarrierDown { delta, .. } => {
                         for node in &mut self.nodes[cluster] {
                             self.node_messages += 1;
                             node.handle_barrier_down(delta.clone());
@@ -155,8 +190,8 @@ impl Tree {
         while let Some(event) = self.root.poll_event() {
             moved = true;
             match event {
-                Event::BarrierUp(delta) => self.root.handle_barrier_down(delta),
-                Event::BarrierDown(delta) => {
+                Event::BarrierUp { delta, .. } => self.root.handle_barrier_down(delta),
+                Event::BarrierDown { delta, .. } => {
                     for cluster in &mut self.clusters {
                         self.site_messages += 1;
                         cluster.handle_barrier_down(delta.clone());

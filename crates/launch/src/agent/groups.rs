@@ -1,0 +1,298 @@
+//! Process groups as one agent sees them: the job's first processes and those that ranks spawn. For
+//! each there is a process manager of its own, as long as processes of it live here or below.
+
+use anyhow::Result;
+
+use super::rank::{LocalRank, Start};
+use super::{Agent, Phase};
+use crate::cleanup;
+use crate::control::order::{Block, Order};
+use crate::control::{Assignment, Ending, Job, Message, Node};
+use crate::mpi;
+use crate::pmi::kvs::Delta;
+use crate::pmi::server::{Event, Facts, Server};
+use crate::pmi::wire::Input;
+use crate::sys;
+
+pub(super) struct Group {
+    pub server: Server,
+    /// Processes here and below that have not ended.
+    living: u32,
+    /// It was not started in whole: nobody is told about what is left of it.
+    revoked: bool,
+}
+
+impl Group {
+    /// The job's first processes.
+    pub fn first(job: &Job, node: &Node) -> Group {
+        let facts = Facts {
+            group: 0,
+            kvsname: job.kvsname.clone(),
+            universe: job.universe,
+            mapping: job.mapping.clone(),
+        };
+        let ranks = (node.first_rank..node.first_rank + node.rank_count).map(|rank| (rank, 0));
+        let server = Server::new(facts, ranks, 0..node.children.len(), &Delta::new());
+        Group { server, living: node.total_ranks(), revoked: false }
+    }
+
+    fn spawned(job: &Job, node: &Node, order: &Order, children: &[usize]) -> Group {
+        let facts = Facts {
+            group: order.group,
+            kvsname: order.kvsname.clone(),
+            universe: job.universe,
+            mapping: order.mapping.clone(),
+        };
+        let ranks = |block: &Block| {
+            let appnum = block.appnum;
+            block.indices().map(move |index| (index, appnum))
+        };
+        let own = order.on(node).flat_map(ranks);
+        let server = Server::new(facts, own, children.iter().copied(), &order.keys);
+        let living = order.below(node).map(|block| block.count).sum();
+        Group { server, living, revoked: false }
+    }
+
+    pub fn handle_ended(&mut self, rank: u32) {
+        self.living = self.living.saturating_sub(1);
+        self.server.handle_ended(rank);
+    }
+}
+
+impl Agent {
+    // --- starting and ending them
+
+    pub(super) fn start_own_ranks(&mut self, assignment: &Assignment) -> Result<()> {
+        let Assignment { job, node } = assignment;
+        if node.rank_count == 0 {
+            return Ok(());
+        }
+        let plan = mpi::prepare(&job.task, &job.environment)?;
+        if job.verbose && node.holds(0) {
+            self.parent.send(&Message::Note { text: plan.note.clone() });
+        }
+        for rank in node.first_rank..node.first_rank + node.rank_count {
+            let start = Start {
+                group: 0,
+                index: rank,
+                rank,
+                size: job.size,
+                task: &job.task,
+                plan: &plan,
+                neighbours: None,
+            };
+            self.ranks.push(LocalRank::start(job, node, &self.relay_address, &start)?);
+        }
+        Ok(())
+    }
+
+    /// Starts the part of a new group that is here, and hands the order on to those below.
+    pub(super) fn handle_order(&mut self, order: Order) {
+        let Some(assignment) = self.assignment.take() else { return };
+        if self.phase == Phase::Working {
+            let children = self.hand_on(&order);
+            let group = Group::spawned(&assignment.job, &assignment.node, &order, &children);
+            self.groups.insert(order.group, group);
+            if order.on(&assignment.node).next().is_some() {
+                let problem = match self.start_group(&assignment, &order) {
+                    Ok(()) => String::new(),
+                    Err(error) => format!("on node {}: {error:#}", assignment.node.name),
+                };
+                self.parent.send(&Message::Started { group: order.group, problem });
+            }
+        }
+        self.assignment = Some(assignment);
+    }
+
+    /// The agents below that take part.
+    fn hand_on(&mut self, order: &Order) -> Vec<usize> {
+        let mut children = Vec::new();
+        for (index, child) in self.children.iter_mut().enumerate() {
+            let blocks = order.below(&child.node).map(|block| (order.group, block.indices()));
+            let before = child.spawned.len();
+            child.spawned.extend(blocks);
+            if child.spawned.len() > before {
+                child.process.link.send(&Message::Order(Box::new(order.clone())));
+                children.push(index);
+            }
+        }
+        children
+    }
+
+    fn start_group(&mut self, assignment: &Assignment, order: &Order) -> Result<()> {
+        let Assignment { job, node } = assignment;
+        let plans = order.on(node).map(|block| {
+            let task = &order.tasks[block.appnum as usize];
+            Ok((block, task, mpi::prepare(task, &job.environment)?))
+        });
+        let plans = plans.collect::<Result<Vec<_>>>()?;
+        let own: u32 = plans.iter().map(|(block, ..)| block.count).sum();
+        let living = self.ranks.iter().filter(|rank| rank.ending.is_none()).count() as u32;
+        for (block, task, plan) in plans {
+            for (number, index) in block.indices().enumerate() {
+                let start = Start {
+                    group: order.group,
+                    index,
+                    rank: block.first_rank + number as u32,
+                    size: order.size,
+                    task,
+                    plan: &plan,
+                    neighbours: Some(living + own),
+                };
+                self.ranks.push(LocalRank::start(job, node, &self.relay_address, &start)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what has been started of a group that did not come up in whole.
+    pub(super) fn revoke(&mut self, number: u32) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        group.revoked = true;
+        for child in group.server.children() {
+            self.children[child].process.link.send(&Message::Revoke { group: number });
+        }
+        let own = self.ranks.iter().filter(|rank| rank.group == number && rank.ending.is_none());
+        own.for_each(|rank| sys::kill_group(rank.pid, libc::SIGKILL));
+    }
+
+    /// Forgets groups of which nothing is left here or below: a job may spawn for a long time.
+    pub(super) fn retire_groups(&mut self) {
+        let ranks = &self.ranks;
+        let is_over = |number: u32, group: &Group| {
+            let own = || ranks.iter().filter(|rank| rank.group == number);
+            number != 0 && (group.revoked || group.living == 0) && own().all(|rank| rank.reported)
+        };
+        let over: Vec<u32> = self
+            .groups
+            .iter()
+            .filter(|&(&number, group)| is_over(number, group))
+            .map(|(&number, _)| number)
+            .collect();
+        for number in over {
+            self.remove_files(number);
+            self.groups.remove(&number);
+            self.ranks.retain(|rank| rank.group != number);
+            for child in &mut self.children {
+                child.spawned.retain(|&(group, _)| group != number);
+            }
+        }
+    }
+
+    /// What killed ranks of a group have left in shared memory.
+    pub(super) fn remove_files(&self, number: u32) {
+        let Some(group) = self.groups.get(&number) else { return };
+        let own =
+            |rank| self.ranks.iter().any(|local| local.group == number && local.group_rank == rank);
+        cleanup::remove_mpich_files(group.server.kvsname(), own);
+    }
+
+    pub(super) fn report_ending(&mut self, number: u32, rank: u32, ending: Ending) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let stage = group.server.stage(rank);
+        group.handle_ended(rank);
+        if !group.revoked {
+            self.parent.send(&Message::Exited { group: number, rank, ending, stage });
+        }
+    }
+
+    pub(super) fn report_stuck(&mut self) {
+        let mut groups = self.groups.values().filter(|group| !group.revoked);
+        let stuck = groups.find_map(|group| group.server.stuck());
+        if let (Some(rank), false) = (stuck, self.stuck_sent) {
+            self.stuck_sent = true;
+            self.parent.send(&Message::Stuck { rank });
+        }
+    }
+
+    // --- being their process manager
+
+    pub(super) fn handle_pmi(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        let Some(pmi) = &mut rank.pmi else { return };
+        let Some(group) = self.groups.get_mut(&rank.group) else { return };
+        let number = rank.rank;
+        match pmi.read() {
+            Ok(inputs) => {
+                for input in inputs {
+                    match input {
+                        Input::Line(line) => group.server.handle_line(number, &line),
+                        Input::Block(lines) => group.server.handle_block(number, &lines),
+                    }
+                }
+            }
+            Err(error) => {
+                rank.pmi = None;
+                self.fail(format!(
+                    "rank {number} spoke no PMI-1 to its process manager: {error:?}"
+                ));
+                return;
+            }
+        }
+        if let Some(pmi) = &mut self.ranks[index].pmi {
+            pmi.flush();
+            if pmi.at_end() {
+                self.ranks[index].pmi = None;
+            }
+        }
+    }
+
+    pub(super) fn drain_servers(&mut self) {
+        loop {
+            let mut groups = self.groups.values_mut();
+            match groups.find_map(|group| group.server.poll_event()) {
+                Some(event) => self.handle_event(event),
+                None => return,
+            }
+        }
+    }
+
+    fn handle_event(&mut self, event: Event) {
+        match event {
+            Event::Reply { rank, line } => self.reply(rank, &line),
+            Event::BarrierUp { group, delta } => {
+                self.parent.send(&Message::BarrierUp { group, delta });
+            }
+            Event::BarrierDown { group, delta } => self.pass_down(group, delta),
+            Event::Abort { rank, code, message } => {
+                self.parent.send(&Message::Abort { rank, code, message });
+            }
+            Event::Name { rank, request } => self.parent.send(&Message::Name { rank, request }),
+            Event::Spawn { rank, request } => {
+                self.parent.send(&Message::Spawn { rank, request: Box::new(request) });
+            }
+            Event::SpawnRefused { rank, problem } => {
+                let text = format!("rank {rank} cannot spawn: {problem}");
+                self.parent.send(&Message::Note { text });
+            }
+        }
+    }
+
+    pub(super) fn handle_barrier_down(&mut self, group: u32, delta: Delta) {
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.server.handle_barrier_down(delta);
+        }
+    }
+
+    fn pass_down(&mut self, number: u32, delta: Delta) {
+        let Some(group) = self.groups.get(&number) else { return };
+        let message = Message::BarrierDown { group: number, delta };
+        for child in group.server.children() {
+            self.children[child].process.link.send(&message);
+        }
+    }
+
+    fn reply(&mut self, rank: u32, line: &str) {
+        let local = self.ranks.iter_mut().find(|local| local.rank == rank);
+        if let Some(pmi) = local.and_then(|local| local.pmi.as_mut()) {
+            pmi.send(line);
+        }
+    }
+
+    pub(super) fn deliver_answer(&mut self, rank: u32, line: String) {
+        match self.children.iter_mut().find(|child| child.holds(rank)) {
+            Some(child) => child.process.link.send(&Message::Answer { rank, line }),
+            None => self.reply(rank, &line),
+        }
+    }
+}

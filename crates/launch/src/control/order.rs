@@ -1,0 +1,73 @@
+//! What the launcher orders when a rank spawns processes. Every agent on the way to a host that
+//! takes part gets the whole order: it makes the group's process manager and starts what is its own.
+
+use serde::{Deserialize, Serialize};
+
+use super::Node;
+use crate::pmi::kvs::Delta;
+
+/// A program and how to run it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Task {
+    pub program: String,
+    pub arguments: Vec<String>,
+    pub wdir: String,
+    /// Directories in which a program without a slash is looked for before those of PATH, separated
+    /// by colons; may be empty.
+    pub search: String,
+}
+
+/// One process group to be started.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// Its number in the job, from 1.
+    pub group: u32,
+    pub kvsname: String,
+    /// Value of `PMI_process_mapping`.
+    pub mapping: String,
+    pub size: u32,
+    /// Keys its processes find in their key-value space.
+    pub keys: Delta,
+    /// By application number.
+    pub tasks: Vec<Task>,
+    pub blocks: Vec<Block>,
+}
+
+/// Processes with consecutive ranks and indices on one host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    pub cluster: u32,
+    pub node: String,
+    pub appnum: u32,
+    pub first_rank: u32,
+    pub first_index: u32,
+    pub count: u32,
+}
+
+impl Block {
+    pub fn is_on(&self, node: &Node) -> bool {
+        self.cluster == node.cluster && self.node == node.name
+    }
+
+    /// Whether it is on this host or on one below it.
+    pub fn is_below(&self, node: &Node) -> bool {
+        self.is_on(node) || node.children.iter().any(|child| self.is_below(child))
+    }
+
+    /// Its process indices.
+    pub fn indices(&self) -> std::ops::Range<u32> {
+        self.first_index..self.first_index + self.count
+    }
+}
+
+impl Order {
+    /// The blocks of a host itself.
+    pub fn on<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Block> {
+        self.blocks.iter().filter(|block| block.is_on(node))
+    }
+
+    /// The blocks of a host and those below it.
+    pub fn below<'a>(&'a self, node: &'a Node) -> impl Iterator<Item = &'a Block> {
+        self.blocks.iter().filter(|block| block.is_below(node))
+    }
+}

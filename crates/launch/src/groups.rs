@@ -1,0 +1,339 @@
+//! Process groups that ranks spawn: where each new process runs, which index it has, and what is
+//! known of it. Pure: requests enter, an [`Order`] for the agents leaves.
+//!
+//! Indices follow those of the job's first processes: each cluster owns [`Groups::reserve`] of them,
+//! so relays know from the start where an index belongs. None is used twice. Hosts are filled on
+//! from where the last rank was placed, each with as many processes as it has slots, around and around;
+//! more processes than slots are no error. Info keys say otherwise: see `docs/ARCHITECTURE.md`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use landbridge_proto::id::Address;
+use landbridge_proto::route::table::SPAWNED_MAX;
+
+use crate::control::order::{Block, Order, Task};
+use crate::control::{Job, Node};
+use crate::plan;
+use crate::pmi::spawn::{Command, Request};
+
+/// Most processes in one group: as many as a cluster can have in all.
+const GROUP_MAX: u64 = SPAWNED_MAX as u64;
+
+pub struct Groups {
+    kvsname: String,
+    wdir: String,
+    search: String,
+    hosts: Vec<Host>,
+    /// The next process goes to this host, unless it has had its share.
+    cursor: Cursor,
+    /// Index of the first process of cluster 0 that is spawned.
+    first_index: u32,
+    reserve: u32,
+    /// Indices used, for each cluster.
+    used: Vec<u32>,
+    last_group: u32,
+    groups: BTreeMap<u32, Group>,
+    /// By first index.
+    placed: BTreeMap<u32, Placed>,
+}
+
+#[derive(Debug, Clone)]
+struct Host {
+    cluster: u32,
+    cluster_name: String,
+    name: String,
+    slots: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cursor {
+    host: usize,
+    /// Processes it has had in this turn.
+    taken: u32,
+}
+
+/// Who wants processes: the rank, and the cluster whose agent has asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker {
+    pub cluster: usize,
+    pub rank: u32,
+}
+
+struct Group {
+    asker: Asker,
+    /// Hosts that have not said yet whether they have started theirs.
+    unanswered: usize,
+    problem: Option<String>,
+    size: u32,
+    ended: u32,
+}
+
+struct Placed {
+    group: u32,
+    first_rank: u32,
+    count: u32,
+    host: usize,
+}
+
+/// What has become of an order.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Waiting,
+    /// All of it runs; `asker` waits for its answer.
+    Running {
+        asker: Asker,
+    },
+    /// `asker` waits for its answer, and everyone has to end what was started.
+    Failed {
+        asker: Asker,
+        problem: String,
+        indices: Vec<u32>,
+    },
+}
+
+/// Indices for spawned processes that each cluster owns behind the `size` first ones.
+pub fn reserve(size: u32, clusters: usize) -> u32 {
+    let room = u64::from(Address::INDEX_MAX + 1).saturating_sub(u64::from(size));
+    let share = room / clusters.max(1) as u64;
+    u32::try_from(share).unwrap_or(u32::MAX).min(SPAWNED_MAX)
+}
+
+impl Groups {
+    /// `nodes`: the top agent of each cluster.
+    pub fn new(job: &Job, nodes: &[Node]) -> Groups {
+        let mut all: Vec<&Node> = nodes.iter().flat_map(Node::hosts).collect();
+        all.sort_by_key(|node| (node.cluster, node.first_rank));
+        all.retain(|node| node.slots > 0);
+        let last = all.iter().rposition(|node| node.rank_count > 0).unwrap_or(0);
+        let taken = all.get(last).map_or(0, |node| node.rank_count);
+        Groups {
+            kvsname: job.kvsname.clone(),
+            wdir: job.task.wdir.clone(),
+            search: job.task.search.clone(),
+            hosts: all.into_iter().map(Host::new).collect(),
+            cursor: Cursor { host: last, taken },
+            first_index: job.size,
+            reserve: reserve(job.size, nodes.len()),
+            used: vec![0; nodes.len()],
+            last_group: 0,
+            groups: BTreeMap::new(),
+            placed: BTreeMap::new(),
+        }
+    }
+
+    /// Decides where the processes run that `asker` wants.
+    ///
+    /// # Errors
+    /// Says why there can be no such group. Nothing has changed then.
+    pub fn order(&mut self, asker: Asker, request: &Request) -> Result<Order, String> {
+        let count = request.count();
+        if count == 0 || count > GROUP_MAX {
+            return Err(format!("{count} processes at once; 1 to {GROUP_MAX} can be"));
+        }
+        let (mut cursor, mut used) = (self.cursor, self.used.clone());
+        let mut blocks = Vec::new();
+        let mut first_rank = 0;
+        for (appnum, command) in (0..).zip(&request.commands) {
+            for (host, count) in self.place(command, &mut cursor)? {
+                let first_index = self.take_indices(&mut used, host, count)?;
+                let Host { cluster, name, .. } = &self.hosts[host];
+                let (cluster, node) = (*cluster, name.clone());
+                blocks
+                    .push((host, Block { cluster, node, appnum, first_rank, first_index, count }));
+                first_rank += count;
+            }
+        }
+        (self.cursor, self.used) = (cursor, used);
+        self.last_group += 1;
+        let order = Order {
+            group: self.last_group,
+            kvsname: format!("{}_{}", self.kvsname, self.last_group),
+            mapping: mapping(&blocks),
+            size: first_rank,
+            keys: request.keys.clone(),
+            tasks: request.commands.iter().map(|command| self.task(command)).collect(),
+            blocks: blocks.iter().map(|(_, block)| block.clone()).collect(),
+        };
+        self.remember(asker, &order, &blocks);
+        Ok(order)
+    }
+
+    fn remember(&mut self, asker: Asker, order: &Order, blocks: &[(usize, Block)]) {
+        let mut hosts: Vec<usize> = blocks.iter().map(|&(host, _)| host).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let unanswered = hosts.len();
+        let group = Group { asker, unanswered, problem: None, size: order.size, ended: 0 };
+        self.groups.insert(order.group, group);
+        for &(host, Block { first_rank, first_index, count, .. }) in blocks {
+            let placed = Placed { group: order.group, first_rank, count, host };
+            self.placed.insert(first_index, placed);
+        }
+    }
+
+    /// One host has started its processes, or says why not.
+    pub fn handle_started(&mut self, number: u32, problem: String) -> Outcome {
+        let Some(group) = self.groups.get_mut(&number) else { return Outcome::Waiting };
+        if !problem.is_empty() {
+            group.problem.get_or_insert(problem);
+        }
+        group.unanswered = group.unanswered.saturating_sub(1);
+        if group.unanswered > 0 {
+            return Outcome::Waiting;
+        }
+        let asker = group.asker;
+        match group.problem.take() {
+            None => Outcome::Running { asker },
+            Some(problem) => {
+                self.groups.remove(&number);
+                let of_group = self.placed.iter().filter(|(_, placed)| placed.group == number);
+                let indices = of_group.flat_map(|(first, placed)| *first..first + placed.count);
+                Outcome::Failed { asker, problem, indices: indices.collect() }
+            }
+        }
+    }
+
+    /// Whether the group is there: not failed, not ended.
+    pub fn is_known(&self, group: u32) -> bool {
+        self.groups.contains_key(&group)
+    }
+
+    /// A process of the group has ended; whether it was the last one.
+    pub fn handle_exit(&mut self, number: u32) -> bool {
+        let Some(group) = self.groups.get_mut(&number) else { return false };
+        group.ended += 1;
+        let last = group.ended == group.size;
+        if last {
+            self.groups.remove(&number);
+        }
+        last
+    }
+
+    /// Group and rank of a spawned process: `1:0` is rank 0 of the first group.
+    pub fn name(&self, index: u32) -> Option<String> {
+        let (rank, placed) = self.find(index)?;
+        Some(format!("{}:{rank}", placed.group))
+    }
+
+    /// Rank, node and cluster of a spawned process.
+    pub fn place_of(&self, index: u32) -> Option<(String, &str, &str)> {
+        let (rank, placed) = self.find(index)?;
+        let host = &self.hosts[placed.host];
+        let name = format!("rank {rank} of spawned group {}", placed.group);
+        Some((name, &host.name, &host.cluster_name))
+    }
+
+    fn find(&self, index: u32) -> Option<(u32, &Placed)> {
+        let (first, placed) = self.placed.range(..=index).next_back()?;
+        let number = index - first;
+        (number < placed.count).then_some((placed.first_rank + number, placed))
+    }
+
+    // --- where and what
+
+    fn task(&self, command: &Command) -> Task {
+        let info = |key| command.info(key).unwrap_or_default();
+        let wdir = Path::new(&self.wdir).join(info("wdir"));
+        let search = match info("path") {
+            "" => self.search.clone(),
+            path => path.to_string(),
+        };
+        Task {
+            program: command.program.clone(),
+            arguments: command.arguments.clone(),
+            wdir: wdir.display().to_string(),
+            search,
+        }
+    }
+
+    /// Hosts and how many processes each takes, in rank order.
+    fn place(&self, command: &Command, cursor: &mut Cursor) -> Result<Vec<(usize, u32)>, String> {
+        let hosts = self.allowed(command)?;
+        if hosts.len() == self.hosts.len() {
+            return Ok(self.fill(&hosts, command.count, cursor));
+        }
+        Ok(self.fill(&hosts, command.count, &mut Cursor { host: 0, taken: 0 }))
+    }
+
+    /// `cursor.host` is a place in `hosts`.
+    fn fill(&self, hosts: &[usize], count: u32, cursor: &mut Cursor) -> Vec<(usize, u32)> {
+        let mut left = count;
+        let mut blocks: Vec<(usize, u32)> = Vec::new();
+        while left > 0 {
+            let host = hosts[cursor.host];
+            let room = self.hosts[host].slots.saturating_sub(cursor.taken);
+            if room == 0 {
+                *cursor = Cursor { host: (cursor.host + 1) % hosts.len(), taken: 0 };
+                continue;
+            }
+            let taken = room.min(left);
+            match blocks.last_mut() {
+                // Around to the only host.
+                Some((last, count)) if *last == host => *count += taken,
+                _ => blocks.push((host, taken)),
+            }
+            cursor.taken += taken;
+            left -= taken;
+        }
+        blocks
+    }
+
+    /// The hosts that the info keys `host` and `cluster` leave.
+    fn allowed(&self, command: &Command) -> Result<Vec<usize>, String> {
+        let hosts = command.info("host").or(command.info("hosts"));
+        let clusters = command.info("cluster");
+        let named = |list: Option<&str>, name: &str| {
+            list.is_none_or(|list| list.split(',').any(|word| word.trim() == name))
+        };
+        let is_allowed =
+            |host: &Host| named(hosts, &host.name) && named(clusters, &host.cluster_name);
+        let allowed: Vec<usize> =
+            (0..self.hosts.len()).filter(|&host| is_allowed(&self.hosts[host])).collect();
+        if allowed.is_empty() {
+            let known: Vec<String> =
+                self.hosts.iter().map(|h| format!("{} of {}", h.name, h.cluster_name)).collect();
+            return Err(format!("no such host takes part; there are {}", known.join(", ")));
+        }
+        Ok(allowed)
+    }
+
+    fn take_indices(&self, used: &mut [u32], host: usize, count: u32) -> Result<u32, String> {
+        let Host { cluster, cluster_name, .. } = &self.hosts[host];
+        let used = &mut used[*cluster as usize];
+        if count > self.reserve - *used {
+            let limit = self.reserve;
+            return Err(format!(
+                "cluster {cluster_name} would have had more than {limit} spawned processes, the \
+                 limit in the life of a job"
+            ));
+        }
+        let first = self.first_index + cluster * self.reserve + *used;
+        *used += count;
+        Ok(first)
+    }
+}
+
+impl Host {
+    fn new(node: &Node) -> Host {
+        Host {
+            cluster: node.cluster,
+            cluster_name: node.cluster_name.clone(),
+            name: node.name.clone(),
+            slots: node.slots,
+        }
+    }
+}
+
+/// Nodes are numbered as they come.
+fn mapping(blocks: &[(usize, Block)]) -> String {
+    let mut numbers = BTreeMap::new();
+    let numbered = blocks.iter().map(|(host, block)| {
+        let next = numbers.len();
+        (*numbers.entry(*host).or_insert(next), block.count)
+    });
+    plan::mapping(numbered)
+}
+
+#[cfg(test)]
+mod tests;
