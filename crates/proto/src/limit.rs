@@ -19,8 +19,9 @@ pub const RELAY_PAYLOAD_BYTES_MAX: usize = (32 << 10) - 128;
 /// them in, lets more come: the bandwidth-delay product of 1 Gb/s at 32 ms.
 pub const RELAY_WINDOW_BYTES: u64 = 4 << 20;
 
-/// Memory a process gives to unexpected eager payload, over all its peers.
-pub const EAGER_TOTAL_BYTES: u64 = 256 << 20;
+/// Memory a process gives to unexpected eager payload, over all its peers. Relays keep as much for a process that does
+/// not read: so it must be modest.
+pub const EAGER_TOTAL_BYTES: u64 = 64 << 20;
 
 /// Least and most eager credit one peer is given out of it.
 pub const EAGER_WINDOW_BYTES_MIN: u32 = 16 << 10;

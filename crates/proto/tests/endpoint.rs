@@ -34,6 +34,81 @@ fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
 }
 
 #[test]
+fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
+    let (mut a, mut b) = pair();
+    a.send(message(5, Level::Delivered)).unwrap();
+    b.take_in(a.transmit().unwrap());
+    let late = b.transmit().expect("an acknowledgement");
+    assert_eq!((late.0.kind, late.0.length), (Kind::Ack, 0));
+    // The path changes: what is sent after the acknowledgement overtakes it, and is still arriving when that comes.
+    b.send(message(7, Level::Handed)).unwrap();
+    let (header, head) = b.transmit().unwrap();
+    a.handle_frame(PEER, header, &head).unwrap();
+    a.take_in(late);
+    a.handle_payload(PEER);
+    let mut posting = posting(7);
+    posting.tag = Some((1, 0));
+    a.recv(posting);
+    let done = a.done();
+    assert_eq!(done.len(), 2, "{done:?}");
+    assert!(done.iter().all(|done| done.error.is_none()));
+    assert_eq!(done.last().unwrap().length, 7);
+}
+
+#[test]
+fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
+    for (size, is_posted) in [(200, true), (200, false), (5_000, true), (5_000, false)] {
+        let (mut a, mut b) = pair();
+        let path =
+            Path { payload_max: 100, eager_max: 100, first_piece: 100, ahead: true, ..PIECES };
+        a.set_path(PEER, path);
+        if is_posted {
+            b.recv(posting(size));
+        }
+        a.send(message(size, Level::Delivered)).unwrap();
+        // Nothing comes back meanwhile.
+        let mut unasked = 0;
+        while let Some(frame) = a.transmit() {
+            unasked += frame.0.length as u64 - frame.1.len() as u64;
+            b.take_in(frame);
+        }
+        // Half of what is left of the credit behind the first piece.
+        let ahead = (WINDOW as u64 - 100) / 2;
+        assert_eq!(unasked, size.min(100 + ahead));
+        if !is_posted {
+            b.recv(posting(size));
+        }
+        while let Some(frame) = b.transmit() {
+            a.take_in(frame);
+            while let Some(frame) = a.transmit() {
+                b.take_in(frame);
+            }
+        }
+        let (sent, received) = (a.done(), b.done());
+        assert_eq!((sent.len(), received.len()), (1, 1), "{size} {is_posted}");
+        assert_eq!((received[0].length, received[0].error), (size, None));
+        assert!(a.is_idle() && b.is_idle());
+    }
+}
+
+#[test]
+fn a_peer_that_only_asks_is_given_up() {
+    let (_, mut b) = pair();
+    let head = Head::Read { op: 0, key: 1, offset: 0, length: 8 };
+    let size = Head::size(Kind::Read, 0) as u64;
+    let asked = (0..=(1 << 18)).find(|&count| {
+        let heard = b.hear(count * size, Kind::Read, 0, head, 0);
+        if heard.is_ok() {
+            b.handle_payload(PEER);
+            b.serve(PEER, 0, Room(8));
+            while b.poll_action().is_some() {}
+        }
+        heard.is_err()
+    });
+    assert_eq!(asked, Some(1 << 18));
+}
+
+#[test]
 fn the_answer_to_an_atomic_is_one_frame_whatever_the_path_likes() {
     let (mut a, mut b) = pair();
     let request = AtomicRequest {

@@ -54,6 +54,10 @@ impl Path {
     }
 }
 
+/// Items that may wait for a peer when it asks for one more answer. Without a bound a peer that asks and never reads could
+/// take all memory; an honest one has a quarter of this in flight, and we as much towards it.
+pub(super) const QUEUE_MAX: usize = 1 << 18;
+
 /// Payload of one frame, whatever its head.
 const PAYLOAD_BYTES_MAX: u32 = (limit::FRAME_BODY_BYTES_MAX - limit::HEAD_BYTES_MAX) as u32;
 

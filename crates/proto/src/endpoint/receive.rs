@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::channel::Item;
+use super::channel::{Item, QUEUE_MAX};
 use super::{
     Action, Done, Endpoint, Failure, Fault, Memory, Op, OpKind, Peer, Place, Posting, Ticket, Work,
 };
@@ -204,6 +204,11 @@ impl<M: Memory> Endpoint<M> {
         head: &Head,
         payload: u64,
     ) -> Result<Place, Fault> {
+        let is_request =
+            matches!(head, Head::Write { .. } | Head::Read { .. } | Head::Atomic { .. });
+        if is_request && self.channels[peer.0 as usize].queue.len() >= QUEUE_MAX {
+            return Err(Fault("more requests than anybody has in flight"));
+        }
         Ok(match *head {
             Head::Message { tag, data, long } => {
                 let data = (header.flags & flag::CQ_DATA != 0).then_some(data);

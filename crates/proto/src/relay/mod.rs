@@ -34,7 +34,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::id::{Address, ClusterId};
-use crate::limit::{HEAD_BYTES_MAX, HOPS_MAX, RELAY_PAYLOAD_BYTES_MAX};
+use crate::limit::{
+    EAGER_TOTAL_BYTES, HEAD_BYTES_MAX, HOPS_MAX, RELAY_PAYLOAD_BYTES_MAX, RELAY_WINDOW_BYTES,
+};
 use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
@@ -44,16 +46,17 @@ use port::{Party, Piece, Port, State};
 /// Most bytes of a frame that a relay takes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;
 
-/// Queue towards an endpoint. Large, since an endpoint that computes for a while must not hold up
-/// the link that it shares with others: two windows of long messages.
-pub const ENDPOINT_QUEUE_BYTES_MAX: usize = 8 << 20;
+/// Queue towards an endpoint. An endpoint that computes for a while must not hold up the link that it
+/// shares with others, so there is room for all that may come to it unasked, and four windows of long
+/// messages that it has asked for.
+pub const ENDPOINT_QUEUE_BYTES_MAX: usize = (EAGER_TOTAL_BYTES + 4 * RELAY_WINDOW_BYTES) as usize;
 
 /// Queue towards a peer relay. Small, since whoever wants to send waits fairly outside, while what
 /// is inside delays everybody: eight frames, so that the output never runs dry.
 pub const PEER_QUEUE_BYTES_MAX: usize = 8 * FRAME_BYTES_MAX;
 
 /// All queues together; as it fills up, each queue's bound shrinks to what is left.
-pub const TOTAL_QUEUE_BYTES: usize = 512 << 20;
+pub const TOTAL_QUEUE_BYTES: usize = 1 << 30;
 
 /// What a queue may hold however full the relay is, so that everything keeps moving.
 pub const QUEUE_BYTES_MIN: usize = 2 * FRAME_BYTES_MAX;
@@ -141,6 +144,8 @@ pub struct Relay {
     now_millis: u64,
     away: usize,
     counters: Counters,
+    /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
+    endpoint_bound: usize,
 }
 
 impl Relay {
@@ -167,6 +172,7 @@ impl Relay {
             now_millis,
             away: 0,
             counters: Counters::default(),
+            endpoint_bound: ENDPOINT_QUEUE_BYTES_MAX,
         };
         for number in 0..relay.table.cluster_count() {
             let cluster = ClusterId(number as u16);
@@ -394,7 +400,7 @@ impl Relay {
     fn bound(&self, link: LinkId) -> usize {
         let left = TOTAL_QUEUE_BYTES.saturating_sub(self.pool.used_bytes());
         let most = match self.port(link).party {
-            Party::Endpoint(_) => ENDPOINT_QUEUE_BYTES_MAX,
+            Party::Endpoint(_) => self.endpoint_bound,
             Party::Peer(_) => PEER_QUEUE_BYTES_MAX,
         };
         left.clamp(QUEUE_BYTES_MIN, most)

@@ -25,6 +25,9 @@ fn every_frame_arrives_once_and_in_order() {
     }
 }
 
+/// Of queues towards endpoints, where a test fills them.
+const SMALL_BOUND: usize = 8 << 20;
+
 #[test]
 fn memory_stays_bounded_when_nobody_reads_and_all_arrives_when_they_do() {
     for seed in 1..=2 {
@@ -142,8 +145,9 @@ fn who_waits_for_an_endpoint_that_never_comes_is_told() {
 fn who_waits_for_an_endpoint_that_leaves_is_told_and_goes_on() {
     let mut relay = home();
     let (one, two) = (relay.attach(rank(1), 0).unwrap(), relay.attach(rank(2), 0).unwrap());
+    relay.endpoint_bound = SMALL_BOUND;
     let mut rest = Vec::new();
-    while rest.len() < 2 * ENDPOINT_QUEUE_BYTES_MAX {
+    while rest.len() < 2 * SMALL_BOUND {
         rest.extend(frame(rank(1), rank(2), 0, 30_000));
     }
     let taken = relay.handle_input(one, &mut rest);
@@ -242,6 +246,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let relay = |own| Relay::new(ClusterId(own), clusters(), 0).unwrap();
         let mut relays = [relay(0), relay(1)];
+        relays.iter_mut().for_each(|relay| relay.endpoint_bound = SMALL_BOUND);
         let links = [0, 1].map(|side: usize| {
             let first = side as u32 * RANKS_PER_CLUSTER;
             let own = &mut relays[side];
@@ -309,7 +314,7 @@ impl World {
                 let port = self.links[side].iter().position(|other| *other == link).unwrap();
                 self.hand_over(side, port, BUFFER_BYTES);
             }
-            let bound = (RANKS_PER_CLUSTER as usize * ENDPOINT_QUEUE_BYTES_MAX)
+            let bound = (RANKS_PER_CLUSTER as usize * SMALL_BOUND)
                 + PEER_QUEUE_BYTES_MAX
                 + self.links[side].len() * (FRAME_BYTES_MAX + crate::route::queue::CHUNK_BYTES);
             assert!(self.relays[side].queued_bytes() <= bound);
