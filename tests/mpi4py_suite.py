@@ -13,6 +13,7 @@ import argparse
 import fnmatch
 import json
 import os
+import resource
 import shutil
 import sys
 import time
@@ -61,7 +62,9 @@ def main() -> int:
     write_results(name, outcomes, seconds)
     count = {key: sum(o == key for o in outcomes.values()) for key in WORST}
     summary = " ".join(f"{key} {number}" for key, number in count.items() if number)
-    print(f"mpi4py {name}: {summary} in {seconds:.0f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy_s = used.ru_utime + used.ru_stime
+    print(f"mpi4py {name}: {summary} in {seconds:.0f} s, {busy_s:.0f} s of processor time")
     for line in trouble:
         print(f"  {line}")
     if options.write_baseline:
@@ -100,6 +103,9 @@ def run_suite(way: Way, options, name: str):
                 trouble.append(f"after the last test: {finished.why}, log {folder}/log")
             break
         kind = "hang" if finished.why else "crash"
+        if finished.why == "time limit":
+            trouble.append(f"not through in {options.limit:.0f} s, log {folder}/log")
+            break
         # Where one rank failed a test that others passed, the ranks fell out of step: those that
         # are stuck later are its victims and get another chance.
         if "fail" in found.values() and len(unfinished) != 1:
@@ -108,7 +114,7 @@ def run_suite(way: Way, options, name: str):
             outcomes |= {test: kind for test in unfinished}
             trouble.append(f"{kind} in {' '.join(unfinished) or 'no test'}, log {folder}/log")
         barren = 0 if found or unfinished else barren + 1
-        if finished.why == "time limit" or barren > 1:
+        if barren > 1:
             break
     else:
         trouble.append(f"given up after {options.attempts} attempts")
@@ -149,7 +155,8 @@ def unknown_losses(way: Way, options, outcomes) -> list[str]:
 def excluded(way: Way, options) -> dict[str, str]:
     """Tests that are not run (ids or patterns), each with its reason."""
     lines = (HERE / "baseline" / "excluded.txt").read_text().splitlines()
-    places = ("*", way.mpi, f"{way.mpi}/{way.via}", f"{way.mpi}/{way.via}/{options.np}")
+    np, via = options.np, way.via
+    places = ("*", way.mpi, f"{way.mpi}/{via}", f"{way.mpi}/*/{np}", f"{way.mpi}/{via}/{np}")
     rows = [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
     pairs = (rest.partition(": ") for which, rest in rows if which in places)
     return {p: why for p, _, why in pairs if not (options.slow and why.startswith(SLOW))}
@@ -196,9 +203,10 @@ def last_change(folder: Path) -> float:
 
 
 def read_records(folder: Path, ranks: int):
-    """(id -> worst outcome of the ranks, tests some rank began and did not end, all ranks ended).
+    """(id -> worst outcome of the ranks, tests the job is stuck in, whether all ranks ended).
 
-    A test that not all ranks have run has no outcome unless it failed: it is run again.
+    A test that not all ranks have run has no outcome unless it failed: it is run again. Where ranks
+    are stuck in different tests, it is in those that other ranks have left: the later ones wait for it.
     """
     seen, unfinished, ended = {}, set(), 0
     for file in folder.glob("rank-*"):
@@ -215,7 +223,8 @@ def read_records(folder: Path, ranks: int):
         unfinished |= {begun} - {""}
     full = {test: kinds for test, kinds in seen.items() if len(kinds) >= ranks or "fail" in kinds}
     outcomes = {test: max(kinds, key=WORST.get) for test, kinds in full.items()}
-    return outcomes, sorted(unfinished - outcomes.keys()), ended == ranks
+    unfinished -= outcomes.keys()
+    return outcomes, sorted(unfinished & seen.keys() or unfinished), ended == ranks
 
 
 def write_results(name, outcomes, seconds):
@@ -232,7 +241,11 @@ def write_baseline(mpi, ranks, outcomes) -> int:
     passing = sorted(test for test, outcome in outcomes.items() if outcome == "pass")
     file = baseline_file(mpi, ranks)
     file.parent.mkdir(exist_ok=True)
-    file.write_text("\n".join(fold(passing)) + "\n")
+    lines = fold(passing)
+    for kind in ("fail", "hang", "crash"):
+        lost = sorted(test for test, outcome in outcomes.items() if outcome == kind)
+        lines += [f"# {kind} over tcp: {line}" for line in fold(lost)]
+    file.write_text("\n".join(lines) + "\n")
     print(f"  wrote {len(passing)} passing tests to {file.relative_to(paths.ROOT)}")
     return 0
 
@@ -247,7 +260,7 @@ def fold(tests: list[str]) -> list[str]:
 
 
 def unfold(lines: list[str]) -> set[str]:
-    pairs = (line.split(": ", 1) for line in lines if ": " in line)
+    pairs = (line.split(": ", 1) for line in lines if ": " in line and not line.startswith("#"))
     return {f"{prefix}.{method}" for prefix, methods in pairs for method in methods.split()}
 
 
