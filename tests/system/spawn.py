@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Ranks spawn processes: who they are, whether all can talk to all, what is refused, and how it ends.
+
+In one cluster and over two. Only MPICH: Open MPI has its own launcher.
+"""
+
+import sys
+
+import common
+from support import process
+
+PROGRAM = str(common.PROGRAMS / "spawn.py")
+# (clusters, ranks)
+PLACES = ((1, 1), (1, 2), (2, 2))
+
+
+def main() -> int:
+    options = common.arguments(__doc__)
+    common.quiet_environment()
+    process.adopt_orphans()
+    checks = common.Checks(options)
+    for clusters, ranks in PLACES:
+        everything(checks, clusters, ranks)
+        crash(checks, clusters, ranks)
+    return checks.end()
+
+
+def everything(checks, clusters: int, ranks: int):
+    name = f"{ranks} ranks in {clusters} clusters spawn"
+    if not checks.wants(name):
+        return
+    finished = run(checks.options, clusters, ranks, [])
+    output, left = finished.output, len(process.end_descendants())
+    expected = {
+        "rounds": "3",
+        "commands": "[(0, 3, 0), (1, 3, 1), (2, 3, 1)]",
+        "info": f"[('/', '{clusters - 1}')]",
+        "nested": "2",
+        "refused": "5 of 5",
+        "end": "well",
+    }
+    said = {key: common.values(output, key) for key in expected}
+    wrong = [f"{key}: {said[key]}" for key, value in expected.items() if said[key] != [value]]
+    # Who talked to whom: the groups spawned first, the one below a spawned one, the last.
+    places = common.values(output, "clusters")
+    if len(places) != 5 or " ".join(map(str, range(clusters))) not in places:
+        wrong.append(f"clusters: {places}")
+    is_ok = finished.ok and not wrong and not left
+    checks.check(name, is_ok, "; ".join([common.how(finished), f"{left} left", *wrong]), output)
+
+
+def crash(checks, clusters: int, ranks: int):
+    name = f"a rank spawned by {ranks} ranks in {clusters} clusters dies"
+    if not checks.wants(name):
+        return
+    finished = run(checks.options, clusters, ranks, ["crash"])
+    output, left = finished.output, len(process.end_descendants())
+    is_named = "rank 1 of spawned group 1 on node" in output and "SIGSEGV" in output
+    is_ok = finished.code == 139 and not finished.why and is_named and not left
+    named = "named" if is_named else "not named"
+    checks.check(name, is_ok, f"{common.how(finished)}; {named}; {left} left", output)
+
+
+def run(options, clusters: int, ranks: int, words):
+    cut = ["--clusters", clusters] if clusters > 1 else []
+    command = [*common.landbridge_run(options, ranks, *cut), common.python(options), PROGRAM]
+    # One cluster has another name than the last of several.
+    last = f"c{clusters - 1}" if clusters > 1 else "hosts"
+    return common.run(options, [*command, *words], {"LANDBRIDGE_TEST_LAST_CLUSTER": last})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
