@@ -54,9 +54,9 @@ class HopPeer(ways.Peer):
 def peers() -> list[HopPeer]:
     tcp = tuple((ways.OFI | {"FI_PROVIDER": "tcp"}).items())
     return [
-        HopPeer("landbridge, two relays", (("LANDBRIDGE_PATHS", "relay"),), True, ()),
+        HopPeer("landbridge, two relays", (("LANDBRIDGE_PATHS", "relay"),), True, run_options=()),
         HopPeer("libfabric tcp, two HAProxies", tcp, proxies=True),
-        HopPeer("libfabric tcp, routed", tcp),
+        HopPeer("libfabric tcp, routed", tcp, is_yardstick=True),
     ]
 
 

@@ -21,6 +21,7 @@ class Peer:
     name: str
     env: tuple[tuple[str, str], ...]
     ours: bool = False
+    is_yardstick: bool = False  # shown beside the others, but not to be beaten
     run_options: tuple[str, ...] | None = None  # of `landbridge run`; None: MPICH's mpiexec
 
     def command(self, ranks: int, program: list[str]) -> list[str]:
@@ -50,7 +51,7 @@ def ucx(name: str, transports: str) -> Peer:
 
 def landbridge(name: str, allowed: str, *options: str) -> Peer:
     env = {"LANDBRIDGE_PATHS": allowed}
-    return Peer(f"landbridge {name}", tuple(env.items()), True, options)
+    return Peer(f"landbridge {name}", tuple(env.items()), True, run_options=options)
 
 
 NODE = [

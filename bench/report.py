@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import hop_cost
+import wan
 from support import paths, svg
 
 DOCUMENT = paths.ROOT / "docs" / "BENCHMARKS.md"
@@ -21,6 +23,9 @@ def write() -> None:
     (paths.ROOT / "docs" / "pictures").mkdir(parents=True, exist_ok=True)
     for name, result in measured.items():
         picture(name, result)
+    for name, source in (("wan", wan), ("hop-cost", hop_cost)):
+        if result := load(name):
+            sections.append(source.section(result))
     DOCUMENT.write_text("\n".join([head(), *sections, idle_section()]))
     print(f"bench: wrote {DOCUMENT.relative_to(paths.ROOT)}")
 
@@ -68,7 +73,8 @@ def section(name: str, result: dict) -> str:
 
 
 def ratios(result: dict, way: str) -> list[str]:
-    peers = [values for name, values in result["medians"].items() if name not in result["ours"]]
+    others = {*result["ours"], *result.get("yardsticks", [])}
+    peers = [values for name, values in result["medians"].items() if name not in others]
     return [
         verdict(ours, [values[i] for values in peers], unit, result["targets"][unit])
         for i, (ours, (_, unit)) in enumerate(zip(result["medians"][way], result["columns"]))

@@ -21,11 +21,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "scripts"), str(HERE)]
+import hop_cost  # noqa: E402
 import hops  # noqa: E402
 import idle  # noqa: E402
 import imb  # noqa: E402
 import peers  # noqa: E402
 import report  # noqa: E402
+import wan  # noqa: E402
 from support import paths, process  # noqa: E402
 
 ROUNDS = 5
@@ -51,7 +53,7 @@ PINGPONG = ((8, "us"), (KIB, "us"), (64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB,
 STREAM = ((64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
 COLLECTIVE = ((8, "us"), (KIB, "us"), (64 * KIB, "us"))
 # A sample may take so long that 16 spinning ranks on two cores need minutes without a bound.
-FEW = ("-iter", "100", "-time", "5")
+FEW = ("-iter", "60", "-time", "2")
 
 
 def comparisons() -> list[Comparison]:
@@ -70,12 +72,20 @@ def comparisons() -> list[Comparison]:
 
 def main() -> int:
     options = arguments()
+
+    def is_wanted(name: str) -> bool:
+        return not options.names or name in options.names
+
     process.adopt_orphans()
     if not options.report:
         for comparison in comparisons():
-            if not options.names or comparison.name in options.names:
+            if is_wanted(comparison.name):
                 measure(comparison, options.rounds)
-        if not options.names or "idle" in options.names:
+        if is_wanted("wan"):
+            wan.measure(min(options.rounds, 3))
+        if is_wanted("hop-cost"):
+            hop_cost.measure(options.rounds)
+        if is_wanted("idle"):
             idle.measure()
     report.write()
     return 0
@@ -111,6 +121,7 @@ def measure(comparison: Comparison, rounds: int) -> None:
         "samples": samples,
         "errors": errors,
         "ours": [peer.name for peer in comparison.peers if peer.ours],
+        "yardsticks": [peer.name for peer in comparison.peers if peer.is_yardstick],
         "targets": {"us": comparison.target, "MB/s": comparison.target_bandwidth},
         "rounds": rounds,
     }

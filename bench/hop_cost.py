@@ -1,0 +1,51 @@
+"""What a relay costs per message and hop, beside a bare forwarder that only reads and writes.
+
+The measuring is done by the example `measure` of the relay's crate, which prints a table; this keeps
+it, with the ratios the target is about.
+"""
+
+import json
+import subprocess
+
+from support import paths
+
+TARGET = 1.3
+RELAY_AND_PEER = (("one relay", "one forwarder"), ("two relays, TLS", "two forwarders"))
+
+
+def measure(rounds: int) -> None:
+    """Writes build/results/bench-hop-cost.json: the table as text."""
+    print(f"hop-cost: {rounds} rounds")
+    command = ["cargo", "run", "--release", "-q", "-p", "landbridge-relay", "--example", "measure"]
+    finished = subprocess.run(
+        [*command, "--", str(rounds)], cwd=paths.ROOT, capture_output=True, text=True, timeout=600
+    )
+    if finished.returncode != 0:
+        print(f"  does not run: {finished.stderr[-400:]}")
+        return
+    (paths.RESULTS / "bench-hop-cost.json").write_text(json.dumps({"table": finished.stdout}))
+
+
+def section(result: dict) -> str:
+    lines = [
+        "## A relay beside a bare forwarder",
+        "",
+        "24-byte frames to and fro between two clients over loopback; then a stream of the largest frames.",
+        "Per message and hop: processor time, voluntary context switches (wake-ups), system calls.",
+        "The forwarder waits, reads and writes: three calls.",
+        "",
+        result["table"],
+    ]
+    rows = {}
+    for line in result["table"].splitlines()[2:]:
+        name, *numbers = [cell.strip() for cell in line.strip("|").split("|")]
+        rows[name] = [float(number) for number in numbers]
+    for relay, peer in RELAY_AND_PEER:
+        if relay in rows and peer in rows:
+            cpu, wakes = (rows[relay][i] / max(rows[peer][i], 0.01) for i in (1, 2))
+            lines.append(f"- {relay} over {peer}: CPU {verdict(cpu)}, wake-ups {verdict(wakes)}.")
+    return "\n".join(lines) + "\n"
+
+
+def verdict(ratio: float) -> str:
+    return f"{ratio:.2f}x" + ("" if ratio <= TARGET else f" (missed: {TARGET})")
