@@ -230,6 +230,9 @@ impl Engine {
 
     pub fn peek(&mut self, request: &PeekRequest) -> Result<(), Errno> {
         let source = self.source_of(request.source)?;
+        // A program that peeks in a loop always has an answer in its completion queue, whose reading then looks at nothing
+        // else: the looking at the network must be done here.
+        self.poll();
         self.core.look(Look {
             source,
             tag: request.tag,

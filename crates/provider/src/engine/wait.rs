@@ -196,7 +196,7 @@ impl Engine {
     }
 
     #[inline]
-    fn poll(&mut self) -> usize {
+    pub(super) fn poll(&mut self) -> usize {
         let mut events = 0;
         for index in 0..self.rings.len() {
             if let Some(&id) = self.rings.get(index) {
