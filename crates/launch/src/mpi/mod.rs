@@ -22,6 +22,8 @@ pub struct Plan {
     pub program: PathBuf,
     /// All of it: a rank inherits nothing else.
     pub environment: Environment,
+    /// `None`: no MPI library was to be seen.
+    pub family: Option<Family>,
     /// For `-v`.
     pub note: String,
 }
@@ -48,7 +50,19 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
         }
         None => format!("{} uses no MPI library that could be found", program.display()),
     };
-    Ok(Plan { program, environment, note })
+    Ok(Plan { program, environment, family: found.map(|found| found.family), note })
+}
+
+/// Refuses to spawn what would wait for its parents for ever.
+pub fn check_spawn(family: Option<Family>, environment: &Environment) -> Result<()> {
+    let provider = environment.get("FI_PROVIDER").map(String::as_str);
+    if family == Some(Family::Intel) && provider == Some(PROVIDER) {
+        bail!(
+            "with Intel MPI, spawned processes and their parents do not find each other over this \
+             provider yet; use MPICH for programs that spawn"
+        );
+    }
+    Ok(())
 }
 
 fn check_family(found: Option<&Found>, program: &str) -> Result<()> {
@@ -202,6 +216,15 @@ mod tests {
         assert!(error.to_string().contains("landbridge env --mpi openmpi"));
         assert!(check_family(Some(&found(Family::MpichWithoutOfi)), "./a.out").is_err());
         assert!(check_family(None, "./a.out").is_ok());
+    }
+
+    #[test]
+    fn intel_mpi_spawns_only_over_other_providers() {
+        let over = |provider| environment(&[("FI_PROVIDER", provider)]);
+        assert!(check_spawn(Some(Family::Intel), &over(PROVIDER)).is_err());
+        assert!(check_spawn(Some(Family::Intel), &over("tcp")).is_ok());
+        assert!(check_spawn(Some(Family::Mpich), &over(PROVIDER)).is_ok());
+        assert!(check_spawn(None, &over(PROVIDER)).is_ok());
     }
 
     #[test]
