@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -47,6 +48,9 @@ WORST = {"pass": 0, "skip": 1, "fail": 2, "hang": 3, "crash": 4}
 
 def main() -> int:
     options = arguments()
+    if len(options.mpi) > 1:
+        return side_by_side(options.mpi)
+    options.mpi = options.mpi[0]
     way = Way(options.mpi, options.provider, options.via)
     name = f"{way.name}-np{options.np}"
     absent = paths.missing([*way.needs(), paths.SUITE])
@@ -74,7 +78,13 @@ def main() -> int:
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mpi", choices=["mpich", "ompi", "impi"], default="mpich")
+    parser.add_argument(
+        "--mpi",
+        choices=["mpich", "ompi", "impi"],
+        nargs="+",
+        default=["mpich"],
+        help="several: side by side, which is for single ranks",
+    )
     parser.add_argument("--provider", default="landbridge")
     parser.add_argument("--via", choices=["own", "run", "clusters"], default="own")
     parser.add_argument("--np", type=int, default=2)
@@ -84,6 +94,27 @@ def arguments():
     parser.add_argument("--slow", action="store_true", help="run what is left out as slow too")
     parser.add_argument("--write-baseline", action="store_true")
     return parser.parse_args()
+
+
+def side_by_side(libraries: list[str]) -> int:
+    """One run for each library at the same time, with the rest of our arguments; 0 if none failed.
+
+    What they say is printed one after the other, and the last line of each once more at the end.
+    """
+    at = sys.argv.index("--mpi") + 1
+    rest = [*sys.argv[1 : at - 1], *sys.argv[at + len(libraries) :]]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--mpi", library, *rest], stdout=subprocess.PIPE, text=True
+        )
+        for library in libraries
+    ]
+    said = [run.communicate()[0].rstrip() for run in runs]
+    print("\n".join(said))
+    last = [text.rpartition("\n")[2].strip() for text in said]
+    print("; ".join(f"{library}: {line}" for library, line in zip(libraries, last)))
+    codes = [run.returncode for run in runs]
+    return next((code for code in codes if code not in (0, SKIPPED)), min(codes))
 
 
 def run_suite(way: Way, options, name: str):
