@@ -62,7 +62,7 @@ impl Near {
     /// Writes as many whole frames of `slices` as there is room for; `lengths` are the frames'.
     ///
     /// # Errors
-    /// If a frame does not fit any ring.
+    /// If a frame does not fit any ring, or the link is broken.
     pub fn write<'a>(
         &mut self,
         mut slices: impl Iterator<Item = &'a [u8]>,
@@ -89,6 +89,7 @@ impl Near {
                 (count, left) = (count + 1, left - part.len());
             }
             if !self.send(&parts[..count]) {
+                self.0.check()?;
                 written.blocked = true;
                 break;
             }

@@ -11,7 +11,8 @@
 //! in the same cache line as its announcement.
 //!
 //! What may never happen: a frame is seen before it is whole; a writer overtakes the reader; a side
-//! sleeps while a frame waits for it.
+//! sleeps while a frame waits for it; a word that the other side could have written is believed
+//! before it was found possible.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -80,6 +81,8 @@ pub struct ShmLink {
     read: u64,
     /// Bytes of the frame that [`Self::peek`] showed.
     shown: usize,
+    /// The other side says it has read what cannot be. [`Self::peek`] tells.
+    is_broken: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -180,10 +183,12 @@ impl ShmLink {
             freed: 0,
             read: 0,
             shown: 0,
+            is_broken: false,
         })
     }
 
-    /// Writes one frame (`front`: header and head), waking the other side if it sleeps. False: no room.
+    /// Writes one frame (`front`: header and head), waking the other side if it sleeps. False: no room, or
+    /// the link is broken, as [`Self::peek`] then tells.
     ///
     /// # Panics
     /// If the frame is longer than [`FRAME_BYTES_MAX`] or `front` shorter than its announcement.
@@ -254,21 +259,37 @@ impl ShmLink {
     }
 
     /// Whether the reader is done with everything.
+    #[inline]
     fn is_all_read(&mut self) -> bool {
-        // SAFETY: the control words live as long as the mapping.
-        self.freed = unsafe { self.out.control.as_ref() }.read.load(Ordering::Acquire);
+        self.look_at_reader();
         self.freed == self.written
     }
 
     #[inline]
     fn has_room(&mut self, bytes: usize) -> bool {
-        let limit = self.freed + RING_BYTES as u64;
-        if self.written + bytes as u64 <= limit {
+        if self.unread() + bytes <= RING_BYTES {
             return true;
         }
+        self.look_at_reader();
+        self.unread() + bytes <= RING_BYTES && !self.is_broken
+    }
+
+    /// Bytes in the ring: at most [`RING_BYTES`], since `freed` has been found possible.
+    #[inline]
+    fn unread(&self) -> usize {
+        (self.written - self.freed) as usize
+    }
+
+    /// Takes note of what the reader is done with: never less than before, never more than was written.
+    #[inline]
+    fn look_at_reader(&mut self) {
         // SAFETY: the control words live as long as the mapping.
-        self.freed = unsafe { self.out.control.as_ref() }.read.load(Ordering::Acquire);
-        self.written + bytes as u64 <= self.freed.saturating_add(RING_BYTES as u64)
+        let read = unsafe { self.out.control.as_ref() }.read.load(Ordering::Acquire);
+        if (self.freed..=self.written).contains(&read) {
+            self.freed = read;
+        } else {
+            self.is_broken = true;
+        }
     }
 
     /// Rings the other side's bell if it sleeps.
@@ -294,7 +315,7 @@ impl ShmLink {
         // SAFETY: `at` is a multiple of SLOT inside the ring.
         let mut first = unsafe { word(self.into.ring, at) }.load(Ordering::Acquire);
         if first == 0 {
-            return Ok(None);
+            return self.check().map(|()| None);
         }
         if first == WRAP {
             self.read += (RING_BYTES - at) as u64;
@@ -312,6 +333,17 @@ impl ShmLink {
         self.shown = size;
         // SAFETY: the frame lies inside the ring, and its writer leaves it alone until it is consumed.
         Ok(Some(unsafe { std::slice::from_raw_parts(self.into.ring.add(at).as_ptr(), size) }))
+    }
+
+    /// # Errors
+    /// If the other side is known to have written what cannot be: close the link.
+    #[inline]
+    pub fn check(&self) -> io::Result<()> {
+        if self.is_broken {
+            let why = "the other side says it has read what was never written";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok(())
     }
 
     /// Gives the place of the frame that [`Self::peek`] showed back to the writer.
@@ -411,6 +443,8 @@ mod tests {
     use super::*;
     use landbridge_proto::id::Address;
     use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -484,6 +518,108 @@ mod tests {
         let (a, _b) = UnixStream::pair().unwrap();
         let file = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         assert!(ShmLink::accept(a.into(), file, Mapper::ANYWHERE).is_err());
+    }
+
+    #[test]
+    fn nonsense_in_the_words_that_both_sides_share_breaks_the_link_and_nothing_else() {
+        for value in [u64::MAX, u64::MAX - RING_BYTES as u64 + 1, 1 << 40, 2 * RING_BYTES as u64] {
+            let (mut a, b) = pair();
+            b.set_read_word(value);
+            fill(&mut a);
+            assert!(a.peek().is_err(), "more than was written ({value:#x})");
+            assert!(!a.prepare_park(), "nobody sleeps on a broken link");
+        }
+        let (mut a, mut b) = pair();
+        fill(&mut a);
+        while b.peek().unwrap().is_some() {
+            b.consume();
+        }
+        fill(&mut a);
+        assert!(a.peek().is_ok());
+        b.set_read_word(0);
+        fill(&mut a);
+        assert!(a.peek().is_err(), "less than before");
+    }
+
+    proptest! {
+        /// Whatever a peer writes where it can, nothing here panics and nothing is read outside the ring.
+        #[test]
+        fn a_hostile_peer_breaks_no_more_than_the_link(steps in vec(any::<(u8, u16, Word)>(), 0..400)) {
+            let (mut mine, mut peer) = pair();
+            for (step, place, Word(value)) in steps {
+                match step % 8 {
+                    0 => { mine.send(&front(u64::from(place)), &[IoSlice::new(&payload(u64::from(place)))]); }
+                    1 => { mine.send(&front(0), &[]); }
+                    2 => if let Ok(Some(frame)) = mine.peek() {
+                        prop_assert!((HEADER_BYTES..=FRAME_BYTES_MAX).contains(&frame.len()));
+                        std::hint::black_box(frame.to_vec());
+                        mine.consume();
+                    },
+                    3 => if mine.prepare_park() { mine.unpark() },
+                    4 => { mine.drain_doorbell(); }
+                    // The peer: sometimes honest,
+                    5 => { peer.send(&front(u64::from(place)), &[IoSlice::new(&payload(u64::from(place)))]); }
+                    // else it writes into control words or ring.
+                    6 => peer.scribble_control(place, value),
+                    _ => peer.scribble_ring(place, value),
+                }
+            }
+        }
+    }
+
+    /// Values that are likely to hurt.
+    #[derive(Clone, Copy, Debug)]
+    struct Word(u64);
+
+    impl Arbitrary for Word {
+        type Parameters = ();
+        type Strategy = BoxedStrategy<Word>;
+
+        fn arbitrary_with((): ()) -> Self::Strategy {
+            let near = |center: u64| {
+                (0..256u64).prop_map(move |off| center.wrapping_add(off * 8).wrapping_sub(1024))
+            };
+            prop_oneof![
+                any::<u64>(),
+                near(0),
+                near(RING_BYTES as u64),
+                near(FRAME_BYTES_MAX as u64),
+                near(u64::MAX),
+                near(u64::MAX - RING_BYTES as u64),
+            ]
+            .prop_map(Word)
+            .boxed()
+        }
+    }
+
+    fn fill(link: &mut ShmLink) {
+        while link.send(&front(3), &[IoSlice::new(&payload(3))]) {}
+    }
+
+    impl ShmLink {
+        /// As a peer that lies about what it has read.
+        fn set_read_word(&self, value: u64) {
+            // SAFETY: the control words live as long as the mapping.
+            unsafe { self.into.control.as_ref() }.read.store(value, Ordering::Release);
+        }
+
+        /// Any word of any of the two control blocks.
+        fn scribble_control(&self, place: u16, value: u64) {
+            self.scribble(place as usize % (2 * size_of::<Control>() / 8), value);
+        }
+
+        /// The start of any slot of the ring that this side writes.
+        fn scribble_ring(&self, place: u16, value: u64) {
+            let at = place as usize % 64 * SLOT + (self.written as usize & (RING_BYTES - 1));
+            // SAFETY: a multiple of SLOT inside the ring.
+            unsafe { word(self.out.ring, at & (RING_BYTES - 1)) }.store(value, Ordering::Release);
+        }
+
+        fn scribble(&self, index: usize, value: u64) {
+            // SAFETY: a word of the page of control words.
+            unsafe { self.memory.cast::<AtomicU64>().add(index).as_ref() }
+                .store(value, Ordering::Release);
+        }
     }
 
     fn pair() -> (ShmLink, ShmLink) {
