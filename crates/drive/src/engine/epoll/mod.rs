@@ -435,6 +435,7 @@ impl<'w> Loop<'w> {
             }
             if !self.connections[slot].is_paused {
                 self.enqueue(slot);
+                self.waiter.note_going(slot, &self.connections[slot]);
             }
         }
     }

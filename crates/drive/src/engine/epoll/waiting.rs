@@ -5,6 +5,7 @@
 //!
 //! Rings of shared memory announce nothing while their reader is awake. The engine looks at those
 //! of awake links each round, and parks them (so that their writers ring the bell) before it sleeps.
+//! A link whose input is paused is neither: what lies in its ring must wait, and wakes nobody.
 
 use std::collections::VecDeque;
 use std::io;
@@ -70,6 +71,13 @@ impl Waiter {
     pub fn note_awake(&mut self, slot: usize) {
         if !self.awake.contains(&slot) {
             self.awake.push(slot);
+        }
+    }
+
+    /// An input that was paused goes on.
+    pub fn note_going(&mut self, slot: usize, connection: &Connection) {
+        if let Some(Transport::Near(_)) = connection.transport {
+            self.note_awake(slot);
         }
     }
 
@@ -156,10 +164,13 @@ impl Waiter {
         Ok(())
     }
 
-    /// Parks every awake link. False: something has arrived, and nothing may sleep.
+    /// Parks every awake link; one that is paused becomes awake when it goes on. False: something has arrived,
+    /// and nothing may sleep.
     fn park_all(&mut self, connections: &mut [Connection]) -> bool {
         while let Some(slot) = self.awake.last() {
-            let is_parked = match &mut connections[*slot].transport {
+            let connection = &mut connections[*slot];
+            let is_parked = match &mut connection.transport {
+                Some(Transport::Near(_)) if connection.is_paused => true,
                 Some(Transport::Near(near)) => near.0.prepare_park(),
                 _ => true,
             };
@@ -175,7 +186,7 @@ impl Waiter {
 impl Connection {
     fn has_near_input(&mut self) -> bool {
         match &mut self.transport {
-            Some(Transport::Near(near)) => near.has_input(),
+            Some(Transport::Near(near)) => !self.is_paused && near.has_input(),
             _ => false,
         }
     }
