@@ -2,7 +2,8 @@
 //!
 //! A link is two rings in one memory file, one for each direction, made by the side that dialled and passed over the
 //! Unix socket on which the hello took place. That socket stays open: it carries wake-ups (one byte,
-//! only for a side that sleeps) and, by its end, the news that the other side is gone. Nothing has
+//! only for a side that sleeps: for a frame, or for room in a ring that was full) and, by its end, the
+//! news that the other side is gone. Nothing has
 //! a name in a file system, so nothing is left behind however a process ends.
 //!
 //! A ring holds whole frames at multiples of [`SLOT`] bytes. The first eight bytes of a frame's
@@ -44,6 +45,10 @@ const SHORT_LAP_BYTES: usize = 8 << 10;
 /// Longest frame a ring takes, header included.
 pub const FRAME_BYTES_MAX: usize = RING_BYTES / 8;
 
+/// A reader looks for a writer that waits for room each time it has done with so much: enough to be worth
+/// waking somebody, and so rarely that nobody feels the fence it takes.
+const ROOM_BYTES: usize = RING_BYTES / 4;
+
 /// Bytes of the memory file: a page of control words, then the rings.
 const FILE_BYTES: usize = CONTROL_BYTES + 2 * RING_BYTES;
 const CONTROL_BYTES: usize = 4096;
@@ -77,8 +82,11 @@ pub struct ShmLink {
     /// Bytes ever written and, as far as known, read by the other side.
     written: u64,
     freed: u64,
-    /// Bytes ever read.
+    /// What the last frame that found no room needed; 0: there was room.
+    lacking: usize,
+    /// Bytes ever read, and how many it were when this side last looked for a writer that waits.
     read: u64,
+    room_told: u64,
     /// Bytes of the frame that [`Self::peek`] showed.
     shown: usize,
     /// The other side says it has read what cannot be. [`Self::peek`] tells.
@@ -100,9 +108,16 @@ struct Control {
     _line: [u64; 15],
     /// Not 0: the reader sleeps, or is about to.
     parked: AtomicU32,
+    _another_line: [u32; 15],
+    /// Not 0: the writer found the ring full and sleeps, or is about to.
+    wants_room: AtomicU32,
 }
 
 const _: () = {
+    // A frame and what is skipped before it take less than two of the longest frames. So a ring without room for one
+    // holds more than a reader reads until it looks for a waiting writer, wherever it looked last.
+    let most = 2 * FRAME_BYTES_MAX;
+    assert!(ROOM_BYTES + most < RING_BYTES - most - SLOT);
     assert!(2 * size_of::<Control>() <= CONTROL_BYTES);
     assert!(RING_BYTES.is_power_of_two() && FRAME_BYTES_MAX.is_multiple_of(SLOT));
 };
@@ -181,7 +196,9 @@ impl ShmLink {
             into: half(1 - side),
             written: 0,
             freed: 0,
+            lacking: 0,
             read: 0,
+            room_told: 0,
             shown: 0,
             is_broken: false,
         })
@@ -243,9 +260,12 @@ impl ShmLink {
         let is_early = at >= SHORT_LAP_BYTES.max(span + SLOT);
         let starts_over = span > to_end || (is_early && self.is_all_read());
         let skip = if starts_over { to_end } else { 0 };
-        if !self.has_room(skip + span + SLOT) {
+        let needed = skip + span + SLOT;
+        if !self.has_room(needed) {
+            self.lacking = needed;
             return None;
         }
+        self.lacking = 0;
         if skip == 0 {
             return Some(at);
         }
@@ -295,11 +315,23 @@ impl ShmLink {
     /// Rings the other side's bell if it sleeps.
     #[inline]
     fn wake(&self) {
-        // Pairs with the fence in `prepare_park`: either we see that it sleeps, or it sees the frame.
-        fence(Ordering::SeqCst);
         // SAFETY: the control words live as long as the mapping.
-        let parked = &unsafe { self.out.control.as_ref() }.parked;
-        if parked.load(Ordering::Relaxed) != 0 && parked.swap(0, Ordering::Relaxed) != 0 {
+        self.ring_bell_if(&unsafe { self.out.control.as_ref() }.parked);
+    }
+
+    /// Rings the other side's bell if it sleeps until there is room.
+    #[cold]
+    fn tell_of_room(&mut self) {
+        self.room_told = self.read;
+        // SAFETY: the control words live as long as the mapping.
+        self.ring_bell_if(&unsafe { self.into.control.as_ref() }.wants_room);
+    }
+
+    #[inline]
+    fn ring_bell_if(&self, sleeps: &AtomicU32) {
+        // Pairs with the fence in `prepare_park`: either we see that it sleeps, or it sees what we did.
+        fence(Ordering::SeqCst);
+        if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0 {
             // A full socket buffer means it has been rung often enough.
             let _ = send(&self.socket, b"!", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
@@ -353,24 +385,53 @@ impl ShmLink {
         self.shown = 0;
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.into.control.as_ref() }.read.store(self.read, Ordering::Release);
+        if self.read - self.room_told >= ROOM_BYTES as u64 {
+            self.tell_of_room();
+        }
     }
 
-    /// Announces that this side will sleep on [`Self::fd`]. False: a frame has arrived, do not.
+    /// Announces that this side will sleep on [`Self::fd`] until a frame arrives, or there is room for the
+    /// frame that found none. False: it is so already, do not.
     pub fn prepare_park(&mut self) -> bool {
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.into.control.as_ref() }.parked.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let is_empty = matches!(self.peek(), Ok(None));
-        if !is_empty {
+        let may_sleep = self.prepare_wait_for_room() && matches!(self.peek(), Ok(None));
+        if !may_sleep {
             self.unpark();
         }
-        is_empty
+        may_sleep
+    }
+
+    /// As [`Self::prepare_park`], for a side that takes no frames for now.
+    pub fn prepare_wait_for_room(&mut self) -> bool {
+        if self.lacking > 0 {
+            // SAFETY: the control words live as long as the mapping.
+            unsafe { self.out.control.as_ref() }.wants_room.store(1, Ordering::Relaxed);
+        }
+        // Pairs with the fence in `ring_bell_if`.
+        fence(Ordering::SeqCst);
+        if self.lacking > 0 && self.has_room(self.lacking) {
+            // Told once: the frame may not be wanted any more.
+            self.lacking = 0;
+            self.unpark();
+            return false;
+        }
+        true
     }
 
     /// This side is awake.
     pub fn unpark(&mut self) {
         // SAFETY: the control words live as long as the mapping.
-        unsafe { self.into.control.as_ref() }.parked.store(0, Ordering::Relaxed);
+        let (into, out) = unsafe { (self.into.control.as_ref(), self.out.control.as_ref()) };
+        into.parked.store(0, Ordering::Relaxed);
+        if out.wants_room.load(Ordering::Relaxed) != 0 {
+            out.wants_room.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of the ring that this side has ever written.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// Becomes readable when the bell rings or the other side is gone.
@@ -511,6 +572,82 @@ mod tests {
         drop(a);
         assert!(!b.drain_doorbell());
         assert!(b.peek().unwrap().is_some(), "what was written is still there");
+    }
+
+    #[test]
+    fn a_writer_that_waits_for_room_is_rung_before_the_ring_is_empty() {
+        for size in [0, 1, SLOT, RING_BYTES / 16, FRAME_BYTES_MAX - HEADER_BYTES - SLOT] {
+            let (mut a, mut b) = pair();
+            let mut header = front(0);
+            header[..4].copy_from_slice(&(size as u32).to_le_bytes());
+            let payload = vec![1; size];
+            let send = |a: &mut ShmLink| a.send(&header, &[IoSlice::new(&payload)]);
+            for _ in 0..20 {
+                while send(&mut a) {}
+                assert!(a.prepare_park(), "the ring is full");
+                let mut read = 0;
+                while !bell_rang(&a) {
+                    assert!(b.peek().unwrap().is_some(), "read to the end without a bell");
+                    b.consume();
+                    read += 1;
+                }
+                assert!(read > 0 && send(&mut a));
+                a.unpark();
+            }
+            while b.peek().unwrap().is_some() {
+                b.consume();
+            }
+            assert!(!bell_rang(&a), "nobody waits any more");
+        }
+    }
+
+    #[test]
+    fn room_that_is_there_already_lets_nobody_sleep_but_tells_so_once() {
+        let (mut a, mut b) = pair();
+        fill(&mut a);
+        while b.peek().unwrap().is_some() {
+            b.consume();
+        }
+        assert!(!a.prepare_wait_for_room(), "there is room");
+        assert!(a.prepare_park(), "it has been told");
+        a.unpark();
+    }
+
+    fn bell_rang(link: &ShmLink) -> bool {
+        recv(&link.socket, &mut [0u8; 8][..], RecvFlags::DONTWAIT).is_ok()
+    }
+
+    #[test]
+    fn a_sleeping_writer_never_misses_room_nor_a_sleeping_reader_a_frame() {
+        const FRAMES: u64 = 5_000;
+        let (mut a, mut b) = pair();
+        let reader = std::thread::spawn(move || {
+            for number in 0..FRAMES {
+                while b.peek().unwrap().is_none() {
+                    sleep(&mut b);
+                }
+                assert_eq!(Header::parse(b.peek().unwrap().unwrap()).unwrap().sequence, number);
+                b.consume();
+            }
+        });
+        for number in 0..FRAMES {
+            while !a.send(&front(number), &[IoSlice::new(&payload(number))]) {
+                sleep(&mut a);
+            }
+        }
+        reader.join().unwrap();
+    }
+
+    /// Sleeps until the bell rings. On a machine that has not stopped, a minute means it was missed.
+    fn sleep(link: &mut ShmLink) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        if link.prepare_park() {
+            let mut fds = [PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)];
+            let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+            assert_eq!(poll(&mut fds, Some(&minute)), Ok(1), "nobody rang");
+        }
+        link.drain_doorbell();
+        link.unpark();
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Libraries poll in a loop until something comes. As long as that may be soon, polling is answered at once; when
 //! a loop has gone on without result for longer than a message takes, the processor is better given to whoever
 //! will send it. Then a poll *parks*: it sleeps in the kernel, for a bounded time, until a frame,
-//! a bell or a connection arrives.
+//! a bell (for a frame, or for room in a ring that was full) or a connection arrives.
 //!
 //! A program that computes between polls must never be put to sleep: only polls that follow each other without a gap
 //! make a streak, and only a long streak parks.
@@ -215,11 +215,24 @@ impl Engine {
         if self.hellos_open > 0 || self.idle.polls.is_multiple_of(every) {
             events += self.look(0);
         }
-        if !self.full_rings.is_empty() {
-            self.retry_full_rings();
+        if self.full_rings.is_empty() {
+            self.flush();
+            return events;
         }
+        let written = self.written_to_rings();
+        self.retry_full_rings();
         self.flush();
-        events
+        // A frame that goes out is as good a reason to go on as one that comes in.
+        events + usize::from(self.written_to_rings() != written)
+    }
+
+    /// Bytes ever written to the rings there are.
+    fn written_to_rings(&self) -> u64 {
+        let written = |id: &usize| match &self.links[*id].as_ref()?.carrier {
+            Carrier::Shm(ring) => Some(ring.written()),
+            _ => None,
+        };
+        self.rings.iter().filter_map(written).sum()
     }
 
     /// Takes what the kernel has to tell; waits for it up to `millis`.
@@ -332,12 +345,8 @@ impl Engine {
         }
     }
 
-    /// Sleeps until something arrives, at most `millis`.
+    /// Sleeps until something arrives or a full ring has room, at most `millis`.
     fn park(&mut self, millis: i32) {
-        if !self.full_rings.is_empty() {
-            // Nobody rings when a ring has room again.
-            return std::thread::yield_now();
-        }
         self.cool();
         let mut parked = 0;
         let mut may_sleep = true;

@@ -239,6 +239,9 @@ impl<'w> Loop<'w> {
         let link = connection.link();
         if let Some(Transport::Near(near)) = &mut connection.transport {
             near.0.unpark();
+            // Whoever reads takes in the bell; nobody reads a paused link, and a bell that is left there for
+            // long rings no more.
+            connection.is_ending |= connection.is_paused && !near.0.drain_doorbell();
             self.waiter.note_awake(key.slot);
         }
         if let (Some(link), false, true) = (link, was_writable, flags.contains(EventFlags::OUT)) {

@@ -4,8 +4,9 @@
 //! engine spins only where a processor is idle, and only as long as spinning has paid lately.
 //!
 //! Rings of shared memory announce nothing while their reader is awake. The engine looks at those
-//! of awake links each round, and parks them (so that their writers ring the bell) before it sleeps.
-//! A link whose input is paused is neither: what lies in its ring must wait, and wakes nobody.
+//! of awake links each round, and parks them (so that their writers ring the bell, and their readers
+//! when a full one has room) before it sleeps. What lies in the ring of a link whose input is paused
+//! must wait, and wakes nobody.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,10 +26,6 @@ const SPIN: Duration = Duration::from_micros(50);
 const VAIN_SPINS_MAX: u32 = 8;
 /// Events that come this soon after the engine went to sleep would have been worth a spin.
 const SOON: Duration = Duration::from_micros(50);
-/// A reader of shared memory does not say when it has made room, so the engine looks: at first
-const LOOK_MIN: Duration = Duration::from_micros(50);
-/// after this time, then less and less often, since it may be computing.
-const LOOK_MAX: Duration = Duration::from_millis(5);
 
 /// See the module head.
 pub struct Waiter {
@@ -42,7 +39,6 @@ pub struct Waiter {
     awake: Vec<usize>,
     /// Links over shared memory whose ring is full.
     blocked: Vec<usize>,
-    look_after: Duration,
 }
 
 impl Waiter {
@@ -58,7 +54,6 @@ impl Waiter {
             vain_spins: 0,
             awake: Vec::new(),
             blocked: Vec::new(),
-            look_after: LOOK_MIN,
         }
     }
 
@@ -81,12 +76,12 @@ impl Waiter {
         }
     }
 
-    /// An output takes no more. Sockets say when that changes; memory does not.
+    /// An output takes no more. Sockets say when that changes; memory does to whoever parks.
     pub fn note_blocked(&mut self, slot: usize, connection: &Connection) {
         let is_near = matches!(connection.transport, Some(Transport::Near(_)));
         if is_near && !self.blocked.contains(&slot) {
             self.blocked.push(slot);
-            self.look_after = LOOK_MIN;
+            self.note_awake(slot);
         }
     }
 
@@ -151,11 +146,7 @@ impl Waiter {
         if !self.park_all(connections) {
             return look(Some(Duration::ZERO)).map(drop);
         }
-        let mut timeout = sleep_millis.map(Duration::from_millis);
-        if self.has_blocked() {
-            timeout = Some(timeout.map_or(self.look_after, |other| other.min(self.look_after)));
-            self.look_after = (self.look_after * 2).min(LOOK_MAX);
-        }
+        let timeout = sleep_millis.map(Duration::from_millis);
         let start = (may_spin && !is_worth_it).then(Instant::now);
         let count = look(timeout)?;
         if count > 0 && start.is_some_and(|start| start.elapsed() < SOON) {
@@ -165,12 +156,14 @@ impl Waiter {
     }
 
     /// Parks every awake link; one that is paused becomes awake when it goes on. False: something has arrived,
-    /// and nothing may sleep.
+    /// or an output has room, and nothing may sleep.
     fn park_all(&mut self, connections: &mut [Connection]) -> bool {
         while let Some(slot) = self.awake.last() {
             let connection = &mut connections[*slot];
             let is_parked = match &mut connection.transport {
-                Some(Transport::Near(_)) if connection.is_paused => true,
+                Some(Transport::Near(near)) if connection.is_paused => {
+                    near.0.prepare_wait_for_room()
+                }
                 Some(Transport::Near(near)) => near.0.prepare_park(),
                 _ => true,
             };
