@@ -50,6 +50,23 @@ fn peeking_alone_finds_a_message_in_the_end() {
 }
 
 #[test]
+fn whoever_polls_rarely_opens_its_door_all_the_same() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let number = one.av.insert(other.name());
+    one.send(number).unwrap();
+    // Each poll comes long after the one before; a hello takes few of them.
+    let polls = (0..30).take_while(|_| {
+        let moment = Instant::now();
+        while moment.elapsed() < Duration::from_millis(5) {
+            one.engine.progress();
+        }
+        other.engine.progress();
+        !other.is_linked()
+    });
+    assert!(polls.count() < 20, "nobody opens");
+}
+
+#[test]
 fn an_address_means_one_endpoint_only() {
     let mut party = Party::open();
     let introduction = |cookie| Introduction {

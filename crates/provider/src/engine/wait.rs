@@ -40,8 +40,10 @@ const TRUST_MAX: u32 = 4;
 const STREAKS_PER_TRIAL: u32 = 32;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
 const PARK_MILLIS: i32 = 1;
-/// Looks at the kernel's events happen every so many polls while only rings are in use.
+/// Looks at the kernel's events happen every so many polls while only rings are in use,
 const POLLS_PER_LOOK: u32 = 256;
+/// and whenever the last one is longer ago: somebody may be at the door of a program that polls rarely.
+const LOOK_GAP_MICROS: u64 = 1_000;
 /// And while one stream is read directly.
 const POLLS_PER_LOOK_HOT: u32 = 16;
 /// So many reads in a row from one stream make it the one that is read directly.
@@ -59,6 +61,8 @@ pub struct Idle {
     /// Since when polls have been in vain, in the clock's ticks.
     streak_since: Option<u64>,
     last_poll: u64,
+    /// When the kernel's events were looked at last, in the clock's ticks.
+    last_look: u64,
     yielding: Yielding,
     /// Processor time of this thread at the last poll, where processors are shared.
     processor_time: Duration,
@@ -79,6 +83,7 @@ impl Idle {
             crowded_until: clock.now(),
             streak_since: None,
             last_poll: 0,
+            last_look: 0,
             yielding: Yielding { trust: TRUST_MAX, streaks: 0, is_on: false },
             processor_time: Duration::ZERO,
             polls: 0,
@@ -126,6 +131,12 @@ impl Idle {
         self.has_room && self.clock.now() >= self.crowded_until
     }
 
+    /// Whether the last look at the kernel's events is too long ago.
+    #[inline]
+    fn has_not_looked(&self, now: u64) -> bool {
+        now > self.last_look + LOOK_GAP_MICROS * self.clock.ticks_per_micro
+    }
+
     /// Another process had the processor in the middle of a spin.
     #[cold]
     fn note_crowd(&mut self) {
@@ -144,17 +155,19 @@ impl Engine {
     #[inline]
     pub fn progress(&mut self) -> usize {
         self.core.end_deferral();
-        let mut events = self.poll();
+        let mut events = self.poll_once();
         if events == 0 && self.idle.is_alone() {
             events = self.look_on();
         }
+        let now = self.idle.clock.now();
+        events += self.look_if_late(now);
         if events > 0 {
             if self.idle.streak_since.take().is_some() {
                 self.idle.yielding.note_success();
             }
-            self.idle.last_poll = self.idle.clock.now();
+            self.idle.last_poll = now;
         } else {
-            self.rest();
+            self.rest(now);
         }
         events
     }
@@ -172,7 +185,7 @@ impl Engine {
         loop {
             for _ in 0..4 {
                 std::hint::spin_loop();
-                let events = self.poll();
+                let events = self.poll_once();
                 if events > 0 {
                     return events;
                 }
@@ -190,13 +203,29 @@ impl Engine {
     /// Parks until something arrives, at most `deadline_ms`.
     pub fn wait(&mut self, deadline_ms: i32) {
         self.core.end_deferral();
-        if self.poll() == 0 {
+        if self.poll_once() == 0 {
             self.park(deadline_ms);
         }
     }
 
-    #[inline]
+    /// Takes in what there is, without rest.
     pub(super) fn poll(&mut self) -> usize {
+        self.poll_once() + self.look_if_late(self.idle.clock.now())
+    }
+
+    /// The look at the kernel's events that polls by their number would have made too late.
+    #[inline]
+    fn look_if_late(&mut self, now: u64) -> usize {
+        if !self.idle.has_not_looked(now) {
+            return 0;
+        }
+        let events = self.look(0);
+        self.flush();
+        events
+    }
+
+    #[inline]
+    fn poll_once(&mut self) -> usize {
         let mut events = 0;
         for index in 0..self.rings.len() {
             if let Some(&id) = self.rings.get(index) {
@@ -241,9 +270,9 @@ impl Engine {
             rustix::event::Timespec { tv_sec: millis / 1000, tv_nsec: (millis % 1000) * 1_000_000 };
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
-        let Ok(count) = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout)) else {
-            return 0;
-        };
+        let result = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout));
+        self.idle.last_look = self.idle.clock.now();
+        let Ok(count) = result else { return 0 };
         for event in &buffer[..count] {
             let (flags, data) = (event.flags, event.data);
             self.handle_event(Token::of(data.u64()), flags);
@@ -308,9 +337,8 @@ impl Engine {
     }
 
     /// Nothing has come: spins, yields or parks, depending on how long that has been so.
-    fn rest(&mut self) {
+    fn rest(&mut self, now: u64) {
         let clock = self.idle.clock;
-        let now = clock.now();
         let gap = clock.micros(now.wrapping_sub(self.idle.last_poll));
         self.idle.last_poll = now;
         let since = match self.idle.streak_since {
