@@ -68,6 +68,24 @@ pub fn tune_shared_link(socket: impl AsFd) {
     }
 }
 
+/// The process at the other end of a Unix socket, as this process' namespace numbers it; 0: it is in none
+/// that can be seen from here, or not known. (Asked of the system directly: rustix' type for it has no 0.)
+pub fn peer_pid(socket: impl AsFd) -> i32 {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `who` and `size` outlive the call, and `size` is that of `who`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &raw mut size,
+        )
+    };
+    if result == 0 { who.pid } else { 0 }
+}
+
 /// Turns signals into something to read: they no longer interrupt, and a read of 128 bytes gives
 /// the number of one in its first four.
 ///
@@ -101,6 +119,44 @@ mod tests {
         let mut bytes = [0; 128];
         assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(128));
         assert_eq!(i32::from_ne_bytes(bytes[..4].try_into().unwrap()), libc::SIGUSR2);
+    }
+
+    #[test]
+    fn a_peer_outside_the_namespace_has_no_number() {
+        use std::os::unix::net::UnixStream;
+        let (one, other) = UnixStream::pair().unwrap();
+        assert_eq!(peer_pid(&one), std::process::id() as i32);
+        assert_eq!(peer_pid(std::fs::File::open("/dev/null").unwrap()), 0, "no socket");
+        // The child's children live in a namespace of their own, from which this process cannot be seen.
+        // SAFETY: the child calls nothing but system calls.
+        let seen = unsafe { in_namespace_below(|| peer_pid(&other)) };
+        assert!(seen == 0 || seen == CANNOT, "process {seen}");
+    }
+
+    /// What [`in_namespace_below`] gives where namespaces are not allowed.
+    const CANNOT: i32 = 99;
+
+    /// What `look` (at most 98) gives in a new process in a new namespace of process numbers.
+    ///
+    /// # Safety
+    /// `look` does nothing that is forbidden after a fork.
+    unsafe fn in_namespace_below(look: impl Fn() -> i32) -> i32 {
+        // SAFETY: between fork and _exit there are system calls only.
+        unsafe {
+            let below = |is_in: &dyn Fn() -> i32| {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::_exit(is_in());
+                }
+                let mut status = 0;
+                libc::waitpid(child, &mut status, 0);
+                libc::WEXITSTATUS(status)
+            };
+            below(&|| match libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) {
+                0 => below(&|| look().min(98)),
+                _ => CANNOT,
+            })
+        }
     }
 
     #[test]

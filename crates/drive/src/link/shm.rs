@@ -453,13 +453,15 @@ impl ShmLink {
         }
     }
 
-    /// The other side's credentials: its process id as this side's namespace knows it.
+    /// The other side's process id as this side's namespace knows it.
     ///
     /// # Errors
-    /// As getsockopt(2).
+    /// If it has none there.
     pub fn peer_pid(&self) -> io::Result<i32> {
-        let credentials = rustix::net::sockopt::socket_peercred(&self.socket)?;
-        Ok(credentials.pid.as_raw_nonzero().get())
+        match crate::sys::peer_pid(&self.socket) {
+            0 => Err(io::ErrorKind::NotFound.into()),
+            pid => Ok(pid),
+        }
     }
 }
 

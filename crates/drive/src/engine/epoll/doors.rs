@@ -112,8 +112,7 @@ impl Listener {
             }
             Listener::Unix(listener) => {
                 let (stream, _) = listener.accept()?;
-                let pid = rustix::net::sockopt::socket_peercred(&stream)
-                    .map_or(0, |credentials| credentials.pid.as_raw_nonzero().get());
+                let pid = sys::peer_pid(&stream);
                 Ok((stream.into(), Remote::Process(pid), Door::Unix))
             }
         }

@@ -599,6 +599,7 @@ impl fmt::Display for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Remote::Ip(address) => address.fmt(f),
+            Remote::Process(0) => write!(f, "a process of this node"),
             Remote::Process(pid) => write!(f, "process {pid} of this node"),
         }
     }
