@@ -6,8 +6,9 @@
 //! (5) close what has broken; (6) look at the clock. A single message therefore costs one wait, one
 //! read and one write.
 //!
-//! Memory: a link with nothing under way owns no buffer. Buffers come from a pool and stay with a
-//! link only while they hold the beginning of a frame.
+//! Memory: no link owns a buffer; one read at a time uses one. A link keeps what it has read and cannot
+//! forward yet, and no more: the beginning of a frame, or, while it is paused, what it had read. Once
+//! all links together keep [`KEPT_BYTES_MAX`], each reads no more at once than it needs to go on.
 
 mod doors;
 mod stranger;
@@ -38,8 +39,10 @@ use waiting::Waiter;
 /// Bytes read at once: as much as a socket's buffer commonly holds, and four frames at least, so
 /// that little of what is read is the beginning of a frame that must be moved.
 const READ_BYTES: usize = 256 << 10;
-/// Buffers kept for the next read.
-const SPARE_BUFFERS_MAX: usize = 8;
+/// What links keep of what they have read; beyond, they read in steps of [`STEP_BYTES`].
+const KEPT_BYTES_MAX: usize = 64 << 20;
+/// A frame whose beginning has been read gets whole with so much more, also the longest in a ring.
+const STEP_BYTES: usize = 2 * FRAME_BYTES_MAX;
 /// Connections in their hello. Beyond, the one that has waited longest must go.
 pub const STRANGERS_MAX: usize = 1024;
 /// Events taken from the kernel at once.
@@ -47,7 +50,7 @@ const EVENTS_MAX: usize = 256;
 /// How often the clock matters.
 const TICK_MILLIS: u64 = 100;
 
-const _: () = assert!(READ_BYTES >= 2 * FRAME_BYTES_MAX);
+const _: () = assert!(READ_BYTES >= 2 * STEP_BYTES);
 
 /// See the module head.
 pub struct Epoll;
@@ -79,7 +82,10 @@ struct Loop<'w> {
     ready: VecDeque<usize>,
     /// Connections to close, and why.
     doomed: Vec<(Key, String)>,
-    buffers: Vec<Box<[u8]>>,
+    /// Where the link at hand reads to.
+    buffer: Box<[u8]>,
+    /// Bytes that links keep.
+    kept_bytes: usize,
     waiter: Waiter,
     next_tick_millis: u64,
     report: Report,
@@ -98,7 +104,7 @@ struct Connection {
     phase: Phase,
     remote: Remote,
     /// The beginning of a frame, or frames that wait for room.
-    rest: Rest,
+    rest: Box<[u8]>,
     is_queued: bool,
     is_writable: bool,
     is_paused: bool,
@@ -112,14 +118,6 @@ enum Phase {
     Endpoint { link: LinkId, address: Address },
     Peer { link: LinkId, cluster: ClusterId },
     Doctor,
-}
-
-#[derive(Default)]
-enum Rest {
-    #[default]
-    None,
-    Buffer(Box<[u8]>, usize),
-    Saved(Box<[u8]>),
 }
 
 enum Remote {
@@ -173,7 +171,8 @@ impl<'w> Loop<'w> {
             dials: setup.peers.into_iter().map(|peer| Dial::new(peer, now)).collect(),
             ready: VecDeque::new(),
             doomed: Vec::new(),
-            buffers: Vec::new(),
+            buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            kept_bytes: 0,
             waiter: Waiter::new(setup.spin),
             next_tick_millis: now,
             report: Report::default(),
@@ -271,7 +270,7 @@ impl<'w> Loop<'w> {
             relay: self.relay.counters(),
             links: self.slots.iter().flatten().count(),
             strangers: self.strangers_count,
-            queued_bytes: self.relay.queued_bytes(),
+            queued_bytes: self.relay.queued_bytes() + self.kept_bytes,
             ..self.report
         }
     }
@@ -306,87 +305,54 @@ impl<'w> Loop<'w> {
     }
 
     fn serve_link(&mut self, slot: usize, link: LinkId) {
-        let (mut buffer, filled) = self.take_buffer(slot);
+        let kept = self.connections[slot].rest.len();
+        let room = match self.kept_bytes > KEPT_BYTES_MAX {
+            true => (kept + STEP_BYTES).min(READ_BYTES),
+            false => READ_BYTES,
+        };
+        let mut buffer = std::mem::take(&mut self.buffer);
         let connection = &mut self.connections[slot];
         let Some(transport) = &mut connection.transport else { return };
         self.report.reads += 1;
-        match transport.read(&mut buffer[filled..]) {
+        match transport.read(&mut buffer[kept..room]) {
             Ok(read) if read.bytes > 0 => {
                 let again = read.more || connection.is_ending;
-                self.process(slot, link, buffer, filled + read.bytes);
+                self.process(slot, link, &mut buffer, kept + read.bytes);
                 if again && !self.connections[slot].is_paused {
                     self.enqueue(slot);
                 }
             }
-            Ok(read) => {
-                connection.rest = Rest::Buffer(buffer, filled);
-                match read.more {
-                    true => self.enqueue(slot),
-                    false => self.doom(slot, "it has closed the connection".into()),
-                }
-            }
+            Ok(read) => match read.more {
+                true => self.enqueue(slot),
+                false => self.doom(slot, "it has closed the connection".into()),
+            },
+            // Part of a TLS record is there, and the end behind it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let is_ending = connection.is_ending;
-                match filled {
-                    0 => self.give_buffer(buffer),
-                    _ => connection.rest = Rest::Buffer(buffer, filled),
-                }
-                // Part of a TLS record is there, and the end behind it.
-                if is_ending {
+                if connection.is_ending {
                     self.enqueue(slot);
                 }
             }
-            Err(error) => {
-                self.give_buffer(buffer);
-                self.doom(slot, text(&error));
-            }
+            Err(error) => self.doom(slot, text(&error)),
         }
+        self.buffer = buffer;
     }
 
-    /// Forwards the frames in `buffer[..filled]`, writes what they touch, keeps the rest.
-    fn process(&mut self, slot: usize, link: LinkId, mut buffer: Box<[u8]>, filled: usize) {
+    /// Forwards the frames in `buffer[..filled]`, of which the connection has kept the first bytes; writes what
+    /// they touch, and keeps the rest.
+    fn process(&mut self, slot: usize, link: LinkId, buffer: &mut [u8], filled: usize) {
+        let kept = std::mem::take(&mut self.connections[slot].rest);
+        buffer[..kept.len()].copy_from_slice(&kept);
+        self.kept_bytes -= kept.len();
         let taken = self.relay.handle_input(link, &mut buffer[..filled]);
-        self.drain(&buffer);
+        self.drain(buffer);
         let connection = &mut self.connections[slot];
         connection.is_paused = taken.stop == Stop::Full;
         if let Stop::Broken(malformed) = taken.stop {
-            self.give_buffer(buffer);
             self.doom(slot, malformed.to_string());
             return;
         }
-        let rest = filled - taken.bytes;
-        if rest == 0 {
-            self.give_buffer(buffer);
-        } else if connection.is_paused {
-            connection.rest = Rest::Saved(buffer[taken.bytes..filled].into());
-            self.give_buffer(buffer);
-        } else {
-            buffer.copy_within(taken.bytes..filled, 0);
-            connection.rest = Rest::Buffer(buffer, rest);
-        }
-    }
-
-    /// A buffer that begins with what the connection has kept.
-    fn take_buffer(&mut self, slot: usize) -> (Box<[u8]>, usize) {
-        match std::mem::take(&mut self.connections[slot].rest) {
-            Rest::Buffer(buffer, filled) => (buffer, filled),
-            Rest::None => (self.new_buffer(), 0),
-            Rest::Saved(saved) => {
-                let mut buffer = self.new_buffer();
-                buffer[..saved.len()].copy_from_slice(&saved);
-                (buffer, saved.len())
-            }
-        }
-    }
-
-    fn new_buffer(&mut self) -> Box<[u8]> {
-        self.buffers.pop().unwrap_or_else(|| vec![0; READ_BYTES].into_boxed_slice())
-    }
-
-    fn give_buffer(&mut self, buffer: Box<[u8]>) {
-        if self.buffers.len() < SPARE_BUFFERS_MAX {
-            self.buffers.push(buffer);
-        }
+        connection.rest = buffer[taken.bytes..filled].into();
+        self.kept_bytes += filled - taken.bytes;
     }
 
     /// Writes every output that has something new, and keeps what they do not take.
@@ -431,10 +397,11 @@ impl<'w> Loop<'w> {
         while let Some(link) = self.relay.poll_resume() {
             let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { continue };
             self.connections[slot].is_paused = false;
-            let (buffer, filled) = self.take_buffer(slot);
-            match filled {
-                0 => self.give_buffer(buffer),
-                _ => self.process(slot, link, buffer, filled),
+            let kept = self.connections[slot].rest.len();
+            if kept > 0 {
+                let mut buffer = std::mem::take(&mut self.buffer);
+                self.process(slot, link, &mut buffer, kept);
+                self.buffer = buffer;
             }
             if !self.connections[slot].is_paused {
                 self.enqueue(slot);
@@ -500,7 +467,7 @@ impl<'w> Loop<'w> {
         let connection = &mut self.connections[slot];
         let phase = std::mem::replace(&mut connection.phase, Phase::Free);
         connection.transport = None;
-        connection.rest = Rest::None;
+        self.kept_bytes -= std::mem::take(&mut connection.rest).len();
         connection.generation = connection.generation.wrapping_add(1);
         (connection.is_paused, connection.is_writable) = (false, true);
         connection.is_ending = false;
@@ -579,7 +546,7 @@ impl Connection {
             transport: None,
             phase: Phase::Free,
             remote: Remote::Process(0),
-            rest: Rest::None,
+            rest: Box::default(),
             is_queued: false,
             is_writable: true,
             is_paused: false,
