@@ -1,11 +1,14 @@
-//! Who may tell a running relay what to do: signals, and whoever holds its standard input.
+//! Who may tell a running relay what to do: signals, and whoever holds its standard input. And its log:
+//! whole lines on standard error, and never a wait for whoever reads them.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use landbridge_drive::engine::{Next, Report, Watch};
 use landbridge_drive::sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags};
 
 /// What each control means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +19,8 @@ enum Control {
 
 /// See the module head.
 pub struct Admin {
-    cluster: u16,
     controls: Vec<Control>,
+    log: Log,
 }
 
 impl Admin {
@@ -34,7 +37,8 @@ impl Admin {
             fds.push(io::stdin().as_fd().try_clone_to_owned()?);
             controls.push(Control::Lifeline);
         }
-        Ok((Self { cluster, controls }, fds))
+        let name = format!("landbridge-relay[{cluster}]");
+        Ok((Self { controls, log: Log::new(name, own_standard_error()?) }, fds))
     }
 
     /// The last line of a relay's log.
@@ -66,8 +70,7 @@ impl Admin {
 
 impl Watch for Admin {
     fn log(&mut self, line: fmt::Arguments<'_>) {
-        // A log that cannot be written must not end the relay.
-        let _ = writeln!(io::stderr().lock(), "landbridge-relay[{}]: {line}", self.cluster);
+        self.log.write(line);
     }
 
     fn handle_control(&mut self, index: usize, fd: &OwnedFd, report: &Report) -> Next {
@@ -75,5 +78,100 @@ impl Watch for Admin {
             Control::Signals => self.handle_signal(fd, report),
             Control::Lifeline => Self::handle_lifeline(fd),
         }
+    }
+}
+
+/// Longest line: what a pipe takes whole or not at all.
+const LINE_BYTES_MAX: usize = 4096;
+
+/// Lines for somebody who may not read them: those that find no room are dropped and counted.
+struct Log {
+    name: String,
+    out: OwnedFd,
+    dropped: u64,
+}
+
+impl Log {
+    fn new(name: String, out: OwnedFd) -> Self {
+        Self { name, out, dropped: 0 }
+    }
+
+    fn write(&mut self, line: fmt::Arguments<'_>) {
+        if self.dropped > 0 {
+            let dropped = self.dropped;
+            if !self.write_line(format_args!("{dropped} lines were dropped: nobody read the log")) {
+                self.dropped += 1;
+                return;
+            }
+            self.dropped = 0;
+        }
+        if !self.write_line(line) {
+            self.dropped += 1;
+        }
+    }
+
+    /// False: there is no room.
+    fn write_line(&mut self, line: fmt::Arguments<'_>) -> bool {
+        let mut text = format!("{}: {line}", self.name);
+        while text.len() >= LINE_BYTES_MAX {
+            text.pop();
+        }
+        text.push('\n');
+        let mut fds = [PollFd::new(&self.out, PollFlags::OUT)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // A log that cannot be written must not end the relay.
+        matches!(poll(&mut fds, Some(&at_once)), Ok(1))
+            && rustix::io::write(&self.out, text.as_bytes()).is_ok()
+    }
+}
+
+/// Standard error, in such a way that writing does not wait. Where that is a property of the open file, it
+/// must not spread to others who have it open: so it is opened anew.
+fn own_standard_error() -> io::Result<OwnedFd> {
+    let shared = io::stderr().as_fd().try_clone_to_owned()?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&shared)?.st_mode);
+    if kind != FileType::Fifo && kind != FileType::CharacterDevice {
+        return Ok(shared);
+    }
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    Ok(rustix::fs::open("/proc/self/fd/2", flags, Mode::empty()).unwrap_or(shared))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_nobody_reads_is_dropped_and_counted() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let mut log = Log::new("relay".into(), writer);
+        let mut written = 0;
+        while log.dropped < 10 {
+            log.write(format_args!("line {written}"));
+            written += 1;
+            assert!(written < 1_000_000, "a pipe has an end");
+        }
+        let mut bytes = vec![0; 1 << 20];
+        let got = rustix::io::read(&reader, &mut bytes).unwrap();
+        let text = std::str::from_utf8(&bytes[..got]).unwrap();
+        assert!(text.starts_with("relay: line 0\n") && text.ends_with('\n'), "whole lines");
+        assert_eq!(text.lines().count(), written - 10);
+
+        log.write(format_args!("somebody reads again"));
+        let got = rustix::io::read(&reader, &mut bytes).unwrap();
+        let told =
+            "relay: 10 lines were dropped: nobody read the log\nrelay: somebody reads again\n";
+        assert_eq!(std::str::from_utf8(&bytes[..got]).unwrap(), told);
+    }
+
+    #[test]
+    fn a_long_line_is_cut() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        Log::new("relay".into(), writer).write(format_args!("{}", "ä".repeat(LINE_BYTES_MAX)));
+        let mut bytes = vec![0; 2 * LINE_BYTES_MAX];
+        let got = rustix::io::read(&reader, &mut bytes).unwrap();
+        assert!(
+            got <= LINE_BYTES_MAX && std::str::from_utf8(&bytes[..got]).unwrap().ends_with('\n')
+        );
     }
 }

@@ -166,10 +166,8 @@ impl Loop<'_> {
         drop(self.doors.reserve.take());
         if let Ok((_, remote, _)) = self.doors.listeners[index].accept() {
             self.report.accepted += 1;
-            self.report.refused += 1;
-            self.watch.log(format_args!(
-                "refused {remote}: {error}; raise the limit of open files (ulimit -n)"
-            ));
+            let why = format!("{error}; raise the limit of open files (ulimit -n)");
+            self.refuse(&remote, &why);
         }
         self.doors.reserve = spare_descriptor();
         self.doors.close_for_a_while(&self.epoll);
@@ -189,10 +187,7 @@ impl Loop<'_> {
                 Ok(slot) => self.enqueue(slot),
                 Err(error) => self.watch.log(format_args!("cannot watch a connection: {error}")),
             },
-            Err(why) => {
-                self.report.refused += 1;
-                self.watch.log(format_args!("refused {remote}: {why}"));
-            }
+            Err(why) => self.refuse(&remote, &why),
         }
     }
 

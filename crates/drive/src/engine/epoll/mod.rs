@@ -11,6 +11,7 @@
 //! all links together keep [`KEPT_BYTES_MAX`], each reads no more at once than it needs to go on.
 
 mod doors;
+mod refusals;
 mod stranger;
 mod transport;
 mod waiting;
@@ -32,6 +33,7 @@ use super::{Engine, Next, Report, Setup, Watch};
 use crate::link::tls::Identity;
 use crate::sys;
 use doors::{Dial, Doors};
+use refusals::Refusals;
 use stranger::{Door, Own, Stranger};
 use transport::Transport;
 use waiting::Waiter;
@@ -77,6 +79,7 @@ struct Loop<'w> {
     slots: Vec<Option<usize>>,
     strangers: VecDeque<Key>,
     strangers_count: usize,
+    refusals: Refusals,
     dials: Vec<Dial>,
     /// Connections to serve.
     ready: VecDeque<usize>,
@@ -168,6 +171,7 @@ impl<'w> Loop<'w> {
             slots: Vec::new(),
             strangers: VecDeque::new(),
             strangers_count: 0,
+            refusals: Refusals::default(),
             dials: setup.peers.into_iter().map(|peer| Dial::new(peer, now)).collect(),
             ready: VecDeque::new(),
             doomed: Vec::new(),
@@ -217,6 +221,7 @@ impl<'w> Loop<'w> {
             || self.relay.needs_time()
             || self.dials.iter().any(Dial::is_due_ever)
             || self.doors.is_closed()
+            || self.refusals.needs_clock()
     }
 
     fn handle_event(&mut self, token: u64, flags: EventFlags) -> Next {
@@ -500,16 +505,29 @@ impl<'w> Loop<'w> {
 
     fn handle_refusal(&mut self, door: Door, remote: &Remote, why: &str) {
         self.strangers_count -= 1;
-        self.report.refused += 1;
         match door {
             Door::Dialled(cluster) => {
+                self.report.refused += 1;
                 self.watch.log(format_args!(
                     "cannot reach the relay of cluster {} at {remote}: {why}; trying again",
                     cluster.0
                 ));
                 self.schedule_dial(cluster);
             }
-            _ => self.watch.log(format_args!("refused {remote}: {why}")),
+            _ => self.refuse(remote, why),
+        }
+    }
+
+    fn refuse(&mut self, remote: &Remote, why: &str) {
+        self.report.refused += 1;
+        if self.refusals.note(why, sys::now_millis()) {
+            self.watch.log(format_args!("refused {remote}: {why}"));
+        }
+    }
+
+    fn tell_of_refusals(&mut self, now_millis: u64) {
+        while let Some((count, why)) = self.refusals.poll(now_millis) {
+            self.watch.log(format_args!("refused {count} more: {why}"));
         }
     }
 
@@ -536,6 +554,7 @@ impl<'w> Loop<'w> {
         self.dial_due(now);
         self.doors.reopen(&self.epoll, now);
         self.close_doomed();
+        self.tell_of_refusals(now);
     }
 }
 

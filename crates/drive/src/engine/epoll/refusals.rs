@@ -1,0 +1,85 @@
+//! What the log says of those who are turned away: who and why; but of many for the same reason no more
+//! than one line a second, so that whoever knocks a thousand times does not write the log.
+
+/// How long nothing more is said of a reason after a line about it.
+const QUIET_MILLIS: u64 = 1_000;
+/// Reasons told apart within that time. There are fewer, but for what strangers can put into them.
+const REASONS_MAX: usize = 32;
+
+/// See the module head.
+#[derive(Default)]
+pub struct Refusals {
+    /// The last one, if there are [`REASONS_MAX`], stands for all others.
+    reasons: Vec<Reason>,
+}
+
+struct Reason {
+    why: String,
+    quiet_until_millis: u64,
+    untold: u64,
+}
+
+impl Refusals {
+    /// Somebody is refused. False: a line has said why a moment ago; this one is counted.
+    pub fn note(&mut self, why: &str, now_millis: u64) -> bool {
+        let is_full = self.reasons.len() == REASONS_MAX;
+        match self.reasons.iter_mut().find(|reason| reason.why == why) {
+            Some(reason) => reason.untold += 1,
+            None if is_full => {
+                let last = &mut self.reasons[REASONS_MAX - 1];
+                last.why = "various reasons".into();
+                last.untold += 1;
+            }
+            None => {
+                let quiet_until_millis = now_millis + QUIET_MILLIS;
+                self.reasons.push(Reason { why: why.into(), quiet_until_millis, untold: 0 });
+                return true;
+            }
+        }
+        false
+    }
+
+    /// How many were refused without a line, and why; call until `None`, every now and then.
+    pub fn poll(&mut self, now_millis: u64) -> Option<(u64, String)> {
+        let is_over = |reason: &Reason| reason.quiet_until_millis <= now_millis;
+        self.reasons.retain(|reason| !is_over(reason) || reason.untold > 0);
+        let reason = self.reasons.iter_mut().find(|reason| is_over(reason))?;
+        reason.quiet_until_millis = now_millis + QUIET_MILLIS;
+        Some((std::mem::take(&mut reason.untold), reason.why.clone()))
+    }
+
+    /// Whether [`Self::poll`] may have something to say later.
+    pub fn needs_clock(&self) -> bool {
+        !self.reasons.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_is_named_and_the_others_are_counted_once_a_second() {
+        let mut refusals = Refusals::default();
+        let told = (0..100).filter(|_| refusals.note("it smells", 0)).count();
+        assert_eq!(told, 1);
+        assert!(refusals.note("it is late", 500), "another reason");
+        assert_eq!(refusals.poll(999), None);
+        assert_eq!(refusals.poll(1_000), Some((99, "it smells".into())));
+        assert_eq!(refusals.poll(1_000), None);
+        assert!(!refusals.note("it smells", 1_500), "a line has just said so");
+        assert_eq!(refusals.poll(2_000), Some((1, "it smells".into())));
+        assert_eq!(refusals.poll(3_000), None);
+        assert!(!refusals.needs_clock() && refusals.note("it smells", 3_000));
+    }
+
+    #[test]
+    fn reasons_without_number_have_one_line_together() {
+        let mut refusals = Refusals::default();
+        let told = (0..1_000).filter(|n| refusals.note(&format!("version {n}"), 0)).count();
+        assert_eq!(told, REASONS_MAX);
+        let untold = 1_000 - REASONS_MAX as u64;
+        assert_eq!(refusals.poll(1_000), Some((untold, "various reasons".into())));
+        assert_eq!(refusals.poll(1_000), None);
+    }
+}
