@@ -12,7 +12,7 @@ import common
 CROWD = 16
 # Milliseconds for one collective operation of the crowd. Two idle cores need a tenth.
 COLLECTIVE_MS_MAX = 60.0
-# Per cent of a processor for a rank that waits for nothing.
+# Per cent of a processor for a rank that waits.
 SHARE_MAX = 20.0
 WAKE_MS_MAX = 20.0
 # Per cent by which looking for a message may slow computing.
@@ -30,6 +30,8 @@ def main() -> int:
         measure(checks, path, f"{CROWD} ranks at once", "collectives", CROWD, bounds, "ms")
         bounds = {"share": SHARE_MAX, "wake": WAKE_MS_MAX}
         measure(checks, path, "blocked for 2 s", "blocked", 2, bounds, "% of a processor, ms to wake")
+        bounds = {"share": SHARE_MAX}
+        measure(checks, path, "sending to a rank that computes for 2 s", "pressed", 2, bounds, "% of a processor")
         for ranks in (2, 4):
             bounds = {"slowdown": SLOWDOWN_MAX}
             measure(checks, path, f"computing, {ranks} ranks", "computing", ranks, bounds, "%")

@@ -1,6 +1,6 @@
 """Measures what waiting costs. Prints what it has measured as `name: number` lines on rank 0 or 1.
 
-Usage: waiting.py collectives | blocked | computing
+Usage: waiting.py collectives | blocked | pressed | computing
 """
 
 import sys
@@ -57,6 +57,33 @@ def blocked():
                 print(f"share: {100 * (time.process_time() - used) / QUIET_S:.1f}")
         print(f"wake: {1e3 * sorted(late)[len(late) // 2]:.2f}")
         print(f"worst: {1e3 * max(late):.2f}", flush=True)
+    WORLD.Barrier()
+
+
+def pressed():
+    """Rank 0 sends more than fits on the way to rank 1, which computes and takes nothing for a while."""
+    block, parts = 16_000, 64
+    mine, got = numpy.ones((parts, block), numpy.uint8), numpy.zeros((parts, block), numpy.uint8)
+    # Once before, so that the way is there.
+    if WORLD.rank == 0:
+        WORLD.Send(mine[0], 1)
+    elif WORLD.rank == 1:
+        WORLD.Recv(got[0], 0)
+    WORLD.Barrier()
+    if WORLD.rank == 0:
+        used = time.process_time()
+        MPI.Request.Waitall([WORLD.Isend(part, 1) for part in mine])
+        # Sent may mean copied: with the answer they have left.
+        WORLD.Recv(bytearray(1), 1)
+        print(f"share: {100 * (time.process_time() - used) / QUIET_S:.1f}", flush=True)
+    elif WORLD.rank == 1:
+        end = time.monotonic() + QUIET_S
+        while time.monotonic() < end:
+            work()
+        for part in got:
+            WORLD.Recv(part, 0)
+        assert (got == 1).all()
+        WORLD.Send(bytearray(1), 0)
     WORLD.Barrier()
 
 
