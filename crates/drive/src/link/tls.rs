@@ -167,7 +167,7 @@ impl TlsLink {
         Self {
             connection,
             socket: Socket(socket),
-            // A stranger gets room for one record; who is known gets more.
+            // A stranger gets room for one record each way (33 KiB); who is known gets more.
             input: vec![0; SEALED_BYTES],
             input_start: 0,
             input_end: 0,

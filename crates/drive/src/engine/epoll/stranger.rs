@@ -1,8 +1,9 @@
 //! Somebody at the door: a connection between being accepted (or made) and the end of the hello.
 //!
 //! What enters: exactly the bytes of the hello, read no further. What leaves: who it is, or why it
-//! is refused. A stranger costs a few hundred bytes and a place among
-//! [`super::STRANGERS_MAX`], for at most [`HELLO_MILLIS_MAX`].
+//! is refused. A stranger costs a place among [`super::STRANGERS_MAX`] for at most
+//! [`HELLO_MILLIS_MAX`], and less than a kilobyte; at the door of the relays the buffers of a
+//! [`TlsLink`](crate::link::tls::TlsLink) and what rustls keeps, some 50 KiB.
 
 use std::io;
 use std::os::fd::OwnedFd;
