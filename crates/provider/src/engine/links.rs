@@ -147,7 +147,7 @@ impl Engine {
         let id = match self.neighbours[peer.0 as usize].out {
             Out::Up(id) => id,
             Out::Unknown => return self.dial(peer),
-            Out::Dialling | Out::AwaitRelay => return,
+            Out::Dialling | Out::AwaitTurn | Out::AwaitRelay => return,
             Out::Gone => {
                 self.core.fail(peer, libc::ECONNRESET);
                 return self.drain_actions();

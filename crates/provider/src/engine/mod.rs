@@ -112,7 +112,7 @@ pub struct Engine {
     streams: usize,
     /// The stream that is read directly; epoll does not watch it.
     hot_stream: Option<usize>,
-    hellos: Vec<Option<peers::Hello>>,
+    hellos: peers::Hellos,
     hellos_open: usize,
     epoll: OwnedFd,
     /// Unexpected payload, by place of the number the protocol gives it.
@@ -159,7 +159,7 @@ impl Engine {
             full_rings: Vec::new(),
             streams: 0,
             hot_stream: None,
-            hellos: Vec::new(),
+            hellos: peers::Hellos::default(),
             hellos_open: 0,
             epoll,
             stores: Vec::new(),

@@ -43,6 +43,8 @@ pub enum Out {
     Unknown,
     /// A connection is being made.
     Dialling,
+    /// Waits until fewer others are being dialled.
+    AwaitTurn,
     /// Waits for the relay's connection.
     AwaitRelay,
     Up(usize),

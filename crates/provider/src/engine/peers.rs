@@ -5,6 +5,7 @@
 //! good as our own. Either begins with a hello; when that has ended well there is a link, and what
 //! waited for it goes out.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,8 +27,12 @@ use super::neighbours::Out;
 use crate::arena;
 use crate::log;
 
-/// Strangers whose hello is under way; more wait in the listening queue.
+/// Strangers whose hello is under way; more wait in the listening queue. Our own dials do not count: everybody may be
+/// dialling everybody, and somebody has to answer.
 const HELLOS_MAX: usize = 256;
+/// Our own dials under way; further peers wait for their turn. Fewer than a door of a peer has room for, so that two
+/// diallers at once find room.
+const DIALS_MAX: usize = 128;
 
 /// A way to reach a peer.
 #[derive(Clone, Debug)]
@@ -42,6 +47,26 @@ pub enum Way {
 pub struct Hello {
     pub handshake: Handshake,
     purpose: Purpose,
+}
+
+/// All hellos under way.
+#[derive(Default)]
+pub struct Hellos {
+    slots: Vec<Option<Hello>>,
+    strangers: usize,
+    /// Ours, also to the relay.
+    dials: usize,
+    /// Peers to be dialled when one of those has ended.
+    waiting: VecDeque<Peer>,
+}
+
+impl Hellos {
+    fn count(&mut self, purpose: Purpose) -> &mut usize {
+        match purpose {
+            Purpose::Stranger => &mut self.strangers,
+            Purpose::Peer(_) | Purpose::Relay => &mut self.dials,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -112,11 +137,38 @@ impl Engine {
                 return Ok(());
             }
             Way::Relay => return self.await_relay(peer),
+            _ if self.hellos.dials >= DIALS_MAX => {
+                self.await_turn(peer, way);
+                return Ok(());
+            }
             Way::Shm(name) => dial_unix(name)?,
             Way::Tcp(address) => dial_tcp(*address)?,
         };
         self.neighbours[peer.0 as usize].out = Out::Dialling;
         self.greet(socket, matches!(way, Way::Shm(_)), Purpose::Peer(peer))
+    }
+
+    /// Too many dials are under way: `peer` is dialled when one has ended.
+    fn await_turn(&mut self, peer: Peer, way: &Way) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        neighbour.out = Out::AwaitTurn;
+        neighbour.ways.get_or_insert_default().push(way.clone());
+        self.hellos.waiting.push_back(peer);
+    }
+
+    /// Dials peers that wait for their turn, as far as there is room. Some have come to us meanwhile.
+    fn dial_waiting(&mut self) {
+        // A dial may end within the call and come here again: then there is nothing more to take.
+        let mut waiting = std::mem::take(&mut self.hellos.waiting);
+        while self.hellos.dials < DIALS_MAX
+            && let Some(peer) = waiting.pop_front()
+        {
+            if self.neighbours[peer.0 as usize].out == Out::AwaitTurn {
+                self.dial(peer);
+            }
+        }
+        waiting.append(&mut self.hellos.waiting);
+        self.hellos.waiting = waiting;
     }
 
     /// The ways to a peer, the best last.
@@ -176,21 +228,22 @@ impl Engine {
             Purpose::Stranger => Handshake::accept(socket, is_unix, own),
             _ => Handshake::dial(socket, is_unix, self.identity, own),
         };
-        let id = free_slot(&mut self.hellos);
+        let id = free_slot(&mut self.hellos.slots);
         let mut interest = epoll::EventFlags::IN;
         if handshake.wants_write() {
             interest |= epoll::EventFlags::OUT;
         }
         watch(&self.epoll, handshake.fd(), Token::Hello(id), interest)?;
-        self.hellos[id] = Some(Hello { handshake, purpose });
+        self.hellos.slots[id] = Some(Hello { handshake, purpose });
         self.hellos_open += 1;
+        *self.hellos.count(purpose) += 1;
         self.handle_hello(id);
         Ok(())
     }
 
     /// Accepts whoever waits at a door.
     pub(super) fn handle_door(&mut self, is_unix: bool) {
-        while self.hellos_open < HELLOS_MAX || self.evict_stranger() {
+        while self.hellos.strangers < HELLOS_MAX || self.evict_stranger() {
             let Some(socket) = self.own.accept(is_unix) else {
                 return;
             };
@@ -204,53 +257,61 @@ impl Engine {
     fn evict_stranger(&mut self) -> bool {
         let is_idle =
             |hello: &Hello| matches!(hello.purpose, Purpose::Stranger) && hello.handshake.is_old();
-        let Some(slot) = self.hellos.iter_mut().find(|slot| slot.as_ref().is_some_and(is_idle))
-        else {
+        let mut slots = self.hellos.slots.iter();
+        let Some(id) = slots.position(|slot| slot.as_ref().is_some_and(is_idle)) else {
             return false;
         };
-        *slot = None;
-        self.hellos_open -= 1;
-        log!(Warn, "a connection was refused: too many others wait for their hello");
+        // What we waited for may be there by now, unread.
+        self.handle_hello(id);
+        if self.hellos.slots[id].take().is_some() {
+            self.hello_over(Purpose::Stranger);
+            log!(Warn, "a connection was refused: too many others wait for their hello");
+        }
         true
     }
 
     /// Something happened on the socket of hello `id`.
     pub(super) fn handle_hello(&mut self, id: usize) {
-        let Some(mut hello) = self.hellos.get_mut(id).and_then(Option::take) else {
+        let Some(mut hello) = self.hellos.slots.get_mut(id).and_then(Option::take) else {
             return;
         };
-        match hello.handshake.advance(self.identity, MAPPER) {
-            Ok(None) if !hello.handshake.is_overdue() => {
-                if !hello.handshake.wants_write() {
-                    let flags = epoll::EventFlags::IN;
-                    let data = epoll::EventData::new_u64(Token::Hello(id).number());
-                    let _ = epoll::modify(&self.epoll, hello.handshake.fd(), data, flags);
-                }
-                self.hellos[id] = Some(hello);
+        let outcome = hello.handshake.advance(self.identity, MAPPER);
+        if let Ok(None) = outcome
+            && !hello.handshake.is_overdue()
+        {
+            if !hello.handshake.wants_write() {
+                let flags = epoll::EventFlags::IN;
+                let data = epoll::EventData::new_u64(Token::Hello(id).number());
+                let _ = epoll::modify(&self.epoll, hello.handshake.fd(), data, flags);
             }
-            Ok(None) => {
-                self.hellos_open -= 1;
-                let late = io::Error::new(io::ErrorKind::TimedOut, "the hello takes too long");
-                self.hello_failed(hello.purpose, &late);
-            }
-            Ok(Some(up)) => {
-                self.hellos_open -= 1;
-                let outcome = self.hello_ended(hello.purpose, up);
-                if let Err(error) = outcome {
-                    self.hello_failed(hello.purpose, &error);
-                }
-            }
-            Err(error) => {
-                self.hellos_open -= 1;
-                self.hello_failed(hello.purpose, &error);
-            }
+            self.hellos.slots[id] = Some(hello);
+            return;
         }
+        let purpose = hello.purpose;
+        // Its socket must be gone before another takes its place.
+        drop(hello);
+        self.hello_over(purpose);
+        let outcome = match outcome {
+            Ok(Some(up)) => self.hello_ended(purpose, up),
+            Ok(None) => Err(io::Error::new(io::ErrorKind::TimedOut, "the hello takes too long")),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = outcome {
+            self.hello_failed(purpose, &error);
+        }
+        self.dial_waiting();
+    }
+
+    fn hello_over(&mut self, purpose: Purpose) {
+        self.hellos_open -= 1;
+        *self.hellos.count(purpose) -= 1;
     }
 
     /// Gives up hellos that take too long.
     pub(super) fn check_hellos(&mut self) {
-        for id in 0..self.hellos.len() {
-            if self.hellos[id].as_ref().is_some_and(|hello| hello.handshake.is_overdue()) {
+        for id in 0..self.hellos.slots.len() {
+            let slot = self.hellos.slots[id].as_ref();
+            if slot.is_some_and(|hello| hello.handshake.is_overdue()) {
                 self.handle_hello(id);
             }
         }

@@ -1,9 +1,12 @@
 //! Two engines of one process that talk to each other.
 
 use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
+use landbridge_proto::id::{Address, ClusterId};
 use landbridge_proto::wire::hello::Introduction;
+use landbridge_proto::wire::name::Name;
 
 use super::neighbours::Out;
 use super::*;
@@ -70,7 +73,7 @@ fn whoever_polls_rarely_opens_its_door_all_the_same() {
 fn an_address_means_one_endpoint_only() {
     let mut party = Party::open();
     let introduction = |cookie| Introduction {
-        address: landbridge_proto::id::Address::new(5, 0),
+        address: Address::new(5, 0),
         cookie,
         ..party.engine.own.introduction()
     };
@@ -80,6 +83,40 @@ fn an_address_means_one_endpoint_only() {
     assert!(party.engine.recognise(peer, &first).is_ok(), "it may connect again");
     let peer = party.engine.peer_introduced(&second).unwrap();
     assert!(party.engine.recognise(peer, &second).is_err());
+}
+
+#[test]
+fn a_dialler_of_very_many_still_answers() {
+    const MANY: u64 = 300;
+    let (mut one, mut other) = (Party::open(), Party::open());
+    // It takes connections, and never says a word.
+    let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+    for unique in 0..MANY {
+        let number = one.av.insert(name_at(mute.local_addr().unwrap(), unique));
+        one.send(number).unwrap();
+    }
+    let number = other.av.insert(one.name());
+    other.send(number).unwrap();
+    until(|| {
+        one.engine.progress();
+        other.engine.progress();
+        other.is_linked() && one.is_linked()
+    });
+    drop(mute);
+    let mut failed = 0;
+    until(|| {
+        one.engine.progress();
+        failed += std::iter::from_fn(|| one.next()).filter(Result::is_err).count();
+        failed == MANY as usize
+    });
+}
+
+/// The name of nobody in particular, on another node, who can be called at `address`.
+fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
+    let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
+    let ip = address.ip().to_ipv6_mapped().octets();
+    let (cluster, port) = (ClusterId(0), address.port());
+    Name { address: Address::ANONYMOUS, unique, cluster, node: 1, ip, port }.emit()
 }
 
 /// An engine with what it needs around it.
