@@ -34,8 +34,11 @@ pub fn supports(kind: AtomicKind, datatype: u32, op: u32) -> bool {
 /// Applies `op` to `count` elements at `target`. `result`, if not empty, gets the values found
 /// there before. `operand` is empty for FI_ATOMIC_READ, `compare` for all but the swaps.
 ///
+/// An element that keeps its value is not stored: a read works on memory that cannot be written, and what the program itself
+/// stores meanwhile stays.
+///
 /// # Safety
-/// `target` points to `count` elements of memory that may be read and written.
+/// `target` points to `count` elements of memory that may be read, and written unless the operation leaves it as it is.
 pub unsafe fn apply(
     op: u32,
     datatype: u32,
@@ -134,11 +137,19 @@ impl Visit for Apply<'_> {
                 if !self.result.is_empty() {
                     self.result.as_mut_ptr().cast::<T>().add(index).write_unaligned(old);
                 }
-                target.write_unaligned(new);
+                if bytes_of(&new) != bytes_of(&old) {
+                    target.write_unaligned(new);
+                }
             }
         }
         Ok(())
     }
+}
+
+/// The bits of a value, which say more than `==` does of numbers (0 and -0, or what is none).
+fn bytes_of<T: Element>(value: &T) -> &[u8] {
+    // SAFETY: elements are numbers without padding.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
 /// # Safety
@@ -555,6 +566,35 @@ mod tests {
         let mut sum = of([1.0, 0.0]);
         sum[0][0] = 8;
         check(LONG_DOUBLE, OP_SUM, of([1.0, 0.0]), tiny, zeros, sum);
+    }
+
+    /// Memory that cannot be written, so that a store would end the test.
+    #[test]
+    fn what_changes_nothing_stores_nothing() {
+        const PAGE: usize = 4096;
+        let protection = rustix::mm::ProtFlags::READ;
+        let flags = rustix::mm::MapFlags::PRIVATE;
+        // SAFETY: a mapping of its own, all zeros, given back below.
+        let page =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE, protection, flags) };
+        let page = page.unwrap();
+        let (one, zero) = (1u64.to_ne_bytes(), [0; 8]);
+        let mut old = [0xEE; 8];
+        // SAFETY: there is room for an element, which none of the calls changes.
+        unsafe {
+            assert_eq!(apply(OP_READ, UINT64, page.cast(), &[], &[], &mut old, 1), Ok(()));
+            assert_eq!(old, zero);
+            for (op, compare) in [(OP_CSWAP, one), (OP_CSWAP_NE, zero), (OP_CSWAP_LT, zero)] {
+                let done = apply(op, UINT64, page.cast(), &one, &compare, &mut old, 1);
+                assert_eq!(done, Ok(()), "op {op}");
+            }
+            rustix::mm::munmap(page, PAGE).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_zero_of_the_other_sign_is_another_value() {
+        check(DOUBLE, OP_WRITE, [0.0, 1.0], [-0.0, 1.0], [0.0, 0.0], [-0.0, 1.0]);
     }
 
     #[test]
