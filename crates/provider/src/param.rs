@@ -59,6 +59,12 @@ pub const NODE: Knob = Knob {
     unit: "text",
     sentence: "The node this process runs on; equal names may share memory.",
 };
+pub const NODE_SIZE: Knob = Knob {
+    name: "NODE_SIZE",
+    default: "as other launchers say, or all processes of the job",
+    unit: "processes",
+    sentence: "How many processes share this node's processors.",
+};
 pub const ADDRESS: Knob = Knob {
     name: "ADDRESS",
     default: "picked from the interfaces",
@@ -73,7 +79,8 @@ pub const RELAY: Knob = Knob {
 };
 
 /// Every knob, for listings.
-pub const KNOBS: &[Knob] = &[LOG, PATHS, JOB, KEY, INDEX, SIZE, CLUSTER, NODE, ADDRESS, RELAY];
+pub const KNOBS: &[Knob] =
+    &[LOG, PATHS, JOB, KEY, INDEX, SIZE, CLUSTER, NODE, NODE_SIZE, ADDRESS, RELAY];
 
 impl Knob {
     pub fn variable(&self) -> String {

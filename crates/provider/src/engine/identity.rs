@@ -3,6 +3,7 @@
 //! Without a launcher of ours a process belongs to the *user's job*: all processes of one user know one key, kept in a
 //! file that only the user can read.
 
+use std::ffi::CStr;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -76,7 +77,7 @@ impl Identity {
             ip: own_ip()?,
             relays: relays()?,
             paths: paths()?,
-            neighbours: neighbours(),
+            neighbours: neighbours()?,
         })
     }
 
@@ -199,19 +200,46 @@ fn own_ip() -> Result<IpAddr, String> {
     text.parse().map_err(|_| format!("LANDBRIDGE_ADDRESS={text} is not an IP address"))
 }
 
-/// The first IPv4 address of an interface that is up and not the loopback.
+/// The IPv4 address of an interface that others can probably reach.
 fn interface_ip() -> Option<IpAddr> {
+    best_ip(&interfaces())
+}
+
+/// An interface's IPv4 address, and what is known of it.
+struct Interface {
+    name: String,
+    ip: Ipv4Addr,
+    flags: i32,
+}
+
+impl Interface {
+    /// Bridges and ends of pairs that containers and virtual machines hang on: they lead to nobody else.
+    fn is_inner(&self) -> bool {
+        ["docker", "veth", "virbr", "br-"].iter().any(|start| self.name.starts_with(start))
+    }
+}
+
+/// The first that is up, has a carrier and is not the loopback; one of [`Interface::is_inner`] if there is no other.
+fn best_ip(interfaces: &[Interface]) -> Option<IpAddr> {
+    const ALIVE: i32 = libc::IFF_UP | libc::IFF_RUNNING;
+    let is_usable = |it: &&Interface| it.flags & (ALIVE | libc::IFF_LOOPBACK) == ALIVE;
+    let usable = || interfaces.iter().filter(is_usable);
+    let best = usable().find(|it| !it.is_inner()).or_else(|| usable().next())?;
+    Some(IpAddr::V4(best.ip))
+}
+
+fn interfaces() -> Vec<Interface> {
     let mut list = std::ptr::null_mut();
     // SAFETY: `list` is ours to be written; it is given back below.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
-        return None;
+        return Vec::new();
     }
-    let mut found = None;
+    let mut found = Vec::new();
     let mut next = list;
-    while let (None, false) = (found, next.is_null()) {
+    while !next.is_null() {
         // SAFETY: the list is linked until freed.
         let entry = unsafe { &*next };
-        found = usable_ip(entry);
+        found.extend(interface(entry));
         next = entry.ifa_next;
     }
     // SAFETY: given by getifaddrs, freed once.
@@ -219,18 +247,19 @@ fn interface_ip() -> Option<IpAddr> {
     found
 }
 
-fn usable_ip(entry: &libc::ifaddrs) -> Option<IpAddr> {
-    let flags = entry.ifa_flags as i32;
-    if flags & libc::IFF_UP == 0 || flags & libc::IFF_LOOPBACK != 0 || entry.ifa_addr.is_null() {
+fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
+    if entry.ifa_addr.is_null() {
         return None;
     }
-    // SAFETY: not null; sockaddr_in if the family says so.
+    // SAFETY: not null; sockaddr_in if the family says so; the name ends with NUL.
     unsafe {
         if i32::from((*entry.ifa_addr).sa_family) != libc::AF_INET {
             return None;
         }
         let address = (*entry.ifa_addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-        Some(IpAddr::V4(Ipv4Addr::from(address.to_ne_bytes())))
+        let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+        let flags = entry.ifa_flags as i32;
+        Some(Interface { name, ip: Ipv4Addr::from(address.to_ne_bytes()), flags })
     }
 }
 
@@ -266,10 +295,10 @@ fn paths() -> Result<Paths, String> {
     Ok(paths)
 }
 
-fn neighbours() -> Option<u32> {
-    let names =
-        ["LANDBRIDGE_NODE_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"];
-    number_in_any(&names).map(|count| count as u32)
+fn neighbours() -> Result<Option<u32>, String> {
+    let of_other_launchers = ["MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"];
+    let count = param::NODE_SIZE.number()?.or_else(|| number_in_any(&of_other_launchers));
+    Ok(count.map(|count| count as u32))
 }
 
 fn number_in_any(names: &[&str]) -> Option<u64> {
@@ -285,6 +314,26 @@ mod tests {
         assert!(matches!(relay_way("unix:@x-1"), Ok(RelayWay::Unix(name)) if name == "x-1"));
         assert!(matches!(relay_way("tcp:127.0.0.1:7711"), Ok(RelayWay::Tcp(_))));
         assert!(relay_way("udp:1").unwrap_err().contains("udp:1"));
+    }
+
+    #[test]
+    fn the_address_is_that_of_an_interface_others_reach() {
+        const ALIVE: i32 = libc::IFF_UP | libc::IFF_RUNNING;
+        let interface = |name: &str, last, flags| {
+            let ip = Ipv4Addr::new(10, 0, 0, last);
+            Interface { name: name.to_owned(), ip, flags }
+        };
+        let chosen = |list: &[Interface]| match best_ip(list) {
+            Some(IpAddr::V4(ip)) => ip.octets()[3],
+            _ => 0,
+        };
+        let lo = || interface("lo", 1, ALIVE | libc::IFF_LOOPBACK);
+        let dead = || interface("eth0", 2, libc::IFF_UP);
+        let docker = || interface("docker0", 3, ALIVE);
+        let bridge = || interface("br-4f6c", 4, ALIVE);
+        assert_eq!(chosen(&[lo(), dead(), docker(), bridge(), interface("ib0", 5, ALIVE)]), 5);
+        assert_eq!(chosen(&[lo(), dead(), docker()]), 3, "in a container's host alone");
+        assert_eq!(chosen(&[lo(), dead()]), 0);
     }
 
     #[test]
