@@ -82,7 +82,8 @@ pub unsafe fn unmap(start: NonNull<u8>) {
 }
 
 /// Whether an address is one of ours.
-pub fn contains(address: *const u8) -> bool {
+#[cfg(test)]
+fn contains(address: *const u8) -> bool {
     let Stretch { start, len, .. } = *stretch();
     (start..start + len).contains(&address.addr())
 }

@@ -17,16 +17,15 @@ use crate::resolve::{self, How, SOCKADDR_BYTES};
 
 pub const NAME: &CStr = c"landbridge";
 
-/// Bytes an inject call takes: they are copied into a retained segment before it returns, so this
-/// is a matter of the segments' size, not of a wire.
+/// Bytes an inject call takes: they go out, or are copied, before it returns. As much as the least credit a peer has.
 pub const INJECT_SIZE: usize = 16_384;
 /// No message is too long; long ones are cut inside. It is this large so that MPICH never does its
 /// own cutting.
 pub const MESSAGE_SIZE_MAX: usize = 1 << 62;
 /// Pieces of local memory in one call. Arrays of this length live on the caller's stack.
 pub const IOV_MAX: usize = 8;
-/// Pieces of remote memory in one call.
-pub const RMA_IOV_MAX: usize = 8;
+/// Pieces of remote memory in one call. No MPI library gathers there; several would be several operations.
+pub const RMA_IOV_MAX: usize = 1;
 /// Operations in flight a program may count on; more are accepted.
 const QUEUE_DEPTH: usize = 1024;
 /// A caller's wish for depth is granted up to here.

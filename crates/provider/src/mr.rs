@@ -44,8 +44,8 @@ impl Table {
     /// Where `len` bytes at `offset` of region `key` lie, if all of them are in it and were
     /// registered for every kind of `access` (`abi::REMOTE_READ | abi::REMOTE_WRITE`).
     ///
-    /// The pointer is good until the engine's lock is released: a region is only forgotten when no
-    /// engine of the domain is in a step.
+    /// The pointer is good until the region is forgotten, which the caller's own step excludes: a region is only forgotten
+    /// when no engine of the domain is in one.
     pub fn resolve(
         &self,
         key: u64,

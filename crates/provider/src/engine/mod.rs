@@ -18,7 +18,10 @@
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
 //! | `wait` | polling, spinning, parking |
 //!
-//! What may never happen: a request waits for the network; a frame's bytes are touched before its
+//! Only opening and closing wait for the network, for a bounded time: opening for the relay, closing for peers to take
+//! what was sent.
+//!
+//! What may never happen: any other request waits for the network; a frame's bytes are touched before its
 //! link's hello has ended; a link of one peer keeps another from progress.
 
 mod doors;
@@ -55,8 +58,8 @@ use links::Link;
 use memory::Bytes;
 use neighbours::Neighbour;
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, PeekRequest, RecvRequest, RmaKind,
-    RmaRequest, SendRequest,
+    AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, PeekRequest, RecvRequest, RemoteIov,
+    RmaKind, RmaRequest, SendRequest,
 };
 use uplink::Relay;
 use wait::Idle;
@@ -265,10 +268,8 @@ impl Engine {
 
     pub fn rma(&mut self, request: &RmaRequest) -> Result<(), Errno> {
         let peer = self.peer_of(request.target)?;
-        let [remote] = request.remote else {
-            return Err(Errno::EINVAL);
-        };
-        let remote = endpoint::Remote { peer, key: remote.key, offset: remote.offset };
+        let RemoteIov { key, offset, .. } = request.remote;
+        let remote = endpoint::Remote { peer, key, offset };
         let ticket = Ticket { context: request.context, notify: request.notify };
         let memory = Self::memory(request.local, request.inject);
         let started = match request.kind {
@@ -282,9 +283,7 @@ impl Engine {
 
     pub fn atomic(&mut self, request: &AtomicRequest) -> Result<(), Errno> {
         let peer = self.peer_of(request.target)?;
-        let [remote] = request.remote else {
-            return Err(Errno::EINVAL);
-        };
+        let remote = request.remote;
         let wanted = endpoint::AtomicRequest {
             op: 0,
             operation: request.op as u8,
@@ -348,12 +347,6 @@ impl Engine {
     #[inline]
     fn source_of(&mut self, number: FiAddr) -> Result<Option<Peer>, Errno> {
         if number == abi::ADDR_UNSPEC { Ok(None) } else { self.peer_of(number).map(Some) }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.links.clear();
     }
 }
 

@@ -87,17 +87,17 @@ pub enum RmaKind {
     Write,
 }
 
+/// Complete when the peer has done it, whatever level was asked for.
 pub struct RmaRequest<'a> {
     pub kind: RmaKind,
     pub target: FiAddr,
     pub local: &'a [Iov],
-    pub remote: &'a [RemoteIov],
+    pub remote: RemoteIov,
     /// Remote CQ data (`fi_writedata`): the target gets a completion.
     pub data: Option<u64>,
     pub context: usize,
     pub inject: bool,
     pub notify: bool,
-    pub level: Level,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,7 @@ pub enum AtomicKind {
     Compare,
 }
 
+/// Complete when the peer has done it. Operands are taken before the call returns, with or without inject.
 pub struct AtomicRequest<'a> {
     pub kind: AtomicKind,
     pub target: FiAddr,
@@ -121,12 +122,9 @@ pub struct AtomicRequest<'a> {
     pub operand: &'a [Iov],
     pub compare: &'a [Iov],
     pub result: &'a [Iov],
-    /// Lengths in bytes.
-    pub remote: &'a [RemoteIov],
+    pub remote: RemoteIov,
     pub context: usize,
-    pub inject: bool,
     pub notify: bool,
-    pub level: Level,
 }
 
 /// What an operation was, for the choice of queue, counter and completion flags.

@@ -171,12 +171,11 @@ impl Party {
             kind: RmaKind::Write,
             target,
             local: &[],
-            remote: &[request::RemoteIov { offset: 0, len: 0, key: 1 }],
+            remote: RemoteIov { offset: 0, len: 0, key: 1 },
             data: None,
             context: 2,
             inject: false,
             notify: true,
-            level: Level::Transmit,
         })
     }
 

@@ -72,43 +72,19 @@ impl Pieces {
     }
 }
 
-/// Remote memory in elements, and in bytes.
-struct Remote {
-    list: [RemoteIov; RMA_IOV_MAX],
-    used: usize,
-}
-
-impl Remote {
-    fn one(offset: u64, key: u64, bytes: usize) -> Remote {
-        let mut remote =
-            Remote { list: [RemoteIov { offset: 0, len: 0, key: 0 }; RMA_IOV_MAX], used: 1 };
-        remote.list[0] = RemoteIov { offset, len: bytes, key };
-        remote
+/// A message's remote memory, in bytes.
+///
+/// # Safety
+/// The message's remote vector is valid.
+unsafe fn reach(msg: &MsgAtomic, size: usize) -> Result<RemoteIov, Errno> {
+    const { assert!(RMA_IOV_MAX == 1) };
+    if msg.rma_iov_count != RMA_IOV_MAX {
+        return Err(Errno::EINVAL);
     }
-
-    /// # Safety
-    /// The message's remote vector is valid.
-    unsafe fn of(msg: &MsgAtomic, size: usize) -> Result<Remote, Errno> {
-        let mut remote = Remote::one(0, 0, 0);
-        remote.used = msg.rma_iov_count;
-        for (index, piece) in
-            remote.list.get_mut(..remote.used).ok_or(Errno::EINVAL)?.iter_mut().enumerate()
-        {
-            // SAFETY: the caller's promise.
-            let given = unsafe { &*msg.rma_iov.add(index) };
-            let len = given.count.checked_mul(size).ok_or(Errno::EINVAL)?;
-            *piece = RemoteIov { offset: given.addr, len, key: given.key };
-        }
-        Ok(remote)
-    }
-
-    fn get(&self) -> &[RemoteIov] {
-        &self.list[..self.used]
-    }
-
-    fn bytes(&self) -> usize {
-        self.get().iter().fold(0, |sum, piece| sum.saturating_add(piece.len))
-    }
+    // SAFETY: the caller's promise.
+    let given = unsafe { &*msg.rma_iov };
+    let len = given.count.checked_mul(size).ok_or(Errno::EINVAL)?;
+    Ok(RemoteIov { offset: given.addr, len, key: given.key })
 }
 
 /// The three local vectors of an atomic.
@@ -134,7 +110,7 @@ unsafe fn post(
     ep: *mut FidEp,
     act: Act,
     local: Local,
-    remote: Remote,
+    remote: RemoteIov,
     terms: Terms,
 ) -> Result<(), Errno> {
     let size = element_size(&act)?;
@@ -147,7 +123,7 @@ unsafe fn post(
             Pieces::of(local.result, size)?,
         )
     };
-    let bytes = remote.bytes();
+    let bytes = remote.len;
     if bytes > BYTES_MAX {
         return Err(Errno::EMSGSIZE);
     }
@@ -166,11 +142,9 @@ unsafe fn post(
         operand: operand.get(),
         compare: compare.get(),
         result: result.get(),
-        remote: remote.get(),
+        remote,
         context: act.context as usize,
-        inject: terms.inject,
         notify: terms.notify,
-        level: terms.level,
     };
     // SAFETY: the caller's promise.
     unsafe { endpoint(ep) }.engine()?.atomic(&request)
@@ -189,9 +163,9 @@ unsafe fn plain(
     let counted = if act.kind == AtomicKind::Update { local.operand } else { local.result };
     // SAFETY: the caller's promise.
     unsafe {
-        let bytes = total(Pieces::of(counted, element_size(&act)?)?.get());
+        let len = total(Pieces::of(counted, element_size(&act)?)?.get());
         let terms = endpoint(ep).transmit_terms();
-        post(ep, act, local, Remote::one(offset, key, bytes), terms)
+        post(ep, act, local, RemoteIov { offset, key, len }, terms)
     }
 }
 
@@ -212,8 +186,8 @@ unsafe fn message(
     let local = Local { operand: (msg.iov, msg.iov_count), compare, result };
     // SAFETY: the caller's promise.
     unsafe {
-        let remote = Remote::of(msg, element_size(&act)?)?;
-        let terms = endpoint(ep).message_terms(flags, remote.bytes())?;
+        let remote = reach(msg, element_size(&act)?)?;
+        let terms = endpoint(ep).message_terms(flags, remote.len)?;
         post(ep, act, local, remote, terms)
     }
 }
@@ -279,11 +253,11 @@ unsafe extern "C" fn inject(
     let act = Act { kind: AtomicKind::Update, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: NOTHING, result: NOTHING };
     let posted = element_size(&act).and_then(|size| {
-        let bytes = count.checked_mul(size).ok_or(Errno::EINVAL)?;
+        let len = count.checked_mul(size).ok_or(Errno::EINVAL)?;
         // SAFETY: libfabric's contract for fi_inject_atomic.
         unsafe {
-            let terms = endpoint(ep).inject_terms(bytes)?;
-            post(ep, act, local, Remote::one(offset, key, bytes), terms)
+            let terms = endpoint(ep).inject_terms(len)?;
+            post(ep, act, local, RemoteIov { offset, key, len }, terms)
         }
     });
     status_long(posted)

@@ -306,7 +306,11 @@ impl Endpoint {
     }
 
     fn bind_counter(&self, cntr: &CompletionCounter, flags: u64) -> Result<(), Errno> {
-        const KNOWN: u64 = SEND | RECV | READ | WRITE | REMOTE_READ | REMOTE_WRITE;
+        const KNOWN: u64 = SEND | RECV | READ | WRITE | REMOTE_WRITE;
+        if flags & REMOTE_READ != 0 {
+            // That is FI_RMA_EVENT, which is not offered; a counter that never counts would be waited for.
+            return Err(Errno::ENOSYS);
+        }
         if flags & !KNOWN != 0 || flags == 0 {
             return Err(Errno::EBADFLAGS);
         }

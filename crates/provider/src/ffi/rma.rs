@@ -31,7 +31,7 @@ struct Transfer<'a> {
     kind: RmaKind,
     target: FiAddr,
     local: &'a [Iov],
-    remote: &'a [RemoteIov],
+    remote: RemoteIov,
     data: Option<u64>,
 }
 
@@ -45,9 +45,9 @@ unsafe fn post(
     terms: Terms,
 ) -> Result<(), Errno> {
     let Transfer { kind, target, local, remote, data } = transfer;
-    let Terms { notify, level, inject } = terms;
+    let Terms { notify, inject, .. } = terms;
     let context = context as usize;
-    let request = RmaRequest { kind, target, local, remote, data, context, inject, notify, level };
+    let request = RmaRequest { kind, target, local, remote, data, context, inject, notify };
     // SAFETY: the caller's promise.
     unsafe { endpoint(ep) }.engine()?.rma(&request)
 }
@@ -62,8 +62,8 @@ struct Reach {
 impl Reach {
     /// As many bytes as there are locally.
     #[inline(always)]
-    fn memory(&self, local: &[Iov]) -> [RemoteIov; 1] {
-        [RemoteIov { offset: self.offset, len: total(local), key: self.key }]
+    fn memory(&self, local: &[Iov]) -> RemoteIov {
+        RemoteIov { offset: self.offset, len: total(local), key: self.key }
     }
 }
 
@@ -200,7 +200,7 @@ unsafe fn plain(
     context: Void,
 ) -> Result<(), Errno> {
     let remote = peer.memory(local);
-    let transfer = Transfer { kind, target: peer.target, local, remote: &remote, data };
+    let transfer = Transfer { kind, target: peer.target, local, remote, data };
     // SAFETY: the caller's promise.
     unsafe { post(ep, transfer, context, endpoint(ep).transmit_terms()) }
 }
@@ -214,7 +214,7 @@ unsafe fn inject_write(
     data: Option<u64>,
 ) -> Result<(), Errno> {
     let (kind, remote) = (RmaKind::Write, peer.memory(local));
-    let transfer = Transfer { kind, target: peer.target, local, remote: &remote, data };
+    let transfer = Transfer { kind, target: peer.target, local, remote, data };
     // SAFETY: the caller's promise.
     unsafe {
         let terms = endpoint(ep).inject_terms(total(local))?;
@@ -225,18 +225,17 @@ unsafe fn inject_write(
 /// # Safety
 /// As for `post`; the message is valid during the call.
 unsafe fn message(ep: *mut FidEp, kind: RmaKind, msg: &MsgRma, flags: u64) -> Result<(), Errno> {
-    let mut remote = [RemoteIov { offset: 0, len: 0, key: 0 }; RMA_IOV_MAX];
-    let remote = remote.get_mut(..msg.rma_iov_count).ok_or(Errno::EINVAL)?;
-    for (index, piece) in remote.iter_mut().enumerate() {
-        // SAFETY: `rma_iov_count` pieces are there.
-        let given = unsafe { &*msg.rma_iov.add(index) };
-        *piece = RemoteIov { offset: given.addr, len: given.len, key: given.key };
+    const { assert!(RMA_IOV_MAX == 1) };
+    if msg.rma_iov_count != RMA_IOV_MAX {
+        return Err(Errno::EINVAL);
     }
     // SAFETY: the caller's promise.
     unsafe {
+        let given = &*msg.rma_iov;
+        let remote = RemoteIov { offset: given.addr, len: given.len, key: given.key };
         let local = pieces(msg.iov, msg.iov_count)?;
         let bytes = total(local);
-        if remote.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.len)) != bytes {
+        if remote.len != bytes {
             return Err(Errno::EINVAL);
         }
         let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);

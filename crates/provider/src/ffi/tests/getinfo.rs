@@ -80,6 +80,7 @@ fn what_we_cannot_do_is_refused() {
     refused(|h| h.tx.inject_size = INJECT_SIZE + 1);
     refused(|h| h.tx.msg_order = 1 << 6);
     refused(|h| h.rx.iov_limit = 9);
+    refused(|h| h.tx.rma_iov_limit = 2);
     refused(|h| h.domain.data_progress = PROGRESS_AUTO);
     refused(|h| h.domain.cq_data_size = 9);
     refused(|h| h.domain.max_ep_tx_ctx = 2);

@@ -46,6 +46,21 @@ fn a_counter_waits_for_its_threshold() {
 }
 
 #[test]
+fn a_counter_that_would_never_count_is_refused() {
+    let stack = Stack::open(None);
+    // SAFETY: objects just opened, closed once.
+    unsafe {
+        let mut cntr = ptr::null_mut();
+        let open = (*(*stack.domain).ops).cntr_open;
+        assert_eq!(open(stack.domain, ptr::null_mut(), &mut cntr, ptr::null_mut()), 0);
+        let bind = (*(*stack.ep).fid.ops).bind;
+        assert_eq!(bind(stack.ep.cast(), cntr.cast(), READ | REMOTE_READ), -libc::ENOSYS);
+        assert_eq!(bind(stack.ep.cast(), cntr.cast(), READ | WRITE), 0);
+        assert_eq!(((*(*cntr).fid.ops).close)(cntr.cast()), 0);
+    }
+}
+
+#[test]
 fn a_poll_set_names_those_with_news() {
     let stack = Stack::open(None);
     // SAFETY: objects just opened, closed once; room for two contexts.
