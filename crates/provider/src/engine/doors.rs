@@ -13,6 +13,7 @@ use rustix::net::{
     socket_with,
 };
 
+use landbridge_drive::sys::tune_link;
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::hello::{Introduction, Role};
 use landbridge_proto::wire::name::{NAME_BYTES, Name};
@@ -95,8 +96,7 @@ impl Own {
         let socket = accept_with(door.as_ref()?, flags).map_err(io::Error::from);
         let socket = socket.and_then(high_fd).ok()?;
         if !is_unix {
-            // It only saves time.
-            let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+            tune_link(&socket);
         }
         Some(socket)
     }
@@ -152,7 +152,8 @@ pub fn dial_tcp(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = high_fd(socket_with(family, SocketType::STREAM, flags, None)?)?;
-    rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+    // From the start: a node that loses its power in the middle of the hello must be noticed, too.
+    tune_link(&socket);
     match connect(&socket, &address) {
         Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
@@ -198,4 +199,17 @@ fn sockaddr_name(ip: IpAddr, port: u16) -> NameBytes {
 pub fn sockaddr_parts(name: &NameBytes) -> (Ipv4Addr, u16) {
     let ip = Ipv4Addr::new(name[4], name[5], name[6], name[7]);
     (ip, u16::from_be_bytes([name[2], name[3]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise a node that loses its power is waited for without end.
+    #[test]
+    fn a_silent_peer_is_asked_whether_it_lives() {
+        let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = dial_tcp(door.local_addr().unwrap()).unwrap();
+        assert_eq!(rustix::net::sockopt::socket_keepalive(&socket), Ok(true));
+    }
 }

@@ -24,8 +24,17 @@ pub struct Handshake {
     step: Step,
     buffer: [u8; REPLY_BYTES],
     filled: usize,
-    deadline: Instant,
+    since: Instant,
+    is_to_relay: bool,
 }
+
+/// How long a stranger who has said the right first word may take for the second. It is a process of the job, which
+/// computes and does not look at its network meanwhile; or it is not. (If places get scarce, it must go sooner.)
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(600);
+/// How long a relay may take to answer. It attends to its network; but its machine may be very busy.
+const RELAY_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long any other step may take.
+const STEP_TIME_MAX: Duration = Duration::from_millis(HELLO_MILLIS_MAX);
 
 enum Step {
     /// Dialled; the connection may not be there yet.
@@ -62,6 +71,16 @@ impl Handshake {
         Self::new(socket, is_unix, Step::Dialled(dialler))
     }
 
+    /// Begins a hello on a socket that connects to the relay.
+    pub fn dial_relay(
+        socket: OwnedFd,
+        is_unix: bool,
+        identity: &Identity,
+        own: Introduction,
+    ) -> Self {
+        Self { is_to_relay: true, ..Self::dial(socket, is_unix, identity, own) }
+    }
+
     /// Begins a hello on a socket that a stranger connected.
     pub fn accept(socket: OwnedFd, is_unix: bool, own: Introduction) -> Self {
         Self::new(socket, is_unix, Step::AwaitOpen(Box::new(own)))
@@ -74,7 +93,8 @@ impl Handshake {
             step,
             buffer: [0; REPLY_BYTES],
             filled: 0,
-            deadline: Instant::now() + Duration::from_millis(HELLO_MILLIS_MAX),
+            since: Instant::now(),
+            is_to_relay: false,
         }
     }
 
@@ -91,16 +111,25 @@ impl Handshake {
         matches!(self.step, Step::Dialled(_))
     }
 
-    /// Whether it should be given up. Not while the other side owes an answer: it is a process of the job that computes and
-    /// does not look at its network meanwhile; if it dies, its socket says so.
+    /// Whether it should be given up.
     pub fn is_overdue(&self) -> bool {
-        let is_owed_by_a_peer = matches!(self.step, Step::AwaitReply(_) | Step::AwaitClose(_));
-        !is_owed_by_a_peer && self.is_old()
+        self.time_max().is_some_and(|most| self.since.elapsed() > most)
+    }
+
+    /// How long it may take. A peer that owes the answer may compute for as long as it likes: if it dies, its socket
+    /// says so.
+    fn time_max(&self) -> Option<Duration> {
+        match self.step {
+            Step::AwaitReply(_) if self.is_to_relay => Some(RELAY_TIME_MAX),
+            Step::AwaitReply(_) => None,
+            Step::AwaitClose(_) => Some(CLOSE_TIME_MAX),
+            _ => Some(STEP_TIME_MAX),
+        }
     }
 
     /// Whether it has taken longer than a hello between two sides that attend to it.
     pub fn is_old(&self) -> bool {
-        Instant::now() > self.deadline
+        self.since.elapsed() > STEP_TIME_MAX
     }
 
     /// Goes as far as possible. `Ok(None)`: not ended yet.
@@ -259,3 +288,49 @@ fn refused(refusal: landbridge_proto::wire::hello::Refusal) -> io::Error {
 }
 
 const _: () = assert!(OPEN_BYTES <= REPLY_BYTES && CLOSE_BYTES <= REPLY_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use landbridge_proto::id::{Address, ClusterId};
+    use landbridge_proto::wire::hello::Role;
+    use landbridge_proto::wire::name::NAME_BYTES;
+
+    const NO_MEMORY: Mapper =
+        Mapper { map: |_, _| Err(io::ErrorKind::Unsupported.into()), unmap: |_, _| () };
+
+    /// Only a peer's answer is waited for without end, for it may compute.
+    #[test]
+    fn every_other_step_has_an_end() {
+        let identity = Identity::current().unwrap();
+        let pair = || std::os::unix::net::UnixStream::pair().unwrap();
+        let (ours, theirs) = pair();
+        let mut dialled = Handshake::dial(ours.into(), true, identity, introduction());
+        let mut accepted = Handshake::accept(theirs.into(), true, introduction());
+        assert_eq!(dialled.time_max(), Some(STEP_TIME_MAX));
+        assert_eq!(accepted.time_max(), Some(STEP_TIME_MAX));
+        assert!(dialled.advance(identity, NO_MEMORY).unwrap().is_none());
+        assert_eq!(dialled.time_max(), None);
+        assert!(accepted.advance(identity, NO_MEMORY).unwrap().is_none());
+        assert_eq!(accepted.time_max(), Some(CLOSE_TIME_MAX));
+        let (to_relay, _relay) = pair();
+        let mut relay = Handshake::dial_relay(to_relay.into(), true, identity, introduction());
+        assert!(relay.advance(identity, NO_MEMORY).unwrap().is_none());
+        assert_eq!(relay.time_max(), Some(RELAY_TIME_MAX));
+        assert!(!relay.is_overdue() && !relay.is_old());
+    }
+
+    fn introduction() -> Introduction {
+        Introduction {
+            role: Role::Endpoint,
+            address: Address::ANONYMOUS,
+            incarnation: 0,
+            cluster: ClusterId(0),
+            pid: 1,
+            eager_window: 1 << 16,
+            cookie_address: 0,
+            cookie: 0,
+            name: [0; NAME_BYTES],
+        }
+    }
+}

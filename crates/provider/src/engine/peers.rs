@@ -226,7 +226,8 @@ impl Engine {
         let own = self.own.introduction();
         let handshake = match purpose {
             Purpose::Stranger => Handshake::accept(socket, is_unix, own),
-            _ => Handshake::dial(socket, is_unix, self.identity, own),
+            Purpose::Peer(_) => Handshake::dial(socket, is_unix, self.identity, own),
+            Purpose::Relay => Handshake::dial_relay(socket, is_unix, self.identity, own),
         };
         let id = free_slot(&mut self.hellos.slots);
         let mut interest = epoll::EventFlags::IN;

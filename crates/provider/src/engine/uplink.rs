@@ -58,6 +58,12 @@ impl Engine {
         while self.relay.state == RelayState::Dialling && Instant::now() < deadline {
             self.look(10);
         }
+        if self.relay.state == RelayState::Dialling {
+            log!(
+                Warn,
+                "the relay does not answer yet; until it does, other clusters are out of reach"
+            );
+        }
     }
 
     /// Tries the next way to the relay.
