@@ -16,7 +16,7 @@ use landbridge_drive::link::shm::Mapper;
 use landbridge_proto::endpoint::{Path, Peer};
 use landbridge_proto::id::Address;
 use landbridge_proto::limit;
-use landbridge_proto::wire::hello::Role;
+use landbridge_proto::wire::hello::{Introduction, Role};
 use landbridge_proto::wire::name::Name;
 
 use super::Engine;
@@ -324,8 +324,7 @@ impl Engine {
         let peer = match (purpose, introduction.role) {
             (Purpose::Relay, Role::Relay) => None,
             (Purpose::Peer(peer), Role::Endpoint) => {
-                let expected = self.core.address(peer);
-                if introduction.address != expected {
+                if !self.is_called(peer, &introduction) {
                     return senseless("somebody else answers at the peer's address");
                 }
                 Some(peer)
@@ -348,6 +347,15 @@ impl Engine {
         }
         self.link_up(peer, carrier, introduction.pid, matches!(purpose, Purpose::Stranger))?;
         Ok(())
+    }
+
+    /// Whether whoever answered is the one that was called. Addresses are used again: those of IP and port when a process has
+    /// ended, and all processes that no launcher of ours has started may be of one job.
+    fn is_called(&self, peer: Peer, introduction: &Introduction) -> bool {
+        let name = self.neighbours[peer.0 as usize].name;
+        // A socket address says less, and the same endpoint may have several.
+        let is_named = !self.own.own_format || name.is_none_or(|name| name == introduction.name);
+        introduction.address == self.core.address(peer) && is_named
     }
 
     fn hello_failed(&mut self, purpose: Purpose, error: &io::Error) {

@@ -111,6 +111,24 @@ fn a_dialler_of_very_many_still_answers() {
     });
 }
 
+#[test]
+fn who_answers_in_the_place_of_another_gets_nothing() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let name = Name::parse(&other.name()).unwrap();
+    // One that had its socket address before: a process of an earlier job, say.
+    let earlier = Name { unique: name.unique ^ 1, ..name }.emit();
+    let number = one.av.insert(earlier);
+    one.send(number).unwrap();
+    let mut told = None;
+    until(|| {
+        other.engine.progress();
+        one.engine.progress();
+        told = one.next();
+        told.is_some()
+    });
+    assert_eq!(told, Some(Err(Errno(libc::EHOSTUNREACH))));
+}
+
 /// The name of nobody in particular, on another node, who can be called at `address`.
 fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
