@@ -27,6 +27,13 @@ impl Credit {
         Self { window, used: 0, released: 0 }
     }
 
+    /// The receiver owns `window` tokens after all. No effect once any has been used: it counts with what it said first.
+    pub fn set_window(&mut self, window: u32) {
+        if (self.used, self.released) == (0, 0) {
+            self.window = window;
+        }
+    }
+
     /// Bytes that may be sent now.
     #[inline]
     pub fn available(&self) -> u32 {
@@ -105,6 +112,16 @@ mod tests {
         credit.spend(60);
         credit.handle_released((u32::MAX - 10).wrapping_add(60));
         assert_eq!(credit.available(), 100);
+    }
+
+    #[test]
+    fn a_window_is_fixed_once_it_is_used() {
+        let mut credit = Credit::new(100);
+        credit.set_window(40);
+        assert_eq!(credit.available(), 40);
+        credit.spend(30);
+        credit.set_window(20);
+        assert_eq!(credit.available(), 10);
     }
 
     #[test]

@@ -221,6 +221,12 @@ impl<M: Memory> Endpoint<M> {
         self.channels[peer.0 as usize].path = path.within_limits();
     }
 
+    /// `peer` has said how many eager bytes it takes from us, which need not be what we take from it. To be called before
+    /// anything is sent to it; later it has no effect.
+    pub fn set_eager_window(&mut self, peer: Peer, bytes: u32) {
+        self.channels[peer.0 as usize].credit.set_window(bytes);
+    }
+
     /// The path to `peer`.
     pub fn path(&self, peer: Peer) -> Path {
         self.channels[peer.0 as usize].path

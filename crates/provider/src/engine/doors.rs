@@ -33,7 +33,8 @@ pub struct Own {
     pub own_format: bool,
     tcp: Option<OwnedFd>,
     unix: Option<OwnedFd>,
-    introduction: Introduction,
+    /// What it says of itself in a hello.
+    pub introduction: Introduction,
     /// Peers try to read this to find out whether they may.
     _cookie: Box<u64>,
 }
@@ -82,11 +83,6 @@ impl Own {
             name,
         };
         Ok((Own { address, name, own_format, tcp, unix, introduction, _cookie: cookie }, epoll))
-    }
-
-    /// What it says of itself in a hello.
-    pub fn introduction(&self) -> Introduction {
-        self.introduction
     }
 
     /// Whoever knocks next at a door; `None` if nobody does.

@@ -223,7 +223,7 @@ impl Engine {
         is_unix: bool,
         purpose: Purpose,
     ) -> io::Result<()> {
-        let own = self.own.introduction();
+        let own = self.own.introduction;
         let handshake = match purpose {
             Purpose::Stranger => Handshake::accept(socket, is_unix, own),
             Purpose::Peer(_) => Handshake::dial(socket, is_unix, self.identity, own),
@@ -337,6 +337,8 @@ impl Engine {
         };
         if let Some(peer) = peer {
             self.recognise(peer, &introduction)?;
+            // Worlds that meet later need not be of one size, and share their memory out accordingly.
+            self.core.set_eager_window(peer, introduction.eager_window);
         }
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer

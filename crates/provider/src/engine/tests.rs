@@ -72,12 +72,9 @@ fn whoever_polls_rarely_opens_its_door_all_the_same() {
 #[test]
 fn an_address_means_one_endpoint_only() {
     let mut party = Party::open();
-    let introduction = |cookie| Introduction {
-        address: Address::new(5, 0),
-        cookie,
-        ..party.engine.own.introduction()
-    };
-    let (first, second) = (introduction(1), introduction(2));
+    let own = party.engine.own.introduction;
+    let first = Introduction { address: Address::new(5, 0), cookie: 1, ..own };
+    let second = Introduction { cookie: 2, ..first };
     let peer = party.engine.peer_introduced(&first).unwrap();
     assert!(party.engine.recognise(peer, &first).is_ok());
     assert!(party.engine.recognise(peer, &first).is_ok(), "it may connect again");
@@ -127,6 +124,38 @@ fn who_answers_in_the_place_of_another_gets_nothing() {
         told.is_some()
     });
     assert_eq!(told, Some(Err(Errno(libc::EHOSTUNREACH))));
+}
+
+#[test]
+fn a_peer_with_less_room_is_sent_less() {
+    const ROOM: u32 = 100;
+    let (mut one, mut other) = (Party::open(), Party::open());
+    // It comes from a larger world, whose processes have less memory for each other.
+    other.engine.own.introduction.eager_window = ROOM;
+    other.engine.core = Endpoint::new(Config {
+        address: other.engine.own.address,
+        eager_window: ROOM,
+        min_multi_recv: 64,
+        operations_max: OPERATIONS_MAX,
+    });
+    let number = one.av.insert(other.name());
+    let (mut sent, mut received) = ([7u8; 5_000], [0u8; 5_000]);
+    let iov = |bytes: &mut [u8]| [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
+    one.engine.send(&SendRequest { payload: &iov(&mut sent), ..empty_message(number) }).unwrap();
+    until(|| {
+        one.engine.progress();
+        other.engine.progress();
+        other.is_linked() && one.is_linked()
+    });
+    other.receive(&iov(&mut received));
+    let mut told = None;
+    until(|| {
+        one.engine.progress();
+        other.engine.progress();
+        told = other.next();
+        told.is_some()
+    });
+    assert_eq!((told, received), (Some(Ok(())), sent));
 }
 
 /// The name of nobody in particular, on another node, who can be called at `address`.
@@ -182,6 +211,18 @@ impl Party {
             claim: false,
             discard: false,
         })
+    }
+
+    fn receive(&mut self, payload: &[Iov]) {
+        let request = RecvRequest {
+            source: abi::ADDR_UNSPEC,
+            payload,
+            tag: None,
+            context: 4,
+            notify: true,
+            multi: false,
+        };
+        self.engine.recv(&request).unwrap();
     }
 
     fn write(&mut self, target: FiAddr) -> Result<(), Errno> {
