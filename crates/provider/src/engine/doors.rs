@@ -12,11 +12,14 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
+use rustix::process::getuid;
 
 use landbridge_drive::sys::tune_link;
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::hello::{Introduction, Role};
 use landbridge_proto::wire::name::{NAME_BYTES, Name};
+
+use crate::log;
 
 use super::identity::{Identity, hash, random};
 use super::peers::{Token, watch};
@@ -59,11 +62,11 @@ impl Own {
         } else {
             sockaddr_name(ip, port)
         };
-        let unix = if identity.paths.shm {
-            Some(open_unix(&unix_name(identity, own_format, unique, port))?)
-        } else {
-            None
-        };
+        let unix = identity.paths.shm.then(|| unix_name(identity, own_format, unique, port));
+        let unix = unix.and_then(|name| {
+            let opened = open_unix(&name);
+            opened.inspect_err(|error| log!(Warn, "no shared memory: @{name}: {error}")).ok()
+        });
         if let Some(tcp) = &tcp {
             watch(&epoll, tcp, Token::Listener, epoll::EventFlags::IN)?;
         }
@@ -168,6 +171,11 @@ pub fn dial_unix(name: &str) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = high_fd(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    // Anybody may take an abstract name, and then never say a word.
+    let (theirs, ours) = (rustix::net::sockopt::socket_peercred(&socket)?.uid, getuid());
+    if theirs != ours && !theirs.is_root() {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another user has taken the name"));
+    }
     Ok(socket)
 }
 

@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt as _;
 use std::time::{Duration, Instant};
 
 use landbridge_proto::id::{Address, ClusterId};
@@ -158,6 +159,17 @@ fn a_peer_with_less_room_is_sent_less() {
     assert_eq!((told, received), (Some(Ok(())), sent));
 }
 
+#[test]
+fn without_a_name_for_shared_memory_tcp_is_left() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let SocketAddr::V4(bind) = free else { panic!("an IPv4 address") };
+    let name = doors::unix_name(Identity::current().unwrap(), false, 0, bind.port());
+    let squatter = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+    let _squatter = std::os::unix::net::UnixListener::bind_addr(&squatter).unwrap();
+    let party = Party::open_with(|setup| Setup { own_format: false, bind: Some(bind), ..setup });
+    assert_eq!(doors::sockaddr_parts(&party.engine.own.name), (*bind.ip(), bind.port()));
+}
+
 /// The name of nobody in particular, on another node, who can be called at `address`.
 fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
@@ -175,6 +187,10 @@ struct Party {
 
 impl Party {
     fn open() -> Party {
+        Party::open_with(|setup| setup)
+    }
+
+    fn open_with(change: impl FnOnce(Setup) -> Setup) -> Party {
         let (av, queue) = (Arc::new(Av::default()), Arc::new(Queue::new(Format::Tagged, 0)));
         let both = || Some(Arc::clone(&queue));
         let sink = Sink { transmit: both(), receive: both(), ..Sink::default() };
@@ -187,7 +203,7 @@ impl Party {
             min_multi_recv: 64,
             source_wanted: false,
         };
-        Party { av, queue, engine: Engine::open(setup).unwrap() }
+        Party { av, queue, engine: Engine::open(change(setup)).unwrap() }
     }
 
     fn name(&self) -> crate::av::Name {
