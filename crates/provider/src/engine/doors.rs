@@ -8,11 +8,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
-use rustix::process::getuid;
+use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
 use landbridge_drive::sys::tune_link;
 use landbridge_proto::id::Address;
@@ -49,6 +50,7 @@ impl Own {
         own_format: bool,
         bound: Option<SocketAddrV4>,
     ) -> io::Result<(Own, OwnedFd)> {
+        allow_files();
         let epoll = high_fd(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
         let (address, unique) = identity.next_endpoint();
         let (tcp, ip, port) = open_tcp(identity, own_format, bound)?;
@@ -67,12 +69,6 @@ impl Own {
             let opened = open_unix(&name);
             opened.inspect_err(|error| log!(Warn, "no shared memory: @{name}: {error}")).ok()
         });
-        if let Some(tcp) = &tcp {
-            watch(&epoll, tcp, Token::Listener, epoll::EventFlags::IN)?;
-        }
-        if let Some(unix) = &unix {
-            watch(&epoll, unix, Token::UnixListener, epoll::EventFlags::IN)?;
-        }
         let cookie = Box::new(u64::from_le_bytes(random()));
         let introduction = Introduction {
             role: Role::Endpoint,
@@ -85,19 +81,54 @@ impl Own {
             cookie: *cookie,
             name,
         };
-        Ok((Own { address, name, own_format, tcp, unix, introduction, _cookie: cookie }, epoll))
+        let own = Own { address, name, own_format, tcp, unix, introduction, _cookie: cookie };
+        own.set_watched(&epoll, false, true)?;
+        own.set_watched(&epoll, true, true)?;
+        Ok((own, epoll))
     }
 
     /// Whoever knocks next at a door; `None` if nobody does.
-    pub fn accept(&self, is_unix: bool) -> Option<OwnedFd> {
-        let door = if is_unix { &self.unix } else { &self.tcp };
+    ///
+    /// # Errors
+    /// As accept(2), which leaves him knocking: there may be no descriptor for him.
+    pub fn accept(&self, is_unix: bool) -> io::Result<Option<OwnedFd>> {
+        let Some(door) = self.door(is_unix) else {
+            return Ok(None);
+        };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = accept_with(door.as_ref()?, flags).map_err(io::Error::from);
-        let socket = socket.and_then(high_fd).ok()?;
-        if !is_unix {
-            tune_link(&socket);
+        loop {
+            match accept_with(door, flags) {
+                Ok(socket) => {
+                    if !is_unix {
+                        tune_link(&socket);
+                    }
+                    return high_fd(socket).map(Some);
+                }
+                // He went away again, or a signal came.
+                Err(Errno::CONNABORTED | Errno::INTR) => (),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
         }
-        Some(socket)
+    }
+
+    /// Whether `epoll` tells of who knocks at a door.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub fn set_watched(&self, epoll: &OwnedFd, is_unix: bool, watched: bool) -> io::Result<()> {
+        let Some(door) = self.door(is_unix) else {
+            return Ok(());
+        };
+        if watched {
+            let token = if is_unix { Token::UnixListener } else { Token::Listener };
+            return watch(epoll, door, token, epoll::EventFlags::IN);
+        }
+        Ok(epoll::delete(epoll, door)?)
+    }
+
+    fn door(&self, is_unix: bool) -> Option<&OwnedFd> {
+        if is_unix { self.unix.as_ref() } else { self.tcp.as_ref() }
     }
 
     /// The endpoint's address: a Landbridge name, or a `sockaddr_in`.
@@ -107,13 +138,28 @@ impl Own {
     }
 }
 
+/// Open files this process may need: two for each of very many peers.
+const FILES_WANTED: u64 = 1 << 16;
+
+/// Lets this process have as many open files as it may need, as far as the system allows.
+fn allow_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.map_or(FILES_WANTED, |most| most.min(FILES_WANTED));
+    if limit.current.is_some_and(|current| current < most) {
+        // Without it there is room for fewer peers, and the log will say so.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit });
+    }
+}
+
+/// Lowest number of a descriptor that depends on the network.
+const LOWEST: i32 = 512;
+
 /// Descriptors whose numbers depend on the network stay away from the low numbers, which programs see.
 fn high_fd(fd: OwnedFd) -> io::Result<OwnedFd> {
-    const LOWEST: i32 = 512;
     match rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST) {
         Ok(high) => Ok(high),
-        // The limit of open files is lower than that: keep the number.
-        Err(rustix::io::Errno::INVAL) => Ok(fd),
+        // The limit of open files is lower than that, or all up to it are taken: keep the number.
+        Err(Errno::INVAL | Errno::MFILE) => Ok(fd),
         Err(error) => Err(error.into()),
     }
 }
@@ -154,7 +200,7 @@ pub fn dial_tcp(address: SocketAddr) -> io::Result<OwnedFd> {
     // From the start: a node that loses its power in the middle of the hello must be noticed, too.
     tune_link(&socket);
     match connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
     }
 }
@@ -207,7 +253,28 @@ pub fn sockaddr_parts(name: &NameBytes) -> (Ipv4Addr, u16) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
+
+    /// In a process of its own, whose table of open files can be filled.
+    #[test]
+    fn a_number_is_kept_where_the_high_ones_are_taken() {
+        const CHILD: &str = "LANDBRIDGE_TEST_FULL_TABLE";
+        if std::env::var_os(CHILD).is_none() {
+            let name = "engine::doors::tests::a_number_is_kept_where_the_high_ones_are_taken";
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            let ended = child.args(["--exact", name]).env(CHILD, "1").status().unwrap();
+            return assert!(ended.success());
+        }
+        let most = LOWEST as u64 + 8;
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit }).unwrap();
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let taken: Vec<OwnedFd> = (0..8).map(|_| high_fd(file()).unwrap()).collect();
+        assert!(taken.iter().all(|fd| fd.as_raw_fd() >= LOWEST));
+        assert!(high_fd(file()).unwrap().as_raw_fd() < LOWEST);
+    }
 
     /// Otherwise a node that loses its power is waited for without end.
     #[test]

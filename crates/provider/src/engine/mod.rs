@@ -116,6 +116,7 @@ pub struct Engine {
     /// The stream that is read directly; epoll does not watch it.
     hot_stream: Option<usize>,
     hellos: peers::Hellos,
+    /// Hellos under way and doors at rest: there is something to look after.
     hellos_open: usize,
     epoll: OwnedFd,
     /// Unexpected payload, by place of the number the protocol gives it.

@@ -58,6 +58,10 @@ pub struct Hellos {
     dials: usize,
     /// Peers to be dialled when one of those has ended.
     waiting: VecDeque<Peer>,
+    /// TCP, Unix.
+    doors_at_rest: [bool; 2],
+    /// The user has been told that a door is at rest for want of descriptors.
+    has_warned: bool,
 }
 
 impl Hellos {
@@ -245,11 +249,39 @@ impl Engine {
     /// Accepts whoever waits at a door.
     pub(super) fn handle_door(&mut self, is_unix: bool) {
         while self.hellos.strangers < HELLOS_MAX || self.evict_stranger() {
-            let Some(socket) = self.own.accept(is_unix) else {
-                return;
+            let socket = match self.own.accept(is_unix) {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(error) => {
+                    if !std::mem::replace(&mut self.hellos.has_warned, true) {
+                        log!(Warn, "peers that connect have to wait: {error} (see ulimit -n)");
+                    }
+                    break;
+                }
             };
             if let Err(error) = self.greet(socket, is_unix, Purpose::Stranger) {
                 log!(Info, "a connection was dropped: {error}");
+            }
+        }
+        self.rest_door(is_unix);
+    }
+
+    /// Nobody can be let in for now, and those who knock must not keep us busy: the door is looked at again when a stranger
+    /// has gone or become a peer, or with the next check.
+    fn rest_door(&mut self, is_unix: bool) {
+        let is_at_rest = &mut self.hellos.doors_at_rest[is_unix as usize];
+        if !*is_at_rest && self.own.set_watched(&self.epoll, is_unix, false).is_ok() {
+            *is_at_rest = true;
+            self.hellos_open += 1;
+        }
+    }
+
+    fn reopen_doors(&mut self) {
+        for is_unix in [false, true] {
+            let is_at_rest = &mut self.hellos.doors_at_rest[is_unix as usize];
+            if *is_at_rest && self.own.set_watched(&self.epoll, is_unix, true).is_ok() {
+                *is_at_rest = false;
+                self.hellos_open -= 1;
             }
         }
     }
@@ -306,10 +338,12 @@ impl Engine {
     fn hello_over(&mut self, purpose: Purpose) {
         self.hellos_open -= 1;
         *self.hellos.count(purpose) -= 1;
+        self.reopen_doors();
     }
 
-    /// Gives up hellos that take too long.
+    /// Looks at doors that rest, and gives up hellos that take too long.
     pub(super) fn check_hellos(&mut self) {
+        self.reopen_doors();
         for id in 0..self.hellos.slots.len() {
             let slot = self.hellos.slots[id].as_ref();
             if slot.is_some_and(|hello| hello.handshake.is_overdue()) {
