@@ -53,6 +53,8 @@ pub struct Link {
     holding: Option<Peer>,
     /// Whose payload is arriving.
     inside: Option<(Peer, Place)>,
+    /// Its sender is to be given up with this errno, as soon as that has arrived.
+    doomed: Option<i32>,
     /// Operands that are arriving.
     scratch: Vec<u8>,
 }
@@ -65,6 +67,7 @@ impl Link {
             blocked: VecDeque::new(),
             holding: None,
             inside: None,
+            doomed: None,
             scratch: Vec::new(),
         }
     }
@@ -148,10 +151,7 @@ impl Engine {
             Out::Up(id) => id,
             Out::Unknown => return self.dial(peer),
             Out::Dialling | Out::AwaitTurn | Out::AwaitRelay => return,
-            Out::Gone => {
-                self.core.fail(peer, libc::ECONNRESET);
-                return self.drain_actions();
-            }
+            Out::Gone => return self.fail_peer(peer, libc::ECONNRESET),
         };
         let Some(mut link) = self.links[id].take() else {
             return;
@@ -328,6 +328,9 @@ impl Engine {
         let mut frames = 0;
         let outcome = self.read_frames(&mut link, &mut frames);
         self.links[id] = Some(link);
+        if !self.given_up.is_empty() {
+            self.fail_given_up();
+        }
         if let Err(error) = outcome {
             self.link_down(id, &error);
         }
@@ -386,12 +389,59 @@ impl Engine {
     /// confirmation, which nobody needs any more.
     #[cold]
     fn handle_unreachable(&mut self, peer: Peer) {
-        self.neighbours[peer.0 as usize].out = Out::Gone;
         if !self.core.has_left(peer) {
             log!(Warn, "the relay cannot reach peer {:?}", self.core.address(peer));
         }
-        self.core.fail(peer, libc::EHOSTUNREACH);
+        self.given_up.push((peer, libc::EHOSTUNREACH));
+    }
+
+    /// Gives up those for whom reading a link brought the reason.
+    #[cold]
+    fn fail_given_up(&mut self) {
+        for (peer, errno) in std::mem::take(&mut self.given_up) {
+            self.fail_peer(peer, errno);
+        }
+    }
+
+    /// Gives up `peer`: its operations end, and their memory is the application's again. So no link may touch it any more.
+    /// Those to the peer alone are closed. The relay's, which others use too, gets a copy of what it has begun to send; and
+    /// if it is in the middle of a payload from the peer, the rest of that is taken in first.
+    #[cold]
+    pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        (neighbour.out, neighbour.better) = (Out::Gone, None);
+        for id in 0..self.links.len() {
+            let Some(link) = self.links[id].as_mut() else {
+                continue;
+            };
+            if link.peer == Some(peer) {
+                self.close_link(id);
+                continue;
+            }
+            if let Carrier::Stream(stream) = &mut link.carrier
+                && link.holding == Some(peer)
+            {
+                stream.own_held();
+            }
+            if link.inside.is_some_and(|(from, _)| from == peer) {
+                link.doomed = Some(errno);
+                return;
+            }
+        }
+        self.core.fail(peer, errno);
         self.drain_actions();
+    }
+
+    /// Takes link `id` out of use.
+    fn close_link(&mut self, id: usize) -> Option<Box<Link>> {
+        let link = self.links[id].take()?;
+        self.rings.retain(|&ring| ring != id);
+        self.full_rings.retain(|&ring| ring != id);
+        if let Carrier::Stream(_) = link.carrier {
+            self.streams -= 1;
+            self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
+        }
+        Some(link)
     }
 
     #[inline]
@@ -507,6 +557,9 @@ impl Engine {
         let outcome = self.read_turn(&mut link, &mut stage, &mut reads);
         self.stage = stage;
         self.links[id] = Some(link);
+        if !self.given_up.is_empty() {
+            self.fail_given_up();
+        }
         match outcome {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => self.link_down(id, &error),
@@ -537,6 +590,9 @@ impl Engine {
                     std::mem::swap(&mut self.scratch, &mut link.scratch);
                 }
                 self.end_payload(peer);
+                if let Some(errno) = link.doomed.take() {
+                    self.given_up.push((peer, errno));
+                }
             }
             self.take_staged(link, &stage[read.start..read.end])?;
             if read.drained {
@@ -582,35 +638,27 @@ impl Engine {
     /// Link `id` is broken or has ended.
     #[cold]
     pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
-        let Some(link) = self.links[id].take() else {
+        let Some(mut link) = self.close_link(id) else {
             return;
         };
-        self.rings.retain(|&ring| ring != id);
-        self.full_rings.retain(|&ring| ring != id);
-        if let Carrier::Stream(_) = link.carrier {
-            self.streams -= 1;
-            self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
-        }
         let Some(peer) = link.peer else {
             log!(Warn, "the connection to the relay is lost: {error}");
+            let (doomed, inside) = (link.doomed.take(), link.inside.take());
+            drop(link);
+            if let (Some(errno), Some((peer, _))) = (doomed, inside) {
+                self.fail_peer(peer, errno);
+            }
             return self.relay_gone_from(id);
         };
+        drop(link);
         self.drain_links_of(peer);
         let address = self.core.address(peer);
-        let neighbour = &mut self.neighbours[peer.0 as usize];
-        neighbour.better = neighbour.better.filter(|&better| better != id);
-        let was_out = neighbour.out == Out::Up(id);
         if self.core.has_left(peer) {
             log!(Debug, "peer {address:?} has left");
         } else {
             log!(Warn, "the connection to peer {address:?} is lost: {error}");
         }
-        drop(link);
-        if was_out {
-            self.neighbours[peer.0 as usize].out = Out::Gone;
-        }
-        self.core.fail(peer, libc::ECONNRESET);
-        self.drain_actions();
+        self.fail_peer(peer, libc::ECONNRESET);
     }
 
     /// Takes in what the other links of `peer` brought: when both sides dialled there are two, and what it sent on

@@ -119,6 +119,8 @@ pub struct Engine {
     /// Hellos under way and doors at rest: there is something to look after.
     hellos_open: usize,
     epoll: OwnedFd,
+    /// Peers to be failed, and why, once the link that is being read is in its place again.
+    given_up: Vec<(Peer, i32)>,
     /// Unexpected payload, by place of the number the protocol gives it.
     stores: Vec<Option<Box<[u8]>>>,
     stage: Vec<u8>,
@@ -166,6 +168,7 @@ impl Engine {
             hellos: peers::Hellos::default(),
             hellos_open: 0,
             epoll,
+            given_up: Vec::new(),
             stores: Vec::new(),
             stage: vec![0; STAGE_BYTES],
             scratch: Vec::new(),

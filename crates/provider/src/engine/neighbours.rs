@@ -168,9 +168,7 @@ impl Engine {
     /// The endpoint that had this name is gone and another has it now (an address of IP and port can be used again):
     /// from now on the name means the new one.
     fn forget_name(&mut self, peer: Peer, name: &NameBytes) {
-        self.neighbours[peer.0 as usize].out = Out::Gone;
-        self.core.fail(peer, libc::ECONNRESET);
-        self.drain_actions();
+        self.fail_peer(peer, libc::ECONNRESET);
         self.by_name.remove(name);
         for number in &mut self.by_number {
             if *number == peer.0 {

@@ -122,10 +122,9 @@ impl Engine {
         loop {
             let ways = self.neighbours[peer.0 as usize].ways.as_mut();
             let Some(way) = ways.and_then(Vec::pop) else {
-                log!(Warn, "no way to peer {:?} is left", self.core.address(peer));
-                self.neighbours[peer.0 as usize].out = Out::Gone;
-                self.core.fail(peer, libc::EHOSTUNREACH);
-                return self.drain_actions();
+                let (peer_is, ip) = (self.core.address(peer), self.identity.ip);
+                log!(Warn, "no way to peer {peer_is:?} is left (this process is at {ip})");
+                return self.fail_peer(peer, libc::EHOSTUNREACH);
             };
             match self.try_way(peer, &way) {
                 Ok(()) => return,

@@ -1,14 +1,19 @@
 //! Two engines of one process that talk to each other.
 
+use std::io::Read;
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
 use std::time::{Duration, Instant};
 
+use landbridge_drive::link::stream::StreamLink;
 use landbridge_proto::id::{Address, ClusterId};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+use landbridge_proto::wire::head::Head;
 use landbridge_proto::wire::hello::Introduction;
 use landbridge_proto::wire::name::Name;
 
+use super::handshake::Carrier;
 use super::neighbours::Out;
 use super::*;
 use crate::abi::CqTaggedEntry;
@@ -170,6 +175,53 @@ fn without_a_name_for_shared_memory_tcp_is_left() {
     assert_eq!(doors::sockaddr_parts(&party.engine.own.name), (*bind.ip(), bind.port()));
 }
 
+/// As when a relay, whose connection all share, reports that one peer cannot be reached.
+#[test]
+fn memory_that_was_given_back_is_not_sent() {
+    let mut party = Party::open();
+    let (id, mut far_end) = party.link_to_relay();
+    let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
+    let peer = party.engine.peer_of(number).unwrap();
+    party.engine.use_link(peer, id);
+    let mut bytes = vec![0xAB; 1 << 20];
+    let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
+    party.engine.send(&SendRequest { payload: &payload, ..empty_message(number) }).unwrap();
+    let is_holding = |party: &Party| match &party.engine.links[id].as_ref().unwrap().carrier {
+        Carrier::Stream(stream) => stream.is_holding(),
+        _ => false,
+    };
+    // The connection takes less than a message; read from a little, it takes a frame in part.
+    let (mut seen, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    until(|| {
+        party.engine.progress();
+        let is_full = is_holding(&party);
+        if !is_full && let Ok(count) = far_end.read(&mut buffer[..5_000]) {
+            seen.extend_from_slice(&buffer[..count]);
+        }
+        is_full
+    });
+    party.engine.fail_peer(peer, libc::EHOSTUNREACH);
+    assert_eq!(party.next(), Some(Err(Errno(libc::EHOSTUNREACH))));
+    bytes.fill(0xCD);
+    until(|| {
+        party.engine.progress();
+        let was_holding = is_holding(&party);
+        if let Ok(count) = far_end.read(&mut buffer) {
+            seen.extend_from_slice(&buffer[..count]);
+            return false;
+        }
+        !was_holding
+    });
+    let mut rest = &seen[..];
+    while !rest.is_empty() {
+        let header = Header::parse(rest).unwrap();
+        let (frame, more) = rest.split_at(HEADER_BYTES + header.length as usize);
+        let payload = &frame[HEADER_BYTES + Head::size(header.kind, header.flags)..];
+        assert!(payload.iter().all(|&byte| byte == 0xAB));
+        rest = more;
+    }
+}
+
 /// The name of nobody in particular, on another node, who can be called at `address`.
 fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
@@ -227,6 +279,23 @@ impl Party {
             claim: false,
             discard: false,
         })
+    }
+
+    /// A connection that takes little, and its other end.
+    fn link_to_relay(&mut self) -> (usize, TcpStream) {
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::sockopt::set_socket_recv_buffer_size(&door, 1 << 16).unwrap();
+        let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1 << 16).unwrap();
+        let (far_end, _) = door.accept().unwrap();
+        far_end.set_nonblocking(true).unwrap();
+        let carrier = Carrier::Stream(Box::new(StreamLink::new(ours.into()).unwrap()));
+        let engine = &mut self.engine;
+        let id = engine.links.len();
+        engine.links.push(Some(Box::new(Link::new(carrier, None))));
+        engine.links[id].as_ref().unwrap().watch(&engine.epoll, id).unwrap();
+        engine.streams += 1;
+        (id, far_end)
     }
 
     fn receive(&mut self, payload: &[Iov]) {

@@ -119,10 +119,8 @@ impl Engine {
             let lost = out == Out::AwaitRelay
                 || matches!((&was, out), (RelayState::Up(relay), Out::Up(id)) if *relay == id);
             if lost {
-                self.neighbours[index].out = Out::Gone;
-                self.core.fail(Peer(index as u32), libc::EHOSTUNREACH);
+                self.fail_peer(Peer(index as u32), libc::EHOSTUNREACH);
             }
         }
-        self.drain_actions();
     }
 }
