@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::engine::Engine;
-use crate::sync::SpinLock;
+use crate::sync::{Sleep, SpinLock};
 
 pub struct Port {
     pub engine: SpinLock<Engine>,
@@ -41,8 +41,14 @@ impl Ports {
 
     /// Lets every engine work. One that another thread is in is passed over: that thread is making
     /// the progress already.
+    ///
+    /// Where a thread waits for a lock, it comes first: whoever polls would take the lock again before the other
+    /// has seen it free.
     #[inline]
     pub fn progress(&self) {
+        if Sleep::is_unwelcome() {
+            return std::thread::yield_now();
+        }
         let Some(list) = self.list.try_lock() else { return };
         for port in list.iter() {
             if let Some(mut engine) = port.engine.try_lock() {
@@ -57,6 +63,10 @@ impl Ports {
         // The list is copied so that a wait does not keep others from driving.
         let ports = self.list.lock().clone();
         for port in &ports {
+            if Sleep::is_unwelcome() {
+                std::thread::yield_now();
+                break;
+            }
             if let Some(mut engine) = port.engine.try_lock() {
                 engine.wait(slice_ms);
             }

@@ -2,11 +2,15 @@
 //!
 //! It is nearly always free (MPI libraries serialise their calls), so what counts is that taking it
 //! is one exchange and giving it back one store. It never sleeps in the kernel and never allocates.
+//!
+//! A holder may sleep, for something else ([`Sleep`]): whoever wants its lock meanwhile wakes it.
 
 use std::cell::UnsafeCell;
 use std::hint;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 /// Rounds of spinning before the processor is given away: about a microsecond. A holder that was
 /// descheduled (more threads than cores) is waited for by yielding.
@@ -36,6 +40,7 @@ impl RawSpinLock {
 
     #[cold]
     fn lock_contended(&self) {
+        let _waiting = Waiting::begin();
         let mut spins = 0;
         loop {
             while self.held.load(Ordering::Relaxed) {
@@ -57,6 +62,71 @@ impl RawSpinLock {
     #[inline]
     pub unsafe fn unlock(&self) {
         self.held.store(false, Ordering::Release);
+    }
+}
+
+/// Threads that wait for a lock, of any object of this process,
+static WAITING: AtomicU32 = AtomicU32::new(0);
+/// and threads that sleep and may hold one.
+static ASLEEP: AtomicU32 = AtomicU32::new(0);
+/// What wakes those: an eventfd. It is only ever written.
+static BELL: OnceLock<Option<OwnedFd>> = OnceLock::new();
+
+/// A thread waits for a lock, whose holder is awake or has been woken.
+struct Waiting;
+
+impl Waiting {
+    fn begin() -> Self {
+        WAITING.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the fence in `Sleep::begin`: either we see that it sleeps, or it sees that we wait.
+        fence(Ordering::SeqCst);
+        if ASLEEP.load(Ordering::Relaxed) > 0
+            && let Some(bell) = Sleep::bell()
+        {
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+        Waiting
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A sleep of a thread that may hold locks: it must end when [`Sleep::bell`] rings.
+pub struct Sleep;
+
+impl Sleep {
+    /// `None`: somebody waits for a lock, do not sleep.
+    pub fn begin() -> Option<Self> {
+        ASLEEP.fetch_add(1, Ordering::Relaxed);
+        let sleep = Sleep;
+        fence(Ordering::SeqCst);
+        (WAITING.load(Ordering::Relaxed) == 0).then_some(sleep)
+    }
+
+    /// Whether somebody waits for a lock now.
+    pub fn is_unwelcome() -> bool {
+        WAITING.load(Ordering::Relaxed) > 0
+    }
+
+    /// Becomes readable anew (edge-triggered) whenever sleepers are to wake. `None`: no descriptor was left for it.
+    pub fn bell() -> Option<BorrowedFd<'static>> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let open = || {
+            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+            // Away from the numbers that programs see.
+            Some(rustix::io::fcntl_dupfd_cloexec(&fd, 512).unwrap_or(fd))
+        };
+        BELL.get_or_init(open).as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        ASLEEP.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -355,3 +355,32 @@ fn until(mut is_done: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "it takes too long");
     }
 }
+
+#[test]
+fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use crate::port::{Port, Ports};
+    use crate::sync::SpinLock;
+
+    const TURNS: u32 = 20;
+    let port = Arc::new(Port { engine: SpinLock::new(Party::open().engine) });
+    let ports = Ports::new();
+    ports.add(&port);
+    let (is_done, start) = (AtomicBool::new(false), Instant::now());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                ports.wait(1_000);
+            }
+        });
+        for _ in 0..TURNS {
+            // Time enough for the other to fall asleep again.
+            std::thread::sleep(Duration::from_millis(5));
+            drop(port.engine.lock());
+        }
+        is_done.store(true, Ordering::Relaxed);
+        drop(port.engine.lock());
+    });
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}

@@ -5,12 +5,17 @@
 //! will send it. Then a poll *parks*: it sleeps in the kernel, for a bounded time, until a frame,
 //! a bell (for a frame, or for room in a ring that was full) or a connection arrives.
 //!
+//! A parked poll holds the endpoint's lock. Another thread that wants it rings a bell of the process, and for a
+//! moment nobody parks.
+//!
 //! A program that computes between polls must never be put to sleep: only polls that follow each other without a gap
 //! make a streak, and only a long streak parks.
 
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
+
+use crate::sync::Sleep;
 
 use super::Engine;
 use super::handshake::Carrier;
@@ -36,6 +41,8 @@ const PURE_SPIN_MICROS: u64 = 10;
 const YIELD_MICROS: u64 = 50;
 /// What yielding is trusted with at most: so many streaks in vain until polls park at once.
 const TRUST_MAX: u32 = 4;
+/// How long polls neither park nor yield after another thread has wanted the endpoint: it will want it again soon.
+const THREADS_MICROS: u64 = 1_000;
 /// Of the streaks without trust, one in so many yields all the same, to see whether it pays by now.
 const STREAKS_PER_TRIAL: u32 = 32;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
@@ -50,6 +57,8 @@ const POLLS_PER_LOOK_HOT: u32 = 16;
 const HOT_READS: u32 = 16;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 64;
+/// The bell of waiting threads among the events: nothing is to be done but to be awake.
+const NO_LINK: usize = u32::MAX as usize;
 
 /// How a waiting loop is treated.
 pub struct Idle {
@@ -58,6 +67,10 @@ pub struct Idle {
     has_room: bool,
     /// But others wanted this one: they are given way until then, in the clock's ticks.
     crowded_until: u64,
+    /// Other threads wanted the endpoint: nobody sleeps in it until then, in the clock's ticks.
+    threads_until: u64,
+    /// Epoll watches the bell of waiting threads.
+    is_bell_watched: bool,
     /// Since when polls have been in vain, in the clock's ticks.
     streak_since: Option<u64>,
     last_poll: u64,
@@ -81,6 +94,8 @@ impl Idle {
             clock,
             has_room: processes <= processors,
             crowded_until: clock.now(),
+            threads_until: 0,
+            is_bell_watched: false,
             streak_since: None,
             last_poll: 0,
             last_look: 0,
@@ -354,6 +369,9 @@ impl Engine {
         let is_alone = self.idle.is_alone();
         // Whoever waits for a relay of this node must let it work.
         let waits_for_relay = self.relay.is_up();
+        if now < self.idle.threads_until {
+            return;
+        }
         let patience = match is_alone {
             true => SPIN_MICROS,
             false if self.idle.yielding.is_on => YIELD_MICROS,
@@ -390,13 +408,33 @@ impl Engine {
             }
         }
         if may_sleep {
-            self.look(millis as i64);
+            self.sleep(millis);
         }
         for &id in self.rings.iter().take(parked) {
             if let Some(Carrier::Shm(ring)) = self.links[id].as_mut().map(|link| &mut link.carrier)
             {
                 ring.unpark();
             }
+        }
+    }
+}
+
+impl Engine {
+    /// Sleeps, unless or until another thread wants the endpoint.
+    fn sleep(&mut self, millis: i32) {
+        if !self.idle.is_bell_watched
+            && let Some(bell) = Sleep::bell()
+        {
+            let data = epoll::EventData::new_u64(Token::Link(NO_LINK).number());
+            let flags = EventFlags::IN | EventFlags::ET;
+            self.idle.is_bell_watched = epoll::add(&self.epoll, bell, data, flags).is_ok();
+        }
+        if let Some(_sleep) = Sleep::begin() {
+            self.look(millis as i64);
+        }
+        if Sleep::is_unwelcome() {
+            let clock = self.idle.clock;
+            self.idle.threads_until = clock.now() + THREADS_MICROS * clock.ticks_per_micro;
         }
     }
 }
