@@ -189,6 +189,7 @@ impl Engine {
         if request.inject && !request.notify && self.pass(peer, request) {
             return Ok(());
         }
+        self.demand_way(peer, request.inject)?;
         let message = endpoint::Message {
             peer,
             memory: Self::memory(request.payload, request.inject),
@@ -200,6 +201,24 @@ impl Engine {
         self.core.send(message).map_err(|_| Errno::EAGAIN)?;
         self.set_going();
         Ok(())
+    }
+
+    /// What is injected counts as sent when the call returns, and the program may never call again: it is taken only when
+    /// there is a way to the peer, which is made by asking often enough.
+    #[inline]
+    fn demand_way(&mut self, peer: Peer, inject: bool) -> Result<(), Errno> {
+        let has_way = |engine: &Self| {
+            matches!(
+                engine.neighbours[peer.0 as usize].out,
+                neighbours::Out::Up(_) | neighbours::Out::Gone
+            )
+        };
+        if !inject || has_way(self) {
+            return Ok(());
+        }
+        self.core.mark_busy(peer);
+        self.poll();
+        if has_way(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
 
     /// After the protocol was given something to do: what it wants done now, and its frames. (An operation for a peer that
@@ -275,6 +294,7 @@ impl Engine {
         let RemoteIov { key, offset, .. } = request.remote;
         let remote = endpoint::Remote { peer, key, offset };
         let ticket = Ticket { context: request.context, notify: request.notify };
+        self.demand_way(peer, request.inject)?;
         let memory = Self::memory(request.local, request.inject);
         let started = match request.kind {
             RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
@@ -298,6 +318,7 @@ impl Engine {
             key: remote.key,
             offset: remote.offset,
         };
+        self.demand_way(peer, request.inject)?;
         // SAFETY: the caller's memory is valid during its call.
         let operands = unsafe {
             let mut bytes = Bytes::borrow(request.operand).copy();

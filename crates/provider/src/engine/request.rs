@@ -124,6 +124,8 @@ pub struct AtomicRequest<'a> {
     pub result: &'a [Iov],
     pub remote: RemoteIov,
     pub context: usize,
+    /// The program may never call again: taken only when there is a way to the peer.
+    pub inject: bool,
     pub notify: bool,
 }
 

@@ -76,6 +76,27 @@ fn whoever_polls_rarely_opens_its_door_all_the_same() {
 }
 
 #[test]
+fn what_is_injected_arrives_although_its_sender_never_calls_again() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let number = one.av.insert(other.name());
+    let injected =
+        SendRequest { inject: true, notify: false, tag: Some(7), ..empty_message(number) };
+    let mut refusals = 0;
+    until(|| {
+        let taken = one.engine.send(&injected);
+        assert!(matches!(taken, Ok(()) | Err(Errno::EAGAIN)));
+        refusals += taken.is_err() as u32;
+        other.engine.progress();
+        taken.is_ok()
+    });
+    assert!(refusals > 0, "there was no way yet");
+    until(|| {
+        other.peek(7).unwrap();
+        other.next().expect("an answer to each peek").is_ok()
+    });
+}
+
+#[test]
 fn an_address_means_one_endpoint_only() {
     let mut party = Party::open();
     let own = party.engine.own.introduction;

@@ -144,6 +144,7 @@ unsafe fn post(
         result: result.get(),
         remote,
         context: act.context as usize,
+        inject: terms.inject,
         notify: terms.notify,
     };
     // SAFETY: the caller's promise.
