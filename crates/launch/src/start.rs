@@ -1,6 +1,7 @@
 //! From the command line of `landbridge run` to a job that can start.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -76,7 +77,7 @@ fn job(arguments: &RunArguments, id: String, plan: &plan::Plan) -> Result<Job> {
         environment.insert("FI_PROVIDER".to_string(), provider.clone());
     }
     for setting in &arguments.environment {
-        let (name, value) = setting_of(setting, |name| std::env::var(name).ok())?;
+        let (name, value) = setting_of(setting, |name| std::env::var_os(name))?;
         environment.insert(name, value);
     }
     Ok(Job {
@@ -110,12 +111,13 @@ fn options(arguments: &RunArguments) -> Result<run::Options> {
 }
 
 /// `NAME=VALUE`, or `NAME` with our own value.
-fn setting_of(setting: &str, own: impl Fn(&str) -> Option<String>) -> Result<(String, String)> {
+fn setting_of(setting: &str, own: impl Fn(&str) -> Option<OsString>) -> Result<(String, String)> {
     match setting.split_once('=') {
         Some(("", _)) => bail!("-x {setting}: a variable needs a name"),
         Some((name, value)) => Ok((name.to_string(), value.to_string())),
-        None => match own(setting) {
-            Some(value) => Ok((setting.to_string(), value)),
+        None => match own(setting).map(OsString::into_string) {
+            Some(Ok(value)) => Ok((setting.to_string(), value)),
+            Some(Err(_)) => bail!("-x {setting}: its value is not UTF-8 and cannot be handed on"),
             None => bail!("-x {setting}: it is not set here; write {setting}=VALUE"),
         },
     }
@@ -155,16 +157,14 @@ const STAYS_HERE: [&str; 28] = [
 ];
 
 /// The part of our environment that ranks get on every host.
-fn passed_on(
-    variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
-) -> BTreeMap<String, String> {
+fn passed_on(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String, String> {
     let stays = |name: &str| {
         STAYS_HERE.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(start) => name.starts_with(start),
             None => name == *pattern,
         })
     };
-    // What is not text cannot be sent; on this machine it is inherited anyway.
+    // What is not text cannot be sent; agents on this machine inherit it and hand it on.
     variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| !stays(name))
@@ -190,11 +190,16 @@ mod tests {
 
     #[test]
     fn settings_are_read() {
-        let own = |name: &str| (name == "SET").then(|| "x".to_string());
+        let own = |name: &str| match name {
+            "SET" => Some(OsString::from("x")),
+            "BYTES" => Some(std::os::unix::ffi::OsStringExt::from_vec(vec![0xff])),
+            _ => None,
+        };
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
         assert_eq!(setting_of("A=b=c", own).unwrap(), pair("A", "b=c"));
         assert_eq!(setting_of("SET", own).unwrap(), pair("SET", "x"));
         assert!(setting_of("UNSET", own).unwrap_err().to_string().contains("UNSET=VALUE"));
+        assert!(setting_of("BYTES", own).unwrap_err().to_string().contains("not UTF-8"));
         assert!(setting_of("=x", own).is_err());
     }
 

@@ -213,6 +213,21 @@ fn variables_and_directory_reach_the_ranks() {
     assert_eq!(stdout(&output), format!("1 1 2\n{directory}\n"));
 }
 
+/// Environments may hold any bytes: a Latin-1 path is enough.
+#[test]
+fn variables_that_are_not_text_reach_the_ranks() {
+    use std::os::unix::ffi::OsStrExt;
+    let lb = Landbridge::new("env-bytes");
+    let mut command = lb.command(&["run", "-n", "1", "sh", "-c", "printf %s \"$BYTES\""]);
+    let bytes: &[u8] = b"/caf\xe9";
+    let path = [std::env::var_os("PATH").unwrap().as_bytes(), b":", bytes].concat();
+    command.env("BYTES", std::ffi::OsStr::from_bytes(bytes));
+    command.env("PATH", std::ffi::OsStr::from_bytes(&path));
+    let output = common::Running::new(command).finish();
+    assert_code(&output, 0);
+    assert_eq!(output.stdout, bytes);
+}
+
 #[test]
 fn mistakes_are_told_with_what_to_do() {
     let lb = Landbridge::new("mistakes");

@@ -129,7 +129,7 @@ fn libfabric_of(found: &Found) -> Option<PathBuf> {
     {
         return Some(path);
     }
-    let library_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let library_path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     Search::new(&library_path).find(NAME, Some(&elf))
 }
 

@@ -4,11 +4,12 @@
 //! script (its interpreter counts), or Python (the library that mpi4py would load counts). A
 //! wrapper such as `strace ./a.out` is looked through: the first argument that uses MPI counts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use super::elf::{Elf, Search};
-use super::find_program;
+use super::{Environment, find_program, variable};
 
 /// Libraries followed before giving up: real programs have at most some dozens.
 const LIBRARIES_MAX: usize = 200;
@@ -47,15 +48,15 @@ pub struct Found {
 
 /// The environment a program will see, as far as it decides which library is found.
 pub struct Detector<'a> {
-    environment: &'a BTreeMap<String, String>,
+    environment: &'a Environment,
     wdir: &'a str,
     search: Search,
 }
 
 impl<'a> Detector<'a> {
-    pub fn new(environment: &'a BTreeMap<String, String>, wdir: &'a str) -> Detector<'a> {
-        let library_path = environment.get("LD_LIBRARY_PATH").map_or("", String::as_str);
-        Detector { environment, wdir, search: Search::new(library_path) }
+    pub fn new(environment: &'a Environment, wdir: &'a str) -> Detector<'a> {
+        let search = Search::new(variable(environment, "LD_LIBRARY_PATH"));
+        Detector { environment, wdir, search }
     }
 
     /// `None`: no MPI library is to be seen.
@@ -69,8 +70,8 @@ impl<'a> Detector<'a> {
         })
     }
 
-    fn variable(&self, name: &str) -> &str {
-        self.environment.get(name).map_or("", String::as_str)
+    fn variable(&self, name: &str) -> &OsStr {
+        variable(self.environment, name)
     }
 
     fn library_of_program(&self, program: &Path, depth: u32) -> Option<Found> {
@@ -119,7 +120,7 @@ impl<'a> Detector<'a> {
     fn library_of_python(&self, python: &Path) -> Option<Found> {
         let named = self.variable("MPI4PY_LIBMPI");
         if !named.is_empty() {
-            return named.split(':').find_map(|path| library_file(Path::new(path)));
+            return std::env::split_paths(named).find_map(|path| library_file(&path));
         }
         let prefixes = python_prefixes(python, self.variable("HOME"));
         // An mpi4py linked against one library says so itself.
@@ -186,7 +187,7 @@ fn is_python(program: &Path) -> bool {
 }
 
 /// Where this Python looks for packages: its virtual environment, the user's own, its base.
-fn python_prefixes(python: &Path, home: &str) -> Vec<PathBuf> {
+fn python_prefixes(python: &Path, home: &OsStr) -> Vec<PathBuf> {
     let mut prefixes = Vec::new();
     let own = python.parent().and_then(Path::parent);
     let in_environment = own.is_some_and(|prefix| prefix.join("pyvenv.cfg").is_file());
@@ -224,7 +225,7 @@ fn directories_in(directory: &Path, start: &str) -> Vec<PathBuf> {
 }
 
 /// The program that a script's first line names.
-fn interpreter(script: &Path, wdir: &str, path: &str) -> Option<PathBuf> {
+fn interpreter(script: &Path, wdir: &str, path: &OsStr) -> Option<PathBuf> {
     use std::io::Read;
     let mut start = Vec::new();
     std::fs::File::open(script).ok()?.take(256).read_to_end(&mut start).ok()?;
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_program_without_mpi_has_none() {
-        let environment = BTreeMap::from([("PATH".to_string(), "/bin:/usr/bin".to_string())]);
+        let environment = Environment::from([("PATH".into(), "/bin:/usr/bin".into())]);
         let detector = Detector::new(&environment, "/");
         assert_eq!(detector.library(Path::new("/bin/sh"), &["-c".to_string()]), None);
     }
@@ -269,7 +270,8 @@ mod tests {
         ];
         for (text, expected) in rows {
             std::fs::write(&script, text).unwrap();
-            assert_eq!(interpreter(&script, "/", "/bin"), expected.map(PathBuf::from), "{text}");
+            let found = interpreter(&script, "/", OsStr::new("/bin"));
+            assert_eq!(found, expected.map(PathBuf::from), "{text}");
         }
         std::fs::remove_dir_all(directory).unwrap();
     }
@@ -289,10 +291,13 @@ mod tests {
         let directory = scratch("venv");
         std::fs::write(directory.join("pyvenv.cfg"), "").unwrap();
         let python = directory.join("bin/python");
-        assert_eq!(python_prefixes(&python, "/home/ann"), std::slice::from_ref(&directory));
+        assert_eq!(
+            python_prefixes(&python, OsStr::new("/home/ann")),
+            std::slice::from_ref(&directory)
+        );
         std::fs::remove_file(directory.join("pyvenv.cfg")).unwrap();
         let expected = [directory.clone(), PathBuf::from("/home/ann/.local")];
-        assert_eq!(python_prefixes(&python, "/home/ann"), expected);
+        assert_eq!(python_prefixes(&python, OsStr::new("/home/ann")), expected);
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

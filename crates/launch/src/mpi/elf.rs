@@ -1,6 +1,7 @@
 //! What an ELF file needs and offers, and where the dynamic linker finds what it needs.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use object::elf;
@@ -63,9 +64,10 @@ pub struct Search {
 
 impl Search {
     /// `library_path`: value of LD_LIBRARY_PATH.
-    pub fn new(library_path: &str) -> Search {
-        let paths = library_path.split(':').filter(|path| !path.is_empty());
-        Search { library_path: paths.map(PathBuf::from).collect(), system: system_directories() }
+    pub fn new(library_path: &OsStr) -> Search {
+        let paths = std::env::split_paths(library_path);
+        let paths = paths.filter(|path| !path.as_os_str().is_empty());
+        Search { library_path: paths.collect(), system: system_directories() }
     }
 
     pub fn find(&self, name: &str, wanted_by: Option<&Elf>) -> Option<PathBuf> {
@@ -104,7 +106,7 @@ mod tests {
         let elf = Elf::read(&std::env::current_exe().unwrap()).unwrap();
         assert!(elf.needs("libc.so"), "{:?}", elf.needed);
         let libc = elf.needed.iter().find(|name| name.starts_with("libc.so")).unwrap();
-        let path = Search::new("").find(libc, Some(&elf)).unwrap();
+        let path = Search::new(OsStr::new("")).find(libc, Some(&elf)).unwrap();
         assert!(Elf::read(&path).unwrap().defines("malloc"));
     }
 

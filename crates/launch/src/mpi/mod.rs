@@ -5,6 +5,7 @@ pub mod detect;
 pub mod elf;
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -15,7 +16,13 @@ use detect::{Detector, Family, Found};
 
 pub const PROVIDER: &str = "landbridge";
 
-pub type Environment = BTreeMap<String, String>;
+/// A program's variables, whose names and values need not be text.
+pub type Environment = BTreeMap<OsString, OsString>;
+
+/// The value of a variable, empty if it is not set.
+pub fn variable<'a>(environment: &'a Environment, name: &str) -> &'a OsStr {
+    environment.get(OsStr::new(name)).map_or(OsStr::new(""), OsString::as_os_str)
+}
 
 /// What every rank of a host runs.
 pub struct Plan {
@@ -30,14 +37,20 @@ pub struct Plan {
 
 /// `settings`: the job's environment, which wins over what this host has.
 pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
-    let mut environment: Environment = std::env::vars().collect();
-    environment.extend(settings.iter().cloned());
-    environment.retain(|name, _| !name.starts_with("PMI_") && !name.starts_with("PMIX_"));
+    let mut environment: Environment = std::env::vars_os().collect();
+    environment.extend(settings.iter().map(|(name, value)| (name.into(), value.into())));
+    environment.retain(|name, _| {
+        let name = name.as_encoded_bytes();
+        !name.starts_with(b"PMI_") && !name.starts_with(b"PMIX_")
+    });
     if !Path::new(&task.wdir).is_dir() {
         bail!("the directory {} does not exist there; choose one with --wdir", task.wdir);
     }
-    let path = environment.get("PATH").cloned().unwrap_or_default();
-    let path = if task.search.is_empty() { path } else { join_paths(&task.search, &path) };
+    let path = variable(&environment, "PATH");
+    let path = match task.search.as_str() {
+        "" => path.to_owned(),
+        search => join_paths(OsStr::new(search), path),
+    };
     let program = find_program(&task.program, &task.wdir, &path)?;
     let found = Detector::new(&environment, &task.wdir).library(&program, &task.arguments);
     check_family(found.as_ref(), &task.program)?;
@@ -55,8 +68,7 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
 
 /// Refuses to spawn what would wait for its parents for ever.
 pub fn check_spawn(family: Option<Family>, environment: &Environment) -> Result<()> {
-    let provider = environment.get("FI_PROVIDER").map(String::as_str);
-    if family == Some(Family::Intel) && provider == Some(PROVIDER) {
+    if family == Some(Family::Intel) && variable(environment, "FI_PROVIDER") == PROVIDER {
         bail!(
             "with Intel MPI, spawned processes and their parents do not find each other over this \
              provider yet; use MPICH for programs that spawn"
@@ -95,15 +107,14 @@ pub fn set_library(environment: &mut Environment, found: Option<&Found>) {
     }
     if family != Some(Family::Mpich) {
         set_default(environment, "I_MPI_FABRICS", "ofi");
-        let provider = environment.get("FI_PROVIDER").map_or(PROVIDER, String::as_str).to_string();
-        set_default(environment, "I_MPI_OFI_PROVIDER", &provider);
+        let provider = environment.get(OsStr::new("FI_PROVIDER")).cloned();
+        set_default(environment, "I_MPI_OFI_PROVIDER", provider.unwrap_or_else(|| PROVIDER.into()));
     }
     let Some(found) = found else { return };
     let Some(directory) = found.library.parent() else { return };
     if found.needs_path {
-        let theirs = environment.get("LD_LIBRARY_PATH").cloned().unwrap_or_default();
-        let path = join_paths(&directory.display().to_string(), &theirs);
-        environment.insert("LD_LIBRARY_PATH".to_string(), path);
+        let path = join_paths(directory.as_os_str(), variable(environment, "LD_LIBRARY_PATH"));
+        environment.insert("LD_LIBRARY_PATH".into(), path);
     }
     if found.family == Family::Intel && !has_own_libfabric(directory) {
         set_default(environment, "I_MPI_OFI_LIBRARY_INTERNAL", "0");
@@ -125,30 +136,35 @@ fn has_own_libfabric(directory: &Path) -> bool {
 /// Makes libfabric load our provider, unless the user has chosen another one.
 pub fn set_provider(environment: &mut Environment) -> Result<()> {
     set_default(environment, "FI_PROVIDER", PROVIDER);
-    if environment["FI_PROVIDER"] != PROVIDER {
+    if variable(environment, "FI_PROVIDER") != PROVIDER {
         return Ok(());
     }
-    let ours = sibling::provider_directory()?.display().to_string();
+    let ours = sibling::provider_directory()?;
     // A setting that is there (Intel's mpivars makes one) still serves the library's own providers.
-    let theirs = environment.get("FI_PROVIDER_PATH").cloned().unwrap_or_default();
-    environment.insert("FI_PROVIDER_PATH".to_string(), join_paths(&ours, &theirs));
+    let path = join_paths(ours.as_os_str(), variable(environment, "FI_PROVIDER_PATH"));
+    environment.insert("FI_PROVIDER_PATH".into(), path);
     Ok(())
 }
 
-fn join_paths(first: &str, rest: &str) -> String {
-    match rest {
-        "" => first.to_string(),
-        rest if rest.split(':').next() == Some(first) => rest.to_string(),
-        rest => format!("{first}:{rest}"),
+fn join_paths(first: &OsStr, rest: &OsStr) -> OsString {
+    if rest.is_empty() {
+        return first.to_owned();
     }
+    if std::env::split_paths(rest).next().is_some_and(|path| path == first) {
+        return rest.to_owned();
+    }
+    let mut joined = first.to_owned();
+    joined.push(":");
+    joined.push(rest);
+    joined
 }
 
-fn set_default(environment: &mut Environment, name: &str, value: &str) {
-    environment.entry(name.to_string()).or_insert_with(|| value.to_string());
+fn set_default(environment: &mut Environment, name: &str, value: impl Into<OsString>) {
+    environment.entry(name.into()).or_insert_with(|| value.into());
 }
 
 /// As a shell finds it: names with a slash from `wdir`, others along `search`.
-pub fn find_program(name: &str, wdir: &str, search: &str) -> Result<PathBuf> {
+pub fn find_program(name: &str, wdir: &str, search: &OsStr) -> Result<PathBuf> {
     if name.contains('/') {
         let path = Path::new(wdir).join(name);
         if is_executable(&path) {
@@ -156,10 +172,13 @@ pub fn find_program(name: &str, wdir: &str, search: &str) -> Result<PathBuf> {
         }
         bail!("{} does not exist or is not executable", path.display());
     }
-    let candidates = search.split(':').map(|directory| Path::new(directory).join(name));
-    match candidates.into_iter().find(|path| is_executable(path)) {
+    let mut candidates = std::env::split_paths(search).map(|directory| directory.join(name));
+    match candidates.find(|path| is_executable(path)) {
         Some(path) => Ok(path),
-        None => bail!("no program {name} along PATH ({search}); give its path, such as ./{name}"),
+        None => {
+            let search = search.display();
+            bail!("no program {name} along PATH ({search}); give its path, such as ./{name}")
+        }
     }
 }
 
@@ -177,7 +196,7 @@ mod tests {
     }
 
     fn environment(pairs: &[(&str, &str)]) -> Environment {
-        pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+        pairs.iter().map(|(name, value)| (name.into(), value.into())).collect()
     }
 
     #[test]
@@ -192,19 +211,21 @@ mod tests {
         assert_eq!(mpich, environment(&expected));
         let mut intel = environment(&[("FI_PROVIDER", "tcp")]);
         set_library(&mut intel, Some(&found(Family::Intel)));
-        assert_eq!(intel["I_MPI_FABRICS"], "ofi");
-        assert_eq!(intel["I_MPI_OFI_PROVIDER"], "tcp");
-        assert!(!intel.contains_key("MPIR_CVAR_NOLOCAL"));
+        assert_eq!(variable(&intel, "I_MPI_FABRICS"), "ofi");
+        assert_eq!(variable(&intel, "I_MPI_OFI_PROVIDER"), "tcp");
+        assert!(variable(&intel, "MPIR_CVAR_NOLOCAL").is_empty());
         let mut unknown = Environment::new();
         set_library(&mut unknown, None);
-        assert!(unknown.contains_key("I_MPI_FABRICS") && unknown.contains_key("MPIR_CVAR_NOLOCAL"));
+        for name in ["I_MPI_FABRICS", "MPIR_CVAR_NOLOCAL"] {
+            assert!(!variable(&unknown, name).is_empty(), "{name}");
+        }
     }
 
     #[test]
     fn the_users_own_setting_wins() {
         let mut mpich = environment(&[("MPIR_CVAR_NOLOCAL", "0")]);
         set_library(&mut mpich, Some(&found(Family::Mpich)));
-        assert_eq!(mpich["MPIR_CVAR_NOLOCAL"], "0");
+        assert_eq!(variable(&mpich, "MPIR_CVAR_NOLOCAL"), "0");
         let mut other = environment(&[("FI_PROVIDER", "tcp")]);
         set_provider(&mut other).unwrap();
         assert_eq!(other, environment(&[("FI_PROVIDER", "tcp")]));
@@ -229,16 +250,18 @@ mod tests {
 
     #[test]
     fn programs_are_found_as_a_shell_does() {
-        assert_eq!(find_program("sh", "/", "/nowhere:/bin").unwrap(), Path::new("/bin/sh"));
-        assert_eq!(find_program("./sh", "/bin", "").unwrap(), Path::new("/bin/./sh"));
-        assert!(find_program("passwd", "/etc", "").is_err());
-        assert!(find_program("./passwd", "/etc", "").is_err());
+        let find = |name, wdir, search: &str| find_program(name, wdir, OsStr::new(search));
+        assert_eq!(find("sh", "/", "/nowhere:/bin").unwrap(), Path::new("/bin/sh"));
+        assert_eq!(find("./sh", "/bin", "").unwrap(), Path::new("/bin/./sh"));
+        assert!(find("passwd", "/etc", "").is_err());
+        assert!(find("./passwd", "/etc", "").is_err());
     }
 
     #[test]
     fn paths_are_joined_once() {
-        assert_eq!(join_paths("/a", ""), "/a");
-        assert_eq!(join_paths("/a", "/b"), "/a:/b");
-        assert_eq!(join_paths("/a", "/a:/b"), "/a:/b");
+        let join = |first: &str, rest: &str| join_paths(OsStr::new(first), OsStr::new(rest));
+        assert_eq!(join("/a", ""), "/a");
+        assert_eq!(join("/a", "/b"), "/a:/b");
+        assert_eq!(join("/a", "/a:/b"), "/a:/b");
     }
 }
