@@ -143,7 +143,16 @@ pub fn set_provider(environment: &mut Environment) -> Result<()> {
     // A setting that is there (Intel's mpivars makes one) still serves the library's own providers.
     let path = join_paths(ours.as_os_str(), variable(environment, "FI_PROVIDER_PATH"));
     environment.insert("FI_PROVIDER_PATH".into(), path);
+    set_log(environment);
     Ok(())
+}
+
+/// Makes the provider say on stderr why a peer cannot be reached or is gone: an MPI library only
+/// tells that a call has failed. Whoever has asked for libfabric's log reads it there.
+fn set_log(environment: &mut Environment) {
+    if variable(environment, "FI_LOG_LEVEL").is_empty() {
+        set_default(environment, "LANDBRIDGE_LOG", "warn");
+    }
 }
 
 fn join_paths(first: &OsStr, rest: &OsStr) -> OsString {
@@ -229,6 +238,19 @@ mod tests {
         let mut other = environment(&[("FI_PROVIDER", "tcp")]);
         set_provider(&mut other).unwrap();
         assert_eq!(other, environment(&[("FI_PROVIDER", "tcp")]));
+    }
+
+    #[test]
+    fn the_provider_tells_its_troubles_unless_told_otherwise() {
+        let log = |pairs: &[(&str, &str)]| {
+            let mut settings = environment(pairs);
+            set_log(&mut settings);
+            variable(&settings, "LANDBRIDGE_LOG").to_owned()
+        };
+        assert_eq!(log(&[]), "warn");
+        assert_eq!(log(&[("LANDBRIDGE_LOG", "off")]), "off");
+        assert_eq!(log(&[("LANDBRIDGE_LOG", "")]), "");
+        assert_eq!(log(&[("FI_LOG_LEVEL", "info")]), "");
     }
 
     #[test]
