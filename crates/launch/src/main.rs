@@ -11,6 +11,7 @@ mod cli;
 mod control;
 mod doctor;
 mod env;
+mod gather;
 mod groups;
 mod hosts;
 mod link;

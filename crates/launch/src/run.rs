@@ -15,6 +15,7 @@ use crate::agent::lost_text;
 use crate::cleanup;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
+use crate::gather::{self, Gather, Word};
 use crate::groups::{Asker, Groups, Outcome};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Names, Server, Stage};
@@ -81,6 +82,7 @@ pub struct Launcher {
     code: i32,
     kvsname: String,
     pinged_at: Instant,
+    gather: Gather,
     /// By when the relay that is being waited for has to be ready.
     relay_deadline: Option<Instant>,
 }
@@ -131,6 +133,7 @@ impl Launcher {
             code: 0,
             kvsname: job.kvsname.clone(),
             pinged_at: Instant::now(),
+            gather: Gather::new(Instant::now()),
             relay_deadline: None,
         })
     }
@@ -145,6 +148,7 @@ impl Launcher {
                 self.read_stdin();
             }
             self.ping();
+            self.look_for_the_silent();
             self.judge();
             self.output.handle_time(Instant::now());
             self.children.iter_mut().for_each(|child| child.process.link.flush());
@@ -160,6 +164,17 @@ impl Launcher {
         if self.pinged_at.elapsed() >= PING_INTERVAL {
             self.pinged_at = Instant::now();
             self.send_to_all(&Message::Ping);
+        }
+    }
+
+    /// Agents that have answered look after those below them themselves.
+    fn look_for_the_silent(&mut self) {
+        let links = self.children.iter().map(|child| (&child.node, &child.process.link));
+        let silent: Vec<_> = links.filter_map(|(node, link)| gather::silent(node, link)).collect();
+        match self.gather.poll(Instant::now(), &silent) {
+            Some(Word::Notice(text)) => self.output.say(&text),
+            Some(Word::GiveUp(text)) => self.handle_cause(Cause::Failed { text }),
+            None => {}
         }
     }
 
@@ -215,8 +230,9 @@ impl Launcher {
         }
         let output = self.output.next_time();
         let ping = self.pinged_at + PING_INTERVAL;
-        let times = [self.deadline, self.relay_deadline, self.settled_at, output, Some(ping)];
-        let next = times.into_iter().flatten().min();
+        let gather = self.gather.next_time();
+        let ends = [self.deadline, self.relay_deadline, self.settled_at];
+        let next = ends.into_iter().chain([output, gather, Some(ping)]).flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -456,6 +472,7 @@ impl Launcher {
     fn handle_ready(&mut self, index: usize) {
         self.children[index].ready = true;
         if self.phase == Phase::Gathering && self.children.iter().all(|child| child.ready) {
+            self.gather.end();
             self.start_relay(0);
         }
     }
@@ -522,6 +539,7 @@ impl Launcher {
     fn end(&mut self, code: i32) {
         self.code = code;
         self.phase = Phase::Ending(Instant::now());
+        self.gather.end();
         self.send_to_all(&Message::End { at_once: false });
         // An agent that has not answered yet has started nothing: its connection can just go.
         for child in self.children.iter().filter(|child| !child.process.link.has_answered()) {

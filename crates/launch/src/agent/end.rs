@@ -42,6 +42,10 @@ impl Agent {
     fn end_children(&mut self, at_once: bool) {
         for child in &mut self.children {
             child.process.link.send(&Message::End { at_once });
+            // It has started nothing yet: its connection can just go.
+            if !child.process.link.has_answered() {
+                sys::kill(child.process.pid, libc::SIGTERM);
+            }
             if self.parent.at_end() {
                 child.process.link.flush();
                 child.process.link.close_output();

@@ -20,6 +20,7 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX};
+use crate::gather::{self, Gather, Word};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
@@ -27,6 +28,9 @@ use end::Phase;
 use groups::Group;
 use rank::LocalRank;
 use relay::RelayProcess;
+
+/// The shortest wait, so that a time that is due is past when it is looked at.
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// `landbridge agent`: runs until its parent lets go of it.
 pub fn main() -> Result<()> {
@@ -66,6 +70,7 @@ struct Agent {
     /// `HOST:PORT` of the cluster's relay, empty without one.
     relay_address: String,
     phase: Phase,
+    gather: Option<Gather>,
     ready_sent: bool,
     stuck_sent: bool,
     done: bool,
@@ -100,6 +105,7 @@ impl Agent {
             relay: None,
             relay_address: String::new(),
             phase: Phase::Working,
+            gather: None,
             ready_sent: false,
             stuck_sent: false,
             done: false,
@@ -121,6 +127,7 @@ impl Agent {
             self.report_endings();
             self.retire_groups();
             self.keep_in_touch();
+            self.look_for_the_silent();
             self.advance_end();
             self.parent.flush();
             self.children.iter_mut().for_each(|child| child.process.link.flush());
@@ -175,7 +182,11 @@ impl Agent {
 
     fn timeout(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Working => Some(PING_INTERVAL),
+            Phase::Working => {
+                let notice = self.gather.as_ref().and_then(Gather::next_time);
+                let wait = |at: Instant| at.saturating_duration_since(Instant::now());
+                Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, PING_INTERVAL))
+            }
             // Orphans that change their parent tell no one: look again now and then.
             Phase::Ending(_) | Phase::Killing(_) => Some(Duration::from_millis(20)),
         }
@@ -271,6 +282,19 @@ impl Agent {
         }
     }
 
+    fn look_for_the_silent(&mut self) {
+        let Some(gather) = self.gather.as_mut().filter(|_| self.phase == Phase::Working) else {
+            return;
+        };
+        let links = self.children.iter().map(|child| (&child.node, &child.process.link));
+        let silent: Vec<_> = links.filter_map(|(node, link)| gather::silent(node, link)).collect();
+        match gather.poll(Instant::now(), &silent) {
+            Some(Word::Notice(text)) => self.parent.send(&Message::Note { text }),
+            Some(Word::GiveUp(text)) => self.fail(text),
+            None => {}
+        }
+    }
+
     fn handle_parent_message(&mut self, message: Message) {
         match message {
             Message::Assign(assignment) => self.handle_assignment(*assignment),
@@ -291,6 +315,7 @@ impl Agent {
     fn handle_assignment(&mut self, assignment: Assignment) {
         let (job, node) = (&assignment.job, &assignment.node);
         self.groups.insert(0, Group::first(job, node));
+        self.gather = Some(Gather::new(Instant::now()));
         for child in &node.children {
             match start_child(job, child) {
                 Ok(child) => self.children.push(child),
@@ -308,6 +333,7 @@ impl Agent {
     fn check_ready(&mut self) {
         if self.assignment.is_some() && !self.ready_sent && self.children.iter().all(|c| c.ready) {
             self.ready_sent = true;
+            self.gather = None;
             self.parent.send(&Message::Ready);
         }
     }

@@ -3,10 +3,11 @@
 //! question with it.
 
 use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Finding;
+use super::{Finding, probe};
 use crate::mpi::PROVIDER;
 use crate::mpi::detect::{Family, Found, library_in};
 use crate::mpi::elf::{Elf, Search};
@@ -47,7 +48,7 @@ fn check_library(found: &Found) -> Finding {
     let Ok(directory) = sibling::provider_directory() else {
         return Finding::notice(format!("{name}, {place}"), "not tried: the provider is missing");
     };
-    match probe(&libfabric, &directory) {
+    match ask(&libfabric, &directory) {
         Ok(answer) if answer.loads => {
             let how = how_to_start(found.family);
             let version = answer.version;
@@ -140,7 +141,7 @@ struct Answer {
     loads: bool,
 }
 
-fn probe(libfabric: &Path, provider: &Path) -> Result<Answer, String> {
+fn ask(libfabric: &Path, provider: &Path) -> Result<Answer, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
         .arg("doctor-probe")
@@ -151,6 +152,9 @@ fn probe(libfabric: &Path, provider: &Path) -> Result<Answer, String> {
         .map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let version = text.lines().find_map(|line| line.strip_prefix("version "));
+    if output.status.signal() == Some(libc::SIGALRM) {
+        return Err(format!("it has not answered after {} s", probe::PATIENCE_SECONDS));
+    }
     let Some(version) = version else {
         let trouble = String::from_utf8_lossy(&output.stderr);
         let last = trouble.lines().last().unwrap_or("the probe died without a word");

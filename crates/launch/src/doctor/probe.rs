@@ -41,7 +41,12 @@ type Getinfo = unsafe extern "C" fn(
     info: *mut *const Info,
 ) -> c_int;
 
+/// A libfabric that has not answered by then hangs, in some provider's initialisation.
+pub const PATIENCE_SECONDS: u32 = 20;
+
 pub fn run(path: &Path) -> Result<()> {
+    // SAFETY: no memory is involved. SIGALRM ends a process that does nothing about it.
+    unsafe { libc::alarm(PATIENCE_SECONDS) };
     let library = Library::open(path, libc::RTLD_LOCAL)?;
     // SAFETY: these are the signatures of libfabric's interface under these names.
     let (version, getinfo) = unsafe {

@@ -1,0 +1,139 @@
+//! Waiting for the agents below to answer: whoever has started some tells the user after
+//! [`NOTICE`] which hosts have not answered, and after [`PATIENCE`] that the job cannot start.
+//! Nothing in here reads a clock.
+
+use std::time::{Duration, Instant};
+
+use crate::control::Node;
+use crate::link::Link;
+
+/// Longer than logins usually take.
+const NOTICE: Duration = Duration::from_secs(10);
+/// ssh gives up on a host that is switched off after 20 s, and a slow login takes some seconds; what
+/// has not answered by then asks for a password, or hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Hosts named at most.
+const NAMES_MAX: usize = 8;
+
+pub struct Gather {
+    begun: Instant,
+    noticed: bool,
+    over: bool,
+}
+
+/// What the user has to read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Word {
+    Notice(String),
+    GiveUp(String),
+}
+
+impl Gather {
+    pub fn new(now: Instant) -> Gather {
+        Gather { begun: now, noticed: false, over: false }
+    }
+
+    /// Everyone has answered, or the job ends.
+    pub fn end(&mut self) {
+        self.over = true;
+    }
+
+    /// When [`Gather::poll`] may have something to say.
+    pub fn next_time(&self) -> Option<Instant> {
+        let patience = if self.noticed { PATIENCE } else { NOTICE };
+        (!self.over).then(|| self.begun + patience)
+    }
+
+    /// `silent`: the hosts that have not answered, with what came in place of an answer.
+    pub fn poll(&mut self, now: Instant, silent: &[(&Node, String)]) -> Option<Word> {
+        if self.next_time().is_none_or(|time| now < time) {
+            return None;
+        }
+        self.noticed = true;
+        self.over = now >= self.begun + PATIENCE;
+        if silent.is_empty() {
+            return None;
+        }
+        let names = names(silent);
+        if !self.over {
+            return Some(Word::Notice(format!("still waiting for an answer of {names}")));
+        }
+        let mut text = format!("no answer of {names} after {} s", PATIENCE.as_secs());
+        let (node, noise) = &silent[0];
+        if !noise.is_empty() {
+            text.push_str(&format!("; {} said: {noise}", node.name));
+        }
+        let command = node.spawn.join(" ");
+        text.push_str(&format!("\n  Try by hand, it must not ask anything: {command}"));
+        Some(Word::GiveUp(text))
+    }
+}
+
+/// The host of an agent that has not answered yet, for [`Gather::poll`].
+pub fn silent<'a>(node: &'a Node, link: &Link) -> Option<(&'a Node, String)> {
+    (!link.has_answered()).then(|| (node, link.noise()))
+}
+
+fn names(silent: &[(&Node, String)]) -> String {
+    let name = |(node, _): &(&Node, String)| format!("{} ({})", node.name, node.cluster_name);
+    let named: Vec<String> = silent.iter().take(NAMES_MAX).map(name).collect();
+    let named = named.join(", ");
+    match silent.len().saturating_sub(NAMES_MAX) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> Node {
+        Node {
+            cluster: 0,
+            cluster_name: "nancy".to_string(),
+            name: name.to_string(),
+            address: None,
+            first_rank: 0,
+            rank_count: 0,
+            slots: 0,
+            relay_unix: None,
+            remote: false,
+            spawn: vec!["ssh".to_string(), name.to_string()],
+            children: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn silent_hosts_are_named_once_and_then_given_up() {
+        let (one, two) = (node("n1"), node("n2"));
+        let silent = [(&one, "Password:".to_string()), (&two, String::new())];
+        let begun = Instant::now();
+        let mut gather = Gather::new(begun);
+        assert_eq!(gather.poll(begun, &silent), None);
+        let notice = "still waiting for an answer of n1 (nancy), n2 (nancy)".to_string();
+        assert_eq!(gather.poll(begun + NOTICE, &silent), Some(Word::Notice(notice)));
+        assert_eq!(gather.poll(begun + NOTICE, &silent), None);
+        let Some(Word::GiveUp(text)) = gather.poll(begun + PATIENCE, &silent) else { panic!() };
+        assert!(text.starts_with("no answer of n1 (nancy), n2 (nancy) after 60 s"), "{text}");
+        assert!(text.contains("n1 said: Password:") && text.ends_with("ssh n1"), "{text}");
+        assert_eq!(gather.next_time(), None);
+    }
+
+    #[test]
+    fn nobody_is_waited_for_who_has_answered() {
+        let begun = Instant::now();
+        let mut gather = Gather::new(begun);
+        assert_eq!(gather.poll(begun + NOTICE, &[]), None);
+        assert_eq!(gather.next_time(), Some(begun + PATIENCE));
+        gather.end();
+        assert_eq!(gather.poll(begun + PATIENCE, &[(&node("n1"), String::new())]), None);
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let nodes: Vec<Node> = (0..NAMES_MAX + 2).map(|i| node(&format!("n{i}"))).collect();
+        let silent: Vec<_> = nodes.iter().map(|node| (node, String::new())).collect();
+        assert!(names(&silent).ends_with("n7 (nancy) and 2 more"), "{}", names(&silent));
+    }
+}
