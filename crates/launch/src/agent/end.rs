@@ -108,7 +108,7 @@ impl Agent {
     fn finish(&mut self) {
         if let Some(relay) = &mut self.relay {
             relay.end(RELAY_GRACE);
-            for message in relay.read() {
+            for message in relay.read(true) {
                 self.parent.send(&message);
             }
         }

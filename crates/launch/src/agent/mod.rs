@@ -157,8 +157,7 @@ impl Agent {
     fn each_descriptor<'a>(&'a self, add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags)) {
         use std::os::fd::AsFd;
         let (read, write) = (PollFlags::IN, PollFlags::OUT);
-        // A parent that does not keep up with output gets no more of it until it does.
-        let room = self.parent.backlog_bytes() < BACKLOG_BYTES_MAX;
+        let room = self.has_room();
         add(Source::Wake, self.signals.as_fd(), read);
         add_link(&self.parent, Source::Parent, true, add);
         for (index, child) in self.children.iter().enumerate() {
@@ -178,6 +177,11 @@ impl Agent {
         for fd in self.relay.iter().flat_map(RelayProcess::outputs) {
             add(Source::Relay, fd, read);
         }
+    }
+
+    /// A parent that does not keep up with output gets no more of it until it does.
+    fn has_room(&self) -> bool {
+        self.parent.backlog_bytes() < BACKLOG_BYTES_MAX
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -361,7 +365,7 @@ impl Agent {
     // --- agents below
 
     fn handle_children(&mut self) {
-        let room = self.parent.backlog_bytes() < BACKLOG_BYTES_MAX || self.phase != Phase::Working;
+        let room = self.has_room() || self.phase != Phase::Working;
         for index in 0..self.children.len() {
             let link = &mut self.children[index].process.link;
             if link.at_end() || !room {
@@ -453,8 +457,9 @@ impl Agent {
     }
 
     fn handle_relay(&mut self) {
+        let room = self.has_room();
         let Some(relay) = &mut self.relay else { return };
-        for message in relay.read() {
+        for message in relay.read(room) {
             self.parent.send(&message);
         }
     }

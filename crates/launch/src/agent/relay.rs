@@ -28,6 +28,8 @@ pub struct RelayProcess {
     stdout: Lines,
     stderr: Lines,
     last_lines: VecDeque<String>,
+    /// Lines of its log that were left out since the last one that was not.
+    left_out: u64,
 }
 
 impl RelayProcess {
@@ -61,6 +63,7 @@ impl RelayProcess {
             stdout: Lines::new(stdout)?,
             stderr: Lines::new(stderr)?,
             last_lines: VecDeque::new(),
+            left_out: 0,
         })
     }
 
@@ -71,33 +74,43 @@ impl RelayProcess {
             .map(AsFd::as_fd)
     }
 
-    /// What the relay has said since, as messages for the launcher.
-    pub fn read(&mut self) -> Vec<Message> {
+    /// What the relay has said since, as messages for the launcher. It is read in any case: a relay
+    /// that waits for a reader of its log passes no frames. Without `room` its log is left out.
+    pub fn read(&mut self, room: bool) -> Vec<Message> {
         let mut messages = Vec::new();
         for line in self.stdout.read() {
             match parse_ready(&line) {
                 Some((ranks, relays)) => messages.push(Message::RelayReady { ranks, relays }),
-                None => messages.push(self.log(line)),
+                None => messages.extend(self.log(line, room)),
             }
         }
         for line in self.stderr.read() {
-            messages.push(self.log(line));
+            messages.extend(self.log(line, room));
         }
         messages
     }
 
-    fn log(&mut self, line: String) -> Message {
+    fn log(&mut self, line: String, room: bool) -> Vec<Message> {
+        let mut messages = Vec::new();
+        if !room {
+            self.left_out += 1;
+        } else if self.left_out > 0 {
+            let (cluster, count) = (&self.cluster, std::mem::take(&mut self.left_out));
+            let text = format!("relay {cluster}: {count} lines of its log are left out here");
+            messages.push(Message::RelayLog { text });
+        }
         if self.last_lines.len() == LAST_LINES {
             self.last_lines.pop_front();
         }
         let text = format!("relay {}: {line}", self.cluster);
         self.last_lines.push_back(line);
-        Message::RelayLog { text }
+        messages.extend(room.then_some(Message::RelayLog { text }));
+        messages
     }
 
     /// What the user reads when the relay has ended before the job.
     pub fn failure(&mut self, ending: Ending) -> String {
-        self.read();
+        self.read(false);
         let how = match ending {
             Ending::Exited(code) => format!("exited with code {code}"),
             Ending::Killed(signal) => {
@@ -177,6 +190,37 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_nobody_takes_is_left_out_and_counted() {
+        let empty = || Lines { fd: None, pending: Vec::new() };
+        let mut relay = RelayProcess {
+            pid: 0,
+            ended: false,
+            cluster: "c0".to_string(),
+            lifeline: None,
+            stdout: empty(),
+            stderr: empty(),
+            last_lines: VecDeque::new(),
+            left_out: 0,
+        };
+        let mut say = |text: &str, room| {
+            relay.stderr.pending.extend(text.bytes());
+            let messages = relay.read(room).into_iter();
+            messages.map(|message| format!("{message:?}")).collect::<Vec<_>>().join(" ")
+        };
+        assert!(say("one\n", true).contains("relay c0: one"));
+        assert_eq!(say("two\nthree\n", false), "");
+        let text = say("four\n", true);
+        assert!(
+            text.contains("2 lines of its log are left out") && text.contains("four"),
+            "{text}"
+        );
+        assert!(!say("five\n", true).contains("left out"));
+        let ready = say("landbridge-relay: ready ranks=a:1 relays=-\n", false);
+        assert_eq!(ready, "", "only on stdout");
+        assert_eq!(relay.last_lines.len(), 6);
+    }
 
     #[test]
     fn ready_line_is_read() {
