@@ -119,9 +119,16 @@ pub struct EnvArguments {
     /// The MPI library whose launcher will be used
     #[arg(long)]
     pub mpi: Library,
+    /// Number of processes, for launchers that do not tell it (srun)
+    #[arg(short = 'n', long = "np", value_name = "N")]
+    pub ranks: Option<u32>,
 }
 
 #[derive(Args)]
+#[command(after_help = "Examples:\n  landbridge doctor\n  \
+                        landbridge doctor --in build/venv/mpich     an MPI library not along PATH\n  \
+                        landbridge doctor --relay gateway:7711      can its port be reached?\n\n\
+                        It changes nothing. Exit code 1: something will not work.")]
 pub struct DoctorArguments {
     /// Also look for MPI libraries in this directory (a virtual environment, an installation)
     #[arg(long = "in", value_name = "DIR")]

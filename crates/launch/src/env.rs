@@ -1,35 +1,56 @@
 //! `landbridge env`: settings with which an MPI library's own launcher uses the provider inside
-//! one cluster. What is printed is a shell script: `export` lines, and comments on their use.
+//! one cluster. What is printed is a shell script: `export` lines, and comments on their use. The key
+//! is for the shell alone: a terminal does not get to show it.
+
+use std::io::IsTerminal;
 
 use anyhow::Result;
 
-use crate::cli::Library;
+use crate::cli::{EnvArguments, Library};
 use crate::mpi::PROVIDER;
 use crate::sibling;
 use crate::spawn::ssh::quote;
 use crate::sys;
 
 /// Prints the settings.
-pub fn run(library: Library) -> Result<()> {
+pub fn run(arguments: &EnvArguments) -> Result<()> {
     let directory = sibling::provider_directory()?.display().to_string();
-    let key = sys::random_hex(64)?;
-    print!("{}", script(library, &directory, &sys::random_hex(32)?, &key));
+    let fresh = (sys::random_hex(32)?, sys::random_hex(64)?);
+    let secrets = (!std::io::stdout().is_terminal()).then_some((fresh.0.as_str(), &*fresh.1));
+    print!("{}", script(arguments.mpi, &directory, arguments.ranks, secrets));
     Ok(())
 }
 
-fn script(library: Library, provider_directory: &str, job: &str, key: &str) -> String {
+/// `secrets`: job id and key; without, it says how to get them.
+fn script(
+    library: Library,
+    provider_directory: &str,
+    ranks: Option<u32>,
+    secrets: Option<(&str, &str)>,
+) -> String {
     let mut text = String::new();
     for line in usage(library) {
         text.push_str(&format!("# {line}\n"));
     }
-    let common = [
-        ("LANDBRIDGE_JOB", job),
-        ("LANDBRIDGE_KEY", key),
-        ("FI_PROVIDER_PATH", provider_directory),
-        ("FI_PROVIDER", PROVIDER),
-    ];
-    for (name, value) in common.iter().chain(settings(library)) {
+    let mut export = |name: &str, value: &str| {
         text.push_str(&format!("export {name}={}\n", quote(value)));
+    };
+    if let Some((job, key)) = secrets {
+        export("LANDBRIDGE_JOB", job);
+        export("LANDBRIDGE_KEY", key);
+    }
+    if let Some(ranks) = ranks {
+        export("LANDBRIDGE_SIZE", &ranks.to_string());
+    }
+    export("FI_PROVIDER_PATH", provider_directory);
+    export("FI_PROVIDER", PROVIDER);
+    settings(library).iter().for_each(|(name, value)| export(name, value));
+    // What the user has chosen stays.
+    text.push_str("export LANDBRIDGE_LOG=\"${LANDBRIDGE_LOG-warn}\"\n");
+    if secrets.is_none() {
+        text.push_str(
+            "# Job id and key are not shown on a terminal: use eval \"$(…)\" as above.\n",
+        );
     }
     text
 }
@@ -68,10 +89,11 @@ fn usage(library: Library) -> Vec<&'static str> {
             lines.push("  eval \"$(landbridge env --mpi openmpi)\"; mpirun -n 4 ./a.out");
             lines.push("On several hosts, hand on what does not begin with OMPI_:");
             lines.push("  mpirun -x FI_PROVIDER -x FI_PROVIDER_PATH -x LANDBRIDGE_JOB \\");
-            lines.push("         -x LANDBRIDGE_KEY --host a,b -n 4 ./a.out");
+            lines.push("         -x LANDBRIDGE_KEY -x LANDBRIDGE_LOG --host a,b -n 4 ./a.out");
         }
     }
-    lines.push("With srun, the environment goes along by itself.");
+    lines.push("With srun, the environment goes along by itself; give `landbridge env` the number");
+    lines.push("of processes with -n then, which srun tells only to libraries of its own.");
     lines.push("Job id and key are fresh: make new ones for every job. Keep the key secret.");
     lines
 }
@@ -83,14 +105,25 @@ mod tests {
     #[test]
     fn a_shell_reads_the_settings_back() {
         for library in [Library::Mpich, Library::Openmpi, Library::Impi] {
-            let script = script(library, "/opt/land bridge", "aa", "bb");
+            let script = script(library, "/opt/land bridge", Some(4), Some(("aa", "bb")));
             let script = format!("{script}env");
             let output = std::process::Command::new("/bin/sh").args(["-c", &script]).output();
             let output = String::from_utf8(output.unwrap().stdout).unwrap();
             for (name, value) in settings(library) {
                 assert!(output.contains(&format!("\n{name}={value}\n")), "{name} in {output}");
             }
-            assert!(output.contains("FI_PROVIDER_PATH=/opt/land bridge\n"));
+            for line in
+                ["FI_PROVIDER_PATH=/opt/land bridge", "LANDBRIDGE_KEY=bb", "LANDBRIDGE_SIZE=4"]
+            {
+                assert!(output.contains(&format!("{line}\n")), "{line} in {output}");
+            }
         }
+    }
+
+    #[test]
+    fn a_terminal_shows_no_key() {
+        let script = script(Library::Mpich, "/opt", None, None);
+        assert!(!script.contains("LANDBRIDGE_KEY") && !script.contains("LANDBRIDGE_SIZE"));
+        assert!(script.contains("export FI_PROVIDER=") && script.contains("use eval"), "{script}");
     }
 }

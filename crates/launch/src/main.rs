@@ -52,7 +52,7 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Agent => agent::main().map(|()| 0),
         Command::Relay(passed) => become_sibling("landbridge-relay", &passed.arguments),
         Command::Lab(passed) => become_sibling("landbridge-lab", &passed.arguments),
-        Command::Env(arguments) => env::run(arguments.mpi).map(|()| 0),
+        Command::Env(arguments) => env::run(&arguments).map(|()| 0),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::DoctorPeer { library } => doctor::peer::run(&library).map(|()| 0),
         Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),
