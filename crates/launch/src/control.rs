@@ -266,6 +266,18 @@ mod kind {
 }
 
 impl Message {
+    /// What the user reads about a message that is longer than [`FRAME_BYTES_MAX`].
+    pub fn what(&self) -> &'static str {
+        match self {
+            Message::Assign(_) => "the job's description (arguments, environment, hosts)",
+            Message::BarrierUp { .. } | Message::BarrierDown { .. } => {
+                "what ranks have put into the key-value space before a barrier"
+            }
+            Message::Spawn { .. } | Message::Order(_) => "a spawn, with its arguments and keys",
+            _ => "a message",
+        }
+    }
+
     /// Appends the frame of this message.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();

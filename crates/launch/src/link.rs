@@ -8,11 +8,13 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use rustix::io::Errno;
 
-use crate::control::{Decoder, Message, VERSION};
+use crate::control::{Decoder, FRAME_BYTES_MAX, Message, VERSION};
 
 /// Above this many unsent bytes the owner stops taking in more output of ranks.
 pub const BACKLOG_BYTES_MAX: usize = 1024 * 1024;
 const READ_BYTES: usize = 64 * 1024;
+/// A frame's length, which does not count itself.
+const LENGTH_BYTES: usize = 4;
 /// A login shell may print this much before the agent's banner.
 const NOISE_BYTES_MAX: usize = 256 * 1024;
 
@@ -23,6 +25,9 @@ pub struct Link {
     unsent: VecDeque<u8>,
     /// Bytes before the agent's banner; `None` once it has been seen or where none is expected.
     noise: Option<Vec<u8>>,
+    is_agent: bool,
+    /// Why we have closed our way out.
+    problem: Option<String>,
     at_end: bool,
     heard_at: Instant,
 }
@@ -36,6 +41,7 @@ impl Link {
     /// The agent's own side: sends the banner.
     pub fn to_parent(input: OwnedFd, output: OwnedFd) -> io::Result<Link> {
         let mut link = Link::new(input, output, None)?;
+        link.is_agent = true;
         link.unsent.extend(banner().bytes());
         Ok(link)
     }
@@ -49,6 +55,8 @@ impl Link {
             decoder: Decoder::default(),
             unsent: VecDeque::new(),
             noise,
+            is_agent: false,
+            problem: None,
             at_end: false,
             heard_at: Instant::now(),
         })
@@ -87,11 +95,34 @@ impl Link {
         self.noise.as_deref().map(String::from_utf8_lossy).unwrap_or_default().trim().to_string()
     }
 
+    /// Why the connection had to be given up by this side.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
     pub fn send(&mut self, message: &Message) {
         if self.output.is_some() {
             let mut frame = Vec::new();
             message.emit(&mut frame);
-            self.unsent.extend(frame);
+            match frame.len() - LENGTH_BYTES {
+                length if length > FRAME_BYTES_MAX => self.refuse(message, length),
+                _ => self.unsent.extend(frame),
+            }
+        }
+    }
+
+    /// The other side would take such a message for nonsense. An agent says so in its place; towards
+    /// an agent the connection is given up, which ends the agent and is reported from there.
+    fn refuse(&mut self, message: &Message, length: usize) {
+        let text = format!(
+            "{} takes {length} bytes, and at most {FRAME_BYTES_MAX} can be sent",
+            message.what()
+        );
+        if self.is_agent {
+            self.send(&Message::Failed { text });
+        } else {
+            self.close_output();
+            self.problem = Some(text);
         }
     }
 
@@ -213,6 +244,21 @@ mod tests {
         rustix::io::write(agent.output.as_ref().unwrap(), greeting).unwrap();
         assert!(parent.fill().unwrap_err().to_string().contains("version 999"));
         assert!(parent.at_end());
+    }
+
+    #[test]
+    fn what_is_too_long_is_told_by_the_sender() {
+        let (mut parent, mut agent) = pair();
+        let value = "x".repeat(FRAME_BYTES_MAX);
+        let delta = crate::pmi::kvs::Delta::from([("key".to_string(), value)]);
+        agent.send(&Message::BarrierUp { group: 0, delta: delta.clone() });
+        agent.flush();
+        parent.fill().unwrap();
+        let Some(Message::Failed { text }) = parent.poll_message().unwrap() else { panic!() };
+        assert!(text.starts_with("what ranks have put into") && text.contains("67108"), "{text}");
+        parent.send(&Message::BarrierDown { group: 0, delta });
+        assert_eq!(parent.problem(), Some(text.as_str()));
+        assert!(parent.output.is_none(), "its end is what ends the agent");
     }
 
     #[test]

@@ -490,6 +490,9 @@ fn start_child(job: &Job, node: &Node) -> Result<Child> {
 pub fn lost_text(node: &Node, link: &Link, problem: Option<anyhow::Error>) -> String {
     let name = &node.name;
     let noise = link.noise();
+    if let Some(problem) = link.problem() {
+        return format!("node {name} cannot be told what to do: {problem}");
+    }
     match problem {
         Some(error) => format!("lost node {name}: {error:#}"),
         None if !noise.is_empty() => format!(
