@@ -19,6 +19,7 @@ use crate::topology::Topology;
 
 /// Runs the job; its exit code.
 pub fn run(arguments: &RunArguments) -> Result<i32> {
+    check_program(arguments)?;
     let topology = topology(arguments)?;
     let wishes = Wishes {
         ranks: arguments.ranks,
@@ -34,6 +35,17 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     let job = job(arguments, id, &plan)?;
     let relays = Relays::new(&job, &plan)?;
     run::run(job, plan.nodes, relays, options(arguments)?)
+}
+
+/// What stands where the program should may be an option that is not known.
+fn check_program(arguments: &RunArguments) -> Result<()> {
+    match arguments.program.first() {
+        Some(name) if name.starts_with('-') => bail!(
+            "there is no option {name}; `landbridge run --help` shows them (a program of this name \
+             is started as ./{name})"
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// This machine's name.

@@ -231,7 +231,8 @@ fn variables_that_are_not_text_reach_the_ranks() {
 #[test]
 fn mistakes_are_told_with_what_to_do() {
     let lb = Landbridge::new("mistakes");
-    let rows: [(&[&str], &str); 6] = [
+    let rows: [(&[&str], &str); 7] = [
+        (&["run", "--clusers", "2", "-n", "2", "true"], "no option --clusers"),
         (&["run", "-n", "2", "no-such-program"], "no program no-such-program along PATH"),
         (&["run", "-n", "2", "./no-such-program"], "does not exist or is not executable"),
         (&["run", "-n", "2", "--wdir", "/no/such", "true"], "choose one with --wdir"),
