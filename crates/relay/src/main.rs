@@ -11,12 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::Parser;
-use landbridge_drive::engine::{Engine, Setup, epoll::Epoll};
+use landbridge_drive::engine::{Engine, Peer, Setup, epoll::Epoll};
+use landbridge_drive::link::tls::Identity;
 use landbridge_drive::sys;
 use landbridge_proto::id::ClusterId;
 use landbridge_relay::config::{self, Config};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use admin::Admin;
@@ -46,16 +48,23 @@ struct Arguments {
     config: PathBuf,
 }
 
+/// A configuration that can be used.
+struct Prepared {
+    config: Config,
+    identity: Option<Identity>,
+    peers: Vec<Peer>,
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let setup = match prepare(&arguments.config) {
-        Ok(setup) => setup,
+    let config = match read(&arguments.config) {
+        Ok(config) => config,
         Err(error) => {
             eprintln!("landbridge-relay: {}: {error:#}", arguments.config.display());
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    match run(setup) {
+    match prepare(&arguments.config, config).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("landbridge-relay: {error:#}");
@@ -73,8 +82,15 @@ fn run((mut admin, setup, ready): (Admin, Setup, String)) -> Result<()> {
 }
 
 /// Everything that can go wrong because of the configuration.
-fn prepare(path: &Path) -> Result<(Admin, Setup, String)> {
+fn read(path: &Path) -> Result<Prepared> {
     let config = Config::parse(&config::read(path)?)?;
+    let (identity, peers) = (config.identity()?, config.peers()?);
+    Ok(Prepared { config, identity, peers })
+}
+
+/// Everything that can go wrong because of this machine.
+fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
+    let Prepared { config, identity, peers } = prepared;
     sys::raise_open_files();
     let ranks = listen(config.listen).context("listen")?;
     let relays = config.wan_listen.map(listen).transpose().context("wan_listen")?;
@@ -91,8 +107,8 @@ fn prepare(path: &Path) -> Result<(Admin, Setup, String)> {
         ranks,
         unix,
         relays,
-        identity: config.identity()?,
-        peers: config.peers()?,
+        identity,
+        peers,
         controls,
         spin: config.spin_micros.map(Duration::from_micros),
         job: config.job,
@@ -108,9 +124,18 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     };
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
-    rustix::net::bind(&socket, &address).with_context(|| address.to_string())?;
-    rustix::net::listen(&socket, BACKLOG)?;
+    rustix::net::bind(&socket, &address).map_err(|error| cannot_listen(address, error))?;
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| cannot_listen(address, error))?;
     Ok(socket.into())
+}
+
+fn cannot_listen(address: SocketAddr, error: Errno) -> anyhow::Error {
+    let why = match error {
+        Errno::ADDRINUSE => "the port is in use; does a relay of another job run here?".to_string(),
+        Errno::ADDRNOTAVAIL => "this host has no such address".to_string(),
+        error => error.to_string(),
+    };
+    anyhow!("cannot listen at {address}: {why}")
 }
 
 fn listen_unix(name: &str) -> Result<UnixListener> {
