@@ -1,10 +1,10 @@
 //! Process groups that ranks spawn: where each new process runs, which index it has, and what is
 //! known of it. Pure: requests enter, an [`Order`] for the agents leaves.
 //!
-//! Indices follow those of the job's first processes: each cluster owns [`reserve`] of them, so
-//! relays know from the start where an index belongs. None is used twice. Hosts are filled on from
-//! where the last rank was placed, each with as many processes as it has slots, around and around;
-//! more processes than slots are no error. Info keys may choose: see `docs/ARCHITECTURE.md`.
+//! Indices follow those of the job's first processes: each cluster owns [`Groups::reserve`] of them,
+//! so relays know from the start where an index belongs. None is used twice. Hosts are filled on
+//! from where the last rank was placed, each with as many processes as it has slots, around and around;
+//! more processes than slots are no error. Info keys say otherwise: see `docs/ARCHITECTURE.md`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -123,9 +123,7 @@ impl Agent {
         let Assignment { job, node } = assignment;
         let plans = order.on(node).map(|block| {
             let task = &order.tasks[block.appnum as usize];
-            let plan = mpi::prepare(task, &job.environment)?;
-            mpi::check_spawn(plan.family, &plan.environment)?;
-            Ok((block, task, plan))
+            Ok((block, task, mpi::prepare(task, &job.environment)?))
         });
         let plans = plans.collect::<Result<Vec<_>>>()?;
         let own: u32 = plans.iter().map(|(block, ..)| block.count).sum();

@@ -29,8 +29,6 @@ pub struct Plan {
     pub program: PathBuf,
     /// All of it: a rank inherits nothing else.
     pub environment: Environment,
-    /// `None`: no MPI library was to be seen.
-    pub family: Option<Family>,
     /// For `-v`.
     pub note: String,
 }
@@ -63,18 +61,7 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
         }
         None => format!("{} uses no MPI library that could be found", program.display()),
     };
-    Ok(Plan { program, environment, family: found.map(|found| found.family), note })
-}
-
-/// Refuses to spawn what would wait for its parents for ever.
-pub fn check_spawn(family: Option<Family>, environment: &Environment) -> Result<()> {
-    if family == Some(Family::Intel) && variable(environment, "FI_PROVIDER") == PROVIDER {
-        bail!(
-            "with Intel MPI, spawned processes and their parents do not find each other over this \
-             provider yet; use MPICH for programs that spawn"
-        );
-    }
-    Ok(())
+    Ok(Plan { program, environment, note })
 }
 
 fn check_family(found: Option<&Found>, program: &str) -> Result<()> {
@@ -259,15 +246,6 @@ mod tests {
         assert!(error.to_string().contains("landbridge env --mpi openmpi"));
         assert!(check_family(Some(&found(Family::MpichWithoutOfi)), "./a.out").is_err());
         assert!(check_family(None, "./a.out").is_ok());
-    }
-
-    #[test]
-    fn intel_mpi_spawns_only_over_other_providers() {
-        let over = |provider| environment(&[("FI_PROVIDER", provider)]);
-        assert!(check_spawn(Some(Family::Intel), &over(PROVIDER)).is_err());
-        assert!(check_spawn(Some(Family::Intel), &over("tcp")).is_ok());
-        assert!(check_spawn(Some(Family::Mpich), &over(PROVIDER)).is_ok());
-        assert!(check_spawn(None, &over(PROVIDER)).is_ok());
     }
 
     #[test]
