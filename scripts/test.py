@@ -162,6 +162,7 @@ SYSTEM = [
     ("addresses", "a program sees the same addresses whatever the network does"),
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),
+    ("spawn", "ranks spawn processes, in one and in two clusters"),
 ]
 
 
