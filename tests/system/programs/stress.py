@@ -9,6 +9,7 @@ bytes follow from that. So a message that is lost, doubled, overtaken, cut or mi
 
 import random
 import sys
+import time
 import traceback
 
 import numpy
@@ -25,6 +26,8 @@ MESSAGES_PER_PAIR = 12
 WAYS = ["wild", "directed", "probe", "improbe", "blocking", "mixed", "late"]
 NOISE = numpy.random.default_rng(7).integers(0, 256, LONGEST + 70_000, numpy.uint8)
 NO_TAG = 30_000
+# Seconds in which the others can send what they want.
+LATE_S = 0.005
 
 
 class Message:
@@ -209,7 +212,8 @@ def take_mixed(inbox, chance):
 
 def take_late(inbox, chance):
     """Looks for what never comes until all others have sent what they can: everything is unexpected."""
-    for _ in range(2000):
+    until = time.monotonic() + LATE_S
+    while time.monotonic() < until:
         WORLD.Iprobe(MPI.ANY_SOURCE, NO_TAG)
     take_wild(inbox, chance)
 

@@ -22,7 +22,7 @@ use super::handshake::Carrier;
 use super::peers::Token;
 
 /// Polls further apart than this do not belong to one waiting loop.
-const GAP_MICROS: u64 = 20;
+const GAP_MICROS: u64 = 8;
 /// Polls no further apart than this come from a loop that does nothing else. MPICH yields the processor between them,
 /// a system call that takes longer than many looks at a ring.
 const TIGHT_GAP_MICROS: u64 = 2;
@@ -45,6 +45,8 @@ const TRUST_MAX: u32 = 4;
 const THREADS_MICROS: u64 = 1_000;
 /// Of the streaks without trust, one in so many yields all the same, to see whether it pays by now.
 const STREAKS_PER_TRIAL: u32 = 32;
+/// Polls of a loop, where processors are shared, before one of them yields or parks: a few microseconds.
+const POLLS_MIN: u32 = 16;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
 const PARK_MILLIS: i32 = 1;
 /// Looks at the kernel's events happen every so many polls while only rings are in use,
@@ -73,6 +75,8 @@ pub struct Idle {
     is_bell_watched: bool,
     /// Since when polls have been in vain, in the clock's ticks.
     streak_since: Option<u64>,
+    /// Polls of it.
+    streak_polls: u32,
     last_poll: u64,
     /// When the kernel's events were looked at last, in the clock's ticks.
     last_look: u64,
@@ -97,6 +101,7 @@ impl Idle {
             threads_until: 0,
             is_bell_watched: false,
             streak_since: None,
+            streak_polls: 0,
             last_poll: 0,
             last_look: 0,
             yielding: Yielding { trust: TRUST_MAX, streaks: 0, is_on: false },
@@ -360,11 +365,13 @@ impl Engine {
             Some(since) if gap <= GAP_MICROS || self.idle.has_only_waited() => since,
             _ => {
                 self.idle.streak_since = Some(now);
+                self.idle.streak_polls = 0;
                 self.idle.processor_time = processor_time();
                 self.idle.yielding.begin();
                 return;
             }
         };
+        self.idle.streak_polls = self.idle.streak_polls.saturating_add(1);
         let streak = clock.micros(now.wrapping_sub(since));
         let is_alone = self.idle.is_alone();
         // Whoever waits for a relay of this node must let it work.
@@ -377,7 +384,9 @@ impl Engine {
             false if self.idle.yielding.is_on => YIELD_MICROS,
             false => 0,
         };
-        if streak >= patience {
+        if !is_alone && self.idle.streak_polls < POLLS_MIN {
+            // A few looks that the program takes on its way are no waiting.
+        } else if streak >= patience {
             if !is_alone {
                 self.idle.yielding.note_failure();
             }
