@@ -9,7 +9,8 @@ use crate::limit;
 use crate::wire::frame::Kind;
 use crate::wire::head::Head;
 
-use super::receive::{Arriving, Inflow};
+use super::incoming::Inflow;
+use super::receive::Arriving;
 
 /// What the path to a peer can do. Chosen when it opens, never per message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

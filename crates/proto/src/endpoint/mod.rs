@@ -21,6 +21,7 @@
 //! until `None` before the next one.
 
 mod channel;
+mod incoming;
 mod receive;
 mod remote;
 mod transmit;
@@ -34,7 +35,7 @@ use crate::tag::{ANY, Arrived, Want, Wanted};
 
 pub use channel::Path;
 use channel::{Channel, Item};
-use receive::{Arrival, Receive};
+use incoming::{Arrival, Receive};
 pub use remote::Remote;
 pub use transmit::{Outgoing, Passing};
 
