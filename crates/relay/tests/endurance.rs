@@ -15,6 +15,7 @@ use common::{
 use landbridge_drive::link::shm::{Mapper, ShmLink};
 use landbridge_proto::id::Address;
 use landbridge_proto::limit::RELAY_PAYLOAD_BYTES_MAX;
+use landbridge_proto::relay::ENDPOINT_QUEUE_BYTES_MAX;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 const IDLE_LINKS: u32 = 2_000;
@@ -43,6 +44,10 @@ fn an_idle_link_between_relays_breaks_and_nobody_notices() {
     assert_eq!((zero.counter("breaks"), one.counter("breaks")), (3, 3));
 }
 
+/// Frames of the largest size that exceed a rank's queue at its relay, with what sockets and rings hold.
+const FLOOD_FRAMES: u64 =
+    (ENDPOINT_QUEUE_BYTES_MAX + (24 << 20)) as u64 / RELAY_PAYLOAD_BYTES_MAX as u64;
+
 #[test]
 fn a_busy_link_between_relays_breaks_and_every_hole_is_told() {
     let authority = Authority::new();
@@ -58,7 +63,7 @@ fn a_busy_link_between_relays_breaks_and_every_hole_is_told() {
         let mut sender = sender;
         let mut sequence = 0;
         let body = pattern(0, RELAY_PAYLOAD_BYTES_MAX);
-        for _ in 0..1_000 {
+        for _ in 0..FLOOD_FRAMES {
             sender.send(5, sequence, &body);
             sequence += body.len() as u64;
         }
@@ -71,7 +76,7 @@ fn a_busy_link_between_relays_breaks_and_every_hole_is_told() {
     // What does arrive is whole, in order, and with one hole.
     let reader = std::thread::spawn(move || {
         let (mut holes, mut expected) = (0, 0);
-        while expected < 1_000 * RELAY_PAYLOAD_BYTES_MAX as u64 {
+        while expected < FLOOD_FRAMES * RELAY_PAYLOAD_BYTES_MAX as u64 {
             let (header, body) = there.receive();
             assert!(header.sequence >= expected && body == pattern(0, RELAY_PAYLOAD_BYTES_MAX));
             holes += (header.sequence > expected) as u32;
@@ -133,7 +138,8 @@ fn ranks_of_the_relays_node_use_shared_memory() {
 
 #[test]
 fn a_full_ring_holds_back_and_loses_nothing() {
-    const FRAMES: u64 = 2_000;
+    // Of half the largest size on average.
+    const FRAMES: u64 = 2 * FLOOD_FRAMES;
     let name = format!("landbridge-ring-{}", std::process::id());
     let mut relay = RelayProcess::start(&Plan::alone(4).line(&format!("unix = \"@{name}\"")));
     let (mut one, mut two) = (attach_near(&name, 1), attach_near(&name, 2));
