@@ -56,7 +56,7 @@ impl Engine {
         }
         let deadline = Instant::now() + ATTACH_TIME_MAX;
         while self.relay.state == RelayState::Dialling && Instant::now() < deadline {
-            self.look(Duration::from_millis(10));
+            self.look(10);
         }
         if self.relay.state == RelayState::Dialling {
             log!(

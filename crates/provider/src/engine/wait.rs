@@ -48,9 +48,7 @@ const STREAKS_PER_TRIAL: u32 = 32;
 /// Polls of a loop, where processors are shared, before one of them yields or parks: a few microseconds.
 const POLLS_MIN: u32 = 16;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
-const NAP_MICROS_MAX: u64 = 1_000;
-/// And at least so long, or the sleeping costs more than it gives.
-const NAP_MICROS_MIN: u64 = 50;
+const PARK_MILLIS: i32 = 1;
 /// Looks at the kernel's events happen every so many polls while only rings are in use,
 const POLLS_PER_LOOK: u32 = 256;
 /// and whenever the last one is longer ago: somebody may be at the door of a program that polls rarely.
@@ -226,7 +224,7 @@ impl Engine {
     pub fn wait(&mut self, deadline_ms: i32) {
         self.core.end_deferral();
         if self.poll_once() == 0 {
-            self.park(Duration::from_millis(deadline_ms.max(0) as u64));
+            self.park(deadline_ms);
         }
     }
 
@@ -241,7 +239,7 @@ impl Engine {
         if !self.idle.has_not_looked(now) {
             return 0;
         }
-        let events = self.look(Duration::ZERO);
+        let events = self.look(0);
         self.flush();
         events
     }
@@ -264,7 +262,7 @@ impl Engine {
             _ => 1,
         };
         if self.hellos_open > 0 || self.idle.polls.is_multiple_of(every) {
-            events += self.look(Duration::ZERO);
+            events += self.look(0);
         }
         if self.full_rings.is_empty() {
             self.flush();
@@ -287,11 +285,9 @@ impl Engine {
     }
 
     /// Takes what the kernel has to tell; waits for it up to `millis`.
-    pub(super) fn look(&mut self, at_most: Duration) -> usize {
-        let timeout = rustix::event::Timespec {
-            tv_sec: at_most.as_secs() as i64,
-            tv_nsec: at_most.subsec_nanos() as i64,
-        };
+    pub(super) fn look(&mut self, millis: i64) -> usize {
+        let timeout =
+            rustix::event::Timespec { tv_sec: millis / 1000, tv_nsec: (millis % 1000) * 1_000_000 };
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
         let result = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout));
@@ -394,7 +390,7 @@ impl Engine {
             if !is_alone {
                 self.idle.yielding.note_failure();
             }
-            self.park(nap(streak));
+            self.park(PARK_MILLIS);
         } else if !is_alone || waits_for_relay || streak > PURE_SPIN_MICROS {
             std::thread::yield_now();
         }
@@ -405,7 +401,7 @@ impl Engine {
     }
 
     /// Sleeps until something arrives or a full ring has room, at most `millis`.
-    fn park(&mut self, at_most: Duration) {
+    fn park(&mut self, millis: i32) {
         self.cool();
         let mut parked = 0;
         let mut may_sleep = true;
@@ -421,7 +417,7 @@ impl Engine {
             }
         }
         if may_sleep {
-            self.sleep(at_most);
+            self.sleep(millis);
         }
         for &id in self.rings.iter().take(parked) {
             if let Some(Carrier::Shm(ring)) = self.links[id].as_mut().map(|link| &mut link.carrier)
@@ -434,7 +430,7 @@ impl Engine {
 
 impl Engine {
     /// Sleeps, unless or until another thread wants the endpoint.
-    fn sleep(&mut self, at_most: Duration) {
+    fn sleep(&mut self, millis: i32) {
         if !self.idle.is_bell_watched
             && let Some(bell) = Sleep::bell()
         {
@@ -443,19 +439,13 @@ impl Engine {
             self.idle.is_bell_watched = epoll::add(&self.epoll, bell, data, flags).is_ok();
         }
         if let Some(_sleep) = Sleep::begin() {
-            self.look(at_most);
+            self.look(millis as i64);
         }
         if Sleep::is_unwelcome() {
             let clock = self.idle.clock;
             self.idle.threads_until = clock.now() + THREADS_MICROS * clock.ticks_per_micro;
         }
     }
-}
-
-/// How long a loop sleeps that has waited for `streak` microseconds: a quarter of that, for the MPI library may have work
-/// of its own that only its next polls bring on.
-fn nap(streak: u64) -> Duration {
-    Duration::from_micros((streak / 4).clamp(NAP_MICROS_MIN, NAP_MICROS_MAX))
 }
 
 /// Processor time this thread has used.
