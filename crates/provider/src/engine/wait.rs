@@ -22,7 +22,7 @@ use super::handshake::Carrier;
 use super::peers::Token;
 
 /// Polls further apart than this do not belong to one waiting loop.
-const GAP_MICROS: u64 = 8;
+const GAP_MICROS: u64 = 20;
 /// Polls no further apart than this come from a loop that does nothing else. MPICH yields the processor between them,
 /// a system call that takes longer than many looks at a ring.
 const TIGHT_GAP_MICROS: u64 = 2;
