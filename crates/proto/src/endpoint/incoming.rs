@@ -73,6 +73,19 @@ pub(super) struct Arrival {
     is_dropped: bool,
 }
 
+/// What the first frame of a message says.
+#[derive(Clone, Copy)]
+struct Opening {
+    peer: Peer,
+    tagged: bool,
+    tag: u64,
+    data: Option<u64>,
+    long: Option<Long>,
+    total: u64,
+    /// Bytes that come without being asked for: with the first frame, and announced by it.
+    unasked: u64,
+}
+
 /// The announced pieces of a message: what has come and what will.
 #[derive(Clone, Copy)]
 pub(super) struct Inflow {
@@ -198,7 +211,8 @@ impl<M: Memory> Endpoint<M> {
         if long_ahead.is_some_and(|long| inflows.contains_key(&long.send)) {
             return Err(Fault("two messages under one number"));
         }
-        let place = self.match_message(peer, tagged, tag, data, long, payload, unasked)?;
+        let opening = Opening { peer, tagged, tag, data, long, total, unasked };
+        let place = self.match_message(opening, payload)?;
         if let Some(long) = long_ahead {
             let inflow = Inflow::new(payload, unasked, long, place);
             self.channels[peer.0 as usize].inflows.insert(long.send, inflow);
@@ -207,19 +221,9 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Gives a message that begins to the receive that waits for it, or else lets it wait.
-    #[expect(clippy::too_many_arguments, reason = "what a message's first frame says")]
     #[inline]
-    fn match_message(
-        &mut self,
-        peer: Peer,
-        tagged: bool,
-        tag: u64,
-        data: Option<u64>,
-        long: Option<Long>,
-        payload: u64,
-        unasked: u64,
-    ) -> Result<Place, Fault> {
-        let total = long.map_or(payload, |long| long.total);
+    fn match_message(&mut self, opening: Opening, payload: u64) -> Result<Place, Fault> {
+        let Opening { peer, tagged, tag, data, long, total, unasked } = opening;
         let wanted = self.wanted.of(tagged);
         let Some(found) = wanted.find(tag, peer.0) else {
             if self.arrivals.len() >= ARRIVALS_MAX {
@@ -244,14 +248,14 @@ impl<M: Memory> Endpoint<M> {
         let posted = wanted.id(found);
         let recv = if self.receives.at(posted).is_some_and(|receive| receive.multi.is_some()) {
             let part = self.split_multi(posted);
-            self.bind(part, peer, tag, data, total, long, unasked);
+            self.bind(part, opening);
             if !self.has_room(posted) {
                 self.wanted.of(tagged).take(found);
             }
             part
         } else {
             wanted.take(found);
-            self.bind(posted, peer, tag, data, total, long, unasked);
+            self.bind(posted, opening);
             posted
         };
         let expected =
@@ -259,19 +263,10 @@ impl<M: Memory> Endpoint<M> {
         Ok(Place::Receive { recv, at: 0, take: payload.min(expected) })
     }
 
-    /// Makes receive `id` the receiver of a message, of which bytes up to `ahead` come unasked.
-    #[expect(clippy::too_many_arguments, reason = "what a message's first frame says")]
+    /// Makes receive `id` the receiver of a message.
     #[inline]
-    fn bind(
-        &mut self,
-        id: u32,
-        peer: Peer,
-        tag: u64,
-        data: Option<u64>,
-        total: u64,
-        long: Option<Long>,
-        ahead: u64,
-    ) {
+    fn bind(&mut self, id: u32, opening: Opening) {
+        let Opening { peer, tag, data, long, total, unasked: ahead, .. } = opening;
         let Some(receive) = self.receives.at_mut(id) else {
             return;
         };
@@ -456,13 +451,12 @@ impl<M: Memory> Endpoint<M> {
 
     /// Gives the waiting message `id` to `recv`.
     pub(super) fn adopt(&mut self, id: u32, recv: u32) {
-        let Some(arrival) = self.arrivals.at(id) else {
+        let Some(&Arrival { peer, tag, data, tagged, total, stored, is_filled, long, .. }) =
+            self.arrivals.at(id)
+        else {
             return;
         };
-        let (peer, tag, data) = (arrival.peer, arrival.tag, arrival.data);
-        let (total, long, is_filled) = (arrival.total, arrival.long, arrival.is_filled);
-        let stored = arrival.stored;
-        self.bind(recv, peer, tag, data, total, long, stored);
+        self.bind(recv, Opening { peer, tagged, tag, data, long, total, unasked: stored });
         if is_filled {
             self.finish_adopt(id, recv);
         } else if let Some(arrival) = self.arrivals.at_mut(id) {
