@@ -3,7 +3,8 @@
 //! `ffi` translates libfabric's calls into `engine` requests and is the only place with raw object
 //! pointers; `engine` knows no `fid`. Between them lie the small shared parts: `av` (names by
 //! number), `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (which of
-//! them an endpoint uses), `port` (an engine behind its lock).
+//! them an endpoint uses), `port` (an engine behind its lock); and what a thread that waits does:
+//! `patience` (how long it polls) and `parking` (how it sleeps).
 
 pub mod abi;
 pub mod arena;
@@ -16,6 +17,8 @@ pub mod host;
 pub mod info;
 pub mod mr;
 pub mod param;
+pub mod parking;
+pub mod patience;
 pub mod port;
 pub mod queue;
 pub mod resolve;

@@ -4,10 +4,25 @@
 use std::sync::Arc;
 
 use crate::engine::Engine;
+use crate::parking;
 use crate::sync::{Sleep, SpinLock};
 
 pub struct Port {
     pub engine: SpinLock<Engine>,
+}
+
+impl Port {
+    pub fn new(engine: Engine) -> Arc<Self> {
+        let port = Arc::new(Self { engine: SpinLock::new(engine) });
+        parking::join(&port);
+        port
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        parking::leave(self);
+    }
 }
 
 // SAFETY: an engine holds pointers to the program's buffers, which belong to no thread; it is only
@@ -52,7 +67,8 @@ impl Ports {
         let Some(list) = self.list.try_lock() else { return };
         for port in list.iter() {
             if let Some(mut engine) = port.engine.try_lock() {
-                engine.progress();
+                let advice = engine.progress();
+                parking::rest(&mut engine, advice);
             }
         }
     }
@@ -68,7 +84,7 @@ impl Ports {
                 break;
             }
             if let Some(mut engine) = port.engine.try_lock() {
-                engine.wait(slice_ms);
+                parking::wait(&mut engine, slice_ms);
             }
         }
         !ports.is_empty()

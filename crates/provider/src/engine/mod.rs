@@ -16,7 +16,7 @@
 //! | `uplink` | the connection to the relay |
 //! | `links` | frames out and in |
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
-//! | `wait` | polling, spinning, parking |
+//! | `wait` | polling and parking |
 //!
 //! Only opening and closing wait for the network, for a bounded time: opening for the relay, closing for peers to take
 //! what was sent.
@@ -50,6 +50,7 @@ use crate::abi::{self, Errno, FiAddr};
 use crate::av::Av;
 use crate::log;
 use crate::mr;
+use crate::patience::Advice;
 use crate::sink::Sink;
 
 use doors::Own;
@@ -63,6 +64,7 @@ use request::{
 };
 use uplink::Relay;
 use wait::Idle;
+pub use wait::PARK_MILLIS;
 
 /// What an endpoint is opened with.
 pub struct Setup {
@@ -365,7 +367,11 @@ impl Engine {
     fn progress_until(&mut self, at_most: Duration, is_done: fn(&Endpoint<Bytes>) -> bool) {
         let deadline = Instant::now() + at_most;
         while !is_done(&self.core) && Instant::now() < deadline {
-            self.progress();
+            match self.progress() {
+                Advice::GoOn => (),
+                Advice::Yield => std::thread::yield_now(),
+                Advice::Park => drop(self.park(PARK_MILLIS)),
+            }
         }
     }
 

@@ -382,10 +382,9 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use crate::port::{Port, Ports};
-    use crate::sync::SpinLock;
 
     const TURNS: u32 = 20;
-    let port = Arc::new(Port { engine: SpinLock::new(Party::open().engine) });
+    let port = Port::new(Party::open().engine);
     let ports = Ports::new();
     ports.add(&port);
     let (is_done, start) = (AtomicBool::new(false), Instant::now());
@@ -404,4 +403,32 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
         drop(port.engine.lock());
     });
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
+    use crate::parking;
+    use crate::port::Port;
+
+    const NAP: Duration = Duration::from_secs(10);
+    let (mut one, other) = (Party::open(), Party::open());
+    let number = one.av.insert(other.name());
+    let (idle, addressed) = (Port::new(Party::open().engine), Port::new(other.engine));
+    // The link is up and nothing is under way.
+    one.send(number).unwrap();
+    until(|| {
+        one.engine.progress();
+        addressed.engine.lock().progress();
+        one.is_linked() && one.next().is_some()
+    });
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            one.send(number).unwrap();
+        });
+        // As a library that polls its endpoints in turn and comes to the idle one.
+        parking::wait(&mut idle.engine.lock(), NAP.as_millis() as i32);
+    });
+    assert!(start.elapsed() < NAP / 2, "woken after {:?}", start.elapsed());
 }

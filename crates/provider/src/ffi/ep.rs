@@ -255,7 +255,7 @@ impl Endpoint {
         let sink = setup.sink.clone();
         let engine = Engine::open(setup)
             .inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
-        let port = Arc::new(Port { engine: SpinLock::new(engine) });
+        let port = Port::new(engine);
         sink.each_ports(|ports| ports.add(&port));
         self.domain.ports.add(&port);
         // Cannot be set already: enable is serialised by the program.

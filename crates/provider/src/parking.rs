@@ -1,0 +1,107 @@
+//! How a thread of the program sleeps until one of the process's engines has something to do.
+//!
+//! What enters: the engine whose poll was in vain, locked, and what its thread's patience advises. What leaves: the
+//! thread, after it has yielded or slept for a bounded time.
+//!
+//! A library with several endpoints polls them in turn, all from one loop: whoever slept in one of them would be deaf to
+//! the others. So a thread sleeps in all engines of the process at once, as far as no other thread is in them. It holds
+//! their locks meanwhile. Another thread that wants one rings a bell of the process, and for a moment nobody parks.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, Weak};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use crate::engine::{Engine, PARK_MILLIS};
+use crate::patience::{Advice, Clock, Patience};
+use crate::port::Port;
+use crate::sync::{Sleep, SpinLock};
+
+/// All ports of the process.
+static PORTS: SpinLock<Vec<Weak<Port>>> = SpinLock::new(Vec::new());
+/// What a thread sleeps on where there are several: the descriptor of each engine, and the bell. `None`: no
+/// descriptor was left for it, and each engine is slept in alone.
+static TOGETHER: OnceLock<Option<OwnedFd>> = OnceLock::new();
+/// Events taken at once; which they are does not matter.
+const EVENTS: usize = 4;
+
+/// From now on whoever parks is woken for this port too.
+pub fn join(port: &Arc<Port>) {
+    if let Some(together) = TOGETHER.get_or_init(open) {
+        let engine = port.engine.lock();
+        // An engine that cannot be watched is late by one nap at most.
+        let _ = epoll::add(together, engine.descriptor(), EventData::new_u64(0), EventFlags::IN);
+    }
+    PORTS.lock().push(Arc::downgrade(port));
+}
+
+/// Undoes [`join`], when nobody uses the port any more.
+pub fn leave(port: &Port) {
+    PORTS.lock().retain(|known| known.as_ptr() != std::ptr::from_ref(port));
+}
+
+fn open() -> Option<OwnedFd> {
+    let fd = epoll::create(CreateFlags::CLOEXEC).ok()?;
+    // Away from the numbers that programs see.
+    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, 512).unwrap_or(fd);
+    let bell = Sleep::bell()?;
+    epoll::add(&fd, bell, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).ok()?;
+    Some(fd)
+}
+
+/// Does as advised after a poll of `engine` in vain.
+#[inline]
+pub fn rest(engine: &mut Engine, advice: Advice) {
+    match advice {
+        Advice::GoOn => return,
+        Advice::Yield => std::thread::yield_now(),
+        Advice::Park => park(engine, PARK_MILLIS),
+    }
+    Patience::of_this_thread(|patience| patience.note_rest(advice, Clock::get().now()));
+}
+
+/// For a thread that has nothing else to do: parks at once if there is nothing.
+pub fn wait(engine: &mut Engine, millis: i32) {
+    if engine.poll() == 0 {
+        park(engine, millis);
+    }
+}
+
+/// Sleeps until something arrives or a full ring has room, in any engine of the process, at most `millis`; takes
+/// it in.
+fn park(engine: &mut Engine, millis: i32) {
+    let ports: Vec<_> = PORTS.lock().iter().filter_map(Weak::upgrade).collect();
+    // This engine's own lock is held: that it is passed over here is right.
+    let mut others: Vec<_> = ports.iter().filter_map(|port| port.engine.try_lock()).collect();
+    let mut all: Vec<&mut Engine> = others.iter_mut().map(|other| &mut **other).collect();
+    match TOGETHER.get() {
+        Some(Some(together)) if !all.is_empty() => {
+            all.push(engine);
+            sleep_in_all(together, &mut all, millis);
+        }
+        _ => {
+            let events = engine.park(millis);
+            engine.note_end_of_park(events);
+        }
+    }
+    if Sleep::is_unwelcome() {
+        Patience::of_this_thread(Patience::note_unwelcome);
+    }
+}
+
+fn sleep_in_all(together: &OwnedFd, engines: &mut [&mut Engine], millis: i32) {
+    if engines.iter_mut().all(|engine| engine.prepare_park())
+        && let Some(_sleep) = Sleep::begin()
+    {
+        let (tv_sec, tv_nsec) = (millis / 1000, millis % 1000 * 1_000_000);
+        let timeout = Timespec { tv_sec: tv_sec.into(), tv_nsec: tv_nsec.into() };
+        let nothing = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
+        let _ = epoll::wait(together, &mut [nothing; EVENTS][..], Some(&timeout));
+    }
+    for engine in engines {
+        engine.unpark();
+        let events = engine.look(0) + engine.poll();
+        engine.note_end_of_park(events);
+    }
+}

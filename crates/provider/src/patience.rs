@@ -1,0 +1,440 @@
+//! How long a thread of the program has polled in vain, and what its next poll should do about it.
+//!
+//! What enters: each poll of any endpoint by this thread, whether it brought something, and the time. What leaves:
+//! advice: go on, yield the processor, or park until something arrives. Nothing here sleeps or touches the network.
+//!
+//! Libraries poll in a loop until something comes. As long as that may be soon, polling is answered at once; when
+//! a loop has gone on without result for longer than a message takes, the processor is better given to whoever
+//! will send it.
+//!
+//! A loop belongs to a thread, not to an endpoint: a library with several endpoints polls them in turn, and what one of
+//! them brings ends the waiting for all.
+//!
+//! A program that computes between polls must never be put to sleep: only polls that follow each other without a gap
+//! make a streak, and only a long streak parks.
+
+use std::cell::RefCell;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Polls further apart than this do not belong to one waiting loop.
+const GAP_MICROS: u64 = 20;
+/// How long a loop with a processor for itself spins before its polls park: longer than most messages take, shorter than
+/// anybody notices.
+const SPIN_MICROS: u64 = 2_000;
+/// After so long a spin, the processor is offered to others at every poll: more may run here than anybody has counted.
+const PURE_SPIN_MICROS: u64 = 10;
+/// How long a loop that shares its processor yields before its polls park, while yielding is cheap.
+const YIELD_MICROS: u64 = 2_000;
+/// Who gets the processor back so late has given it to somebody who computes, for a slice of the scheduler's: yielding is
+/// not cheap. Others that wait too give it back within microseconds.
+const SLICE_MICROS: u64 = 400;
+/// Of the streaks without trust, one in so many yields all the same, to see whether it pays by now.
+const STREAKS_PER_TRIAL: u32 = 32;
+/// Polls of a loop, where processors are shared, before one of them yields or parks: a few microseconds.
+const POLLS_MIN: u32 = 16;
+/// Of these, the one from which on the thread's processor time is watched.
+const POLLS_UNWATCHED: u32 = 8;
+/// How long polls neither park nor yield after another thread has wanted the endpoint: it will want it again soon.
+const THREADS_MICROS: u64 = 1_000;
+
+/// What a poll in vain should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Return at once.
+    GoOn,
+    /// Offer the processor to others, then return.
+    Yield,
+    /// Sleep until something arrives.
+    Park,
+}
+
+/// What is known about the processors when a poll was in vain.
+#[derive(Clone, Copy)]
+pub struct Surroundings {
+    /// Nobody else wants this processor.
+    pub is_alone: bool,
+    /// A process of this node must work before anything can come.
+    pub waits_for_relay: bool,
+}
+
+/// The waiting loop of one thread.
+pub struct Patience {
+    clock: Clock,
+    /// Polls in vain, one after the other.
+    streak: Option<Streak>,
+    last_poll: u64,
+    /// Other threads wanted what this one slept in: it does not sleep again until then.
+    threads_until: u64,
+    /// Which endpoint brought something last, by its descriptor.
+    foremost: Option<RawFd>,
+    yielding: Yielding,
+}
+
+/// A waiting loop since its last message. Times are in the clock's ticks.
+struct Streak {
+    since: u64,
+    polls: u32,
+    watch: Option<Watch>,
+}
+
+thread_local! {
+    static MINE: RefCell<Option<Patience>> = const { RefCell::new(None) };
+}
+
+impl Patience {
+    /// Hands out what belongs to this thread. `None` where it is being ended, or while it is handed out already.
+    #[inline]
+    pub fn of_this_thread<R>(body: impl FnOnce(&mut Patience) -> R) -> Option<R> {
+        let take = |mine: &RefCell<Option<Patience>>| {
+            let mut mine = mine.try_borrow_mut().ok()?;
+            Some(body(mine.get_or_insert_with(|| Patience::new(Clock::get()))))
+        };
+        MINE.try_with(take).ok().flatten()
+    }
+
+    fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            streak: None,
+            last_poll: 0,
+            threads_until: 0,
+            foremost: None,
+            yielding: Yielding { is_trusted: true, streaks: 0, is_on: false },
+        }
+    }
+
+    /// A poll of the endpoint with this descriptor brought something.
+    #[inline]
+    pub fn note_event(&mut self, now: u64, endpoint: RawFd) {
+        self.foremost = Some(endpoint);
+        if self.streak.take().is_some() {
+            self.yielding.note_success();
+        }
+        self.last_poll = now;
+    }
+
+    /// Whether no other endpoint of the thread's has brought something since this one did.
+    #[inline]
+    pub fn is_foremost(&self, endpoint: RawFd) -> bool {
+        self.foremost.is_none_or(|foremost| foremost == endpoint)
+    }
+
+    /// A poll brought nothing.
+    #[inline]
+    pub fn note_nothing(&mut self, now: u64, around: Surroundings) -> Advice {
+        let gap = self.clock.micros(now.wrapping_sub(self.last_poll));
+        self.last_poll = now;
+        // Where processors are shared, a gap may have gone to others: that is found out when it matters.
+        let Some(streak) = self.streak.as_mut().filter(|_| gap <= GAP_MICROS || !around.is_alone)
+        else {
+            self.begin(now);
+            return Advice::GoOn;
+        };
+        streak.polls = streak.polls.saturating_add(1);
+        streak.note_gap(gap);
+        if now < self.threads_until {
+            return Advice::GoOn;
+        }
+        let waited = self.clock.micros(now.wrapping_sub(streak.since));
+        match around.is_alone {
+            true => Self::advise_alone(waited, around.waits_for_relay),
+            false => self.advise_in_a_crowd(now, waited, gap),
+        }
+    }
+
+    fn begin(&mut self, now: u64) {
+        self.streak = Some(Streak { since: now, polls: 0, watch: None });
+        self.yielding.begin();
+    }
+
+    #[inline]
+    fn advise_alone(waited: u64, waits_for_relay: bool) -> Advice {
+        if waited >= SPIN_MICROS {
+            Advice::Park
+        } else if waits_for_relay || waited > PURE_SPIN_MICROS {
+            // Whoever waits for a relay of this node must let it work.
+            Advice::Yield
+        } else {
+            Advice::GoOn
+        }
+    }
+
+    fn advise_in_a_crowd(&mut self, now: u64, waited: u64, gap: u64) -> Advice {
+        let Some(streak) = &mut self.streak else { return Advice::GoOn };
+        if gap > SLICE_MICROS {
+            self.yielding.note_failure();
+        }
+        if streak.polls >= POLLS_UNWATCHED && streak.watch.is_none() {
+            streak.watch = Some(Watch::begin(now));
+        }
+        if streak.polls < POLLS_MIN {
+            // A few looks that the program takes on its way are no waiting.
+            return Advice::GoOn;
+        }
+        if self.yielding.is_on && waited < YIELD_MICROS {
+            return Advice::Yield;
+        }
+        if streak.watch.as_ref().is_none_or(|watch| watch.has_seen_computing(now, self.clock)) {
+            self.begin(now);
+            return Advice::GoOn;
+        }
+        Advice::Park
+    }
+
+    /// The thread has done as advised, which is no gap between polls.
+    #[inline]
+    pub fn note_rest(&mut self, advice: Advice, now: u64) {
+        let took = self.clock.micros(now.wrapping_sub(self.last_poll));
+        if let Some(streak) = &mut self.streak {
+            streak.note_gap(took);
+        }
+        if advice == Advice::Yield && took > SLICE_MICROS {
+            self.yielding.note_failure();
+        }
+        self.last_poll = now;
+    }
+
+    /// Another thread wants what this one slept in.
+    pub fn note_unwelcome(&mut self) {
+        self.threads_until = self.clock.now() + THREADS_MICROS * self.clock.ticks_per_micro;
+    }
+}
+
+/// Whether offering the processor brings the awaited message, or only hands it around among processes that wait too.
+/// The second costs a slice of the scheduler's for each of them, a thousand times what parking costs.
+struct Yielding {
+    is_trusted: bool,
+    streaks: u32,
+    /// The streak at hand yields.
+    is_on: bool,
+}
+
+impl Yielding {
+    /// A streak begins.
+    fn begin(&mut self) {
+        self.streaks = self.streaks.wrapping_add(1);
+        self.is_on = self.is_trusted || self.streaks.is_multiple_of(STREAKS_PER_TRIAL);
+    }
+
+    /// What was waited for came while yielding.
+    fn note_success(&mut self) {
+        self.is_trusted |= std::mem::take(&mut self.is_on);
+    }
+
+    /// It took a slice. (One of those costs as much as a hundred yields can save.)
+    fn note_failure(&mut self) {
+        if std::mem::take(&mut self.is_on) {
+            self.is_trusted = false;
+        }
+    }
+}
+
+impl Streak {
+    #[inline]
+    fn note_gap(&mut self, micros: u64) {
+        if micros > GAP_MICROS
+            && let Some(watch) = &mut self.watch
+        {
+            watch.gaps += 1;
+            watch.gap_micros += micros;
+        }
+    }
+}
+
+/// Tells a loop that waits, and whose processor others have between its polls, from one that computes there.
+/// (Reading a thread's processor time is a system call: so it is done twice, not at every gap.)
+struct Watch {
+    since: u64,
+    processor_time: Duration,
+    /// Gaps between polls since then, and how long they were together.
+    gaps: u32,
+    gap_micros: u64,
+}
+
+impl Watch {
+    #[cold]
+    fn begin(now: u64) -> Self {
+        Self { since: now, processor_time: processor_time(), gaps: 0, gap_micros: 0 }
+    }
+
+    /// Whether the thread has had the processor during gaps too, for longer than a look at the network takes it.
+    #[cold]
+    fn has_seen_computing(&self, now: u64, clock: Clock) -> bool {
+        let polling = clock.micros(now.wrapping_sub(self.since)).saturating_sub(self.gap_micros);
+        let used = processor_time().saturating_sub(self.processor_time);
+        used > Duration::from_micros(polling + (u64::from(self.gaps) + 1) * GAP_MICROS)
+    }
+}
+
+/// Processor time this thread has used.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// A clock that costs a few nanoseconds: the processor's own counter where there is one.
+#[derive(Clone, Copy)]
+pub struct Clock {
+    pub ticks_per_micro: u64,
+}
+
+impl Clock {
+    /// The first call takes [`CALIBRATION`] to find out how fast the counter runs.
+    pub fn get() -> Self {
+        const CALIBRATION: Duration = Duration::from_micros(100);
+        static TICKS_PER_MICRO: AtomicU64 = AtomicU64::new(0);
+        let known = TICKS_PER_MICRO.load(Ordering::Relaxed);
+        if known > 0 {
+            return Self { ticks_per_micro: known };
+        }
+        let (start, first) = (Instant::now(), ticks());
+        while start.elapsed() < CALIBRATION {
+            std::hint::spin_loop();
+        }
+        let micros = start.elapsed().as_micros().max(1) as u64;
+        let found = ((ticks() - first) / micros).max(1);
+        TICKS_PER_MICRO.store(found, Ordering::Relaxed);
+        Self { ticks_per_micro: found }
+    }
+
+    #[inline]
+    pub fn now(self) -> u64 {
+        ticks()
+    }
+
+    #[inline]
+    pub fn micros(self, ticks: u64) -> u64 {
+        // Counters of two processors may differ by a little: never negative.
+        if ticks > u64::MAX / 2 { 0 } else { ticks / self.ticks_per_micro }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ticks() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLOCK: Clock = Clock { ticks_per_micro: 1 };
+    const ALONE: Surroundings = Surroundings { is_alone: true, waits_for_relay: false };
+    const CROWD: Surroundings = Surroundings { is_alone: false, waits_for_relay: false };
+
+    /// What polls in vain are told, one a microsecond, from microsecond `from` on.
+    fn poll(patience: &mut Patience, from: u64, count: u64, around: Surroundings) -> Vec<Advice> {
+        (from..from + count).map(|now| patience.note_nothing(now, around)).collect()
+    }
+
+    #[test]
+    fn a_loop_with_a_processor_for_itself_spins_then_yields_then_parks() {
+        let mut patience = Patience::new(CLOCK);
+        let advice = poll(&mut patience, 100, SPIN_MICROS + 1, ALONE);
+        let last = advice.len() - 1;
+        let pure = PURE_SPIN_MICROS as usize;
+        assert!(advice[..=pure].iter().all(|&a| a == Advice::GoOn));
+        assert!(advice[pure + 1..last].iter().all(|&a| a == Advice::Yield));
+        assert_eq!(advice[last], Advice::Park);
+    }
+
+    #[test]
+    fn what_one_endpoint_brings_ends_the_waiting_for_all() {
+        let mut patience = Patience::new(CLOCK);
+        poll(&mut patience, 100, SPIN_MICROS, ALONE);
+        patience.note_event(100 + SPIN_MICROS, 1);
+        let advice = poll(&mut patience, 101 + SPIN_MICROS, PURE_SPIN_MICROS, ALONE);
+        assert!(advice.iter().all(|&a| a == Advice::GoOn), "{advice:?}");
+    }
+
+    #[test]
+    fn polls_with_computing_between_them_never_rest() {
+        let mut patience = Patience::new(CLOCK);
+        let mut advice = (0..10_000).map(|i| patience.note_nothing(i * (GAP_MICROS + 1), ALONE));
+        assert!(advice.all(|a| a == Advice::GoOn));
+    }
+
+    #[test]
+    fn in_a_crowd_too_a_program_that_computes_between_polls_never_parks() {
+        let mut patience = Patience::new(Clock::get());
+        let computed = || {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_micros(200) {
+                std::hint::spin_loop();
+            }
+        };
+        let mut advice = (0..200).map(|_| {
+            computed();
+            let advice = patience.note_nothing(patience.clock.now(), CROWD);
+            patience.note_rest(advice, patience.clock.now());
+            advice
+        });
+        assert!(advice.all(|a| a != Advice::Park));
+    }
+
+    #[test]
+    fn a_thread_that_others_wait_for_neither_parks_nor_yields() {
+        let mut patience = Patience::new(Clock { ticks_per_micro: Clock::get().ticks_per_micro });
+        let start = patience.clock.now();
+        patience.note_unwelcome();
+        let advice = poll(&mut patience, start, 1_000, CROWD);
+        assert!(advice.iter().all(|&a| a == Advice::GoOn));
+    }
+
+    #[test]
+    fn in_a_crowd_polls_park_early_where_yielding_costs_slices() {
+        let mut patience = Patience::new(CLOCK);
+        let mut now = 100;
+        // Polls until the first park, and yields among them.
+        let mut streak = |patience: &mut Patience| {
+            patience.note_event(now, 1);
+            let mut yields = 0;
+            for polls in 0.. {
+                now += 1;
+                let advice = patience.note_nothing(now, CROWD);
+                yields += u32::from(advice == Advice::Yield);
+                now += if advice == Advice::Yield { SLICE_MICROS + 1 } else { 0 };
+                if advice == Advice::Park {
+                    return (polls, yields);
+                }
+                patience.note_rest(advice, now);
+            }
+            unreachable!();
+        };
+        assert_eq!(streak(&mut patience).1, 1, "it costs too much");
+        assert_eq!(streak(&mut patience), (POLLS_MIN, 0));
+    }
+
+    fn trial(yielding: &mut Yielding, pays: bool) -> bool {
+        yielding.begin();
+        let was_on = yielding.is_on;
+        if pays {
+            yielding.note_success()
+        } else {
+            yielding.note_failure()
+        }
+        was_on
+    }
+
+    #[test]
+    fn yields_while_it_pays_and_tries_again_later() {
+        let mut yielding = Yielding { is_trusted: true, streaks: 0, is_on: false };
+        assert!((0..100).all(|_| trial(&mut yielding, true)));
+        trial(&mut yielding, false);
+        let tried = (0..10 * STREAKS_PER_TRIAL).filter(|_| trial(&mut yielding, false)).count();
+        assert_eq!(tried, 10, "only trials yield now");
+        // One trial that pays brings the trust back.
+        while !trial(&mut yielding, true) {}
+        assert!(trial(&mut yielding, true));
+    }
+}
