@@ -1,9 +1,12 @@
-//! Where bytes lie: the engine's handle to memory of the application, or to a copy of its own.
+//! Where bytes lie: the engine's handle to memory of the application, or to a copy of its own; and another process's
+//! memory, where it may be read.
 
+use std::io;
 use std::sync::Arc;
 
 use landbridge_drive::link::stream::{PIECES_MAX, Piece};
 use landbridge_proto::endpoint::Memory;
+use landbridge_proto::wire::hello::Introduction;
 
 use super::request::Iov;
 
@@ -146,6 +149,42 @@ impl Pieces {
     pub fn as_slice(&self) -> &[Piece] {
         &self.list[..self.count]
     }
+}
+
+/// Whether this process may read the memory of process `pid`: it tries with the number it was told.
+pub fn may_read(pid: i32, introduction: &Introduction) -> bool {
+    let mut seen = 0u64;
+    let piece = Piece { base: (&raw mut seen).cast(), len: 8 };
+    // SAFETY: eight bytes of our own.
+    let read = unsafe { read_process(pid, introduction.cookie_address, &[piece]) };
+    read.is_ok() && seen == introduction.cookie
+}
+
+/// Reads another process's memory at `address` into `pieces`.
+///
+/// # Safety
+/// The pieces are valid memory of ours.
+pub unsafe fn read_process(pid: i32, mut address: u64, pieces: &[Piece]) -> io::Result<()> {
+    for piece in pieces {
+        let mut done = 0;
+        while done < piece.len {
+            // SAFETY: `done` bytes lie inside the piece.
+            let base = unsafe { piece.base.add(done) };
+            let local = libc::iovec { iov_base: base.cast(), iov_len: piece.len - done };
+            let remote = libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(address as usize),
+                iov_len: local.iov_len,
+            };
+            // SAFETY: writes only to `local`; the other process's address is checked by the kernel.
+            let got = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+            if got <= 0 {
+                return Err(io::Error::last_os_error());
+            }
+            done += got as usize;
+            address += got as u64;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@
 //! | `peers` | the way to each, and hellos |
 //! | `handshake` | one hello, step by step |
 //! | `uplink` | the connection to the relay |
-//! | `links` | frames out and in |
+//! | `links` | what leads to peers, and its end |
+//! | `transmit` | frames out |
+//! | `receive` | frames in |
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
 //! | `wait` | polling and parking |
 //!
@@ -31,10 +33,12 @@ mod links;
 mod memory;
 mod neighbours;
 mod peers;
+mod receive;
 pub mod request;
 mod serve;
 #[cfg(test)]
 mod tests;
+mod transmit;
 mod uplink;
 mod wait;
 

@@ -23,6 +23,7 @@ use super::Engine;
 use super::doors::{NameBytes, dial_tcp, dial_unix, sockaddr_parts, unix_name};
 use super::handshake::{Carrier, Handshake, Up};
 use super::links::{self, Link};
+use super::memory::may_read;
 use super::neighbours::Out;
 use crate::arena;
 use crate::log;
@@ -376,7 +377,7 @@ impl Engine {
         if let Carrier::Shm(link) = &mut carrier
             && let Some(peer) = peer
             && let Ok(pid) = link.peer_pid()
-            && links::may_read(pid, &introduction)
+            && may_read(pid, &introduction)
         {
             self.neighbours[peer.0 as usize].readable = Some(pid);
         }

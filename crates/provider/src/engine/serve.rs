@@ -3,8 +3,7 @@
 use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Failure, Peer, Work};
 
 use super::Engine;
-use super::links::read_process;
-use super::memory::Bytes;
+use super::memory::{Bytes, read_process};
 use super::request::{Completion, Kind};
 use crate::abi::{self, Errno};
 use crate::atomic;

@@ -1,0 +1,203 @@
+//! Frames out: whatever the protocol has for a peer goes to its link until the link is full; then the peer waits in the
+//! link's line.
+
+use std::io::{self, IoSlice};
+
+use rustix::event::epoll::EventFlags;
+
+use landbridge_drive::link::shm;
+use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
+use landbridge_proto::endpoint::{Memory, Passing, Peer};
+
+use super::Engine;
+use super::handshake::Carrier;
+use super::links::Link;
+use super::memory::Bytes;
+use super::neighbours::Out;
+use super::request::{Completion, Kind, SendRequest};
+
+impl Engine {
+    /// Sends whatever can be sent.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        while let Some(peer) = self.core.next_busy() {
+            self.transmit(peer);
+        }
+    }
+
+    #[inline]
+    fn transmit(&mut self, peer: Peer) {
+        if let Some(better) = self.neighbours[peer.0 as usize].better
+            && self.core.is_settled(peer)
+        {
+            self.use_link(peer, better);
+        }
+        let id = match self.neighbours[peer.0 as usize].out {
+            Out::Up(id) => id,
+            Out::Unknown => return self.dial(peer),
+            Out::Dialling | Out::AwaitTurn | Out::AwaitRelay => return,
+            Out::Gone => return self.fail_peer(peer, libc::ECONNRESET),
+        };
+        let Some(mut link) = self.links[id].take() else {
+            return;
+        };
+        let outcome = self.transmit_on(&mut link, id, peer);
+        self.links[id] = Some(link);
+        self.drain_actions();
+        if let Err(error) = outcome {
+            // What the peer sent before it went is still there to be read, its goodbye for one.
+            while self.read_stream(id) > 0 {}
+            self.link_down(id, &error);
+        }
+    }
+
+    /// The short way of an injected message: straight to the link, if nothing is in the way. False: take the long way.
+    #[inline]
+    pub(super) fn pass(&mut self, peer: Peer, request: &SendRequest) -> bool {
+        let neighbour = &self.neighbours[peer.0 as usize];
+        let (Out::Up(id), None) = (neighbour.out, neighbour.better) else {
+            return false;
+        };
+        let Some(link) = self.links[id].as_mut() else {
+            return false;
+        };
+        let memory = Bytes::borrow(request.payload);
+        let size = memory.size();
+        let passing = Passing { peer, tag: request.tag, data: request.data, size };
+        let Some(frame) = self.core.pass(&passing) else {
+            return false;
+        };
+        let pieces = memory.range(0, size);
+        let sent = match &mut link.carrier {
+            Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces.as_slice()),
+            // SAFETY: the memory is the caller's during this call; what is held is copied below.
+            Carrier::Stream(stream) => {
+                match unsafe { stream.send(frame.front(), pieces.as_slice()) } {
+                    Ok(sent) => sent,
+                    // The long way meets the same error and deals with it.
+                    Err(_) => return false,
+                }
+            }
+            Carrier::Loop => return false,
+        };
+        if sent == Sent::Busy {
+            return false;
+        }
+        if sent == Sent::Held {
+            if let Carrier::Stream(stream) = &mut link.carrier {
+                stream.own_held();
+            }
+            link.holding = Some(peer);
+            // If epoll cannot be told, the next attempt to send finds out.
+            let _ = link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+        }
+        self.core.passed(&passing);
+        let kind = if request.tag.is_some() { Kind::TaggedSend } else { Kind::Send };
+        self.sink.complete(Completion::quiet(kind, request.context));
+        true
+    }
+
+    fn transmit_on(&mut self, link: &mut Link, id: usize, peer: Peer) -> io::Result<()> {
+        if let Carrier::Loop = link.carrier {
+            return self.transmit_to_self(peer);
+        }
+        while let Some(frame) = self.core.poll_transmit(peer) {
+            let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
+            let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
+            let sent = match &mut link.carrier {
+                Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
+                // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
+                Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
+                Carrier::Loop => return Ok(()),
+            };
+            match sent {
+                Sent::All => self.core.transmitted(peer, true),
+                Sent::Held => {
+                    self.core.transmitted(peer, false);
+                    link.holding = Some(peer);
+                    return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+                }
+                Sent::Busy => {
+                    link.blocked.push_back(peer);
+                    if let Carrier::Shm(_) = link.carrier {
+                        self.full_rings.push(id);
+                        return Ok(());
+                    }
+                    return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+                }
+            }
+            self.drain_actions();
+        }
+        Ok(())
+    }
+
+    fn transmit_to_self(&mut self, peer: Peer) -> io::Result<()> {
+        while let Some(frame) = self.core.poll_transmit(peer) {
+            let front = frame.front().to_vec();
+            let payload = frame.payload.map(|(memory, at, len)| (memory.clone(), at, len));
+            self.core.transmitted(peer, true);
+            let mut bytes = front;
+            if let Some((memory, at, len)) = payload {
+                for piece in memory.range(at, len).as_slice() {
+                    // SAFETY: the memory is the sender's, who has not been told that it is done.
+                    bytes.extend_from_slice(unsafe {
+                        std::slice::from_raw_parts(piece.base, piece.len)
+                    });
+                }
+            }
+            self.drain_actions();
+            self.take_frame(Some(peer), &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// A stream takes bytes again.
+    pub(super) fn handle_writable(&mut self, id: usize) {
+        let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        let Carrier::Stream(stream) = &mut link.carrier else {
+            return;
+        };
+        match stream.flush() {
+            Ok(false) => return,
+            Ok(true) => (),
+            Err(error) => return self.link_down(id, &error),
+        }
+        if let Some(peer) = link.holding.take() {
+            self.core.handle_flushed(peer);
+            self.core.mark_busy(peer);
+        }
+        for peer in std::mem::take(&mut link.blocked) {
+            self.core.mark_busy(peer);
+        }
+        if let Err(error) = link.set_interest(&self.epoll, id, EventFlags::IN) {
+            return self.link_down(id, &error);
+        }
+        self.drain_actions();
+        self.flush();
+    }
+
+    /// Rings that were full may have room.
+    #[inline]
+    pub(super) fn retry_full_rings(&mut self) {
+        for id in std::mem::take(&mut self.full_rings) {
+            let Some(link) = self.links[id].as_mut() else {
+                continue;
+            };
+            for peer in std::mem::take(&mut link.blocked) {
+                self.core.mark_busy(peer);
+            }
+        }
+    }
+}
+
+#[inline]
+fn send_to_ring(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> Sent {
+    let mut slices = [IoSlice::new(&[]); PIECES_MAX];
+    for (slice, piece) in slices.iter_mut().zip(pieces) {
+        // SAFETY: the application's memory until the operation is done.
+        *slice = IoSlice::new(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+    }
+    if ring.send(front, &slices[..pieces.len()]) { Sent::All } else { Sent::Busy }
+}
