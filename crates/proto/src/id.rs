@@ -53,6 +53,17 @@ impl fmt::Debug for Address {
     }
 }
 
+/// As users know it: `rank 3`, or `rank 3 (endpoint 1)` for a further endpoint of its.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (*self, self.endpoint()) {
+            (Self::ANONYMOUS, _) => f.write_str("a process without a rank"),
+            (_, 0) => write!(f, "rank {}", self.index()),
+            (_, endpoint) => write!(f, "rank {} (endpoint {endpoint})", self.index()),
+        }
+    }
+}
+
 impl fmt::Debug for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

@@ -65,7 +65,7 @@ impl Identity {
         if index.is_some_and(|index| index > Address::INDEX_MAX) {
             return Err(format!("LANDBRIDGE_INDEX must be at most {}", Address::INDEX_MAX));
         }
-        let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+        let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         Ok(Identity {
             job,
@@ -114,6 +114,9 @@ pub fn random<const N: usize>() -> [u8; N] {
 
 fn job_and_key() -> Result<(JobId, JobKey), String> {
     let (job, key) = (param::JOB.text(), param::KEY.text());
+    if job.is_some() != key.is_some() {
+        return Err("LANDBRIDGE_JOB and LANDBRIDGE_KEY belong together, and one is not set".into());
+    }
     let (Some(job), Some(key)) = (job, key) else {
         // SAFETY: getuid cannot fail.
         let uid = unsafe { libc::getuid() };

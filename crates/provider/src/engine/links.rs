@@ -193,9 +193,9 @@ impl Engine {
         self.drain_links_of(peer);
         let address = self.core.address(peer);
         if self.core.has_left(peer) {
-            log!(Debug, "peer {address:?} has left");
+            log!(Debug, "{address} has left");
         } else {
-            log!(Warn, "the connection to peer {address:?} is lost: {error}");
+            log!(Warn, "the connection to {address} is lost: {error}");
         }
         self.fail_peer(peer, libc::ECONNRESET);
     }

@@ -123,13 +123,13 @@ impl Engine {
         loop {
             let ways = self.neighbours[peer.0 as usize].ways.as_mut();
             let Some(way) = ways.and_then(Vec::pop) else {
-                let (peer_is, ip) = (self.core.address(peer), self.identity.ip);
-                log!(Warn, "no way to peer {peer_is:?} is left (this process is at {ip})");
+                let (address, ip) = (self.core.address(peer), self.identity.ip);
+                log!(Warn, "no way to {address} is left (this process is at {ip})");
                 return self.fail_peer(peer, libc::EHOSTUNREACH);
             };
             match self.try_way(peer, &way) {
                 Ok(()) => return,
-                Err(error) => log!(Info, "peer {:?}: {way:?}: {error}", self.core.address(peer)),
+                Err(error) => log!(Info, "{}: {way:?}: {error}", self.core.address(peer)),
             }
         }
     }
@@ -398,7 +398,7 @@ impl Engine {
         match purpose {
             Purpose::Stranger => log!(Warn, "a connection was refused: {error}"),
             Purpose::Peer(peer) => {
-                log!(Info, "peer {:?}: hello: {error}", self.core.address(peer));
+                log!(Info, "{}: hello: {error}", self.core.address(peer));
                 let neighbour = &mut self.neighbours[peer.0 as usize];
                 if neighbour.out == Out::Dialling {
                     if error.kind() == io::ErrorKind::UnexpectedEof && neighbour.retries > 0 {
@@ -441,7 +441,7 @@ impl Engine {
             self.relay_up(id);
             return Ok(id);
         };
-        log!(Info, "peer {:?} (process {pid}): {what}", self.core.address(peer));
+        log!(Info, "{} (process {pid}): {what}", self.core.address(peer));
         let neighbour = &mut self.neighbours[peer.0 as usize];
         // If both sides dialled, one connection serves both directions better (confirmations travel with data): the one
         // whose dialler has the smaller name.

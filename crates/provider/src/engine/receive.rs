@@ -105,7 +105,7 @@ impl Engine {
     #[cold]
     fn handle_unreachable(&mut self, peer: Peer) {
         if !self.core.has_left(peer) {
-            log!(Warn, "the relay cannot reach peer {:?}", self.core.address(peer));
+            log!(Warn, "the relay cannot reach {}", self.core.address(peer));
         }
         self.given_up.push((peer, libc::EHOSTUNREACH));
     }

@@ -291,7 +291,7 @@ impl Loop<'_> {
         let (address, incarnation) = (introduction.address, introduction.incarnation);
         if let Some((link, older)) = self.relay.incarnation(address) {
             if incarnation <= older {
-                return Err(format!("rank {address:?} is attached already"));
+                return Err(format!("{address} is attached already"));
             }
             if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
                 self.close(old, "it has been started anew");

@@ -485,7 +485,7 @@ impl<'w> Loop<'w> {
             Phase::Endpoint { link, address } => {
                 self.slots[link.0 as usize] = None;
                 self.relay.detach(link);
-                self.watch.log(format_args!("rank {address:?} at {remote} has left: {why}"));
+                self.watch.log(format_args!("{address} at {remote} has left: {why}"));
             }
             Phase::Peer { link, cluster } => {
                 self.slots[link.0 as usize] = None;
