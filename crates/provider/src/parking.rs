@@ -4,8 +4,9 @@
 //! thread, after it has yielded or slept for a bounded time.
 //!
 //! A library with several endpoints polls them in turn, all from one loop: whoever slept in one of them would be deaf to
-//! the others. So a thread sleeps in all engines of the process at once, as far as no other thread is in them. It holds
-//! their locks meanwhile. Another thread that wants one rings a bell of the process, and for a moment nobody parks.
+//! the others. So a thread sleeps at once in all engines that it drives (was the last to poll), and those that nobody does.
+//! It holds their locks meanwhile. Another thread that wants one rings a bell of the process, and for a moment
+//! nobody parks.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,7 +15,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::engine::{Engine, PARK_MILLIS};
-use crate::patience::{Advice, Clock, Patience};
+use crate::patience::{Advice, Patience};
 use crate::port::Port;
 use crate::sync::{Sleep, SpinLock};
 
@@ -36,8 +37,11 @@ pub fn join(port: &Arc<Port>) {
     PORTS.lock().push(Arc::downgrade(port));
 }
 
-/// Undoes [`join`], when nobody uses the port any more.
-pub fn leave(port: &Port) {
+/// Undoes [`join`] for the port of this engine.
+pub fn leave(port: &Port, engine: &Engine) {
+    if let Some(Some(together)) = TOGETHER.get() {
+        let _ = epoll::delete(together, engine.descriptor());
+    }
     PORTS.lock().retain(|known| known.as_ptr() != std::ptr::from_ref(port));
 }
 
@@ -54,11 +58,13 @@ fn open() -> Option<OwnedFd> {
 #[inline]
 pub fn rest(engine: &mut Engine, advice: Advice) {
     match advice {
-        Advice::GoOn => return,
-        Advice::Yield => std::thread::yield_now(),
+        Advice::GoOn => (),
+        Advice::Yield => {
+            std::thread::yield_now();
+            engine.note_rest(advice, 0);
+        }
         Advice::Park => park(engine, PARK_MILLIS),
     }
-    Patience::of_this_thread(|patience| patience.note_rest(advice, Clock::get().now()));
 }
 
 /// For a thread that has nothing else to do: parks at once if there is nothing.
@@ -68,12 +74,14 @@ pub fn wait(engine: &mut Engine, millis: i32) {
     }
 }
 
-/// Sleeps until something arrives or a full ring has room, in any engine of the process, at most `millis`; takes
-/// it in.
+/// Sleeps until something arrives or a full ring has room, in any engine that this thread drives, at most `millis`;
+/// takes it in.
 fn park(engine: &mut Engine, millis: i32) {
+    let me = Patience::of_this_thread(|patience| patience.token()).unwrap_or(0);
     let ports: Vec<_> = PORTS.lock().iter().filter_map(Weak::upgrade).collect();
     // This engine's own lock is held: that it is passed over here is right.
-    let mut others: Vec<_> = ports.iter().filter_map(|port| port.engine.try_lock()).collect();
+    let free = ports.iter().filter_map(|port| port.engine.try_lock());
+    let mut others: Vec<_> = free.filter(|engine| engine.is_driven_by(me)).collect();
     let mut all: Vec<&mut Engine> = others.iter_mut().map(|other| &mut **other).collect();
     match TOGETHER.get() {
         Some(Some(together)) if !all.is_empty() => {
@@ -82,7 +90,7 @@ fn park(engine: &mut Engine, millis: i32) {
         }
         _ => {
             let events = engine.park(millis);
-            engine.note_end_of_park(events);
+            engine.note_rest(Advice::Park, events);
         }
     }
     if Sleep::is_unwelcome() {
@@ -99,9 +107,11 @@ fn sleep_in_all(together: &OwnedFd, engines: &mut [&mut Engine], millis: i32) {
         let nothing = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let _ = epoll::wait(together, &mut [nothing; EVENTS][..], Some(&timeout));
     }
+    // The kernel wakes one of those that sleep here.
+    Sleep::pass_bell_on();
     for engine in engines {
         engine.unpark();
         let events = engine.look(0) + engine.poll();
-        engine.note_end_of_park(events);
+        engine.note_rest(Advice::Park, events);
     }
 }

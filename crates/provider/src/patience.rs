@@ -101,7 +101,7 @@ impl Patience {
             last_poll: 0,
             threads_until: 0,
             foremost: None,
-            yielding: Yielding { is_trusted: true, streaks: 0, is_on: false },
+            yielding: Yielding { is_trusted: true, streaks: 0, is_on: false, has_yielded: false },
         }
     }
 
@@ -134,6 +134,10 @@ impl Patience {
         };
         streak.polls = streak.polls.saturating_add(1);
         streak.note_gap(gap);
+        if gap > GAP_MICROS && streak.polls < POLLS_UNWATCHED {
+            // Perhaps the program computed before it began to wait.
+            streak.since = now;
+        }
         if now < self.threads_until {
             return Advice::GoOn;
         }
@@ -163,22 +167,25 @@ impl Patience {
 
     fn advise_in_a_crowd(&mut self, now: u64, waited: u64, gap: u64) -> Advice {
         let Some(streak) = &mut self.streak else { return Advice::GoOn };
-        if gap > SLICE_MICROS {
-            self.yielding.note_failure();
-        }
-        if streak.polls >= POLLS_UNWATCHED && streak.watch.is_none() {
+        if streak.polls == POLLS_UNWATCHED {
             streak.watch = Some(Watch::begin(now));
         }
         if streak.polls < POLLS_MIN {
             // A few looks that the program takes on its way are no waiting.
             return Advice::GoOn;
         }
-        if self.yielding.is_on && waited < YIELD_MICROS {
-            return Advice::Yield;
+        if gap > SLICE_MICROS {
+            self.yielding.note_failure();
         }
-        if streak.watch.as_ref().is_none_or(|watch| watch.has_seen_computing(now, self.clock)) {
+        let yields = self.yielding.is_on && waited < YIELD_MICROS;
+        // Before a loop gives the processor away for the first time, and before each sleep.
+        if (streak.polls == POLLS_MIN || !yields) && streak.has_computed(now, self.clock) {
             self.begin(now);
             return Advice::GoOn;
+        }
+        if yields {
+            self.yielding.note_yield();
+            return Advice::Yield;
         }
         Advice::Park
     }
@@ -196,6 +203,16 @@ impl Patience {
         self.last_poll = now;
     }
 
+    /// The endpoint with this descriptor is closed.
+    pub fn forget(&mut self, endpoint: RawFd) {
+        self.foremost = self.foremost.filter(|&foremost| foremost != endpoint);
+    }
+
+    /// Tells this thread from others; never 0.
+    pub fn token(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Another thread wants what this one slept in.
     pub fn note_unwelcome(&mut self) {
         self.threads_until = self.clock.now() + THREADS_MICROS * self.clock.ticks_per_micro;
@@ -207,8 +224,10 @@ impl Patience {
 struct Yielding {
     is_trusted: bool,
     streaks: u32,
-    /// The streak at hand yields.
+    /// The streak at hand may yield.
     is_on: bool,
+    /// And has.
+    has_yielded: bool,
 }
 
 impl Yielding {
@@ -216,11 +235,16 @@ impl Yielding {
     fn begin(&mut self) {
         self.streaks = self.streaks.wrapping_add(1);
         self.is_on = self.is_trusted || self.streaks.is_multiple_of(STREAKS_PER_TRIAL);
+        self.has_yielded = false;
+    }
+
+    fn note_yield(&mut self) {
+        self.has_yielded = true;
     }
 
     /// What was waited for came while yielding.
     fn note_success(&mut self) {
-        self.is_trusted |= std::mem::take(&mut self.is_on);
+        self.is_trusted |= std::mem::take(&mut self.is_on) && self.has_yielded;
     }
 
     /// It took a slice. (One of those costs as much as a hundred yields can save.)
@@ -241,10 +265,18 @@ impl Streak {
             watch.gap_micros += micros;
         }
     }
+
+    /// Whether the thread has computed between polls since the last time this was asked.
+    #[cold]
+    fn has_computed(&mut self, now: u64, clock: Clock) -> bool {
+        let next = Watch::begin(now);
+        self.watch.replace(next).is_none_or(|watch| watch.has_seen_computing(&next, clock))
+    }
 }
 
 /// Tells a loop that waits, and whose processor others have between its polls, from one that computes there.
-/// (Reading a thread's processor time is a system call: so it is done twice, not at every gap.)
+/// (Reading a thread's processor time is a system call: so it is done now and then, not at every gap.)
+#[derive(Clone, Copy)]
 struct Watch {
     since: u64,
     processor_time: Duration,
@@ -259,11 +291,12 @@ impl Watch {
         Self { since: now, processor_time: processor_time(), gaps: 0, gap_micros: 0 }
     }
 
-    /// Whether the thread has had the processor during gaps too, for longer than a look at the network takes it.
-    #[cold]
-    fn has_seen_computing(&self, now: u64, clock: Clock) -> bool {
-        let polling = clock.micros(now.wrapping_sub(self.since)).saturating_sub(self.gap_micros);
-        let used = processor_time().saturating_sub(self.processor_time);
+    /// Whether until `next` the thread has had the processor during gaps too, for longer than a look at the network
+    /// takes it.
+    fn has_seen_computing(&self, next: &Self, clock: Clock) -> bool {
+        let wall = clock.micros(next.since.wrapping_sub(self.since));
+        let polling = wall.saturating_sub(self.gap_micros);
+        let used = next.processor_time.saturating_sub(self.processor_time);
         used > Duration::from_micros(polling + (u64::from(self.gaps) + 1) * GAP_MICROS)
     }
 }
@@ -358,6 +391,27 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_that_has_slept_sleeps_again_at_once() {
+        let mut patience = Patience::new(CLOCK);
+        let mut now = 100 + SPIN_MICROS + 1;
+        assert_eq!(poll(&mut patience, 100, SPIN_MICROS + 1, ALONE).pop(), Some(Advice::Park));
+        for _ in 0..10 {
+            now += 1_000;
+            patience.note_rest(Advice::Park, now);
+            now += 1;
+            assert_eq!(patience.note_nothing(now, ALONE), Advice::Park);
+        }
+    }
+
+    #[test]
+    fn in_a_crowd_computing_before_the_wait_is_no_reason_against_yielding() {
+        let mut patience = Patience::new(CLOCK);
+        patience.note_nothing(100, CROWD);
+        let advice = poll(&mut patience, 100 + 10 * YIELD_MICROS, 2 * u64::from(POLLS_MIN), CROWD);
+        assert!(advice.contains(&Advice::Yield) && !advice.contains(&Advice::Park), "{advice:?}");
+    }
+
+    #[test]
     fn polls_with_computing_between_them_never_rest() {
         let mut patience = Patience::new(CLOCK);
         let mut advice = (0..10_000).map(|i| patience.note_nothing(i * (GAP_MICROS + 1), ALONE));
@@ -418,6 +472,7 @@ mod tests {
     fn trial(yielding: &mut Yielding, pays: bool) -> bool {
         yielding.begin();
         let was_on = yielding.is_on;
+        yielding.note_yield();
         if pays {
             yielding.note_success()
         } else {
@@ -428,7 +483,8 @@ mod tests {
 
     #[test]
     fn yields_while_it_pays_and_tries_again_later() {
-        let mut yielding = Yielding { is_trusted: true, streaks: 0, is_on: false };
+        let mut yielding =
+            Yielding { is_trusted: true, streaks: 0, is_on: false, has_yielded: false };
         assert!((0..100).all(|_| trial(&mut yielding, true)));
         trial(&mut yielding, false);
         let tried = (0..10 * STREAKS_PER_TRIAL).filter(|_| trial(&mut yielding, false)).count();

@@ -17,11 +17,14 @@ impl Port {
         parking::join(&port);
         port
     }
-}
 
-impl Drop for Port {
-    fn drop(&mut self) {
-        parking::leave(self);
+    /// Drains the engine and ends its use: from here on nobody gets its lock. (Another thread may hold the port for a moment
+    /// longer, and must not touch memory that the program has back.)
+    pub fn close(&self) {
+        let mut engine = self.engine.lock();
+        engine.close();
+        parking::leave(self, &engine);
+        std::mem::forget(engine);
     }
 }
 
@@ -73,20 +76,22 @@ impl Ports {
         }
     }
 
-    /// Parks in the engines, in turn, for at most `slice_ms` each. False: there is no engine to
-    /// park in.
+    /// Parks in one of the engines, and all others of this thread, for at most `slice_ms`. False: there is no engine to park
+    /// in.
     pub fn wait(&self, slice_ms: i32) -> bool {
         // The list is copied so that a wait does not keep others from driving.
         let ports = self.list.lock().clone();
         for port in &ports {
             if Sleep::is_unwelcome() {
-                std::thread::yield_now();
                 break;
             }
             if let Some(mut engine) = port.engine.try_lock() {
                 parking::wait(&mut engine, slice_ms);
+                return true;
             }
         }
+        // Other threads are in all of them, and make the progress.
+        std::thread::yield_now();
         !ports.is_empty()
     }
 

@@ -80,10 +80,8 @@ impl Waiting {
         WAITING.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `Sleep::begin`: either we see that it sleeps, or it sees that we wait.
         fence(Ordering::SeqCst);
-        if ASLEEP.load(Ordering::Relaxed) > 0
-            && let Some(bell) = Sleep::bell()
-        {
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        if ASLEEP.load(Ordering::Relaxed) > 0 {
+            Sleep::ring();
         }
         Waiting
     }
@@ -105,6 +103,19 @@ impl Sleep {
         let sleep = Sleep;
         fence(Ordering::SeqCst);
         (WAITING.load(Ordering::Relaxed) == 0).then_some(sleep)
+    }
+
+    /// For a bell that only one sleeper has heard: rings it for the next, if somebody waits still.
+    pub fn pass_bell_on() {
+        if Self::is_unwelcome() && ASLEEP.load(Ordering::Relaxed) > 0 {
+            Self::ring();
+        }
+    }
+
+    fn ring() {
+        if let Some(bell) = Self::bell() {
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
     }
 
     /// Whether somebody waits for a lock now.

@@ -373,8 +373,14 @@ impl Engine {
         while !is_done(&self.core) && Instant::now() < deadline {
             match self.progress() {
                 Advice::GoOn => (),
-                Advice::Yield => std::thread::yield_now(),
-                Advice::Park => drop(self.park(PARK_MILLIS)),
+                Advice::Yield => {
+                    std::thread::yield_now();
+                    self.note_rest(Advice::Yield, 0);
+                }
+                Advice::Park => {
+                    let events = self.park(PARK_MILLIS);
+                    self.note_rest(Advice::Park, events);
+                }
             }
         }
     }

@@ -6,6 +6,7 @@
 //! engines at once.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use landbridge_drive::link::shm::ShmLink;
@@ -39,18 +40,21 @@ const POLLS_PER_LOOK_HOT: u32 = 16;
 const HOT_READS: u32 = 16;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 64;
-/// The bell of waiting threads among the events: nothing is to be done but to be awake.
+/// The bell of waiting threads among the events: nothing is to be done but to be awake, and nothing has come.
 const NO_LINK: usize = u32::MAX as usize;
+
+/// Others wanted a processor of this process's: they are given way until then, in the clock's ticks.
+static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// When an engine looked last, and at what.
 pub struct Idle {
     clock: Clock,
     /// As far as is known, every process of the node has a processor of its own.
     has_room: bool,
-    /// But others wanted this one: they are given way until then, in the clock's ticks.
-    crowded_until: u64,
     /// Epoll watches the bell of waiting threads.
     is_bell_watched: bool,
+    /// The thread that polled last; 0: none has.
+    driver: usize,
     /// What its thread has waited for came through this engine last: another look may pay.
     is_foremost: bool,
     last_poll: u64,
@@ -70,8 +74,8 @@ impl Idle {
         Self {
             clock,
             has_room: processes <= processors,
-            crowded_until: clock.now(),
             is_bell_watched: false,
+            driver: 0,
             is_foremost: true,
             last_poll: 0,
             last_look: 0,
@@ -84,7 +88,7 @@ impl Idle {
     /// Whether nobody else wants this processor.
     #[inline]
     fn is_alone(&self) -> bool {
-        self.has_room && self.clock.now() >= self.crowded_until
+        self.has_room && self.clock.now() >= CROWDED_UNTIL.load(Ordering::Relaxed)
     }
 
     /// Whether the last look at the kernel's events is too long ago.
@@ -95,8 +99,9 @@ impl Idle {
 
     /// Another process had the processor in the middle of a spin.
     #[cold]
-    fn note_crowd(&mut self) {
-        self.crowded_until = self.clock.now() + CROWDED_MICROS * self.clock.ticks_per_micro;
+    fn note_crowd(&self) {
+        let until = self.clock.now() + CROWDED_MICROS * self.clock.ticks_per_micro;
+        CROWDED_UNTIL.store(until, Ordering::Relaxed);
     }
 }
 
@@ -117,6 +122,7 @@ impl Engine {
             Surroundings { is_alone: self.idle.is_alone(), waits_for_relay: self.relay.is_up() };
         let me = self.epoll.as_raw_fd();
         let advice = Patience::of_this_thread(|patience| {
+            self.idle.driver = patience.token();
             if events > 0 {
                 patience.note_event(now, me);
                 self.idle.is_foremost = true;
@@ -159,6 +165,7 @@ impl Engine {
 
     /// Takes in what there is; the number of events handled.
     pub fn poll(&mut self) -> usize {
+        self.core.end_deferral();
         self.poll_once() + self.look_if_late(self.idle.clock.now())
     }
 
@@ -222,15 +229,19 @@ impl Engine {
         let result = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout));
         self.idle.last_look = self.idle.clock.now();
         let Ok(count) = result else { return 0 };
+        let mut bells = 0;
         for event in &buffer[..count] {
             let (flags, data) = (event.flags, event.data);
-            self.handle_event(Token::of(data.u64()), flags);
+            match Token::of(data.u64()) {
+                Token::Link(NO_LINK) => bells += 1,
+                token => self.handle_event(token, flags),
+            }
         }
         if self.hellos_open > 0 && self.idle.hellos_checked.elapsed() > Duration::from_secs(1) {
             self.idle.hellos_checked = Instant::now();
             self.check_hellos();
         }
-        count
+        count - bells
     }
 
     fn handle_event(&mut self, token: Token, flags: EventFlags) {
@@ -301,12 +312,15 @@ impl Engine {
         events + self.poll_once()
     }
 
-    /// A sleep, of whose end this many `events` tell, counts as a poll.
-    pub fn note_end_of_park(&self, events: usize) {
-        if events > 0 {
-            let (now, me) = (self.idle.clock.now(), self.epoll.as_raw_fd());
-            Patience::of_this_thread(|patience| patience.note_event(now, me));
-        }
+    /// The thread has done as advised; a sleep that brought `events` counts as a poll.
+    pub fn note_rest(&self, advice: Advice, events: usize) {
+        let (now, me) = (self.idle.clock.now(), self.epoll.as_raw_fd());
+        Patience::of_this_thread(|patience| {
+            patience.note_rest(advice, now);
+            if events > 0 {
+                patience.note_event(now, me);
+            }
+        });
     }
 
     /// Announces that nobody will look at this engine until its descriptor is readable. False: there is something to do
@@ -331,6 +345,11 @@ impl Engine {
             Some(Carrier::Shm(ring)) => what(ring),
             _ => true,
         })
+    }
+
+    /// Whether nobody but the thread with this token drives it.
+    pub fn is_driven_by(&self, token: usize) -> bool {
+        self.idle.driver == token || self.idle.driver == 0
     }
 
     /// What becomes readable when there is something to do for a parked engine.

@@ -338,7 +338,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
         let sink = endpoint.bindings.lock().sink.clone();
         sink.each_ports(|ports| ports.remove(port));
         endpoint.domain.ports.remove(port);
-        port.engine.lock().close();
+        port.close();
     }
     0
 }
