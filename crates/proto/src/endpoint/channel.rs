@@ -238,6 +238,11 @@ impl<M: Memory> Endpoint<M> {
         self.channels[peer.0 as usize].has_left
     }
 
+    /// Whether `peer` has ever sent anything here.
+    pub fn has_been_heard(&self, peer: Peer) -> bool {
+        self.channels[peer.0 as usize].expected > 0
+    }
+
     /// The address of `peer`.
     pub fn address(&self, peer: Peer) -> Address {
         self.channels[peer.0 as usize].address

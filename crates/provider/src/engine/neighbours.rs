@@ -129,11 +129,18 @@ impl Engine {
         neighbour.number
     }
 
-    /// Peers to which there is a link, or soon will be.
+    /// Peers to which there is a link or soon will be, and those that have sent something.
     pub(super) fn peers_in_touch(&self) -> Vec<Peer> {
         let all = self.neighbours.iter().enumerate();
-        all.filter(|(_, neighbour)| !matches!(neighbour.out, Out::Unknown | Out::Gone))
-            .map(|(index, _)| Peer(index as u32))
+        let is_in_touch = |&(peer, out): &(Peer, Out)| match out {
+            // Who has only been listened to so far must hear of our leaving too: it may have something for us.
+            Out::Unknown => self.core.has_been_heard(peer),
+            Out::Gone => false,
+            _ => true,
+        };
+        all.map(|(index, neighbour)| (Peer(index as u32), neighbour.out))
+            .filter(is_in_touch)
+            .map(|(peer, _)| peer)
             .collect()
     }
 

@@ -1,6 +1,6 @@
 //! Two engines of one process that talk to each other.
 
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
@@ -243,6 +243,24 @@ fn memory_that_was_given_back_is_not_sent() {
     }
 }
 
+/// Through a relay frames come from peers to which no way has been looked for.
+#[test]
+fn whoever_was_only_heard_is_told_of_our_leaving() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let (id, mut far_end) = one.link_to_relay();
+    let number = other.av.insert(name_at(far_end.local_addr().unwrap(), 1));
+    let message = other.message_to(number);
+    other.engine.core.send(message).unwrap();
+    let peer = other.engine.peer_of(number).unwrap();
+    let frame = other.engine.core.poll_transmit(peer).unwrap().front().to_vec();
+    assert!(one.engine.peers_in_touch().is_empty());
+    far_end.write_all(&frame).unwrap();
+    until(|| one.engine.read_stream(id) > 0);
+    let heard = one.engine.peers_in_touch();
+    assert_eq!(heard.len(), 1);
+    assert_eq!(one.engine.neighbours[heard[0].0 as usize].out, Out::Unknown);
+}
+
 /// The name of nobody in particular, on another node, who can be called at `address`.
 fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
@@ -300,6 +318,17 @@ impl Party {
             claim: false,
             discard: false,
         })
+    }
+
+    fn message_to(&mut self, number: FiAddr) -> endpoint::Message<Bytes> {
+        endpoint::Message {
+            peer: self.engine.peer_of(number).unwrap(),
+            memory: Bytes::borrow(&[]),
+            tag: Some(1),
+            data: None,
+            ticket: Ticket { context: 1, notify: false },
+            level: endpoint::Level::Handed,
+        }
     }
 
     /// A connection that takes little, and its other end.
