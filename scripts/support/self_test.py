@@ -15,16 +15,17 @@ LETTER = 0.7
 
 
 class Chart(unittest.TestCase):
-    def test_no_words_lie_over_others_or_outside(self):
+    def test_no_words_lie_over_words_or_dots_or_outside(self):
         for low, high in ((0.4, 9.99), (1.8, 5384.4), (10.0, 99999.0), (3.0, 3.0)):
             picture = sample(low, high)
             boxes = [box(element) for element in picture.iter() if element.tag.endswith("}text")]
+            dots_there = [dot(e) for e in picture.iter() if e.tag.endswith("}circle")]
             width, height = float(picture.get("width")), float(picture.get("height"))
             for words, left, top, right, bottom in boxes:
                 inside = 0 <= left and right <= width and 0 <= top and bottom <= height
                 self.assertTrue(inside, f"{words} is outside")
             for number, one in enumerate(boxes):
-                for other in boxes[number + 1 :]:
+                for other in [*boxes[number + 1 :], *dots_there]:
                     self.assertFalse(overlap(one, other), f"{one[0]!r} over {other[0]!r}")
 
     def test_every_value_is_drawn_named_and_written(self):
@@ -52,6 +53,11 @@ def box(element) -> tuple:
     wide = LETTER * size * len(element.text)
     left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
     return element.text, left, y - size, left + wide, y + 0.25 * size
+
+
+def dot(element) -> tuple:
+    x, y, radius = (float(element.get(key)) for key in ("cx", "cy", "r"))
+    return "a dot", x - radius, y - radius, x + radius, y + radius
 
 
 def overlap(one: tuple, other: tuple) -> bool:
