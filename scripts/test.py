@@ -142,7 +142,7 @@ def other_steps() -> list[Step]:
     ]
     what = "heat equation, two clusters, against a serial run"
     drawing = python_step(
-        "pictures", "what is drawn can be read", "scripts/support/self_test.py", limit_s=60
+        "pictures", "what the scripts draw and say can be read", "scripts/support/self_test.py", limit_s=60
     )
     return [Step("heat", what, heat, 120, again=True), drawing]
 

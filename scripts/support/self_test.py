@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Checks of the drawing code: what stands in a picture can be read (`scripts/test.py pictures`)."""
+"""Checks of what the scripts show: pictures can be read, progress has no pip in it.
+
+`scripts/test.py pictures` runs them.
+"""
 
 import re
 import sys
@@ -8,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import wheels  # noqa: E402
 from support import dots  # noqa: E402
 
 # Width of a letter beside its height, of a wide bold face: no reader's font is wider.
@@ -37,6 +41,20 @@ class Chart(unittest.TestCase):
     def test_positions_are_logarithmic(self):
         axis = dots.Axis(100, 0, 2)
         self.assertEqual([axis.at(v) - 100 for v in (1, 10, 100)], [0, dots.PLOT / 2, dots.PLOT])
+
+
+class Progress(unittest.TestCase):
+    def test_a_package_is_a_name_a_version_and_a_size(self):
+        for line, wanted in (
+            ("Downloading impi_rt-2021.18.1-py2.py3-none-any.whl (128.8 MB)\n",
+             "impi-rt 2021.18.1, 128.8 MB"),
+            ("  Using cached numpy-2.4.6-cp311-cp311-linux_x86_64.whl\n", "numpy 2.4.6"),
+            ("  Downloading https://a.example/b/mpi4py-4.1.2.tar.gz (501 kB)\n",
+             "mpi4py 4.1.2, 501 kB"),
+            ("  Downloading mpi4py-4.1.2-cp311-linux_x86_64.whl.metadata (9 kB)\n", ""),
+            ("Collecting mpich==5.0.2\n", ""),
+        ):
+            self.assertEqual(wheels.progress(line), wanted)
 
 
 def sample(low: float, high: float):
