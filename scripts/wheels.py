@@ -27,8 +27,10 @@ MPI4PY_SHA256 = "56860286dc45f20e8821e93cb06669e30462348bf866f685553fa4b712d58d0
 
 
 LIBRARIES = ("mpich", "ompi", "impi")
-# What pip says when a package comes: name, file name's rest, and its size in words.
-COMING = re.compile(r"^\s*(?:Downloading|Using cached) (?:\S*/)?([^/\s]+\.(?:whl|tar\.gz))(?: \((.*)\))?")
+# What pip says when a package comes: the name of its file, and its size in words.
+COMING = re.compile(
+    r"^\s*(?:Downloading|Using cached) (?:\S*/)?([^/\s]+\.(?:whl|tar\.gz))(?: \((.*)\))?\s*$"
+)
 
 
 def main() -> int:
