@@ -9,6 +9,7 @@ only if everything ran and the heat equation's answer is that of a serial run.
 
 import os
 import re
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ PAIR = ["-n", "2"]
 ONE_EACH = [*PAIR, "--ranks-per-cluster", "1"]
 # Few cells, so that the heat gets far into the plate in steps that each wait for the link.
 PLATE = ["--size", "64", "--steps", "500"]
+NEAR_ROUNDS = 5
 PLACES = ("on a node", "in a cluster", "between clusters")
 
 
@@ -158,13 +160,17 @@ def ways_to_measure(inside) -> list[tuple]:
 
 
 def measure(way: tuple) -> Measured | None:
+    """The medians of some runs: those near are short, and other work on the machine shows in them."""
     place, name, ours, line, env = way
-    done = process.run(line, STEP_S, LIBRARY | env)
-    print(f"demo: ping-pong {place}, {name}: {verdict(done)}", flush=True)
-    numbers = {int(a): (float(b), float(c)) for a, b, c in ROW.findall(done.output)}
-    if not {SMALL, LARGE} <= numbers.keys():
+    rounds = 1 if place == PLACES[-1] else NEAR_ROUNDS
+    runs = [process.run(line, STEP_S, LIBRARY | env) for _ in range(rounds)]
+    worst = next((done for done in runs if not done.ok), runs[-1])
+    print(f"demo: ping-pong {place}, {name}: {verdict(worst)}", flush=True)
+    tables = [{int(a): (float(b), float(c)) for a, b, c in ROW.findall(r.output)} for r in runs]
+    if not worst.ok or not all({SMALL, LARGE} <= table.keys() for table in tables):
         return None
-    return Measured(place, name, ours, numbers[SMALL][0], numbers[LARGE][1])
+    latency = statistics.median(table[SMALL][0] for table in tables)
+    return Measured(place, name, ours, latency, statistics.median(t[LARGE][1] for t in tables))
 
 
 ROW = re.compile(r"^\s+(\d+)\s+\d+\s+([\d.]+)\s+([\d.]+)\s*$", re.M)
