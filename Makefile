@@ -38,7 +38,8 @@ bench: build wheels
 	@$(PYTHON) scripts/setup.py --bench
 	@$(PYTHON) bench/run.py
 
-demo: build wheels
+demo: build
+	@$(PYTHON) scripts/wheels.py mpich impi
 	@$(PYTHON) scripts/demo.py
 
 lint:

@@ -141,7 +141,10 @@ def other_steps() -> list[Step]:
         *(paths.python("mpich"), "examples/heat.py", "--check", "--size", "128", "--steps", "200"),
     ]
     what = "heat equation, two clusters, against a serial run"
-    return [Step("heat", what, heat, 120, again=True)]
+    drawing = python_step(
+        "pictures", "what the scripts draw and say can be read", "scripts/support/self_test.py", limit_s=60
+    )
+    return [Step("heat", what, heat, 120, again=True), drawing]
 
 
 def system_steps() -> list[Step]:

@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
 """Puts the stock MPI libraries and the mpi4py test suite under build/ (`make wheels`).
 
+    scripts/wheels.py                everything
+    scripts/wheels.py mpich impi     only these libraries (`make demo`)
+
 What enters: scripts/wheels.txt and the user's Python package index. What leaves: one virtual
 environment per MPI library and the unpacked mpi4py sources, each with a stamp that holds what it
 was made from, so that a second call does nothing and a changed pin makes it anew.
 """
 
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import venv
 from pathlib import Path
 
@@ -21,10 +26,21 @@ MPI4PY = "mpi4py==4.1.2"
 MPI4PY_SHA256 = "56860286dc45f20e8821e93cb06669e30462348bf866f685553fa4b712d58d02"
 
 
+LIBRARIES = ("mpich", "ompi", "impi")
+# What pip says when a package comes: the name of its file, and its size in words.
+COMING = re.compile(
+    r"^\s*(?:Downloading|Using cached) (?:\S*/)?([^/\s]+\.(?:whl|tar\.gz))(?: \((.*)\))?\s*$"
+)
+
+
 def main() -> int:
-    for mpi in ("mpich", "ompi", "impi"):
+    wanted = sys.argv[1:]
+    if unknown := set(wanted) - set(LIBRARIES):
+        sys.exit(f"wheels: there is no {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
+    for mpi in wanted or LIBRARIES:
         ensure_venv(mpi, pins(mpi))
-    ensure_suite()
+    if not wanted:
+        ensure_suite()
     return 0
 
 
@@ -38,7 +54,8 @@ def ensure_venv(mpi: str, requirements: list[str]) -> None:
     folder, content = paths.venv(mpi), "\n".join(requirements)
     if folder.is_symlink() or stamped(folder, content):
         return
-    print(f"wheels: {mpi}: {', '.join(requirements)}", flush=True)
+    print(f"wheels: {mpi}, into {folder.relative_to(paths.ROOT)}", flush=True)
+    started = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     try:
         venv.create(folder, with_pip=True)
@@ -47,6 +64,7 @@ def ensure_venv(mpi: str, requirements: list[str]) -> None:
                  "sudo apt-get install -y python3-venv")
     pip(mpi, "install", "--only-binary", ":all:", *requirements)
     stamp(folder, content)
+    print(f"wheels: {mpi}: ready in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def ensure_suite() -> None:
@@ -66,11 +84,28 @@ def ensure_suite() -> None:
     stamp(folder, MPI4PY_SHA256)
 
 
-def pip(mpi: str, *arguments: str) -> None:
-    command = [paths.python(mpi), "-m", "pip", "--disable-pip-version-check", "-q", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        sys.exit(f"wheels: pip failed:\n{done.stdout}\nwheels: the command was {' '.join(command)}")
+def pip(mpi: str, action: str, *arguments: str) -> None:
+    """Runs pip and says which package it is at; what else it says is shown only if it fails."""
+    options = ["--disable-pip-version-check", "--progress-bar", "off"]
+    command = [paths.python(mpi), "-m", "pip", action, *options, *arguments]
+    said = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        for line in child.stdout:
+            said.append(line)
+            if note := progress(line):
+                print(f"wheels:   {note}", flush=True)
+    if child.returncode:
+        sys.exit(f"wheels: pip failed:\n{''.join(said)}\nwheels: the command was {' '.join(command)}")
+
+
+def progress(line: str) -> str:
+    """What a line of pip's tells the user: `numpy 2.4.6, 16.8 MB`; nothing for most lines."""
+    if found := COMING.match(line):
+        name, version = re.split("-", re.sub(r"\.tar\.gz$", "", found[1]))[:2]
+        return f"{name.replace('_', '-')} {version}{', ' + found[2] if found[2] else ''}"
+    return "unpacking" if line.startswith("Installing collected packages") else ""
 
 
 def stamped(folder: Path, content: str) -> bool:

@@ -41,10 +41,17 @@ enum Action {
         command: Vec<OsString>,
     },
     /// Check FILE and print what would be built
-    Check { file: PathBuf },
+    Check {
+        /// Lab file (TOML), for example labs/two-sites.toml
+        file: PathBuf,
+    },
     /// Run COMMAND on a host of the lab that this is typed in
+    #[command(after_help = ON_HELP)]
     On {
+        /// Name of the host: north-1, north-2 … of a site `north`, north-gw for its gateway;
+        /// `landbridge lab check FILE` prints them
         host: String,
+        /// What to run there
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
@@ -52,6 +59,7 @@ enum Action {
     #[command(after_long_help = LINK_HELP)]
     Link(LinkArguments),
     /// Measure the network between two places (start `probe serve` at one of them)
+    #[command(after_help = PROBE_HELP)]
     Probe {
         #[command(subcommand)]
         probe: Probe,
@@ -92,15 +100,19 @@ struct LinkArguments {
     /// One way, such as `5ms`
     #[arg(long)]
     delay: Option<String>,
+    /// Up to this much more delay for each packet, such as `1ms`; packets stay in order
     #[arg(long)]
     jitter: Option<String>,
-    /// Share of packets, such as `5%`; likewise the next three
+    /// Share of packets that get lost, such as `5%`
     #[arg(long)]
     loss: Option<String>,
+    /// Share of packets that arrive twice, such as `5%`
     #[arg(long)]
     duplicate: Option<String>,
+    /// Share of packets that fall back behind later ones, such as `5%`
     #[arg(long)]
     reorder: Option<String>,
+    /// Share of packets of which a bit is changed, such as `5%`
     #[arg(long)]
     corrupt: Option<String>,
     /// Keep the checksums of corrupted packets valid: true or false
@@ -115,32 +127,42 @@ struct LinkArguments {
 enum Probe {
     /// Answer the other probes until killed
     Serve {
+        /// UDP and TCP port to listen on
         #[arg(long, default_value_t = PROBE_PORT)]
         port: u16,
     },
     /// Round trips of small UDP datagrams
     Delay {
+        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
+        /// Number of round trips
         #[arg(long, default_value_t = 20)]
         count: u32,
     },
     /// What one TCP connection carries
     Rate {
+        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
+        /// How long to send
         #[arg(long, default_value_t = 3.0)]
         seconds: f64,
     },
     /// Numbers of the UDP datagrams that came back, in their order
     Loss {
+        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
+        /// Number of datagrams, one each millisecond
         #[arg(long, default_value_t = 100)]
         count: u32,
+        /// Size of each
         #[arg(long, default_value_t = 100)]
         bytes: usize,
     },
     /// Whether a TCP connection can be made
     Connect {
+        /// What to connect to: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
         server: String,
+        /// How long to wait for an answer
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
     },
@@ -150,7 +172,7 @@ const PROBE_PORT: u16 = 7799;
 
 const RUN_HELP: &str = "\
 Examples:
-  landbridge lab run labs/two-sites.toml -- landbridge run -n 4 ./ring
+  landbridge lab run labs/two-sites.toml -- landbridge run -n 4 --ranks-per-node 1 ./ring
   landbridge lab run labs/grid5000.toml -- bash
   landbridge lab run labs/two-sites.toml -- landbridge lab on south-gw -- ip address
 
@@ -160,6 +182,16 @@ be built, 2 that the file or the command line is wrong. Without root, namespaces
 user namespaces are allowed.
 
 How a lab file is written: see labs/two-sites.toml, which explains every key.";
+
+const ON_HELP: &str = "\
+Example, in a shell that `landbridge lab run labs/two-sites.toml -- bash` has started:
+  landbridge lab on south-1 -- ip address";
+
+const PROBE_HELP: &str = "\
+Example:
+  landbridge lab run labs/two-sites-routed.toml -- bash
+  landbridge lab on south-1 -- landbridge lab probe serve &
+  landbridge lab probe delay south-1";
 
 const LINK_HELP: &str = "\
 Examples:
@@ -209,7 +241,14 @@ fn wrong_file(error: &anyhow::Error) -> u8 {
 }
 
 fn on_host(host: &str, command: &[OsString]) -> anyhow::Result<u8> {
-    let machine = Machine::open(host).context("`landbridge lab on` works inside a running lab")?;
+    if !control::is_inside_any() {
+        bail!(
+            "`landbridge lab on` works inside a running lab; `landbridge lab run FILE -- bash` \
+             starts a shell in one"
+        );
+    }
+    let machine =
+        Machine::open(host).context("`landbridge lab check FILE` prints a lab's hosts")?;
     machine.enter()?;
     let error = Command::new(&command[0]).args(&command[1..]).exec();
     Err(error).with_context(|| format!("cannot run `{}`", command[0].to_string_lossy()))
@@ -299,4 +338,26 @@ fn address(text: &str) -> anyhow::Result<SocketAddr> {
     let mut found =
         with_port.to_socket_addrs().with_context(|| format!("`{text}` is no address"))?;
     found.find(SocketAddr::is_ipv4).with_context(|| format!("`{text}` has no IPv4 address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_argument_is_explained() {
+        let mut silent = Vec::new();
+        collect_silent(&Arguments::command(), &mut silent);
+        assert!(silent.is_empty(), "without a help: {}", silent.join(", "));
+    }
+
+    fn collect_silent(command: &clap::Command, silent: &mut Vec<String>) {
+        let arguments = command.get_arguments().filter(|argument| argument.get_help().is_none());
+        silent.extend(arguments.map(|arg| format!("{} {}", command.get_name(), arg.get_id())));
+        for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+            collect_silent(inner, silent);
+        }
+    }
 }

@@ -98,12 +98,61 @@ fn every_bound_of_the_protocol_is_in_the_table() {
     }
 }
 
+/// Each table names the keys of one `…Entry` of the topology file, in the same order.
+#[test]
+fn the_keys_of_a_topology_are_those_of_the_code() {
+    let text = read("docs/TOPOLOGY.md");
+    let source = read("crates/launch/src/topology.rs");
+    for (heading, entry) in [
+        ("## [[cluster]] (checked)", "ClusterEntry"),
+        ("## [cluster.relay] (checked)", "RelayEntry"),
+        ("## [[cluster.host]] (checked)", "HostEntry"),
+        ("## [[link]] (checked)", "LinkEntry"),
+    ] {
+        let written: Vec<_> =
+            rows(&text, heading).iter().map(|row| unquoted(&row[0]).to_owned()).collect();
+        let body = source.split(&format!("struct {entry} {{")).nth(1).expect(entry);
+        let fields = body.split('}').next().unwrap_or("").lines().map(str::trim);
+        let fields = fields.filter(|line| !line.starts_with("#["));
+        let wanted: Vec<_> =
+            fields.filter_map(|line| Some(line.split_once(':')?.0.to_owned())).collect();
+        assert_eq!(written, wanted, "{heading}");
+    }
+}
+
+#[test]
+fn the_errors_of_a_topology_are_those_of_the_code() {
+    let text = read("docs/TOPOLOGY.md");
+    let files = ["topology", "plan"].map(|file| read(&format!("crates/launch/src/{file}.rs")));
+    // A message may go on in the next line of the source.
+    let words = files.concat().replace("\\\n", " ").replace("\\\"", "\"");
+    let source = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    for row in rows(&text, "## What may go wrong (checked)") {
+        assert!(source.contains(&row[0]), "no error says {:?}", row[0]);
+    }
+}
+
+#[test]
+fn the_topology_in_the_readme_is_the_example() {
+    let example: toml::Table = read("examples/two-clusters.toml").parse().unwrap();
+    let readme = read("README.md");
+    let blocks = readme.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let found: Vec<toml::Table> = blocks.map(|block| block.parse().unwrap()).collect();
+    assert_eq!(found, [example]);
+}
+
 #[test]
 fn links_lead_somewhere() {
     // Made by `make bench` and `tests/fabtests.py`.
     let generated = ["docs/BENCHMARKS.md", "docs/CONFORMANCE.md"];
-    let documents =
-        ["README.md", "CHANGELOG.md", "docs/ARCHITECTURE.md", "docs/WIRE.md", "docs/HACKING.md"];
+    let documents = [
+        "README.md",
+        "CHANGELOG.md",
+        "docs/ARCHITECTURE.md",
+        "docs/WIRE.md",
+        "docs/HACKING.md",
+        "docs/TOPOLOGY.md",
+    ];
     for document in documents {
         let folder = Path::new(document).parent().unwrap();
         let text = read(document);

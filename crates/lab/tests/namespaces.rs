@@ -162,6 +162,8 @@ fn links_change_from_outside_too() {
     assert_eq!(end_of(running).status.code(), Some(143));
     let gone = Command::new(PROGRAM).args(["link", "outside"]).output().unwrap();
     assert!(text_of(&gone).contains("no lab called `outside`"), "{}", text_of(&gone));
+    assert!(text_of(&gone).contains("lab run FILE"), "{}", text_of(&gone));
+    assert!(!text_of(&gone).contains("os error"), "{}", text_of(&gone));
 }
 
 #[test]

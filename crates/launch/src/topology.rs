@@ -1,36 +1,11 @@
 //! The topology file: clusters, their hosts, their relays, and who dials whom.
 //!
-//! ```toml
-//! [[cluster]]
-//! name = "nancy"
-//! spawn = "ssh"                  # how hosts without `shell` are reached: "ssh" (default), "local"
-//! ssh = ["ssh", "-p", "2222"]    # the ssh command with options; default ["ssh"]
-//! user = "ann"                   # login name there
-//! port = 22                      # port of sshd there
-//! landbridge = "/opt/bin/landbridge"   # where it is installed there; default: as on this machine
-//!
-//! [cluster.relay]                # needed as soon as a job uses two clusters
-//! host = "gw"                    # one of this cluster's hosts
-//! listen = "10.1.0.1:7710"       # for the ranks of this cluster; port 0: any
-//! wan_listen = "192.0.2.1:7711"  # for other relays; absent: this site accepts nothing from outside
-//! public = "gw.example.org:7711" # what others dial, where that is not `wan_listen` (NAT)
-//!
-//! [[cluster.host]]
-//! name = "gw"                    # the name of this node, and for ssh where `login` is absent
-//! login = "gw.example.org"       # where ssh goes: from here for the relay's host, from there for others
-//! address = "10.1.0.1"           # IP used inside the cluster
-//! slots = 0                      # ranks it takes by default; default 1
-//! shell = ["nsenter", "--net=/run/netns/gw", "--"]   # a prefix that runs a program on this host
-//!
-//! [[link]]                       # optional: which relay dials which, and where
-//! from = "rennes"
-//! to = "nancy"
-//! address = "192.0.2.77:7711"    # default: `public` or `wan_listen` of `to`
-//! ```
-//!
 //! A text enters; a [`Topology`] whose names and addresses fit together leaves, or an error with
 //! the line it is about. The launcher reaches the relay's host (without a relay, the first host)
 //! of each cluster, and that host reaches the others of its cluster.
+//!
+//! Every key, with its default and its bounds, is a row of `docs/TOPOLOGY.md`, which is written for
+//! users; the tests of documents compare its tables with the entries below.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -9,7 +9,7 @@
 //! - `set LINK KEY[=VALUE]…`: LINK is `north-south` (both directions) or `north>south`; keys are
 //!   those of a link in a lab file, and `up`.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -36,7 +36,7 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// name is running.
 pub fn listen_outside(lab_name: &str) -> anyhow::Result<UnixListener> {
     UnixListener::bind_addr(&outside_address(lab_name)?).map_err(|error| match error.kind() {
-        std::io::ErrorKind::AddrInUse => anyhow::anyhow!(
+        ErrorKind::AddrInUse => anyhow::anyhow!(
             "a lab called `{lab_name}` is running already: give this one another name with --name"
         ),
         _ => anyhow::anyhow!("cannot listen for `landbridge lab link`: {error}"),
@@ -66,16 +66,11 @@ pub fn serve(handle: Handle, outside: UnixListener, inside: UnixListener) -> std
 /// Sends a request to a lab and returns what it says. Without a name: to the lab that the caller is
 /// in.
 pub fn request(lab_name: Option<&str>, line: &str) -> anyhow::Result<String> {
-    let mut stream =
-        match lab_name {
-            Some(name) => UnixStream::connect_addr(&outside_address(name)?)
-                .or_else(|error| {
-                    if is_inside(name) { UnixStream::connect(inside_path()) } else { Err(error) }
-                })
-                .with_context(|| format!("no lab called `{name}` of this user is running here"))?,
-            None => UnixStream::connect(inside_path())
-                .context("name the lab: this is not inside one")?,
-        };
+    let mut stream = match lab_name {
+        Some(name) => connect(name)?,
+        None if !is_inside_any() => bail!("name the lab: this is not inside one"),
+        None => UnixStream::connect(inside_path()).context("cannot reach this lab")?,
+    };
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.write_all(format!("{line}\n").as_bytes())?;
     let mut answer = String::new();
@@ -87,8 +82,30 @@ pub fn request(lab_name: Option<&str>, line: &str) -> anyhow::Result<String> {
     }
 }
 
+fn connect(lab_name: &str) -> anyhow::Result<UnixStream> {
+    let error = match UnixStream::connect_addr(&outside_address(lab_name)?) {
+        Ok(stream) => return Ok(stream),
+        Err(_) if is_inside(lab_name) => return Ok(UnixStream::connect(inside_path())?),
+        Err(error) => error,
+    };
+    match error.kind() {
+        // Nobody listens: what the system calls it says nothing to a user.
+        ErrorKind::ConnectionRefused => bail!(
+            "no lab called `{lab_name}` of this user is running here; in another terminal, \
+             `landbridge lab run FILE -- bash` starts one, called by the `name` in FILE or --name"
+        ),
+        _ => Err(error).with_context(|| format!("cannot reach the lab `{lab_name}`")),
+    }
+}
+
+/// Whether the caller runs in a lab of this name.
 fn is_inside(lab_name: &str) -> bool {
     std::env::var("LANDBRIDGE_LAB").is_ok_and(|name| name == lab_name)
+}
+
+/// Whether the caller runs in a lab.
+pub fn is_inside_any() -> bool {
+    std::env::var_os("LANDBRIDGE_LAB").is_some()
 }
 
 fn outside_address(lab_name: &str) -> anyhow::Result<SocketAddr> {

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Checks of what the scripts show: pictures can be read, progress has no pip in it.
+
+`scripts/test.py pictures` runs them.
+"""
+
+import re
+import sys
+import unittest
+from pathlib import Path
+from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import wheels  # noqa: E402
+from support import dots  # noqa: E402
+
+# Width of a letter beside its height, of a wide bold face: no reader's font is wider.
+LETTER = 0.7
+
+
+class Chart(unittest.TestCase):
+    def test_no_words_lie_over_words_or_dots_or_outside(self):
+        for low, high in ((0.4, 9.99), (1.8, 5384.4), (10.0, 99999.0), (3.0, 3.0)):
+            picture = sample(low, high)
+            boxes = [box(element) for element in picture.iter() if element.tag.endswith("}text")]
+            dots_there = [dot(e) for e in picture.iter() if e.tag.endswith("}circle")]
+            width, height = float(picture.get("width")), float(picture.get("height"))
+            for words, left, top, right, bottom in boxes:
+                inside = 0 <= left and right <= width and 0 <= top and bottom <= height
+                self.assertTrue(inside, f"{words} is outside")
+            for number, one in enumerate(boxes):
+                for other in [*boxes[number + 1 :], *dots_there]:
+                    self.assertFalse(overlap(one, other), f"{one[0]!r} over {other[0]!r}")
+
+    def test_every_value_is_drawn_named_and_written(self):
+        text = ElementTree.tostring(sample(1.8, 5384.4), encoding="unicode")
+        self.assertEqual(len(re.findall("<[^<]*circle class", text)), 4)
+        for words in (">1.8 us<", ">5384 us<", "far, ours: 5384 us", ">link: 5<", ">1000<"):
+            self.assertIn(words, text)
+
+    def test_positions_are_logarithmic(self):
+        axis = dots.Axis(100, 0, 2)
+        self.assertEqual([axis.at(v) - 100 for v in (1, 10, 100)], [0, dots.PLOT / 2, dots.PLOT])
+
+
+class Progress(unittest.TestCase):
+    def test_a_package_is_a_name_a_version_and_a_size(self):
+        for line, wanted in (
+            ("Downloading impi_rt-2021.18.1-py2.py3-none-any.whl (128.8 MB)\n",
+             "impi-rt 2021.18.1, 128.8 MB"),
+            ("  Using cached numpy-2.4.6-cp311-cp311-linux_x86_64.whl\n", "numpy 2.4.6"),
+            ("  Downloading https://a.example/b/mpi4py-4.1.2.tar.gz (501 kB)\n",
+             "mpi4py 4.1.2, 501 kB"),
+            ("  Downloading mpi4py-4.1.2-cp311-linux_x86_64.whl.metadata (9 kB)\n", ""),
+            ("Collecting mpich==5.0.2\n", ""),
+        ):
+            self.assertEqual(wheels.progress(line), wanted)
+
+
+def sample(low: float, high: float):
+    rows = [dots.Row("ours", [high, low], True), dots.Row("direct: another way", [low, high])]
+    panels = [dots.Panel("time (lower is better)", "us"), dots.Panel("speed (higher)", "MB/s")]
+    marks = [(high * 0.9, "link: 5"), (low * 1.1, "link: 1")]
+    groups = [dots.Group("near", []), dots.Group("far", rows, marks)]
+    return ElementTree.fromstring(dots.chart("A title", ["A note."], panels, groups))
+
+
+def box(element) -> tuple:
+    """(words, left, top, right, bottom) of a text element."""
+    size, x, y = (float(element.get(key)) for key in ("font-size", "x", "y"))
+    wide = LETTER * size * len(element.text)
+    left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
+    return element.text, left, y - size, left + wide, y + 0.25 * size
+
+
+def dot(element) -> tuple:
+    x, y, radius = (float(element.get(key)) for key in ("cx", "cy", "r"))
+    return "a dot", x - radius, y - radius, x + radius, y + radius
+
+
+def overlap(one: tuple, other: tuple) -> bool:
+    (_, left, top, right, bottom), (_, x1, y1, x2, y2) = one, other
+    return left < x2 and x1 < right and top < y2 and y1 < bottom
+
+
+if __name__ == "__main__":
+    unittest.main()
