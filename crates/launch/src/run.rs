@@ -17,6 +17,7 @@ use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
 use crate::gather::{self, Gather, Word};
 use crate::groups::{Asker, Groups, Outcome};
+use crate::links;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Names, Server, Stage};
 use crate::pmi::spawn::{Request, answer};
@@ -58,6 +59,8 @@ enum Phase {
     Gathering,
     /// The relay of this place in the order is being waited for.
     Relays(usize),
+    /// The links between relays are being waited for.
+    Linking,
     Running,
     Ending(Instant),
 }
@@ -83,7 +86,7 @@ pub struct Launcher {
     kvsname: String,
     pinged_at: Instant,
     gather: Gather,
-    /// By when the relay that is being waited for has to be ready.
+    /// By when the relay that is being waited for has to be ready, or the links between all of them.
     relay_deadline: Option<Instant>,
 }
 
@@ -313,6 +316,9 @@ impl Launcher {
             Message::RelayReady { ranks, relays } => {
                 self.handle_relay_ready(index, &ranks, &relays)
             }
+            Message::RelayLink { cluster, address, problem } => {
+                self.handle_relay_link(index, cluster as usize, &address, &problem);
+            }
             Message::BarrierUp { group, delta } => {
                 if let Some(server) = self.servers.get_mut(&group) {
                     server.handle_barrier_up(index, delta);
@@ -363,6 +369,8 @@ impl Launcher {
         match &mut self.options.relay_log {
             // A full disk must not end the job.
             Some(file) => drop(writeln!(file, "{text}")),
+            // That relays and ranks leave each other at the end of a good job is no news.
+            None if matches!(self.phase, Phase::Ending(_)) && self.code == 0 => {}
             None if self.options.verbose => self.output.say(text),
             None => {}
         }
@@ -482,9 +490,27 @@ impl Launcher {
             Some((cluster, config)) => {
                 self.phase = Phase::Relays(place);
                 self.relay_deadline = Some(Instant::now() + RELAY_PATIENCE);
+                self.relays.expect_links(cluster);
                 self.children[cluster].process.link.send(&Message::StartRelay { config });
             }
-            None => self.start_ranks(),
+            None if self.relays.links().are_up() => self.start_ranks(),
+            None => {
+                self.phase = Phase::Linking;
+                self.relay_deadline = Some(Instant::now() + links::PATIENCE);
+            }
+        }
+    }
+
+    fn handle_relay_link(&mut self, from: usize, to: usize, address: &str, problem: &str) {
+        // Relays that end leave each other.
+        if matches!(self.phase, Phase::Ending(_)) {
+            return;
+        }
+        if let Some(text) = self.relays.links().handle(from, to, address, problem) {
+            self.output.say(&text);
+        }
+        if self.phase == Phase::Linking && self.relays.links().are_up() {
+            self.start_ranks();
         }
     }
 
@@ -520,7 +546,10 @@ impl Launcher {
         }
         if self.relay_deadline.is_some_and(|deadline| now >= deadline) {
             let seconds = RELAY_PATIENCE.as_secs();
-            let text = format!("a relay was not ready after {seconds} s; see its log with -v");
+            let text = match self.phase {
+                Phase::Linking => self.relays.links().failure(),
+                _ => format!("a relay was not ready after {seconds} s; see its log with -v"),
+            };
             self.watch.handle_cause(Cause::Failed { text });
         }
         match self.watch.verdict() {

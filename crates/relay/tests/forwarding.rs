@@ -171,7 +171,7 @@ fn signals_and_the_lifeline_end_a_relay_cleanly() {
             None => relay.cut_lifeline(),
         }
         assert_eq!(relay.wait(), Some(0));
-        relay.wait_for("ended; frames=0");
+        relay.wait_for("ended; it has passed on 0 frames");
     }
 }
 
