@@ -140,7 +140,7 @@ fn who_writes_to_nobody_is_told() {
     assert!(body.is_empty());
     let mut one = one;
     drop(there);
-    one.wait_for("rank 4.0 at");
+    one.wait_for("rank 4 at");
     here.send(4, 0, b"?");
     let (header, _) = here.receive();
     assert_eq!((header.kind, header.source), (Kind::Unreachable, Address::new(4, 0)));
