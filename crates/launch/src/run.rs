@@ -11,7 +11,6 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use crate::agent::lost_text;
 use crate::cleanup;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
@@ -33,6 +32,8 @@ const END_GRACE: Duration = Duration::from_secs(10);
 const IMPATIENT_GRACE: Duration = Duration::from_secs(1);
 /// A relay that is not ready after this long never will be.
 const RELAY_PATIENCE: Duration = Duration::from_secs(30);
+/// When an agent does not come up, others are waited for so long: the user reads of all of them at once.
+const GATHER_SETTLE: Duration = Duration::from_secs(1);
 /// Output nobody takes is thrown away this long after a job has been ended by force.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 /// Time for agents that have said they are done, and their ssh, to exit.
@@ -86,6 +87,8 @@ pub struct Launcher {
     kvsname: String,
     pinged_at: Instant,
     gather: Gather,
+    /// What has failed before every agent has answered: hosts may fail one by one, in one way.
+    failures: Vec<String>,
     /// By when the relay that is being waited for has to be ready, or the links between all of them.
     relay_deadline: Option<Instant>,
 }
@@ -137,6 +140,7 @@ impl Launcher {
             kvsname: job.kvsname.clone(),
             pinged_at: Instant::now(),
             gather: Gather::new(Instant::now()),
+            failures: Vec::new(),
             relay_deadline: None,
         })
     }
@@ -305,7 +309,7 @@ impl Launcher {
         let child = &mut self.children[index];
         if child.process.link.at_end() && !child.done {
             child.done = true;
-            let text = lost_text(&child.node, &child.process.link, problem);
+            let text = spawn::lost::text(&child.node, &child.process, problem, None);
             self.handle_cause(Cause::Failed { text });
         }
     }
@@ -359,6 +363,9 @@ impl Launcher {
     }
 
     fn handle_cause(&mut self, cause: Cause) {
+        if let (Phase::Gathering, Cause::Failed { text }) = (self.phase, &cause) {
+            self.failures.push(text.clone());
+        }
         if !matches!(self.phase, Phase::Ending(_)) {
             self.watch.handle_cause(cause);
         }
@@ -556,9 +563,13 @@ impl Launcher {
             Verdict::GoOn => {}
             Verdict::Finished { code } => self.end(code),
             Verdict::End(cause) => {
-                let settled_at = *self.settled_at.get_or_insert(now + SETTLE);
+                let settle = if self.phase == Phase::Gathering { GATHER_SETTLE } else { SETTLE };
+                let settled_at = *self.settled_at.get_or_insert(now + settle);
                 if now >= settled_at || self.watch.all_ended() {
-                    self.output.say(&cause.text(|rank| self.place(rank)));
+                    let text = cause.text(|rank| self.place(rank));
+                    self.output.say(&text);
+                    let others = self.failures.iter().filter(|failure| **failure != text);
+                    gather::others(others).iter().for_each(|line| self.output.say(line));
                     self.end(cause.code());
                 }
             }
