@@ -64,6 +64,22 @@ fn doctor_looks_into_environments_below() {
 }
 
 #[test]
+fn doctor_sees_what_the_checkout_has_fetched() {
+    let Some(python) = python_of("mpich") else { return };
+    let prefix = python.strip_suffix("/bin/python").unwrap();
+    let lb = Landbridge::new("doctor-fetched");
+    let (built, fetched) =
+        (lb.directory.0.join("target/release"), lb.directory.0.join("build/venv"));
+    std::fs::create_dir_all(&built).unwrap();
+    std::fs::create_dir_all(&fetched).unwrap();
+    std::os::unix::fs::symlink(prefix, fetched.join("mpich")).unwrap();
+    std::fs::copy(lb.binary(), built.join("landbridge")).unwrap();
+    let output = Command::new(built.join("landbridge")).arg("doctor").output().unwrap();
+    let expected = format!("MPICH {}/mpich/lib/", fetched.canonicalize().unwrap().display());
+    assert!(stdout(&output).contains(&expected), "{}", stdout(&output));
+}
+
+#[test]
 fn doctor_sees_that_a_library_does_not_take_a_broken_provider() {
     let Some(python) = python_of("mpich") else { return };
     let prefix = python.strip_suffix("/bin/python").unwrap();

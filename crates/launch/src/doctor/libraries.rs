@@ -112,13 +112,12 @@ fn library_at(directory: &Path) -> Option<Found> {
     library_in(directory).or_else(|| mpich_in(directory))
 }
 
-/// Those of the checkout around us, or around this program.
-fn fetched() -> Vec<PathBuf> {
-    let here = std::env::current_dir().ok();
-    // target/release/landbridge
-    let own =
-        sibling::directory().ok().and_then(|path| Some(path.parent()?.parent()?.to_path_buf()));
-    here.into_iter().chain(own).map(|root| root.join(FETCHED)).collect()
+/// Those of the checkout that this program was built in. What lies in the current directory may be anybody's:
+/// it is loaded only if it was named.
+fn fetched() -> Option<PathBuf> {
+    let directory = sibling::directory().ok()?;
+    let target = directory.parent().filter(|path| path.ends_with("target"))?;
+    Some(target.parent()?.join(FETCHED))
 }
 
 /// MPI libraries in the directories named, along the usual variables, and of the distribution.
