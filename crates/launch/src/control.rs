@@ -18,7 +18,7 @@ use crate::pmi::spawn::Request;
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -162,6 +162,12 @@ pub enum Message {
         ranks: String,
         relays: String,
     },
+    /// What the relay says of its link to that of another cluster: `problem` is empty if it is up.
+    RelayLink {
+        cluster: u32,
+        address: String,
+        problem: String,
+    },
     BarrierUp {
         group: u32,
         delta: Delta,
@@ -263,6 +269,7 @@ mod kind {
     pub const RELAY_LOG: u8 = 44;
     pub const SPAWN: u8 = 45;
     pub const STARTED: u8 = 46;
+    pub const RELAY_LINK: u8 = 47;
 }
 
 impl Message {
@@ -334,6 +341,12 @@ impl Message {
                 out.text(ranks);
                 out.text(relays);
                 kind::RELAY_READY
+            }
+            Message::RelayLink { cluster, address, problem } => {
+                out.number(*cluster);
+                out.text(address);
+                out.text(problem);
+                kind::RELAY_LINK
             }
             Message::BarrierUp { group, delta } => {
                 out.number(*group);
@@ -417,6 +430,11 @@ impl Message {
             kind::PING => Message::Ping,
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
+            kind::RELAY_LINK => Message::RelayLink {
+                cluster: body.number()?,
+                address: body.text()?,
+                problem: body.text()?,
+            },
             kind::BARRIER_UP => Message::BarrierUp { group: body.number()?, delta: body.delta()? },
             kind::NAME => Message::Name { rank: body.number()?, request: body.name_request()? },
             kind::SPAWN => Message::Spawn { rank: body.number()?, request: body.document()? },

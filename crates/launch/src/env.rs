@@ -87,14 +87,23 @@ fn usage(library: Library) -> Vec<&'static str> {
         Library::Openmpi => {
             lines.push("Open MPI on one host:");
             lines.push("  eval \"$(landbridge env --mpi openmpi)\"; mpirun -n 4 ./a.out");
+            lines.push("mpirun wants --oversubscribe for more ranks than cores, and");
+            lines.push("--allow-run-as-root as root.");
             lines.push("On several hosts, hand on what does not begin with OMPI_:");
             lines.push("  mpirun -x FI_PROVIDER -x FI_PROVIDER_PATH -x LANDBRIDGE_JOB \\");
             lines.push("         -x LANDBRIDGE_KEY -x LANDBRIDGE_LOG --host a,b -n 4 ./a.out");
         }
     }
+    lines.push(
+        "mpiexec, mpirun and mpicc must be the library's own: its bin directory comes first in",
+    );
+    lines.push("PATH (that of a virtual environment once it is activated: . DIR/bin/activate).");
     lines.push("With srun, the environment goes along by itself; give `landbridge env` the number");
     lines.push("of processes with -n then, which srun tells only to libraries of its own.");
-    lines.push("Job id and key are fresh: make new ones for every job. Keep the key secret.");
+    lines.push(
+        "Job id and key keep out whoever does not know them. They serve one job after another;",
+    );
+    lines.push("for jobs at the same time, make new ones each. Keep the key secret.");
     lines
 }
 
@@ -117,6 +126,14 @@ mod tests {
             {
                 assert!(output.contains(&format!("{line}\n")), "{line} in {output}");
             }
+        }
+    }
+
+    #[test]
+    fn what_open_mpi_refuses_by_default_is_told() {
+        let script = script(Library::Openmpi, "/opt", None, None);
+        for piece in ["--oversubscribe", "--allow-run-as-root", "first in\n# PATH"] {
+            assert!(script.contains(piece), "{piece} in {script}");
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::Node;
 use crate::link::Link;
+use crate::spawn::lost::by_hand;
 
 /// Longer than logins usually take.
 const NOTICE: Duration = Duration::from_secs(10);
@@ -63,7 +64,7 @@ impl Gather {
         if !noise.is_empty() {
             text.push_str(&format!("; {} said: {noise}", node.name));
         }
-        let command = node.spawn.join(" ");
+        let command = by_hand(&node.spawn);
         text.push_str(&format!("\n  Try by hand, it must not ask anything: {command}"));
         Some(Word::GiveUp(text))
     }
@@ -72,6 +73,18 @@ impl Gather {
 /// The host of an agent that has not answered yet, for [`Gather::poll`].
 pub fn silent<'a>(node: &'a Node, link: &Link) -> Option<(&'a Node, String)> {
     (!link.has_answered()).then(|| (node, link.noise()))
+}
+
+/// Further failures beside the one that is told in full: a line of each.
+pub fn others<'a>(failures: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut lines: Vec<String> =
+        failures.map(|text| text.lines().next().unwrap_or_default().to_string()).collect();
+    let more = lines.len().saturating_sub(NAMES_MAX);
+    if more > 0 {
+        lines.truncate(NAMES_MAX);
+        lines.push(format!("and {more} more hosts have failed"));
+    }
+    lines
 }
 
 fn names(silent: &[(&Node, String)]) -> String {
@@ -128,6 +141,16 @@ mod tests {
         assert_eq!(gather.next_time(), Some(begun + PATIENCE));
         gather.end();
         assert_eq!(gather.poll(begun + PATIENCE, &[(&node("n1"), String::new())]), None);
+    }
+
+    #[test]
+    fn further_failures_get_a_line_each() {
+        let failures: Vec<String> =
+            (0..NAMES_MAX + 2).map(|i| format!("no agent on n{i}: why\n  do this")).collect();
+        let lines = others(failures.iter());
+        assert_eq!(lines[0], "no agent on n0: why");
+        assert_eq!(lines[NAMES_MAX..], ["and 2 more hosts have failed"]);
+        assert_eq!(others(failures[..1].iter()).len(), 1);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod gather;
 mod groups;
 mod hosts;
 mod link;
+mod links;
 mod mpi;
 mod plan;
 mod pmi;

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::control::Job;
 use crate::groups;
+use crate::links::{Links, Pair, Place};
 use crate::plan::{Plan, RelayPlan};
 
 pub struct Relays {
@@ -22,6 +23,9 @@ pub struct Relays {
     authority: String,
     /// Per cluster, once its relay is ready: where ranks and other relays reach it.
     ready: Vec<Option<(String, String)>>,
+    /// Name and relay host of each cluster.
+    names: Vec<(String, String)>,
+    links: Links,
 }
 
 struct Identity {
@@ -69,6 +73,12 @@ impl Relays {
             identities,
             authority,
             ready: vec![None; count],
+            names: plan
+                .nodes
+                .iter()
+                .map(|node| (node.cluster_name.clone(), node.name.clone()))
+                .collect(),
+            links: Links::default(),
         })
     }
 
@@ -106,6 +116,27 @@ impl Relays {
         }
         self.ready[cluster] = Some((ranks.to_string(), relays.to_string()));
         Ok(())
+    }
+
+    /// The links between relays. Those of a relay are expected from [`Relays::expect_links`] on.
+    pub fn links(&mut self) -> &mut Links {
+        &mut self.links
+    }
+
+    /// The relay of this cluster is being started: it will tell of its links.
+    pub fn expect_links(&mut self, cluster: usize) {
+        let pair = |dial: &crate::plan::Dial| Pair {
+            from: cluster,
+            to: dial.cluster,
+            address: self.fill_port(&dial.address, dial.cluster),
+        };
+        let pairs = self.plans[cluster].dials.iter().map(pair).collect();
+        let place = |cluster: usize| {
+            let (name, host) = self.names[cluster].clone();
+            let listens = self.ready[cluster].as_ref().map(|(_, relays)| relays.clone());
+            Place { cluster: name, host, listens: listens.unwrap_or_default() }
+        };
+        self.links.expect(pairs, place);
     }
 
     /// Where the ranks of a cluster reach their relay; empty without one.
@@ -177,6 +208,8 @@ mod tests {
             identities,
             authority,
             ready: vec![None, None],
+            names: vec![("c0".into(), "n0".into()), ("c1".into(), "n1".into())],
+            links: Links::default(),
         }
     }
 
@@ -194,6 +227,11 @@ mod tests {
         assert!(config["ca"].as_str().unwrap().starts_with("-----BEGIN CERTIFICATE"));
         assert!(!config.contains_key("wan_listen"));
         assert_eq!(relays.config(2), None);
+        assert!(relays.links().are_up(), "none is expected yet");
+        relays.expect_links(0);
+        assert!(!relays.links().are_up());
+        let text = relays.links().handle(0, 1, "192.0.2.7:42", "refused").unwrap();
+        assert!(text.contains("on n1) at 192.0.2.7:42: refused"), "{text}");
     }
 
     #[test]

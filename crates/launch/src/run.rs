@@ -11,12 +11,12 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use crate::agent::lost_text;
 use crate::cleanup;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
 use crate::gather::{self, Gather, Word};
 use crate::groups::{Asker, Groups, Outcome};
+use crate::links;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Names, Server, Stage};
 use crate::pmi::spawn::{Request, answer};
@@ -32,6 +32,8 @@ const END_GRACE: Duration = Duration::from_secs(10);
 const IMPATIENT_GRACE: Duration = Duration::from_secs(1);
 /// A relay that is not ready after this long never will be.
 const RELAY_PATIENCE: Duration = Duration::from_secs(30);
+/// When an agent does not come up, others are waited for so long: the user reads of all of them at once.
+const GATHER_SETTLE: Duration = Duration::from_secs(1);
 /// Output nobody takes is thrown away this long after a job has been ended by force.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 /// Time for agents that have said they are done, and their ssh, to exit.
@@ -58,6 +60,8 @@ enum Phase {
     Gathering,
     /// The relay of this place in the order is being waited for.
     Relays(usize),
+    /// The links between relays are being waited for.
+    Linking,
     Running,
     Ending(Instant),
 }
@@ -83,7 +87,9 @@ pub struct Launcher {
     kvsname: String,
     pinged_at: Instant,
     gather: Gather,
-    /// By when the relay that is being waited for has to be ready.
+    /// What has failed before every agent has answered: hosts may fail one by one, in one way.
+    failures: Vec<String>,
+    /// By when the relay that is being waited for has to be ready, or the links between all of them.
     relay_deadline: Option<Instant>,
 }
 
@@ -134,6 +140,7 @@ impl Launcher {
             kvsname: job.kvsname.clone(),
             pinged_at: Instant::now(),
             gather: Gather::new(Instant::now()),
+            failures: Vec::new(),
             relay_deadline: None,
         })
     }
@@ -302,7 +309,7 @@ impl Launcher {
         let child = &mut self.children[index];
         if child.process.link.at_end() && !child.done {
             child.done = true;
-            let text = lost_text(&child.node, &child.process.link, problem);
+            let text = spawn::lost::text(&child.node, &child.process, problem, None);
             self.handle_cause(Cause::Failed { text });
         }
     }
@@ -312,6 +319,9 @@ impl Launcher {
             Message::Ready => self.handle_ready(index),
             Message::RelayReady { ranks, relays } => {
                 self.handle_relay_ready(index, &ranks, &relays)
+            }
+            Message::RelayLink { cluster, address, problem } => {
+                self.handle_relay_link(index, cluster as usize, &address, &problem);
             }
             Message::BarrierUp { group, delta } => {
                 if let Some(server) = self.servers.get_mut(&group) {
@@ -353,6 +363,9 @@ impl Launcher {
     }
 
     fn handle_cause(&mut self, cause: Cause) {
+        if let (Phase::Gathering, Cause::Failed { text }) = (self.phase, &cause) {
+            self.failures.push(text.clone());
+        }
         if !matches!(self.phase, Phase::Ending(_)) {
             self.watch.handle_cause(cause);
         }
@@ -363,6 +376,8 @@ impl Launcher {
         match &mut self.options.relay_log {
             // A full disk must not end the job.
             Some(file) => drop(writeln!(file, "{text}")),
+            // That relays and ranks leave each other at the end of a good job is no news.
+            None if matches!(self.phase, Phase::Ending(_)) && self.code == 0 => {}
             None if self.options.verbose => self.output.say(text),
             None => {}
         }
@@ -482,9 +497,27 @@ impl Launcher {
             Some((cluster, config)) => {
                 self.phase = Phase::Relays(place);
                 self.relay_deadline = Some(Instant::now() + RELAY_PATIENCE);
+                self.relays.expect_links(cluster);
                 self.children[cluster].process.link.send(&Message::StartRelay { config });
             }
-            None => self.start_ranks(),
+            None if self.relays.links().are_up() => self.start_ranks(),
+            None => {
+                self.phase = Phase::Linking;
+                self.relay_deadline = Some(Instant::now() + links::PATIENCE);
+            }
+        }
+    }
+
+    fn handle_relay_link(&mut self, from: usize, to: usize, address: &str, problem: &str) {
+        // Relays that end leave each other.
+        if matches!(self.phase, Phase::Ending(_)) {
+            return;
+        }
+        if let Some(text) = self.relays.links().handle(from, to, address, problem) {
+            self.output.say(&text);
+        }
+        if self.phase == Phase::Linking && self.relays.links().are_up() {
+            self.start_ranks();
         }
     }
 
@@ -520,16 +553,23 @@ impl Launcher {
         }
         if self.relay_deadline.is_some_and(|deadline| now >= deadline) {
             let seconds = RELAY_PATIENCE.as_secs();
-            let text = format!("a relay was not ready after {seconds} s; see its log with -v");
+            let text = match self.phase {
+                Phase::Linking => self.relays.links().failure(),
+                _ => format!("a relay was not ready after {seconds} s; see its log with -v"),
+            };
             self.watch.handle_cause(Cause::Failed { text });
         }
         match self.watch.verdict() {
             Verdict::GoOn => {}
             Verdict::Finished { code } => self.end(code),
             Verdict::End(cause) => {
-                let settled_at = *self.settled_at.get_or_insert(now + SETTLE);
+                let settle = if self.phase == Phase::Gathering { GATHER_SETTLE } else { SETTLE };
+                let settled_at = *self.settled_at.get_or_insert(now + settle);
                 if now >= settled_at || self.watch.all_ended() {
-                    self.output.say(&cause.text(|rank| self.place(rank)));
+                    let text = cause.text(|rank| self.place(rank));
+                    self.output.say(&text);
+                    let others = self.failures.iter().filter(|failure| **failure != text);
+                    gather::others(others).iter().for_each(|line| self.output.say(line));
                     self.end(cause.code());
                 }
             }

@@ -39,6 +39,47 @@ fn without_a_provider_env_and_doctor_say_how_to_get_one() {
 }
 
 #[test]
+fn doctor_says_what_it_did_not_find_where_it_was_told_to_look() {
+    let lb = Landbridge::new("doctor-in");
+    lb.directory.write("liblandbridge-fi.so", "");
+    let empty = lb.directory.0.display().to_string();
+    for (place, piece) in [("/no/such", "there is no such directory"), (&empty, "no MPI library")] {
+        let output = lb.run(&["doctor", "--in", place]);
+        assert_code(&output, 1);
+        let text = stdout(&output);
+        let line = text.lines().find(|line| line.contains(&format!("!!  --in {place}: ")));
+        assert!(line.is_some_and(|line| line.contains(piece)), "{text}");
+        assert!(text.contains("Paths between two processes\n"), "{text}");
+    }
+}
+
+#[test]
+fn doctor_looks_into_environments_below() {
+    let Some(python) = python_of("mpich") else { return };
+    let prefix = python.strip_suffix("/bin/python").unwrap();
+    let parent = std::path::Path::new(prefix).parent().unwrap().display().to_string();
+    let output = Landbridge::new("doctor-below").run(&["doctor", "--in", &parent]);
+    let text = stdout(&output);
+    assert!(text.contains(&format!("MPICH {prefix}/lib/")) && !text.contains("!!  --in"), "{text}");
+}
+
+#[test]
+fn doctor_sees_what_the_checkout_has_fetched() {
+    let Some(python) = python_of("mpich") else { return };
+    let prefix = python.strip_suffix("/bin/python").unwrap();
+    let lb = Landbridge::new("doctor-fetched");
+    let (built, fetched) =
+        (lb.directory.0.join("target/release"), lb.directory.0.join("build/venv"));
+    std::fs::create_dir_all(&built).unwrap();
+    std::fs::create_dir_all(&fetched).unwrap();
+    std::os::unix::fs::symlink(prefix, fetched.join("mpich")).unwrap();
+    std::fs::copy(lb.binary(), built.join("landbridge")).unwrap();
+    let output = Command::new(built.join("landbridge")).arg("doctor").output().unwrap();
+    let expected = format!("MPICH {}/mpich/lib/", fetched.canonicalize().unwrap().display());
+    assert!(stdout(&output).contains(&expected), "{}", stdout(&output));
+}
+
+#[test]
 fn doctor_sees_that_a_library_does_not_take_a_broken_provider() {
     let Some(python) = python_of("mpich") else { return };
     let prefix = python.strip_suffix("/bin/python").unwrap();

@@ -208,6 +208,41 @@ fn a_host_without_landbridge_is_told() {
     let output = Running::new(lb.command(&["run", "--topology", &file, "true"])).finish();
     assert_code(&output, 1);
     let text = stderr(&output);
-    assert!(text.contains("nancy1") && text.contains("/no/such"), "{text}");
+    let start = "landbridge: cannot start the agent on node nancy1 (cluster nancy): ";
+    assert!(text.starts_with(start) && text.contains("/no/such"), "{text}");
+    assert!(text.contains("landbridge = \"PATH\""), "{text}");
+    assert_nothing_left(&lb);
+}
+
+#[test]
+fn a_missing_key_is_told_for_each_host_with_what_to_do() {
+    let Some((sshd, lb, file)) = setup("ssh-key") else { return };
+    std::fs::remove_file(sshd.files.0.join("authorized_keys")).unwrap();
+    let output = lb.run(&["run", "--topology", &file, "true"]);
+    assert_code(&output, 1);
+    let text = stderr(&output);
+    for cluster in ["nancy", "rennes"] {
+        let line = format!("cannot start the agent on node {cluster}1 (cluster {cluster}): ");
+        assert_eq!(text.matches(&line).count(), 1, "{text}");
+    }
+    assert!(text.contains("Permission denied (publickey") && !text.contains("lost"), "{text}");
+    assert!(text.contains("Try by hand on this machine, it must not ask anything: ssh"), "{text}");
+    assert_nothing_left(&lb);
+}
+
+#[test]
+fn a_host_behind_a_gateway_is_tried_by_hand_from_there() {
+    let Some((sshd, lb, _)) = setup("ssh-behind") else { return };
+    let name = "name = \"rennes2\"\nlogin = \"127.0.0.1\"";
+    let grid = sshd.grid().replace(name, &name.replace("127.0.0.1", "no.such.host.invalid"));
+    let file = lb.directory.write("behind.toml", &grid).display().to_string();
+    let output = lb.run(&["run", "--topology", &file, "true"]);
+    assert_code(&output, 1);
+    let text = stderr(&output);
+    assert!(
+        text.contains("cannot start the agent on node rennes2 (cluster rennes): ssh: "),
+        "{text}"
+    );
+    assert!(text.contains("Try by hand on rennes1, it must not ask anything: ssh"), "{text}");
     assert_nothing_left(&lb);
 }

@@ -1,12 +1,19 @@
 //! Who may tell a running relay what to do: signals, and whoever holds its standard input. And its log:
-//! whole lines on standard error, and never a wait for whoever reads them.
+//! whole lines on standard error, and never a wait for whoever reads them. Whoever has started the relay
+//! reads on its standard output what becomes of the links to other relays, in lines such as
+//!
+//! ```text
+//! landbridge-relay: link cluster=1 at=192.0.2.1:7711 is=up
+//! landbridge-relay: link cluster=2 at=192.0.2.9:7711 is=unreachable why=Connection refused
+//! ```
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use landbridge_drive::engine::{Next, Report, Watch};
+use landbridge_drive::engine::{LinkState, Next, Report, Watch};
 use landbridge_drive::sys;
+use landbridge_proto::id::ClusterId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 
@@ -21,6 +28,7 @@ enum Control {
 pub struct Admin {
     controls: Vec<Control>,
     log: Log,
+    news: Log,
 }
 
 impl Admin {
@@ -38,12 +46,26 @@ impl Admin {
             controls.push(Control::Lifeline);
         }
         let name = format!("landbridge-relay[{cluster}]");
-        Ok((Self { controls, log: Log::new(name, own_standard_error()?) }, fds))
+        let log = Log::new(name, own_stream(io::stderr())?);
+        let news = Log::new("landbridge-relay".into(), own_stream(io::stdout())?);
+        Ok((Self { controls, log, news }, fds))
     }
 
     /// The last line of a relay's log.
     pub fn summarize(&mut self, report: &Report) {
-        self.log(format_args!("ended; {report}"));
+        let relay = &report.relay;
+        let mut text =
+            format!("ended; it has passed on {} frames, {} bytes", relay.frames, relay.bytes);
+        let troubles = [
+            ("malformed", relay.malformed),
+            ("notices_dropped", relay.notices_dropped),
+            ("lost_bytes", relay.lost_bytes),
+            ("refused", report.refused),
+        ];
+        for (name, count) in troubles.into_iter().filter(|&(_, count)| count > 0) {
+            text.push_str(&format!(" {name}={count}"));
+        }
+        self.log(format_args!("{text}"));
     }
 
     fn handle_signal(&mut self, fd: &OwnedFd, report: &Report) -> Next {
@@ -71,6 +93,15 @@ impl Admin {
 impl Watch for Admin {
     fn log(&mut self, line: fmt::Arguments<'_>) {
         self.log.write(line);
+    }
+
+    fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>) {
+        let is = match state {
+            LinkState::Up => "up".to_string(),
+            LinkState::Down(why) => format!("down why={why}"),
+            LinkState::Unreachable(why) => format!("unreachable why={why}"),
+        };
+        self.news.write(format_args!("link cluster={} at={remote} is={is}", cluster.0));
     }
 
     fn handle_control(&mut self, index: usize, fd: &OwnedFd, report: &Report) -> Next {
@@ -125,16 +156,17 @@ impl Log {
     }
 }
 
-/// Standard error, in such a way that writing does not wait. Where that is a property of the open file, it
+/// Standard output or error, in such a way that writing does not wait. Where that is a property of the open file, it
 /// must not spread to others who have it open: so it is opened anew.
-fn own_standard_error() -> io::Result<OwnedFd> {
-    let shared = io::stderr().as_fd().try_clone_to_owned()?;
+fn own_stream(stream: impl AsFd) -> io::Result<OwnedFd> {
+    let shared = stream.as_fd().try_clone_to_owned()?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&shared)?.st_mode);
     if kind != FileType::Fifo && kind != FileType::CharacterDevice {
         return Ok(shared);
     }
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    Ok(rustix::fs::open("/proc/self/fd/2", flags, Mode::empty()).unwrap_or(shared))
+    let path = format!("/proc/self/fd/{}", shared.as_raw_fd());
+    Ok(rustix::fs::open(path, flags, Mode::empty()).unwrap_or(shared))
 }
 
 #[cfg(test)]

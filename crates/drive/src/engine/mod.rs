@@ -58,8 +58,23 @@ pub trait Watch {
     /// One line for the log.
     fn log(&mut self, line: fmt::Arguments<'_>);
 
+    /// The link to the relay of `cluster`, at the other end of which is `remote`, is up, or there is none
+    /// for this reason. Of attempts that fail for the same reason only the first is told.
+    fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>);
+
     /// The control with this index is readable.
     fn handle_control(&mut self, index: usize, control: &OwnedFd, report: &Report) -> Next;
+}
+
+/// See [`Watch::handle_link`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState<'a> {
+    /// Frames pass both ways.
+    Up,
+    /// It was up and has broken.
+    Down(&'a str),
+    /// An attempt to make it has failed.
+    Unreachable(&'a str),
 }
 
 /// Whether an engine goes on.

@@ -388,7 +388,8 @@ impl Agent {
         if child.process.link.at_end() && !child.done {
             child.done = true;
             if self.phase == Phase::Working {
-                let text = lost_text(&child.node, &child.process.link, problem);
+                let here = self.assignment.as_ref().map(|own| own.node.name.as_str());
+                let text = spawn::lost::text(&child.node, &child.process, problem, here);
                 self.fail(text);
             }
         }
@@ -484,29 +485,6 @@ fn start_child(job: &Job, node: &Node) -> Result<Child> {
     let assignment = Assignment { job: job.clone(), node: node.clone() };
     process.link.send(&Message::Assign(Box::new(assignment)));
     Ok(Child { process, node: node.clone(), spawned: Vec::new(), ready: false, done: false })
-}
-
-/// Why an agent's stream has ended, for the user.
-pub fn lost_text(node: &Node, link: &Link, problem: Option<anyhow::Error>) -> String {
-    let name = &node.name;
-    let noise = link.noise();
-    if let Some(problem) = link.problem() {
-        return format!("node {name} cannot be told what to do: {problem}");
-    }
-    match problem {
-        Some(error) => format!("lost node {name}: {error:#}"),
-        None if !noise.is_empty() => format!(
-            "no agent came up on node {name}; in its place came: {noise}\n  \
-             The command was: {}",
-            node.spawn.join(" ")
-        ),
-        None => format!(
-            "lost node {name} (cluster {}): the connection to its agent ended.\n  \
-             The command was: {}",
-            node.cluster_name,
-            node.spawn.join(" ")
-        ),
-    }
 }
 
 /// The control stream has moved to other numbers: whatever this process starts must not hold it.

@@ -19,6 +19,7 @@ use crate::sys;
 const LAST_LINES: usize = 10;
 const LINE_BYTES_MAX: usize = 16 * 1024;
 const READY: &str = "landbridge-relay: ready ";
+const LINK: &str = "landbridge-relay: link ";
 
 pub struct RelayProcess {
     pub pid: u32,
@@ -79,8 +80,8 @@ impl RelayProcess {
     pub fn read(&mut self, room: bool) -> Vec<Message> {
         let mut messages = Vec::new();
         for line in self.stdout.read() {
-            match parse_ready(&line) {
-                Some((ranks, relays)) => messages.push(Message::RelayReady { ranks, relays }),
+            match parse_ready(&line).or_else(|| parse_link(&line)) {
+                Some(message) => messages.push(message),
                 None => messages.extend(self.log(line, room)),
             }
         }
@@ -102,7 +103,7 @@ impl RelayProcess {
         if self.last_lines.len() == LAST_LINES {
             self.last_lines.pop_front();
         }
-        let text = format!("relay {}: {line}", self.cluster);
+        let text = format!("relay {}: {}", self.cluster, without_name(&line));
         self.last_lines.push_back(line);
         messages.extend(room.then_some(Message::RelayLog { text }));
         messages
@@ -141,10 +142,33 @@ impl RelayProcess {
 }
 
 /// `ranks=IP:PORT relays=IP:PORT` out of the line a relay prints when it is ready.
-fn parse_ready(line: &str) -> Option<(String, String)> {
+fn parse_ready(line: &str) -> Option<Message> {
     let rest = line.strip_prefix(READY)?;
     let value = |key| rest.split(' ').find_map(|word| word.strip_prefix(key));
-    Some((value("ranks=")?.to_string(), value("relays=")?.to_string()))
+    let (ranks, relays) = (value("ranks=")?.to_string(), value("relays=")?.to_string());
+    Some(Message::RelayReady { ranks, relays })
+}
+
+/// `cluster=N at=IP:PORT is=up`, or `is=WORD why=REASON`, out of the line a relay prints when a link
+/// to another relay has changed.
+fn parse_link(line: &str) -> Option<Message> {
+    let rest = line.strip_prefix(LINK)?;
+    let (facts, problem) = rest.split_once(" why=").unwrap_or((rest, ""));
+    let value = |key| facts.split(' ').find_map(|word| word.strip_prefix(key));
+    if (value("is=")? == "up") != problem.is_empty() {
+        return None;
+    }
+    let cluster = value("cluster=")?.parse().ok()?;
+    let (address, problem) = (value("at=")?.to_string(), problem.to_string());
+    Some(Message::RelayLink { cluster, address, problem })
+}
+
+/// A line of a relay's log without the name in front: whoever reads it here knows whose it is.
+fn without_name(line: &str) -> &str {
+    match line.strip_prefix("landbridge-relay").and_then(|rest| rest.split_once(": ")) {
+        Some((number, text)) if !number.contains(' ') => text,
+        _ => line,
+    }
 }
 
 struct Lines {
@@ -225,7 +249,39 @@ mod tests {
     #[test]
     fn ready_line_is_read() {
         let line = "landbridge-relay: ready ranks=127.0.0.1:41 relays=-";
-        assert_eq!(parse_ready(line), Some(("127.0.0.1:41".into(), "-".into())));
+        let (ranks, relays) = ("127.0.0.1:41".to_string(), "-".to_string());
+        assert_eq!(parse_ready(line), Some(Message::RelayReady { ranks, relays }));
         assert_eq!(parse_ready("landbridge-relay: starting"), None);
+    }
+
+    #[test]
+    fn link_lines_are_read() {
+        let link = |problem: &str| {
+            let (address, problem) = ("192.0.2.1:7711".to_string(), problem.to_string());
+            Some(Message::RelayLink { cluster: 3, address, problem })
+        };
+        let start = "landbridge-relay: link cluster=3 at=192.0.2.1:7711";
+        let rows = [
+            (" is=up", link("")),
+            (" is=down why=it has closed the connection", link("it has closed the connection")),
+            (" is=unreachable why=is=up", link("is=up")),
+            (" is=down", None),
+            ("", None),
+        ];
+        for (end, expected) in rows {
+            assert_eq!(parse_link(&format!("{start}{end}")), expected, "{end}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_the_log_has_one_name_in_front() {
+        for (line, expected) in [
+            ("landbridge-relay[0]: linked: now", "linked: now"),
+            ("landbridge-relay: cannot listen", "cannot listen"),
+            ("landbridge-relay is what: it is", "landbridge-relay is what: it is"),
+            ("thread 'main' panicked", "thread 'main' panicked"),
+        ] {
+            assert_eq!(without_name(line), expected);
+        }
     }
 }

@@ -88,6 +88,7 @@ fn every_message() -> Vec<Message> {
         Message::Ping,
         Message::Ready,
         Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
+        Message::RelayLink { cluster: 3, address: "a:1".into(), problem: "x".into() },
         Message::BarrierUp { group: 0, delta },
         Message::Name { rank: 1, request },
         Message::Name { rank: 1, request: NameRequest::Lookup { service: "s".into() } },

@@ -74,12 +74,58 @@ fn how_to_start(family: Family) -> &'static str {
 
 // --- finding them
 
+/// Where this project puts the MPI libraries it fetches, below its checkout.
+const FETCHED: &str = "build/venv";
+
+/// Directories that were named and hold no MPI library.
+pub fn check_named(named: &[PathBuf]) -> Vec<Finding> {
+    let empty = |root: &&PathBuf| below(root).iter().all(|place| library_at(place).is_none());
+    named.iter().filter(empty).map(|root| complaint(root)).collect()
+}
+
+fn complaint(root: &Path) -> Finding {
+    let place = root.display();
+    if !root.is_dir() {
+        return Finding::bad(
+            format!("--in {place}: there is no such directory"),
+            "look for a typo",
+        );
+    }
+    let text =
+        format!("--in {place}: no MPI library there, in its lib, or in directories below it");
+    Finding::bad(text, "name the virtual environment, or the PREFIX that MPI was installed to")
+}
+
+/// Where a library may be when this directory was named: there, or in what lies directly below, as virtual
+/// environments often do.
+fn below(root: &Path) -> Vec<PathBuf> {
+    let places = |root: &Path| [root.join("lib"), root.to_path_buf()];
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    let mut children: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    children.retain(|path| path.is_dir());
+    children.sort();
+    let children = children.iter().flat_map(|child| places(child));
+    places(root).into_iter().chain(children).collect()
+}
+
+fn library_at(directory: &Path) -> Option<Found> {
+    library_in(directory).or_else(|| mpich_in(directory))
+}
+
+/// Those of the checkout that this program was built in. What lies in the current directory may be anybody's:
+/// it is loaded only if it was named.
+fn fetched() -> Option<PathBuf> {
+    let directory = sibling::directory().ok()?;
+    let target = directory.parent().filter(|path| path.ends_with("target"))?;
+    Some(target.parent()?.join(FETCHED))
+}
+
 /// MPI libraries in the directories named, along the usual variables, and of the distribution.
 pub fn find(named: &[PathBuf]) -> Vec<Found> {
     let mut seen = BTreeSet::new();
     let mut libraries = Vec::new();
     for directory in directories(named) {
-        let Some(found) = library_in(&directory).or_else(|| mpich_in(&directory)) else { continue };
+        let Some(found) = library_at(&directory) else { continue };
         if seen.insert(found.library.canonicalize().ok()) {
             libraries.push(found);
         }
@@ -98,9 +144,7 @@ fn mpich_in(directory: &Path) -> Option<Found> {
 
 fn directories(named: &[PathBuf]) -> Vec<PathBuf> {
     let mut directories = Vec::new();
-    for root in named {
-        directories.extend([root.join("lib"), root.clone()]);
-    }
+    directories.extend(named.iter().flat_map(|root| below(root)));
     for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "I_MPI_ROOT"] {
         directories.extend(std::env::var_os(name).map(|root| Path::new(&root).join("lib")));
     }
@@ -110,6 +154,7 @@ fn directories(named: &[PathBuf]) -> Vec<PathBuf> {
             directories.extend(directory.parent().map(|prefix| prefix.join("lib")));
         }
     }
+    directories.extend(fetched().iter().flat_map(|root| below(root)));
     directories.extend(SYSTEM_DIRECTORIES.iter().map(PathBuf::from));
     directories
 }

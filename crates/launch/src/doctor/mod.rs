@@ -7,6 +7,7 @@ mod paths;
 pub mod peer;
 pub mod probe;
 mod system;
+mod tun;
 
 use anyhow::Result;
 
@@ -48,9 +49,11 @@ impl Finding {
 /// Prints all findings; exit code 1 if something will not work.
 pub fn run(arguments: &DoctorArguments) -> Result<i32> {
     let found = libraries::find(&arguments.directories);
+    let mut mpi_libraries = libraries::check_named(&arguments.directories);
+    mpi_libraries.extend(libraries::check(&found));
     let chapters = [
         ("Landbridge", files()),
-        ("MPI libraries", libraries::check(&found)),
+        ("MPI libraries", mpi_libraries),
         ("This machine", system::check()),
         ("Paths between two processes", paths::check(&found)),
         ("Relays", system::check_relays(&arguments.relay)),

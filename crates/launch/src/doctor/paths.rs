@@ -19,9 +19,13 @@ const PATHS: [(&str, &[&str]); 3] = [
 
 pub fn check(libraries: &[Found]) -> Vec<Finding> {
     let starts = |found: &&Found| matches!(found.family, Family::Mpich | Family::Intel);
-    let Some(library) = libraries.iter().find(starts) else { return Vec::new() };
+    let Some(library) = libraries.iter().find(starts) else {
+        let text = "not tried: no MPI library was found that `landbridge run` can start";
+        let advice = "name the place of an MPICH or Intel MPI: landbridge doctor --in DIR";
+        return vec![Finding::notice(text, advice)];
+    };
     if sibling::provider_directory().is_err() {
-        return Vec::new();
+        return vec![Finding::notice("not tried: the provider is missing", "make build")];
     }
     PATHS.iter().map(|(name, arguments)| check_path(name, arguments, library)).collect()
 }

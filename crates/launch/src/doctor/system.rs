@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::Finding;
+use super::{Finding, tun};
 
 /// A job of this many ranks on a node should not run into a limit.
 const RANKS_TO_EXPECT: u64 = 64;
@@ -23,7 +23,7 @@ pub fn check() -> Vec<Finding> {
         check_cores(),
         check_shared_memory(),
         check_single_copy(),
-        check_namespaces(),
+        tun::check(),
         check_open_files(),
         check_locked_memory(),
         check_ssh(),
@@ -111,28 +111,9 @@ impl Drop for Killed {
     }
 }
 
-fn quiet(mut command: Command) -> Command {
+pub(super) fn quiet(mut command: Command) -> Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
-}
-
-fn check_namespaces() -> Finding {
-    let mut command = quiet(Command::new("true"));
-    // SAFETY: one system call, async-signal-safe.
-    unsafe {
-        command.pre_exec(|| match libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-    if command.status().is_ok() {
-        return Finding::good("user and network namespaces: `landbridge lab` works");
-    }
-    Finding::notice(
-        "no user namespaces: `landbridge lab` needs root here",
-        "sysctl kernel.unprivileged_userns_clone=1, and on Ubuntu \
-         kernel.apparmor_restrict_unprivileged_userns=0; `landbridge run --clusters 2` needs none",
-    )
 }
 
 fn check_open_files() -> Finding {

@@ -2,9 +2,11 @@
 //!
 //! One trait, [`Spawn`]: it turns "the agent's command on that host" into a command to run here,
 //! whose stdin and stdout are the agent's. Everything secret goes through that stdin, never into
-//! an argument list. What the command prints on stderr is the user's to read.
+//! an argument list. What the command prints on stderr is the user's to read: see [`said`].
 
 pub mod local;
+pub mod lost;
+mod said;
 pub mod ssh;
 
 use std::os::fd::OwnedFd;
@@ -15,6 +17,7 @@ use anyhow::{Context, Result};
 
 use crate::link::Link;
 use crate::sys;
+use said::Said;
 
 /// A way to a host.
 pub trait Spawn {
@@ -26,6 +29,7 @@ pub trait Spawn {
 pub struct AgentProcess {
     pub link: Link,
     pub pid: u32,
+    said: Said,
 }
 
 /// Runs a command made by [`Spawn::command`] in a process group of its own, so that a Ctrl-C at
@@ -33,14 +37,16 @@ pub struct AgentProcess {
 pub fn start(command: &[String]) -> Result<AgentProcess> {
     let (program, arguments) = command.split_first().context("an empty command for a host")?;
     let mut process = Command::new(program);
-    process.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+    process.args(arguments).process_group(0);
+    process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let parent = std::process::id();
     // Not SIGKILL: an agent whose parent has died still has to end what it has started.
     // SAFETY: `prepare_child` only makes async-signal-safe calls.
     unsafe { process.pre_exec(move || sys::prepare_child(parent, libc::SIGTERM)) };
     let mut child = process.spawn().with_context(|| format!("cannot run {program}"))?;
-    // Both were asked for as pipes just above.
+    // All three were asked for as pipes just above.
     let input = OwnedFd::from(child.stdout.take().expect("stdout is a pipe"));
     let output = OwnedFd::from(child.stdin.take().expect("stdin is a pipe"));
-    Ok(AgentProcess { link: Link::to_agent(input, output)?, pid: child.id() })
+    let said = Said::listen(child.stderr.take().expect("stderr is a pipe"))?;
+    Ok(AgentProcess { link: Link::to_agent(input, output)?, pid: child.id(), said })
 }

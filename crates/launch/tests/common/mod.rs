@@ -47,13 +47,24 @@ impl Drop for Scratch {
 }
 
 /// A relay as far as the launcher can see: reads its configuration, keeps a copy, says it is
-/// ready, and lives until its stdin ends.
+/// ready and linked to those it dials, and lives until its stdin ends.
 const RELAY: &str = r#"#!/bin/sh
 here=$(dirname "$0")
-while read -r line && [ "$line" != "---" ]; do echo "$line"; done > "$here/config-$$"
+dialled= peer=
+while read -r line && [ "$line" != "---" ]; do
+    echo "$line"
+    case $peer$line in
+    "[[peer]]") peer=yes- ;;
+    "yes-cluster = "*) dialled="$dialled ${line#cluster = }" ;;
+    esac
+done > "$here/config-$$"
 mv "$here/config-$$" "$here/relay-$$.toml"
 echo "relay log line" >&2
 echo "landbridge-relay: ready ranks=127.0.0.1:7$$ relays=127.0.0.1:8$$"
+for cluster in $dialled; do
+    if [ -e "$here/relay-is-cut-off" ]; then is="unreachable why=No route"; else is=up; fi
+    echo "landbridge-relay: link cluster=$cluster at=192.0.2.1:7711 is=$is"
+done
 if [ -e "$here/relay-dies" ]; then echo "out of luck" >&2; exit 5; fi
 while read -r line; do :; done
 "#;

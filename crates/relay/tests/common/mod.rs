@@ -96,6 +96,7 @@ pub struct RelayProcess {
     pub relays: Option<SocketAddr>,
     lifeline: Option<ChildStdin>,
     lines: Receiver<String>,
+    news: Receiver<String>,
     pub log: Vec<String>,
 }
 
@@ -115,15 +116,15 @@ impl RelayProcess {
         let mut lifeline = child.stdin.take().unwrap();
         lifeline.write_all(format!("{}---\n", plan.text).as_bytes()).unwrap();
         let lines = read_lines(child.stderr.take().unwrap());
-        let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let news = read_lines(child.stdout.take().unwrap());
+        let ready = news.recv_timeout(PATIENCE).unwrap_or_default();
         let value = |name: &str| {
             let word = ready.split_whitespace().find_map(|word| word.strip_prefix(name));
             word.unwrap_or_else(|| panic!("not ready: {ready} {:?}", lines.recv_timeout(PATIENCE)))
         };
         let ranks = value("ranks=").parse().unwrap();
         let relays = value("relays=").parse().ok();
-        Self { child, ranks, relays, lifeline: Some(lifeline), lines, log: Vec::new() }
+        Self { child, ranks, relays, lifeline: Some(lifeline), lines, news, log: Vec::new() }
     }
 
     /// Two linked relays, of clusters 0 and 1; the second dials.
@@ -156,6 +157,11 @@ impl RelayProcess {
                 }
             }
         }
+    }
+
+    /// The next lines it prints on stdout.
+    pub fn news(&mut self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.news.recv_timeout(PATIENCE).unwrap()).collect()
     }
 
     /// Asks for the counters; gives one of them.

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 use super::stranger::{Door, Progress, Stranger};
 use super::transport::Transport;
 use super::{Key, Loop, Phase, Remote, STRANGERS_MAX};
-use crate::engine::Peer;
+use crate::engine::{LinkState, Peer};
 use crate::link::near::Near;
 use crate::link::shm::{Mapper, ShmLink};
 use crate::link::socket::Socket;
@@ -125,15 +125,34 @@ pub struct Dial {
     next: usize,
     due_millis: Option<u64>,
     pause_millis: u64,
+    /// Why each address could not be reached, as far as that has been told since the link was up.
+    told: Vec<(String, String)>,
 }
 
 impl Dial {
     pub fn new(peer: Peer, now_millis: u64) -> Self {
-        Self { peer, next: 0, due_millis: Some(now_millis), pause_millis: DIAL_MILLIS_MIN }
+        let (due_millis, pause_millis) = (Some(now_millis), DIAL_MILLIS_MIN);
+        Self { peer, next: 0, due_millis, pause_millis, told: Vec::new() }
     }
 
     pub fn is_due_ever(&self) -> bool {
         self.due_millis.is_some()
+    }
+
+    /// Whether this reason is another one than the last for this address. There are no more entries than
+    /// addresses.
+    fn is_news(&mut self, address: String, why: &str) -> bool {
+        match self.told.iter_mut().find(|(told, _)| *told == address) {
+            Some((_, told)) if told == why => false,
+            Some((_, told)) => {
+                *told = why.to_string();
+                true
+            }
+            None => {
+                self.told.push((address, why.to_string()));
+                true
+            }
+        }
     }
 
     fn next_address(&mut self) -> Option<SocketAddr> {
@@ -348,9 +367,11 @@ impl Loop<'_> {
                 cluster.0, reunion.channels
             )),
         }
+        self.watch.handle_link(cluster, remote, LinkState::Up);
         if let Some(dial) = self.dials.iter_mut().find(|dial| dial.peer.cluster == cluster) {
             dial.due_millis = None;
             dial.pause_millis = DIAL_MILLIS_MIN;
+            dial.told.clear();
         }
         self.drain(&[]);
         Ok(())
@@ -406,13 +427,23 @@ impl Loop<'_> {
             let cluster = dial.peer.cluster;
             let Some(address) = dial.next_address() else { continue };
             if let Err(why) = self.dial(cluster, address, now_millis) {
-                self.watch.log(format_args!(
-                    "cannot reach the relay of cluster {} at {address}: {why}; trying again",
-                    cluster.0
-                ));
-                self.schedule_dial(cluster);
+                self.handle_dial_failure(cluster, &Remote::Ip(address), &why);
             }
         }
+    }
+
+    /// The relay is dialled again, as often as it takes; the log says so once for each reason.
+    pub(super) fn handle_dial_failure(&mut self, cluster: ClusterId, remote: &Remote, why: &str) {
+        let mut dials = self.dials.iter_mut();
+        let dial = dials.find(|dial| dial.peer.cluster == cluster);
+        if dial.is_some_and(|dial| dial.is_news(remote.to_string(), why)) {
+            self.watch.log(format_args!(
+                "cannot reach the relay of cluster {} at {remote}: {why}; it is tried again and again",
+                cluster.0
+            ));
+            self.watch.handle_link(cluster, remote, LinkState::Unreachable(why));
+        }
+        self.schedule_dial(cluster);
     }
 
     fn dial(&mut self, cluster: ClusterId, address: SocketAddr, now: u64) -> Result<(), String> {

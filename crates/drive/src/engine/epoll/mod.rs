@@ -29,7 +29,7 @@ use landbridge_proto::wire::hello::{Introduction, Role};
 use landbridge_proto::wire::name::NAME_BYTES;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{Engine, Next, Report, Setup, Watch};
+use super::{Engine, LinkState, Next, Report, Setup, Watch};
 use crate::link::tls::Identity;
 use crate::sys;
 use doors::{Dial, Doors};
@@ -51,6 +51,9 @@ pub const STRANGERS_MAX: usize = 1024;
 const EVENTS_MAX: usize = 256;
 /// How often the clock matters.
 const TICK_MILLIS: u64 = 100;
+
+/// Why a link ends that the other side has closed: a relay or a rank that ends does so.
+const CLOSED: &str = "it has closed the connection, as at the end of a job";
 
 const _: () = assert!(READ_BYTES >= 2 * STEP_BYTES);
 
@@ -329,7 +332,7 @@ impl<'w> Loop<'w> {
             }
             Ok(read) => match read.more {
                 true => self.enqueue(slot),
-                false => self.doom(slot, "it has closed the connection".into()),
+                false => self.doom(slot, CLOSED.into()),
             },
             // Part of a TLS record is there, and the end behind it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -496,6 +499,7 @@ impl<'w> Loop<'w> {
                      wait until it is back",
                     cluster.0
                 ));
+                self.watch.handle_link(cluster, &remote, LinkState::Down(why));
                 self.schedule_dial(cluster);
             }
         }
@@ -508,11 +512,7 @@ impl<'w> Loop<'w> {
         match door {
             Door::Dialled(cluster) => {
                 self.report.refused += 1;
-                self.watch.log(format_args!(
-                    "cannot reach the relay of cluster {} at {remote}: {why}; trying again",
-                    cluster.0
-                ));
-                self.schedule_dial(cluster);
+                self.handle_dial_failure(cluster, remote, why);
             }
             _ => self.refuse(remote, why),
         }
@@ -593,7 +593,11 @@ impl fmt::Display for Remote {
 
 fn text(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => "it has closed the connection".into(),
+        io::ErrorKind::UnexpectedEof => CLOSED.into(),
+        // A program that ends does so when it leaves something unread.
+        io::ErrorKind::ConnectionReset => {
+            format!("it has ended, or closed the connection, without reading to the end ({error})")
+        }
         _ => error.to_string(),
     }
 }

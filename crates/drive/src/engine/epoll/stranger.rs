@@ -220,6 +220,8 @@ fn text(refusal: Refusal) -> String {
 fn tls_refusal(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => "it left before the hello was over".into(),
+        // The network's own: TLS has not had a say yet.
+        _ if error.raw_os_error().is_some() => error.to_string(),
         _ => format!("TLS: {error}"),
     }
 }
