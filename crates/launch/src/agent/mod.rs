@@ -3,8 +3,9 @@
 //!
 //! Its parent (the launcher, or the agent of the cluster's relay host) speaks to it over stdin and
 //! stdout. When that stream ends, for whatever reason, everything the agent has started ends with
-//! it; nothing it has started ever outlives it. One thread, one loop: every descriptor is
-//! non-blocking, and every pass handles signals, messages, PMI lines and output, in this order.
+//! it; nothing it has started ever outlives it. One loop: every descriptor is non-blocking, and
+//! every pass handles signals, messages, PMI lines and output, in this order. (What host commands such
+//! as ssh say on standard error is read by a small thread for each, `spawn/said.rs`.)
 
 mod end;
 mod groups;
