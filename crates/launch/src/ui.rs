@@ -29,6 +29,7 @@ pub struct Output {
     label: bool,
     queues: [VecDeque<u8>; 2],
     closed: [bool; 2],
+    unread: bool,
     /// The unfinished line of each rank and stream.
     lines: BTreeMap<(u32, usize), Unfinished>,
     /// What ranks are called whose label is not their number.
@@ -46,6 +47,7 @@ impl Output {
             label,
             queues: Default::default(),
             closed: [false; 2],
+            unread: false,
             lines: BTreeMap::new(),
             names: BTreeMap::new(),
         }
@@ -57,6 +59,12 @@ impl Output {
 
     pub fn is_empty(&self) -> bool {
         self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    /// Whether somebody has closed the other side of stdout or stderr, and something was written
+    /// to it since.
+    pub fn is_unread(&self) -> bool {
+        self.unread
     }
 
     /// Labels a rank by a name instead of its number, until it has ended.
@@ -160,9 +168,18 @@ impl Output {
             Ok(count) => drop(queue.drain(..count)),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return false,
-            Err(_) => self.closed[index] = true,
+            Err(error) => self.close(index, error),
         }
         true
+    }
+
+    fn close(&mut self, index: usize, error: Errno) {
+        self.closed[index] = true;
+        self.unread |= error == Errno::PIPE;
+        // A full disk, for one. The job goes on: its output may be the least of it.
+        if error != Errno::PIPE && index == Stream::Stdout as usize {
+            self.say(&format!("cannot write standard output, the rest of it is lost: {error}"));
+        }
     }
 }
 

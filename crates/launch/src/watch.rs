@@ -1,29 +1,37 @@
 //! What ends a job, with which exit code, and what the user reads about it. Pure: reports of the
 //! agents enter, a [`Verdict`] leaves.
 //!
-//! A job ends well when every rank has ended. It ends early for the first [`Cause`]; but reports
-//! of one disaster come in any order (a crash, and the aborts of those who noticed it), so a
-//! stronger cause that arrives within [`SETTLE`] replaces a weaker one.
+//! A job ends well when every rank has ended. It ends early for a [`Cause`]; but the end of one rank
+//! brings about the end of others, who lose a peer, and reports of different nodes come in any
+//! order. So whatever is reported within [`SETTLE`] is gathered, and [`culprit`] tells the cause
+//! from its consequences. A rank that ends with an error after MPI_Finalize gives the others
+//! [`LEFT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use crate::control::Ending;
 use crate::pmi::server::Stage;
 use crate::sys::signal_name;
 
-/// How long the launcher looks for a better explanation before it acts on one.
-pub const SETTLE: Duration = Duration::from_millis(100);
+/// How long the launcher looks for a better explanation before it acts on one: longer than the
+/// report of a culprit takes over a wide area network, or an interpreter between MPI_Finalize and
+/// its exit.
+pub const SETTLE: Duration = Duration::from_millis(250);
+/// How long others may go on when a rank has ended with an error after MPI_Finalize: enough to
+/// write down results, not so long that a job which hangs keeps its user waiting.
+pub const LEFT_GRACE: Duration = Duration::from_secs(10);
+/// The user is told of that grace after this long: most jobs have ended by then.
+const LEFT_NOTICE: Duration = Duration::from_secs(1);
 
 /// Exit code of a job that ran out of time, as of timeout(1).
 const TIMEOUT_CODE: i32 = 124;
-/// Exit code of a job that could not go on for a reason of ours.
+/// Exit code of a job that could not go on for a reason of ours, or of an MPI library's.
 pub const FAILED_CODE: i32 = 1;
 /// A shell reports a death by signal N as this plus N.
 const SIGNAL_BASE: i32 = 128;
 
-/// Why a job ends early. Later ones explain earlier ones: a rank that was killed is why another
-/// aborted, and both are why a third one left with an error.
+/// Why a job ends early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
     /// Rank ended well without having finalized while others wait for it.
@@ -32,6 +40,11 @@ pub enum Cause {
     },
     /// Rank ended with a code other than 0, not finalized.
     Exited {
+        rank: u32,
+        code: i32,
+    },
+    /// Rank ended with a code other than 0 after MPI_Finalize, and others did not end with it.
+    Left {
         rank: u32,
         code: i32,
     },
@@ -51,22 +64,55 @@ pub enum Cause {
     Timeout {
         seconds: u64,
     },
+    /// Nobody reads our standard output or error any more.
+    Unread,
     /// The launcher itself was told to end.
     Interrupted {
         signal: i32,
     },
 }
 
+/// How much speaks for a report being the cause of others; a greater one explains a lesser one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Strength {
+    /// A rank left without a word: seen only by others waiting for it.
+    Missed,
+    /// An abort with an error of the MPI library: what it does when it has lost a peer.
+    LibraryError,
+    /// A crash, of the program, or of the library when it has lost a peer.
+    Crash,
+    /// An error after MPI_Finalize: who has lost a peer does not get through that.
+    Left,
+    /// The program's own doing: an exit code, MPI_Abort with a code of its choice, abort(3).
+    OwnDoing,
+    /// Nothing that happens to other ranks brings this about.
+    Outside,
+    /// No rank's doing, and it ends the job whatever ranks do.
+    Job,
+    Timeout,
+    Unread,
+    Interrupted,
+}
+
 impl Cause {
-    fn weight(&self) -> u32 {
+    fn strength(&self) -> Strength {
         match self {
-            Cause::Stuck { .. } => 0,
-            Cause::Exited { .. } => 1,
-            Cause::Aborted { .. } => 2,
-            Cause::Killed { .. } => 3,
-            Cause::Failed { .. } => 4,
-            Cause::Timeout { .. } => 5,
-            Cause::Interrupted { .. } => 6,
+            Cause::Stuck { .. } => Strength::Missed,
+            Cause::Exited { .. } => Strength::OwnDoing,
+            Cause::Left { .. } => Strength::Left,
+            Cause::Aborted { code, .. } if is_library_code(*code) => Strength::LibraryError,
+            Cause::Aborted { .. } => Strength::OwnDoing,
+            Cause::Killed { signal, .. } => match *signal {
+                libc::SIGSEGV | libc::SIGBUS | libc::SIGPIPE => Strength::Crash,
+                libc::SIGABRT | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS => {
+                    Strength::OwnDoing
+                }
+                _ => Strength::Outside,
+            },
+            Cause::Failed { .. } => Strength::Job,
+            Cause::Timeout { .. } => Strength::Timeout,
+            Cause::Unread => Strength::Unread,
+            Cause::Interrupted { .. } => Strength::Interrupted,
         }
     }
 
@@ -74,32 +120,26 @@ impl Cause {
     pub fn code(&self) -> i32 {
         match self {
             Cause::Stuck { .. } | Cause::Failed { .. } => FAILED_CODE,
-            Cause::Exited { code, .. } => *code,
-            // MPI_Abort(comm, 256) must not look like success.
-            Cause::Aborted { code, .. } => match code & 0xff {
-                0 if *code != 0 => FAILED_CODE,
-                low => low,
-            },
+            Cause::Exited { code, .. } | Cause::Left { code, .. } => *code,
+            Cause::Aborted { code, .. } => abort_code(*code),
             Cause::Killed { signal, .. } | Cause::Interrupted { signal } => SIGNAL_BASE + signal,
             Cause::Timeout { .. } => TIMEOUT_CODE,
+            Cause::Unread => SIGNAL_BASE + libc::SIGPIPE,
         }
     }
 
-    /// What the user reads. `place` tells where a rank runs: `rank 3 on node n2 (cluster nancy)`.
-    pub fn text(&self, place: impl Fn(u32) -> String) -> String {
-        match self {
+    /// What the user reads; `None` where nobody does. `place` tells where a rank runs: `rank 3 on
+    /// node n2 (cluster nancy)`.
+    pub fn text(&self, place: impl Fn(u32) -> String) -> Option<String> {
+        let text = match self {
             Cause::Stuck { rank } => format!(
                 "{} has ended without MPI_Finalize while others wait for it; ending the job",
                 place(*rank)
             ),
-            Cause::Exited { rank, code } => {
+            Cause::Exited { rank, code } | Cause::Left { rank, code } => {
                 format!("{} ended with exit code {code}; ending the job", place(*rank))
             }
-            Cause::Aborted { rank, code, message } => {
-                let place = place(*rank);
-                let colon = if message.is_empty() { "" } else { ": " };
-                format!("{place} aborted the job with code {code}{colon}{message}")
-            }
+            Cause::Aborted { rank, code, message } => abort_text(&place(*rank), *code, message),
             Cause::Killed { rank, signal } => format!(
                 "{} was killed by signal {signal} ({}); ending the job",
                 place(*rank),
@@ -109,11 +149,64 @@ impl Cause {
             Cause::Timeout { seconds } => {
                 format!("the job has run for {seconds} s, its timeout; ending it")
             }
+            Cause::Unread => return None,
             Cause::Interrupted { signal } => {
                 format!("got {}; ending the job", signal_name(*signal))
             }
+        };
+        Some(text)
+    }
+}
+
+/// Codes with which a library aborts after an error of its own are large numbers that mean nothing
+/// outside of it; what programs pass to MPI_Abort fits into an exit code, or is a small negative.
+fn is_library_code(code: i32) -> bool {
+    !(-255..=255).contains(&code)
+}
+
+/// The low byte of such a number could be anything, the code of a signal too: it becomes 1.
+fn abort_code(code: i32) -> i32 {
+    if is_library_code(code) { FAILED_CODE } else { code & 0xff }
+}
+
+fn abort_text(place: &str, code: i32, message: &str) -> String {
+    let exit_code = match abort_code(code) {
+        same if same == code => String::new(),
+        other => format!(" (exit code {other})"),
+    };
+    let colon = if message.is_empty() { "" } else { ": " };
+    format!("{place} aborted the job with code {code}{exit_code}{colon}{message}")
+}
+
+/// Something that ends a job, and the node it happened on; empty for what happened to the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Report {
+    node: String,
+    cause: Cause,
+}
+
+/// Which of several reports is the cause of the others. They are in the order in which they came:
+/// for one node this is the order in which things happened there; for different nodes it says
+/// little.
+///
+/// - What no loss of a rank can bring about is the cause, whenever it is reported.
+/// - On its node, a culprit ends before everyone it takes along: of what else a node reports, only
+///   the first can be the cause. But a rank has left the others at MPI_Finalize already, and exits
+///   some time after it: that counts wherever it stands.
+/// - Between what is left, the strongest; the first that came among equals.
+fn culprit(reports: &[Report]) -> Option<&Cause> {
+    let mut nodes = BTreeSet::new();
+    let mut found: Option<&Cause> = None;
+    for Report { node, cause } in reports {
+        let strength = cause.strength();
+        let has_left = strength == Strength::Left;
+        let is_first = !has_left && nodes.insert(node);
+        let can_be = is_first || has_left || strength >= Strength::Outside;
+        if can_be && found.is_none_or(|found| found.strength() < strength) {
+            found = Some(cause);
         }
     }
+    found
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,14 +224,22 @@ pub struct Watch {
     /// Processes of the job, spawned ones too.
     size: u32,
     endings: BTreeMap<u32, Ending>,
-    cause: Option<Cause>,
-    /// First code other than 0 of a rank that had finalized.
-    late_code: Option<i32>,
+    reports: Vec<Report>,
+    left: Option<Left>,
+}
+
+/// The first rank that has ended with an error after MPI_Finalize.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    rank: u32,
+    code: i32,
+    at: Instant,
+    told: bool,
 }
 
 impl Watch {
     pub fn new(size: u32) -> Watch {
-        Watch { size, endings: BTreeMap::new(), cause: None, late_code: None }
+        Watch { size, endings: BTreeMap::new(), reports: Vec::new(), left: None }
     }
 
     /// More processes are being started.
@@ -154,112 +255,311 @@ impl Watch {
         }
     }
 
-    pub fn handle_exit(&mut self, rank: u32, ending: Ending, stage: Stage) {
+    /// `node`: any name for where the rank ran, the same for all ranks of the node.
+    pub fn handle_exit(
+        &mut self,
+        node: &str,
+        rank: u32,
+        ending: Ending,
+        stage: Stage,
+        now: Instant,
+    ) {
         self.endings.insert(rank, ending);
         match ending {
-            Ending::Killed(signal) => self.handle_cause(Cause::Killed { rank, signal }),
+            Ending::Killed(signal) => self.handle_cause(node, Cause::Killed { rank, signal }),
             Ending::Exited(0) => {}
-            // It has left the job properly: its code counts, but stops no one.
             Ending::Exited(code) if stage == Stage::Finalized => {
-                self.late_code.get_or_insert(code);
+                self.left.get_or_insert(Left { rank, code, at: now, told: false });
+                self.handle_cause(node, Cause::Left { rank, code });
             }
-            Ending::Exited(code) => self.handle_cause(Cause::Exited { rank, code }),
+            Ending::Exited(code) => self.handle_cause(node, Cause::Exited { rank, code }),
         }
     }
 
-    pub fn handle_cause(&mut self, cause: Cause) {
-        match &self.cause {
-            Some(known) if known.weight() >= cause.weight() => {}
-            _ => self.cause = Some(cause),
-        }
+    /// `node`: where it happened, empty for what happened to the job as a whole.
+    pub fn handle_cause(&mut self, node: &str, cause: Cause) {
+        self.reports.push(Report { node: node.to_string(), cause });
     }
 
     pub fn all_ended(&self) -> bool {
         self.endings.len() == self.size as usize
     }
 
-    pub fn verdict(&self) -> Verdict {
-        match &self.cause {
-            Some(cause) => Verdict::End(cause.clone()),
-            None if self.all_ended() => Verdict::Finished { code: self.late_code.unwrap_or(0) },
-            None => Verdict::GoOn,
+    pub fn verdict(&self, now: Instant) -> Verdict {
+        let is_over = |left: Left| now >= left.at + LEFT_GRACE;
+        let only_left = self.reports.iter().all(|report| report.cause.strength() == Strength::Left);
+        if only_left && self.all_ended() {
+            return Verdict::Finished { code: self.left.map_or(0, |left| left.code) };
         }
+        if only_left && !self.left.is_some_and(is_over) {
+            return Verdict::GoOn;
+        }
+        culprit(&self.reports).map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
+    }
+
+    /// When [`Watch::poll_notice`] or [`Watch::verdict`] will have something new to say.
+    pub fn next_time(&self) -> Option<Instant> {
+        self.left.map(|left| left.at + if left.told { LEFT_GRACE } else { LEFT_NOTICE })
+    }
+
+    /// What the user should know while the job still runs; said once.
+    pub fn poll_notice(&mut self, now: Instant, place: impl Fn(u32) -> String) -> Option<String> {
+        let left = self.left.as_mut().filter(|left| !left.told && now >= left.at + LEFT_NOTICE)?;
+        left.told = true;
+        Some(format!(
+            "{} ended with exit code {} after MPI_Finalize; unless the others end too, the job is \
+             ended in {} s",
+            place(left.rank),
+            left.code,
+            (LEFT_GRACE - LEFT_NOTICE).as_secs()
+        ))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Ending::{Exited, Killed};
+    use Stage::{Finalized, Joined, Silent};
 
-    fn verdict(reports: &[(u32, Ending, Stage)], causes: &[Cause]) -> Verdict {
-        let mut watch = Watch::new(2);
-        for &(rank, ending, stage) in reports {
-            watch.handle_exit(rank, ending, stage);
+    const MPICH_ERROR: i32 = 678_509_711;
+
+    /// Reports as they come: the node, and what happened there.
+    enum Event {
+        Exit(u32, Ending, Stage),
+        Abort(u32, i32),
+    }
+
+    fn judge(size: u32, events: &[(&str, Event)], now: Instant) -> Verdict {
+        let mut watch = Watch::new(size);
+        for (node, event) in events {
+            match *event {
+                Event::Exit(rank, ending, stage) => {
+                    watch.handle_exit(node, rank, ending, stage, now);
+                }
+                Event::Abort(rank, code) => watch.handle_cause(node, aborted(rank, code)),
+            }
         }
-        causes.iter().for_each(|cause| watch.handle_cause(cause.clone()));
-        watch.verdict()
+        watch.verdict(now)
+    }
+
+    fn aborted(rank: u32, code: i32) -> Cause {
+        Cause::Aborted { rank, code, message: String::new() }
     }
 
     #[test]
-    fn the_whole_table_of_two_ranks() {
-        use Ending::{Exited, Killed};
-        use Stage::{Finalized, Joined, Silent};
-        let abort = || Cause::Aborted { rank: 1, code: 9, message: String::new() };
-        let killed = Cause::Killed { rank: 0, signal: 11 };
-        let one = [(0, Exited(0), Finalized)];
-        let both = [(0, Exited(0), Silent), (1, Exited(0), Silent)];
-        let late = [(0, Exited(0), Finalized), (1, Exited(3), Finalized)];
-        let error = [(1, Exited(3), Joined)];
-        let silent_error = [(1, Exited(3), Silent)];
-        let crash = [(0, Killed(11), Joined)];
-        let late_crash = [(0, Killed(11), Finalized)];
-        let stuck = Cause::Stuck { rank: 0 };
-        let exited = Cause::Exited { rank: 1, code: 3 };
-        assert_eq!(verdict(&[], &[]), Verdict::GoOn);
-        assert_eq!(verdict(&one, &[]), Verdict::GoOn);
-        assert_eq!(verdict(&both, &[]), Verdict::Finished { code: 0 });
-        assert_eq!(verdict(&late, &[]), Verdict::Finished { code: 3 });
-        assert_eq!(verdict(&error, &[]), Verdict::End(exited.clone()));
-        assert_eq!(verdict(&silent_error, &[]), Verdict::End(exited.clone()));
-        assert_eq!(verdict(&crash, &[]), Verdict::End(killed.clone()));
-        assert_eq!(verdict(&late_crash, &[]), Verdict::End(killed.clone()));
-        assert_eq!(verdict(&crash, &[abort()]), Verdict::End(killed));
-        assert_eq!(verdict(&error, &[abort()]), Verdict::End(abort()));
-        assert_eq!(verdict(&error, std::slice::from_ref(&stuck)), Verdict::End(exited));
-        assert_eq!(verdict(&one, std::slice::from_ref(&stuck)), Verdict::End(stuck));
+    fn the_cause_is_told_from_its_consequences() {
+        use Event::{Abort, Exit};
+        let killed = |rank, signal| Cause::Killed { rank, signal };
+        let exited = |rank, code| Cause::Exited { rank, code };
+        let rows = [
+            (
+                "kill -9 of one rank of a node",
+                vec![
+                    ("a", Exit(2, Killed(9), Joined)),
+                    ("a", Exit(0, Killed(11), Joined)),
+                    ("a", Abort(1, MPICH_ERROR)),
+                ],
+                killed(2, 9),
+            ),
+            (
+                "the same, and a victim was quicker to be reported",
+                vec![("a", Abort(1, MPICH_ERROR)), ("a", Exit(2, Killed(9), Joined))],
+                killed(2, 9),
+            ),
+            (
+                "exit(5) without MPI_Finalize: others crash",
+                vec![("a", Exit(2, Exited(5), Joined)), ("a", Exit(0, Killed(11), Joined))],
+                exited(2, 5),
+            ),
+            (
+                "exit(5) without MPI_Finalize: others abort",
+                vec![("a", Exit(2, Exited(5), Joined)), ("a", Abort(0, MPICH_ERROR))],
+                exited(2, 5),
+            ),
+            (
+                "exit(5) on a node that is heard later than a victim",
+                vec![("a", Exit(0, Killed(11), Joined)), ("b", Exit(2, Exited(5), Joined))],
+                exited(2, 5),
+            ),
+            (
+                "the same with victims on both",
+                vec![
+                    ("a", Abort(0, MPICH_ERROR)),
+                    ("a", Exit(0, Exited(143), Joined)),
+                    ("b", Exit(3, Exited(5), Joined)),
+                    ("b", Exit(2, Killed(11), Joined)),
+                ],
+                exited(3, 5),
+            ),
+            (
+                "the program aborts: others crash",
+                vec![
+                    ("a", Abort(1, 7)),
+                    ("a", Exit(1, Exited(7), Joined)),
+                    ("a", Exit(0, Killed(11), Joined)),
+                ],
+                aborted(1, 7),
+            ),
+            (
+                "the program aborts on a node that is heard later",
+                vec![("a", Exit(0, Killed(11), Joined)), ("b", Abort(3, 7))],
+                aborted(3, 7),
+            ),
+            (
+                "a crash, and others abort",
+                vec![("a", Exit(1, Killed(11), Joined)), ("a", Abort(0, MPICH_ERROR))],
+                killed(1, 11),
+            ),
+            (
+                "a crash, and others handle the error and leave",
+                vec![("a", Exit(1, Killed(11), Joined)), ("a", Exit(0, Exited(1), Joined))],
+                killed(1, 11),
+            ),
+            (
+                "a crash on a node that is heard later than an abort it caused",
+                vec![("a", Abort(0, MPICH_ERROR)), ("b", Exit(3, Killed(11), Joined))],
+                killed(3, 11),
+            ),
+            (
+                "an assertion on a node that is heard later than a crash it caused",
+                vec![("a", Exit(0, Killed(11), Joined)), ("b", Exit(3, Killed(6), Joined))],
+                killed(3, 6),
+            ),
+            (
+                "an error of the library's own, and others crash",
+                vec![("a", Abort(2, MPICH_ERROR)), ("a", Exit(0, Killed(11), Joined))],
+                aborted(2, MPICH_ERROR),
+            ),
+            (
+                "an exception: finalized, then exited while others abort",
+                vec![("a", Abort(0, MPICH_ERROR)), ("a", Exit(2, Exited(1), Finalized))],
+                Cause::Left { rank: 2, code: 1 },
+            ),
+            (
+                "an exception on another node",
+                vec![("b", Exit(3, Exited(1), Finalized)), ("a", Exit(0, Killed(11), Joined))],
+                Cause::Left { rank: 3, code: 1 },
+            ),
+            (
+                "exit(5), and another leaves because of it",
+                vec![("a", Exit(2, Exited(5), Joined)), ("a", Exit(0, Exited(1), Finalized))],
+                exited(2, 5),
+            ),
+            (
+                "two crashes on two nodes: the first that is heard",
+                vec![("b", Exit(3, Killed(11), Joined)), ("a", Exit(0, Killed(11), Joined))],
+                killed(3, 11),
+            ),
+        ];
+        let now = Instant::now();
+        for (what, events, cause) in rows {
+            assert_eq!(judge(8, &events, now), Verdict::End(cause), "{what}");
+        }
+    }
+
+    #[test]
+    fn what_happens_to_the_job_outweighs_what_happens_to_ranks() {
+        let now = Instant::now();
+        let failed = || Cause::Failed { text: String::from("lost node b") };
+        let mut watch = Watch::new(2);
+        watch.handle_cause("a", Cause::Stuck { rank: 1 });
+        assert_eq!(watch.verdict(now), Verdict::End(Cause::Stuck { rank: 1 }));
+        watch.handle_exit("a", 0, Killed(9), Joined, now);
+        assert_eq!(watch.verdict(now), Verdict::End(Cause::Killed { rank: 0, signal: 9 }));
+        for cause in [
+            failed(),
+            Cause::Timeout { seconds: 1 },
+            Cause::Unread,
+            Cause::Interrupted { signal: 2 },
+        ] {
+            watch.handle_cause("", cause.clone());
+            assert_eq!(watch.verdict(now), Verdict::End(cause));
+        }
+        watch.handle_cause("", failed());
+        assert_eq!(watch.verdict(now), Verdict::End(Cause::Interrupted { signal: 2 }));
+    }
+
+    #[test]
+    fn a_job_ends_well_when_every_rank_has() {
+        use Event::Exit;
+        let now = Instant::now();
+        let verdict = |events: &[(&str, Event)]| judge(2, events, now);
+        let well = |rank, stage| ("a", Exit(rank, Exited(0), stage));
+        assert_eq!(verdict(&[]), Verdict::GoOn);
+        assert_eq!(verdict(&[well(0, Finalized)]), Verdict::GoOn);
+        assert_eq!(verdict(&[well(0, Silent), well(1, Silent)]), Verdict::Finished { code: 0 });
+        let late = [well(0, Finalized), ("a", Exit(1, Exited(3), Finalized))];
+        assert_eq!(verdict(&late), Verdict::Finished { code: 3 });
+        let silent = [well(0, Finalized), ("a", Exit(1, Exited(3), Silent))];
+        assert_eq!(verdict(&silent), Verdict::End(Cause::Exited { rank: 1, code: 3 }));
+    }
+
+    #[test]
+    fn an_error_after_finalize_ends_the_job_after_a_grace() {
+        let at = Instant::now();
+        let moment = Duration::from_millis(1);
+        let place = |rank: u32| format!("rank {rank}");
+        let mut watch = Watch::new(3);
+        assert_eq!(watch.next_time(), None);
+        watch.handle_exit("a", 2, Exited(1), Finalized, at);
+        assert_eq!(watch.next_time(), Some(at + LEFT_NOTICE));
+        assert_eq!(watch.poll_notice(at + LEFT_NOTICE - moment, place), None);
+        let notice = watch.poll_notice(at + LEFT_NOTICE, place).unwrap();
+        assert!(notice.starts_with("rank 2 ended with exit code 1 after MPI_Final"), "{notice}");
+        assert_eq!(watch.poll_notice(at + LEFT_NOTICE, place), None);
+        watch.handle_exit("a", 1, Exited(4), Finalized, at + LEFT_NOTICE);
+        assert_eq!(watch.verdict(at + LEFT_GRACE - moment), Verdict::GoOn);
+        assert_eq!(watch.next_time(), Some(at + LEFT_GRACE));
+        let cause = Cause::Left { rank: 2, code: 1 };
+        assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::End(cause));
+        watch.handle_exit("a", 0, Exited(0), Finalized, at + LEFT_GRACE);
+        assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::Finished { code: 1 });
     }
 
     #[test]
     fn spawned_ranks_are_waited_for_unless_revoked() {
+        let now = Instant::now();
         let mut watch = Watch::new(1);
         watch.handle_spawn(2);
-        watch.handle_exit(0, Ending::Exited(0), Stage::Finalized);
-        assert_eq!(watch.verdict(), Verdict::GoOn);
-        watch.handle_exit(70, Ending::Exited(0), Stage::Silent);
-        assert_eq!(watch.verdict(), Verdict::GoOn);
+        watch.handle_exit("a", 0, Exited(0), Finalized, now);
+        assert_eq!(watch.verdict(now), Verdict::GoOn);
+        watch.handle_exit("a", 70, Exited(0), Silent, now);
+        assert_eq!(watch.verdict(now), Verdict::GoOn);
         watch.handle_revoke(70..72);
-        assert_eq!(watch.verdict(), Verdict::Finished { code: 0 });
+        assert_eq!(watch.verdict(now), Verdict::Finished { code: 0 });
     }
 
     #[test]
     fn codes_are_those_of_a_shell() {
         let code = |cause: Cause| cause.code();
-        let abort = |code| Cause::Aborted { rank: 0, code, message: String::new() };
+        let abort = |code| aborted(0, code);
         assert_eq!(code(Cause::Killed { rank: 0, signal: 9 }), 137);
         assert_eq!(code(Cause::Interrupted { signal: 2 }), 130);
         assert_eq!(code(Cause::Timeout { seconds: 1 }), 124);
+        assert_eq!(code(Cause::Unread), 141);
         assert_eq!(code(Cause::Exited { rank: 0, code: 42 }), 42);
         assert_eq!(code(abort(7)), 7);
         assert_eq!(code(abort(0)), 0);
+        assert_eq!(code(abort(-1)), 255);
         assert_eq!(code(abort(256)), 1);
+        // Its low byte is 143, which would look like SIGTERM.
+        assert_eq!(code(abort(MPICH_ERROR)), 1);
     }
 
     #[test]
     fn the_message_names_rank_node_cluster_and_signal() {
         let cause = Cause::Killed { rank: 3, signal: 11 };
-        assert_eq!(
-            cause.text(|rank| format!("rank {rank} on node n2 (cluster nancy)")),
-            "rank 3 on node n2 (cluster nancy) was killed by signal 11 (SIGSEGV); ending the job"
-        );
+        let text = cause.text(|rank| format!("rank {rank} on node n2 (cluster nancy)"));
+        let expected =
+            "rank 3 on node n2 (cluster nancy) was killed by signal 11 (SIGSEGV); ending the job";
+        assert_eq!(text.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn an_abort_tells_the_exit_code_where_it_is_another() {
+        let text = |code, message| abort_text("rank 0", code, message);
+        assert_eq!(text(7, "no more"), "rank 0 aborted the job with code 7: no more");
+        assert_eq!(text(300, ""), "rank 0 aborted the job with code 300 (exit code 1)");
     }
 }
