@@ -331,6 +331,10 @@ impl Launcher {
             }
             Message::Output { rank, stream, bytes } => {
                 self.output.handle_bytes(rank, stream, &bytes, Instant::now());
+                self.output
+                    .take_bereaved()
+                    .into_iter()
+                    .for_each(|rank| self.watch.handle_loss(rank));
             }
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
             Message::Exited { group, rank, ending, stage } => {

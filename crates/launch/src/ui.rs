@@ -30,6 +30,8 @@ pub struct Output {
     queues: [VecDeque<u8>; 2],
     closed: [bool; 2],
     unread: bool,
+    /// Ranks that have said that they lost another one, not taken yet.
+    bereaved: Vec<u32>,
     /// The unfinished line of each rank and stream.
     lines: BTreeMap<(u32, usize), Unfinished>,
     /// What ranks are called whose label is not their number.
@@ -48,6 +50,7 @@ impl Output {
             queues: Default::default(),
             closed: [false; 2],
             unread: false,
+            bereaved: Vec::new(),
             lines: BTreeMap::new(),
             names: BTreeMap::new(),
         }
@@ -67,6 +70,11 @@ impl Output {
         self.unread
     }
 
+    /// Ranks that have said since that they lost another one.
+    pub fn take_bereaved(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.bereaved)
+    }
+
     /// Labels a rank by a name instead of its number, until it has ended.
     pub fn set_name(&mut self, rank: u32, name: String) {
         self.names.insert(rank, name);
@@ -82,6 +90,9 @@ impl Output {
             if piece.ends_with(b"\n") || line.bytes.len() >= LINE_BYTES_MAX {
                 let label = label(self.label, &self.names, rank);
                 push_line(&mut self.queues[index], label, &line.bytes);
+                if stream == Stream::Stderr && tells_a_loss(&line.bytes) {
+                    self.bereaved.push(rank);
+                }
                 *line = fresh();
             }
         }
@@ -192,6 +203,14 @@ fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<
     is_labelled.then(name)
 }
 
+/// Whether this is our provider's word that another rank cannot be reached any more. It is the
+/// only one who knows, and the rank's standard error is where it says so.
+fn tells_a_loss(line: &[u8]) -> bool {
+    let is_log = line.starts_with(b"landbridge[") || line.starts_with(b"libfabric:");
+    let says = |words: &[u8]| line.windows(words.len()).any(|found| found == words);
+    is_log && (says(b"the connection to rank ") || says(b"the relay cannot reach rank "))
+}
+
 /// With a label, a line always gets an end.
 fn push_line(queue: &mut VecDeque<u8>, label: Option<String>, line: &[u8]) {
     let Some(label) = label else { return queue.extend(line) };
@@ -227,6 +246,22 @@ mod tests {
         assert_eq!(text(&output, 0), "[1] b\n[0] ad\n[1] c\n");
         assert_eq!(text(&output, 1), "[0] e\n[1:0] f\n");
         assert!(output.names.is_empty());
+    }
+
+    #[test]
+    fn ranks_that_lost_another_are_known() {
+        let mut output = Output::new(false);
+        let now = Instant::now();
+        let line = b"landbridge[7]: Warn: the connection to rank 2 is lost: end of file\n";
+        output.handle_bytes(0, Stream::Stderr, &line[..20], now);
+        assert!(output.take_bereaved().is_empty());
+        output.handle_bytes(0, Stream::Stderr, &line[20..], now);
+        output.handle_bytes(1, Stream::Stdout, line, now);
+        output.handle_bytes(2, Stream::Stderr, b"the connection to rank 2 is lost\n", now);
+        let relay = b"landbridge[8]: Warn: the relay cannot reach rank 2\n";
+        output.handle_bytes(3, Stream::Stderr, relay, now);
+        assert_eq!(output.take_bereaved(), [0, 3]);
+        assert!(output.take_bereaved().is_empty());
     }
 
     #[test]

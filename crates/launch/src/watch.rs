@@ -116,6 +116,21 @@ impl Cause {
         }
     }
 
+    /// The rank it happened to.
+    fn rank(&self) -> Option<u32> {
+        match self {
+            Cause::Stuck { rank }
+            | Cause::Exited { rank, .. }
+            | Cause::Left { rank, .. }
+            | Cause::Aborted { rank, .. }
+            | Cause::Killed { rank, .. } => Some(*rank),
+            Cause::Failed { .. }
+            | Cause::Timeout { .. }
+            | Cause::Unread
+            | Cause::Interrupted { .. } => None,
+        }
+    }
+
     /// The exit code of the job.
     pub fn code(&self) -> i32 {
         match self {
@@ -186,15 +201,28 @@ struct Report {
 }
 
 /// Which of several reports is the cause of the others. They are in the order in which they came:
-/// for one node this is the order in which things happened there; for different nodes it says
-/// little.
+/// for one node this is the order in which ranks ended there; for different nodes it says little.
 ///
 /// - What no loss of a rank can bring about is the cause, whenever it is reported.
-/// - On its node, a culprit ends before everyone it takes along: of what else a node reports, only
+/// - A rank that has said that it lost another one (`bereaved`) is not, if any other can be.
+/// - On its node, a culprit ends before those it takes along: of what else a node reports, only
 ///   the first can be the cause. But a rank has left the others at MPI_Finalize already, and exits
 ///   some time after it: that counts wherever it stands.
 /// - Between what is left, the strongest; the first that came among equals.
-fn culprit(reports: &[Report]) -> Option<&Cause> {
+///
+/// The second rule is there because the third does not always hold: the kernel closes the
+/// connections of a process before it calls it ended, and on a busy node others may notice the
+/// one, and end, before the other.
+fn culprit<'a>(reports: &'a [Report], bereaved: &BTreeSet<u32>) -> Option<&'a Cause> {
+    let lost_another = |cause: &Cause| cause.rank().is_some_and(|rank| bereaved.contains(&rank));
+    let others = reports.iter().filter(|report| {
+        report.cause.strength() >= Strength::Outside || !lost_another(&report.cause)
+    });
+    strongest(others).or_else(|| strongest(reports.iter()))
+}
+
+/// The strongest of what can be a cause by its place in the order.
+fn strongest<'a>(reports: impl Iterator<Item = &'a Report>) -> Option<&'a Cause> {
     let mut nodes = BTreeSet::new();
     let mut found: Option<&Cause> = None;
     for Report { node, cause } in reports {
@@ -225,6 +253,8 @@ pub struct Watch {
     size: u32,
     endings: BTreeMap<u32, Ending>,
     reports: Vec<Report>,
+    /// Ranks that have said that they lost another one.
+    bereaved: BTreeSet<u32>,
     left: Option<Left>,
 }
 
@@ -239,7 +269,13 @@ struct Left {
 
 impl Watch {
     pub fn new(size: u32) -> Watch {
-        Watch { size, endings: BTreeMap::new(), reports: Vec::new(), left: None }
+        Watch {
+            size,
+            endings: BTreeMap::new(),
+            reports: Vec::new(),
+            bereaved: BTreeSet::new(),
+            left: None,
+        }
     }
 
     /// More processes are being started.
@@ -281,6 +317,11 @@ impl Watch {
         self.reports.push(Report { node: node.to_string(), cause });
     }
 
+    /// This rank has said that it lost another one.
+    pub fn handle_loss(&mut self, rank: u32) {
+        self.bereaved.insert(rank);
+    }
+
     pub fn all_ended(&self) -> bool {
         self.endings.len() == self.size as usize
     }
@@ -294,7 +335,8 @@ impl Watch {
         if only_left && !self.left.is_some_and(is_over) {
             return Verdict::GoOn;
         }
-        culprit(&self.reports).map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
+        culprit(&self.reports, &self.bereaved)
+            .map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
     }
 
     /// When [`Watch::poll_notice`] or [`Watch::verdict`] will have something new to say.
@@ -328,6 +370,7 @@ mod tests {
     enum Event {
         Exit(u32, Ending, Stage),
         Abort(u32, i32),
+        Loss(u32),
     }
 
     fn judge(size: u32, events: &[(&str, Event)], now: Instant) -> Verdict {
@@ -338,6 +381,7 @@ mod tests {
                     watch.handle_exit(node, rank, ending, stage, now);
                 }
                 Event::Abort(rank, code) => watch.handle_cause(node, aborted(rank, code)),
+                Event::Loss(rank) => watch.handle_loss(rank),
             }
         }
         watch.verdict(now)
@@ -349,7 +393,7 @@ mod tests {
 
     #[test]
     fn the_cause_is_told_from_its_consequences() {
-        use Event::{Abort, Exit};
+        use Event::{Abort, Exit, Loss};
         let killed = |rank, signal| Cause::Killed { rank, signal };
         let exited = |rank, code| Cause::Exited { rank, code };
         let rows = [
@@ -445,6 +489,38 @@ mod tests {
                 "exit(5), and another leaves because of it",
                 vec![("a", Exit(2, Exited(5), Joined)), ("a", Exit(0, Exited(1), Finalized))],
                 exited(2, 5),
+            ),
+            (
+                "exit(5), of which the kernel told later than of a victim",
+                vec![
+                    ("a", Loss(0)),
+                    ("a", Exit(0, Exited(1), Joined)),
+                    ("a", Exit(2, Exited(5), Joined)),
+                ],
+                exited(2, 5),
+            ),
+            (
+                "a crash on another node, and one who lost it handles the error and leaves",
+                vec![
+                    ("a", Exit(0, Exited(1), Joined)),
+                    ("b", Exit(3, Killed(11), Joined)),
+                    ("a", Loss(0)),
+                ],
+                killed(3, 11),
+            ),
+            (
+                "kill -9 of one that lost another",
+                vec![
+                    ("a", Loss(0)),
+                    ("a", Exit(1, Exited(1), Joined)),
+                    ("a", Exit(0, Killed(9), Joined)),
+                ],
+                killed(0, 9),
+            ),
+            (
+                "all say that they lost another: the order",
+                vec![("a", Loss(0)), ("a", Loss(1)), ("a", Abort(1, 3)), ("a", Abort(0, 4))],
+                aborted(1, 3),
             ),
             (
                 "two crashes on two nodes: the first that is heard",
