@@ -102,7 +102,7 @@ impl RelayProcess {
         if self.last_lines.len() == LAST_LINES {
             self.last_lines.pop_front();
         }
-        let text = format!("relay {}: {line}", self.cluster);
+        let text = format!("relay {}: {}", self.cluster, without_name(&line));
         self.last_lines.push_back(line);
         messages.extend(room.then_some(Message::RelayLog { text }));
         messages
@@ -138,6 +138,14 @@ impl RelayProcess {
             sys::kill(self.pid, libc::SIGKILL);
         }
     }
+}
+
+/// A line of the relay's log without the `landbridge-relay[0]: ` in front: who speaks is said
+/// already.
+fn without_name(line: &str) -> &str {
+    let rest = line.strip_prefix("landbridge-relay[").and_then(|rest| rest.split_once("]: "));
+    rest.filter(|(number, _)| number.bytes().all(|byte| byte.is_ascii_digit()))
+        .map_or(line, |(_, text)| text)
 }
 
 /// `ranks=IP:PORT relays=IP:PORT` out of the line a relay prints when it is ready.
@@ -220,6 +228,13 @@ mod tests {
         let ready = say("landbridge-relay: ready ranks=a:1 relays=-\n", false);
         assert_eq!(ready, "", "only on stdout");
         assert_eq!(relay.last_lines.len(), 6);
+    }
+
+    #[test]
+    fn who_speaks_is_said_once() {
+        assert_eq!(without_name("landbridge-relay[12]: up"), "up");
+        assert_eq!(without_name("landbridge-relay: ready"), "landbridge-relay: ready");
+        assert_eq!(without_name("landbridge-relay[a]: up"), "landbridge-relay[a]: up");
     }
 
     #[test]
