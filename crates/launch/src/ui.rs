@@ -203,12 +203,16 @@ fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<
     is_labelled.then(name)
 }
 
-/// Whether this is our provider's word that another rank cannot be reached any more. It is the
-/// only one who knows, and the rank's standard error is where it says so.
+/// Whether this line says that another rank cannot be reached any more: the word of our provider,
+/// or, of a rank that had left MPI in good order, the error with which MPICH and Intel MPI hand on
+/// what the provider told them. Nobody else knows, and standard error is where they say so.
 fn tells_a_loss(line: &[u8]) -> bool {
-    let is_log = line.starts_with(b"landbridge[") || line.starts_with(b"libfabric:");
     let says = |words: &[u8]| line.windows(words.len()).any(|found| found == words);
-    is_log && (says(b"the connection to rank ") || says(b"the relay cannot reach rank "))
+    if line.starts_with(b"landbridge[") || line.starts_with(b"libfabric:") {
+        return says(b"the connection to rank ") || says(b"the relay cannot reach rank ");
+    }
+    let is_loss = || says(b"No route to host") || says(b"Connection reset by peer");
+    says(b"OFI poll failed") && is_loss()
 }
 
 /// With a label, a line always gets an end.
@@ -260,7 +264,11 @@ mod tests {
         output.handle_bytes(2, Stream::Stderr, b"the connection to rank 2 is lost\n", now);
         let relay = b"landbridge[8]: Warn: the relay cannot reach rank 2\n";
         output.handle_bytes(3, Stream::Stderr, relay, now);
-        assert_eq!(output.take_bereaved(), [0, 3]);
+        let mpich = b"MPIDI_OFI_handle_cq_error(593): OFI poll failed (nic=x: No route to host)\n";
+        output.handle_bytes(4, Stream::Stderr, mpich, now);
+        let other = b"MPIDI_OFI_handle_cq_error(593): OFI poll failed (nic=x: Cannot allocate)\n";
+        output.handle_bytes(5, Stream::Stderr, other, now);
+        assert_eq!(output.take_bereaved(), [0, 3, 4]);
         assert!(output.take_bereaved().is_empty());
     }
 
