@@ -1,8 +1,9 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 #[derive(Parser)]
 #[command(
@@ -14,6 +15,66 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// What the command line says; ends the process where it cannot be read.
+    pub fn of_command_line() -> Cli {
+        Cli::parse_from(with_long_np(std::env::args_os().collect()))
+    }
+}
+
+/// Other launchers' `-np N`, which would be `-n p` here, as `--np N`. Options end at the program:
+/// its own arguments stay what they are.
+fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let name = arguments.get(1).and_then(|name| name.to_str()).unwrap_or_default();
+    let cli = Cli::command();
+    let Some(command) = ["run", "env"].iter().find(|&&known| known == name) else {
+        return arguments;
+    };
+    let Some(command) = cli.find_subcommand(command) else { return arguments };
+    let mut index = 2;
+    while let Some(word) = arguments.get(index).and_then(|word| word.to_str()) {
+        if !word.starts_with('-') || word == "-" || word == "--" {
+            break;
+        }
+        if word == "-np" {
+            arguments[index] = "--np".into();
+            index += 2;
+        } else {
+            index += if takes_next(command, word) { 2 } else { 1 };
+        }
+    }
+    arguments
+}
+
+/// Whether the value of this option (or of the last of several short ones in one word) is the word
+/// that follows.
+fn takes_next(command: &clap::Command, word: &str) -> bool {
+    let has_value = |argument: &clap::Arg| argument.get_action().takes_values();
+    if let Some(long) = word.strip_prefix("--") {
+        let is_it = |argument: &&clap::Arg| {
+            argument.get_long() == Some(long)
+                || argument.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
+        };
+        return command.get_arguments().find(is_it).is_some_and(has_value);
+    }
+    let short = |letter| {
+        let is_it = |argument: &&clap::Arg| argument.get_short() == Some(letter);
+        command.get_arguments().find(is_it).is_some_and(has_value)
+    };
+    // The first that takes a value takes what follows it in the word, if anything does.
+    let valued = word[1..].char_indices().find(|&(_, letter)| short(letter));
+    valued.is_some_and(|(at, letter)| 1 + at + letter.len_utf8() == word.len())
+}
+
+/// `--timeout`: whole seconds.
+fn seconds(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(0) => Err("a job needs at least 1 second; without --timeout it has any time".into()),
+        Ok(seconds) => Ok(seconds),
+        Err(_) => Err("give whole seconds, such as 90".into()),
+    }
 }
 
 #[derive(Subcommand)]
@@ -51,8 +112,10 @@ Examples:
   landbridge run --topology grid.toml -n 2 --ranks-per-cluster 1 ./pingpong
 
 Ranks fill the hosts in order. The job's exit code is that of the first rank that fails, 128 + N
-if it was killed by signal N, 124 after --timeout. Ctrl-C ends every rank on every host; a second
-one does so at once.";
+if it was killed by signal N, 124 after --timeout, and 1 after an MPI_Abort with a code that is no
+exit code. A rank that fails ends the job; if it has come through MPI_Finalize, as a Python program
+does after an exception, the others have 10 s to end by themselves. Ctrl-C ends every rank on every
+host; a second one does so at once.";
 
 #[derive(Args)]
 #[command(after_help = RUN_EXAMPLES)]
@@ -88,7 +151,7 @@ pub struct RunArguments {
     #[arg(short = 'l', long)]
     pub label: bool,
     /// End the job after this many seconds, with exit code 124
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<u64>,
     /// Write the relays' logs to this file
     #[arg(long, value_name = "FILE")]
@@ -142,4 +205,45 @@ pub struct DoctorArguments {
 pub struct Passed {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     pub arguments: Vec<std::ffi::OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn np_is_an_option_of_ours_and_not_of_the_program() {
+        let rewritten = |line: &str| {
+            let words = line.split(' ').map(OsString::from).collect();
+            let words = with_long_np(words).into_iter().map(|word| word.into_string().unwrap());
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let rows = [
+            ("lb run -np 4 ./a", "lb run --np 4 ./a"),
+            (
+                "lb run -l --clusters 2 -x A=b -np 4 ./a -np 5",
+                "lb run -l --clusters 2 -x A=b --np 4 ./a -np 5",
+            ),
+            ("lb run --ppn 2 -lx A -np 4 ./a", "lb run --ppn 2 -lx A --np 4 ./a"),
+            ("lb run --clusters=2 -xA -np 4 ./a", "lb run --clusters=2 -xA --np 4 ./a"),
+            ("lb run -x -np ./a -np 4", "lb run -x -np ./a -np 4"),
+            ("lb run -n 2 ./a -np 4", "lb run -n 2 ./a -np 4"),
+            ("lb run -n 2 -- -np 4", "lb run -n 2 -- -np 4"),
+            ("lb lab run f -- a -np 4", "lb lab run f -- a -np 4"),
+            ("lb env --mpi mpich -np 4", "lb env --mpi mpich --np 4"),
+        ];
+        for (line, expected) in rows {
+            assert_eq!(rewritten(line), expected);
+        }
+        let words = with_long_np(["lb", "run", "-np", "4", "./a", "-np"].map(Into::into).to_vec());
+        let Command::Run(run) = Cli::try_parse_from(words).ok().unwrap().command else { panic!() };
+        assert_eq!((run.ranks, run.program), (Some(4), vec!["./a".into(), "-np".into()]));
+    }
+
+    #[test]
+    fn a_timeout_is_whole_seconds() {
+        assert_eq!(seconds("90"), Ok(90));
+        assert!(seconds("0").unwrap_err().contains("at least 1 second"));
+        assert!(seconds("1.5").unwrap_err().contains("whole seconds"));
+    }
 }

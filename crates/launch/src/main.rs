@@ -33,12 +33,11 @@ use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    match dispatch(Cli::parse().command) {
+    match dispatch(Cli::of_command_line().command) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         Err(error) => {
             eprintln!("landbridge: {error:#}");

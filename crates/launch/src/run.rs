@@ -196,7 +196,7 @@ impl Launcher {
                 left.iter().for_each(|&pid| sys::kill(pid, libc::SIGKILL));
             }
             std::thread::sleep(Duration::from_millis(2));
-            while sys::reap().is_some() {}
+            while sys::reap_any().is_some() {}
             left = sys::descendants(&[]);
         }
     }
@@ -238,7 +238,8 @@ impl Launcher {
         let output = self.output.next_time();
         let ping = self.pinged_at + PING_INTERVAL;
         let gather = self.gather.next_time();
-        let ends = [self.deadline, self.relay_deadline, self.settled_at];
+        let left = self.watch.next_time();
+        let ends = [self.deadline, self.relay_deadline, self.settled_at, left];
         let next = ends.into_iter().chain([output, gather, Some(ping)]).flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
@@ -249,7 +250,7 @@ impl Launcher {
         while let Some(signal) = self.signals.poll_signal() {
             match signal {
                 // Agents tell about their own end by their streams.
-                libc::SIGCHLD => while sys::reap().is_some() {},
+                libc::SIGCHLD => while sys::reap_any().is_some() {},
                 // In the background of a terminal: its input is not ours.
                 libc::SIGTTIN => self.stdin_open = false,
                 signal => self.handle_interrupt(signal),
@@ -259,7 +260,7 @@ impl Launcher {
 
     fn handle_interrupt(&mut self, signal: i32) {
         self.signals_seen += 1;
-        self.watch.handle_cause(Cause::Interrupted { signal });
+        self.watch.handle_cause("", Cause::Interrupted { signal });
         if self.signals_seen == 1 {
             self.settled_at = Some(Instant::now());
         } else {
@@ -335,10 +336,15 @@ impl Launcher {
             Message::Spawn { rank, request } => self.handle_spawn(index, rank, &request),
             Message::Started { group, problem } => self.handle_started(group, problem),
             Message::Abort { rank, code, message } => {
-                self.handle_cause(Cause::Aborted { rank, code, message });
+                let node = self.node_of(rank);
+                self.handle_cause_on(&node, Cause::Aborted { rank, code, message });
             }
             Message::Output { rank, stream, bytes } => {
                 self.output.handle_bytes(rank, stream, &bytes, Instant::now());
+                self.output
+                    .take_bereaved()
+                    .into_iter()
+                    .for_each(|rank| self.watch.handle_loss(rank));
             }
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
             Message::Exited { group, rank, ending, stage } => {
@@ -362,12 +368,17 @@ impl Launcher {
         }
     }
 
+    /// What has happened to the job as a whole.
     fn handle_cause(&mut self, cause: Cause) {
         if let (Phase::Gathering, Cause::Failed { text }) = (self.phase, &cause) {
             self.failures.push(text.clone());
         }
+        self.handle_cause_on("", cause);
+    }
+
+    fn handle_cause_on(&mut self, node: &str, cause: Cause) {
         if !matches!(self.phase, Phase::Ending(_)) {
-            self.watch.handle_cause(cause);
+            self.watch.handle_cause(node, cause);
         }
     }
 
@@ -423,7 +434,8 @@ impl Launcher {
             server.handle_ended(rank);
         }
         if group == 0 || self.groups.is_known(group) {
-            self.watch.handle_exit(rank, ending, stage);
+            let node = self.node_of(rank);
+            self.watch.handle_exit(&node, rank, ending, stage, Instant::now());
         }
         if self.groups.handle_exit(group) {
             self.servers.remove(&group);
@@ -544,11 +556,14 @@ impl Launcher {
             if begun.elapsed() > OUTPUT_GRACE && self.code != 0 {
                 self.output.discard();
             }
+            if self.output.is_unread() && self.code == 0 {
+                self.code = Cause::Unread.code();
+            }
             return;
         }
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             let seconds = self.options.timeout.map_or(0, |timeout| timeout.as_secs());
-            self.watch.handle_cause(Cause::Timeout { seconds });
+            self.watch.handle_cause("", Cause::Timeout { seconds });
             self.settled_at = Some(now);
         }
         if self.relay_deadline.is_some_and(|deadline| now >= deadline) {
@@ -557,22 +572,35 @@ impl Launcher {
                 Phase::Linking => self.relays.links().failure(),
                 _ => format!("a relay was not ready after {seconds} s; see its log with -v"),
             };
-            self.watch.handle_cause(Cause::Failed { text });
+            self.watch.handle_cause("", Cause::Failed { text });
         }
-        match self.watch.verdict() {
-            Verdict::GoOn => {}
+        if self.output.is_unread() {
+            self.watch.handle_cause("", Cause::Unread);
+            self.settled_at = Some(now);
+        }
+        match self.watch.verdict(now) {
+            Verdict::GoOn => self.say_notice(now),
             Verdict::Finished { code } => self.end(code),
             Verdict::End(cause) => {
                 let settle = if self.phase == Phase::Gathering { GATHER_SETTLE } else { SETTLE };
                 let settled_at = *self.settled_at.get_or_insert(now + settle);
                 if now >= settled_at || self.watch.all_ended() {
                     let text = cause.text(|rank| self.place(rank));
-                    self.output.say(&text);
-                    let others = self.failures.iter().filter(|failure| **failure != text);
-                    gather::others(others).iter().for_each(|line| self.output.say(line));
+                    let others =
+                        self.failures.iter().filter(|&failure| Some(failure) != text.as_ref());
+                    let others = gather::others(others);
+                    text.iter().chain(&others).for_each(|line| self.output.say(line));
                     self.end(cause.code());
                 }
             }
+        }
+    }
+
+    fn say_notice(&mut self, now: Instant) {
+        let (groups, children) = (&self.groups, &self.children);
+        let place = |rank| place(groups, children, rank);
+        if let Some(text) = self.watch.poll_notice(now, place) {
+            self.output.say(&text);
         }
     }
 
@@ -588,20 +616,34 @@ impl Launcher {
     }
 
     fn place(&self, rank: u32) -> String {
-        if let Some((name, node, cluster)) = self.groups.place_of(rank) {
-            return match self.children.len() {
-                1 => format!("{name} on node {node}"),
-                _ => format!("{name} on node {node} (cluster {cluster})"),
-            };
+        place(&self.groups, &self.children, rank)
+    }
+
+    /// A name for the node of a rank that no other node has.
+    fn node_of(&self, rank: u32) -> String {
+        if let Some((_, node, cluster)) = self.groups.place_of(rank) {
+            return format!("{cluster}/{node}");
         }
         let node = self.children.iter().find_map(|child| find_node(&child.node, rank));
-        match node {
-            Some(node) if self.children.len() > 1 => {
-                format!("rank {rank} on node {} (cluster {})", node.name, node.cluster_name)
-            }
-            Some(node) => format!("rank {rank} on node {}", node.name),
-            None => format!("rank {rank}"),
+        node.map_or(String::new(), |node| format!("{}/{}", node.cluster_name, node.name))
+    }
+}
+
+/// Where a rank runs, for the user.
+fn place(groups: &Groups, children: &[Child], rank: u32) -> String {
+    if let Some((name, node, cluster)) = groups.place_of(rank) {
+        return match children.len() {
+            1 => format!("{name} on node {node}"),
+            _ => format!("{name} on node {node} (cluster {cluster})"),
+        };
+    }
+    let node = children.iter().find_map(|child| find_node(&child.node, rank));
+    match node {
+        Some(node) if children.len() > 1 => {
+            format!("rank {rank} on node {} (cluster {})", node.name, node.cluster_name)
         }
+        Some(node) => format!("rank {rank} on node {}", node.name),
+        None => format!("rank {rank}"),
     }
 }
 

@@ -92,7 +92,7 @@ pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
 
-/// Lets this process have as many open files as it may: an agent needs four for each rank. The
+/// Lets this process have as many open files as it may: an agent needs five for each rank. The
 /// soft limit that ranks get stays what it was: some programs take it for the size of a table.
 pub fn raise_open_files() {
     let limits = getrlimit(Resource::Nofile);
@@ -116,11 +116,35 @@ pub fn adopt_orphans() -> Result<()> {
         .context("cannot become the reaper of this job's processes")
 }
 
-/// A child that has ended, if there is one.
-pub fn reap() -> Option<(u32, Ending)> {
+/// Any child that has ended, if there is one. It is left for [`reap`].
+pub fn ended_child() -> Option<u32> {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: an all-zero record is a valid place for waitid to fill; of a child that has ended,
+    // it holds a process id.
+    let pid = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        if libc::waitid(libc::P_ALL, 0, &mut info, flags) < 0 {
+            return None;
+        }
+        info.si_pid()
+    };
+    u32::try_from(pid).ok().filter(|&pid| pid > 0)
+}
+
+/// Takes note of the end of any child, if one has ended.
+pub fn reap_any() -> Option<(u32, Ending)> {
+    wait_for(-1)
+}
+
+/// Takes note of the end of a child, if it has ended.
+pub fn reap(pid: u32) -> Option<(u32, Ending)> {
+    wait_for(i32::try_from(pid).ok()?)
+}
+
+fn wait_for(pid: i32) -> Option<(u32, Ending)> {
     let mut status = 0;
     // SAFETY: `status` is a place for one int.
-    let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+    let pid = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) };
     let pid = u32::try_from(pid).ok().filter(|&pid| pid > 0)?;
     let ending = if libc::WIFSIGNALED(status) {
         Ending::Killed(libc::WTERMSIG(status))

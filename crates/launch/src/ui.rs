@@ -29,6 +29,9 @@ pub struct Output {
     label: bool,
     queues: [VecDeque<u8>; 2],
     closed: [bool; 2],
+    unread: bool,
+    /// Ranks that have said that they lost another one, not taken yet.
+    bereaved: Vec<u32>,
     /// The unfinished line of each rank and stream.
     lines: BTreeMap<(u32, usize), Unfinished>,
     /// What ranks are called whose label is not their number.
@@ -46,6 +49,8 @@ impl Output {
             label,
             queues: Default::default(),
             closed: [false; 2],
+            unread: false,
+            bereaved: Vec::new(),
             lines: BTreeMap::new(),
             names: BTreeMap::new(),
         }
@@ -57,6 +62,17 @@ impl Output {
 
     pub fn is_empty(&self) -> bool {
         self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    /// Whether somebody has closed the other side of stdout or stderr, and something was written
+    /// to it since.
+    pub fn is_unread(&self) -> bool {
+        self.unread
+    }
+
+    /// Ranks that have said since that they lost another one.
+    pub fn take_bereaved(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.bereaved)
     }
 
     /// Labels a rank by a name instead of its number, until it has ended.
@@ -74,6 +90,9 @@ impl Output {
             if piece.ends_with(b"\n") || line.bytes.len() >= LINE_BYTES_MAX {
                 let label = label(self.label, &self.names, rank);
                 push_line(&mut self.queues[index], label, &line.bytes);
+                if stream == Stream::Stderr && tells_a_loss(&line.bytes) {
+                    self.bereaved.push(rank);
+                }
                 *line = fresh();
             }
         }
@@ -160,9 +179,18 @@ impl Output {
             Ok(count) => drop(queue.drain(..count)),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return false,
-            Err(_) => self.closed[index] = true,
+            Err(error) => self.close(index, error),
         }
         true
+    }
+
+    fn close(&mut self, index: usize, error: Errno) {
+        self.closed[index] = true;
+        self.unread |= error == Errno::PIPE;
+        // A full disk, for one. The job goes on: its output may be the least of it.
+        if error != Errno::PIPE && index == Stream::Stdout as usize {
+            self.say(&format!("cannot write standard output, the rest of it is lost: {error}"));
+        }
     }
 }
 
@@ -173,6 +201,18 @@ fn descriptor(index: usize) -> BorrowedFd<'static> {
 fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<String> {
     let name = || names.get(&rank).cloned().unwrap_or_else(|| rank.to_string());
     is_labelled.then(name)
+}
+
+/// Whether this line says that another rank cannot be reached any more: the word of our provider,
+/// or, of a rank that had left MPI in good order, the error with which MPICH and Intel MPI hand on
+/// what the provider told them. Nobody else knows, and standard error is where they say so.
+fn tells_a_loss(line: &[u8]) -> bool {
+    let says = |words: &[u8]| line.windows(words.len()).any(|found| found == words);
+    if line.starts_with(b"landbridge[") || line.starts_with(b"libfabric:") {
+        return says(b"the connection to rank ") || says(b"the relay cannot reach rank ");
+    }
+    let is_loss = || says(b"No route to host") || says(b"Connection reset by peer");
+    says(b"OFI poll failed") && is_loss()
 }
 
 /// With a label, a line always gets an end.
@@ -210,6 +250,26 @@ mod tests {
         assert_eq!(text(&output, 0), "[1] b\n[0] ad\n[1] c\n");
         assert_eq!(text(&output, 1), "[0] e\n[1:0] f\n");
         assert!(output.names.is_empty());
+    }
+
+    #[test]
+    fn ranks_that_lost_another_are_known() {
+        let mut output = Output::new(false);
+        let now = Instant::now();
+        let line = b"landbridge[7]: Warn: the connection to rank 2 is lost: end of file\n";
+        output.handle_bytes(0, Stream::Stderr, &line[..20], now);
+        assert!(output.take_bereaved().is_empty());
+        output.handle_bytes(0, Stream::Stderr, &line[20..], now);
+        output.handle_bytes(1, Stream::Stdout, line, now);
+        output.handle_bytes(2, Stream::Stderr, b"the connection to rank 2 is lost\n", now);
+        let relay = b"landbridge[8]: Warn: the relay cannot reach rank 2\n";
+        output.handle_bytes(3, Stream::Stderr, relay, now);
+        let mpich = b"MPIDI_OFI_handle_cq_error(593): OFI poll failed (nic=x: No route to host)\n";
+        output.handle_bytes(4, Stream::Stderr, mpich, now);
+        let other = b"MPIDI_OFI_handle_cq_error(593): OFI poll failed (nic=x: Cannot allocate)\n";
+        output.handle_bytes(5, Stream::Stderr, other, now);
+        assert_eq!(output.take_bereaved(), [0, 3, 4]);
+        assert!(output.take_bereaved().is_empty());
     }
 
     #[test]

@@ -1,29 +1,37 @@
 //! What ends a job, with which exit code, and what the user reads about it. Pure: reports of the
 //! agents enter, a [`Verdict`] leaves.
 //!
-//! A job ends well when every rank has ended. It ends early for the first [`Cause`]; but reports
-//! of one disaster come in any order (a crash, and the aborts of those who noticed it), so a
-//! stronger cause that arrives within [`SETTLE`] replaces a weaker one.
+//! A job ends well when every rank has ended. It ends early for a [`Cause`]; but the end of one rank
+//! brings about the end of others, who lose a peer, and reports of different nodes come in any
+//! order. So whatever is reported within [`SETTLE`] is gathered, and [`culprit`] tells the cause
+//! from its consequences. A rank that ends with an error after MPI_Finalize gives the others
+//! [`LEFT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use crate::control::Ending;
 use crate::pmi::server::Stage;
 use crate::sys::signal_name;
 
-/// How long the launcher looks for a better explanation before it acts on one.
-pub const SETTLE: Duration = Duration::from_millis(100);
+/// How long the launcher looks for a better explanation before it acts on one: longer than the
+/// report of a culprit takes over a wide area network, or an interpreter between MPI_Finalize and
+/// its exit.
+pub const SETTLE: Duration = Duration::from_millis(250);
+/// How long others may go on when a rank has ended with an error after MPI_Finalize: enough to
+/// write down results, not so long that a job which hangs keeps its user waiting.
+pub const LEFT_GRACE: Duration = Duration::from_secs(10);
+/// The user is told of that grace after this long: most jobs have ended by then.
+const LEFT_NOTICE: Duration = Duration::from_secs(1);
 
 /// Exit code of a job that ran out of time, as of timeout(1).
 const TIMEOUT_CODE: i32 = 124;
-/// Exit code of a job that could not go on for a reason of ours.
+/// Exit code of a job that could not go on for a reason of ours, or of an MPI library's.
 pub const FAILED_CODE: i32 = 1;
 /// A shell reports a death by signal N as this plus N.
 const SIGNAL_BASE: i32 = 128;
 
-/// Why a job ends early. Later ones explain earlier ones: a rank that was killed is why another
-/// aborted, and both are why a third one left with an error.
+/// Why a job ends early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
     /// Rank ended well without having finalized while others wait for it.
@@ -32,6 +40,11 @@ pub enum Cause {
     },
     /// Rank ended with a code other than 0, not finalized.
     Exited {
+        rank: u32,
+        code: i32,
+    },
+    /// Rank ended with a code other than 0 after MPI_Finalize, and others did not end with it.
+    Left {
         rank: u32,
         code: i32,
     },
@@ -51,22 +64,70 @@ pub enum Cause {
     Timeout {
         seconds: u64,
     },
+    /// Nobody reads our standard output or error any more.
+    Unread,
     /// The launcher itself was told to end.
     Interrupted {
         signal: i32,
     },
 }
 
+/// How much speaks for a report being the cause of others; a greater one explains a lesser one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Strength {
+    /// A rank left without a word: seen only by others waiting for it.
+    Missed,
+    /// An abort with an error of the MPI library: what it does when it has lost a peer.
+    LibraryError,
+    /// A crash, of the program, or of the library when it has lost a peer.
+    Crash,
+    /// An error after MPI_Finalize: who has lost a peer does not get through that.
+    Left,
+    /// The program's own doing: an exit code, MPI_Abort with a code of its choice, abort(3).
+    OwnDoing,
+    /// Nothing that happens to other ranks brings this about.
+    Outside,
+    /// No rank's doing, and it ends the job whatever ranks do.
+    Job,
+    Timeout,
+    Unread,
+    Interrupted,
+}
+
 impl Cause {
-    fn weight(&self) -> u32 {
+    fn strength(&self) -> Strength {
         match self {
-            Cause::Stuck { .. } => 0,
-            Cause::Exited { .. } => 1,
-            Cause::Aborted { .. } => 2,
-            Cause::Killed { .. } => 3,
-            Cause::Failed { .. } => 4,
-            Cause::Timeout { .. } => 5,
-            Cause::Interrupted { .. } => 6,
+            Cause::Stuck { .. } => Strength::Missed,
+            Cause::Exited { .. } => Strength::OwnDoing,
+            Cause::Left { .. } => Strength::Left,
+            Cause::Aborted { code, .. } if is_library_code(*code) => Strength::LibraryError,
+            Cause::Aborted { .. } => Strength::OwnDoing,
+            Cause::Killed { signal, .. } => match *signal {
+                libc::SIGSEGV | libc::SIGBUS | libc::SIGPIPE => Strength::Crash,
+                libc::SIGABRT | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS => {
+                    Strength::OwnDoing
+                }
+                _ => Strength::Outside,
+            },
+            Cause::Failed { .. } => Strength::Job,
+            Cause::Timeout { .. } => Strength::Timeout,
+            Cause::Unread => Strength::Unread,
+            Cause::Interrupted { .. } => Strength::Interrupted,
+        }
+    }
+
+    /// The rank it happened to.
+    fn rank(&self) -> Option<u32> {
+        match self {
+            Cause::Stuck { rank }
+            | Cause::Exited { rank, .. }
+            | Cause::Left { rank, .. }
+            | Cause::Aborted { rank, .. }
+            | Cause::Killed { rank, .. } => Some(*rank),
+            Cause::Failed { .. }
+            | Cause::Timeout { .. }
+            | Cause::Unread
+            | Cause::Interrupted { .. } => None,
         }
     }
 
@@ -74,32 +135,26 @@ impl Cause {
     pub fn code(&self) -> i32 {
         match self {
             Cause::Stuck { .. } | Cause::Failed { .. } => FAILED_CODE,
-            Cause::Exited { code, .. } => *code,
-            // MPI_Abort(comm, 256) must not look like success.
-            Cause::Aborted { code, .. } => match code & 0xff {
-                0 if *code != 0 => FAILED_CODE,
-                low => low,
-            },
+            Cause::Exited { code, .. } | Cause::Left { code, .. } => *code,
+            Cause::Aborted { code, .. } => abort_code(*code),
             Cause::Killed { signal, .. } | Cause::Interrupted { signal } => SIGNAL_BASE + signal,
             Cause::Timeout { .. } => TIMEOUT_CODE,
+            Cause::Unread => SIGNAL_BASE + libc::SIGPIPE,
         }
     }
 
-    /// What the user reads. `place` tells where a rank runs: `rank 3 on node n2 (cluster nancy)`.
-    pub fn text(&self, place: impl Fn(u32) -> String) -> String {
-        match self {
+    /// What the user reads; `None` where nobody does. `place` tells where a rank runs: `rank 3 on
+    /// node n2 (cluster nancy)`.
+    pub fn text(&self, place: impl Fn(u32) -> String) -> Option<String> {
+        let text = match self {
             Cause::Stuck { rank } => format!(
                 "{} has ended without MPI_Finalize while others wait for it; ending the job",
                 place(*rank)
             ),
-            Cause::Exited { rank, code } => {
+            Cause::Exited { rank, code } | Cause::Left { rank, code } => {
                 format!("{} ended with exit code {code}; ending the job", place(*rank))
             }
-            Cause::Aborted { rank, code, message } => {
-                let place = place(*rank);
-                let colon = if message.is_empty() { "" } else { ": " };
-                format!("{place} aborted the job with code {code}{colon}{message}")
-            }
+            Cause::Aborted { rank, code, message } => abort_text(&place(*rank), *code, message),
             Cause::Killed { rank, signal } => format!(
                 "{} was killed by signal {signal} ({}); ending the job",
                 place(*rank),
@@ -109,11 +164,77 @@ impl Cause {
             Cause::Timeout { seconds } => {
                 format!("the job has run for {seconds} s, its timeout; ending it")
             }
+            Cause::Unread => return None,
             Cause::Interrupted { signal } => {
                 format!("got {}; ending the job", signal_name(*signal))
             }
+        };
+        Some(text)
+    }
+}
+
+/// Codes with which a library aborts after an error of its own are large numbers that mean nothing
+/// outside of it; what programs pass to MPI_Abort fits into an exit code, or is a small negative.
+fn is_library_code(code: i32) -> bool {
+    !(-255..=255).contains(&code)
+}
+
+/// The low byte of such a number could be anything, the code of a signal too: it becomes 1.
+fn abort_code(code: i32) -> i32 {
+    if is_library_code(code) { FAILED_CODE } else { code & 0xff }
+}
+
+fn abort_text(place: &str, code: i32, message: &str) -> String {
+    let exit_code = match abort_code(code) {
+        same if same == code => String::new(),
+        other => format!(" (exit code {other})"),
+    };
+    let colon = if message.is_empty() { "" } else { ": " };
+    format!("{place} aborted the job with code {code}{exit_code}{colon}{message}")
+}
+
+/// Something that ends a job, and the node it happened on; empty for what happened to the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Report {
+    node: String,
+    cause: Cause,
+}
+
+/// Which of several reports is the cause of the others. They are in the order in which they came:
+/// for one node this is the order in which ranks ended there; for different nodes it says little.
+///
+/// - What no loss of a rank can bring about is the cause, whenever it is reported.
+/// - A rank that has said that it lost another one (`bereaved`) is not, if any other can be.
+/// - On its node, a culprit ends before those it takes along: of what else a node reports, only
+///   the first can be the cause. But a rank has left the others at MPI_Finalize already, and exits
+///   some time after it: that counts wherever it stands.
+/// - Between what is left, the strongest; the first that came among equals.
+///
+/// The second rule is there because the third does not always hold: the kernel closes the
+/// connections of a process before it calls it ended, and on a busy node others may notice the
+/// one, and end, before the other.
+fn culprit<'a>(reports: &'a [Report], bereaved: &BTreeSet<u32>) -> Option<&'a Cause> {
+    let lost_another = |cause: &Cause| cause.rank().is_some_and(|rank| bereaved.contains(&rank));
+    let others = reports.iter().filter(|report| {
+        report.cause.strength() >= Strength::Outside || !lost_another(&report.cause)
+    });
+    strongest(others).or_else(|| strongest(reports.iter()))
+}
+
+/// The strongest of what can be a cause by its place in the order.
+fn strongest<'a>(reports: impl Iterator<Item = &'a Report>) -> Option<&'a Cause> {
+    let mut nodes = BTreeSet::new();
+    let mut found: Option<&Cause> = None;
+    for Report { node, cause } in reports {
+        let strength = cause.strength();
+        let has_left = strength == Strength::Left;
+        let is_first = !has_left && nodes.insert(node);
+        let can_be = is_first || has_left || strength >= Strength::Outside;
+        if can_be && found.is_none_or(|found| found.strength() < strength) {
+            found = Some(cause);
         }
     }
+    found
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,14 +252,30 @@ pub struct Watch {
     /// Processes of the job, spawned ones too.
     size: u32,
     endings: BTreeMap<u32, Ending>,
-    cause: Option<Cause>,
-    /// First code other than 0 of a rank that had finalized.
-    late_code: Option<i32>,
+    reports: Vec<Report>,
+    /// Ranks that have said that they lost another one.
+    bereaved: BTreeSet<u32>,
+    left: Option<Left>,
+}
+
+/// The first rank that has ended with an error after MPI_Finalize.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    rank: u32,
+    code: i32,
+    at: Instant,
+    told: bool,
 }
 
 impl Watch {
     pub fn new(size: u32) -> Watch {
-        Watch { size, endings: BTreeMap::new(), cause: None, late_code: None }
+        Watch {
+            size,
+            endings: BTreeMap::new(),
+            reports: Vec::new(),
+            bereaved: BTreeSet::new(),
+            left: None,
+        }
     }
 
     /// More processes are being started.
@@ -154,112 +291,72 @@ impl Watch {
         }
     }
 
-    pub fn handle_exit(&mut self, rank: u32, ending: Ending, stage: Stage) {
+    /// `node`: any name for where the rank ran, the same for all ranks of the node.
+    pub fn handle_exit(
+        &mut self,
+        node: &str,
+        rank: u32,
+        ending: Ending,
+        stage: Stage,
+        now: Instant,
+    ) {
         self.endings.insert(rank, ending);
         match ending {
-            Ending::Killed(signal) => self.handle_cause(Cause::Killed { rank, signal }),
+            Ending::Killed(signal) => self.handle_cause(node, Cause::Killed { rank, signal }),
             Ending::Exited(0) => {}
-            // It has left the job properly: its code counts, but stops no one.
             Ending::Exited(code) if stage == Stage::Finalized => {
-                self.late_code.get_or_insert(code);
+                self.left.get_or_insert(Left { rank, code, at: now, told: false });
+                self.handle_cause(node, Cause::Left { rank, code });
             }
-            Ending::Exited(code) => self.handle_cause(Cause::Exited { rank, code }),
+            Ending::Exited(code) => self.handle_cause(node, Cause::Exited { rank, code }),
         }
     }
 
-    pub fn handle_cause(&mut self, cause: Cause) {
-        match &self.cause {
-            Some(known) if known.weight() >= cause.weight() => {}
-            _ => self.cause = Some(cause),
-        }
+    /// `node`: where it happened, empty for what happened to the job as a whole.
+    pub fn handle_cause(&mut self, node: &str, cause: Cause) {
+        self.reports.push(Report { node: node.to_string(), cause });
+    }
+
+    /// This rank has said that it lost another one.
+    pub fn handle_loss(&mut self, rank: u32) {
+        self.bereaved.insert(rank);
     }
 
     pub fn all_ended(&self) -> bool {
         self.endings.len() == self.size as usize
     }
 
-    pub fn verdict(&self) -> Verdict {
-        match &self.cause {
-            Some(cause) => Verdict::End(cause.clone()),
-            None if self.all_ended() => Verdict::Finished { code: self.late_code.unwrap_or(0) },
-            None => Verdict::GoOn,
+    pub fn verdict(&self, now: Instant) -> Verdict {
+        let is_over = |left: Left| now >= left.at + LEFT_GRACE;
+        let only_left = self.reports.iter().all(|report| report.cause.strength() == Strength::Left);
+        if only_left && self.all_ended() {
+            return Verdict::Finished { code: self.left.map_or(0, |left| left.code) };
         }
+        if only_left && !self.left.is_some_and(is_over) {
+            return Verdict::GoOn;
+        }
+        culprit(&self.reports, &self.bereaved)
+            .map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
+    }
+
+    /// When [`Watch::poll_notice`] or [`Watch::verdict`] will have something new to say.
+    pub fn next_time(&self) -> Option<Instant> {
+        self.left.map(|left| left.at + if left.told { LEFT_GRACE } else { LEFT_NOTICE })
+    }
+
+    /// What the user should know while the job still runs; said once.
+    pub fn poll_notice(&mut self, now: Instant, place: impl Fn(u32) -> String) -> Option<String> {
+        let left = self.left.as_mut().filter(|left| !left.told && now >= left.at + LEFT_NOTICE)?;
+        left.told = true;
+        Some(format!(
+            "{} ended with exit code {} after MPI_Finalize; unless the others end too, the job is \
+             ended in {} s",
+            place(left.rank),
+            left.code,
+            (LEFT_GRACE - LEFT_NOTICE).as_secs()
+        ))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn verdict(reports: &[(u32, Ending, Stage)], causes: &[Cause]) -> Verdict {
-        let mut watch = Watch::new(2);
-        for &(rank, ending, stage) in reports {
-            watch.handle_exit(rank, ending, stage);
-        }
-        causes.iter().for_each(|cause| watch.handle_cause(cause.clone()));
-        watch.verdict()
-    }
-
-    #[test]
-    fn the_whole_table_of_two_ranks() {
-        use Ending::{Exited, Killed};
-        use Stage::{Finalized, Joined, Silent};
-        let abort = || Cause::Aborted { rank: 1, code: 9, message: String::new() };
-        let killed = Cause::Killed { rank: 0, signal: 11 };
-        let one = [(0, Exited(0), Finalized)];
-        let both = [(0, Exited(0), Silent), (1, Exited(0), Silent)];
-        let late = [(0, Exited(0), Finalized), (1, Exited(3), Finalized)];
-        let error = [(1, Exited(3), Joined)];
-        let silent_error = [(1, Exited(3), Silent)];
-        let crash = [(0, Killed(11), Joined)];
-        let late_crash = [(0, Killed(11), Finalized)];
-        let stuck = Cause::Stuck { rank: 0 };
-        let exited = Cause::Exited { rank: 1, code: 3 };
-        assert_eq!(verdict(&[], &[]), Verdict::GoOn);
-        assert_eq!(verdict(&one, &[]), Verdict::GoOn);
-        assert_eq!(verdict(&both, &[]), Verdict::Finished { code: 0 });
-        assert_eq!(verdict(&late, &[]), Verdict::Finished { code: 3 });
-        assert_eq!(verdict(&error, &[]), Verdict::End(exited.clone()));
-        assert_eq!(verdict(&silent_error, &[]), Verdict::End(exited.clone()));
-        assert_eq!(verdict(&crash, &[]), Verdict::End(killed.clone()));
-        assert_eq!(verdict(&late_crash, &[]), Verdict::End(killed.clone()));
-        assert_eq!(verdict(&crash, &[abort()]), Verdict::End(killed));
-        assert_eq!(verdict(&error, &[abort()]), Verdict::End(abort()));
-        assert_eq!(verdict(&error, std::slice::from_ref(&stuck)), Verdict::End(exited));
-        assert_eq!(verdict(&one, std::slice::from_ref(&stuck)), Verdict::End(stuck));
-    }
-
-    #[test]
-    fn spawned_ranks_are_waited_for_unless_revoked() {
-        let mut watch = Watch::new(1);
-        watch.handle_spawn(2);
-        watch.handle_exit(0, Ending::Exited(0), Stage::Finalized);
-        assert_eq!(watch.verdict(), Verdict::GoOn);
-        watch.handle_exit(70, Ending::Exited(0), Stage::Silent);
-        assert_eq!(watch.verdict(), Verdict::GoOn);
-        watch.handle_revoke(70..72);
-        assert_eq!(watch.verdict(), Verdict::Finished { code: 0 });
-    }
-
-    #[test]
-    fn codes_are_those_of_a_shell() {
-        let code = |cause: Cause| cause.code();
-        let abort = |code| Cause::Aborted { rank: 0, code, message: String::new() };
-        assert_eq!(code(Cause::Killed { rank: 0, signal: 9 }), 137);
-        assert_eq!(code(Cause::Interrupted { signal: 2 }), 130);
-        assert_eq!(code(Cause::Timeout { seconds: 1 }), 124);
-        assert_eq!(code(Cause::Exited { rank: 0, code: 42 }), 42);
-        assert_eq!(code(abort(7)), 7);
-        assert_eq!(code(abort(0)), 0);
-        assert_eq!(code(abort(256)), 1);
-    }
-
-    #[test]
-    fn the_message_names_rank_node_cluster_and_signal() {
-        let cause = Cause::Killed { rank: 3, signal: 11 };
-        assert_eq!(
-            cause.text(|rank| format!("rank {rank} on node n2 (cluster nancy)")),
-            "rank 3 on node n2 (cluster nancy) was killed by signal 11 (SIGSEGV); ending the job"
-        );
-    }
-}
+mod tests;

@@ -28,6 +28,49 @@ fn the_exit_code_of_a_failing_rank_ends_the_job() {
     lb.assert_nothing_left();
 }
 
+/// As a bystander does that is quicker than the kernel's word of the one it lost.
+#[test]
+fn a_rank_that_says_it_lost_another_is_not_named() {
+    let lb = Landbridge::new("lost");
+    let script = "cd $(dirname $0)
+        if [ $PMI_RANK = 0 ]; then
+            until [ -e ready ]; do sleep 0.01; done
+            echo 'landbridge[1]: Warn: the connection to rank 1 is lost: end of file' >&2
+            echo > told
+            exit 1
+        fi
+        echo > ready
+        until [ -e told ]; do sleep 0.01; done
+        exit 5";
+    for clusters in ["1", "2"] {
+        let scratch = common::Scratch::new("lost");
+        let script = scratch.write("lost.sh", script).display().to_string();
+        let output = lb.run(&["run", "-n", "2", "--clusters", clusters, "sh", &script]);
+        assert_code(&output, 5);
+        assert!(stderr(&output).contains("rank 1 on node"), "{}", stderr(&output));
+    }
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_job_nobody_reads_ends_quietly() {
+    let lb = Landbridge::new("unread");
+    let rows = [
+        "\"$0\" run -n 1 yes | head -n 1",
+        "\"$0\" run -n 1 sh -c 'while echo y; do :; done >&2' 2>&1 >/dev/null | head -n 1",
+    ];
+    for line in rows {
+        let mut command = std::process::Command::new("bash");
+        let ours = lb.command(&[]);
+        command.envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.args(["-o", "pipefail", "-c", line]).arg(lb.binary());
+        let output = common::Running::new(command).finish();
+        assert_code(&output, 141);
+        assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("y\n", ""));
+    }
+    lb.assert_nothing_left();
+}
+
 #[test]
 fn a_crash_is_named_with_its_rank_and_signal() {
     let lb = Landbridge::new("crash");
@@ -231,10 +274,11 @@ fn variables_that_are_not_text_reach_the_ranks() {
 #[test]
 fn mistakes_are_told_with_what_to_do() {
     let lb = Landbridge::new("mistakes");
-    let rows: [(&[&str], &str); 7] = [
+    let rows: [(&[&str], &str); 8] = [
         (&["run", "--clusers", "2", "-n", "2", "true"], "no option --clusers"),
-        (&["run", "-n", "2", "no-such-program"], "no program no-such-program along PATH"),
-        (&["run", "-n", "2", "./no-such-program"], "does not exist or is not executable"),
+        (&["run", "-n", "2", "no-such-program"], "no program no-such-program in any of"),
+        (&["run", "-n", "2", "./no-such-program"], "no-such-program does not exist"),
+        (&["run", "-np", "2", "/etc/passwd"], "/etc/passwd is not executable"),
         (&["run", "-n", "2", "--wdir", "/no/such", "true"], "choose one with --wdir"),
         (&["run", "true"], "-n"),
         (&["run", "-n", "2", "--clusters", "3", "true"], "cannot be cut"),
@@ -326,6 +370,32 @@ fn a_rank_that_leaves_others_in_a_barrier_ends_the_job() {
         assert!(stderr(&output).contains("rank 1 on node"), "{}", stderr(&output));
         assert!(stderr(&output).contains("without MPI_Finalize"), "{}", stderr(&output));
     }
+    lb.assert_nothing_left();
+}
+
+/// What Python does after an exception: its MPI is finalized, then it exits with 1.
+#[test]
+fn an_error_after_finalize_ends_the_job_after_a_grace() {
+    let lb = Landbridge::new("left");
+    let script = |other: &str| {
+        format!(
+            "{PMI_CLIENT}
+            [ $PMI_RANK = 0 ] && {other}
+            say 'cmd=finalize'
+            exit 3"
+        )
+    };
+    let output = lb.run(&["run", "-n", "2", "bash", "-c", &script("exec sleep 600")]);
+    assert_code(&output, 3);
+    let text = stderr(&output);
+    assert!(
+        text.contains("ended with exit code 3 after MPI_Finalize; unless the others"),
+        "{text}"
+    );
+    assert!(text.ends_with("ended with exit code 3; ending the job\n"), "{text}");
+    let output = lb.run(&["run", "-n", "2", "bash", "-c", &script("exec true")]);
+    assert_code(&output, 3);
+    assert_eq!(stderr(&output), "");
     lb.assert_nothing_left();
 }
 

@@ -81,8 +81,15 @@ impl Agent {
                 plan: &plan,
                 neighbours: None,
             };
-            self.ranks.push(LocalRank::start(job, node, &self.relay_address, &start)?);
+            self.start_rank(job, node, &start)?;
         }
+        Ok(())
+    }
+
+    fn start_rank(&mut self, job: &Job, node: &Node, start: &Start) -> Result<()> {
+        let rank = LocalRank::start(job, node, &self.relay_address, start)?;
+        self.exits.watch(rank.pid);
+        self.ranks.push(rank);
         Ok(())
     }
 
@@ -139,7 +146,7 @@ impl Agent {
                     plan: &plan,
                     neighbours: Some(living + own),
                 };
-                self.ranks.push(LocalRank::start(job, node, &self.relay_address, &start)?);
+                self.start_rank(job, node, &start)?;
             }
         }
         Ok(())

@@ -6,8 +6,10 @@
 //! it; nothing it has started ever outlives it. One loop: every descriptor is non-blocking, and
 //! every pass handles signals, messages, PMI lines and output, in this order. (What host commands such
 //! as ssh say on standard error is read by a small thread for each, `spawn/said.rs`.)
+//! What it reports about its ranks is in the order in which it happened to them.
 
 mod end;
+mod exits;
 mod groups;
 pub mod rank;
 pub mod relay;
@@ -26,6 +28,7 @@ use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
 use end::Phase;
+use exits::Exits;
 use groups::Group;
 use rank::LocalRank;
 use relay::RelayProcess;
@@ -67,6 +70,9 @@ struct Agent {
     groups: BTreeMap<u32, Group>,
     children: Vec<Child>,
     ranks: Vec<LocalRank>,
+    exits: Exits,
+    /// Places of ranks that have ended in this pass, in the order in which they did.
+    unreported: Vec<usize>,
     relay: Option<RelayProcess>,
     /// `HOST:PORT` of the cluster's relay, empty without one.
     relay_address: String,
@@ -103,6 +109,8 @@ impl Agent {
             groups: BTreeMap::new(),
             children: Vec::new(),
             ranks: Vec::new(),
+            exits: Exits::new(),
+            unreported: Vec::new(),
             relay: None,
             relay_address: String::new(),
             phase: Phase::Working,
@@ -119,13 +127,15 @@ impl Agent {
         loop {
             let ready = self.wait();
             self.handle_signals();
+            // Before any word of those that still run: they may have lost one that has ended.
+            self.report_endings();
             self.handle_parent();
             self.handle_children();
             for &source in &ready {
                 self.handle_source(source);
             }
             self.drain_servers();
-            self.report_endings();
+            self.report_stuck();
             self.retire_groups();
             self.keep_in_touch();
             self.look_for_the_silent();
@@ -215,11 +225,12 @@ impl Agent {
                 self.begin_end(false);
             }
         }
-        while let Some((pid, ending)) = sys::reap() {
+        for (pid, ending) in self.exits.reap() {
             // The number of a process that has ended may come again.
-            let runs = |rank: &&mut LocalRank| rank.pid == pid && rank.ending.is_none();
-            if let Some(rank) = self.ranks.iter_mut().find(runs) {
-                rank.ending = Some(ending);
+            let runs = |rank: &LocalRank| rank.pid == pid && rank.ending.is_none();
+            if let Some(index) = self.ranks.iter().position(runs) {
+                self.ranks[index].ending = Some(ending);
+                self.unreported.push(index);
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
                 if self.phase == Phase::Working {
@@ -232,9 +243,8 @@ impl Agent {
 
     /// Tells the parent about ranks that have ended, after all they have said.
     fn report_endings(&mut self) {
-        for index in 0..self.ranks.len() {
-            let rank = &self.ranks[index];
-            let (Some(ending), false) = (rank.ending, rank.reported) else { continue };
+        for index in std::mem::take(&mut self.unreported) {
+            let Some(ending) = self.ranks[index].ending else { continue };
             self.handle_pmi(index);
             self.drain_servers();
             self.handle_output(index);
@@ -244,7 +254,6 @@ impl Agent {
             let (number, group) = (rank.rank, rank.group);
             self.report_ending(group, number, ending);
         }
-        self.report_stuck();
     }
 
     fn fail(&mut self, text: String) {

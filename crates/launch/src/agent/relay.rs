@@ -132,7 +132,7 @@ impl RelayProcess {
         let deadline = Instant::now() + grace;
         while !self.ended && Instant::now() < deadline {
             // Everything else of this agent has ended, so any child to reap is the relay.
-            self.ended |= std::iter::from_fn(sys::reap).any(|(pid, _)| pid == self.pid);
+            self.ended |= sys::reap(self.pid).is_some();
             std::thread::sleep(Duration::from_millis(5));
         }
         if !self.ended {

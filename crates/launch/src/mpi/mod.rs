@@ -162,19 +162,34 @@ fn set_default(environment: &mut Environment, name: &str, value: impl Into<OsStr
 /// As a shell finds it: names with a slash from `wdir`, others along `search`.
 pub fn find_program(name: &str, wdir: &str, search: &OsStr) -> Result<PathBuf> {
     if name.contains('/') {
-        let path = Path::new(wdir).join(name);
+        // A leading `./` would only make the path longer.
+        let path = Path::new(wdir).join(name).components().collect::<PathBuf>();
         if is_executable(&path) {
             return Ok(path);
         }
-        bail!("{} does not exist or is not executable", path.display());
+        bail!("{}", why_not(&path));
     }
     let mut candidates = std::env::split_paths(search).map(|directory| directory.join(name));
     match candidates.find(|path| is_executable(path)) {
         Some(path) => Ok(path),
-        None => {
-            let search = search.display();
-            bail!("no program {name} along PATH ({search}); give its path, such as ./{name}")
+        None => bail!(
+            "no program {name} in any of the {} directories of PATH; give its path, such as \
+             ./{name}",
+            std::env::split_paths(search).count()
+        ),
+    }
+}
+
+/// Why the file at `path` cannot be started.
+fn why_not(path: &Path) -> String {
+    let shown = path.display();
+    match path.metadata() {
+        Ok(found) if found.is_dir() => format!("{shown} is a directory, not a program"),
+        Ok(_) => format!("{shown} is not executable; if it is a program: chmod +x {shown}"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            format!("{shown} does not exist")
         }
+        Err(error) => format!("{shown} cannot be looked at: {error}"),
     }
 }
 
@@ -252,9 +267,13 @@ mod tests {
     fn programs_are_found_as_a_shell_does() {
         let find = |name, wdir, search: &str| find_program(name, wdir, OsStr::new(search));
         assert_eq!(find("sh", "/", "/nowhere:/bin").unwrap(), Path::new("/bin/sh"));
-        assert_eq!(find("./sh", "/bin", "").unwrap(), Path::new("/bin/./sh"));
+        assert_eq!(find("./sh", "/bin", "").unwrap(), Path::new("/bin/sh"));
         assert!(find("passwd", "/etc", "").is_err());
-        assert!(find("./passwd", "/etc", "").is_err());
+        let why = |name, wdir, search| find(name, wdir, search).unwrap_err().to_string();
+        assert!(why("./passwd", "/etc", "").starts_with("/etc/passwd is not executable"));
+        assert_eq!(why("./no-such", "/etc", ""), "/etc/no-such does not exist");
+        assert!(why("./", "/etc", "").starts_with("/etc is a directory"));
+        assert!(why("no-such", "/", "/a:/b").contains("any of the 2 directories of PATH"));
     }
 
     #[test]

@@ -1,0 +1,128 @@
+//! Processes that end, in the order in which they do. A wait for any child gives them out in the
+//! order in which they were started, and says so of a rank that was killed only after the rank of a
+//! lower number that died of the loss. The kernel queues descriptors of processes as they end.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::control::Ending;
+use crate::sys;
+
+/// Processes taken out of the kernel's queue at once; it stays in order beyond them.
+const BATCH: usize = 64;
+
+/// Without descriptors of processes (Linux before 5.3) it still gives out every process, but in
+/// no order.
+pub struct Exits {
+    queue: Option<OwnedFd>,
+    /// By process id.
+    watched: BTreeMap<u32, OwnedFd>,
+}
+
+impl Exits {
+    pub fn new() -> Exits {
+        Exits { queue: epoll::create(CreateFlags::CLOEXEC).ok(), watched: BTreeMap::new() }
+    }
+
+    /// Gives the end of this child its place in the order. It must not have been reaped.
+    pub fn watch(&mut self, pid: u32) {
+        let Some(queue) = &self.queue else { return };
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let Some(Ok(fd)) = raw.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return };
+        let data = EventData::new_u64(u64::from(pid));
+        if epoll::add(queue, &fd, data, EventFlags::IN).is_ok() {
+            self.watched.insert(pid, fd);
+        }
+    }
+
+    /// Children that have ended since: the watched ones in order, the others wherever.
+    pub fn reap(&mut self) -> Vec<(u32, Ending)> {
+        let mut ended = Vec::new();
+        let mut passed_over = None;
+        loop {
+            self.reap_watched(&mut ended);
+            // One that ends here, while others are looked for, is left to its place in the queue.
+            let Some(pid) = sys::ended_child() else { return ended };
+            if !self.watched.contains_key(&pid) {
+                ended.extend(sys::reap(pid));
+            } else if passed_over.replace(pid) == Some(pid) {
+                // Not to be expected of the queue; better out of order than never.
+                self.watched.remove(&pid);
+            }
+        }
+    }
+
+    fn reap_watched(&mut self, ended: &mut Vec<(u32, Ending)>) {
+        loop {
+            let pids = self.queued();
+            let before = ended.len();
+            for pid in pids {
+                if let Some(ending) = sys::reap(pid) {
+                    // Its descriptor leaves the queue with it.
+                    self.watched.remove(&pid);
+                    ended.push(ending);
+                }
+            }
+            if ended.len() == before {
+                return;
+            }
+        }
+    }
+
+    fn queued(&self) -> Vec<u32> {
+        let Some(queue) = &self.queue else { return Vec::new() };
+        let mut events = Vec::with_capacity(BATCH);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if epoll::wait(queue, rustix::buffer::spare_capacity(&mut events), Some(&now)).is_err() {
+            return Vec::new();
+        }
+        let pids = events.iter().map(|event: &epoll::Event| event.data.u64());
+        pids.filter_map(|pid| u32::try_from(pid).ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Ends with this code when its stdin does.
+    fn start(code: u32) -> Child {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("read -r line; exit {code}")).stdin(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    fn is_zombie(pid: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(')').unwrap().1.trim_start().starts_with('Z')
+    }
+
+    #[test]
+    fn processes_are_given_out_in_the_order_in_which_they_end() {
+        let mut exits = Exits::new();
+        let mut children: Vec<Child> = (0..5).map(start).collect();
+        let pids: Vec<u32> = children.iter().map(Child::id).collect();
+        // The one in the middle belongs to somebody else.
+        [0, 1, 3, 4].iter().for_each(|&index: &usize| exits.watch(pids[index]));
+        assert!(exits.reap().is_empty());
+        for index in [3, 1, 2, 4, 0] {
+            drop(children[index].stdin.take());
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !is_zombie(pids[index]) {
+                assert!(Instant::now() < deadline, "it did not end");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let ended = exits.reap();
+        let expected = [3, 1, 4, 0, 2].map(|index| (pids[index], Ending::Exited(index as i32)));
+        assert_eq!(ended, expected);
+        assert!(exits.watched.is_empty() && exits.reap().is_empty());
+    }
+}
