@@ -3,8 +3,8 @@
 //! `ffi` translates libfabric's calls into `engine` requests and is the only place with raw object
 //! pointers; `engine` knows no `fid`. Between them lie the small shared parts: `av` (names by
 //! number), `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (which of
-//! them an endpoint uses), `port` (an engine behind its lock); and what a thread that waits does:
-//! `patience` (how long it polls) and `parking` (how it sleeps).
+//! them an endpoint uses), `port` (the engines a queue drives); and what a thread that waits does:
+//! `patience` (how long it polls) and `parking` (an engine behind its lock, and how a thread sleeps in it).
 
 pub mod abi;
 pub mod arena;

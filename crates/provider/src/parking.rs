@@ -16,8 +16,36 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::engine::{Engine, PARK_MILLIS};
 use crate::patience::{Advice, Patience};
-use crate::port::Port;
 use crate::sync::{Sleep, SpinLock};
+
+/// One enabled endpoint's engine behind its lock, shared by the endpoint (which posts) and by the queues and counters bound
+/// to it (which drive it when they are read).
+pub struct Port {
+    pub engine: SpinLock<Engine>,
+}
+
+impl Port {
+    pub fn new(engine: Engine) -> Arc<Self> {
+        let port = Arc::new(Self { engine: SpinLock::new(engine) });
+        join(&port);
+        port
+    }
+
+    /// Drains the engine and ends its use: from here on nobody gets its lock. (Another thread may hold the port for a moment
+    /// longer, and must not touch memory that the program has back.)
+    pub fn close(&self) {
+        let mut engine = self.engine.lock();
+        engine.close();
+        leave(self, &engine);
+        std::mem::forget(engine);
+    }
+}
+
+// SAFETY: an engine holds pointers to the program's buffers, which belong to no thread; it is only
+// reached through its lock.
+unsafe impl Sync for Port {}
+// SAFETY: as above.
+unsafe impl Send for Port {}
 
 /// All ports of the process.
 static PORTS: SpinLock<Vec<Weak<Port>>> = SpinLock::new(Vec::new());
@@ -28,7 +56,7 @@ static TOGETHER: OnceLock<Option<OwnedFd>> = OnceLock::new();
 const EVENTS: usize = 4;
 
 /// From now on whoever parks is woken for this port too.
-pub fn join(port: &Arc<Port>) {
+fn join(port: &Arc<Port>) {
     if let Some(together) = TOGETHER.get_or_init(open) {
         let engine = port.engine.lock();
         // An engine that cannot be watched is late by one nap at most.
@@ -38,7 +66,7 @@ pub fn join(port: &Arc<Port>) {
 }
 
 /// Undoes [`join`] for the port of this engine.
-pub fn leave(port: &Port, engine: &Engine) {
+fn leave(port: &Port, engine: &Engine) {
     if let Some(Some(together)) = TOGETHER.get() {
         let _ = epoll::delete(together, engine.descriptor());
     }

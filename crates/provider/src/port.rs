@@ -1,38 +1,9 @@
-//! A port: one enabled endpoint's engine behind its lock, shared by the endpoint (which posts) and
-//! by the queues and counters bound to it (which drive it when they are read).
+//! The ports that a completion queue or counter drives when it is read.
 
 use std::sync::Arc;
 
-use crate::engine::Engine;
-use crate::parking;
+use crate::parking::{self, Port};
 use crate::sync::{Sleep, SpinLock};
-
-pub struct Port {
-    pub engine: SpinLock<Engine>,
-}
-
-impl Port {
-    pub fn new(engine: Engine) -> Arc<Self> {
-        let port = Arc::new(Self { engine: SpinLock::new(engine) });
-        parking::join(&port);
-        port
-    }
-
-    /// Drains the engine and ends its use: from here on nobody gets its lock. (Another thread may hold the port for a moment
-    /// longer, and must not touch memory that the program has back.)
-    pub fn close(&self) {
-        let mut engine = self.engine.lock();
-        engine.close();
-        parking::leave(self, &engine);
-        std::mem::forget(engine);
-    }
-}
-
-// SAFETY: an engine holds pointers to the program's buffers, which belong to no thread; it is only
-// reached through its lock.
-unsafe impl Sync for Port {}
-// SAFETY: as above.
-unsafe impl Send for Port {}
 
 /// The ports a queue or counter drives.
 pub struct Ports {

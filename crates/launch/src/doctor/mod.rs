@@ -9,6 +9,8 @@ pub mod probe;
 mod system;
 mod tun;
 
+use std::process::{Command, Stdio};
+
 use anyhow::Result;
 
 use crate::cli::DoctorArguments;
@@ -98,4 +100,10 @@ fn files() -> Vec<Finding> {
         Err(error) => findings.push(Finding::bad(error.to_string(), "make build")),
     }
     findings
+}
+
+/// Neither reads nor prints.
+fn quiet(mut command: Command) -> Command {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{Finding, tun};
+use super::{Finding, quiet, tun};
 
 /// A job of this many ranks on a node should not run into a limit.
 const RANKS_TO_EXPECT: u64 = 64;
@@ -109,11 +109,6 @@ impl Drop for Killed {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-pub(super) fn quiet(mut command: Command) -> Command {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command
 }
 
 fn check_open_files() -> Finding {

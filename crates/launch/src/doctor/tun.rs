@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use super::Finding;
-use super::system::quiet;
+use super::quiet;
 
 const DEVICE: &CStr = c"/dev/net/tun";
 /// From linux/if_tun.h.

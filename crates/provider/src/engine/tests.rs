@@ -410,7 +410,8 @@ fn until(mut is_done: impl FnMut() -> bool) {
 fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use crate::port::{Port, Ports};
+    use crate::parking::Port;
+    use crate::port::Ports;
 
     const TURNS: u32 = 20;
     let port = Port::new(Party::open().engine);
@@ -436,8 +437,7 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
 
 #[test]
 fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
-    use crate::parking;
-    use crate::port::Port;
+    use crate::parking::{self, Port};
 
     const NAP: Duration = Duration::from_secs(10);
     let (mut one, other) = (Party::open(), Party::open());

@@ -16,7 +16,7 @@ use crate::engine::request::{Iov, Level};
 use crate::engine::{Engine, Setup};
 use crate::info::{self, Format, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
 use crate::log;
-use crate::port::Port;
+use crate::parking::Port;
 use crate::sink::Sink;
 use crate::sync::{SpinGuard, SpinLock};
 
