@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import hop_cost
+import hotspots
 import wan
 from support import paths, svg
 
@@ -23,7 +24,7 @@ def write() -> None:
     (paths.ROOT / "docs" / "pictures").mkdir(parents=True, exist_ok=True)
     for name, result in measured.items():
         picture(name, result)
-    for name, source in (("wan", wan), ("hop-cost", hop_cost)):
+    for name, source in (("wan", wan), ("hop-cost", hop_cost), ("profile", hotspots)):
         if result := load(name):
             sections.append(source.section(result))
     DOCUMENT.write_text("\n".join([head(), *sections, idle_section()]))

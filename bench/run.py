@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "scripts"), str(HERE)]
 import hop_cost  # noqa: E402
 import hops  # noqa: E402
+import hotspots  # noqa: E402
 import idle  # noqa: E402
 import imb  # noqa: E402
 import peers  # noqa: E402
@@ -70,6 +71,18 @@ def comparisons() -> list[Comparison]:
     ]
 
 
+def profiled() -> list:
+    """What is profiled: one case of each kind."""
+    shm, tcp = peers.NODE[0], peers.TCP[0]
+    return [
+        ("node, ping-pong of 8 B", shm, "PingPong", 2, 8),
+        ("node, ping-pong of 1 MiB", shm, "PingPong", 2, MIB),
+        ("TCP, ping-pong of 8 B", tcp, "PingPong", 2, 8),
+        ("TCP, ping-pong of 64 KiB", tcp, "PingPong", 2, 64 * KIB),
+        ("16 ranks on a node, Allreduce of 8 B", shm, "Allreduce", 16, 8),
+    ]
+
+
 def main() -> int:
     options = arguments()
 
@@ -87,6 +100,8 @@ def main() -> int:
             hop_cost.measure(options.rounds)
         if is_wanted("idle"):
             idle.measure()
+        if is_wanted("profile"):
+            hotspots.measure(profiled())
     report.write()
     return 0
 

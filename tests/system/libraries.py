@@ -114,7 +114,7 @@ def job(checks, name, command, environment=None):
 
 def served_by_us(output: str) -> tuple[set[str], set[str]]:
     """Processes that report a path to a peer, and the kinds of path."""
-    peers = re.findall(r"landbridge\[(\d+)\]: Info: (?:peer|relay)[^:\n]*: ([a-z ]+)$", output, re.M)
+    peers = re.findall(r"landbridge\[(\d+)\]: Info: (?:a process|rank|relay)[^:\n]*: ([a-z ]+)$", output, re.M)
     return {process for process, _ in peers}, {path for _, path in peers}
 
 
