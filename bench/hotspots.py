@@ -50,7 +50,9 @@ def shares(samples, key: str) -> list[tuple[float, str]]:
     command = ["perf", "report", "-i", str(samples), "--no-children", "--stdio", "-q", "--sort", key]
     report = process.run(command, LIMIT_S)
     found = re.findall(r"^ +([\d.]+)% +(.+?) *$", report.output, re.MULTILINE)
-    return [(float(percent), short(name)) for percent, name in found]
+    # perf pads, and adds columns that are empty.
+    names = [(percent, re.sub(r"[ -]+$", "", name)) for percent, name in found]
+    return [(float(percent), short(name)) for percent, name in names]
 
 
 def short(name: str) -> str:
@@ -63,7 +65,8 @@ def short(name: str) -> str:
 
 def section(rows: list) -> str:
     lines = ["## Where the time goes", "", "Samples of perf(1) over all ranks of our own way,"]
-    lines += ["polling while they wait included.", "", "| case | by library | by function |", "|---|---|---|"]
+    lines += ["polling while they wait included.", ""]
+    lines += ["| case | by library | by function |", "|---|---|---|"]
     for row in rows:
         cells = ["; ".join(f"{name} {share:.0f} %" for share, name in row[key] if share >= 1)
                  for key in ("libraries", "functions")]

@@ -1,7 +1,8 @@
 """Memory that idle peers cost: in a relay per attached rank, in the provider per silent peer.
 
 Both are slopes: the same job at two sizes, with ranks that start, connect and then sleep. The
-memory of a process is its Pss (what it maps alone, and its share of what it maps with others).
+memory of a process is what it has written: anonymous pages, and its share of shared memory (Pss
+without files, whose share falls as more processes map them).
 """
 
 import json
@@ -66,8 +67,8 @@ def one_size(ranks: int) -> dict[str, float] | None:
 
 
 def pss_kib(pid: int) -> float:
-    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-    return float(found[1])
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(map(float, re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", rollup, re.M)))
 
 
 def name_of(pid: int) -> str:

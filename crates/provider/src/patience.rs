@@ -29,7 +29,7 @@ const PURE_SPIN_MICROS: u64 = 10;
 const YIELD_MICROS: u64 = 2_000;
 /// Who gets the processor back so late has given it to somebody who computes, for a slice of the scheduler's: yielding is
 /// not cheap. Others that wait too give it back within microseconds.
-const SLICE_MICROS: u64 = 400;
+const SLICE_MICROS: u64 = 1000;
 /// Of the streaks without trust, one in so many yields all the same, to see whether it pays by now.
 const STREAKS_PER_TRIAL: u32 = 32;
 /// Polls of a loop, where processors are shared, before one of them yields or parks: a few microseconds.
