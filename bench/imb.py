@@ -51,6 +51,7 @@ def parse(output: str) -> Table:
         words = line.split()
         if words and words[0] == "#bytes":
             header, rows = words, {}
-        elif header and words and re.fullmatch(r"[\d.]+", words[0]):
+        # A sample that took too long has words in its row.
+        elif header and words and all(re.fullmatch(r"[\d.]+", word) for word in words):
             rows[int(words[0])] = dict(zip(header[1:], map(float, words[1:])))
     return Table(rows)
