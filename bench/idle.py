@@ -58,7 +58,11 @@ def one_size(ranks: int) -> dict[str, float] | None:
             time.sleep(0.1)
         below = process.descendants()
         relays = [pid for pid in below if "landbridge-relay" in name_of(pid)]
-        members = [pid for pid in below if RANK in command_of(pid)]
+        # The launcher has the program among its arguments too.
+        running = [pid for pid in below if RANK in command_of(pid)]
+        members = [pid for pid in running if "landbridge" not in Path(name_of(pid)).name]
+        if len(members) != ranks:
+            sys.exit(f"idle: {len(members)} ranks found of {ranks}")
         return {"relay": mean(map(pss_kib, relays)), "rank": mean(map(pss_kib, members))}
     finally:
         process.end_descendants()

@@ -134,5 +134,6 @@ def idle_section() -> str:
     for what, key, target in rows:
         kib = result[key] / 1024
         lines.append(f"| {what} | {kib:.1f} | {target} | {'' if kib <= target else 'missed'} |")
-    lines += ["", "A rank's is that of the whole process: what its MPI library keeps per peer is in it."]
+    lines += ["", "A rank's is that of the whole process: what its MPI library keeps is in it. Below zero:",
+              "something in it shrinks with the size of the job, by more than peers cost."]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@
 //! It holds their locks meanwhile. Another thread that wants one rings a bell of the process, and for a moment
 //! nobody parks.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::event::Timespec;
@@ -37,6 +37,7 @@ impl Port {
         let mut engine = self.engine.lock();
         engine.close();
         leave(self, &engine);
+        Patience::of_this_thread(|patience| patience.forget(engine.descriptor().as_raw_fd()));
         std::mem::forget(engine);
     }
 }

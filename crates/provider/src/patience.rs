@@ -391,6 +391,15 @@ mod tests {
     }
 
     #[test]
+    fn no_closed_endpoint_stands_before_the_others() {
+        let mut patience = Patience::new(CLOCK);
+        patience.note_event(100, 1);
+        assert!(patience.is_foremost(1) && !patience.is_foremost(2));
+        patience.forget(1);
+        assert!(patience.is_foremost(2));
+    }
+
+    #[test]
     fn a_loop_that_has_slept_sleeps_again_at_once() {
         let mut patience = Patience::new(CLOCK);
         let mut now = 100 + SPIN_MICROS + 1;
