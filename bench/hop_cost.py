@@ -7,6 +7,7 @@ it, with the ratios the target is about.
 import json
 import subprocess
 
+import stamp
 from support import paths
 
 TARGET = 1.3
@@ -23,7 +24,8 @@ def measure(rounds: int) -> None:
     if finished.returncode != 0:
         print(f"  does not run: {finished.stderr[-400:]}")
         return
-    (paths.RESULTS / "bench-hop-cost.json").write_text(json.dumps({"table": finished.stdout}))
+    document = {"table": finished.stdout, "stamp": stamp.now()}
+    (paths.RESULTS / "bench-hop-cost.json").write_text(json.dumps(document))
 
 
 def section(result: dict) -> str:
@@ -33,6 +35,7 @@ def section(result: dict) -> str:
         "24-byte frames to and fro between two clients over loopback; then a stream of the largest frames.",
         "Per message and hop: processor time, voluntary context switches (wake-ups), system calls.",
         "The forwarder waits, reads and writes: three calls.",
+        *stamp.lines(result),
         "",
         result["table"],
     ]

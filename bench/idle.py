@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import stamp
 from support import paths, process
 
 SMALL, LARGE = 4, 20
@@ -38,6 +39,7 @@ def measure() -> None:
     relay = 1024 * (marks[LARGE]["relay"] - marks[SMALL]["relay"]) / ((LARGE - SMALL) / 2)
     rank = 1024 * (marks[LARGE]["rank"] - marks[SMALL]["rank"]) / (LARGE - SMALL)
     document = {"relay_bytes_per_rank": round(relay), "rank_bytes_per_peer": round(rank)}
+    document["stamp"] = stamp.now()
     (paths.RESULTS / "bench-idle.json").write_text(json.dumps(document))
     print(f"idle: relay {relay / 1024:.1f} KiB per rank, provider {rank / 1024:.1f} KiB per peer")
 

@@ -1,20 +1,28 @@
-"""docs/BENCHMARKS.md out of the result files that bench/run.py leaves."""
+"""docs/BENCHMARKS.md out of the result files that bench/run.py leaves.
+
+A section is replaced by what was measured here; what was not measured here stays as it is in the document.
+"""
 
 import json
 import os
 import platform
 import re
-import subprocess
-import time
 from pathlib import Path
 
 import hop_cost
 import hotspots
+import integrity
+import rails
+import stall
+import stamp
+import streams
 import wan
 from support import paths, svg
 
 DOCUMENT = paths.ROOT / "docs" / "BENCHMARKS.md"
 ORDER = ["node", "tcp", "node-pairs", "tcp-pairs", "relays", "allreduce", "alltoall"]
+OTHERS = [("wan", wan), ("hop-cost", hop_cost), ("profile", hotspots)]
+OTHERS += [("integrity", integrity), ("rails", rails), ("stall", stall), ("streams", streams)]
 
 
 def write() -> None:
@@ -24,11 +32,19 @@ def write() -> None:
     (paths.ROOT / "docs" / "pictures").mkdir(parents=True, exist_ok=True)
     for name, result in measured.items():
         picture(name, result)
-    for name, source in (("wan", wan), ("hop-cost", hop_cost), ("profile", hotspots)):
+    for name, source in OTHERS:
         if result := load(name):
             sections.append(source.section(result))
-    DOCUMENT.write_text("\n".join([head(), *sections, idle_section()]))
+    old = DOCUMENT.read_text() if DOCUMENT.exists() else ""
+    DOCUMENT.write_text("\n".join([head(), *merged(old, [*sections, *idle_section()])]))
     print(f"bench: wrote {DOCUMENT.relative_to(paths.ROOT)}")
+
+
+def merged(old: str, measured: list[str]) -> list[str]:
+    """The sections of a document with those replaced, by their titles, that were measured; new ones last."""
+    sections = {text.partition("\n")[0]: text for text in re.split(r"^(?=## )", old, flags=re.M)[1:]}
+    sections |= {text.partition("\n")[0]: text for text in measured}
+    return [text.rstrip("\n") + "\n" for text in sections.values()]
 
 
 def load(name: str):
@@ -45,26 +61,24 @@ peer: below 1 is better for times, above 1 for bandwidth. MB is 10^6 bytes. Miss
 medians. On a virtual machine, whose two cores are now two cores of the host and now one, a median says which was
 more frequent: therefore the ratio of the best rounds stands below it.
 
-Machine: {machine()}; measured {time.strftime("%Y-%m-%d")}; load when this was written
-{os.getloadavg()[0]:.1f}.
+Machine: {machine()}. Sections say when they were measured, and of which commit; what is not
+measured again stays as it was.
 """
 
 
 def machine() -> str:
     cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
-    revision = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=paths.ROOT, capture_output=True, text=True
-    ).stdout.strip()
     gib = int(memory[1]) / (1 << 20)
     cores = os.cpu_count()
     name = cpu[1] if cpu else platform.machine()
-    return f"{name}, {cores} cores, {gib:.0f} GiB, Linux {platform.release()}, commit {revision}"
+    return f"{name}, {cores} cores, {gib:.0f} GiB, Linux {platform.release()}"
 
 
 def section(name: str, result: dict) -> str:
     columns = [f"{size_name(size)}, {unit}" for size, unit in result["columns"]]
-    lines = [f"## {result['title']}", "", f"{result['benchmark']}, {result['rounds']} rounds.", ""]
+    lines = [f"## {result['title']}", "", f"{result['benchmark']}, {result['rounds']} rounds."]
+    lines += [*stamp.lines(result), ""]
     lines += [f"| way | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
     for way, values in result["medians"].items():
         lines.append(f"| {way} | {' | '.join(f'{value:.2f}' for value in values)} |")
@@ -124,16 +138,17 @@ def picture(name: str, result: dict) -> None:
     file.write_text(svg.bars(f"{result['title']} (best = 1, higher is better)", groups))
 
 
-def idle_section() -> str:
+def idle_section() -> list[str]:
+    """The section about idle memory, if that was measured."""
     result = load("idle")
     if not result:
-        return ""
+        return []
     rows = [("relay, per attached rank", "relay_bytes_per_rank", 16)]
     rows += [("provider, per silent peer", "rank_bytes_per_peer", 4)]
-    lines = ["## Idle memory", "", "| what | KiB | target | |", "|---|--:|--:|---|"]
+    lines = ["## Idle memory", "", *stamp.lines(result), "", "| what | KiB | target | |", "|---|--:|--:|---|"]
     for what, key, target in rows:
         kib = result[key] / 1024
         lines.append(f"| {what} | {kib:.1f} | {target} | {'' if kib <= target else 'missed'} |")
     lines += ["", "A rank's is that of the whole process: what its MPI library keeps is in it. Below zero:",
               "something in it shrinks with the size of the job, by more than peers cost."]
-    return "\n".join(lines) + "\n"
+    return ["\n".join(lines) + "\n"]

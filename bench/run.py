@@ -3,6 +3,7 @@
 
     bench/run.py                    all comparisons, then docs/BENCHMARKS.md
     bench/run.py node tcp           only these
+    bench/run.py rails stall        two rails; integrity and streams are further names
     bench/run.py --rounds 7         more rounds (default 5)
     bench/run.py --report           only write the document, from what was measured last
 
@@ -26,8 +27,14 @@ import hops  # noqa: E402
 import hotspots  # noqa: E402
 import idle  # noqa: E402
 import imb  # noqa: E402
+import integrity  # noqa: E402
+import labs  # noqa: E402
 import peers  # noqa: E402
+import rails  # noqa: E402
 import report  # noqa: E402
+import stall  # noqa: E402
+import stamp  # noqa: E402
+import streams  # noqa: E402
 import wan  # noqa: E402
 from support import paths, process  # noqa: E402
 
@@ -102,14 +109,35 @@ def main() -> int:
             idle.measure()
         if is_wanted("profile"):
             hotspots.measure(profiled())
+        measure_faults(options, is_wanted)
     report.write()
     return 0
 
 
+def measure_faults(options, is_wanted) -> None:
+    """What is about several paths, faults and their price."""
+    few = min(options.rounds, 3)
+    jobs = [
+        ("integrity", lambda: integrity.measure(options.rounds, before=options.before)),
+        ("rails", lambda: rails.measure(few)),
+        ("stall", stall.measure),
+        ("streams", streams.measure),
+    ]
+    for name, job in jobs:
+        if is_wanted(name):
+            try:
+                job()
+            except labs.Failed as failed:
+                print(f"  {name} does not run: {failed}")
+
+
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="for integrity: a provider without reliability")
     parser.add_argument("names", nargs="*", metavar="NAME")
     return parser.parse_args()
 
@@ -139,6 +167,7 @@ def measure(comparison: Comparison, rounds: int) -> None:
         "yardsticks": [peer.name for peer in comparison.peers if peer.is_yardstick],
         "targets": {"us": comparison.target, "MB/s": comparison.target_bandwidth},
         "rounds": rounds,
+        "stamp": stamp.now(),
     }
     file = paths.RESULTS / f"bench-{comparison.name}.json"
     file.write_text(json.dumps(document, indent=1))

@@ -8,6 +8,7 @@ own headers leave 96.5 % of it to a single stream.
 import json
 
 import imb
+import stamp
 from support import paths, process
 
 LINK_MB_S = 125.0
@@ -38,7 +39,7 @@ def measure(rounds: int) -> None:
             return
         samples.append([table.bandwidth(size) for size in SIZES])
     medians = [sorted(column)[len(column) // 2] for column in zip(*samples)]
-    document = {"sizes": SIZES, "medians": medians, "samples": samples}
+    document = {"sizes": SIZES, "medians": medians, "samples": samples, "stamp": stamp.now()}
     (paths.RESULTS / "bench-wan.json").write_text(json.dumps(document))
 
 
@@ -48,6 +49,7 @@ def section(result: dict) -> str:
         "",
         f"IMB-MPI1 Uniband, {RANKS} ranks, two pairs across the link of `{LAB}` (5 ms one way, packets of 1500",
         "bytes, whose headers count), relays on both sides, emulated by the lab on the same two cores.",
+        *stamp.lines(result),
         "",
         "| message | MB/s | share of the link | |",
         "|---|--:|--:|---|",

@@ -152,7 +152,13 @@ def system_steps() -> list[Step]:
     where = ["--bin", str(paths.RELEASE), "--venvs", str(paths.BUILD / "venv")]
     return [
         python_step(
-            f"system-{name}", what, f"tests/system/{name}.py", *where, *words, limit_s=400, again=True
+            f"system-{name}",
+            what,
+            f"tests/system/{name}.py",
+            *where,
+            *words,
+            limit_s=LIMITS_S.get(name, 400),
+            again=name != "soak",
         )
         for name, what, *words in SYSTEM
         if (paths.ROOT / "tests" / "system" / f"{name}.py").exists()
@@ -166,7 +172,11 @@ SYSTEM = [
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),
+    ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),
+    ("soak", "three minutes of random faults under unmodified programs"),
 ]
+# What passes only at the second attempt is told as flaky, and is a fault to be found.
+LIMITS_S = {"network": 900, "soak": 420}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:

@@ -1,10 +1,13 @@
 //! What is done with arbitrary bytes, for the fuzzer and for the replay of its corpus. Nothing may
 //! panic, and what is accepted must mean the same after a round trip.
 
+mod channel;
+
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit::HEAD_BYTES_MAX;
 use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
 use landbridge_proto::route::table::Range;
+use landbridge_proto::setting::{SETTINGS, find, nearest};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
 use landbridge_proto::wire::hello::{
@@ -12,14 +15,19 @@ use landbridge_proto::wire::hello::{
 };
 use landbridge_proto::wire::name::{NAME_BYTES, Name};
 
-/// Every target by name.
-pub const TARGETS: [(&str, fn(&[u8])); 6] = [
+/// A target by name.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 8] = [
     ("frame", frame),
     ("head", head),
     ("hello", hello),
     ("name", name),
     ("stream", stream),
     ("config", config),
+    ("channel", channel),
+    ("setting", setting),
 ];
 
 /// A frame's header.
@@ -27,7 +35,9 @@ pub fn frame(bytes: &[u8]) {
     if let Ok(header) = Header::parse(bytes) {
         let mut again = [0; HEADER_BYTES];
         header.emit(&mut again);
-        assert_eq!(again, bytes[..HEADER_BYTES]);
+        // The check is the driver's, which fills it in last.
+        assert_eq!(again[..CHECK_AT], bytes[..CHECK_AT]);
+        assert_eq!(Header::parse(&again), Ok(header));
     }
 }
 
@@ -80,7 +90,8 @@ pub fn stream(bytes: &[u8]) {
     let Ok(mut relay) = Relay::new(ClusterId(0), ranges, 0) else { unreachable!("a good map") };
     let Ok(rank) = relay.attach(Address::new(1, 0), 0) else { unreachable!("a member") };
     let Some(peer) = relay.peer(ClusterId(1)) else { unreachable!("there are two clusters") };
-    relay.connect_peer(peer, 1, 0);
+    let Ok(reunion) = relay.connect(peer, 1) else { unreachable!("the first of its streams") };
+    let peer = reunion.lane;
     let from = if choice & 1 == 0 { rank } else { peer };
     let step = 1 + (*choice as usize >> 1) * 8;
 
@@ -119,6 +130,33 @@ pub fn config(bytes: &[u8]) {
         assert!(!format!("{error:#}").is_empty());
     }
 }
+
+/// Two endpoints under a list of operations.
+pub fn channel(bytes: &[u8]) {
+    channel::run(bytes);
+}
+
+/// The text of a setting; the first byte says of which. The rest is also taken for a name.
+pub fn setting(bytes: &[u8]) {
+    let Some((choice, rest)) = bytes.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(rest) else { return };
+    let row = SETTINGS[*choice as usize % SETTINGS.len()];
+    match row.parse(text) {
+        Ok(value) => {
+            assert_eq!(row.parse(&format!("  {text}\t")), Ok(value.clone()));
+            if let Some(networks) = value.networks() {
+                networks.iter().for_each(|network| assert!(network.contains(network.address)));
+            }
+        }
+        Err(advice) => assert!(!advice.is_empty()),
+    }
+    if let Some(row) = find(text) {
+        assert_eq!(nearest(text), Some(row));
+    }
+}
+
+/// Where in a header the check stands.
+const CHECK_AT: usize = HEADER_BYTES - 4;
 
 const JOB: JobId = JobId([5; 16]);
 
@@ -194,6 +232,12 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("config", "good".into(), CONFIG.as_bytes());
     add("config", "peers".into(), format!("{CONFIG}{PEER}").as_bytes());
     add("config", "ranges".into(), CONFIG.replace("[4, 4]", "[3, 4]").as_bytes());
+    for (n, row) in SETTINGS.iter().enumerate() {
+        add("setting", row.name.into(), &[&[n as u8], row.default.as_bytes()].concat());
+    }
+    for (name, operations) in channel::seeds() {
+        add("channel", name, &operations);
+    }
     seeds
 }
 

@@ -51,10 +51,11 @@ pub fn tune_link(socket: impl AsFd) {
     let _ = sockopt::set_tcp_keepcnt(&socket, 3);
 }
 
-/// For a link that many share: broken soon when nothing gets through, and with a short queue.
+/// For a link that many share: with a short queue. Whether it is alive its owner finds out
+/// ([`silence`]); the system's own limit would also count the time in which the other side takes
+/// nothing because its ranks do not read.
 pub fn tune_shared_link(socket: impl AsFd) {
     tune_link(&socket);
-    let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE_MAX.as_millis() as u32);
     let bytes = UNSENT_BYTES;
     // SAFETY: the option takes an int, and `bytes` outlives the call.
     unsafe {
@@ -66,6 +67,57 @@ pub fn tune_shared_link(socket: impl AsFd) {
             size_of::<libc::c_int>() as libc::socklen_t,
         );
     }
+}
+
+/// What the system knows of the other end of a TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// Since anything has come from it, be it only that it has got something. Its system answers,
+    /// also for a process that is stopped.
+    pub millis: u64,
+    /// Since it confirmed anything.
+    pub unconfirmed_millis: u64,
+    /// Whether something is under way that it has not confirmed.
+    pub is_awaited: bool,
+    /// Whether something cannot leave although it has room for it.
+    pub is_stuck: bool,
+    /// From a segment to its confirmation, smoothed.
+    pub round_trip_micros: u32,
+}
+
+/// Where fields of Linux' `struct tcp_info` stand (linux/tcp.h), of which the C library knows only the older ones. Kernels
+/// before 5.4 do not tell the last one.
+const UNACKED_AT: usize = 24;
+const LAST_DATA_RECV_AT: usize = 52;
+const LAST_ACK_RECV_AT: usize = 56;
+const RTT_AT: usize = 68;
+const NOTSENT_AT: usize = 144;
+const SND_WND_AT: usize = 228;
+const TCP_INFO_WORDS: usize = 58;
+
+/// Since when nothing has come over a TCP connection. `None`: it is none.
+pub fn silence(socket: impl AsFd) -> Option<Silence> {
+    let mut info = [0u32; TCP_INFO_WORDS];
+    let mut size = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: `info` and `size` outlive the call, and `size` is that of `info`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut size,
+        )
+    };
+    let word = |at: usize| info[at / 4];
+    let has_room = size as usize <= SND_WND_AT || word(SND_WND_AT) > 0;
+    (result == 0).then(|| Silence {
+        millis: word(LAST_ACK_RECV_AT).min(word(LAST_DATA_RECV_AT)) as u64,
+        unconfirmed_millis: word(LAST_ACK_RECV_AT) as u64,
+        is_awaited: word(UNACKED_AT) > 0,
+        is_stuck: word(NOTSENT_AT) > 0 && has_room,
+        round_trip_micros: word(RTT_AT),
+    })
 }
 
 /// The process at the other end of a Unix socket, as this process' namespace numbers it; 0: it is in none
@@ -119,6 +171,27 @@ mod tests {
         let mut bytes = [0; 128];
         assert_eq!(rustix::io::read(&fd, &mut bytes), Ok(128));
         assert_eq!(i32::from_ne_bytes(bytes[..4].try_into().unwrap()), libc::SIGUSR2);
+    }
+
+    #[test]
+    fn a_connection_is_silent_until_something_comes() {
+        use std::io::{Read, Write};
+        use std::net::{TcpListener, TcpStream};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        let start = std::time::Instant::now();
+        while silence(&one).unwrap().millis < 50 {
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", silence(&one));
+        }
+        one.write_all(b"x").unwrap();
+        other.read_exact(&mut [0]).unwrap();
+        assert!(silence(&other).unwrap().millis < 50);
+        // Its confirmation may be on the way.
+        while silence(&one).unwrap().is_awaited {
+            assert!(start.elapsed() < Duration::from_secs(10));
+        }
+        assert_eq!(silence(std::fs::File::open("/dev/null").unwrap()), None);
     }
 
     #[test]

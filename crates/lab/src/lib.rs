@@ -2,8 +2,8 @@
 //! user's job.
 //!
 //! `net` builds clusters out of network namespaces on one machine and joins them with emulated
-//! links. Other experiments (simulator, benchmarks, checks of the source tree) get modules of their
-//! own beside it.
+//! links. `soak` runs MPI programs in such a lab while its network fails. `sim` needs no network.
 
 pub mod net;
 pub mod sim;
+pub mod soak;

@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use landbridge_lab::net::run::{self, EXIT_LAB_FAILED, Inherited, Run};
 use landbridge_lab::net::{control, file, namespace::Machine, probe};
 use landbridge_lab::sim::command::Simulate;
+use landbridge_lab::soak::command::Soaking;
 
 #[derive(Parser)]
 #[command(
@@ -58,12 +59,37 @@ enum Action {
     /// Show or change the links of a running lab
     #[command(after_long_help = LINK_HELP)]
     Link(LinkArguments),
+    /// Take an interface of a host down or up in a running lab; its routes come back with it
+    #[command(after_help = INTERFACE_HELP)]
+    Interface {
+        /// Name of the lab; inside a lab `.` means that one
+        lab: String,
+        /// Name of the host or gateway, as `landbridge lab check FILE` prints it
+        host: String,
+        /// lan0 on the first rail, lan1 on the second …; wan0 of a gateway
+        device: String,
+        /// up or down
+        state: String,
+    },
+    /// Stop the relay of a site (SIGSTOP) or let it go on (SIGCONT) in a running lab
+    #[command(after_help = RELAY_HELP)]
+    Relay {
+        /// Name of the lab; inside a lab `.` means that one
+        lab: String,
+        /// Name of the site
+        site: String,
+        /// stop or continue
+        state: String,
+    },
     /// Measure the network between two places (start `probe serve` at one of them)
     #[command(after_help = PROBE_HELP)]
     Probe {
         #[command(subcommand)]
         probe: Probe,
     },
+    /// Run MPI programs over and over while the network of a lab fails by chance
+    #[command(after_long_help = SOAK_HELP)]
+    Soak(Soaking),
     /// Run endpoints against each other under seeds, and check all they say
     Simulate(Simulate),
     #[command(hide = true)]
@@ -85,12 +111,15 @@ enum Action {
 struct LinkArguments {
     /// Name of the lab; inside a lab `.` means that one
     lab: String,
-    /// `north-south` for both directions, `north>south` for one; without it, all are shown with
-    /// their counts
+    /// `north-south` for both directions, `north>south` for one, `north-LAN1` for all of a rail;
+    /// without it, all are shown with their counts
     link: Option<String>,
     /// Nothing passes, and what is on the way is lost
     #[arg(long, conflicts_with = "up")]
     down: bool,
+    /// First make the link what the lab file says
+    #[arg(long)]
+    restore: bool,
     /// Undo --down
     #[arg(long)]
     up: bool,
@@ -112,6 +141,9 @@ struct LinkArguments {
     /// Share of packets that fall back behind later ones, such as `5%`
     #[arg(long)]
     reorder: Option<String>,
+    /// How far they fall back, such as `1ms`
+    #[arg(long)]
+    reorder_by: Option<String>,
     /// Share of packets of which a bit is changed, such as `5%`
     #[arg(long)]
     corrupt: Option<String>,
@@ -158,6 +190,17 @@ enum Probe {
         #[arg(long, default_value_t = 100)]
         bytes: usize,
     },
+    /// How many UDP datagrams came back, changed, twice, or after later ones
+    Echoes {
+        /// Where `probe serve` runs: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
+        server: String,
+        /// Number of datagrams, one each millisecond
+        #[arg(long, default_value_t = 100)]
+        count: u32,
+        /// Size of each
+        #[arg(long, default_value_t = 1000)]
+        bytes: usize,
+    },
     /// Whether a TCP connection can be made
     Connect {
         /// What to connect to: HOST, HOST:PORT, IP or IP:PORT (IPv4); default port 7799
@@ -193,12 +236,36 @@ Example:
   landbridge lab on south-1 -- landbridge lab probe serve &
   landbridge lab probe delay south-1";
 
+const INTERFACE_HELP: &str = "\
+Example:
+  landbridge lab interface two-rails near-1 lan1 down    as `ip link set lan1 down` on near-1";
+
+const RELAY_HELP: &str = "\
+Example:
+  landbridge lab relay two-sites north stop              as `kill -STOP` of the relay of north";
+
+const SOAK_HELP: &str = "\
+Examples:
+  landbridge lab soak                                    half an hour of everything
+  landbridge lab soak --minutes 3 --seed 7
+  landbridge lab soak --faults interface,loss5 --program heat --lab labs/two-rails.toml
+  landbridge lab soak --minutes 3 --seed 7 --schedule    what would fail, and when
+
+The lab has two clusters; the hosts of the first have two network interfaces each. Every program
+runs once undisturbed and then in turns, one rank on each host. The exit code is 0 only if every
+run ended right: exit code 0, every message what was sent, and the heat equation's answer, bit for
+bit, that of a serial run and of the undisturbed one. The same seed makes the same faults at the
+same times.";
+
 const LINK_HELP: &str = "\
 Examples:
   landbridge lab link two-sites                          show all links and what they have done
   landbridge lab link two-sites north-south --down       cut the link
   landbridge lab link two-sites north-south --up
-  landbridge lab link two-sites 'north>south' --loss 5%  lose packets in one direction";
+  landbridge lab link two-sites 'north>south' --loss 5%  lose packets in one direction
+  landbridge lab link two-rails near-LAN1 --loss 5%      lose packets on the second rail of a site
+  landbridge lab link two-rails near-2-LAN1 --down       pull the cable of one host
+  landbridge lab link two-rails near-LAN1 --restore";
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -229,6 +296,11 @@ fn act(action: Action) -> anyhow::Result<u8> {
         },
         Action::On { host, command } => on_host(&host, &command),
         Action::Link(arguments) => link(&arguments),
+        Action::Interface { lab, host, device, state } => {
+            ask(&lab, &format!("interface {host} {device} {state}"))
+        }
+        Action::Relay { lab, site, state } => ask(&lab, &format!("relay {site} {state}")),
+        Action::Soak(soaking) => soaking.execute(),
         Action::Simulate(simulate) => Ok(simulate.execute()),
         Action::Probe { probe } => run_probe(probe),
     }
@@ -254,8 +326,14 @@ fn on_host(host: &str, command: &[OsString]) -> anyhow::Result<u8> {
     Err(error).with_context(|| format!("cannot run `{}`", command[0].to_string_lossy()))
 }
 
+/// Sends a request to a lab, `.` for that around us, and prints what it says.
+fn ask(lab: &str, request: &str) -> anyhow::Result<u8> {
+    let answer = control::request(Some(lab).filter(|&name| name != "."), request)?;
+    println!("{}", answer.trim_end());
+    Ok(0)
+}
+
 fn link(arguments: &LinkArguments) -> anyhow::Result<u8> {
-    let lab = Some(arguments.lab.as_str()).filter(|&name| name != ".");
     let changes = arguments.changes();
     let request = match &arguments.link {
         Some(link) if !changes.is_empty() => format!("set {link} {}", changes.join(" ")),
@@ -265,8 +343,7 @@ fn link(arguments: &LinkArguments) -> anyhow::Result<u8> {
         }
         None => "show".to_owned(),
     };
-    println!("{}", control::request(lab, &request)?);
-    Ok(0)
+    ask(&arguments.lab, &request)
 }
 
 impl LinkArguments {
@@ -279,6 +356,7 @@ impl LinkArguments {
             ("loss", &self.loss),
             ("duplicate", &self.duplicate),
             ("reorder", &self.reorder),
+            ("reorder_by", &self.reorder_by),
             ("corrupt", &self.corrupt),
             ("repair_checksums", &repair),
             ("queue", &self.queue),
@@ -290,9 +368,13 @@ impl LinkArguments {
             .filter_map(|(key, value)| Some(format!("{key}={}", without_spaces(value.as_ref()?))));
         let switches = [("down", self.down), ("up", self.up)];
         let switched = switches.iter().filter(|(_, on)| *on).map(|(key, _)| (*key).to_owned());
-        given.chain(switched).collect()
+        let restored = self.restore.then(|| "restore".to_owned());
+        restored.into_iter().chain(given).chain(switched).collect()
     }
 }
+
+/// Between two datagrams of a probe.
+const PACE: Duration = Duration::from_millis(1);
 
 fn run_probe(probe: Probe) -> anyhow::Result<u8> {
     match probe {
@@ -313,8 +395,14 @@ fn run_probe(probe: Probe) -> anyhow::Result<u8> {
             let rate = probe::rate(address(&server)?, Duration::from_secs_f64(seconds))?;
             println!("mbit_per_s={:.1}", rate / 1e6);
         }
+        Probe::Echoes { server, count, bytes } => {
+            let found = probe::echoes(address(&server)?, count, bytes, PACE)?;
+            println!(
+                "came={}/{count} damaged={} doubled={} overtaken={}",
+                found.came, found.damaged, found.doubled, found.overtaken
+            );
+        }
         Probe::Loss { server, count, bytes } => {
-            const PACE: Duration = Duration::from_millis(1);
             let seen = probe::survivors(address(&server)?, count, bytes, PACE)?;
             let words: Vec<String> = seen.iter().map(u32::to_string).collect();
             println!("{}", words.join(" "));

@@ -1,9 +1,10 @@
 //! Documents that say what the code says: tables of `docs/WIRE.md` and `docs/ARCHITECTURE.md`
-//! compared with the constants they describe, and links that lead somewhere.
+//! compared with the constants they describe, lines of logs with those that are printed, and links that lead somewhere.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use landbridge_proto::setting::{Reader, SETTINGS, Scope, Setting};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Kind, flag};
 use landbridge_proto::wire::head::Head;
 use landbridge_proto::wire::{hello, name};
@@ -13,12 +14,13 @@ use landbridge_proto::{limit, relay};
 fn the_table_of_kinds_is_that_of_the_code() {
     let text = read("docs/WIRE.md");
     let rows = rows(&text, "## Kinds and their heads (checked)");
-    let written: Vec<_> = rows.iter().map(|row| row[..4].join(" ")).collect();
+    let written: Vec<_> = rows.iter().map(|row| row[..5].join(" ")).collect();
     let wanted: Vec<_> = Kind::ALL
         .iter()
         .map(|&kind| {
             let (short, long) = (Head::size(kind, 0), Head::size(kind, flag::LONG));
-            format!("{} {kind:?} {short} {long}", kind as u8)
+            let numbered = if kind.is_numbered() { "yes" } else { "no" };
+            format!("{} {kind:?} {short} {long} {numbered}", kind as u8)
         })
         .collect();
     assert_eq!(written, wanted);
@@ -34,6 +36,7 @@ fn the_table_of_flags_is_that_of_the_code() {
         (flag::LONG, "LONG"),
         (flag::WANT_ACK, "WANT_ACK"),
         (flag::CUT, "CUT"),
+        (flag::CHECKED, "CHECKED"),
     ];
     assert_eq!(flags.iter().fold(0, |all, (bit, _)| all | bit), flag::ALL);
     let wanted: Vec<_> = flags.iter().map(|(bit, name)| format!("{bit} {name}")).collect();
@@ -49,6 +52,7 @@ fn the_table_of_sizes_is_that_of_the_code() {
         ("HEADER_BYTES", HEADER_BYTES),
         ("HEAD_BYTES_MAX", limit::HEAD_BYTES_MAX),
         ("FRAME_BODY_BYTES_MAX", limit::FRAME_BODY_BYTES_MAX),
+        ("CHECK_BYTES", limit::CHECK_BYTES),
         ("RELAY_PAYLOAD_BYTES_MAX", limit::RELAY_PAYLOAD_BYTES_MAX),
         ("OPEN_BYTES", hello::OPEN_BYTES),
         ("REPLY_BYTES", hello::REPLY_BYTES),
@@ -84,15 +88,24 @@ fn the_table_of_bounds_is_that_of_the_code() {
 }
 
 #[test]
-fn every_bound_of_the_protocol_is_in_the_table() {
+fn every_bound_of_channels_and_paths_is_in_the_table() {
     let text = read("docs/ARCHITECTURE.md");
     let rows = rows(&text, "## Bounds (checked)");
-    for file in ["proto/src/limit.rs", "proto/src/relay/mod.rs"] {
+    for file in [
+        "proto/src/limit.rs",
+        "proto/src/channel/mod.rs",
+        "proto/src/relay/mod.rs",
+        "provider/src/engine/rails.rs",
+        "provider/src/engine/repair.rs",
+        "provider/src/engine/silence.rs",
+        "provider/src/engine/uplink.rs",
+    ] {
         for line in read(&format!("crates/{file}")).lines() {
             let public = line.strip_prefix("pub const ").or(line.strip_prefix("const "));
             let Some((name, _)) = public.and_then(|rest| rest.split_once(':')) else { continue };
             let is_bound = name != "_" && !name.starts_with("fn ");
-            let is_listed = rows.iter().any(|row| unquoted(&row[0]) == name);
+            let is_listed =
+                rows.iter().any(|row| unquoted(&row[0]) == name && unquoted(&row[1]) == file);
             assert!(!is_bound || is_listed, "{name} of {file} is missing");
         }
     }
@@ -141,6 +154,40 @@ fn the_topology_in_the_readme_is_the_example() {
     assert_eq!(found, [example]);
 }
 
+/// With `LANDBRIDGE_WRITE_SETTINGS=1` the tables are written anew first.
+#[test]
+fn the_tables_of_settings_are_those_of_the_code() {
+    let path = "docs/SETTINGS.md";
+    let mut text = read(path);
+    for (scope, heading) in SETTINGS_HEADINGS {
+        text = with_table(&text, heading, &settings_table(scope));
+    }
+    if std::env::var_os("LANDBRIDGE_WRITE_SETTINGS").is_some() {
+        fs::write(root().join(path), &text).unwrap();
+    }
+    let advice = "LANDBRIDGE_WRITE_SETTINGS=1 cargo test -p landbridge-lab --test documents";
+    assert!(read(path) == text, "{path} is stale; to write its tables: {advice}");
+}
+
+/// Each line begins as it does in a log; `…` stands for what differs from one to the next.
+#[test]
+fn the_lines_that_a_user_sees_are_those_of_the_code() {
+    let text = read("docs/NETWORK.md");
+    let mut files = vec!["crates/launch/src/links.rs".into(), "crates/launch/src/watch.rs".into()];
+    files.push("crates/drive/src/engine/epoll/silence.rs".into());
+    for entry in fs::read_dir(root().join("crates/provider/src/engine")).unwrap() {
+        files.push(format!("crates/provider/src/engine/{}", entry.unwrap().file_name().display()));
+    }
+    // A text may go on in the next line of the source.
+    let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();
+    let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
+    for row in rows(&text, "## What is seen (checked)") {
+        for part in unquoted(&row[0]).split('…').map(str::trim) {
+            assert!(source.contains(part), "no line says {part:?}");
+        }
+    }
+}
+
 #[test]
 fn links_lead_somewhere() {
     // Made by `make bench` and `tests/fabtests.py`.
@@ -151,7 +198,10 @@ fn links_lead_somewhere() {
         "docs/ARCHITECTURE.md",
         "docs/WIRE.md",
         "docs/HACKING.md",
+        "docs/LAB.md",
+        "docs/NETWORK.md",
         "docs/TOPOLOGY.md",
+        "docs/SETTINGS.md",
     ];
     for document in documents {
         let folder = Path::new(document).parent().unwrap();
@@ -178,6 +228,44 @@ fn examples_are_toml() {
         }
     }
     assert!(count > 0, "there is no example of a cluster file");
+}
+
+const SETTINGS_HEADINGS: [(Scope, &str); 3] = [
+    (Scope::Job, "## Of a job (checked)"),
+    (Scope::Launcher, "## Of the launcher (checked)"),
+    (Scope::Process, "## Of each process (checked)"),
+];
+
+/// Lines of the table of settings of one kind.
+fn settings_table(scope: Scope) -> String {
+    let mut table = String::new();
+    let is_of_job = scope == Scope::Job;
+    table += if is_of_job {
+        "| setting | default | what to write | who reads it | what it does |\n|---|---|---|---|---|\n"
+    } else {
+        "| variable | default | what to write | what it says |\n|---|---|---|---|\n"
+    };
+    for row in SETTINGS.iter().filter(|row| row.scope == scope) {
+        let Setting { unit, sentence, .. } = row;
+        let line = if is_of_job {
+            let default =
+                if row.default.is_empty() { "none".into() } else { format!("`{}`", row.default) };
+            let readers = row.readers.iter().map(Reader::to_string).collect::<Vec<_>>().join(", ");
+            format!("| `{}` | {default} | {unit} | {readers} | {sentence} |\n", row.name)
+        } else {
+            format!("| `{}` | {} | {unit} | {sentence} |\n", row.variable(), row.default)
+        };
+        table += &line;
+    }
+    table
+}
+
+/// The text with another table as the first one after the line `heading`.
+fn with_table(text: &str, heading: &str, table: &str) -> String {
+    let start = text.find(&format!("{heading}\n")).unwrap_or_else(|| panic!("no {heading:?}"));
+    let from = start + text[start..].find("\n|").expect("a table follows its heading") + 1;
+    let rest = text[from..].find("\n\n").map_or("\n", |end| &text[from + end..]);
+    format!("{}{}{rest}", &text[..from], table.trim_end())
 }
 
 /// Cells of the first table after the line `heading`, without its two head lines.

@@ -48,9 +48,19 @@ fn grid5000_has_the_figures_of_the_paper() {
 #[test]
 fn the_demo_needs_relays_and_one_of_them_only_dials_out() {
     let plan = lab("two-sites");
-    assert!(plan.sites[0].subnet.overlaps(plan.sites[1].subnet), "hosts could be routed");
+    assert!(plan.sites[0].subnet().overlaps(plan.sites[1].subnet()), "hosts could be routed");
     assert!(plan.sites[0].inbound.admits_relays());
     assert_eq!(plan.sites[1].inbound, Inbound::Nothing);
+}
+
+#[test]
+fn the_soak_has_two_equal_rails_and_a_wide_area_link() {
+    let plan = lab("two-rails");
+    let near = &plan.sites[0];
+    assert_eq!((near.hosts.len(), near.rails.len()), (2, 2));
+    assert_eq!(near.rails[0].shape, near.rails[1].shape);
+    assert!(!near.rails[0].subnet.overlaps(near.rails[1].subnet));
+    assert_eq!(plan.links.len(), 1);
 }
 
 fn lab(name: &str) -> Plan {

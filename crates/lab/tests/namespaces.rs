@@ -129,6 +129,80 @@ fn damage_is_hidden_from_checksums_only_on_request() {
 }
 
 #[test]
+fn the_kernel_accepts_what_is_damaged_behind_its_back() {
+    let Some(_turn) = turn() else { return };
+    let link = "to.b = { corrupt = '100 %', repair_checksums = true }";
+    let script = "serve b-gw; $LAB on a-gw -- $LAB probe echoes b-wan
+        $LAB on a-gw -- $LAB probe echoes b-wan --bytes 8000";
+    let text = succeeded(&lab("behind", &two_sites(link), script));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "came=100/100 damaged=100 doubled=0 overtaken=0");
+    // Six fragments each, all of them damaged, and put together again.
+    assert!(number(lines[1], "came=") > 90.0, "{text}");
+    assert_eq!(number(lines[1], "came="), number(lines[1], "damaged="), "{text}");
+}
+
+#[test]
+fn a_rail_loses_doubles_and_mixes_up_datagrams_alone() {
+    let Some(_turn) = turn() else { return };
+    let site = "[[site]]\nname = 'a'\nhosts = 2\nrails = 2\nrail.1 = { delay = '2 ms' }\n";
+    let script = "serve a-2
+        $LAB link . a-LAN1 --duplicate 20% --reorder 20% --reorder-by 5ms > /dev/null
+        $LAB probe echoes a-2-lan1 --count 200; $LAB probe echoes a-2
+        $LAB link . a-LAN1 --restore > /dev/null; $LAB probe echoes a-2-lan1
+        $LAB probe delay a-2-lan1";
+    let text = succeeded(&lab("mixed", site, script));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(number(lines[0], "came=") > 220.0, "{text}");
+    assert!(number(lines[0], "doubled=") > 20.0, "{text}");
+    assert!(number(lines[0], "overtaken=") > 20.0, "{text}");
+    for quiet in [lines[1], lines[2]] {
+        assert_eq!(quiet, "came=100/100 damaged=0 doubled=0 overtaken=0", "{text}");
+    }
+    assert!((4_000.0..6_000.0).contains(&number(lines[3], "min_us=")), "{text}");
+}
+
+#[test]
+fn interfaces_go_down_and_come_back_with_their_routes() {
+    let Some(_turn) = turn() else { return };
+    let sites = two_sites("").replacen("hosts = 1", "hosts = 2\nrails = 2", 1);
+    let script = "serve a-2; serve b-gw
+        try() { $LAB on $1 -- $LAB probe connect $2 --seconds 0.3 | cut -d: -f1; }
+        turn() { $LAB interface $* > /dev/null; }
+        turn . a-1 lan1 down; try a-1 a-2-lan1; try a-1 a-2
+        turn going a-1 lan1 up; try a-1 a-2-lan1
+        turn . a-1 lan0 down; try a-1 a-2; try a-1 a-2-lan1; ip route show default
+        turn . a-1 lan0 up; try a-1 a-2; ip route show default
+        turn . b-gw wan0 down; try a-gw b-wan
+        turn . b-gw wan0 up; try a-gw b-wan
+        ip link set lan1 down; try a-1 a-2-lan1; ip link set lan1 up; try a-1 a-2-lan1";
+    let text = succeeded(&lab("going", &sites, script));
+    let said: Vec<&str> = text.lines().map(str::trim_end).collect();
+    let [yes, no] = ["connected", "refused"];
+    let route = "default via 10.1.0.1 dev lan0 onlink";
+    assert_eq!(said, [no, yes, yes, no, yes, yes, route, no, yes, no, yes], "{text}");
+}
+
+#[test]
+fn a_relay_stops_and_goes_on() {
+    let Some(_turn) = turn() else { return };
+    // Any program of that name is one; a namesake on another machine is not touched.
+    let script = "cp $(command -v sleep) /dev/shm/landbridge-relay
+        $LAB relay . a stop; $LAB on b-gw -- /dev/shm/landbridge-relay 60 & other=$!
+        $LAB on a-gw -- /dev/shm/landbridge-relay 60 & relay=$!
+        until $LAB relay . a stop 2> /dev/null; do sleep 0.05; done
+        state() { sed 's/.*) \\(.\\).*/\\1/' /proc/$1/stat; }
+        await() { until [ $(state $1) = $2 ]; do sleep 0.01; done; echo $2; }
+        await $relay T; await $other S
+        $LAB relay . a continue; await $relay S; kill $relay $other";
+    let output = lab("stopping", &two_sites(""), script);
+    let text = succeeded(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines, ["relay of a stopped", "T", "S", "relay of a goes on", "S"]);
+    assert!(text_of(&output).contains("no relay is running on `a-gw`"), "{}", text_of(&output));
+}
+
+#[test]
 fn links_change_while_the_lab_runs() {
     let Some(_turn) = turn() else { return };
     let script = "serve b-gw
@@ -141,6 +215,24 @@ fn links_change_while_the_lab_runs() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0] == "connected" && lines[1].starts_with("refused"), "{text}");
     assert!((40_000.0..42_000.0).contains(&number(lines[2], "min_us=")), "{text}");
+}
+
+/// Needs no lab: a schedule is only computed.
+#[test]
+fn a_soak_says_beforehand_what_will_fail() {
+    let soak = |words: &str| {
+        let words = words.split(' ').chain(["--schedule"]);
+        Command::new(PROGRAM).arg("soak").args(words).output().unwrap()
+    };
+    let text = succeeded(&soak("--seed 7 --minutes 1"));
+    assert!(text.lines().count() > 10, "{text}");
+    assert_eq!(text, succeeded(&soak("--seed 7 --minutes 1")));
+    assert_ne!(text, succeeded(&soak("--seed 8 --minutes 1")));
+    let only = succeeded(&soak("--seed 7 --minutes 1 --faults wan-cut"));
+    assert!(only.lines().skip(1).all(|line| line.contains("nothing passes")), "{only}");
+    let wrong = soak("--faults frost");
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text_of(&wrong).contains("there are loss1, loss5"), "{}", text_of(&wrong));
 }
 
 #[test]

@@ -83,6 +83,8 @@ pub enum Command {
     Run(Box<RunArguments>),
     /// Print settings with which an MPI library's own launcher uses the provider
     Env(EnvArguments),
+    /// List what can be set, the value in force, and where it comes from
+    Settings(SettingsArguments),
     /// Check this machine: MPI libraries, provider, privileges, limits
     Doctor(DoctorArguments),
     /// The relay daemon (runs landbridge-relay)
@@ -110,6 +112,7 @@ Examples:
   landbridge run --hosts n1:4,n2:4 ./a.out         two hosts of one cluster, over ssh
   landbridge run --topology grid.toml ./a.out      clusters and relays as the file says
   landbridge run --topology grid.toml -n 2 --ranks-per-cluster 1 ./pingpong
+  landbridge run -n 4 --set peer_timeout=10min ./a.out   see `landbridge settings`
 
 Ranks fill the hosts in order. The job's exit code is that of the first rank that fails, 128 + N
 if it was killed by signal N, 124 after --timeout, and 1 after an MPI_Abort with a code that is no
@@ -144,6 +147,8 @@ pub struct RunArguments {
     /// Set a variable for every rank, or with NAME alone pass ours on
     #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]")]
     pub environment: Vec<String>,
+    #[command(flatten)]
+    pub settings: SettingOptions,
     /// Directory in which ranks start; default: this one
     #[arg(long, visible_alias = "wd", value_name = "DIR")]
     pub wdir: Option<PathBuf>,
@@ -168,6 +173,34 @@ pub struct RunArguments {
     pub program: Vec<String>,
 }
 
+/// What is said about settings.
+#[derive(Args)]
+pub struct SettingOptions {
+    /// Settings file; default: the one LANDBRIDGE_SETTINGS names, else landbridge.toml beside the
+    /// topology file, else landbridge/settings.toml in XDG_CONFIG_HOME (~/.config)
+    #[arg(long = "settings", value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Say what a setting is for this job, before variables and the file; `landbridge settings`
+    /// lists them
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+}
+
+#[derive(Args)]
+#[command(after_help = "A flag goes before a variable (LANDBRIDGE_NAME), a variable before the \
+                        settings file.\n\nExamples:\n  landbridge settings\n  \
+                        landbridge settings --topology grid.toml --json")]
+pub struct SettingsArguments {
+    /// Look for a settings file beside this topology
+    #[arg(long, value_name = "FILE")]
+    pub topology: Option<PathBuf>,
+    #[command(flatten)]
+    pub settings: SettingOptions,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Library {
     Mpich,
@@ -185,6 +218,8 @@ pub struct EnvArguments {
     /// Number of processes, for launchers that do not tell it (srun)
     #[arg(short = 'n', long = "np", value_name = "N")]
     pub ranks: Option<u32>,
+    #[command(flatten)]
+    pub settings: SettingOptions,
 }
 
 #[derive(Args)]

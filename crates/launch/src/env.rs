@@ -5,9 +5,11 @@
 use std::io::IsTerminal;
 
 use anyhow::Result;
+use landbridge_proto::setting::Reader;
 
 use crate::cli::{EnvArguments, Library};
 use crate::mpi::PROVIDER;
+use crate::settings::{InForce, Settings, Source};
 use crate::sibling;
 use crate::spawn::ssh::quote;
 use crate::sys;
@@ -15,9 +17,10 @@ use crate::sys;
 /// Prints the settings.
 pub fn run(arguments: &EnvArguments) -> Result<()> {
     let directory = sibling::provider_directory()?.display().to_string();
+    let own = Settings::find(&arguments.settings, &[], None)?;
     let fresh = (sys::random_hex(32)?, sys::random_hex(64)?);
     let secrets = (!std::io::stdout().is_terminal()).then_some((fresh.0.as_str(), &*fresh.1));
-    print!("{}", script(arguments.mpi, &directory, arguments.ranks, secrets));
+    print!("{}{}", script(arguments.mpi, &directory, arguments.ranks, secrets), said(&own));
     Ok(())
 }
 
@@ -50,6 +53,23 @@ fn script(
     if secrets.is_none() {
         text.push_str(
             "# Job id and key are not shown on a terminal: use eval \"$(…)\" as above.\n",
+        );
+    }
+    text
+}
+
+/// What the settings file and flags say, for the provider reads only variables. What the shell's own
+/// variables say they go on saying.
+fn said(own: &Settings) -> String {
+    let is_new = |it: &&InForce| matches!(it.source, Source::File { .. } | Source::Flag(_));
+    let mut text = String::new();
+    for it in own.rows.iter().filter(is_new).filter(|it| it.row.is_for(Reader::Process)) {
+        text.push_str(&format!("export {}={}\n", it.row.variable(), quote(&it.text)));
+    }
+    if !text.is_empty() {
+        text.insert_str(
+            0,
+            "# Settings; `mpirun` to other hosts needs an -x for each of these too.\n",
         );
     }
     text

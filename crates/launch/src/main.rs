@@ -21,6 +21,7 @@ mod plan;
 mod pmi;
 mod relays;
 mod run;
+mod settings;
 mod sibling;
 mod spawn;
 mod start;
@@ -53,6 +54,7 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Relay(passed) => become_sibling("landbridge-relay", &passed.arguments),
         Command::Lab(passed) => become_sibling("landbridge-lab", &passed.arguments),
         Command::Env(arguments) => env::run(&arguments).map(|()| 0),
+        Command::Settings(arguments) => settings::show::run(&arguments).map(|()| 0),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::DoctorPeer { library } => doctor::peer::run(&library).map(|()| 0),
         Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +14,7 @@ use crate::hosts;
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
 use crate::run;
+use crate::settings::{Settings, show};
 use crate::sys;
 use crate::topology::Topology;
 
@@ -32,7 +33,8 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     if arguments.verbose {
         plan.nodes.iter().for_each(describe);
     }
-    let job = job(arguments, id, &plan)?;
+    let settings = settings(arguments)?;
+    let job = job(arguments, id, &plan, &settings)?;
     let relays = Relays::new(&job, &plan)?;
     run::run(job, plan.nodes, relays, options(arguments)?)
 }
@@ -66,8 +68,7 @@ fn topology(arguments: &RunArguments) -> Result<Topology> {
         let list = hosts::parse_file(&read(file)?).with_context(|| file.display().to_string())?;
         return Ok(hosts::topology(list, &here()));
     }
-    let named = std::env::var_os("LANDBRIDGE_TOPOLOGY").filter(|file| !file.is_empty());
-    if let Some(file) = arguments.topology.clone().or(named.map(Into::into)) {
+    if let Some(file) = topology_file(arguments.topology.as_deref()) {
         return Topology::parse(&read(&file)?).with_context(|| file.display().to_string());
     }
     if arguments.ranks.is_none() && arguments.ranks_per_node.is_none() {
@@ -76,11 +77,42 @@ fn topology(arguments: &RunArguments) -> Result<Topology> {
     Ok(hosts::topology(vec![(here(), None)], &here()))
 }
 
+/// The topology file of a job for which nothing else is said: the one named here, or by the variable.
+pub fn topology_file(named: Option<&Path>) -> Option<PathBuf> {
+    let variable = || std::env::var_os("LANDBRIDGE_TOPOLOGY").filter(|file| !file.is_empty());
+    named.map(PathBuf::from).or_else(|| variable().map(Into::into))
+}
+
+fn settings(arguments: &RunArguments) -> Result<Settings> {
+    let has_topology =
+        arguments.clusters.is_none() && arguments.hosts.is_empty() && arguments.hostfile.is_none();
+    let topology = topology_file(arguments.topology.as_deref()).filter(|_| has_topology);
+    let settings = Settings::find(&arguments.settings, &exported(arguments)?, topology.as_deref())?;
+    show::warn_of_misspelt();
+    if arguments.verbose {
+        for it in settings.changed() {
+            eprintln!("landbridge: setting {} = {} ({})", it.row.name, it.text, it.source);
+        }
+    }
+    Ok(settings)
+}
+
+/// What `-x` sets.
+fn exported(arguments: &RunArguments) -> Result<Vec<(String, String)>> {
+    let own = |name: &str| std::env::var_os(name);
+    arguments.environment.iter().map(|setting| setting_of(setting, own)).collect()
+}
+
 fn read(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-fn job(arguments: &RunArguments, id: String, plan: &plan::Plan) -> Result<Job> {
+fn job(
+    arguments: &RunArguments,
+    id: String,
+    plan: &plan::Plan,
+    settings: &Settings,
+) -> Result<Job> {
     let (program, rest) = arguments.program.split_first().context("no program to run")?;
     let current = std::env::current_dir().context("this directory does not exist any more")?;
     let wdir = arguments.wdir.as_ref().map_or(current.clone(), |wdir| current.join(wdir));
@@ -88,10 +120,8 @@ fn job(arguments: &RunArguments, id: String, plan: &plan::Plan) -> Result<Job> {
     if let Some(provider) = &arguments.provider {
         environment.insert("FI_PROVIDER".to_string(), provider.clone());
     }
-    for setting in &arguments.environment {
-        let (name, value) = setting_of(setting, |name| std::env::var_os(name))?;
-        environment.insert(name, value);
-    }
+    environment.extend(exported(arguments)?);
+    environment.extend(settings.variables());
     Ok(Job {
         kvsname: format!("kvs_{id}"),
         id,
@@ -137,7 +167,7 @@ fn setting_of(setting: &str, own: impl Fn(&str) -> Option<OsString>) -> Result<(
 
 /// Variables that belong to this login, terminal or machine and mean nothing on another host.
 /// A name ending in '*' stands for all that begin so.
-const STAYS_HERE: [&str; 28] = [
+const STAYS_HERE: [&str; 29] = [
     "HOME",
     "USER",
     "LOGNAME",
@@ -159,6 +189,7 @@ const STAYS_HERE: [&str; 28] = [
     "XAUTHORITY",
     "WAYLAND_*",
     "LANDBRIDGE_TOPOLOGY",
+    "LANDBRIDGE_SETTINGS",
     "LANDBRIDGE_KEY",
     "PMI_*",
     "PMIX_*",

@@ -109,7 +109,8 @@ impl Topology {
     }
 }
 
-fn line_of(text: &str, offset: usize) -> usize {
+/// The line (counted from 1) that holds this byte.
+pub fn line_of(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
 }
 

@@ -11,8 +11,12 @@
 //! | module | holds |
 //! |---|---|
 //! | [`limit`] | every bound, with the reason for its value |
+//! | [`setting`] | every knob: its row, and how its text is read |
 //! | [`id`] | who is who: jobs, processes, endpoints, clusters |
+//! | [`range`] | sets of sequence numbers |
 //! | [`wire`] | bytes: frames, their heads, the hello |
+//! | [`path`] | one way to a peer: delay, rate, congestion, pacing, size of datagrams |
+//! | [`channel`] | what has been sent and not confirmed, what has arrived and not been taken in |
 //! | [`slab`] | numbered places for operations in flight |
 //! | [`credit`] | tokens for eager bytes |
 //! | [`tag`] | matching receives with arrivals |
@@ -27,12 +31,16 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod channel;
 pub mod credit;
 pub mod endpoint;
 pub mod id;
 pub mod limit;
+pub mod path;
+pub mod range;
 pub mod relay;
 pub mod route;
+pub mod setting;
 pub mod slab;
 pub mod tag;
 pub mod wire;

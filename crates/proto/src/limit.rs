@@ -1,11 +1,14 @@
 //! Every bound of the protocol, with the reason for its value. Units are in the names.
 
 /// Protocol version spoken in the hello. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Most bytes after a frame's header (head and payload). Large enough that a header costs nothing,
 /// small enough that a relay may buffer one frame per link and that other channels are not held up.
 pub const FRAME_BODY_BYTES_MAX: usize = (1 << 20) + 128;
+
+/// Bytes of the check of a frame's payload, between its head and the payload.
+pub const CHECK_BYTES: usize = 4;
 
 /// Most bytes of a frame's head, over all kinds.
 pub const HEAD_BYTES_MAX: usize = 48;

@@ -1,5 +1,6 @@
 //! The smallest cases of what the simulator has found in the endpoint, and the table of a receive's states.
 
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
     Action, AtomicRequest, Config, Done, Endpoint, Failure, Fault, Level, Look, Memory, Message,
     Path, Peer, Place, Posting, Remote, Ticket, Work,
@@ -16,6 +17,10 @@ const PIECES: Path = Path {
     pull: false,
     window: 100,
     ahead: false,
+    lossless: true,
+    checked: false,
+    copy_max: 0,
+    spare: false,
 };
 
 #[test]
@@ -23,11 +28,11 @@ fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
     let (mut a, mut b) = pair();
     a.send(message(5, Level::Delivered)).unwrap();
     let (header, head) = a.transmit().unwrap();
-    b.handle_frame(PEER, header, &head).unwrap();
+    b.handle_frame(PEER, PATH, header, &head).unwrap();
     // Something else leaves between header and payload.
     b.send(message(1, Level::Handed)).unwrap();
     a.take_in(b.transmit().unwrap());
-    b.handle_payload(PEER);
+    b.handle_payload(PEER, PATH);
     let ack = b.transmit().expect("an acknowledgement");
     a.take_in(ack);
     assert_eq!(a.done().iter().filter(|done| done.work == Work::TaggedSend).count(), 1);
@@ -43,9 +48,9 @@ fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
     // The path changes: what is sent after the acknowledgement overtakes it, and is still arriving when that comes.
     b.send(message(7, Level::Handed)).unwrap();
     let (header, head) = b.transmit().unwrap();
-    a.handle_frame(PEER, header, &head).unwrap();
+    a.handle_frame(PEER, PATH, header, &head).unwrap();
     a.take_in(late);
-    a.handle_payload(PEER);
+    a.handle_payload(PEER, PATH);
     let mut posting = posting(7);
     posting.tag = Some((1, 0));
     a.recv(posting);
@@ -61,7 +66,7 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
         let (mut a, mut b) = pair();
         let path =
             Path { payload_max: 100, eager_max: 100, first_piece: 100, ahead: true, ..PIECES };
-        a.set_path(PEER, path);
+        a.set_path(PEER, PATH, path);
         if is_posted {
             b.recv(posting(size));
         }
@@ -99,7 +104,7 @@ fn a_peer_that_only_asks_is_given_up() {
     let asked = (0..=(1 << 18)).find(|&count| {
         let heard = b.hear(count * size, Kind::Read, 0, head, 0);
         if heard.is_ok() {
-            b.handle_payload(PEER);
+            b.handle_payload(PEER, PATH);
             b.serve(PEER, 0, Room(8));
             while b.poll_action().is_some() {}
         }
@@ -134,9 +139,11 @@ fn a_refused_write_is_announced_to_nobody() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(5), Some(7), TICKET).unwrap();
     let (header, head) = a.transmit().unwrap();
-    let Place::Region { op, .. } = b.handle_frame(PEER, header, &head).unwrap() else { panic!() };
+    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, header, &head).unwrap() else {
+        panic!()
+    };
     b.refuse(PEER, op, 13);
-    b.handle_payload(PEER);
+    b.handle_payload(PEER, PATH);
     assert_eq!(b.done(), []);
 }
 
@@ -146,10 +153,10 @@ fn no_refusal_confirms_the_bytes_of_another() {
     for _ in 0..2 {
         a.write(REMOTE, Room(5), None, TICKET).unwrap();
         let (header, head) = a.transmit().unwrap();
-        let place = b.handle_frame(PEER, header, &head).unwrap();
+        let place = b.handle_frame(PEER, PATH, header, &head).unwrap();
         let Place::Region { op, .. } = place else { panic!("{place:?}") };
         b.refuse(PEER, op, 13);
-        b.handle_payload(PEER);
+        b.handle_payload(PEER, PATH);
     }
     while let Some(frame) = b.transmit() {
         a.take_in(frame);
@@ -163,15 +170,17 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(25), None, TICKET).unwrap();
     let (header, head) = a.transmit().unwrap();
-    let Place::Region { op, .. } = b.handle_frame(PEER, header, &head).unwrap() else { panic!() };
+    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, header, &head).unwrap() else {
+        panic!()
+    };
     b.refuse(PEER, op, 13);
-    b.handle_payload(PEER);
+    b.handle_payload(PEER, PATH);
     // The second piece is half sent when the refusal of the first comes.
-    assert!(a.poll_transmit(PEER).is_some());
-    a.transmitted(PEER, false);
+    assert!(a.poll_transmit(PEER, PATH).is_some());
+    a.transmitted(PEER, PATH, false, None);
     a.take_in(b.transmit().unwrap());
     assert_eq!(a.done(), []);
-    a.handle_flushed(PEER);
+    a.handle_flushed(PEER, PATH);
     assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
     assert!(a.transmit().is_none(), "pieces of a refused write");
 }
@@ -196,9 +205,9 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
     for context in [1, 2] {
         a.send(message(5, Level::Handed)).unwrap();
         let (header, head) = a.transmit().unwrap();
-        b.handle_frame(PEER, header, &head).unwrap();
+        b.handle_frame(PEER, PATH, header, &head).unwrap();
         if context == 1 {
-            b.handle_payload(PEER);
+            b.handle_payload(PEER, PATH);
         }
         b.look(Look { source: None, tag: 1, ignore: 0, context, claim: true, discard: false });
     }
@@ -272,6 +281,7 @@ fn eager_bytes_beyond_the_window_are_a_fault() {
     let (_, mut b) = pair();
     let head = Head::Message { tag: 1, data: 0, long: None };
     assert!(b.hear(0, Kind::Tagged, 0, head, WINDOW).is_ok());
+    b.handle_payload(PEER, PATH);
     assert!(b.hear(WINDOW as u64 + 16, Kind::Tagged, 0, head, 1).is_err());
 }
 
@@ -279,7 +289,7 @@ fn eager_bytes_beyond_the_window_are_a_fault() {
 fn traits_no_frame_can_have_are_cut() {
     let (mut a, _) = pair();
     let huge = Path { payload_max: u32::MAX, eager_max: u32::MAX, window: 0, ..PIECES };
-    a.set_path(PEER, huge);
+    a.set_path(PEER, PATH, huge);
     a.send(message(2 << 20, Level::Handed)).unwrap();
     let (header, _) = a.transmit().unwrap();
     assert!(header.flags & flag::LONG != 0);
@@ -315,6 +325,11 @@ fn data_is_taken_only_where_it_was_granted() {
             let is_granted = state == Granted && offset == 10 && (1..=100).contains(&bytes);
             let (mut b, sequence) = in_state(state);
             let outcome = b.hear(sequence, Kind::Data, 0, Head::Data { recv: 0, offset }, bytes);
+            if state == First {
+                // By another path it may come before the first piece has ended: then it is kept.
+                assert!(matches!(outcome, Ok(Place::Early { .. })), "{outcome:?}");
+                continue;
+            }
             assert_eq!(outcome.is_ok(), is_granted, "{state:?} {offset}+{bytes}: {outcome:?}");
             if let Ok(place) = outcome {
                 let (_, at, take) = b.place_memory(place).unwrap();
@@ -328,7 +343,7 @@ fn data_is_taken_only_where_it_was_granted() {
 fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let (_, mut b) = pair();
     let pull = state == State::Pulling;
-    b.set_path(PEER, Path { pull, ..PIECES });
+    b.set_path(PEER, PATH, Path { pull, ..PIECES });
     if state != State::Unknown {
         b.recv(posting(500));
     }
@@ -340,9 +355,9 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let long = Some(Long { total: 500, send: 0, memory, ahead: 0 });
     let head = Head::Message { tag: 1, data: 0, long };
     let (header, bytes) = frame(0, Kind::Tagged, flag::LONG, head, 10);
-    b.handle_frame(from, header, &bytes).unwrap();
+    b.handle_frame(from, PATH, header, &bytes).unwrap();
     if state != State::First {
-        b.handle_payload(from);
+        b.handle_payload(from, PATH);
     }
     let is_pulled = matches!(b.poll_action(), Some(Action::Pull { .. }));
     assert_eq!(is_pulled, pull);
@@ -365,6 +380,7 @@ impl Memory for Room {
 
 /// The other side of every test.
 const PEER: Peer = Peer(0);
+const PATH: PathId = PathId(0);
 const TICKET: Ticket = Ticket { context: 7, notify: true };
 const REMOTE: Remote = Remote { peer: PEER, key: 1, offset: 0 };
 
@@ -378,7 +394,7 @@ fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
             operations_max: 100,
         });
         assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
-        endpoint.set_path(PEER, PIECES);
+        endpoint.open_path(PEER, PATH, PIECES);
         endpoint
     };
     (endpoint(0), endpoint(1))
@@ -428,14 +444,14 @@ trait Drive {
 impl Drive for Endpoint<Room> {
     /// The next frame, as if the path had room for all of it.
     fn transmit(&mut self) -> Option<(Header, Vec<u8>)> {
-        let front = self.poll_transmit(PEER)?.front().to_vec();
-        self.transmitted(PEER, true);
+        let front = self.poll_transmit(PEER, PATH)?.front().to_vec();
+        self.transmitted(PEER, PATH, true, None);
         Some((Header::parse(&front).unwrap(), front[HEADER_BYTES..].to_vec()))
     }
 
     fn take_in(&mut self, (header, head): (Header, Vec<u8>)) {
-        self.handle_frame(PEER, header, &head).unwrap();
-        self.handle_payload(PEER);
+        self.handle_frame(PEER, PATH, header, &head).unwrap();
+        self.handle_payload(PEER, PATH);
     }
 
     fn hear(
@@ -447,7 +463,7 @@ impl Drive for Endpoint<Room> {
         payload: u32,
     ) -> Result<Place, Fault> {
         let (header, bytes) = frame(sequence, kind, flags, head, payload);
-        self.handle_frame(PEER, header, &bytes)
+        self.handle_frame(PEER, PATH, header, &bytes)
     }
 
     /// Completions so far.

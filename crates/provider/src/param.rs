@@ -1,103 +1,116 @@
-//! What can be set from outside: one row per knob, all read from the environment as
-//! `LANDBRIDGE_<NAME>`. The launcher sets those that say who this process is.
+//! What can be set from outside, as this process finds it: the rows of [`landbridge_proto::setting`]
+//! that processes read, each from its variable `LANDBRIDGE_<NAME>`.
+//!
+//! The provider runs inside other people's programs, so it opens no settings file: the launcher reads
+//! that and hands on what it says as variables. A variable that is empty counts as not set.
+//!
+//! ```text
+//! let wait: Duration = param::PEER_TIMEOUT.duration()?;   // the default if it is not set
+//! let index: Option<u64> = param::INDEX.number()?;        // rows without a default value
+//! ```
 
 use std::env;
+use std::time::Duration;
 
-pub struct Knob {
-    pub name: &'static str,
-    /// What holds when it is not set.
-    pub default: &'static str,
-    pub unit: &'static str,
-    pub sentence: &'static str,
-}
+use landbridge_proto::setting::{self, Network, Setting, Value};
 
-pub const LOG: Knob = Knob {
-    name: "LOG",
-    default: "off",
-    unit: "off, warn, info, debug or trace",
-    sentence: "Writes the provider's messages to standard error, beside libfabric's own log.",
-};
-pub const PATHS: Knob = Knob {
-    name: "PATHS",
-    default: "shm,tcp,relay",
-    unit: "comma list",
-    sentence: "The ways to a peer that may be used.",
-};
-pub const JOB: Knob = Knob {
-    name: "JOB",
-    default: "derived from the user",
-    unit: "32 hex digits",
-    sentence: "The job this process belongs to.",
-};
-pub const KEY: Knob = Knob {
-    name: "KEY",
-    default: "from a key file of the user",
-    unit: "64 hex digits",
-    sentence: "The secret by which the processes of a job know each other.",
-};
-pub const INDEX: Knob = Knob {
-    name: "INDEX",
-    default: "none",
-    unit: "number",
-    sentence: "The process's index in the job (its MPI rank).",
-};
-pub const SIZE: Knob = Knob {
-    name: "SIZE",
-    default: "unknown",
-    unit: "processes",
-    sentence: "How many processes the job has.",
-};
-pub const CLUSTER: Knob = Knob {
-    name: "CLUSTER",
-    default: "0",
-    unit: "number",
-    sentence: "The cluster this process runs in.",
-};
-pub const NODE: Knob = Knob {
-    name: "NODE",
-    default: "the host's name",
-    unit: "text",
-    sentence: "The node this process runs on; equal names may share memory.",
-};
-pub const NODE_SIZE: Knob = Knob {
-    name: "NODE_SIZE",
-    default: "as other launchers say, or all processes of the job",
-    unit: "processes",
-    sentence: "How many processes share this node's processors.",
-};
-pub const ADDRESS: Knob = Knob {
-    name: "ADDRESS",
-    default: "picked from the interfaces",
-    unit: "IP address",
-    sentence: "Where this process accepts direct connections from its own cluster.",
-};
-pub const RELAY: Knob = Knob {
-    name: "RELAY",
-    default: "none",
-    unit: "comma list of unix:@NAME and tcp:HOST:PORT",
-    sentence: "Ways to this cluster's relay, best first.",
-};
+/// A row, and its variable in this process's environment. Every error says what to correct.
+#[derive(Debug, Clone, Copy)]
+pub struct Knob(&'static Setting);
 
-/// Every knob, for listings.
-pub const KNOBS: &[Knob] =
-    &[LOG, PATHS, JOB, KEY, INDEX, SIZE, CLUSTER, NODE, NODE_SIZE, ADDRESS, RELAY];
+pub const LOG: Knob = Knob(&setting::LOG);
+pub const PATHS: Knob = Knob(&setting::PATHS);
+/// `off`, `on` or `only`.
+pub const UDP: Knob = Knob(&setting::UDP);
+/// `cubic` or `bbr`.
+pub const CONGESTION: Knob = Knob(&setting::CONGESTION);
+/// Networks that hold the local addresses for direct paths; by default every address.
+pub const RAILS: Knob = Knob(&setting::RAILS);
+/// Networks; by default none.
+pub const RAILS_EXCLUDE: Knob = Knob(&setting::RAILS_EXCLUDE);
+/// A duration.
+pub const PEER_TIMEOUT: Knob = Knob(&setting::PEER_TIMEOUT);
+/// A duration.
+pub const SUSPECT_AFTER: Knob = Knob(&setting::SUSPECT_AFTER);
+/// A duration.
+pub const REDIAL_MAX: Knob = Knob(&setting::REDIAL_MAX);
+/// `crc32c`, `sum` or `off`.
+pub const INTEGRITY: Knob = Knob(&setting::INTEGRITY);
+/// A switch.
+pub const INTEGRITY_SHM: Knob = Knob(&setting::INTEGRITY_SHM);
+/// Bytes.
+pub const RETAIN: Knob = Knob(&setting::RETAIN);
+/// Bytes.
+pub const COPY_MAX: Knob = Knob(&setting::COPY_MAX);
+
+pub const JOB: Knob = Knob(&setting::JOB);
+pub const KEY: Knob = Knob(&setting::KEY);
+pub const INDEX: Knob = Knob(&setting::INDEX);
+pub const SIZE: Knob = Knob(&setting::SIZE);
+pub const CLUSTER: Knob = Knob(&setting::CLUSTER);
+pub const NODE: Knob = Knob(&setting::NODE);
+pub const NODE_SIZE: Knob = Knob(&setting::NODE_SIZE);
+pub const ADDRESS: Knob = Knob(&setting::ADDRESS);
+pub const RELAY: Knob = Knob(&setting::RELAY);
 
 impl Knob {
-    pub fn variable(&self) -> String {
-        format!("LANDBRIDGE_{}", self.name)
+    pub fn variable(self) -> String {
+        self.0.variable()
     }
 
-    /// The value, if it is set and not empty. Bytes that are not UTF-8 count as not set.
-    pub fn text(&self) -> Option<String> {
+    /// The text, if it is set and not empty. Bytes that are not UTF-8 count as not set.
+    pub fn text(self) -> Option<String> {
         env::var(self.variable()).ok().filter(|value| !value.is_empty())
     }
 
-    /// The value as a decimal number. `Err` says what to correct.
-    pub fn number(&self) -> Result<Option<u64>, String> {
+    /// The number of a row whose default is no value.
+    pub fn number(self) -> Result<Option<u64>, String> {
         let Some(text) = self.text() else { return Ok(None) };
-        text.trim().parse().map(Some).map_err(|_| {
-            format!("{}={text}: give a decimal number ({})", self.variable(), self.unit)
-        })
+        self.read(Some(&text))?.number().map(Some).ok_or_else(|| self.other_kind())
+    }
+
+    /// Of a time.
+    pub fn duration(self) -> Result<Duration, String> {
+        self.value()?.duration().ok_or_else(|| self.other_kind())
+    }
+
+    /// Of a size.
+    pub fn bytes(self) -> Result<u64, String> {
+        self.value()?.number().ok_or_else(|| self.other_kind())
+    }
+
+    /// Of a switch.
+    pub fn is_on(self) -> Result<bool, String> {
+        self.value()?.is_on().ok_or_else(|| self.other_kind())
+    }
+
+    /// Of one word: one of those in the row.
+    pub fn word(self) -> Result<&'static str, String> {
+        self.value()?.word().ok_or_else(|| self.other_kind())
+    }
+
+    /// Of several words, in the order of the row.
+    pub fn words(self) -> Result<Vec<&'static str>, String> {
+        self.value()?.words().ok_or_else(|| self.other_kind())
+    }
+
+    /// Of a list of addresses and prefixes.
+    pub fn networks(self) -> Result<Vec<Network>, String> {
+        self.value()?.networks().ok_or_else(|| self.other_kind())
+    }
+
+    fn value(self) -> Result<Value, String> {
+        self.read(self.text().as_deref())
+    }
+
+    fn read(self, text: Option<&str>) -> Result<Value, String> {
+        let text = text.unwrap_or(self.0.default);
+        self.0.parse(text).map_err(|error| format!("{}: {error}", self.variable()))
+    }
+
+    /// The code has asked for something that the row does not hold.
+    fn other_kind(self) -> String {
+        format!("{} is of another kind than was asked for: {}", self.0.name, self.0.unit)
     }
 }
 
@@ -105,18 +118,62 @@ impl Knob {
 mod tests {
     use super::*;
 
+    const MIB: u64 = 1 << 20;
+
+    /// Nothing of this is set where tests run; each default stands in its row as text.
     #[test]
-    fn every_knob_has_a_full_row_and_a_name_of_its_own() {
-        for (i, knob) in KNOBS.iter().enumerate() {
-            assert!(!knob.default.is_empty() && !knob.unit.is_empty(), "{}", knob.name);
-            assert!(knob.sentence.ends_with('.'), "{}", knob.name);
-            assert!(KNOBS[i + 1..].iter().all(|other| other.name != knob.name), "{}", knob.name);
-        }
+    fn what_is_not_set_has_its_default() {
+        assert_eq!(PEER_TIMEOUT.duration(), Ok(Duration::from_secs(60)));
+        assert_eq!(SUSPECT_AFTER.duration(), Ok(Duration::from_millis(100)));
+        assert_eq!(REDIAL_MAX.duration(), Ok(Duration::from_secs(2)));
+        assert_eq!((RETAIN.bytes(), COPY_MAX.bytes()), (Ok(64 * MIB), Ok(16 << 10)));
+        assert_eq!((INTEGRITY.word(), INTEGRITY_SHM.is_on()), (Ok("crc32c"), Ok(false)));
+        assert_eq!((UDP.word(), CONGESTION.word()), (Ok("off"), Ok("cubic")));
+        assert_eq!(PATHS.words().map(|paths| paths.len()), Ok(3));
+        assert_eq!(RAILS.networks().map(|networks| networks.len()), Ok(2));
+        assert_eq!(RAILS_EXCLUDE.networks().map(|networks| networks.len()), Ok(0));
+        assert_eq!((INDEX.number(), JOB.text()), (Ok(None), None));
     }
 
     #[test]
-    fn an_unset_number_is_none() {
-        let knob = Knob { name: "TEST_UNSET", default: "0", unit: "n", sentence: "None." };
-        assert_eq!(knob.number(), Ok(None));
+    fn an_error_names_the_variable() {
+        let error = PEER_TIMEOUT.read(Some("60")).unwrap_err();
+        assert_eq!(error, "LANDBRIDGE_PEER_TIMEOUT: \"60\" has no unit: write 60s or 60ms");
+        let error = INDEX.read(Some("one")).unwrap_err();
+        assert!(error.starts_with("LANDBRIDGE_INDEX: \"one\" is no number"), "{error}");
+        assert!(PEER_TIMEOUT.word().unwrap_err().contains("another kind"));
+    }
+
+    /// A row without a constant here could not be read by the engine.
+    #[test]
+    fn every_row_for_processes_is_here() {
+        let here = [
+            LOG,
+            PATHS,
+            UDP,
+            CONGESTION,
+            RAILS,
+            RAILS_EXCLUDE,
+            PEER_TIMEOUT,
+            SUSPECT_AFTER,
+            REDIAL_MAX,
+            INTEGRITY,
+            INTEGRITY_SHM,
+            RETAIN,
+            COPY_MAX,
+            JOB,
+            KEY,
+            INDEX,
+            SIZE,
+            CLUSTER,
+            NODE,
+            NODE_SIZE,
+            ADDRESS,
+            RELAY,
+        ];
+        let is_here = |row: &Setting| here.iter().any(|knob| knob.0.name == row.name);
+        for row in setting::SETTINGS {
+            assert_eq!(is_here(row), row.is_for(setting::Reader::Process), "{}", row.name);
+        }
     }
 }

@@ -337,6 +337,12 @@ impl Clock {
         ticks()
     }
 
+    /// Nanoseconds since some start, as exact as a microsecond.
+    #[inline]
+    pub fn nanos(self) -> u64 {
+        self.now() / self.ticks_per_micro * 1_000
+    }
+
     #[inline]
     pub fn micros(self, ticks: u64) -> u64 {
         // Counters of two processors may differ by a little: never negative.

@@ -59,6 +59,7 @@ impl Admin {
         let troubles = [
             ("malformed", relay.malformed),
             ("notices_dropped", relay.notices_dropped),
+            ("lost", relay.lost),
             ("lost_bytes", relay.lost_bytes),
             ("refused", report.refused),
         ];

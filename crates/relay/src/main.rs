@@ -18,6 +18,7 @@ use landbridge_drive::link::tls::Identity;
 use landbridge_drive::sys;
 use landbridge_proto::id::ClusterId;
 use landbridge_relay::config::{self, Config};
+use landbridge_relay::settings::Settings;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
@@ -39,7 +40,8 @@ const BACKLOG: i32 = 4096;
         landbridge-relay --config relay.toml\n  \
         (cat relay.toml; echo ---; cat) | landbridge-relay --config -\n\n\
         It prints one line when it is ready, and its log on standard error. SIGUSR1 logs its\n\
-        counters; SIGTERM and SIGINT end it, and so does the end of standard input after --config -."
+        counters; SIGTERM and SIGINT end it, and so does the end of standard input after --config -.\n\
+        Environment: LANDBRIDGE_PEER_TIMEOUT, LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX."
 )]
 struct Arguments {
     /// The TOML document that describes the relay; `-` reads it from standard input, up to a line
@@ -53,6 +55,7 @@ struct Prepared {
     config: Config,
     identity: Option<Identity>,
     peers: Vec<Peer>,
+    settings: Settings,
 }
 
 fn main() -> ExitCode {
@@ -85,12 +88,13 @@ fn run((mut admin, setup, ready): (Admin, Setup, String)) -> Result<()> {
 fn read(path: &Path) -> Result<Prepared> {
     let config = Config::parse(&config::read(path)?)?;
     let (identity, peers) = (config.identity()?, config.peers()?);
-    Ok(Prepared { config, identity, peers })
+    let settings = Settings::from_environment()?;
+    Ok(Prepared { config, identity, peers, settings })
 }
 
 /// Everything that can go wrong because of this machine.
 fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
-    let Prepared { config, identity, peers } = prepared;
+    let Prepared { config, identity, peers, settings } = prepared;
     sys::raise_open_files();
     let ranks = listen(config.listen).context("listen")?;
     let relays = config.wan_listen.map(listen).transpose().context("wan_listen")?;
@@ -110,6 +114,9 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
         identity,
         peers,
         controls,
+        peer_timeout: settings.peer_timeout,
+        wan_streams: settings.wan_streams,
+        redial_max: settings.redial_max,
         spin: config.spin_micros.map(Duration::from_micros),
         job: config.job,
         key: config.key,

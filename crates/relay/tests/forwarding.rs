@@ -133,12 +133,14 @@ fn a_rank_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
 fn who_writes_to_nobody_is_told() {
     let (zero, one) = RelayProcess::pair();
     let mut here = Rank::attach(&zero, 0);
-    let there = Rank::attach(&one, 4);
+    let mut there = Rank::attach(&one, 4);
     here.send(99, 0, b"?");
     let (header, body) = here.receive();
     assert_eq!((header.kind, header.source), (Kind::Unreachable, Address::new(99, 0)));
     assert!(body.is_empty());
     let mut one = one;
+    there.say_goodbye(0);
+    assert_eq!(here.receive().0.kind, Kind::Goodbye);
     drop(there);
     one.wait_for("rank 4 at");
     here.send(4, 0, b"?");
@@ -150,9 +152,11 @@ fn who_writes_to_nobody_is_told() {
 fn a_newer_incarnation_takes_the_place_of_an_older_one() {
     let mut relay = RelayProcess::start(&Plan::alone(4));
     let mut old = Rank::attach(&relay, 1);
-    let same = Rank::attach_as(&relay, introduction(1));
+    let mut older = introduction(1);
+    older.incarnation = 0;
+    let older = Rank::attach_as(&relay, older);
     relay.wait_for("attached already");
-    drop(same);
+    drop(older);
     let mut newer = introduction(1);
     newer.incarnation = 2;
     let mut new = Rank::attach_as(&relay, newer).unwrap();

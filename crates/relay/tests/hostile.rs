@@ -112,6 +112,7 @@ fn strangers_are_refused_one_by_one() {
         let mut stream = scene.knock();
         let mut own = introduction(index);
         (own.cluster, own.role) = (ClusterId(cluster), role);
+        own.incarnation = 0;
         say_hello(&mut stream, own, KEY).unwrap();
         expect_end(&mut stream);
         scene.expect_refusal(Some(stream.local_addr().unwrap()), why);
@@ -161,12 +162,15 @@ fn members_that_break_the_protocol_lose_their_link_only() {
     long[..4].copy_from_slice(&(1u32 << 20).to_le_bytes());
     let mut unreachable = good(1);
     unreachable[4] = Kind::Unreachable as u8;
+    let mut lost = good(1);
+    lost[4] = Kind::Lost as u8;
     for (bytes, why) in [
         (absurd, "longer than frames may be"),
         (long, "longer than relays take"),
         (vec![0; 40], "unknown kind"),
         (frame(Address::new(2, 0), Address::new(1, 0), 0, b"x"), "not come from the endpoint"),
         (unreachable, "only relays may say"),
+        (lost, "only relays may say"),
     ] {
         let mut rank = Rank::attach(&scene.relay, 3);
         rank.stream.write_all(&bytes).unwrap();
@@ -175,7 +179,7 @@ fn members_that_break_the_protocol_lose_their_link_only() {
         assert!(line.contains(why), "{line}");
         scene.still_works();
     }
-    assert_eq!(scene.relay.counter("malformed"), 5);
+    assert_eq!(scene.relay.counter("malformed"), 6);
 }
 
 #[test]

@@ -40,6 +40,12 @@ pub struct Setup {
     pub peers: Vec<Peer>,
     /// Descriptors of the program: [`Watch::handle_control`] is called when one is readable.
     pub controls: Vec<OwnedFd>,
+    /// How long frames wait for an endpoint whose link has broken.
+    pub peer_timeout: Duration,
+    /// Streams to each relay that this one connects to.
+    pub wan_streams: usize,
+    /// Longest pause before a relay is dialled again.
+    pub redial_max: Duration,
     /// How long to spin before sleeping; `None`: as long as it pays on this machine.
     pub spin: Option<Duration>,
 }
@@ -101,9 +107,11 @@ pub struct Report {
     pub links: usize,
     /// Connections still in their hello.
     pub strangers: usize,
+    /// Streams to other relays, of those.
+    pub lanes: usize,
     /// Bytes in queues.
     pub queued_bytes: usize,
-    /// Times the link to another relay broke.
+    /// Streams to other relays that broke.
     pub breaks: u64,
     /// Calls to the kernel.
     pub waits: u64,
@@ -118,12 +126,13 @@ impl fmt::Display for Report {
         let Report { relay, .. } = self;
         write!(
             f,
-            "frames={} bytes={} unreachable={} notices_dropped={} malformed={} pauses={} \
-             lost_bytes={} accepted={} refused={} attached={} links={} strangers={} \
+            "frames={} bytes={} unreachable={} lost={} notices_dropped={} malformed={} pauses={} \
+             lost_bytes={} accepted={} refused={} attached={} links={} lanes={} strangers={} \
              queued_bytes={} breaks={} waits={} reads={} writes={}",
             relay.frames,
             relay.bytes,
             relay.unreachable,
+            relay.lost,
             relay.notices_dropped,
             relay.malformed,
             relay.pauses,
@@ -132,6 +141,7 @@ impl fmt::Display for Report {
             self.refused,
             self.attached,
             self.links,
+            self.lanes,
             self.strangers,
             self.queued_bytes,
             self.breaks,

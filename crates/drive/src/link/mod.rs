@@ -1,5 +1,6 @@
 //! Ways to carry frames between two processes.
 
+pub mod datagram;
 pub mod near;
 pub mod shm;
 pub mod socket;

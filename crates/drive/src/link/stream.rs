@@ -276,6 +276,28 @@ impl StreamLink {
         !self.target.is_empty() || self.skip > 0
     }
 
+    /// The socket takes no more while it holds `bytes` that have not left. A hint; without it more is held.
+    pub fn set_unsent_max(&self, bytes: u32) {
+        let (value, size) = (&raw const bytes, size_of::<u32>() as libc::socklen_t);
+        // SAFETY: the option's value is one u32.
+        let _ = unsafe {
+            let fd = self.socket.as_raw_fd();
+            libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value.cast(), size)
+        };
+    }
+
+    /// Bytes of the payload under way that have not arrived, but for those that go nowhere.
+    #[inline]
+    pub fn awaited(&self) -> usize {
+        self.target.iter().map(|piece| piece.len).sum()
+    }
+
+    /// What is still to come of the payload under way goes nowhere: its memory is somebody else's from now on.
+    pub fn divert(&mut self) {
+        self.skip += self.awaited();
+        self.target.clear();
+    }
+
     /// Keeps the start of a frame whose head has not all arrived for the next [`Self::read`].
     #[inline]
     pub fn keep(&mut self, start: &[u8]) {

@@ -6,7 +6,8 @@
 //!
 //! A LAN that is not emulated is a bridge in the lab's root namespace, which has no addresses and
 //! routes nothing; each machine's LAN interface is one end of a veth pair whose other end is a port
-//! of its site's bridge. Interfaces are called `lan0` and `wan0` on every machine.
+//! of its site's bridge. Interfaces are called `wan0` on every gateway and `lan0`, `lan1` … on every
+//! machine, by rails.
 
 use std::fmt::Write;
 
@@ -14,9 +15,12 @@ use anyhow::Context;
 
 use super::emulator::Port;
 use super::namespace::{LAB_DIR, Machine, run_tool};
-use super::plan::{Host, Inbound, Plan, Site};
+use super::plan::{Host, Inbound, Plan, Rail, Site, Subnet};
 use super::topology::namespace_dir;
 use super::tun::Tun;
+
+/// The interface of a gateway in the WAN.
+pub const WAN_DEVICE: &str = "wan0";
 
 /// The machines of each site, in the order of `Site::machines`.
 pub type Machines = Vec<Vec<Machine>>;
@@ -29,7 +33,7 @@ pub fn build(plan: &Plan, ports: &[Port]) -> anyhow::Result<(Machines, Vec<Tun>)
         .map(|site| site.machines().map(|machine| Machine::create(&machine.name)).collect())
         .collect::<anyhow::Result<Machines>>()?;
     for (number, site) in plan.sites.iter().enumerate() {
-        if site.lan.is_none() {
+        if site.rails[0].shape.is_none() {
             build_bridge(number, site)?;
         }
     }
@@ -65,13 +69,13 @@ fn build_bridge(number: usize, site: &Site) -> anyhow::Result<()> {
 
 fn create_device(machines: &Machines, port: &Port) -> anyhow::Result<Tun> {
     let (machine, name) = match *port {
-        Port::Wan { site } => (machines[site].last(), "wan0"),
-        Port::Lan { site, machine } => (machines[site].get(machine), "lan0"),
+        Port::Wan { site } => (machines[site].last(), WAN_DEVICE.to_owned()),
+        Port::Lan { site, rail, machine } => (machines[site].get(machine), lan_device(rail)),
     };
     // Every site has a gateway, last of its machines; the emulator numbers machines as the plan
     // does.
     let machine = machine.context("a port of a machine that is not in the plan")?;
-    machine.run(|| Tun::create(name).with_context(|| format!("cannot make TUN device {name}")))
+    machine.run(|| Tun::create(&name).with_context(|| format!("cannot make TUN device {name}")))
 }
 
 fn configure(plan: &Plan, site: usize, host: &Host, machine: &Machine) -> anyhow::Result<()> {
@@ -91,44 +95,62 @@ fn configure(plan: &Plan, site: usize, host: &Host, machine: &Machine) -> anyhow
     })
 }
 
+/// Input of `ip -batch` that gives a machine its addresses and routes.
 fn address_commands(plan: &Plan, site: usize, host: &Host, is_gateway: bool) -> String {
     let home = &plan.sites[site];
-    let mut batch = format!(
-        "link set lo up\naddr add {}/{} dev lan0\nlink set lan0 up\n",
-        host.address, home.subnet.prefix
-    );
-    if !is_gateway {
-        let _ = writeln!(batch, "route add default via {} dev lan0 onlink", home.gateway.address);
-        return batch;
+    let mut batch = "link set lo up\n".to_owned();
+    for (rail, Rail { subnet, .. }) in home.rails.iter().enumerate() {
+        let (address, device) = (home.address_on(rail, host), lan_device(rail));
+        let _ = writeln!(batch, "addr add {address}/{} dev {device}", subnet.prefix);
+        let _ = writeln!(batch, "link set {device} up");
     }
-    let own = home.wan_address;
-    let _ = writeln!(batch, "addr add {own}/32 dev wan0\nlink set wan0 mtu {} up", plan.mtu);
-    for neighbour in plan.neighbours(site).map(|neighbour| &plan.sites[neighbour]) {
-        let _ = writeln!(batch, "route add {}/32 dev wan0 src {own}", neighbour.wan_address);
+    if is_gateway {
+        let _ = writeln!(batch, "addr add {}/32 dev {WAN_DEVICE}", home.wan_address);
+        let _ = writeln!(batch, "link set {WAN_DEVICE} mtu {} up", plan.mtu);
     }
-    for subnet in reachable_subnets(plan, site) {
-        // The routes are there even if nobody forwards: it is the firewalls that refuse.
-        let _ = writeln!(batch, "route add {subnet} dev wan0 src {own}");
+    batch + &routes(plan, site, host, &lan_device(0)) + &routes(plan, site, host, WAN_DEVICE)
+}
+
+/// Input of `ip -batch` that makes the routes of one interface, beside that to its own network,
+/// which the kernel makes. They vanish when the interface goes down.
+pub fn routes(plan: &Plan, site: usize, host: &Host, device: &str) -> String {
+    let home = &plan.sites[site];
+    let is_gateway = host.name == home.gateway.name;
+    if !is_gateway && device == lan_device(0) {
+        return format!("route replace default via {} dev {device} onlink\n", home.gateway.address);
+    }
+    let mut batch = String::new();
+    if is_gateway && device == WAN_DEVICE {
+        let own = home.wan_address;
+        for neighbour in plan.neighbours(site).map(|neighbour| &plan.sites[neighbour]) {
+            let to = neighbour.wan_address;
+            let _ = writeln!(batch, "route replace {to}/32 dev {device} src {own}");
+        }
+        for subnet in reachable_subnets(plan, site) {
+            // The routes are there even if nobody forwards: it is the firewalls that refuse.
+            let _ = writeln!(batch, "route replace {subnet} dev {device} src {own}");
+        }
     }
     batch
 }
 
+/// The interface of every machine on a rail.
+pub fn lan_device(rail: usize) -> String {
+    format!("lan{rail}")
+}
+
 /// LANs of neighbours whose addresses mean the same everywhere: not those that another neighbour or
 /// this site uses.
-fn reachable_subnets(plan: &Plan, site: usize) -> Vec<super::plan::Subnet> {
+fn reachable_subnets(plan: &Plan, site: usize) -> Vec<Subnet> {
     let neighbours: Vec<usize> = plan.neighbours(site).collect();
     let is_unique = |candidate: usize| {
-        let subnet = plan.sites[candidate].subnet;
-        let mut others =
-            neighbours.iter().copied().chain([site]).filter(|&other| other != candidate);
-        others.all(|other| !plan.sites[other].subnet.overlaps(subnet))
+        let subnet = plan.sites[candidate].subnet();
+        let is_own = plan.sites[site].rails.iter().any(|rail| rail.subnet.overlaps(subnet));
+        let mut others = neighbours.iter().copied().filter(|&other| other != candidate);
+        !is_own && others.all(|other| !plan.sites[other].subnet().overlaps(subnet))
     };
-    neighbours
-        .iter()
-        .copied()
-        .filter(|&neighbour| is_unique(neighbour))
-        .map(|neighbour| plan.sites[neighbour].subnet)
-        .collect()
+    let unique = neighbours.iter().copied().filter(|&neighbour| is_unique(neighbour));
+    unique.map(|neighbour| plan.sites[neighbour].subnet()).collect()
 }
 
 /// The gateway's rules: what may come in from the WAN, and whether LAN and WAN see each other.

@@ -1,4 +1,4 @@
-//! Looking at and changing the links of a running lab.
+//! Looking at and changing a running lab.
 //!
 //! A lab listens on two Unix sockets: an abstract one named after the user and the lab, in the
 //! network namespace from which it was started, and `control` in its directory, for programs
@@ -6,8 +6,10 @@
 //! which the last is `ok` or `error: …`:
 //!
 //! - `show`: every direction with its shape and counts.
-//! - `set LINK KEY[=VALUE]…`: LINK is `north-south` (both directions) or `north>south`; keys are
-//!   those of a link in a lab file, and `up`.
+//! - `set LINK KEY[=VALUE]…`: LINK is `north-south` (both directions), `north>south`, or
+//!   `north-LAN1` (all links of a rail); keys are those of a link in a lab file, `up`, and `restore`
+//!   (as in the lab file).
+//! - `interface HOST DEVICE up|down` and `relay SITE stop|continue`: see `hosts`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -22,9 +24,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::emulator::Emulator;
+use super::hosts;
 use super::link::Shape;
 use super::namespace::LAB_DIR;
-use super::plan::describe;
+use super::plan::{Plan, describe};
 use super::pump::Handle;
 
 /// A request names a link and a dozen keys at most.
@@ -49,14 +52,19 @@ pub fn listen_inside() -> anyhow::Result<UnixListener> {
 }
 
 /// Serves both sockets, each on a thread of its own.
-pub fn serve(handle: Handle, outside: UnixListener, inside: UnixListener) -> std::io::Result<()> {
-    let handle = Arc::new(handle);
+pub fn serve(
+    handle: Handle,
+    plan: &Plan,
+    outside: UnixListener,
+    inside: UnixListener,
+) -> std::io::Result<()> {
+    let lab = Arc::new((handle, plan.clone()));
     for listener in [outside, inside] {
-        let handle = Arc::clone(&handle);
+        let lab = Arc::clone(&lab);
         thread::Builder::new().name("control".into()).spawn(move || {
             for client in listener.incoming().flatten() {
                 // A client that fails to listen harms only itself.
-                let _ = serve_client(&handle, client);
+                let _ = serve_client(&lab.0, &lab.1, client);
             }
         })?;
     }
@@ -118,7 +126,7 @@ fn inside_path() -> PathBuf {
     Path::new(LAB_DIR).join("control")
 }
 
-fn serve_client(handle: &Handle, mut client: UnixStream) -> anyhow::Result<()> {
+fn serve_client(handle: &Handle, plan: &Plan, mut client: UnixStream) -> anyhow::Result<()> {
     client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut line = String::new();
@@ -128,9 +136,18 @@ fn serve_client(handle: &Handle, mut client: UnixStream) -> anyhow::Result<()> {
         client.write_all(b"error: this lab belongs to another user\n")?;
         return Ok(());
     }
-    let answer = handle
-        .ask(move |emulator| answer(emulator, line.trim()))
-        .unwrap_or_else(|| Err("the emulator has ended".to_owned()));
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let is_about_hosts = match words.first() {
+        Some(&"interface") => Some(hosts::set_interface(plan, &words[1..])),
+        Some(&"relay") => Some(hosts::signal_relay(plan, &words[1..])),
+        _ => None,
+    };
+    let answer = match is_about_hosts {
+        Some(done) => done.map_err(|error| hosts::one_line(&error)),
+        None => handle
+            .ask(move |emulator| answer(emulator, line.trim()))
+            .unwrap_or_else(|| Err("the emulator has ended".to_owned())),
+    };
     match answer {
         Ok(body) => client.write_all(format!("{body}ok\n").as_bytes())?,
         Err(message) => client.write_all(format!("error: {message}\n").as_bytes())?,
@@ -166,7 +183,7 @@ fn answer(emulator: &mut Emulator, request: &str) -> Result<String, String> {
             let changes: Vec<&str> = words.collect();
             change(emulator, link, &changes)
         }
-        _ => Err("a request is `show` or `set LINK KEY[=VALUE]…`".to_owned()),
+        _ => Err("a request is `show`, `set`, `interface` or `relay`".to_owned()),
     }
 }
 
@@ -191,35 +208,34 @@ fn show(emulator: &Emulator) -> String {
 }
 
 fn change(emulator: &mut Emulator, link: &str, changes: &[&str]) -> Result<String, String> {
-    let directions: Vec<String> = emulator
-        .links()
-        .map(|(name, ..)| name.to_owned())
-        .filter(|name| means(link, name))
-        .collect();
+    let directions = emulator.directions(link);
     if directions.is_empty() {
         let names: Vec<&str> = emulator.links().map(|(name, ..)| name).collect();
         return Err(format!("there is no link `{link}`; there are {}", names.join(", ")));
     }
     let mut text = String::new();
-    for direction in directions {
+    for (direction, is_up) in directions {
         let current = emulator.links().find(|(name, ..)| *name == direction);
         let mut shape = current.map(|(_, shape, _)| shape.clone()).unwrap_or_default();
-        changes.iter().try_for_each(|change| apply(&mut shape, change))?;
+        for change in changes {
+            match *change {
+                "restore" => shape = emulator.original(&direction).cloned().unwrap_or_default(),
+                _ => apply(&mut shape, change, is_up)?,
+            }
+        }
         text += &format!("{direction}: {}\n", describe(&shape));
         emulator.reshape(&direction, |_| shape);
     }
     Ok(text)
 }
 
-/// Whether `link` (`a-b`, `b-a` or `a>b`) stands for the direction `a>b`.
-fn means(link: &str, direction: &str) -> bool {
-    let ends = direction.split_once('>');
-    link == direction
-        || ends.is_some_and(|(a, b)| link == format!("{a}-{b}") || link == format!("{b}-{a}"))
-}
-
-fn apply(shape: &mut Shape, change: &str) -> Result<(), String> {
+/// Changes one thing about a shape. On the way up to a rail's switch nothing happens by chance and
+/// there is no delay: all of that comes once, on the way down.
+fn apply(shape: &mut Shape, change: &str, is_way_up: bool) -> Result<(), String> {
     let (key, value) = change.split_once('=').unwrap_or((change, ""));
+    if is_way_up && !matches!(key, "rate" | "queue" | "down" | "up") {
+        return apply(&mut shape.clone(), change, false);
+    }
     match key {
         "rate" if value == "unlimited" => shape.rate = None,
         "rate" => shape.rate = Some(read(value)?),
@@ -262,11 +278,34 @@ mod tests {
     }
 
     #[test]
+    fn a_link_goes_back_to_what_the_file_says() {
+        let mut emulator = emulator();
+        let before = show(&emulator);
+        answer(&mut emulator, "set a-x-b loss=5% rate=2Mbit/s down").unwrap();
+        assert_ne!(show(&emulator), before);
+        answer(&mut emulator, "set a-x-b restore").unwrap();
+        assert_eq!(show(&emulator), before);
+    }
+
+    #[test]
+    fn chance_strikes_once_on_a_rail() {
+        let lab = "[[site]]\nname='a'\nhosts=1\nrails=2\n";
+        let (mut emulator, _) = Emulator::new(&file::parse(lab, "x").unwrap());
+        let text = answer(&mut emulator, "set a-LAN1 loss=5% rate=2Mbit/s").unwrap();
+        let count = |word: &str| text.lines().filter(|line| line.contains(word)).count();
+        assert_eq!((count(": "), count("2 Mbit/s"), count("loss")), (4, 4, 2), "{text}");
+        let error = answer(&mut emulator, "set a-LAN1 loss=many").unwrap_err();
+        assert!(error.contains("is not a share"), "{error}");
+        assert!(!show(&emulator).contains("LAN0: unlimited rate, delay 0 ns, loss"));
+    }
+
+    #[test]
     fn wrong_requests_change_nothing_and_say_what_is_right() {
         let mut emulator = emulator();
         let before = show(&emulator);
         for (request, words) in [
             ("", "a request is"),
+            ("set a-x-b restore=now", "no `restore`"),
             ("set", "which link?"),
             ("set a-c down", "there are a-x>b, b>a-x"),
             ("set a-x-b rate=3Mbit/s colour=red", "no `colour`"),

@@ -20,9 +20,9 @@ use super::plan::{Plan, Subnet};
 pub enum Port {
     /// The WAN interface of a site's gateway.
     Wan { site: usize },
-    /// The LAN interface of a machine, for sites whose LAN is emulated; numbered as in
+    /// The interface of a machine on a rail that is emulated; machines are numbered as in
     /// `Site::machines`.
-    Lan { site: usize, machine: usize },
+    Lan { site: usize, rail: usize, machine: usize },
 }
 
 /// The links of a lab and everything on its way through them.
@@ -39,7 +39,11 @@ pub struct Emulator {
 
 struct NamedLink {
     name: String,
+    /// Of a rail: the name of all its links together, and whether this one goes up to its switch.
+    rail: Option<(String, bool)>,
     link: Link,
+    /// As the lab file has it.
+    original: Shape,
     /// Grows when the link is cut: parcels of an earlier epoch are lost.
     epoch: u32,
 }
@@ -98,7 +102,9 @@ impl Emulator {
             emulator.add_wan_direction(plan, [b, a], &link.shapes[1]);
         }
         for site in 0..plan.sites.len() {
-            emulator.add_lan(plan, site, &ports);
+            for rail in 0..plan.sites[site].rails.len() {
+                emulator.add_rail(plan, site, rail, &ports);
+            }
         }
         (emulator, ports)
     }
@@ -147,6 +153,24 @@ impl Emulator {
         self.links
             .iter()
             .map(|named| (named.name.as_str(), named.link.shape(), named.link.counts()))
+    }
+
+    /// The directions that `link` stands for: `a>b` for itself, `a-b` for both between them,
+    /// `north-LAN1` for all of a rail. With each, whether it is only a way up to a rail's switch:
+    /// what chance and delay do on a rail is done on the way down.
+    pub fn directions(&self, link: &str) -> Vec<(String, bool)> {
+        let of_rail = |named: &NamedLink| match &named.rail {
+            Some((rail, is_up)) if rail == link => Some(*is_up),
+            _ => means(link, &named.name).then_some(false),
+        };
+        let found = self.links.iter().map(|named| Some((named.name.clone(), of_rail(named)?)));
+        found.flatten().collect()
+    }
+
+    /// A direction's shape in the lab file, by name.
+    pub fn original(&self, direction: &str) -> Option<&Shape> {
+        let named = self.links.iter().find(|named| named.name == direction)?;
+        Some(&named.original)
     }
 
     /// Packets for which there was no way.
@@ -226,32 +250,39 @@ impl Emulator {
         let way = self.add_way(vec![link], to);
         let routes = &mut self.routes[from];
         routes.hosts.insert(plan.sites[to].wan_address, way);
-        routes.subnets.push((plan.sites[to].subnet, way));
+        routes.subnets.push((plan.sites[to].subnet(), way));
     }
 
     /// An emulated LAN: from each machine a link up to the switch and one down from it.
-    fn add_lan(&mut self, plan: &Plan, site: usize, ports: &[Port]) {
-        let Some(shape) = &plan.sites[site].lan else { return };
-        let machines: Vec<_> = plan.sites[site].machines().cloned().collect();
-        let first = ports.iter().position(|port| *port == Port::Lan { site, machine: 0 });
+    fn add_rail(&mut self, plan: &Plan, site: usize, rail: usize, ports: &[Port]) {
+        let home = &plan.sites[site];
+        let Some(shape) = &home.rails[rail].shape else { return };
+        let machines: Vec<_> = home.machines().collect();
+        let first = ports.iter().position(|port| *port == Port::Lan { site, rail, machine: 0 });
         let Some(first) = first else { return };
         // The way up only takes time on the wire; delay and chance come on the way down, once.
-        let up_shape = Shape { rate: shape.rate, queue: shape.queue, ..Shape::default() };
+        let (rate, queue, is_down) = (shape.rate, shape.queue, shape.down);
+        let up_shape = Shape { rate, queue, down: is_down, ..Shape::default() };
+        let lan = home.lan_name(rail);
         let mut up = Vec::new();
         let mut down = Vec::new();
         for machine in &machines {
-            up.push(self.add_link(plan, format!("{}>LAN", machine.name), up_shape.clone()));
-            down.push(self.add_link(plan, format!("LAN>{}", machine.name), shape.clone()));
+            up.push(self.add_link(plan, format!("{}>{lan}", machine.name), up_shape.clone()));
+            down.push(self.add_link(plan, format!("{lan}>{}", machine.name), shape.clone()));
+            self.links[up[up.len() - 1]].rail = Some((home.rail_name(rail), true));
+            self.links[down[down.len() - 1]].rail = Some((home.rail_name(rail), false));
         }
         for (source, &up) in up.iter().enumerate() {
             for (target, machine) in
                 machines.iter().enumerate().filter(|&(target, _)| target != source)
             {
                 let way = self.add_way(vec![up, down[target]], first + target);
-                self.routes[first + source].hosts.insert(machine.address, way);
+                let address = home.address_on(rail, machine);
+                self.routes[first + source].hosts.insert(address, way);
             }
             let gateway = machines.len() - 1;
-            if source != gateway {
+            // Machines route what is not theirs over the first rail.
+            if source != gateway && rail == 0 {
                 let way = self.add_way(vec![up, down[gateway]], first + gateway);
                 let everything = Subnet { base: Ipv4Addr::UNSPECIFIED, prefix: 0 };
                 self.routes[first + source].subnets.push((everything, way));
@@ -260,8 +291,8 @@ impl Emulator {
     }
 
     fn add_link(&mut self, plan: &Plan, name: String, shape: Shape) -> usize {
-        let link = Link::new(shape, seed_of(plan.seed, &name));
-        self.links.push(NamedLink { name, link, epoch: 0 });
+        let link = Link::new(shape.clone(), seed_of(plan.seed, &name));
+        self.links.push(NamedLink { name, rail: None, link, original: shape, epoch: 0 });
         self.links.len() - 1
     }
 
@@ -279,15 +310,23 @@ impl Routes {
     }
 }
 
-/// Devices: the WAN interfaces of all sites, then the machines of each emulated LAN.
+/// Whether `link` (`a-b`, `b-a` or `a>b`) stands for the direction `a>b`.
+fn means(link: &str, direction: &str) -> bool {
+    let ends = direction.split_once('>');
+    link == direction
+        || ends.is_some_and(|(a, b)| link == format!("{a}-{b}") || link == format!("{b}-{a}"))
+}
+
+/// Devices: the WAN interfaces of all sites, then the machines of each emulated rail.
 fn ports_of(plan: &Plan) -> Vec<Port> {
-    let wan = (0..plan.sites.len()).map(|site| Port::Wan { site });
-    let lan = plan.sites.iter().enumerate().filter(|(_, site)| site.lan.is_some()).flat_map(
-        |(number, site)| {
-            (0..site.machines().count()).map(move |machine| Port::Lan { site: number, machine })
-        },
-    );
-    wan.chain(lan).collect()
+    let mut ports: Vec<Port> = (0..plan.sites.len()).map(|site| Port::Wan { site }).collect();
+    for (site, home) in plan.sites.iter().enumerate() {
+        for (rail, _) in home.rails.iter().enumerate().filter(|(_, rail)| rail.shape.is_some()) {
+            let machines = 0..home.machines().count();
+            ports.extend(machines.map(|machine| Port::Lan { site, rail, machine }));
+        }
+    }
+    ports
 }
 
 impl Ord for Parcel {
@@ -358,12 +397,35 @@ mod tests {
     #[test]
     fn a_lan_takes_the_wire_time_once() {
         let (mut emulator, ports) = emulator();
-        assert_eq!(ports[3..], [0, 1, 2].map(|machine| Port::Lan { site: 0, machine }));
+        let rail = [0, 1, 2].map(|machine| Port::Lan { site: 0, rail: 0, machine });
+        assert_eq!(ports[3..], rail);
         emulator.handle_packet(0, 3, packet_to([10, 1, 0, 12], 1250));
         // 10 us up, streamed down at the same time, 40 us of delay.
         assert_eq!(emulator.poll_output(10_000), None);
         assert_eq!(emulator.next_output(), Some(50_000));
         assert_eq!(emulator.poll_output(50_000).map(|(device, _)| device), Some(4));
+    }
+
+    #[test]
+    fn each_rail_carries_its_own_addresses_only() {
+        let lab = "[[site]]\nname = 'a'\nhosts = 2\nrails = 2\nrail.1 = { delay = '1 ms' }\n";
+        let (mut emulator, ports) = Emulator::new(&file::parse(lab, "test").unwrap());
+        // The WAN, then three machines on each rail.
+        assert_eq!(ports[4], Port::Lan { site: 0, rail: 1, machine: 0 });
+        emulator.handle_packet(0, 4, packet_to([10, 1, 1, 12], 100));
+        assert_eq!(emulator.poll_output(0), None);
+        assert_eq!(emulator.next_output(), Some(1_000_000));
+        assert_eq!(emulator.poll_output(1_000_000).map(|(device, _)| device), Some(5));
+        emulator.handle_packet(0, 4, packet_to([10, 1, 0, 12], 100));
+        emulator.handle_packet(0, 4, packet_to([10, 7, 0, 12], 100));
+        assert_eq!(emulator.unroutable(), 2);
+        emulator.handle_packet(0, 1, packet_to([10, 1, 0, 12], 100));
+        assert_eq!(emulator.poll_output(0).map(|(device, _)| device), Some(2));
+        let directions = emulator.directions("a-LAN1");
+        assert_eq!(directions.len(), 6, "{directions:?}");
+        assert!(directions.contains(&("a-1>LAN1".to_owned(), true)));
+        assert!(directions.contains(&("LAN1>a-gw".to_owned(), false)));
+        assert_eq!(emulator.directions("a-2-LAN0").len(), 2);
     }
 
     #[test]

@@ -17,6 +17,9 @@
 //! lan = { rate = "1 Gbit/s", delay = "40 us" }   # default: no emulation, as fast as the kernel.
 //!                                  # Keys as in a link; the rate is that of each host's port, the
 //!                                  # delay that from host to host
+//! rails = 2                        # networks inside the site, each machine has an interface on each:
+//!                                  # lan0, lan1 …; default 1. Several are always emulated
+//! rail.1 = { rate = "100 Mbit/s" } # keys of `lan` that differ on that rail
 //!
 //! [[link]]
 //! between = ["north", "south"]
@@ -44,13 +47,15 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::link::Shape;
-use super::plan::{Host, Inbound, Plan, Site, Subnet, WanLink};
+use super::plan::{Host, Inbound, Plan, Rail, Site, Subnet, WanLink};
 use super::units::{Rate, Share, Size, Span};
 
 /// As many as a mesh of links stays readable for; WAN addresses would last for 254.
 const SITES_MAX: usize = 64;
 /// A Linux bridge has 1,024 ports.
 const HOSTS_PER_SITE_MAX: usize = 1000;
+/// Nodes with more network interfaces are not built; the subnets of rails follow each other.
+const RAILS_MAX: usize = 8;
 /// A host's number in its subnet, first host: leaves room for gateways.
 const FIRST_HOST: u32 = 11;
 /// Longest name of a machine that a kernel takes as hostname.
@@ -136,6 +141,8 @@ struct RawSite {
     #[serde(default)]
     forward: bool,
     lan: Option<RawShape>,
+    rails: Option<Spanned<usize>>,
+    rail: Option<Spanned<BTreeMap<String, RawShape>>>,
 }
 
 #[derive(Deserialize)]
@@ -243,15 +250,44 @@ fn plan_site(index: usize, raw: &RawSite) -> Result<Site, FileError> {
     };
     Ok(Site {
         name,
-        subnet,
+        rails: plan_rails(subnet, raw)?,
         hosts,
         gateway,
         // SITES_MAX keeps this within the block that RFC 5737 sets aside for examples.
         wan_address: Ipv4Addr::new(192, 0, 2, index as u8 + 1),
         inbound: plan_inbound(raw.inbound.as_ref()),
         forward: raw.forward,
-        lan: raw.lan.as_ref().map(|lan| lan.over(Shape::default())),
     })
+}
+
+fn plan_rails(first: Subnet, raw: &RawSite) -> Result<Vec<Rail>, FileError> {
+    let count = raw.rails.as_ref().map_or(1, |rails| *rails.get_ref());
+    let at = raw.rails.as_ref().map_or_else(|| raw.name.span(), Spanned::span);
+    if !(1..=RAILS_MAX).contains(&count) {
+        return fail(at, format!("a site has 1 to {RAILS_MAX} rails"));
+    }
+    let lan = raw.lan.as_ref().map(|lan| lan.over(Shape::default()));
+    let is_emulated = count > 1 || lan.is_some() || raw.rail.is_some();
+    let shape = is_emulated.then(|| lan.unwrap_or_default());
+    let mut rails = Vec::new();
+    for number in 0..count as u32 {
+        let subnet = first.neighbour(number).filter(|subnet| number == 0 || !is_reserved(*subnet));
+        let Some(subnet) = subnet else {
+            return fail(at, format!("there are no {count} networks to be had from {first} on"));
+        };
+        rails.push(Rail { subnet, shape: shape.clone() });
+    }
+    if let Some(different) = &raw.rail {
+        for (number, shape) in different.get_ref() {
+            let rail = number.parse().ok().and_then(|number: usize| rails.get_mut(number));
+            let Some(rail) = rail else {
+                let message = format!("`rail.{number}`: rails are 0 to {}", count - 1);
+                return fail(different.span(), message);
+            };
+            rail.shape = rail.shape.take().map(|base| shape.over(base));
+        }
+    }
+    Ok(rails)
 }
 
 fn host_names(site: &str, raw: &Spanned<RawHosts>) -> Result<Vec<String>, FileError> {
@@ -347,12 +383,16 @@ fn parse_subnet(text: &str) -> Result<Subnet, String> {
     if u64::from(u32::from(subnet.base)) % (1 << (32 - u32::from(subnet.prefix))) != 0 {
         return Err(format!("`{text}` has bits set beyond its prefix"));
     }
-    if subnet.overlaps(Subnet { base: Ipv4Addr::new(192, 0, 2, 0), prefix: 24 })
-        || subnet.overlaps(Subnet { base: Ipv4Addr::LOCALHOST, prefix: 8 })
-    {
+    if is_reserved(subnet) {
         return Err(format!("`{text}` is needed for the WAN (192.0.2.0/24) or the loopback"));
     }
     Ok(subnet)
+}
+
+/// Whether a network has addresses of the WAN or the loopback.
+fn is_reserved(subnet: Subnet) -> bool {
+    subnet.overlaps(Subnet { base: Ipv4Addr::new(192, 0, 2, 0), prefix: 24 })
+        || subnet.overlaps(Subnet { base: Ipv4Addr::LOCALHOST, prefix: 8 })
 }
 
 fn fail<T>(span: Range<usize>, message: impl Into<String>) -> Result<T, FileError> {
@@ -388,6 +428,27 @@ mod tests {
     }
 
     #[test]
+    fn rails_have_networks_and_shapes_of_their_own() {
+        let rails = "slots = 2\nrails = 2\nlan = { delay = '1 ms', rate = '1 Gbit/s' }\n\
+                     rail.1 = { rate = '100 Mbit/s' }\n";
+        let plan = parse(&TWO_SITES.replacen("slots = 2\n", rails, 1), "x").unwrap();
+        let north = &plan.sites[0];
+        assert_eq!(north.rails.len(), 2);
+        assert_eq!(north.address_on(0, &north.hosts[1]), Ipv4Addr::new(10, 9, 0, 12));
+        assert_eq!(north.address_on(1, &north.hosts[1]), Ipv4Addr::new(10, 9, 1, 12));
+        let rate = |rail: usize| north.rails[rail].shape.as_ref().and_then(|shape| shape.rate);
+        assert_eq!(rate(0), Some(Rate { bits_per_second: 1_000_000_000 }));
+        assert_eq!(rate(1), Some(Rate { bits_per_second: 100_000_000 }));
+        let delay = north.rails[1].shape.as_ref().map(|shape| shape.delay.nanos);
+        assert_eq!(delay, Some(1_000_000));
+        assert_eq!(north.rail_name(1), "north-LAN1");
+        assert_eq!(plan.sites[1].rails.len(), 1);
+        assert_eq!(plan.sites[1].rails[0].shape, None, "a bridge");
+        let bare = parse(&TWO_SITES.replacen("slots = 2", "rails = 3", 1), "x").unwrap();
+        assert!(bare.sites[0].rails.iter().all(|rail| rail.shape.is_some()), "emulated");
+    }
+
+    #[test]
     fn errors_name_the_line() {
         for (from, to, line, words) in [
             ("hosts = 2", "hosts = 0", 4, "1 to 1000 hosts"),
@@ -404,6 +465,8 @@ mod tests {
             ("10.9.0.0/24", "192.0.2.0/25", 5, "needed for the WAN"),
             ("10.9.0.0/24", "10.9.0.0/30", 4, "too small"),
             ("slots", "slot", 6, "unknown field `slot`"),
+            ("slots = 2", "rails = 9", 6, "1 to 8 rails"),
+            ("slots = 2", "rail.1 = { loss = '1 %' }", 6, "rails are 0 to 0"),
         ] {
             let text = TWO_SITES.replacen(from, to, 1);
             assert_ne!(text, TWO_SITES, "{from}");

@@ -301,7 +301,7 @@ impl Luck {
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The finaliser of SplitMix64: every input bit changes each output bit with even chance.
-fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(GOLDEN);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -4,7 +4,8 @@
 //! yet. `run` starts a process that is the init of a new PID namespace, `build` makes the
 //! namespaces, devices and firewalls of the plan inside it, and `pump` carries packets between the
 //! devices as `emulator` decides, which asks one `link` per direction of each link. `topology`
-//! tells the launcher what there is.
+//! tells the launcher what there is. `control` changes links while the lab runs, `hosts` what is on
+//! its machines.
 //!
 //! Pure, without clock, socket or process: `units`, `file`, `plan`, `topology`, `link`, `packet`,
 //! `emulator`. Everything else talks to the kernel. Whatever is made lives in namespaces that only
@@ -15,6 +16,7 @@ pub mod build;
 pub mod control;
 pub mod emulator;
 pub mod file;
+pub mod hosts;
 pub mod link;
 pub mod namespace;
 pub mod packet;

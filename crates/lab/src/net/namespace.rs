@@ -126,6 +126,12 @@ impl Machine {
         })
     }
 
+    /// What tells its network namespace from all others: device and inode.
+    pub fn network_id(&self) -> io::Result<(u64, u64)> {
+        let found = rustix::fs::fstat(&self.net)?;
+        Ok((found.st_dev, found.st_ino))
+    }
+
     /// Moves the calling thread into the machine. Safe between fork and exec.
     pub fn enter(&self) -> io::Result<()> {
         for (fd, kind) in [(&self.net, libc::CLONE_NEWNET), (&self.uts, libc::CLONE_NEWUTS)] {

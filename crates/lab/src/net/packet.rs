@@ -86,8 +86,12 @@ impl Packet {
 
     /// Flips one to three bits as `luck` says. With `repair` they are bits of the transport's
     /// payload and all checksums stay valid; without, any bits of the packet after its checksums
-    /// have been filled in, as on a bad wire.
+    /// have been filled in, as on a bad wire. The checksum over a datagram in fragments is in the
+    /// first of them: in these, `repair` means two bits whose changes cancel out in the sum.
     pub fn damage(&mut self, luck: u64, repair: bool) {
+        if repair && self.is_fragment() {
+            return self.damage_in_balance(luck);
+        }
         let layout = self.layout();
         self.fill_in_checksum();
         let start = match (repair, layout) {
@@ -110,6 +114,36 @@ impl Packet {
         if let (true, Some(layout)) = (repair, layout) {
             self.recompute_transport_checksum(layout);
         }
+    }
+
+    /// Flips the same bit of two 16-bit words, from 0 to 1 in one and from 1 to 0 in the other: the
+    /// Internet checksum of both together stays what it was. Does nothing where it finds no such
+    /// words.
+    fn damage_in_balance(&mut self, luck: u64) {
+        const TRIES: u64 = 64;
+        let header = usize::from(self.ip()[0] & 15) * 4;
+        let start = self.layout().map_or(header, |layout| layout.payload);
+        let ip = self.ip_mut();
+        let words = (ip.len().saturating_sub(start) / 2) as u64;
+        for luck in (0..TRIES).map(|turn| luck.wrapping_add(turn.wrapping_mul(0x1_0001_0003))) {
+            if words < 2 {
+                return;
+            }
+            let [a, b] = [luck >> 8, luck >> 32].map(|place| start + 2 * (place % words) as usize);
+            let bit = 1u16 << (luck % 16);
+            let (one, other) = (be_u16(ip, a), be_u16(ip, b));
+            if (one ^ other) & bit != 0 {
+                put_u16(ip, a, one ^ bit);
+                put_u16(ip, b, other ^ bit);
+                return;
+            }
+        }
+    }
+
+    /// A part of an IPv4 packet that was too large for a link.
+    fn is_fragment(&self) -> bool {
+        const MORE_AND_OFFSET: u16 = 0x3fff;
+        self.destination().is_some() && be_u16(self.ip(), 6) & MORE_AND_OFFSET != 0
     }
 
     fn ip(&self) -> &[u8] {
@@ -309,6 +343,22 @@ pub(super) mod tests {
             assert!(transport_checksum_holds(&packet));
             assert_eq!(packet.ip()[..36], intact.ip()[..36]);
             assert_ne!(packet.ip()[40..], intact.ip()[40..]);
+        }
+    }
+
+    #[test]
+    fn repaired_damage_of_a_fragment_keeps_its_share_of_the_checksum() {
+        for offset_and_more in [0x2000u16, 0x2064, 0x0064] {
+            for luck in 0..200u64 {
+                let mut intact = tcp_packet(500, 0);
+                intact.fill_in_checksum();
+                put_u16(intact.ip_mut(), 6, offset_and_more);
+                let mut packet = intact.clone();
+                packet.damage(luck.wrapping_mul(0x9E37_79B9_7F4A_7C15), true);
+                assert_eq!(packet.ip()[..20], intact.ip()[..20]);
+                assert_eq!(fold(sum(&packet.ip()[20..])), fold(sum(&intact.ip()[20..])));
+                assert_ne!(packet.ip()[20..], intact.ip()[20..], "{luck}");
+            }
         }
     }
 

@@ -28,7 +28,9 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Site {
     pub name: String,
-    pub subnet: Subnet,
+    /// Networks inside the site, at least one. Every machine has an interface on each: `lan0` on
+    /// the first, whose addresses are those that the machines are known by.
+    pub rails: Vec<Rail>,
     pub hosts: Vec<Host>,
     pub gateway: Host,
     /// The gateway's address that other gateways see.
@@ -36,14 +38,21 @@ pub struct Site {
     pub inbound: Inbound,
     /// Whether the gateway routes between its hosts and the WAN.
     pub forward: bool,
+}
+
+/// One network of a site.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rail {
+    pub subnet: Subnet,
     /// None: a bridge at the kernel's speed.
-    pub lan: Option<Shape>,
+    pub shape: Option<Shape>,
 }
 
 /// One machine of a site.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub name: String,
+    /// On the first rail.
     pub address: Ipv4Addr,
     /// Ranks it takes by default.
     pub slots: u32,
@@ -102,6 +111,29 @@ impl Site {
     pub fn machines(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().chain([&self.gateway])
     }
+
+    /// The first rail's network.
+    pub fn subnet(&self) -> Subnet {
+        // A site has at least one rail; `file` makes no other.
+        self.rails[0].subnet
+    }
+
+    /// A machine's address on one of the rails: it has the same number in all of them.
+    pub fn address_on(&self, rail: usize, machine: &Host) -> Ipv4Addr {
+        let number = u32::from(machine.address) - u32::from(self.subnet().base);
+        Ipv4Addr::from(u32::from(self.rails[rail].subnet.base) + number)
+    }
+
+    /// What the directions of a rail's links are called after: `LAN`, or `LAN0`, `LAN1` … if there
+    /// are several.
+    pub fn lan_name(&self, rail: usize) -> String {
+        if self.rails.len() == 1 { "LAN".to_owned() } else { format!("LAN{rail}") }
+    }
+
+    /// The name of all links of a rail together, such as `north-LAN1`.
+    pub fn rail_name(&self, rail: usize) -> String {
+        format!("{}-{}", self.name, self.lan_name(rail))
+    }
 }
 
 impl Inbound {
@@ -131,6 +163,13 @@ impl Subnet {
         let size = 1u64 << (32 - u32::from(self.prefix));
         let is_usable = number > 0 && u64::from(number) + 1 < size;
         is_usable.then(|| Ipv4Addr::from(u32::from(self.base) + number))
+    }
+
+    /// The `number`-th network of this size from here, itself being 0; None beyond the last address.
+    pub fn neighbour(self, number: u32) -> Option<Subnet> {
+        let size = 1u64 << (32 - u32::from(self.prefix));
+        let base = u64::from(u32::from(self.base)) + size * u64::from(number);
+        Some(Subnet { base: Ipv4Addr::from(u32::try_from(base).ok()?), prefix: self.prefix })
     }
 
     pub fn overlaps(self, other: Subnet) -> bool {
@@ -185,10 +224,14 @@ impl fmt::Display for Plan {
 
 fn write_site(f: &mut fmt::Formatter<'_>, site: &Site) -> fmt::Result {
     let forward = if site.forward { ", routes for its hosts" } else { "" };
-    writeln!(f, "site {}: LAN {}, {}{forward}", site.name, site.subnet, site.inbound)?;
-    match &site.lan {
-        Some(shape) => writeln!(f, "  LAN: {}", describe(shape))?,
-        None => writeln!(f, "  LAN: bridge at kernel speed")?,
+    writeln!(f, "site {}: LAN {}, {}{forward}", site.name, site.subnet(), site.inbound)?;
+    for (number, rail) in site.rails.iter().enumerate() {
+        let name = site.lan_name(number);
+        let subnet = if number > 0 { format!("{}, ", rail.subnet) } else { String::new() };
+        match &rail.shape {
+            Some(shape) => writeln!(f, "  {name}: {subnet}{}", describe(shape))?,
+            None => writeln!(f, "  {name}: {subnet}bridge at kernel speed")?,
+        }
     }
     let gateway = &site.gateway;
     writeln!(f, "  {:<20} {:<15} WAN {}", gateway.name, gateway.address, site.wan_address)?;
@@ -241,5 +284,9 @@ mod tests {
         assert!(!subnet.contains(Ipv4Addr::new(10, 1, 0, 4)));
         let wide = Subnet { base: Ipv4Addr::new(10, 0, 0, 0), prefix: 8 };
         assert!(wide.overlaps(subnet) && subnet.overlaps(wide));
+        let next = Subnet { base: Ipv4Addr::new(10, 1, 0, 8), prefix: 30 };
+        assert_eq!(subnet.neighbour(2), Some(next));
+        let last = Subnet { base: Ipv4Addr::new(255, 255, 255, 0), prefix: 24 };
+        assert_eq!(last.neighbour(1), None);
     }
 }

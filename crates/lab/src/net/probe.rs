@@ -5,6 +5,7 @@
 //! its end and answered with the bytes after the first read and the time they took. The others are
 //! clients of it.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
@@ -95,6 +96,45 @@ pub fn rate(server: SocketAddr, time: Duration) -> anyhow::Result<f64> {
     Ok(number(bytes) * 8e9 / number(nanos))
 }
 
+/// What became of datagrams that were sent to the server and back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Echoes {
+    /// All that came, each of them accepted by the kernel.
+    pub came: u32,
+    /// Those of which a byte is not what it was.
+    pub damaged: u32,
+    /// Those that had come before.
+    pub doubled: u32,
+    /// Those that came after one that was sent later.
+    pub overtaken: u32,
+}
+
+/// Sends numbered datagrams of `bytes` at a steady pace and compares what comes back.
+pub fn echoes(
+    server: SocketAddr,
+    count: u32,
+    bytes: usize,
+    pace: Duration,
+) -> anyhow::Result<Echoes> {
+    Ok(judge(&exchange(server, count, bytes, pace)?, bytes))
+}
+
+fn judge(datagrams: &[Vec<u8>], bytes: usize) -> Echoes {
+    let mut echoes = Echoes::default();
+    let mut seen = BTreeSet::new();
+    for datagram in datagrams {
+        echoes.came += 1;
+        match number_of(datagram) {
+            Some(number) if *datagram == numbered(number, bytes) => {
+                echoes.overtaken += u32::from(seen.last().is_some_and(|&last| last > number));
+                echoes.doubled += u32::from(!seen.insert(number));
+            }
+            _ => echoes.damaged += 1,
+        }
+    }
+    echoes
+}
+
 /// Sends numbered datagrams of `bytes` at a steady pace and tells which came back, in the order in
 /// which they did.
 pub fn survivors(
@@ -103,6 +143,17 @@ pub fn survivors(
     bytes: usize,
     pace: Duration,
 ) -> anyhow::Result<Vec<u32>> {
+    let datagrams = exchange(server, count, bytes, pace)?;
+    Ok(datagrams.iter().filter_map(|datagram| number_of(datagram)).collect())
+}
+
+/// The datagrams that came back, in their order.
+fn exchange(
+    server: SocketAddr,
+    count: u32,
+    bytes: usize,
+    pace: Duration,
+) -> anyhow::Result<Vec<Vec<u8>>> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(server)?;
     // Quiet for this long means that no more will come.
@@ -112,22 +163,44 @@ pub fn survivors(
         let mut seen = Vec::new();
         let mut datagram = [0; 65_536];
         while let Ok(bytes) = receiver.recv(&mut datagram) {
-            let number =
-                datagram[..bytes].first_chunk::<4>().map(|number| u32::from_be_bytes(*number));
-            seen.extend(number);
+            seen.push(datagram[..bytes].to_vec());
         }
         seen
     });
-    let mut datagram = vec![0; bytes.max(4)];
     for number in 0..count {
-        datagram[..4].copy_from_slice(&number.to_be_bytes());
-        socket.send(&datagram)?;
+        // An interface that is down refuses it: it is lost, as on a wire.
+        let _ = socket.send(&numbered(number, bytes));
         thread::sleep(pace);
     }
     arrivals.join().map_err(|_| anyhow::anyhow!("the receiving thread failed"))
 }
 
+/// Its number, then bytes that differ from one datagram to the next.
+fn numbered(number: u32, bytes: usize) -> Vec<u8> {
+    let pattern = (0..bytes.saturating_sub(4)).map(|at| (at as u32 ^ number) as u8);
+    number.to_be_bytes().into_iter().chain(pattern).collect()
+}
+
+fn number_of(datagram: &[u8]) -> Option<u32> {
+    datagram.first_chunk::<4>().map(|number| u32::from_be_bytes(*number))
+}
+
 /// Whether a TCP connection can be made.
 pub fn connect(server: SocketAddr, timeout: Duration) -> std::io::Result<()> {
     TcpStream::connect_timeout(&server, timeout).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_back_is_judged() {
+        let mut damaged = numbered(3, 40);
+        damaged[30] ^= 4;
+        let datagrams =
+            [numbered(0, 40), numbered(2, 40), numbered(1, 40), numbered(2, 40), damaged];
+        let wanted = Echoes { came: 5, damaged: 1, doubled: 1, overtaken: 1 };
+        assert_eq!(judge(&datagrams, 40), wanted);
+    }
 }

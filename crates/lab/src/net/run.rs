@@ -145,7 +145,7 @@ pub fn inside(run: &Run, inherited: &Inherited) -> anyhow::Result<u8> {
     })?;
     // SAFETY: the keeper passed this descriptor to us and nothing else in this process knows it.
     let outside = unsafe { UnixListener::from_raw_fd(inherited.control) };
-    control::serve(handle, outside, control::listen_inside()?)?;
+    control::serve(handle, &plan, outside, control::listen_inside()?)?;
 
     match start_command(run, &plan, &machines, &topology_path) {
         Ok(child) => supervise(child, &signals, &lifeline),

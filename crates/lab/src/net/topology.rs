@@ -45,7 +45,8 @@ fn render_host(text: &mut String, host: &Host, lab_dir: &Path) {
     );
 }
 
-/// Lines of an `/etc/hosts` that knows every machine; `SITE-wan` is a gateway's address in the WAN.
+/// Lines of an `/etc/hosts` that knows every machine; `SITE-wan` is a gateway's address in the WAN,
+/// `MACHINE-lan1` a machine's on the second rail.
 pub fn render_hosts_file(plan: &Plan) -> String {
     let mut text = String::from("127.0.0.1 localhost\n");
     for machine in plan.machines() {
@@ -53,6 +54,12 @@ pub fn render_hosts_file(plan: &Plan) -> String {
     }
     for site in &plan.sites {
         let _ = writeln!(text, "{} {}-wan", site.wan_address, site.name);
+        for rail in 1..site.rails.len() {
+            for machine in site.machines() {
+                let address = site.address_on(rail, machine);
+                let _ = writeln!(text, "{address} {}-lan{rail}", machine.name);
+            }
+        }
     }
     text
 }

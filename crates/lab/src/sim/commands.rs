@@ -1,10 +1,12 @@
 //! What the simulated applications do: random commands first, then whatever brings everything to its end.
 
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    AtomicRequest, Level, Look, Message, Posting, Remote, Ticket as Call,
+    AtomicRequest, Level, Look, Message, Path, Posting, Remote, Ticket as Call,
 };
 use landbridge_proto::limit::ATOMIC_BYTES_MAX;
 
+use super::lanes::LANES_MAX;
 use super::memory::{BLANK, Piece, content};
 use super::model::{self, Ticket, Wish};
 use super::node::random_path;
@@ -317,8 +319,13 @@ impl World {
 
     fn change_path(&mut self, node: usize) -> Result<(), Violation> {
         let other = self.other();
-        let (peer, path) = (self.peer(node, other), random_path(&mut self.random, self.largest));
-        self.nodes[node].endpoint.set_path(peer, path);
+        let (peer, lane) = (self.peer(node, other), self.random.index(LANES_MAX));
+        let path = random_path(&mut self.random, self.largest);
+        if let Some(known) = self.nodes[node].paths[other].get_mut(lane) {
+            let path = Path { lossless: known.lossless, ..path };
+            *known = path;
+            self.nodes[node].endpoint.set_path(peer, PathId(lane as u8), path);
+        }
         Ok(())
     }
 
@@ -463,7 +470,8 @@ impl World {
         }
         self.cancel_what_waits()?;
         if let Some((context, ticket)) = self.model.tickets.first_key_value() {
-            return Err(Violation(format!("operation {context} of {} is stuck", ticket.node())));
+            let (node, what) = (ticket.node(), ticket.describe());
+            return Err(Violation(format!("operation {context} of {node} is stuck: {what}")));
         }
         for node in 0..self.nodes.len() {
             for other in 0..self.nodes.len() {

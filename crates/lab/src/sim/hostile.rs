@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
     Action, AtomicRequest, Config, Endpoint, Level, Look, Memory, Message, Peer, Place, Posting,
     Remote, Ticket,
@@ -27,6 +28,8 @@ const WINDOW: u32 = 1_000;
 const FRIEND: usize = 0;
 /// All peers.
 const PEERS: usize = 3;
+/// The only path of each.
+const PATH: PathId = PathId(0);
 
 /// Memory that only has a size.
 #[derive(Clone, Debug)]
@@ -92,7 +95,7 @@ impl Victim {
         });
         let peers = [0, 1, 2].map(|index| endpoint.peer(Address::new(index, 0)));
         for peer in peers {
-            endpoint.set_path(peer, random_path(&mut random, 0));
+            endpoint.open_path(peer, PATH, random_path(&mut random, 0));
         }
         Self {
             endpoint,
@@ -165,14 +168,17 @@ impl Victim {
         if needs_number && self.heard[liar].pool(kind).is_empty() && random.percent(90) {
             kind = random.pick(&[Kind::Message, Kind::Tagged]);
         }
-        let mut flags = random.below(16) as u8;
+        let mut flags = random.below(32) as u8;
         let head = a_head(kind, &mut flags, &self.heard[liar], random);
         let mut front = [0; HEAD_BYTES_MAX];
         let size = head.emit(&mut front);
         let payload = match kind {
-            Kind::Message | Kind::Tagged | Kind::Data | Kind::ReadData | Kind::Write => {
-                random.size(WINDOW as u64 + 100)
-            }
+            Kind::Message
+            | Kind::Tagged
+            | Kind::Data
+            | Kind::ReadData
+            | Kind::Write
+            | Kind::Fragment => random.size(WINDOW as u64 + 100),
             Kind::AtomicReply => random.size(70),
             Kind::Atomic if random.percent(90) => operand_bytes(&head),
             Kind::Atomic => random.size(130),
@@ -191,7 +197,7 @@ impl Victim {
             hops: 0,
             source: Address::new(liar as u32, 0),
             target: Address::new(100, 0),
-            sequence: self.sequence[liar],
+            sequence: self.sequence[liar] + random.pick(&[0, 0, 0, 0, 0, 0, 0, 16, 100]),
             delivered,
             credit: if random.percent(10) { random.next() as u32 } else { 0 },
         };
@@ -224,13 +230,17 @@ impl Victim {
         if self.trace {
             eprintln!("{from}: {header:?} {:?}", Head::parse(header.kind, header.flags, &head));
         }
-        let place = match self.endpoint.handle_frame(peer, header, &head) {
+        let place = match self.endpoint.handle_frame(peer, PATH, header, &head) {
             Ok(place) => place,
             Err(fault) => return self.blame(from, fault.0),
         };
         self.tally.count("frames taken in");
-        self.sequence[from] += header.length as u64;
-        let payload = header.length as u64 - Head::size(header.kind, header.flags) as u64;
+        let head_size = Head::size(header.kind, header.flags);
+        let payload = header.payload(head_size).map_or(0, |(payload, _)| payload);
+        let is_next = header.kind.is_numbered() && header.sequence == self.sequence[from];
+        if is_next && header.kind != Kind::Fragment {
+            self.sequence[from] += head_size as u64 + payload;
+        }
         self.drain()?;
         self.check_place(from, place, payload)?;
         match self.random.below(20) {
@@ -240,7 +250,7 @@ impl Victim {
             _ => (),
         }
         self.drain()?;
-        self.endpoint.handle_payload(peer);
+        self.endpoint.handle_payload(peer, PATH);
         self.drain()
     }
 
@@ -290,7 +300,7 @@ impl Victim {
         self.drain()?;
         self.peers[from] = self.endpoint.peer(Address::ANONYMOUS);
         let path = random_path(&mut self.random, 0);
-        self.endpoint.set_path(self.peers[from], path);
+        self.endpoint.open_path(self.peers[from], PATH, path);
         self.heard[from] = Heard::default();
         (self.sequence[from], self.sent[from]) = (0, 0);
         for (of, _) in self.stores.values_mut().filter(|(of, _)| *of == from) {
@@ -362,19 +372,23 @@ impl Victim {
     fn transmit(&mut self) -> Result<(), Violation> {
         for index in 1..PEERS {
             let peer = self.peers[index];
-            self.endpoint.handle_flushed(peer);
+            self.endpoint.handle_flushed(peer, PATH);
             self.drain()?;
             for _ in 0..self.random.below(5) {
-                let Some(frame) = self.endpoint.poll_transmit(peer) else { break };
+                let Some(frame) = self.endpoint.poll_transmit(peer, PATH) else { break };
                 let bytes = frame.front();
                 let header = Header::parse(bytes).map_err(|bad| Violation(bad.0.into()))?;
                 if let Some((room, at, length)) = frame.payload {
                     require!(at + length <= room.0, "{header:?} reads outside {room:?}");
                 }
                 self.heard[index].learn(&header, &bytes[HEADER_BYTES..]);
-                self.sent[index] += header.length as u64;
+                if header.kind.is_numbered() {
+                    let head_size = Head::size(header.kind, header.flags);
+                    let payload = header.payload(head_size).map_or(0, |(payload, _)| payload);
+                    self.sent[index] = header.sequence + head_size as u64 + payload;
+                }
                 let flushed = self.random.percent(80);
-                self.endpoint.transmitted(peer, flushed);
+                self.endpoint.transmitted(peer, PATH, flushed, None);
                 self.drain()?;
             }
         }
@@ -406,13 +420,13 @@ impl Victim {
                 credit: 0,
             };
             let peer = self.peers[FRIEND];
-            let place = self.endpoint.handle_frame(peer, header, &front[..size]);
+            let place = self.endpoint.handle_frame(peer, PATH, header, &front[..size]);
             let place =
                 place.map_err(|fault| Violation(format!("a friend's fault: {}", fault.0)))?;
             require!(matches!(place, Place::Receive { take: 50, .. }), "a friend's {place:?}");
             self.sequence[FRIEND] += header.length as u64;
             self.drain()?;
-            self.endpoint.handle_payload(peer);
+            self.endpoint.handle_payload(peer, PATH);
             self.drain()?;
         }
         Ok(())
@@ -525,7 +539,21 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
             Head::Ahead { send: random.below(4) as u32, offset }
         }
         Kind::Pulled => Head::Pulled { send: op },
-        Kind::Ack | Kind::Goodbye | Kind::Unreachable => Head::Empty,
+        Kind::Ack | Kind::Unreachable | Kind::Lost => Head::Empty,
+        Kind::Door => Head::Door { ip: [7; 16], port: 7 },
+        Kind::Goodbye => Head::Goodbye,
+        Kind::Fragment => Head::Fragment {
+            kind: random.pick(&[Kind::Tagged, Kind::Write, Kind::Grant, Kind::Data]),
+            flags: random.below(16) as u8,
+            offset: random.below(20) as u32,
+            whole: random.within(1..=5_000) as u32,
+        },
+        Kind::Report => Head::Report {
+            answers: random.below(3),
+            ranges: [(offset, random.below(200) as u32), (number, 9), (0, 0)],
+        },
+        Kind::Ask => Head::Ask { number },
+        Kind::Again => Head::Again { start: offset, end: number },
         Kind::Write => Head::Write { op, total: 7, key: 1, offset: number, data: 7 },
         Kind::Read => Head::Read { op, key: 1, offset: number, length: number },
         Kind::ReadData => Head::ReadData { op, offset },

@@ -39,19 +39,21 @@ pub struct Reading {
     pub target: Target,
     pub payload: u64,
     pub done: u64,
-    /// The message it starts, as the model numbers them.
-    pub message: Option<usize>,
+    /// It has come by another path meanwhile.
+    pub is_elsewhere: bool,
 }
 
 /// Where the bytes of a payload go.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Target {
     /// The first `take` bytes to `at` of a piece.
     Piece { piece: Piece, at: u64, take: u64 },
-    /// A store.
-    Store(u32),
+    /// A store, from byte `at` on.
+    Store { store: u32, at: u64 },
+    /// What is kept of a frame that came early, from byte `at` on.
+    Early { frame: u64, at: u64 },
     /// The scratch memory of the link.
-    Scratch,
+    Scratch(Vec<u8>),
     /// Nowhere.
     Skip,
 }
@@ -121,6 +123,15 @@ impl Link {
             self.rest = Some(rest);
         }
         Ok(is_whole)
+    }
+
+    /// Copies the part of the frame that waits for room.
+    pub fn own_rest(&mut self, arena: &mut Arena) -> Result<(), Violation> {
+        if let Some(Rest { payload: Some((piece, at, length)), .. }) = &mut self.rest {
+            let bytes = arena.read(*piece, *at, *length)?.to_vec();
+            (*piece, *at) = (arena.keep(bytes, false), 0);
+        }
+        Ok(())
     }
 
     fn put(&mut self, bytes: &[u8]) {

@@ -1,7 +1,8 @@
 //! A simulator that runs endpoints against each other under a seed and checks all they say.
 //!
 //! Two to six [`Endpoint`](landbridge_proto::endpoint::Endpoint)s are joined by pipes that keep order (as shared
-//! memory and streams do). Everything else is left to chance: what paths can do, how full the pipes are, in
+//! memory and streams do), one or several between any two, which break and come back and spoil what they carry ([`lanes`]).
+//! Everything else is left to chance: what paths can do, how full the pipes are, in
 //! which pieces bytes move, in which order commands and deliveries come, who fails when. A model that knows
 //! only the definition of matching says what must come out ([`model`], [`remote`]).
 //!
@@ -11,6 +12,7 @@
 pub mod command;
 mod commands;
 mod hostile;
+mod lanes;
 mod link;
 mod memory;
 mod model;
@@ -215,7 +217,13 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 17] = [
+    const EVENTS: [&str; 23] = [
+        "paths broken",
+        "payloads spoilt",
+        "frames spoilt",
+        "frames sent again",
+        "frames that came early",
+        "fragments",
         "messages passed the short way",
         "sends done",
         "sends failed",

@@ -152,6 +152,16 @@ impl Ticket {
         })
     }
 
+    pub fn describe(&self) -> String {
+        match self {
+            Ticket::Send { message, level, .. } => format!("message {message}, {level:?}"),
+            Ticket::Recv(recv) => format!("receive of {:?}", recv.message),
+            Ticket::Multi(_) => "multi-receive".into(),
+            Ticket::Look { .. } | Ticket::Discard { .. } => "look".into(),
+            Ticket::Remote(remote) => format!("remote memory of {}", remote.to),
+        }
+    }
+
     pub fn node(&self) -> usize {
         match self {
             Ticket::Send { node, .. } | Ticket::Look { node, .. } => *node,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use landbridge_proto::endpoint::{Config, Endpoint, Path, Peer};
 use landbridge_proto::id::Address;
+use landbridge_proto::wire::frame::Header;
 
 use super::link::Link;
 use super::memory::Piece;
@@ -17,22 +18,31 @@ pub struct Node {
     pub config: Config,
     /// Its numbers of the others, once it has numbered them.
     pub peers: Vec<Option<Peer>>,
-    pub paths: Vec<Path>,
+    /// By process and number.
+    pub paths: Vec<Vec<Path>>,
     pub region: Region,
     pub stores: BTreeMap<u32, Store>,
+    /// Frames that came early, by sender and first byte.
+    pub early: BTreeMap<(usize, u64), Early>,
     pub scratch: Vec<Vec<u8>>,
     /// Reads of other processes' memory that are to be done.
     pub pulls: VecDeque<Pull>,
     /// Requests of peers that are to be answered.
     pub serves: VecDeque<Serve>,
-    /// Peers with frames to send.
-    pub ready: BTreeSet<usize>,
+    /// Peers with frames to send, and the paths that may take some.
+    pub ready: BTreeSet<(usize, usize)>,
 }
 
 /// Unexpected payload.
 pub struct Store {
     pub from: usize,
     pub size: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// A frame that came early.
+pub struct Early {
+    pub header: Header,
     pub bytes: Vec<u8>,
 }
 
@@ -56,7 +66,7 @@ pub struct Serve {
 }
 
 impl Node {
-    pub fn new(config: Config, paths: Vec<Path>, region: Region) -> Self {
+    pub fn new(config: Config, paths: Vec<Vec<Path>>, region: Region) -> Self {
         Self {
             endpoint: Endpoint::new(config),
             config,
@@ -65,6 +75,7 @@ impl Node {
             paths,
             region,
             stores: BTreeMap::new(),
+            early: BTreeMap::new(),
             pulls: VecDeque::new(),
             serves: VecDeque::new(),
             ready: BTreeSet::new(),
@@ -109,6 +120,10 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
         pull: random.percent(40),
         window: random.pick(&[1, 2, 100, 1_000, 10_000, 1 << 20]).max(least),
         ahead: random.percent(50),
+        lossless: random.percent(30),
+        checked: random.percent(50),
+        copy_max: random.pick(&[0, 0, 10, 1_000, 1 << 20]),
+        spare: random.percent(20),
     }
 }
 

@@ -2,38 +2,56 @@
 
 use std::collections::BTreeMap;
 
-use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Memory, Passing, Peer, Place, Work};
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Peer, Work};
 use landbridge_proto::id::Address;
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::path::time::Time;
 
-use super::link::{Link, Reading, Target, Written};
+use super::lanes::{LANES_MAX, random_lanes};
+use super::link::{Link, Target};
 use super::memory::{Arena, Piece};
-use super::model::{LOST, Model, Ticket};
-use super::node::{Node, Pull, Serve, Store, random_config, random_link, random_path};
+use super::model::{Model, Ticket};
+use super::node::{Node, Pull, Serve, random_config};
 use super::random::Random;
 use super::remote::{self, Announced, REFUSED, Region, Scene};
 use super::{Tally, Violation, require};
+
+/// The first byte of a frame, and the message it starts.
+pub type Opened = (u64, Option<usize>);
 
 /// See the module head.
 pub struct World {
     pub random: Random,
     pub nodes: Vec<Node>,
-    /// `[from][to]`.
-    pub links: Vec<Vec<Link>>,
+    /// `[from][to]`, by the number of the path.
+    pub links: Vec<Vec<Vec<Link>>>,
+    /// Paths that are broken, to be mended: between whom, and which.
+    pub broken: Vec<(usize, usize, usize)>,
     pub arena: Arena,
     pub model: Model,
     pub announced: Vec<Announced>,
     pub tally: Tally,
     /// Eager bytes under way or stored, by what the frames say: `[from][to]` sent, and heard back.
-    eager: Vec<Vec<(u32, u32)>>,
+    pub eager: Vec<Vec<(u32, u32)>>,
+    /// Numbers given out so far: `[from][to]`. Frames below are sent again.
+    pub numbered: Vec<Vec<u64>>,
+    /// All below has been taken in, and the end of the frame that is being taken in: `[from][to]`.
+    pub taken: Vec<Vec<u64>>,
+    pub ends: Vec<Vec<u64>>,
+    /// The frame that has its place but not its bytes, and the message it starts: `[from][to]`.
+    pub opened: Vec<Vec<Option<Opened>>>,
     /// Messages of which announced bytes are still to come, and up to where: by sender, receiver and number.
-    ahead: BTreeMap<(usize, usize, u32), (usize, u64)>,
+    pub ahead: BTreeMap<(usize, usize, u32), (usize, u64)>,
     pulls_fail: u64,
+    /// Of a hundred payloads, how many are spoilt on the way.
+    pub spoils: u64,
+    /// Of a thousand steps, in how many a path breaks.
+    breaks: u64,
     /// The largest message.
     pub largest: u64,
     /// Contexts given out.
     pub contexts: usize,
+    now: Time,
     trace: bool,
 }
 
@@ -51,12 +69,12 @@ impl World {
         let window = random.pick(&[2, 16, 100, 1_000, 5_000, 60_000]);
         let largest = random.pick(&SIZES);
         let has_anonymous = random.percent(10);
-        let nodes: Vec<Node> = (0..count)
+        let mut nodes: Vec<Node> = (0..count)
             .map(|index| {
                 let anonymous = has_anonymous && index == 0;
                 let address =
                     if anonymous { Address::ANONYMOUS } else { Address::new(index as u32 * 7, 0) };
-                let paths = (0..count).map(|_| random_path(&mut random, largest)).collect();
+                let paths = vec![Vec::new(); count];
                 Node::new(
                     random_config(address, window, &mut random),
                     paths,
@@ -64,9 +82,9 @@ impl World {
                 )
             })
             .collect();
-        let links =
-            (0..count).map(|_| (0..count).map(|_| random_link(&mut random)).collect()).collect();
+        let links = random_lanes(&mut nodes, &mut random, largest);
         let pulls_fail = random.pick(&[0, 0, 20, 100]);
+        let (spoils, breaks) = (random.pick(&[0, 0, 1, 10]), random.pick(&[0, 0, 2, 20]));
         Self {
             random,
             nodes,
@@ -75,11 +93,19 @@ impl World {
             model: Model::new(count),
             announced: Vec::new(),
             tally: Tally::default(),
+            broken: Vec::new(),
             eager: vec![vec![(0, 0); count]; count],
+            numbered: vec![vec![0; count]; count],
+            taken: vec![vec![0; count]; count],
+            ends: vec![vec![0; count]; count],
+            opened: vec![vec![None; count]; count],
             ahead: BTreeMap::new(),
             pulls_fail,
+            spoils,
+            breaks,
             largest,
             contexts: 0,
+            now: Time(0),
             trace,
         }
     }
@@ -91,16 +117,22 @@ impl World {
     }
 
     /// The number that `node` has for `other`.
-    pub fn peer(&mut self, node: usize, other: usize) -> Peer {
-        if let Some(peer) = self.nodes[node].peers[other] {
+    pub fn peer(&mut self, index: usize, other: usize) -> Peer {
+        if let Some(peer) = self.nodes[index].peers[other] {
             return peer;
         }
         let address = self.nodes[other].config.address;
-        let node = &mut self.nodes[node];
+        let node = &mut self.nodes[index];
         let peer = node.endpoint.peer(address);
         node.peers[other] = Some(peer);
-        if self.random.percent(80) {
-            node.endpoint.set_path(peer, node.paths[other]);
+        for lane in 0..node.paths[other].len() {
+            let is_broken = |&(a, b, l): &(usize, usize, usize)| {
+                l == lane && ((a, b) == (index, other) || (b, a) == (index, other))
+            };
+            if !self.broken.iter().any(is_broken) {
+                let path = node.paths[other][lane];
+                node.endpoint.open_path(peer, PathId(lane as u8), path);
+            }
         }
         peer
     }
@@ -116,7 +148,8 @@ impl World {
         }
         while let Some(peer) = self.nodes[node].endpoint.next_busy() {
             let other = self.nodes[node].index_of(peer);
-            self.nodes[node].ready.insert(other);
+            let lanes = self.links[node][other].len();
+            self.nodes[node].ready.extend((0..lanes).map(|lane| (other, lane)));
         }
         Ok(())
     }
@@ -147,6 +180,21 @@ impl World {
             Action::Serve { peer, op, key, offset, length } => {
                 let to = node.index_of(peer);
                 node.serves.push_back(Serve { to, op, key, offset, length });
+            }
+            Action::Divert { peer, path } => {
+                let from = node.index_of(peer);
+                let reading = self.links[from][index][path.0 as usize].reading.as_mut();
+                let Some(reading) = reading else {
+                    return Err(Violation(format!("{path:?} has nothing to divert")));
+                };
+                reading.target = Target::Skip;
+                reading.is_elsewhere = true;
+                self.tally.count("payloads diverted");
+            }
+            Action::Door { .. } => return Err(Violation("a door that nobody has".into())),
+            Action::Release { peer, frame } => {
+                let from = node.index_of(peer);
+                node.early.remove(&(from, frame));
             }
             Action::Atomic { peer, request } => atomics.push((node.index_of(peer), request)),
         }
@@ -262,9 +310,16 @@ impl World {
 
     /// Moves something that can move; false if nothing can.
     pub fn step(&mut self) -> Result<bool, Violation> {
+        self.tick();
         if self.random.percent(10) {
             let node = self.random.index(self.nodes.len());
             self.end_deferral(node)?;
+        }
+        if self.random.below(1_000) < self.breaks {
+            self.break_some()?;
+        }
+        if !self.broken.is_empty() && self.random.percent(2) {
+            self.mend()?;
         }
         if self.move_one()? {
             return Ok(true);
@@ -273,7 +328,14 @@ impl World {
         for node in 0..self.nodes.len() {
             wakes |= self.end_deferral(node)?;
         }
-        Ok(wakes)
+        Ok(wakes || self.mend()?)
+    }
+
+    /// Time goes on; once in a while it jumps, also back.
+    fn tick(&mut self) {
+        let now = self.now.0 + self.random.below(200_000);
+        self.now = Time(if self.random.below(2_000) == 0 { self.random.next() >> 20 } else { now });
+        self.nodes.iter_mut().for_each(|node| node.endpoint.set_time(self.now));
     }
 
     /// The application of `node` asks for progress; true if that brings frames about.
@@ -290,15 +352,16 @@ impl World {
 
     fn move_one(&mut self) -> Result<bool, Violation> {
         let count = self.nodes.len();
-        let places = count * count * 4;
+        let places = count * count * 4 * LANES_MAX;
         let first = self.random.index(places);
         for place in (first..places).chain(0..first) {
+            let (lane, place) = (place % LANES_MAX, place / LANES_MAX);
             let (what, from, to) = (place % 4, place / 4 % count, place / 4 / count);
             let moved = match what {
-                0 => self.write(from, to)?,
-                1 => self.read(from, to)?,
-                2 => to == 0 && self.pull(from)?,
-                _ => to == 0 && self.serve(from)?,
+                0 => self.write(from, to, lane)?,
+                1 => self.read(from, to, lane)?,
+                2 => to == 0 && lane == 0 && self.pull(from)?,
+                _ => to == 0 && lane == 0 && self.serve(from)?,
             };
             if moved {
                 return Ok(true);
@@ -317,352 +380,10 @@ impl World {
         Err(Violation("the processes never come to rest".into()))
     }
 
-    fn write(&mut self, from: usize, to: usize) -> Result<bool, Violation> {
-        let link = &mut self.links[from][to];
-        let node = &mut self.nodes[from];
-        if link.may_resume() {
-            let is_whole = link.resume(&self.arena)?;
-            if let (true, Some(peer)) = (is_whole, node.peers[to]) {
-                node.endpoint.handle_flushed(peer);
-                node.endpoint.mark_busy(peer);
-                self.drain(from)?;
-            }
-            return Ok(true);
-        }
-        if link.rest.is_some() || !node.ready.contains(&to) {
-            return Ok(false);
-        }
-        let Some(peer) = node.peers[to] else {
-            return Ok(false);
-        };
-        let Some(frame) = node.endpoint.poll_transmit(peer) else {
-            node.ready.remove(&to);
-            return Ok(true);
-        };
-        let front = frame.front().to_vec();
-        let header = Header::parse(&front).map_err(|bad| Violation(bad.0.into()))?;
-        let payload = frame.payload.map(|(piece, at, length)| (*piece, at, length));
-        let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
-        require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
-        let written = link.begin(&front, payload, &self.arena)?;
-        if written == Written::Busy {
-            self.tally.count("pipes that were busy");
-            node.ready.remove(&to);
-            return Ok(true);
-        }
-        self.sent(from, to, &front, written)?;
-        Ok(true)
-    }
-
-    /// Sends a message the short way; false if something is in its way.
-    pub fn pass(
-        &mut self,
-        from: usize,
-        to: usize,
-        (tag, data): (Option<u64>, Option<u64>),
-        bytes: &[u8],
-    ) -> Result<bool, Violation> {
-        let peer = self.peer(from, to);
-        let passing = Passing { peer, tag, data, size: bytes.len() as u64 };
-        let Some(frame) = self.nodes[from].endpoint.pass(&passing) else {
-            return Ok(false);
-        };
-        let frame = [frame.front(), bytes].concat();
-        if !self.links[from][to].fits(frame.len()) {
-            return Ok(false);
-        }
-        let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
-        self.links[from][to].begin(&frame, None, &self.arena)?;
-        self.nodes[from].endpoint.passed(&passing);
-        self.tally.count("messages passed the short way");
-        self.say(|| format!("{from} -> {to} passes {header:?}"));
-        self.spend(from, to, &frame)?;
-        self.drain(from)?;
-        Ok(true)
-    }
-
-    /// Counts the eager bytes of a frame that leaves, and those it announces.
-    fn spend(&mut self, from: usize, to: usize, front: &[u8]) -> Result<(), Violation> {
-        let bad = |bad: landbridge_proto::wire::Malformed| Violation(bad.0.into());
-        let header = Header::parse(front).map_err(bad)?;
-        let head = Head::parse(header.kind, header.flags, &front[HEADER_BYTES..]).map_err(bad)?;
-        if let Head::Message { long, .. } = head {
-            let payload = header.length - Head::size(header.kind, header.flags) as u32;
-            let ahead = long.map_or(0, |long| long.ahead);
-            if ahead > 0 {
-                self.tally.count("messages sent ahead");
-            }
-            let (sent, heard) = &mut self.eager[from][to];
-            *sent = sent.wrapping_add(payload + ahead);
-            let under_way = sent.wrapping_sub(*heard);
-            let window = self.nodes[from].config.eager_window;
-            require!(under_way <= window, "{from} sends {under_way} eager bytes to {to}");
-        }
-        Ok(())
-    }
-
-    fn sent(
-        &mut self,
-        from: usize,
-        to: usize,
-        front: &[u8],
-        written: Written,
-    ) -> Result<(), Violation> {
-        self.say(|| format!("{from} -> {to} {written:?} {:?}", Header::parse(front)));
-        self.spend(from, to, front)?;
-        if written == Written::Part {
-            self.tally.count("frames in parts");
-        }
-        // The caller has just sent to it.
-        let peer = self.peer(from, to);
-        self.nodes[from].endpoint.transmitted(peer, written == Written::Whole);
-        self.drain(from)
-    }
-
-    fn read(&mut self, from: usize, to: usize) -> Result<bool, Violation> {
-        if self.model.failed[to][from] {
-            return Ok(false);
-        }
-        let had = self.links[from][to].pipe.len();
-        let moved = if self.links[from][to].reading.is_some() {
-            self.read_payload(from, to)?
-        } else {
-            self.read_front(from, to)?
-        };
-        let is_emptier = self.links[from][to].pipe.len() < had;
-        if let (true, Some(peer)) = (is_emptier, self.nodes[from].peers[to]) {
-            self.nodes[from].endpoint.mark_busy(peer);
-            self.drain(from)?;
-        }
-        Ok(moved)
-    }
-
-    fn read_front(&mut self, from: usize, to: usize) -> Result<bool, Violation> {
-        let link = &mut self.links[from][to];
-        if link.pipe.len() < HEADER_BYTES {
-            return Ok(false);
-        }
-        let header =
-            Header::parse(&link.peek(HEADER_BYTES)).map_err(|bad| Violation(bad.0.into()))?;
-        let head_size = Head::size(header.kind, header.flags);
-        if link.pipe.len() < HEADER_BYTES + head_size {
-            return Ok(false);
-        }
-        let front = link.take(HEADER_BYTES + head_size);
-        self.eager[to][from].1 = header.credit;
-        let peer = self.peer(to, from);
-        let payload = header.length as u64 - head_size as u64;
-        let place = self.nodes[to]
-            .endpoint
-            .handle_frame(peer, header, &front[HEADER_BYTES..])
-            .map_err(|fault| Violation(format!("{to} blames {from}: {}: {header:?}", fault.0)))?;
-        self.say(|| format!("{to} <- {from} {:?} {place:?}", header.kind));
-        let head = Head::parse(header.kind, header.flags, &front[HEADER_BYTES..])
-            .map_err(|bad| Violation(bad.0.into()))?;
-        let message = self.begin_message(from, to, &header, &head, payload, place)?;
-        self.drain(to)?;
-        let target = self.target(from, to, place, payload)?;
-        self.links[from][to].reading =
-            Some(Reading { header, place, target, payload, done: 0, message });
-        if payload == 0 {
-            self.end_frame(from, to)?;
-        }
-        Ok(true)
-    }
-
-    fn begin_message(
-        &mut self,
-        from: usize,
-        to: usize,
-        header: &Header,
-        head: &Head,
-        payload: u64,
-        place: Place,
-    ) -> Result<Option<usize>, Violation> {
-        let long = match *head {
-            Head::Message { long, .. } => long,
-            Head::Ahead { send, offset } => {
-                return Ok(self.go_on((from, to, send), offset + payload));
-            }
-            _ => return Ok(None),
-        };
-        let (tagged, is_long) = (header.kind == Kind::Tagged, long.is_some());
-        let ahead = long.map_or(0, |long| long.ahead as u64);
-        let (message, is_wanted) = self.model.arrive(to, from, tagged, payload + ahead, is_long)?;
-        let is_right = match place {
-            Place::Receive { .. } => is_wanted,
-            Place::Store { .. } => !is_wanted,
-            _ => false,
-        };
-        require!(is_right, "message {message} goes to {place:?}, wanted: {is_wanted}");
-        if let Some(long) = long.filter(|long| long.ahead > 0) {
-            self.ahead.insert((from, to, long.send), (message, payload + ahead));
-            return Ok(None);
-        }
-        Ok(Some(message))
-    }
-
-    /// An announced piece up to byte `end` has begun to arrive: the message, if it is the last.
-    fn go_on(&mut self, key: (usize, usize, u32), end: u64) -> Option<usize> {
-        let &(message, whole) = self.ahead.get(&key)?;
-        let is_last = end == whole;
-        if is_last {
-            self.ahead.remove(&key);
-        }
-        is_last.then_some(message)
-    }
-
-    /// Where a payload goes, in terms of the driver.
-    fn target(
-        &mut self,
-        from: usize,
-        to: usize,
-        place: Place,
-        payload: u64,
-    ) -> Result<Target, Violation> {
-        Ok(match place {
-            Place::Nowhere => Target::Skip,
-            Place::Receive { .. } | Place::Answer { .. } => {
-                let memory = self.nodes[to].endpoint.place_memory(place);
-                let Some((piece, at, take)) = memory else {
-                    return Err(Violation(format!("{place:?} has no memory")));
-                };
-                let take = take.min(payload);
-                require!(at + take <= piece.size(), "{place:?} outside {piece:?}");
-                Target::Piece { piece: *piece, at, take }
-            }
-            Place::Store { store, size } => {
-                require!(payload <= size, "store {store} is smaller than what comes first");
-                self.open_store(from, to, store, size)?;
-                Target::Store(store)
-            }
-            Place::Stored { store, at } => {
-                let bytes = self.nodes[to].stores.get(&store).map(|store| store.bytes.len() as u64);
-                require!(bytes == Some(at), "store {store} holds {bytes:?} bytes, not {at}");
-                Target::Store(store)
-            }
-            Place::Region { op, key, offset } => {
-                let region = &self.nodes[to].region;
-                match region.resolve(key, offset, payload) {
-                    Some(at) => Target::Piece { piece: region.piece, at, take: payload },
-                    None => {
-                        let peer = self.peer(to, from);
-                        self.nodes[to].endpoint.refuse(peer, op, REFUSED);
-                        self.drain(to)?;
-                        Target::Skip
-                    }
-                }
-            }
-            Place::Scratch => {
-                self.nodes[to].scratch[from].clear();
-                Target::Scratch
-            }
-        })
-    }
-
-    fn open_store(
-        &mut self,
-        from: usize,
-        to: usize,
-        store: u32,
-        size: u64,
-    ) -> Result<(), Violation> {
-        if size == 0 {
-            return Ok(());
-        }
-        let stores = &mut self.nodes[to].stores;
-        let before = stores.insert(store, Store { from, size, bytes: Vec::new() });
-        require!(before.is_none(), "store {store} is in use");
-        let stored: u64 = stores.values().filter(|s| s.from == from).map(|s| s.size).sum();
-        let window = self.nodes[to].config.eager_window as u64;
-        require!(stored <= window, "{to} stores {stored} bytes of {from}");
-        Ok(())
-    }
-
-    fn read_payload(&mut self, from: usize, to: usize) -> Result<bool, Violation> {
-        let link = &mut self.links[from][to];
-        let Some(reading) = &link.reading else {
-            return Ok(false);
-        };
-        let most = (reading.payload - reading.done).min(link.pipe.len() as u64);
-        if most == 0 {
-            return Ok(false);
-        }
-        let now = if self.random.percent(70) { most } else { self.random.within(1..=most) };
-        let bytes = link.take(now as usize);
-        self.put(from, to, &bytes)?;
-        let link = &mut self.links[from][to];
-        if let Some(reading) = &mut link.reading {
-            reading.done += now;
-            if reading.done == reading.payload {
-                self.end_frame(from, to)?;
-            }
-        }
-        Ok(true)
-    }
-
-    fn put(&mut self, from: usize, to: usize, bytes: &[u8]) -> Result<(), Violation> {
-        let Some(Reading { target, done, .. }) = &self.links[from][to].reading else {
-            return Ok(());
-        };
-        match *target {
-            Target::Piece { piece, at, take } => {
-                let left = take.saturating_sub(*done).min(bytes.len() as u64);
-                if left > 0 {
-                    self.arena.write(piece, at + done, &bytes[..left as usize])?;
-                }
-            }
-            Target::Store(store) => {
-                if let Some(store) = self.nodes[to].stores.get_mut(&store) {
-                    store.bytes.extend_from_slice(bytes);
-                }
-            }
-            Target::Scratch => self.nodes[to].scratch[from].extend_from_slice(bytes),
-            Target::Skip => (),
-        }
-        Ok(())
-    }
-
-    fn end_frame(&mut self, from: usize, to: usize) -> Result<(), Violation> {
-        let Some(reading) = self.links[from][to].reading.take() else {
-            return Ok(());
-        };
-        self.say(|| format!("{to} has {:?} of {from} in {:?}", reading.header.kind, reading.place));
-        if let Some(message) = reading.message {
-            self.model.messages[message].is_taken = true;
-        }
-        let peer = self.peer(to, from);
-        self.nodes[to].endpoint.handle_payload(peer);
-        self.drain(to)
-    }
-
-    /// `node` learns that `other` is lost.
-    pub fn lose(&mut self, node: usize, other: usize) -> Result<(), Violation> {
-        self.say(|| format!("{node} loses {other}"));
-        let peer = self.peer(node, other);
-        self.links[node][other].cut();
-        let reading = self.links[other][node].reading.take().and_then(|r| r.message);
-        let is_theirs = |&(from, to, _): &(usize, usize, u32)| (from, to) == (other, node);
-        let (cut, ahead) =
-            std::mem::take(&mut self.ahead).into_iter().partition(|(k, _)| is_theirs(k));
-        self.ahead = ahead;
-        let cut: BTreeMap<_, (usize, u64)> = cut;
-        let unfinished: Vec<usize> = reading.into_iter().chain(cut.values().map(|c| c.0)).collect();
-        self.links[other][node].pipe.clear();
-        self.links[other][node].cut();
-        self.model.fail(node, other, &unfinished);
-        let state = &mut self.nodes[node];
-        state.pulls.retain(|pull| pull.from != other);
-        // Requests are answered all the same: the endpoint must not mind.
-        state.endpoint.fail(peer, LOST);
-        self.tally.count("peers lost");
-        self.drain(node)?;
-        self.model.check_failed(node, other)
-    }
-
     /// At the end: nothing is held, nothing is owed.
     pub fn check_rest(&self) -> Result<(), Violation> {
         for (index, node) in self.nodes.iter().enumerate() {
+            require!(node.early.is_empty(), "{index} keeps {} frames", node.early.len());
             require!(node.stores.is_empty(), "{index} still stores {} messages", node.stores.len());
             require!(node.endpoint.is_drained(), "{index} is not drained");
             require!(node.endpoint.is_idle(), "{index} holds operations");

@@ -353,8 +353,10 @@ impl Agent {
     }
 
     fn start_relay(&mut self, config: &str) {
-        let cluster = self.assignment.as_ref().map_or("?", |a| a.node.cluster_name.as_str());
-        match RelayProcess::start(config, cluster) {
+        let assignment = self.assignment.as_ref();
+        let cluster = assignment.map_or("?", |a| a.node.cluster_name.as_str());
+        let variables = assignment.map_or(&[][..], |a| &a.job.environment);
+        match RelayProcess::start(config, cluster, variables) {
             Ok(relay) => self.relay = Some(relay),
             Err(error) => self.fail(format!("cannot start the relay of {cluster}: {error:#}")),
         }

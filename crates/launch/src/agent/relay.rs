@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use crate::control::{Ending, Message};
 use crate::link::set_nonblocking;
+use crate::settings;
 use crate::sys;
 
 /// Lines of the relay's log shown when it dies.
@@ -34,10 +35,16 @@ pub struct RelayProcess {
 }
 
 impl RelayProcess {
-    pub fn start(config: &str, cluster: &str) -> Result<RelayProcess> {
+    /// `variables`: those of the job. The relay gets its settings out of them, and the rest of our own
+    /// environment.
+    pub fn start(
+        config: &str,
+        cluster: &str,
+        variables: &[(String, String)],
+    ) -> Result<RelayProcess> {
         let program = crate::sibling::path("landbridge-relay")?;
         let mut command = Command::new(&program);
-        command.args(["--config", "-"]);
+        command.args(["--config", "-"]).envs(settings::for_relays(variables));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let parent = std::process::id();
         // SAFETY: both only make async-signal-safe calls.

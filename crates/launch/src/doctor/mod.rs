@@ -6,6 +6,7 @@ mod libraries;
 mod paths;
 pub mod peer;
 pub mod probe;
+mod settings;
 mod system;
 mod tun;
 
@@ -57,6 +58,7 @@ pub fn run(arguments: &DoctorArguments) -> Result<i32> {
         ("Landbridge", files()),
         ("MPI libraries", mpi_libraries),
         ("This machine", system::check()),
+        ("Settings", settings::check()),
         ("Paths between two processes", paths::check(&found)),
         ("Relays", system::check_relays(&arguments.relay)),
     ];

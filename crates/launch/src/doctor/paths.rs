@@ -12,9 +12,9 @@ const TIMEOUT_S: &str = "30";
 
 /// What restricts a job to one path, and what to call it.
 const PATHS: [(&str, &[&str]); 3] = [
-    ("shm", &["-n", "2", "-x", "LANDBRIDGE_PATHS=shm"]),
-    ("tcp", &["-n", "2", "-x", "LANDBRIDGE_PATHS=tcp"]),
-    ("relay", &["-n", "2", "--clusters", "2", "-x", "LANDBRIDGE_PATHS=relay"]),
+    ("shm", &["-n", "2", "--set", "paths=shm"]),
+    ("tcp", &["-n", "2", "--set", "paths=tcp"]),
+    ("relay", &["-n", "2", "--clusters", "2", "--set", "paths=relay"]),
 ];
 
 pub fn check(libraries: &[Found]) -> Vec<Finding> {

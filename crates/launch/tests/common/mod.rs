@@ -46,7 +46,8 @@ impl Drop for Scratch {
     }
 }
 
-/// A relay as far as the launcher can see: reads its configuration, keeps a copy, says it is
+/// A relay as far as the launcher can see: reads its configuration, keeps a copy of it and of its
+/// settings, says it is
 /// ready and linked to those it dials, and lives until its stdin ends.
 const RELAY: &str = r#"#!/bin/sh
 here=$(dirname "$0")
@@ -58,6 +59,7 @@ while read -r line && [ "$line" != "---" ]; do
     "yes-cluster = "*) dialled="$dialled ${line#cluster = }" ;;
     esac
 done > "$here/config-$$"
+env | grep "^LANDBRIDGE_" > "$here/relay-$$.env"
 mv "$here/config-$$" "$here/relay-$$.toml"
 echo "relay log line" >&2
 echo "landbridge-relay: ready ranks=127.0.0.1:7$$ relays=127.0.0.1:8$$"
@@ -95,7 +97,9 @@ impl Landbridge {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.binary());
         command.args(arguments).env(MARK, &self.mark).env("FI_PROVIDER", "tcp");
-        command.env_remove("LANDBRIDGE_TOPOLOGY");
+        command.env_remove("LANDBRIDGE_TOPOLOGY").env_remove("LANDBRIDGE_SETTINGS");
+        // Not the settings of whoever runs the tests.
+        command.env("XDG_CONFIG_HOME", self.directory.0.join("config"));
         command
     }
 

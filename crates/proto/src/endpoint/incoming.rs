@@ -1,6 +1,6 @@
 //! A message at its receiver: from the first piece, by way of a store or straight to its receive, to the completion.
 //!
-//! What comes of it, in this order: a first piece; pieces that the first has announced (an [`Inflow`]); pieces that were
+//! What comes of it, in this order: a first piece; pieces that the first has announced (an [`Announced`]); pieces that were
 //! granted, or a pull. A message that finds no receive waits as an [`Arrival`].
 
 use alloc::vec::Vec;
@@ -88,7 +88,7 @@ struct Opening {
 
 /// The announced pieces of a message: what has come and what will.
 #[derive(Clone, Copy)]
-pub(super) struct Inflow {
+pub(super) struct Announced {
     /// Byte of the message that comes next.
     next: u64,
     /// End of what was announced.
@@ -97,7 +97,7 @@ pub(super) struct Inflow {
     into: Into,
 }
 
-/// Where an [`Inflow`] goes.
+/// Where an [`Announced`] goes.
 #[derive(Clone, Copy)]
 enum Into {
     Receive(u32),
@@ -129,7 +129,7 @@ impl<M: Memory> Receive<M> {
     }
 }
 
-impl Inflow {
+impl Announced {
     /// Of a message whose first piece of `payload` bytes went to `place`.
     fn new(payload: u64, end: u64, long: Long, place: Place) -> Self {
         let into = match place {
@@ -207,15 +207,15 @@ impl<M: Memory> Endpoint<M> {
             return Err(Fault("eager bytes without credit"));
         }
         let long_ahead = long.filter(|long| long.ahead > 0);
-        let inflows = &self.channels[peer.0 as usize].inflows;
-        if long_ahead.is_some_and(|long| inflows.contains_key(&long.send)) {
+        let announced = &self.channels[peer.0 as usize].announced;
+        if long_ahead.is_some_and(|long| announced.contains_key(&long.send)) {
             return Err(Fault("two messages under one number"));
         }
         let opening = Opening { peer, tagged, tag, data, long, total, unasked };
         let place = self.match_message(opening, payload)?;
         if let Some(long) = long_ahead {
-            let inflow = Inflow::new(payload, unasked, long, place);
-            self.channels[peer.0 as usize].inflows.insert(long.send, inflow);
+            let pieces = Announced::new(payload, unasked, long, place);
+            self.channels[peer.0 as usize].announced.insert(long.send, pieces);
         }
         Ok(place)
     }
@@ -323,12 +323,12 @@ impl<M: Memory> Endpoint<M> {
         offset: u64,
         payload: u64,
     ) -> Result<Place, Fault> {
-        let inflow = self.channels[peer.0 as usize].inflows.get(&send).copied();
-        let inflow = inflow.ok_or(Fault("a piece of no message"))?;
-        if payload == 0 || offset != inflow.next || payload > inflow.end - offset {
+        let announced = self.channels[peer.0 as usize].announced.get(&send).copied();
+        let announced = announced.ok_or(Fault("a piece of no message"))?;
+        if payload == 0 || offset != announced.next || payload > announced.end - offset {
             return Err(Fault("a piece that was not announced"));
         }
-        Ok(match inflow.into {
+        Ok(match announced.into {
             Into::Store(store) => Place::Stored { store, at: offset },
             Into::Receive(recv) => {
                 let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
@@ -343,21 +343,21 @@ impl<M: Memory> Endpoint<M> {
 
     pub(super) fn end_ahead(&mut self, peer: Peer, send: u32, place: Place, payload: u64) {
         let channel = &mut self.channels[peer.0 as usize];
-        let Some(inflow) = channel.inflows.get_mut(&send) else {
+        let Some(announced) = channel.announced.get_mut(&send) else {
             return;
         };
-        inflow.next += payload;
-        let inflow = *inflow;
-        let is_last = inflow.next == inflow.end;
+        announced.next += payload;
+        let announced = *announced;
+        let is_last = announced.next == announced.end;
         if is_last {
-            channel.inflows.remove(&send);
+            channel.announced.remove(&send);
         }
-        match inflow.into {
+        match announced.into {
             Into::Receive(recv) => {
                 channel.lent.release(payload as u32);
                 let take = if let Place::Receive { take, .. } = place { take } else { 0 };
                 if is_last {
-                    self.got_unasked(recv, take, Some(inflow.long));
+                    self.got_unasked(recv, take, Some(announced.long));
                 } else if let Some(from) =
                     self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
                 {

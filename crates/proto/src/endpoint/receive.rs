@@ -1,30 +1,91 @@
 //! Frames in: where their payload belongs, and what is complete once it is there.
+//!
+//! A frame is taken in when all before it has been. Then its payload goes straight to its place, from the path on which it
+//! comes; what comes early is kept. A payload that does not end well (its path breaks, its check fails) finds the same place
+//! again when it comes again, by whatever path.
 
-use super::channel::QUEUE_MAX;
+use alloc::vec::Vec;
+
+use super::channel::{Channel, QUEUE_MAX};
 use super::{Action, Endpoint, Fault, Memory, Op, OpKind, Peer, Place};
+use crate::channel::{Kept, PathId, Standing};
+use crate::wire::Malformed;
 use crate::wire::frame::{Header, Kind, flag};
 use crate::wire::head::Head;
 
-/// The frame whose payload is being placed.
+/// The frame that is being taken in.
 #[derive(Clone, Copy)]
 pub(super) struct Arriving {
-    header: Header,
-    head: Head,
+    frame: Frame,
     place: Place,
+    /// By which its payload comes; none: it has to come again.
+    path: Option<PathId>,
+}
+
+/// A frame or fragment that is on its way into what is kept.
+#[derive(Clone, Copy)]
+pub(super) struct Keeping {
+    pub path: PathId,
+    /// First byte of the frame.
+    pub frame: u64,
+    start: u64,
+    end: u64,
+}
+
+/// What matters of a frame that is taken in.
+#[derive(Clone, Copy)]
+struct Frame {
+    kind: Kind,
+    flags: u8,
+    head: Head,
+    start: u64,
+    /// Bytes of head and payload.
+    whole: u64,
+    payload: u64,
+}
+
+/// The path of frames that were kept: see [`Endpoint::handle_kept`].
+pub const KEPT: PathId = PathId(u8::MAX);
+
+/// Flags of one sending of a frame, not of the frame.
+const PASSING_FLAGS: u8 = flag::CHECKED | flag::WANT_ACK;
+
+/// Ranges that may stand spoilt at once: on a path that spoils more, little would come through.
+const SPOILT_MAX: usize = 64;
+
+impl Keeping {
+    pub fn range(&self) -> (u64, u64) {
+        (self.start, self.end)
+    }
 }
 
 impl Arriving {
     /// The driver has refused `op`: if that is what arrives, nobody is told of it.
     pub fn handle_refused(&mut self, op: u32) {
-        if matches!(self.head, Head::Write { op: mine, .. } if mine == op) {
+        if matches!(self.frame.head, Head::Write { op: mine, .. } if mine == op) {
             self.place = Place::Nowhere;
+        }
+    }
+
+    /// Nothing more comes by `path`: the bytes that will not come, if these came by it.
+    pub fn handle_break(&mut self, path: PathId) -> Option<(u64, u64)> {
+        self.path.take_if(|mine| *mine == path)?;
+        Some((self.frame.start, self.frame.start + self.frame.whole))
+    }
+
+    /// Where the payload belongs when it comes again.
+    fn place_again(&self) -> Place {
+        match self.place {
+            Place::Store { size: 0, .. } => Place::Nowhere,
+            Place::Store { store, .. } => Place::Stored { store, at: 0 },
+            place => place,
         }
     }
 }
 
 impl<M: Memory> Endpoint<M> {
     /// Takes in a frame's header and head (at least [`Head::size`] bytes), says where its payload belongs. When the
-    /// payload is there, call [`Self::handle_payload`]; before that, no other frame of this peer.
+    /// payload is there, call [`Self::handle_payload`]; before that, no other frame by this path.
     ///
     /// # Errors
     /// If the frame breaks the protocol: close the link, call [`Self::fail`].
@@ -32,49 +93,196 @@ impl<M: Memory> Endpoint<M> {
     pub fn handle_frame(
         &mut self,
         peer: Peer,
+        path: PathId,
         header: Header,
         head: &[u8],
     ) -> Result<Place, Fault> {
         let head_size = Head::size(header.kind, header.flags);
-        let payload = (header.length as usize)
-            .checked_sub(head_size)
-            .ok_or(Fault("a frame is shorter than its head"))? as u64;
-        let head = Head::parse(header.kind, header.flags, head).map_err(|bad| Fault(bad.0))?;
+        let (payload, _) = header.payload(head_size).map_err(fault)?;
+        let head = Head::parse(header.kind, header.flags, head).map_err(fault)?;
         let channel = &mut self.channels[peer.0 as usize];
         if channel.failed.is_some() {
             return Err(Fault("a peer that was given up still sends"));
         }
-        // A frame without bytes may come late, by a path that has been left since.
-        channel.is_late_news = header.length == 0 && header.sequence < channel.expected;
-        if header.sequence != channel.expected && !channel.is_late_news {
-            return Err(Fault("bytes of a channel are missing"));
-        }
-        channel.expected += header.length as u64;
         channel.credit.handle_released(header.credit);
-        if header.delivered > channel.sequence {
+        if header.delivered > channel.out.next() {
             return Err(Fault("a peer confirms bytes that were never sent"));
         }
-        if let Head::Refused { op, error } = head {
-            // Before `delivered`, which counts the refused bytes as taken in.
-            self.end_refused(peer, op, error);
-        }
-        self.handle_delivered(peer, header.delivered);
-        if self.channels[peer.0 as usize].is_late_news {
-            self.note_flags(peer, &header);
+        if !header.kind.is_numbered() {
+            self.handle_delivered(peer, header.delivered, header.sequence);
+            self.handle_signal(peer, &header, &head)?;
             return Ok(Place::Nowhere);
         }
-        let place = self.place(peer, &header, &head, payload)?;
-        self.channels[peer.0 as usize].arriving = Some(Arriving { header, head, place });
+        let whole = head_size as u64 + payload;
+        let frame = Frame {
+            kind: header.kind,
+            flags: header.flags & !flag::CHECKED,
+            head,
+            start: header.sequence,
+            whole,
+            payload,
+        };
+        if let Head::Fragment { .. } = head {
+            self.handle_delivered(peer, header.delivered, header.sequence);
+            return self.place_fragment(peer, path, &frame);
+        }
+        match self.standing(peer, frame.start, whole)? {
+            Standing::Next => {
+                if let Head::Refused { op, error } = head {
+                    // Before `delivered`, which may count the refused bytes as taken in.
+                    self.end_refused(peer, op, error);
+                }
+                self.handle_delivered(peer, header.delivered, header.sequence);
+                self.take_in(peer, path, frame)
+            }
+            Standing::Known => {
+                self.handle_delivered(peer, header.delivered, header.sequence);
+                // The peer would not send it again if it knew.
+                self.channels[peer.0 as usize].ack_wanted = true;
+                Ok(Place::Nowhere)
+            }
+            Standing::Early => {
+                self.handle_delivered(peer, header.delivered, header.sequence);
+                let kept = Kept::new(frame.kind, frame.flags & !PASSING_FLAGS, whole as u32);
+                let end = frame.start + whole;
+                self.keep(peer, path, frame.start, kept, frame.start..end, head_size as u32)
+            }
+        }
+    }
+
+    #[inline]
+    fn standing(&self, peer: Peer, start: u64, bytes: u64) -> Result<Standing, Fault> {
+        let end = start.checked_add(bytes).ok_or(Fault("a channel beyond its end"))?;
+        self.channels[peer.0 as usize].into.standing(&(start..end)).map_err(fault)
+    }
+
+    /// The frame whose turn it is: it gets its place, or the one it had when it did not end well.
+    #[inline]
+    fn take_in(&mut self, peer: Peer, path: PathId, frame: Frame) -> Result<Place, Fault> {
+        let Some(mut arriving) = self.channels[peer.0 as usize].arriving.take() else {
+            let place = self.place(peer, &frame)?;
+            let arriving = Arriving { frame, place, path: Some(path) };
+            self.channels[peer.0 as usize].arriving = Some(arriving);
+            return Ok(place);
+        };
+        let was = &arriving.frame;
+        let known = (was.kind, was.head, was.whole);
+        if known != (frame.kind, frame.head, frame.whole) {
+            return Err(Fault("a frame comes again as another"));
+        }
+        if let Some(other) = arriving.path.filter(|&other| other != path) {
+            self.push_action(Action::Divert { peer, path: other });
+        }
+        arriving.path = Some(path);
+        let place = arriving.place_again();
+        self.channels[peer.0 as usize].arriving = Some(arriving);
         Ok(place)
     }
 
-    fn place(
+    fn place_fragment(
         &mut self,
         peer: Peer,
-        header: &Header,
-        head: &Head,
-        payload: u64,
+        path: PathId,
+        fragment: &Frame,
     ) -> Result<Place, Fault> {
+        let Head::Fragment { kind, flags, offset, whole } = fragment.head else {
+            unreachable!("only fragments are placed as such")
+        };
+        let first = fragment.start.checked_sub(offset as u64);
+        let first = first.ok_or(Fault("a fragment from before the beginning"))?;
+        let is_inside = fragment.payload > 0 && fragment.payload <= (whole - offset) as u64;
+        if !is_inside {
+            return Err(Fault("a fragment longer than its frame"));
+        }
+        if self.standing(peer, fragment.start, fragment.payload)? == Standing::Known {
+            self.channels[peer.0 as usize].ack_wanted = true;
+            return Ok(Place::Nowhere);
+        }
+        if first < self.channels[peer.0 as usize].into.taken() {
+            return Err(Fault("a fragment of what has been taken in"));
+        }
+        let range = fragment.start..fragment.start + fragment.payload;
+        self.keep(peer, path, first, Kept::new(kind, flags & !PASSING_FLAGS, whole), range, offset)
+    }
+
+    /// Bytes `range` of the frame that begins at byte `frame` are kept for later, if there is room.
+    fn keep(
+        &mut self,
+        peer: Peer,
+        path: PathId,
+        frame: u64,
+        kept: Kept,
+        range: core::ops::Range<u64>,
+        at: u32,
+    ) -> Result<Place, Fault> {
+        let channel = &mut self.channels[peer.0 as usize];
+        // The rest of what is here in part comes as the sender has cut it since: this is an old copy, and must not spoil it.
+        if channel.into.has_some(&range) || !channel.into.keep(frame, kept).map_err(fault)? {
+            return Ok(Place::Nowhere);
+        }
+        // Whatever of it is on its way by another path must not spoil what this one brings.
+        let is_same = |other: &Keeping| other.start < range.end && range.start < other.end;
+        let older: Vec<PathId> =
+            channel.keeping.iter().filter(|other| is_same(other)).map(|other| other.path).collect();
+        channel.keeping.retain(|other| !is_same(other));
+        channel.keeping.push(Keeping { path, frame, start: range.start, end: range.end });
+        for path in older {
+            self.push_action(Action::Divert { peer, path });
+        }
+        Ok(Place::Early { frame, whole: kept.whole, at })
+    }
+
+    /// What is no part of the channel.
+    fn handle_signal(&mut self, peer: Peer, header: &Header, head: &Head) -> Result<(), Fault> {
+        let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
+        let sent = channel.out.next();
+        let is_sane = |start: u64, end: u64| start < end && end <= sent;
+        match *head {
+            Head::Door { ip, port } => {
+                self.push_action(Action::Door { peer, ip, port });
+                return Ok(());
+            }
+            // An older ask may come later, by a slower path.
+            Head::Ask { number } => channel.report = channel.report.max(Some(number)),
+            Head::Report { answers, ranges } => {
+                for (start, bytes) in ranges {
+                    let end = start.saturating_add(bytes as u64);
+                    let Channel { out, ways, .. } = &mut *channel;
+                    if is_sane(start, end) {
+                        out.handle_arrived(start, end, |frame| {
+                            if let Some(way) = ways.get_mut(frame.path.0 as usize) {
+                                way.handle_confirmed(now, frame);
+                            }
+                        });
+                    }
+                }
+                channel.out.handle_answer(answers);
+            }
+            Head::Again { start, end } if is_sane(start, end) => {
+                let Channel { out, ways, .. } = &mut *channel;
+                out.handle_spoilt(start, end, |frame| {
+                    if let Some(way) = ways.get_mut(frame.path.0 as usize) {
+                        way.rate.handle_lost(frame.length as u64);
+                    }
+                });
+            }
+            Head::Empty => {
+                if header.flags & flag::WANT_ACK != 0 {
+                    // It may have overtaken what it is about.
+                    channel.confirm_at = channel.confirm_at.max(header.sequence);
+                    channel.ack_wanted |= channel.into.taken() >= header.sequence;
+                }
+                self.settle_ack(peer);
+                return Ok(());
+            }
+            _ => return Err(Fault("a signal of bytes that were never sent")),
+        }
+        self.mark_busy(peer);
+        Ok(())
+    }
+
+    fn place(&mut self, peer: Peer, frame: &Frame) -> Result<Place, Fault> {
+        let (head, payload) = (&frame.head, frame.payload);
         let is_request =
             matches!(head, Head::Write { .. } | Head::Read { .. } | Head::Atomic { .. });
         if is_request && self.channels[peer.0 as usize].queue.len() >= QUEUE_MAX {
@@ -82,8 +290,8 @@ impl<M: Memory> Endpoint<M> {
         }
         Ok(match *head {
             Head::Message { tag, data, long } => {
-                let data = (header.flags & flag::CQ_DATA != 0).then_some(data);
-                self.place_message(peer, header.kind == Kind::Tagged, tag, data, long, payload)?
+                let data = (frame.flags & flag::CQ_DATA != 0).then_some(data);
+                self.place_message(peer, frame.kind == Kind::Tagged, tag, data, long, payload)?
             }
             Head::Data { recv, offset } => self.place_data(peer, recv, offset, payload)?,
             Head::Ahead { send, offset } => self.place_ahead(peer, send, offset, payload)?,
@@ -125,46 +333,150 @@ impl<M: Memory> Endpoint<M> {
         op.filter(waits).ok_or(Fault("an answer to no message that waits for one"))
     }
 
-    /// The payload of the peer's last frame is in its place.
+    /// The payload of the last frame by `path` is in its place.
     #[inline]
-    pub fn handle_payload(&mut self, peer: Peer) {
+    pub fn handle_payload(&mut self, peer: Peer, path: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
-        if core::mem::take(&mut channel.is_late_news) {
-            // Another frame's payload may still be arriving by the path that was taken instead.
-            return self.settle_ack(peer);
-        }
-        let Some(Arriving { header, head, place }) = channel.arriving.take() else {
+        if !channel.keeping.is_empty() && self.end_keeping(peer, path) {
             return;
-        };
-        channel.received += header.length as u64;
-        // Not before: a frame sent while the payload was arriving could not confirm it.
-        self.note_flags(peer, &header);
-        let payload = header.length as u64 - Head::size(header.kind, header.flags) as u64;
-        match head {
-            Head::Message { long, .. } => self.end_message(peer, place, payload, long),
-            Head::Data { recv, .. } => self.end_data(recv, place),
-            Head::Ahead { send, .. } => self.end_ahead(peer, send, place, payload),
-            Head::Grant { send, recv, limit } => {
-                self.handle_grant(peer, send, recv, limit, header.flags & flag::CUT != 0);
-            }
-            Head::Pulled { send } => self.complete_flushed(peer, send),
-            Head::Write { .. } if place == Place::Nowhere => (),
-            Head::Write { data, total, .. } => self.end_write(peer, &header, data, total),
-            Head::Read { op, key, offset, length } => {
-                self.push_action(Action::Serve { peer, op, key, offset, length });
-            }
-            Head::ReadData { op, .. } => self.end_answer(peer, op, payload),
-            Head::AtomicReply { op } => self.end_answer(peer, op, payload),
-            Head::Atomic { .. } => self.end_atomic(peer, &head),
-            Head::Refused { .. } | Head::Empty => (),
+        }
+        let channel = &mut self.channels[peer.0 as usize];
+        // Otherwise it was a signal, or known already, or it has come by another path meanwhile.
+        if channel.arriving.as_ref().is_some_and(|arriving| arriving.path == Some(path))
+            && let Some(arriving) = channel.arriving.take()
+        {
+            self.end_frame(peer, &arriving);
         }
         self.settle_ack(peer);
     }
 
     #[inline]
-    fn note_flags(&mut self, peer: Peer, header: &Header) {
+    fn end_frame(&mut self, peer: Peer, Arriving { frame, place, .. }: &Arriving) {
         let channel = &mut self.channels[peer.0 as usize];
-        channel.ack_wanted |= header.flags & flag::WANT_ACK != 0;
-        channel.has_left |= header.kind == Kind::Goodbye;
+        channel.into.take_in(frame.whole);
+        // Not before: a frame sent while the payload was arriving could not confirm it.
+        channel.ack_wanted |= frame.flags & flag::WANT_ACK != 0;
+        if channel.confirm_at != 0 && channel.into.taken() >= channel.confirm_at {
+            (channel.ack_wanted, channel.confirm_at) = (true, 0);
+        }
+        channel.has_left |= frame.kind == Kind::Goodbye;
+        if channel.into.has_early() {
+            // It may have come this way while a part of it was kept.
+            self.release_kept(peer, frame.start);
+        }
+        let (payload, place) = (frame.payload, *place);
+        match frame.head {
+            Head::Message { long, .. } => self.end_message(peer, place, payload, long),
+            Head::Data { recv, .. } => self.end_data(recv, place),
+            Head::Ahead { send, .. } => self.end_ahead(peer, send, place, payload),
+            Head::Grant { send, recv, limit } => {
+                self.handle_grant(peer, send, recv, limit, frame.flags & flag::CUT != 0);
+            }
+            Head::Pulled { send } => self.complete_flushed(peer, send),
+            Head::Write { .. } if place == Place::Nowhere => (),
+            Head::Write { data, total, .. } => self.end_write(peer, frame.flags, data, total),
+            Head::Read { op, key, offset, length } => {
+                self.push_action(Action::Serve { peer, op, key, offset, length });
+            }
+            Head::ReadData { op, .. } => self.end_answer(peer, op, payload),
+            Head::AtomicReply { op } => self.end_answer(peer, op, payload),
+            Head::Atomic { .. } => self.end_atomic(peer, &frame.head),
+            _ => (),
+        }
+        self.handle_early_news(peer);
     }
+
+    /// What came early by `path` is in its buffer; false if nothing was under way there.
+    fn end_keeping(&mut self, peer: Peer, path: PathId) -> bool {
+        let channel = &mut self.channels[peer.0 as usize];
+        let Some(place) = channel.keeping.iter().position(|keeping| keeping.path == path) else {
+            return false;
+        };
+        let Keeping { frame, start, end, .. } = channel.keeping.swap_remove(place);
+        channel.into.handle_kept(frame, start..end);
+        channel.report.get_or_insert(0);
+        self.mark_busy(peer);
+        true
+    }
+
+    /// The kept frame whose turn has come, by the number of its first byte: its buffer is to be given to
+    /// [`Self::handle_kept`]. To be called after every [`Self::handle_payload`], until there is none.
+    #[inline]
+    pub fn next_kept(&self, peer: Peer) -> Option<u64> {
+        let channel = &self.channels[peer.0 as usize];
+        channel.into.next_kept().map(|(frame, _)| frame).filter(|_| channel.failed.is_none())
+    }
+
+    /// Takes in the frame that [`Self::next_kept`] named, of which `body` is head and payload. Says where the payload belongs
+    /// and how long the head is. Then, as for every frame, [`Self::handle_payload`], with the path [`KEPT`].
+    ///
+    /// # Errors
+    /// As [`Self::handle_frame`].
+    pub fn handle_kept(&mut self, peer: Peer, body: &[u8]) -> Result<(Place, usize), Fault> {
+        let channel = &mut self.channels[peer.0 as usize];
+        let (start, Kept { kind, flags, whole, .. }) =
+            channel.into.next_kept().ok_or(Fault("no frame is kept"))?;
+        // The sender waits to hear that the gap is closed.
+        channel.ack_wanted = true;
+        self.release_kept(peer, start);
+        let head_size = Head::size(kind, flags);
+        let head = Head::parse(kind, flags, body).map_err(fault)?;
+        let payload = (whole as u64).checked_sub(head_size as u64);
+        let payload = payload.ok_or(Fault("a frame is shorter than its head"))?;
+        if let Head::Refused { op, error } = head {
+            self.end_refused(peer, op, error);
+        }
+        let frame = Frame { kind, flags, head, start, whole: whole as u64, payload };
+        Ok((self.take_in(peer, KEPT, frame)?, head_size))
+    }
+
+    /// The payload that was arriving by `path` is spoilt: it is asked for again. False: there is too much of that, the path
+    /// is better closed.
+    pub fn handle_spoilt(&mut self, peer: Peer, path: PathId) -> bool {
+        let channel = &mut self.channels[peer.0 as usize];
+        let mut range = None;
+        if let Some(place) = channel.keeping.iter().position(|keeping| keeping.path == path) {
+            let keeping = channel.keeping.swap_remove(place);
+            range = Some((keeping.start, keeping.end));
+        } else if let Some(arriving) = &mut channel.arriving
+            && arriving.path == Some(path)
+        {
+            arriving.path = None;
+            range = Some((arriving.frame.start, arriving.frame.start + arriving.frame.whole));
+        }
+        range.is_none_or(|(start, end)| self.ask_again(peer, start, end))
+    }
+
+    /// A frame whose header is intact has arrived with a payload that is not, and has not been shown to
+    /// [`Self::handle_frame`]: as [`Self::handle_spoilt`].
+    pub fn handle_spoilt_frame(&mut self, peer: Peer, header: &Header) -> bool {
+        let head_size = Head::size(header.kind, header.flags);
+        let numbered_head = if header.kind == Kind::Fragment { 0 } else { head_size as u64 };
+        match header.payload(head_size) {
+            Ok((payload, _)) if header.kind.is_numbered() => {
+                let end = header.sequence.saturating_add(numbered_head + payload);
+                self.ask_again(peer, header.sequence, end)
+            }
+            _ => true,
+        }
+    }
+
+    pub(super) fn ask_again(&mut self, peer: Peer, start: u64, end: u64) -> bool {
+        let Channel { spoilt, into, .. } = &mut self.channels[peer.0 as usize];
+        spoilt.retain(|&(start, end, _)| !into.has(&(start..end)));
+        if into.has(&(start..end)) {
+            return true;
+        }
+        if spoilt.len() >= SPOILT_MAX {
+            return false;
+        }
+        spoilt.retain(|&(other, _, _)| other != start);
+        spoilt.push((start, end, false));
+        self.mark_busy(peer);
+        true
+    }
+}
+
+fn fault(bad: Malformed) -> Fault {
+    Fault(bad.0)
 }

@@ -4,12 +4,12 @@
 //! refusal of a bad one travels before that. What may never happen: memory outside a registered region is touched
 //! (the driver checks the region for every frame), or a refused operation is reported as done.
 
-use super::channel::{Item, Sent};
+use super::channel::Item;
 use super::{
-    Action, AtomicRequest, Done, Endpoint, Failure, Fault, Full, Level, Memory, Op, OpKind, Peer,
-    Place, Ticket, Work,
+    Action, AtomicRequest, Done, Endpoint, Fault, Full, Level, Memory, Op, OpKind, Peer, Place,
+    Ticket, Work,
 };
-use crate::wire::frame::{Header, Kind, flag};
+use crate::wire::frame::{Kind, flag};
 use crate::wire::head::Head;
 
 /// Part of a peer's registered memory.
@@ -88,6 +88,10 @@ impl<M: Memory> Endpoint<M> {
             arriving.handle_refused(op);
         }
         let head = Head::Refused { op, error: errno.unsigned_abs() };
+        if self.failed(peer).is_some() {
+            return;
+        }
+        self.channels[peer.0 as usize].refusals += 1;
         // In front: no frame may confirm the refused bytes before the refusal is known.
         self.enqueue_front(peer, Item::Control(Kind::Refused, 0, head));
     }
@@ -128,8 +132,8 @@ impl<M: Memory> Endpoint<M> {
         self.complete_flushed(peer, id);
     }
 
-    pub(super) fn end_write(&mut self, peer: Peer, header: &Header, data: u64, total: u32) {
-        if header.flags & flag::CQ_DATA == 0 {
+    pub(super) fn end_write(&mut self, peer: Peer, flags: u8, data: u64, total: u32) {
+        if flags & flag::CQ_DATA == 0 {
             return;
         }
         let ticket = Ticket { context: 0, notify: true };
@@ -153,13 +157,21 @@ impl<M: Memory> Endpoint<M> {
         if self.ops.at(id).is_none_or(|op| op.peer != peer || !op.is_begun || is_message(op)) {
             return;
         }
+        let mut is_borrowed = false;
+        if let Some(op) = self.ops.at_mut(id) {
+            op.refused = Some(error as i32);
+            is_borrowed = op.is_borrowed;
+        }
         let channel = &mut self.channels[peer.0 as usize];
         channel.strike(id);
-        if channel.holds(id) {
-            // The path still reads the caller's memory.
-            channel.held = Some(Sent::RefusedOf(id, error as i32));
+        let sent = channel.out.next();
+        if is_borrowed && channel.confirmed < sent {
+            // They may have to be sent again, out of memory that is the caller's when the operation has ended.
+            channel.solicits = true;
+            channel.await_delivery(sent, id);
+            self.mark_busy(peer);
         } else {
-            self.end_with(id, Failure::Errno(error as i32));
+            self.complete_flushed(peer, id);
         }
     }
 }
@@ -176,6 +188,8 @@ impl<M> Op<M> {
             limit: total,
             ahead: 0,
             total,
+            is_borrowed: false,
+            refused: None,
             kind,
         }
     }

@@ -10,27 +10,43 @@
 //! into its queue ([`Relay::keep`]). A frame is forwarded only when it is whole, so an input that
 //! dies in the middle of one breaks no output.
 //!
+//! **Streams.** A peer relay is one output with one queue and any number of streams (*lanes*), each
+//! of which takes whole frames from the front of that queue as it has room. A lane is a link of its
+//! own as an input, and as what writes ([`Relay::writer`]). Frames of one channel may overtake each
+//! other on different lanes; endpoints put them in order.
+//!
 //! **Back-pressure.** An output whose queue has reached its bound takes no more: the input whose
 //! next frame is for it stops there, and waits in the output's line. When half of the bound is
 //! free, the line moves: one input at a time, each for at most one buffer, then to the end of the
-//! line. Newcomers never pass the line.
+//! line. Newcomers never pass the line. Nobody waits for an output that is away: frames that its
+//! queue has no room for are dropped.
 //!
-//! **Breaks.** An endpoint that leaves, or a peer relay that stays away too long, turns the frames
-//! that wait for it into [`Kind::Unreachable`] frames to their sources. A peer relay that comes back
-//! says how many bytes it has taken in; if that is all that was sent, the stream goes on and nobody
-//! notices; else every channel with a hole is reported to its source.
+//! **Breaks.** Endpoints keep every frame until its target has confirmed it, so a relay may lose
+//! frames, if only it says so. A link that breaks may come back ([`Relay::suspend`],
+//! [`Relay::disconnect`]): frames wait for it, and of what was under way to it or had to be dropped,
+//! each source hears [`Kind::Lost`] as soon as frames can pass again. What does not come back in
+//! time, or has left for good ([`Relay::detach`]), turns frames into [`Kind::Unreachable`] for their
+//! sources. Lanes exchange *signs of life*, each an empty [`Kind::Ack`] from nobody to nobody whose
+//! `delivered` is the number of bytes taken in on this lane; so a lane that breaks after a while of
+//! rest has lost nothing. Endpoints send no such signs, hence everything that was written to them
+//! lately counts as lost.
 //!
-//! What may never happen: a byte is lost, doubled or overtaken within a channel without its source
-//! being told; memory beyond the bounds below; an input that waits for ever while its output moves.
+//! What may never happen: a frame is taken from its source and neither delivered nor told of, too
+//! many notices ([`Counters::notices_dropped`]) apart; memory beyond the bounds below; an input that
+//! waits for ever while its output moves.
 //!
 //! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write, `handle_sent`,
 //! `keep`) before the buffer is touched again or another input is handled.
 
+mod links;
+mod notice;
 mod port;
+mod record;
 #[cfg(test)]
 mod tests;
+mod writing;
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use crate::id::{Address, ClusterId};
@@ -42,6 +58,7 @@ use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use port::{Party, Piece, Port, State};
+use record::Entry;
 
 /// Most bytes of a frame that a relay takes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;
@@ -65,13 +82,23 @@ pub const QUEUE_BYTES_MIN: usize = 2 * FRAME_BYTES_MAX;
 /// seconds of each other; a rank that never comes must not stall its senders for ever.
 pub const ATTACH_MILLIS_MAX: u64 = 30_000;
 
-/// How long frames wait for a peer relay. Long enough for it to be restarted or rerouted.
+/// How long frames wait for an endpoint whose link has broken, unless the user says otherwise
+/// (`peer_timeout`).
+pub const ENDPOINT_AWAY_MILLIS_MAX: u64 = 60_000;
+
+/// How long frames wait for a peer relay, or as long as for an endpoint if that is longer. Long
+/// enough for it to be restarted or rerouted.
 pub const PEER_AWAY_MILLIS_MAX: u64 = 60_000;
 
-/// Unreachable frames may exceed a queue's bound by this much; beyond, they are dropped and
-/// counted (the source hears again with its next frame). Otherwise two relays whose queues are full
-/// of them could wait for each other.
-const NOTICE_BYTES_RESERVE: usize = 64 << 10;
+/// Most streams to one peer relay: what `wan_streams` allows.
+pub const LANES_MAX: usize = 64;
+
+/// How often a lane says how much it has taken in: soon enough for the other side to see that the
+/// way is alive,
+pub const SIGN_MILLIS: u64 = 1_000;
+
+/// or whenever it has taken in so much more: a break is then told to few who have lost nothing.
+pub const SIGN_BYTES: u64 = 1 << 20;
 
 const _: () = {
     assert!(QUEUE_BYTES_MIN <= PEER_QUEUE_BYTES_MAX);
@@ -85,15 +112,17 @@ pub struct Counters {
     pub frames: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Frames whose source was told that the target cannot be reached.
+    /// Times a source was told that its target cannot be reached.
     pub unreachable: u64,
-    /// Unreachable frames that found no room.
+    /// Times a source was told that frames of it have been lost.
+    pub lost: u64,
+    /// Notices that found no room.
     pub notices_dropped: u64,
     /// Links closed because of what they sent.
     pub malformed: u64,
     /// How often an input had to wait for an output.
     pub pauses: u64,
-    /// Bytes lost when the link to a peer relay broke.
+    /// Bytes under way to peer relays when a stream broke: they may have been lost.
     pub lost_bytes: u64,
 }
 
@@ -118,12 +147,14 @@ pub enum Stop {
     Broken(Malformed),
 }
 
-/// What a peer relay's return has shown.
+/// What a new stream to a peer relay means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reunion {
-    /// Bytes that were sent to it before and have not arrived.
-    pub lost_bytes: u64,
-    /// Channels whose sources were told so.
+    /// The new stream.
+    pub lane: LinkId,
+    /// Whether it is the only one: the peer relay was away.
+    pub is_first: bool,
+    /// Channels whose sources are told that frames have been lost meanwhile.
     pub channels: usize,
 }
 
@@ -140,9 +171,15 @@ pub struct Relay {
     released: VecDeque<LinkId>,
     /// The input whose turn it is, and the output that gave it.
     turn: Option<(LinkId, LinkId)>,
-    notices: Vec<Header>,
+    /// Notices that are due: to whom, and about whom.
+    notices: BTreeMap<(Address, Address), Kind>,
+    /// Ports that may have room for what is owed there.
+    owing: VecDeque<LinkId>,
     now_millis: u64,
     away: usize,
+    lanes: usize,
+    /// See [`Relay::set_patience`].
+    endpoint_away_millis: u64,
     counters: Counters,
     /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
     endpoint_bound: usize,
@@ -168,20 +205,28 @@ impl Relay {
             resume: VecDeque::new(),
             released: VecDeque::new(),
             turn: None,
-            notices: Vec::new(),
+            notices: BTreeMap::new(),
+            owing: VecDeque::new(),
             now_millis,
             away: 0,
+            lanes: 0,
+            endpoint_away_millis: ENDPOINT_AWAY_MILLIS_MAX,
             counters: Counters::default(),
             endpoint_bound: ENDPOINT_QUEUE_BYTES_MAX,
         };
         for number in 0..relay.table.cluster_count() {
             let cluster = ClusterId(number as u16);
             if cluster != own {
-                let link = relay.open_port(Party::Peer(cluster));
+                let link = relay.open_port(Party::Peer(cluster), State::Away { since: now_millis });
                 relay.table.set_peer(cluster, link);
             }
         }
         Ok(relay)
+    }
+
+    /// How long frames wait for an endpoint whose link has broken.
+    pub fn set_patience(&mut self, endpoint_away_millis: u64) {
+        self.endpoint_away_millis = endpoint_away_millis;
     }
 
     /// What the relay has done so far.
@@ -207,90 +252,19 @@ impl Relay {
     /// Whether `address` is attached, and by which incarnation.
     pub fn incarnation(&self, address: Address) -> Option<(LinkId, u32)> {
         let Route::Link(link) = self.table.route(address) else { return None };
-        match self.ports.get(link.0 as usize)?.as_ref()? {
-            Port { party: Party::Endpoint(_), state: State::Up { incarnation }, .. } => {
-                Some((link, *incarnation))
-            }
-            _ => None,
-        }
+        let port = self.ports.get(link.0 as usize)?.as_ref()?;
+        let is_attached = port.is_up() && matches!(port.party, Party::Endpoint(_));
+        is_attached.then_some((link, port.incarnation?))
     }
 
-    // ---- links come and go -------------------------------------------------------------
-
-    /// An endpoint of the own cluster has attached. Frames that waited for it are in its queue.
-    ///
-    /// # Errors
-    /// If it does not belong here, or is attached already ([`Relay::detach`] the older first).
-    pub fn attach(&mut self, address: Address, incarnation: u32) -> Result<LinkId, &'static str> {
-        if address == Address::ANONYMOUS || self.cluster_of(address).is_none() {
-            return Err("no process of the job has its address");
-        }
-        if self.cluster_of(address) != Some(self.table.own()) {
-            return Err("its process belongs to another cluster");
-        }
-        let link = match self.table.route(address) {
-            Route::Link(link) if self.port(link).is_up() => {
-                return Err("its address is attached already");
-            }
-            Route::Link(link) => link,
-            _ => self.open_port(Party::Endpoint(address)),
-        };
-        self.table.set_endpoint(address, Some(link));
-        self.set_state(link, State::Up { incarnation });
-        self.touch(link);
-        Ok(link)
+    /// Start of the peer relay that the streams of `link` lead to.
+    pub fn peer_incarnation(&self, link: LinkId) -> Option<u32> {
+        self.port(link).incarnation
     }
 
-    /// An endpoint's link is gone: what waits for it becomes unreachable.
-    pub fn detach(&mut self, link: LinkId) {
-        let Party::Endpoint(address) = self.port(link).party else { return };
-        self.leave_line(link);
-        self.set_state(link, State::Lost);
-        self.give_up_queue(link);
-        self.table.set_endpoint(address, None);
-        self.release_line(link);
-        self.ports[link.0 as usize] = None;
-        self.free.push(link);
-    }
-
-    /// Bytes taken in from the peer relay of `link` so far, in whole frames: what it must be told
-    /// when the link is made again.
-    pub fn received(&self, link: LinkId) -> u64 {
-        self.port(link).received
-    }
-
-    /// The link to a peer relay is up. `incarnation` differs for each start of the peer, and
-    /// `received` is what it says it has taken in from this relay.
-    pub fn connect_peer(&mut self, link: LinkId, incarnation: u32, received: u64) -> Reunion {
-        let port = self.port(link);
-        // It may have taken in more than this relay has sent: from an earlier start of it.
-        let lost_bytes = port.sent().saturating_sub(received);
-        if port.incarnation != incarnation {
-            self.port_mut(link).received = 0;
-        }
-        self.port_mut(link).incarnation = incarnation;
-        self.set_state(link, State::Up { incarnation });
-        let holes = self.port(link).holes(lost_bytes);
-        let channels = holes.len();
-        for (source, target) in holes {
-            self.notify(source, target);
-        }
-        self.counters.lost_bytes += lost_bytes;
-        self.port_mut(link).restart_stream(received);
-        self.touch(link);
-        self.release_line(link);
-        Reunion { lost_bytes, channels }
-    }
-
-    /// The link to a peer relay is down. What waits for it goes on waiting, for a while.
-    pub fn disconnect_peer(&mut self, link: LinkId) {
-        self.leave_line(link);
-        let now = self.now_millis;
-        self.set_state(link, State::Away { since: now });
-        let Self { ports, pool, .. } = self;
-        if let Some(port) = &mut ports[link.0 as usize] {
-            port.drop_begun_frame(pool);
-        }
+    /// The streams to the peer relay of `link`.
+    pub fn lanes(&self, link: LinkId) -> &[LinkId] {
+        &self.port(link).lanes
     }
 
     // ---- frames ------------------------------------------------------------------------
@@ -309,7 +283,11 @@ impl Relay {
         if let Stop::Broken(_) = stop {
             self.counters.malformed += 1;
         }
-        self.port_mut(from).received += at as u64;
+        let port = self.port_mut(from);
+        port.received += at as u64;
+        if matches!(port.party, Party::Lane { .. }) && port.received - port.told >= SIGN_BYTES {
+            self.give_sign(from);
+        }
         Taken { bytes: at, stop }
     }
 
@@ -325,11 +303,19 @@ impl Relay {
         if rest.len() < length {
             return Ok(0);
         }
+        if header.source == Address::ANONYMOUS {
+            self.handle_sign(from, &header).map_err(Stop::Broken)?;
+            return Ok(length);
+        }
+        if header.kind == Kind::Goodbye {
+            self.port_mut(from).has_said_goodbye = true;
+        }
         match self.table.route(header.target) {
             _ if header.hops >= HOPS_MAX => self.turn_back(&header),
             Route::Link(to) => return self.forward(from, to, bytes, at, &header),
             Route::Awaited => {
-                let to = self.open_port(Party::Endpoint(header.target));
+                let since = self.now_millis;
+                let to = self.open_port(Party::Endpoint(header.target), State::Away { since });
                 self.table.set_endpoint(header.target, Some(to));
                 return self.forward(from, to, bytes, at, &header);
             }
@@ -350,11 +336,12 @@ impl Relay {
                 if header.source != address {
                     return Err(Malformed("a frame does not come from the endpoint of its link"));
                 }
-                if header.kind == Kind::Unreachable {
+                if header.kind.is_notice() {
                     return Err(Malformed("only relays may say that a target is unreachable"));
                 }
             }
-            Party::Peer(cluster) => {
+            Party::Lane { .. } if is_sign(&header) => (),
+            Party::Lane { cluster, .. } | Party::Peer(cluster) => {
                 if self.table.cluster_of(header.source) != Some(cluster) {
                     return Err(Malformed("a frame does not come from the cluster of its link"));
                 }
@@ -364,6 +351,14 @@ impl Relay {
             }
         }
         Ok(header)
+    }
+
+    /// A lane's other side says how much it has taken in.
+    fn handle_sign(&mut self, from: LinkId, header: &Header) -> Result<(), Malformed> {
+        match self.port_mut(from).writer.record.confirm(header.delivered) {
+            true => Ok(()),
+            false => Err(Malformed("a relay has taken in more than it was sent")),
+        }
     }
 
     #[inline]
@@ -379,13 +374,21 @@ impl Relay {
         let bound = self.bound(to);
         let its_turn = self.turn == Some((from, to));
         let port = self.port_mut(to);
-        if let State::Lost = port.state {
-            self.turn_back(header);
-            return Ok(length);
-        }
-        if port.waiting_bytes() >= bound || (!port.line.is_empty() && !its_turn) {
-            self.join_line(from, to);
-            return Err(Stop::Full);
+        match port.state {
+            State::Lost => {
+                self.turn_back(header);
+                return Ok(length);
+            }
+            State::Away { .. } if port.waiting_bytes() >= bound => {
+                self.lose(to, [Entry::of(header)].into());
+                return Ok(length);
+            }
+            State::Away { .. } => (),
+            State::Up if port.waiting_bytes() < bound && (port.line.is_empty() || its_turn) => (),
+            State::Up => {
+                self.join_line(from, to);
+                return Err(Stop::Full);
+            }
         }
         bytes[at + 6] += 1;
         port.take(Piece { at, length }, header);
@@ -401,138 +404,11 @@ impl Relay {
         let left = TOTAL_QUEUE_BYTES.saturating_sub(self.pool.used_bytes());
         let most = match self.port(link).party {
             Party::Endpoint(_) => self.endpoint_bound,
-            Party::Peer(_) => PEER_QUEUE_BYTES_MAX,
+            // What waits for somebody who is away delays nobody.
+            _ if matches!(self.port(link).state, State::Away { .. }) => RELAY_WINDOW_BYTES as usize,
+            _ => PEER_QUEUE_BYTES_MAX,
         };
         left.clamp(QUEUE_BYTES_MIN, most)
-    }
-
-    // ---- writing -----------------------------------------------------------------------
-
-    /// The next output that has something new to write. Ends with `None` when all are dealt with.
-    pub fn poll_flush(&mut self) -> Option<LinkId> {
-        loop {
-            if self.flush.is_empty() && !self.notices.is_empty() {
-                self.queue_notices();
-            }
-            let link = self.flush.pop_front()?;
-            if let Some(port) = &mut self.ports[link.0 as usize] {
-                port.in_flush = false;
-                return Some(link);
-            }
-        }
-    }
-
-    /// Whether the output may write: it is connected.
-    pub fn is_up(&self, link: LinkId) -> bool {
-        self.ports.get(link.0 as usize).and_then(Option::as_ref).is_some_and(Port::is_up)
-    }
-
-    /// Whether something waits for the output.
-    pub fn has_output(&self, link: LinkId) -> bool {
-        self.port(link).waiting_bytes() > 0
-    }
-
-    /// Whether frames are waiting whose time limit must be watched: call
-    /// [`Relay::handle_time`] every second or so.
-    pub fn needs_time(&self) -> bool {
-        self.away > 0
-    }
-
-    /// What the output is to write, in order: its queue, then its pieces of `buffer` (the one last
-    /// given to `handle_input`; empty if its pieces have been kept).
-    pub fn slices<'a>(&'a self, link: LinkId, buffer: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
-        let port = self.port(link);
-        let pieces = port.pieces.iter().map(|piece| &buffer[piece.at..piece.at + piece.length]);
-        port.queue.slices().chain(pieces)
-    }
-
-    /// Lengths of the frames that wait for the output, in order; of the first one, what is left.
-    pub fn frame_lengths(&self, link: LinkId) -> impl Iterator<Item = usize> {
-        self.port(link).frame_lengths()
-    }
-
-    /// The output has taken `bytes` bytes from the front of what it was to write.
-    pub fn handle_sent(&mut self, link: LinkId, bytes: usize) {
-        let bound = self.bound(link);
-        let Self { ports, pool, resume, .. } = self;
-        let Some(port) = &mut ports[link.0 as usize] else { return };
-        port.sent_bytes(pool, bytes);
-        if !port.line.is_empty() && !port.in_resume && port.waiting_bytes() <= bound / 2 {
-            port.in_resume = true;
-            resume.push_back(link);
-        }
-    }
-
-    /// Copies what the output has not taken out of `buffer`, which may be used again afterwards.
-    pub fn keep(&mut self, link: LinkId, buffer: &[u8]) {
-        let Self { ports, pool, .. } = self;
-        if let Some(port) = &mut ports[link.0 as usize] {
-            port.keep(pool, buffer);
-        }
-    }
-
-    /// The next input whose turn it is: hand its rest to `handle_input` again, or read on if there
-    /// is none.
-    pub fn poll_resume(&mut self) -> Option<LinkId> {
-        self.turn = None;
-        while let Some(input) = self.released.pop_front() {
-            // It may have left, or wait for another output by now.
-            let port = self.ports[input.0 as usize].as_ref();
-            if port.is_some_and(|port| port.waits_for.is_none()) {
-                return Some(input);
-            }
-        }
-        while let Some(output) = self.resume.front().copied() {
-            let bound = self.bound(output);
-            let next = match &mut self.ports[output.0 as usize] {
-                Some(port) if port.waiting_bytes() < bound => port.line.pop_front(),
-                _ => None,
-            };
-            match next {
-                Some(input) => {
-                    // Outputs take turns too.
-                    self.resume.rotate_left(1);
-                    self.turn = Some((input, output));
-                    self.port_mut(input).waits_for = None;
-                    return Some(input);
-                }
-                None => {
-                    self.resume.pop_front();
-                    if let Some(port) = &mut self.ports[output.0 as usize] {
-                        port.in_resume = false;
-                    }
-                }
-            }
-        }
-        None
-    }
-
-    // ---- time --------------------------------------------------------------------------
-
-    /// Tells the time, in milliseconds from any fixed start, and gives up what has waited too long.
-    pub fn handle_time(&mut self, now_millis: u64) {
-        self.now_millis = now_millis;
-        if self.away == 0 {
-            return;
-        }
-        for number in 0..self.ports.len() {
-            let link = LinkId(number as u32);
-            let late = self.ports[number].as_ref().is_some_and(|port| port.is_late(now_millis));
-            if late {
-                self.give_up(link);
-            }
-        }
-    }
-
-    fn give_up(&mut self, link: LinkId) {
-        match self.port(link).party {
-            Party::Endpoint(_) => self.detach(link),
-            Party::Peer(_) => {
-                self.set_state(link, State::Lost);
-                self.give_up_queue(link);
-                self.release_line(link);
-            }
-        }
     }
 
     // ---- helpers -----------------------------------------------------------------------
@@ -549,24 +425,6 @@ impl Relay {
         self.ports[link.0 as usize].as_mut().expect("the link is open")
     }
 
-    /// A new port, away until something connects it.
-    fn open_port(&mut self, party: Party) -> LinkId {
-        let port = Port::new(party, State::Away { since: self.now_millis });
-        self.away += 1;
-        if let Some(link) = self.free.pop() {
-            self.ports[link.0 as usize] = Some(port);
-            return link;
-        }
-        self.ports.push(Some(port));
-        LinkId(self.ports.len() as u32 - 1)
-    }
-
-    fn set_state(&mut self, link: LinkId, state: State) {
-        let before = core::mem::replace(&mut self.port_mut(link).state, state);
-        self.away -= matches!(before, State::Away { .. }) as usize;
-        self.away += matches!(state, State::Away { .. }) as usize;
-    }
-
     #[inline]
     fn touch(&mut self, link: LinkId) {
         let port = self.port_mut(link);
@@ -575,90 +433,11 @@ impl Relay {
             self.flush.push_back(link);
         }
     }
+}
 
-    fn join_line(&mut self, from: LinkId, to: LinkId) {
-        self.counters.pauses += 1;
-        self.port_mut(from).waits_for = Some(to);
-        self.port_mut(to).line.push_back(from);
-        // The output may be idle already: then nobody else would move its line.
-        let bound = self.bound(to);
-        let port = self.port_mut(to);
-        if !port.in_resume && port.waiting_bytes() < bound {
-            port.in_resume = true;
-            self.resume.push_back(to);
-        }
-    }
-
-    /// `link` waits no longer.
-    fn leave_line(&mut self, link: LinkId) {
-        if let Some(output) = self.port_mut(link).waits_for.take() {
-            self.port_mut(output).line.retain(|waiter| *waiter != link);
-        }
-    }
-
-    /// Whoever waits for `link` finds out what has become of it.
-    fn release_line(&mut self, link: LinkId) {
-        let port = self.port_mut(link);
-        if port.is_up() {
-            if !port.line.is_empty() && !port.in_resume {
-                port.in_resume = true;
-                self.resume.push_back(link);
-            }
-            return;
-        }
-        // Each one's next frame will be turned back; a port without queue lets them all pass.
-        for waiter in core::mem::take(&mut port.line) {
-            self.port_mut(waiter).waits_for = None;
-            self.released.push_back(waiter);
-        }
-    }
-
-    /// Everything that waits for `link` becomes unreachable.
-    fn give_up_queue(&mut self, link: LinkId) {
-        let Self { ports, pool, .. } = self;
-        let Some(port) = &mut ports[link.0 as usize] else { return };
-        for (source, target) in port.discard(pool) {
-            self.notify(source, target);
-        }
-    }
-
-    /// Tells the source of a frame that its target cannot be reached.
-    fn turn_back(&mut self, header: &Header) {
-        // Nobody is told about what relays and leaving endpoints say of themselves.
-        if header.kind != Kind::Unreachable {
-            self.notify(header.source, header.target);
-        }
-    }
-
-    fn notify(&mut self, source: Address, target: Address) {
-        self.counters.unreachable += 1;
-        self.notices.push(Header {
-            length: 0,
-            kind: Kind::Unreachable,
-            flags: 0,
-            hops: 0,
-            source: target,
-            target: source,
-            sequence: 0,
-            delivered: 0,
-            credit: 0,
-        });
-    }
-
-    fn queue_notices(&mut self) {
-        for header in core::mem::take(&mut self.notices) {
-            let Route::Link(to) = self.table.route(header.target) else { continue };
-            let bound = self.bound(to) + NOTICE_BYTES_RESERVE;
-            let Self { ports, pool, counters, .. } = self;
-            let Some(port) = &mut ports[to.0 as usize] else { continue };
-            if matches!(port.state, State::Lost) || port.waiting_bytes() > bound {
-                counters.notices_dropped += 1;
-                continue;
-            }
-            let mut bytes = [0; HEADER_BYTES];
-            header.emit(&mut bytes);
-            port.push_notice(pool, &bytes, &header);
-            self.touch(to);
-        }
-    }
+/// Whether a frame is a sign of life between relays.
+fn is_sign(header: &Header) -> bool {
+    header.kind == Kind::Ack
+        && header.length == 0
+        && (header.source, header.target) == (Address::ANONYMOUS, Address::ANONYMOUS)
 }

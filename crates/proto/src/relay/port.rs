@@ -1,29 +1,36 @@
 //! One link of a relay: who is at its other end, what waits for it, and who waits to send to it.
+//!
+//! An endpoint has one port. A peer relay has a port where frames wait, and one more for each stream
+//! to it (a *lane*): lanes take whole frames from the front of what waits. A frame that a link has
+//! begun to write belongs to it alone, and what is left of it waits in its [`Writer`].
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
+use super::record::{Class, Entry, Record};
 use crate::id::{Address, ClusterId};
-use crate::relay::{ATTACH_MILLIS_MAX, PEER_AWAY_MILLIS_MAX};
 use crate::route::queue::{Pool, Queue};
 use crate::route::table::LinkId;
-use crate::wire::frame::Header;
+use crate::wire::frame::{Header, Kind};
 
-/// Runs of frames of one channel that a port remembers after it has sent them, so that a break can
-/// be reported exactly: about 1 MiB per peer relay.
-const JOURNAL_ENTRIES_MAX: usize = 1 << 16;
+/// Notices that may be owed over one port: 2 MiB. Beyond, they are dropped and counted; sources
+/// that are not told find out by themselves, later.
+pub(super) const OWED_MAX: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Party {
     Endpoint(Address),
     Peer(ClusterId),
+    /// A stream to the relay of a cluster, which has the port `peer`.
+    Lane {
+        peer: LinkId,
+        cluster: ClusterId,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    Up {
-        incarnation: u32,
-    },
+    Up,
     /// Not connected; what waits for it is given up some time after `since`.
     Away {
         since: u64,
@@ -43,76 +50,96 @@ pub(super) struct Piece {
 #[derive(Clone, Copy, Debug)]
 struct Note {
     length: u32,
-    source: Address,
-    target: Address,
+    entry: Entry,
 }
 
-/// Frames of one channel that were sent one after the other, the last one ending at `end`.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    end: u64,
-    source: Address,
-    target: Address,
+/// What one connection has begun to write, and what it has written.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    /// The rest of a frame that has been begun, and signs of life behind it.
+    pub rest: Queue,
+    pub record: Record,
 }
 
 #[derive(Debug)]
 pub(super) struct Port {
     pub party: Party,
     pub state: State,
-    /// Start of the peer relay that was connected last.
-    pub incarnation: u32,
-    /// Bytes of whole frames taken in.
+    /// Start of the process that was connected last, if any was.
+    pub incarnation: Option<u32>,
+    /// The endpoint has said to some peer that it will send nothing more.
+    pub has_said_goodbye: bool,
+
+    // as an input
+    pub waits_for: Option<LinkId>,
+    /// Of a lane: bytes of whole frames taken in,
     pub received: u64,
+    /// how many of them the other side has been told of,
+    pub told: u64,
+    /// and when.
+    pub told_at: u64,
+
+    // as an output
     pub queue: Queue,
     /// Frames of the current buffer, adjacent ones joined.
     pub pieces: Vec<Piece>,
     /// All frames that wait, those of the queue before those of the pieces.
     notes: VecDeque<Note>,
     pieces_bytes: usize,
-    /// Bytes of the first frame that have been sent.
-    begun: usize,
-    sent: u64,
-    journal: VecDeque<Run>,
     /// Inputs that wait for room, in order.
     pub line: VecDeque<LinkId>,
-    pub waits_for: Option<LinkId>,
+    /// Notices to go out here: to whom, and about whom.
+    pub owed: BTreeMap<(Address, Address), Kind>,
+    /// Channels that have lost frames here while the other side is away.
+    pub lost: BTreeSet<(Address, Address)>,
+    /// Of a peer relay: channels that lanes have carried which are gone.
+    pub history: BTreeSet<(Address, Address)>,
     pub in_flush: bool,
     pub in_resume: bool,
+    pub in_owing: bool,
+
+    pub writer: Writer,
+    /// Of a peer relay: the streams to it,
+    pub lanes: Vec<LinkId>,
+    /// and which of them writes first.
+    pub turn: usize,
 }
 
 impl Port {
     pub fn new(party: Party, state: State) -> Self {
+        let record = match party {
+            Party::Lane { .. } => Record::confirmed(),
+            _ => Record::default(),
+        };
         Self {
             party,
             state,
-            incarnation: 0,
+            incarnation: None,
+            has_said_goodbye: false,
+            waits_for: None,
             received: 0,
+            told: 0,
+            told_at: 0,
             queue: Queue::default(),
             pieces: Vec::new(),
             notes: VecDeque::new(),
             pieces_bytes: 0,
-            begun: 0,
-            sent: 0,
-            journal: VecDeque::new(),
             line: VecDeque::new(),
-            waits_for: None,
+            owed: BTreeMap::new(),
+            lost: BTreeSet::new(),
+            history: BTreeSet::new(),
             in_flush: false,
             in_resume: false,
+            in_owing: false,
+            writer: Writer { rest: Queue::default(), record },
+            lanes: Vec::new(),
+            turn: 0,
         }
     }
 
     #[inline]
     pub fn is_up(&self) -> bool {
-        matches!(self.state, State::Up { .. })
-    }
-
-    pub fn is_late(&self, now_millis: u64) -> bool {
-        let State::Away { since } = self.state else { return false };
-        let patience = match self.party {
-            Party::Endpoint(_) => ATTACH_MILLIS_MAX,
-            Party::Peer(_) => PEER_AWAY_MILLIS_MAX,
-        };
-        now_millis.saturating_sub(since) > patience
+        self.state == State::Up
     }
 
     /// Memory that what waits for this port takes, notes included.
@@ -141,28 +168,52 @@ impl Port {
 
     #[inline]
     fn note(&mut self, length: usize, header: &Header) {
-        let note = Note { length: length as u32, source: header.source, target: header.target };
-        self.notes.push_back(note);
+        self.notes.push_back(Note { length: length as u32, entry: Entry::of(header) });
     }
 
     pub fn frame_lengths(&self) -> impl Iterator<Item = usize> {
-        let begun = self.begun;
-        let rest =
-            move |(n, note): (usize, &Note)| note.length as usize - if n == 0 { begun } else { 0 };
-        self.notes.iter().enumerate().map(rest)
+        self.notes.iter().map(|note| note.length as usize)
     }
 
-    /// Bytes sent over all connections, a begun frame included.
-    pub fn sent(&self) -> u64 {
-        self.sent
+    /// `bytes` bytes have left by `writer`: first from the queue, then from the pieces, which lie in
+    /// `buffer`. What is left of the last frame goes to the writer.
+    pub fn send(&mut self, pool: &mut Pool, buffer: &[u8], bytes: usize, writer: &mut Writer) {
+        self.drop_front(pool, bytes);
+        let mut left = bytes;
+        while left > 0 {
+            // The driver writes what `slices` shows, and all of that has notes.
+            let note = self.notes.pop_front().expect("only what waits can be sent");
+            let length = note.length as usize;
+            writer.record.add(length, note.entry);
+            if length > left {
+                self.move_front(pool, buffer, length - left, writer);
+            }
+            left = left.saturating_sub(length);
+        }
+        if self.notes.is_empty() && self.notes.capacity() > NOTES_IDLE_MAX {
+            self.notes = VecDeque::new();
+        }
     }
 
-    /// `bytes` bytes have left: first from the queue, then from the pieces.
-    pub fn sent_bytes(&mut self, pool: &mut Pool, bytes: usize) {
+    /// Gives the first `bytes` bytes, which are of one frame, to `writer`.
+    fn move_front(&mut self, pool: &mut Pool, buffer: &[u8], bytes: usize, writer: &mut Writer) {
+        let mut left = bytes;
+        for slice in self.queue.slices() {
+            let size = slice.len().min(left);
+            writer.rest.push(pool, &slice[..size]);
+            left -= size;
+        }
+        if left > 0 {
+            let at = self.pieces[0].at;
+            writer.rest.push(pool, &buffer[at..at + left]);
+        }
+        self.drop_front(pool, bytes);
+    }
+
+    fn drop_front(&mut self, pool: &mut Pool, bytes: usize) {
         let queued = bytes.min(self.queue.len());
         self.queue.pop(pool, queued);
         self.advance_pieces(bytes - queued);
-        self.advance_notes(bytes);
     }
 
     fn advance_pieces(&mut self, mut bytes: usize) {
@@ -180,40 +231,6 @@ impl Port {
         }
     }
 
-    #[inline]
-    fn advance_notes(&mut self, bytes: usize) {
-        self.begun += bytes;
-        while let Some(note) = self.notes.front().copied() {
-            if self.begun < note.length as usize {
-                break;
-            }
-            self.notes.pop_front();
-            self.begun -= note.length as usize;
-            self.sent += note.length as u64;
-            if let Party::Peer(_) = self.party {
-                self.write_journal(note);
-            }
-        }
-        if self.notes.is_empty() && self.notes.capacity() > NOTES_IDLE_MAX {
-            self.notes = VecDeque::new();
-        }
-    }
-
-    fn write_journal(&mut self, note: Note) {
-        match self.journal.back_mut() {
-            Some(run) if (run.source, run.target) == (note.source, note.target) => {
-                run.end = self.sent;
-            }
-            _ => {
-                if self.journal.len() == JOURNAL_ENTRIES_MAX {
-                    self.journal.pop_front();
-                }
-                let run = Run { end: self.sent, source: note.source, target: note.target };
-                self.journal.push_back(run);
-            }
-        }
-    }
-
     /// Copies what is left of the pieces to the queue.
     pub fn keep(&mut self, pool: &mut Pool, buffer: &[u8]) {
         for piece in &self.pieces {
@@ -223,35 +240,54 @@ impl Port {
         self.pieces_bytes = 0;
     }
 
-    /// The connection is gone in the middle of a frame: the rest of it makes no sense to the next
-    /// connection, so it counts as sent, and will be found missing.
-    pub fn drop_begun_frame(&mut self, pool: &mut Pool) {
-        if self.begun > 0 {
-            let rest = self.notes[0].length as usize - self.begun;
-            self.sent_bytes(pool, rest);
+    /// Something has been lost on the way to the other side: its source, or whoever the notice is
+    /// for, is to be told once the other side is back. False: there are too many to remember.
+    pub fn lose(&mut self, entry: Entry) -> bool {
+        let pair = (entry.source, entry.target);
+        match entry.class {
+            Class::Frame => {
+                let has_room = self.lost.len() < OWED_MAX;
+                (has_room && self.lost.insert(pair)) || self.lost.contains(&pair)
+            }
+            Class::LostNotice => self.owe(entry.target, entry.source, Kind::Lost),
+            Class::UnreachableNotice => self.owe(entry.target, entry.source, Kind::Unreachable),
         }
     }
 
-    /// The channels among the last `lost_bytes` bytes sent, each once. (Source, target.)
-    pub fn holes(&self, lost_bytes: u64) -> BTreeSet<(Address, Address)> {
-        let arrived = self.sent - lost_bytes;
-        let missing = self.journal.iter().rev().take_while(|run| run.end > arrived);
-        missing.map(|run| (run.source, run.target)).collect()
+    /// A notice for `to` about `about` is to go out here. False: too many are.
+    pub fn owe(&mut self, to: Address, about: Address, kind: Kind) -> bool {
+        let has_room = self.owed.len() < OWED_MAX || self.owed.contains_key(&(to, about));
+        if has_room {
+            self.owed.insert((to, about), kind);
+        }
+        has_room
     }
 
-    /// The next connection starts where the peer relay says it is.
-    pub fn restart_stream(&mut self, received: u64) {
-        self.sent = self.sent.min(received);
-        self.journal = VecDeque::new();
-    }
-
-    /// Drops all that waits; gives the channels it belonged to.
+    /// Drops all that waits; gives the channels whose frames it has lost here.
     pub fn discard(&mut self, pool: &mut Pool) -> BTreeSet<(Address, Address)> {
         self.queue.pop(pool, self.queue.len());
+        self.writer.rest.pop(pool, self.writer.rest.len());
         self.pieces = Vec::new();
         self.pieces_bytes = 0;
-        self.begun = 0;
-        core::mem::take(&mut self.notes).iter().map(|note| (note.source, note.target)).collect()
+        self.owed = BTreeMap::new();
+        self.history = BTreeSet::new();
+        let mut lost = core::mem::take(&mut self.lost);
+        let frames = core::mem::take(&mut self.notes).into_iter().map(|note| note.entry);
+        lost.extend(frames.filter_map(Entry::channel));
+        lost
+    }
+}
+
+impl Entry {
+    #[inline]
+    pub fn of(header: &Header) -> Self {
+        let class = Class::of(header.kind);
+        Self { source: header.source, target: header.target, class }
+    }
+
+    /// The channel of a frame. Notices have none.
+    pub fn channel(self) -> Option<(Address, Address)> {
+        (self.class == Class::Frame).then_some((self.source, self.target))
     }
 }
 

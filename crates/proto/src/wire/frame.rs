@@ -1,22 +1,27 @@
 //! The frame: a range of a channel's bytes behind a fixed header.
 //!
 //! ```text
-//!  0  u32 length     bytes after the header: head and payload
+//!  0  u32 length     bytes after the header: head, check of the payload, payload
 //!  4  u8  kind       what the head is; never 0, so a zeroed word is "no frame"
 //!  5  u8  flags
 //!  6  u8  hops       relays passed so far
 //!  7  u8  reserved   0
 //!  8  u32 source     endpoint that sends
 //! 12  u32 target     endpoint that receives
-//! 16  u64 sequence   number of the first byte after the header in its channel
+//! 16  u64 sequence   number of its first byte in its channel, or of the next one for kinds without numbered bytes
 //! 24  u64 delivered  all bytes of the opposite channel below this have been taken in
 //! 32  u32 credit     eager bytes of the opposite channel released so far, modulo 2^32
-//! 36  u32 check      0 (integrity comes with the next protocol version)
+//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]
 //! ```
+//!
+//! **Numbers.** The bytes of a channel are those of the heads and payloads of its frames in the order in which they were
+//! first sent. A frame that is sent again keeps its numbers; one that is cut for another path becomes
+//! [`Kind::Fragment`]s, whose payload is a range of the bytes of the frame. Checks, and the kinds that
+//! [`Kind::is_numbered`] does not name, are no bytes of the channel.
 
 use super::{Malformed, u32_at, u64_at};
 use crate::id::Address;
-use crate::limit::{FRAME_BODY_BYTES_MAX, HOPS_MAX};
+use crate::limit::{CHECK_BYTES, FRAME_BODY_BYTES_MAX, HOPS_MAX};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 40;
@@ -55,11 +60,23 @@ pub enum Kind {
     Unreachable = 14,
     /// A further piece of a long message that its first piece has announced: it needs no grant.
     Ahead = 15,
+    /// Some of the bytes of a frame.
+    Fragment = 16,
+    /// Which bytes of the opposite channel have arrived.
+    Report = 17,
+    /// Wants a [`Kind::Report`].
+    Ask = 18,
+    /// Bytes of the opposite channel have arrived spoilt.
+    Again = 19,
+    /// From a relay: bytes of the channel to the source of this were lost on the way.
+    Lost = 20,
+    /// Another address at which the sender takes connections.
+    Door = 21,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 21] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -75,9 +92,29 @@ impl Kind {
         Kind::Goodbye,
         Kind::Unreachable,
         Kind::Ahead,
+        Kind::Fragment,
+        Kind::Report,
+        Kind::Ask,
+        Kind::Again,
+        Kind::Lost,
+        Kind::Door,
     ];
 
-    fn from_number(number: u8) -> Option<Kind> {
+    /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
+    #[inline]
+    pub fn is_numbered(self) -> bool {
+        let is_signal =
+            matches!(self, Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door);
+        !is_signal && !self.is_notice()
+    }
+
+    /// Whether only relays send it, to the source of frames that they could not deliver.
+    #[inline]
+    pub fn is_notice(self) -> bool {
+        matches!(self, Kind::Unreachable | Kind::Lost)
+    }
+
+    pub(super) fn from_number(number: u8) -> Option<Kind> {
         Self::ALL.get((number as usize).wrapping_sub(1)).copied()
     }
 }
@@ -92,8 +129,11 @@ pub mod flag {
     pub const WANT_ACK: u8 = 4;
     /// Grant: the receiver takes no more than the limit; the message ends there.
     pub const CUT: u8 = 8;
+    /// The header's `check` holds, and [`CHECK_BYTES`](crate::limit::CHECK_BYTES) of the payload's check stand before the
+    /// payload, if there is one.
+    pub const CHECKED: u8 = 16;
     /// Every bit that means something.
-    pub const ALL: u8 = CQ_DATA | LONG | WANT_ACK | CUT;
+    pub const ALL: u8 = CQ_DATA | LONG | WANT_ACK | CUT | CHECKED;
 }
 
 /// The meaning of a header.
@@ -157,15 +197,32 @@ impl Header {
             delivered: u64_at(bytes, 24),
             credit: u32_at(bytes, 32),
         };
-        header.check(bytes[7], u32_at(bytes, 36))?;
+        header.check(bytes[7])?;
         Ok(header)
     }
 
-    fn check(&self, reserved: u8, check: u32) -> Result<(), Malformed> {
+    /// Bytes of the payload behind a head of `head` bytes, and of the check before it.
+    ///
+    /// # Errors
+    /// If the frame is shorter than they are.
+    #[inline]
+    pub fn payload(&self, head: usize) -> Result<(u64, usize), Malformed> {
+        let after = (self.length as usize).checked_sub(head);
+        let after = after.ok_or(Malformed("a frame is shorter than its head"))?;
+        if after == 0 || self.flags & flag::CHECKED == 0 {
+            return Ok((after as u64, 0));
+        }
+        match after.checked_sub(CHECK_BYTES) {
+            None | Some(0) => Err(Malformed("a check without a payload")),
+            Some(payload) => Ok((payload as u64, CHECK_BYTES)),
+        }
+    }
+
+    fn check(&self, reserved: u8) -> Result<(), Malformed> {
         if self.length as usize > FRAME_BODY_BYTES_MAX {
             return Err(Malformed("a frame is longer than frames may be"));
         }
-        if self.flags & !flag::ALL != 0 || reserved != 0 || check != 0 {
+        if self.flags & !flag::ALL != 0 || reserved != 0 {
             return Err(Malformed("a frame header has unknown bits set"));
         }
         if self.hops > HOPS_MAX {
@@ -191,6 +248,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_part_of_a_channel_has_no_numbers() {
+        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door];
+        for kind in Kind::ALL {
+            assert_eq!(kind.is_notice(), matches!(kind as u8, 14 | 20), "{kind:?}");
+            let is_signal = signals.contains(&kind) || kind.is_notice();
+            assert_eq!(kind.is_numbered(), !is_signal, "{kind:?}");
+        }
+    }
+
+    #[test]
     fn zeroes_are_no_frame() {
         assert!(Header::parse(&[0; HEADER_BYTES]).is_err());
     }
@@ -199,7 +266,7 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, 16), (5, 0x80), (6, 17), (7, 1), (39, 1)] {
+        for (at, value) in [(2, 0x11), (3, 0xff), (4, 22), (5, 0x80), (6, 17), (7, 1)] {
             let mut broken = bytes;
             broken[at] = value;
             assert!(Header::parse(&broken).is_err(), "byte {at}");

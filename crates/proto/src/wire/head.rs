@@ -1,7 +1,9 @@
 //! The head: what follows a frame's header, fixed for each kind, before the payload.
 
+use core::array;
+
 use super::{Malformed, u32_at, u64_at};
-use crate::limit::HEAD_BYTES_MAX;
+use crate::limit::{FRAME_BODY_BYTES_MAX, HEAD_BYTES_MAX};
 use crate::wire::frame::{Kind, flag};
 
 /// The meaning of a head. Op numbers are the sender's or receiver's own; the other side only
@@ -100,6 +102,46 @@ pub enum Head {
         /// Operation that asked.
         op: u32,
     },
+    /// The payload is bytes `offset..` of a frame of `whole` bytes, head included.
+    Fragment {
+        /// What the frame is.
+        kind: Kind,
+        /// Its flags.
+        flags: u8,
+        /// First byte.
+        offset: u32,
+        /// Bytes of the frame.
+        whole: u32,
+    },
+    /// Ranges of bytes that have arrived, besides all below the header's `delivered`; the one that grew last comes first.
+    /// Empty ones mean nothing.
+    Report {
+        /// Number of the ask that this answers, or 0.
+        answers: u64,
+        /// First byte, and how many.
+        ranges: [(u64, u32); REPORT_RANGES],
+    },
+    /// Wants a report.
+    Ask {
+        /// Names the ask in its answer; from 1.
+        number: u64,
+    },
+    /// Bytes `start..end` have arrived spoilt.
+    Again {
+        /// First byte.
+        start: u64,
+        /// End.
+        end: u64,
+    },
+    /// Another address at which the sender takes connections.
+    Door {
+        /// IPv6, or IPv4 mapped into it.
+        ip: [u8; 16],
+        /// TCP port.
+        port: u16,
+    },
+    /// Nothing, but it counts: [`Kind::Goodbye`].
+    Goodbye,
     /// `op` was refused with the (positive) errno `error`.
     Refused {
         /// Operation that was refused.
@@ -108,6 +150,9 @@ pub enum Head {
         error: u32,
     },
 }
+
+/// Ranges in one report: as many as the longest head has room for.
+pub const REPORT_RANGES: usize = 3;
 
 /// What the receiver of a long message must know to ask for the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,8 +176,11 @@ impl Head {
             Kind::Message | Kind::Tagged if flags & flag::LONG != 0 => 40,
             Kind::Message | Kind::Tagged => 16,
             Kind::Grant | Kind::Data | Kind::Ahead | Kind::ReadData => 16,
-            Kind::Pulled | Kind::AtomicReply | Kind::Refused => 8,
-            Kind::Ack | Kind::Goodbye | Kind::Unreachable => 0,
+            Kind::Fragment | Kind::Again => 16,
+            Kind::Pulled | Kind::AtomicReply | Kind::Refused | Kind::Goodbye | Kind::Ask => 8,
+            Kind::Door => 24,
+            Kind::Ack | Kind::Unreachable | Kind::Lost => 0,
+            Kind::Report => 48,
             Kind::Write | Kind::Read | Kind::Atomic => 32,
         }
     }
@@ -159,6 +207,23 @@ impl Head {
             }
             Head::Pulled { send: op } | Head::AtomicReply { op } => drop(pen.u32(op).u32(0)),
             Head::Empty => (),
+            Head::Goodbye => drop(pen.u64(0)),
+            Head::Fragment { kind, flags, offset, whole } => {
+                let what = u32::from_le_bytes([kind as u8, flags, 0, 0]);
+                pen.u32(what).u32(offset).u32(whole).u32(0);
+            }
+            Head::Report { answers, ranges } => {
+                pen.u64(answers);
+                for (start, bytes) in ranges {
+                    pen.u64(start).u32(bytes);
+                }
+                pen.u32(0);
+            }
+            Head::Ask { number } => drop(pen.u64(number)),
+            Head::Door { ip, port } => {
+                pen.bytes(&ip).u32(port as u32).u32(0);
+            }
+            Head::Again { start, end } => drop(pen.u64(start).u64(end)),
             Head::Write { op, total, key, offset, data: last } => {
                 pen.u32(op).u32(total).u64(key).u64(offset).u64(last);
             }
@@ -203,7 +268,18 @@ impl Head {
             Kind::ReadData => Head::ReadData { op: op(), offset: u64_at(bytes, 8) },
             Kind::Pulled => Head::Pulled { send: op() },
             Kind::AtomicReply => Head::AtomicReply { op: op() },
-            Kind::Ack | Kind::Goodbye | Kind::Unreachable => Head::Empty,
+            Kind::Ack | Kind::Unreachable | Kind::Lost => Head::Empty,
+            Kind::Door => {
+                Head::Door { ip: array::from_fn(|n| bytes[n]), port: u32_at(bytes, 16) as u16 }
+            }
+            Kind::Ask => Head::Ask { number: u64_at(bytes, 0) },
+            Kind::Goodbye => Head::Goodbye,
+            Kind::Fragment => parse_fragment(bytes)?,
+            Kind::Report => Head::Report {
+                answers: u64_at(bytes, 0),
+                ranges: array::from_fn(|n| (u64_at(bytes, 8 + 12 * n), u32_at(bytes, 16 + 12 * n))),
+            },
+            Kind::Again => Head::Again { start: u64_at(bytes, 0), end: u64_at(bytes, 8) },
             Kind::Write => Head::Write {
                 op: op(),
                 total: u32_at(bytes, 4),
@@ -221,6 +297,17 @@ impl Head {
             Kind::Refused => Head::Refused { op: op(), error: u32_at(bytes, 4) },
         })
     }
+}
+
+fn parse_fragment(bytes: &[u8]) -> Result<Head, Malformed> {
+    let kind = Kind::from_number(bytes[0]).filter(|kind| kind.is_numbered());
+    let kind = kind.filter(|&kind| kind != Kind::Fragment);
+    let kind = kind.ok_or(Malformed("a fragment of no frame"))?;
+    let (offset, whole) = (u32_at(bytes, 4), u32_at(bytes, 8));
+    if offset >= whole || whole as usize > FRAME_BODY_BYTES_MAX {
+        return Err(Malformed("a fragment of a frame that cannot be"));
+    }
+    Ok(Head::Fragment { kind, flags: bytes[1] & flag::ALL, offset, whole })
 }
 
 fn parse_atomic(bytes: &[u8]) -> Result<Head, Malformed> {
@@ -252,6 +339,12 @@ impl Pen<'_> {
         self
     }
 
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+        self
+    }
+
     #[inline]
     fn u64(&mut self, value: u64) -> &mut Self {
         self.bytes[self.at..self.at + 8].copy_from_slice(&value.to_le_bytes());
@@ -277,7 +370,7 @@ mod tests {
         }
     }
 
-    fn samples() -> [(Kind, u8, Head); 13] {
+    fn samples() -> [(Kind, u8, Head); 20] {
         let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000, ahead: 7 });
         let atomic = Head::Atomic {
             op: 1,
@@ -302,6 +395,17 @@ mod tests {
             (Kind::Atomic, 0, atomic),
             (Kind::AtomicReply, 0, Head::AtomicReply { op: 1 }),
             (Kind::Refused, 0, Head::Refused { op: 1, error: 14 }),
+            (Kind::Goodbye, 0, Head::Goodbye),
+            (
+                Kind::Fragment,
+                0,
+                Head::Fragment { kind: Kind::Tagged, flags: flag::LONG, offset: 5, whole: 50 },
+            ),
+            (Kind::Report, 0, Head::Report { answers: 3, ranges: [(1, 2), (u64::MAX, 9), (0, 0)] }),
+            (Kind::Ask, 0, Head::Ask { number: 4 }),
+            (Kind::Again, 0, Head::Again { start: 7, end: 9 }),
+            (Kind::Door, 0, Head::Door { ip: [9; 16], port: 7711 }),
+            (Kind::Lost, 0, Head::Empty),
         ]
     }
 }

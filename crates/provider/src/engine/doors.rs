@@ -127,6 +127,13 @@ impl Own {
         Ok(epoll::delete(epoll, door)?)
     }
 
+    /// The TCP port at which it takes connections on every address, if it does.
+    pub fn port(&self) -> Option<u16> {
+        let local: SocketAddr =
+            rustix::net::getsockname(self.tcp.as_ref()?).ok()?.try_into().ok()?;
+        local.ip().is_unspecified().then_some(local.port())
+    }
+
     fn door(&self, is_unix: bool) -> Option<&OwnedFd> {
         if is_unix { self.unix.as_ref() } else { self.tcp.as_ref() }
     }

@@ -11,9 +11,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
+use landbridge_drive::check::Sum;
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit;
+use landbridge_proto::setting::Network;
 
 use crate::param;
 
@@ -31,6 +34,20 @@ pub struct Identity {
     pub paths: Paths,
     /// Processes on this node, as far as known.
     pub neighbours: Option<u32>,
+    /// How frames are checked that go over a network, and through shared memory.
+    pub integrity: Sum,
+    pub integrity_shm: Sum,
+    /// How long a peer that no path reaches is waited for.
+    pub peer_timeout: Duration,
+    /// Longest pause between attempts to reach it.
+    pub redial_max: Duration,
+    /// How long a path may be silent while there is another.
+    pub suspect_after: Duration,
+    /// This node's addresses for direct paths, and which networks may be used for them.
+    pub rails: Vec<IpAddr>,
+    pub rail_networks: Vec<Network>,
+    /// Messages up to this are copied, so that they can be sent again.
+    pub copy_max: u32,
 }
 
 /// A way to this cluster's relay.
@@ -65,6 +82,11 @@ impl Identity {
         if index.is_some_and(|index| index > Address::INDEX_MAX) {
             return Err(format!("LANDBRIDGE_INDEX must be at most {}", Address::INDEX_MAX));
         }
+        let integrity = match param::INTEGRITY.word()? {
+            "off" => Sum::Off,
+            "sum" => Sum::Additive,
+            _ => Sum::Crc32c,
+        };
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         Ok(Identity {
@@ -78,6 +100,14 @@ impl Identity {
             relays: relays()?,
             paths: paths()?,
             neighbours: neighbours()?,
+            integrity,
+            integrity_shm: if param::INTEGRITY_SHM.is_on()? { integrity } else { Sum::Off },
+            peer_timeout: param::PEER_TIMEOUT.duration()?,
+            redial_max: param::REDIAL_MAX.duration()?,
+            suspect_after: param::SUSPECT_AFTER.duration()?,
+            rails: rails()?,
+            rail_networks: param::RAILS.networks()?,
+            copy_max: u32::try_from(param::COPY_MAX.bytes()?).unwrap_or(u32::MAX),
         })
     }
 
@@ -201,6 +231,19 @@ fn own_ip() -> Result<IpAddr, String> {
         return Ok(interface_ip().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)));
     };
     text.parse().map_err(|_| format!("LANDBRIDGE_ADDRESS={text} is not an IP address"))
+}
+
+/// Addresses of interfaces that are up and may be used. Whether they lead to a peer is found out by trying.
+fn rails() -> Result<Vec<IpAddr>, String> {
+    let (wanted, excluded) = (param::RAILS.networks()?, param::RAILS_EXCLUDE.networks()?);
+    let is_in = |list: &[Network], ip| list.iter().any(|network| network.contains(ip));
+    let alive = libc::IFF_UP | libc::IFF_RUNNING;
+    Ok(interfaces()
+        .iter()
+        .filter(|it| it.flags & (alive | libc::IFF_LOOPBACK) == alive)
+        .map(|it| IpAddr::V4(it.ip))
+        .filter(|&ip| is_in(&wanted, ip) && !is_in(&excluded, ip))
+        .collect())
 }
 
 /// The IPv4 address of an interface that others can probably reach.

@@ -5,23 +5,29 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use rustix::event::epoll::{self, EventFlags};
 
+use landbridge_drive::check::Sum;
 use landbridge_drive::link::shm;
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{Path, Peer, Place};
 use landbridge_proto::limit;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::Engine;
 use super::handshake::Carrier;
+use super::integrity::Summing;
 use super::neighbours::Out;
 use super::peers::{self, Token, watch};
 use crate::log;
 
 /// Payload of one frame in a ring.
-pub const RING_PAYLOAD_MAX: usize = shm::FRAME_BYTES_MAX - HEADER_BYTES - limit::HEAD_BYTES_MAX;
+pub const RING_PAYLOAD_MAX: usize =
+    shm::FRAME_BYTES_MAX - HEADER_BYTES - limit::HEAD_BYTES_MAX - limit::CHECK_BYTES;
 /// Messages beyond this are read out of the sender's memory where that is allowed: one copy and a system call
 /// instead of two copies.
 pub const RING_EAGER_MAX: u32 = 16 << 10;
@@ -31,10 +37,32 @@ const TCP_PAYLOAD_MAX: u32 = 1 << 20;
 const TCP_EAGER_MAX: u32 = 1 << 20;
 /// First piece of longer ones: the receiver's grant arrives while it is under way.
 const TCP_FIRST_PIECE: u32 = 256 << 10;
+
+/// The number of the path through the relay, for every peer. Direct ones come after it.
+pub const RELAY_PATH: PathId = PathId(0);
+
 pub struct Link {
     pub(super) carrier: Carrier,
     /// Whom it leads to; `None`: the relay.
     pub(super) peer: Option<Peer>,
+    /// The number of the path that it is for its peers.
+    pub(super) path: PathId,
+    /// The addresses that it joins, if it is a direct stream: ours and the peer's.
+    pub(super) ends: Option<(IpAddr, IpAddr)>,
+    /// The peer has dialled.
+    pub(super) is_theirs: bool,
+    /// It has sent something that may not be confirmed yet.
+    pub(super) has_sent: bool,
+    /// Since when nothing that it has sent was confirmed.
+    pub(super) silent_since: Option<Instant>,
+    /// For so long that another connection is tried beside it.
+    pub(super) is_suspect: bool,
+    /// When it came up.
+    pub(super) since: Instant,
+    /// Frames are summed this way.
+    pub(super) sum: Sum,
+    /// The payload that is arriving, as far as it has been summed.
+    pub(super) summing: Option<Summing>,
     /// Peers that have frames for which it had no room.
     pub(super) blocked: VecDeque<Peer>,
     /// Whose frame it has sent only in part.
@@ -52,6 +80,15 @@ impl Link {
         Self {
             carrier,
             peer,
+            path: RELAY_PATH,
+            ends: None,
+            is_theirs: false,
+            has_sent: false,
+            silent_since: None,
+            is_suspect: false,
+            since: Instant::now(),
+            sum: Sum::Off,
+            summing: None,
             blocked: VecDeque::new(),
             holding: None,
             inside: None,
@@ -78,6 +115,10 @@ impl Link {
         }
     }
 
+    pub fn is_stream(&self) -> bool {
+        matches!(self.carrier, Carrier::Stream(_))
+    }
+
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
@@ -86,13 +127,26 @@ impl Link {
         }
     }
 
+    /// The stream has sent only a part of a frame of `peer`. What is sent again may lie in memory that is given back before
+    /// the rest has left.
+    pub(super) fn hold(&mut self, peer: Peer, is_again: bool) {
+        match &mut self.carrier {
+            Carrier::Stream(stream) if is_again => {
+                stream.own_held();
+                self.blocked.push_back(peer);
+            }
+            _ => self.holding = Some(peer),
+        }
+    }
+
     /// What the path can do, for peers behind it.
-    pub fn path(&self, may_pull: bool) -> Path {
+    pub fn traits(&self, may_pull: bool, copy_max: u32) -> Path {
+        let checked = self.sum != Sum::Off;
         if self.peer.is_none() {
-            return Path::RELAY;
+            return Path { checked, ..Path::RELAY };
         }
         match self.carrier {
-            Carrier::Shm(_) => peers::ring_path(may_pull),
+            Carrier::Shm(_) => Path { checked, ..peers::ring_path(may_pull) },
             Carrier::Stream(_) | Carrier::Loop => Path {
                 payload_max: TCP_PAYLOAD_MAX,
                 eager_max: TCP_EAGER_MAX,
@@ -100,6 +154,10 @@ impl Link {
                 pull: false,
                 window: u64::MAX,
                 ahead: false,
+                lossless: matches!(self.carrier, Carrier::Loop),
+                checked,
+                copy_max,
+                spare: false,
             },
         }
     }
@@ -128,6 +186,9 @@ impl Engine {
     /// Gives up those for whom reading a link brought the reason.
     #[cold]
     pub(super) fn fail_given_up(&mut self) {
+        for peer in std::mem::take(&mut self.dropped) {
+            self.drop_relay_route(peer);
+        }
         for (peer, errno) in std::mem::take(&mut self.given_up) {
             self.fail_peer(peer, errno);
         }
@@ -139,7 +200,8 @@ impl Engine {
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
         let neighbour = &mut self.neighbours[peer.0 as usize];
-        (neighbour.out, neighbour.better) = (Out::Gone, None);
+        (neighbour.out, neighbour.repair) = (Out::Gone, None);
+        neighbour.routes.clear();
         for id in 0..self.links.len() {
             let Some(link) = self.links[id].as_mut() else {
                 continue;
@@ -159,11 +221,12 @@ impl Engine {
             }
         }
         self.core.fail(peer, errno);
+        self.early.retain(|&(of, _), _| of != peer);
         self.drain_actions();
     }
 
     /// Takes link `id` out of use.
-    fn close_link(&mut self, id: usize) -> Option<Box<Link>> {
+    pub(super) fn close_link(&mut self, id: usize) -> Option<Box<Link>> {
         let link = self.links[id].take()?;
         self.rings.retain(|&ring| ring != id);
         self.full_rings.retain(|&ring| ring != id);
@@ -187,11 +250,18 @@ impl Engine {
             if let (Some(errno), Some((peer, _))) = (doomed, inside) {
                 self.fail_peer(peer, errno);
             }
-            return self.relay_gone_from(id);
+            return self.relay_lost(id);
         };
+        // What a ring holds outlives neither of its processes, nor does it break; and who breaks the protocol breaks it again.
+        let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loop)
+            || error.kind() == io::ErrorKind::InvalidData;
+        let ends = link.ends;
         drop(link);
-        self.drain_links_of(peer);
         let address = self.core.address(peer);
+        if !is_final && !self.core.has_left(peer) {
+            return self.lose_route(peer, id, ends, error);
+        }
+        self.drain_links_of(peer);
         if self.core.has_left(peer) {
             log!(Debug, "{address} has left");
         } else {
@@ -209,14 +279,5 @@ impl Engine {
                 while self.read_stream(id) > 0 {}
             }
         }
-    }
-
-    fn relay_gone_from(&mut self, id: usize) {
-        for neighbour in &mut self.neighbours {
-            if neighbour.out == Out::Up(id) {
-                neighbour.out = Out::AwaitRelay;
-            }
-        }
-        self.relay_gone();
     }
 }

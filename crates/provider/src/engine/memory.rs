@@ -55,6 +55,24 @@ impl Bytes {
         Bytes::Owned(unsafe { self.copy() }.into())
     }
 
+    /// Bytes `at..at + len`, to be kept beyond their operation: a copy, or the handle of one.
+    ///
+    /// # Safety
+    /// The memory is valid.
+    pub unsafe fn keep(&self, at: u64, len: u64) -> Self {
+        if let (Bytes::Owned(bytes), 0) = (self, at)
+            && bytes.len() as u64 == len
+        {
+            return self.clone();
+        }
+        let mut copy = Vec::with_capacity(len as usize);
+        for piece in self.range(at, len).as_slice() {
+            // SAFETY: the caller's promise.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+        }
+        Bytes::Owned(copy.into())
+    }
+
     /// The bytes.
     ///
     /// # Safety

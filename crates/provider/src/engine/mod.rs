@@ -18,6 +18,10 @@
 //! | `transmit` | frames out |
 //! | `receive` | frames in |
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
+//! | `integrity` | checks of what goes over a network |
+//! | `repair` | paths that broke, and how they come back |
+//! | `rails` | several interfaces as several paths |
+//! | `silence` | paths that have fallen silent |
 //! | `wait` | polling and parking |
 //!
 //! Only opening and closing wait for the network, for a bounded time: opening for the relay, closing for peers to take
@@ -29,13 +33,17 @@
 mod doors;
 mod handshake;
 mod identity;
+mod integrity;
 mod links;
 mod memory;
 mod neighbours;
 mod peers;
+mod rails;
 mod receive;
+mod repair;
 pub mod request;
 mod serve;
+mod silence;
 #[cfg(test)]
 mod tests;
 mod transmit;
@@ -127,6 +135,17 @@ pub struct Engine {
     epoll: OwnedFd,
     /// Peers to be failed, and why, once the link that is being read is in its place again.
     given_up: Vec<(Peer, i32)>,
+    /// Frames that came early, by the number of their first byte: head and payload, as far as they are there.
+    early: BTreeMap<(Peer, u64), Box<[u8]>>,
+    silence: silence::Silence,
+    /// Some peer has several paths: the protocol wants to know the time.
+    has_several: bool,
+    /// Further addresses of peers.
+    rails: Vec<rails::Rail>,
+    /// Peers of which a path is to be had again.
+    repairs: Vec<Peer>,
+    /// Peers to which the relay leads no longer, as above.
+    dropped: Vec<Peer>,
     /// Unexpected payload, by place of the number the protocol gives it.
     stores: Vec<Option<Box<[u8]>>>,
     stage: Vec<u8>,
@@ -175,6 +194,12 @@ impl Engine {
             hellos_open: 0,
             epoll,
             given_up: Vec::new(),
+            early: BTreeMap::new(),
+            silence: silence::Silence::new(),
+            has_several: false,
+            rails: Vec::new(),
+            repairs: Vec::new(),
+            dropped: Vec::new(),
             stores: Vec::new(),
             stage: vec![0; STAGE_BYTES],
             scratch: Vec::new(),
@@ -351,6 +376,7 @@ impl Engine {
 
     /// Hands everything to the paths, and gives peers a moment to take it in.
     pub fn close(&mut self) {
+        self.log_paths();
         for peer in self.peers_in_touch() {
             self.core.goodbye(peer);
         }

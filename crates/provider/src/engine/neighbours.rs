@@ -6,6 +6,7 @@
 
 use std::io;
 
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::hello::Introduction;
@@ -14,6 +15,7 @@ use landbridge_proto::wire::name::Name;
 use super::Engine;
 use super::doors::NameBytes;
 use super::peers::Way;
+use super::repair::Repair;
 use crate::abi::{Errno, FiAddr};
 
 /// How often a peer that answers the call and hangs up is called again.
@@ -23,8 +25,12 @@ const DIAL_RETRIES: u8 = 5;
 pub struct Neighbour {
     pub name: Option<NameBytes>,
     pub out: Out,
-    /// A link that both sides should use instead, once all that was sent on the other has been taken in.
-    pub better: Option<usize>,
+    /// The paths that are open, also those by which only the peer sends.
+    pub routes: Vec<Route>,
+    /// A way to it is being tried.
+    pub is_dialling: bool,
+    /// A path has been lost, and is to be had again.
+    pub repair: Option<Repair>,
     /// How often all ways may be tried again.
     pub retries: u8,
     /// Unlike that of any other endpoint which has had its name.
@@ -37,6 +43,13 @@ pub struct Neighbour {
     pub number: Option<FiAddr>,
 }
 
+/// An open path of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub path: PathId,
+    pub link: usize,
+}
+
 /// The state of the way to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Out {
@@ -47,7 +60,10 @@ pub enum Out {
     AwaitTurn,
     /// Waits for the relay's connection.
     AwaitRelay,
+    /// Frames go out on this link.
     Up(usize),
+    /// Every path is lost: it is being repaired.
+    Cut,
     /// It said goodbye, or broke off.
     Gone,
 }
@@ -57,7 +73,9 @@ impl Neighbour {
         Self {
             name,
             out: Out::Unknown,
-            better: None,
+            routes: Vec::new(),
+            is_dialling: false,
+            repair: None,
             retries: DIAL_RETRIES,
             instance: None,
             ways: None,

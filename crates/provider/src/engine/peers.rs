@@ -12,7 +12,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll;
 
+use landbridge_drive::check::Sum;
 use landbridge_drive::link::shm::Mapper;
+use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{Path, Peer};
 use landbridge_proto::id::Address;
 use landbridge_proto::limit;
@@ -24,7 +26,8 @@ use super::doors::{NameBytes, dial_tcp, dial_unix, sockaddr_parts, unix_name};
 use super::handshake::{Carrier, Handshake, Up};
 use super::links::{self, Link};
 use super::memory::may_read;
-use super::neighbours::Out;
+use super::neighbours::{Out, Route};
+use super::rails;
 use crate::arena;
 use crate::log;
 
@@ -69,7 +72,7 @@ impl Hellos {
     fn count(&mut self, purpose: Purpose) -> &mut usize {
         match purpose {
             Purpose::Stranger => &mut self.strangers,
-            Purpose::Peer(_) | Purpose::Relay => &mut self.dials,
+            Purpose::Peer(_) | Purpose::Rail(..) | Purpose::Relay => &mut self.dials,
         }
     }
 }
@@ -77,6 +80,8 @@ impl Hellos {
 #[derive(Clone, Copy)]
 pub enum Purpose {
     Peer(Peer),
+    /// A further address of a peer that is linked already.
+    Rail(Peer, SocketAddr),
     Relay,
     Stranger,
 }
@@ -119,17 +124,30 @@ impl Engine {
             Some(ways) => ways,
             None => self.ways_to(peer),
         };
-        self.neighbours[peer.0 as usize].ways = Some(ways);
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        neighbour.ways = Some(ways);
+        neighbour.is_dialling = true;
         loop {
-            let ways = self.neighbours[peer.0 as usize].ways.as_mut();
-            let Some(way) = ways.and_then(Vec::pop) else {
+            let neighbour = &mut self.neighbours[peer.0 as usize];
+            let Some(way) = neighbour.ways.as_mut().and_then(Vec::pop) else {
+                neighbour.is_dialling = false;
+                if neighbour.repair.is_some() {
+                    return self.repair_later(peer);
+                }
+                if !neighbour.routes.is_empty() {
+                    // The peer has come to us meanwhile.
+                    return;
+                }
                 let (address, ip) = (self.core.address(peer), self.identity.ip);
                 log!(Warn, "no way to {address} is left (this process is at {ip})");
                 return self.fail_peer(peer, libc::EHOSTUNREACH);
             };
             match self.try_way(peer, &way) {
                 Ok(()) => return,
-                Err(error) => log!(Info, "{}: {way:?}: {error}", self.core.address(peer)),
+                Err(error) => {
+                    log!(Info, "{}: {way:?}: {error}", self.core.address(peer));
+                    self.note_attempt(peer, &error);
+                }
             }
         }
     }
@@ -140,7 +158,11 @@ impl Engine {
                 self.link_up(Some(peer), Carrier::Loop, 0, false)?;
                 return Ok(());
             }
-            Way::Relay => return self.await_relay(peer),
+            Way::Relay => {
+                self.await_relay(peer)?;
+                self.neighbours[peer.0 as usize].is_dialling = false;
+                return Ok(());
+            }
             _ if self.hellos.dials >= DIALS_MAX => {
                 self.await_turn(peer, way);
                 return Ok(());
@@ -148,14 +170,22 @@ impl Engine {
             Way::Shm(name) => dial_unix(name)?,
             Way::Tcp(address) => dial_tcp(*address)?,
         };
-        self.neighbours[peer.0 as usize].out = Out::Dialling;
+        self.set_out(peer, Out::Dialling);
         self.greet(socket, matches!(way, Way::Shm(_)), Purpose::Peer(peer))
+    }
+
+    /// Notes what keeps frames for `peer` waiting, unless they go out by some path.
+    pub(super) fn set_out(&mut self, peer: Peer, out: Out) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        if !matches!(neighbour.out, Out::Up(_)) {
+            neighbour.out = out;
+        }
     }
 
     /// Too many dials are under way: `peer` is dialled when one has ended.
     fn await_turn(&mut self, peer: Peer, way: &Way) {
+        self.set_out(peer, Out::AwaitTurn);
         let neighbour = &mut self.neighbours[peer.0 as usize];
-        neighbour.out = Out::AwaitTurn;
         neighbour.ways.get_or_insert_default().push(way.clone());
         self.hellos.waiting.push_back(peer);
     }
@@ -167,7 +197,7 @@ impl Engine {
         while self.hellos.dials < DIALS_MAX
             && let Some(peer) = waiting.pop_front()
         {
-            if self.neighbours[peer.0 as usize].out == Out::AwaitTurn {
+            if self.neighbours[peer.0 as usize].is_dialling {
                 self.dial(peer);
             }
         }
@@ -181,7 +211,9 @@ impl Engine {
         let paths = identity.paths;
         let mut ways = Vec::new();
         let is_addressed = self.core.address(peer) != Address::ANONYMOUS;
-        if paths.relay && !identity.relays.is_empty() && is_addressed {
+        // Nobody needs the relay who has another path, and who has it needs it once.
+        let is_cut_off = self.neighbours[peer.0 as usize].routes.is_empty();
+        if paths.relay && !identity.relays.is_empty() && is_addressed && is_cut_off {
             ways.push(Way::Relay);
         }
         let Some(bytes) = self.neighbours[peer.0 as usize].name else {
@@ -230,7 +262,9 @@ impl Engine {
         let own = self.own.introduction;
         let handshake = match purpose {
             Purpose::Stranger => Handshake::accept(socket, is_unix, own),
-            Purpose::Peer(_) => Handshake::dial(socket, is_unix, self.identity, own),
+            Purpose::Peer(_) | Purpose::Rail(..) => {
+                Handshake::dial(socket, is_unix, self.identity, own)
+            }
             Purpose::Relay => Handshake::dial_relay(socket, is_unix, self.identity, own),
         };
         let id = free_slot(&mut self.hellos.slots);
@@ -357,7 +391,7 @@ impl Engine {
         let senseless = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
         let peer = match (purpose, introduction.role) {
             (Purpose::Relay, Role::Relay) => None,
-            (Purpose::Peer(peer), Role::Endpoint) => {
+            (Purpose::Peer(peer) | Purpose::Rail(peer, _), Role::Endpoint) => {
                 if !self.is_called(peer, &introduction) {
                     return senseless("somebody else answers at the peer's address");
                 }
@@ -381,7 +415,11 @@ impl Engine {
         {
             self.neighbours[peer.0 as usize].readable = Some(pid);
         }
-        self.link_up(peer, carrier, introduction.pid, matches!(purpose, Purpose::Stranger))?;
+        let is_theirs = matches!(purpose, Purpose::Stranger);
+        let id = self.link_up(peer, carrier, introduction.pid, is_theirs)?;
+        if let Purpose::Rail(peer, address) = purpose {
+            self.rail_up(peer, address, id);
+        }
         Ok(())
     }
 
@@ -399,8 +437,9 @@ impl Engine {
             Purpose::Stranger => log!(Warn, "a connection was refused: {error}"),
             Purpose::Peer(peer) => {
                 log!(Info, "{}: hello: {error}", self.core.address(peer));
+                self.note_attempt(peer, error);
                 let neighbour = &mut self.neighbours[peer.0 as usize];
-                if neighbour.out == Out::Dialling {
+                if neighbour.is_dialling {
                     if error.kind() == io::ErrorKind::UnexpectedEof && neighbour.retries > 0 {
                         // It was there and let go of us, perhaps because too many came at once.
                         neighbour.retries -= 1;
@@ -409,10 +448,11 @@ impl Engine {
                     self.dial(peer);
                 }
             }
+            Purpose::Rail(peer, address) => self.rail_failed(peer, address, error),
             Purpose::Relay => {
                 log!(Warn, "relay: {error}");
                 if self.dial_relay().is_err() {
-                    self.relay_gone();
+                    self.relay_refused();
                 }
             }
         }
@@ -426,8 +466,19 @@ impl Engine {
         pid: u32,
         is_dialled_by_peer: bool,
     ) -> io::Result<usize> {
+        let mut link = Link::new(carrier, peer);
+        link.sum = match &link.carrier {
+            // What goes to the relay goes on over networks.
+            Carrier::Shm(_) if peer.is_some() => self.identity.integrity_shm,
+            Carrier::Shm(_) => self.identity.integrity,
+            Carrier::Stream(_) => self.identity.integrity,
+            Carrier::Loop => Sum::Off,
+        };
+        if let (Carrier::Stream(stream), Some(_)) = (&link.carrier, peer) {
+            link.ends = rails::ends_of(stream.fd());
+        }
+        link.is_theirs = is_dialled_by_peer;
         let id = free_slot(&mut self.links);
-        let link = Link::new(carrier, peer);
         link.watch(&self.epoll, id)?;
         match link.carrier {
             Carrier::Shm(_) => self.rings.push(id),
@@ -442,28 +493,57 @@ impl Engine {
             return Ok(id);
         };
         log!(Info, "{} (process {pid}): {what}", self.core.address(peer));
+        if !self.open_route(peer, id) {
+            self.close_link(id);
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "enough paths lead there"));
+        }
         let neighbour = &mut self.neighbours[peer.0 as usize];
+        neighbour.is_dialling &= is_dialled_by_peer;
+        neighbour.repair = None;
         // If both sides dialled, one connection serves both directions better (confirmations travel with data): the one
         // whose dialler has the smaller name.
         let is_smaller = Some(self.own.name) < neighbour.name;
-        if !matches!(neighbour.out, Out::Up(_)) {
+        let has_twin = self.drop_broken_twins(peer, id);
+        let is_up = matches!(self.neighbours[peer.0 as usize].out, Out::Up(_));
+        if !(is_up && has_twin && is_smaller == is_dialled_by_peer) {
             self.use_link(peer, id);
-        } else if is_smaller != is_dialled_by_peer {
-            neighbour.better = Some(id);
         }
+        self.share_work(peer);
+        self.tell_doors(peer, id);
         Ok(id)
     }
 
     /// Sends to `peer` over link `id` from now on.
     pub(super) fn use_link(&mut self, peer: Peer, id: usize) {
-        let Some(link) = self.links[id].as_ref() else {
-            return;
+        if self.open_route(peer, id) {
+            self.neighbours[peer.0 as usize].out = Out::Up(id);
+            self.core.mark_busy(peer);
+        }
+    }
+
+    /// Link `id` is one of the peer's paths from now on; false if it is gone, or there are too many.
+    fn open_route(&mut self, peer: Peer, id: usize) -> bool {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        if neighbour.routes.iter().any(|route| route.link == id) {
+            return true;
+        }
+        let Some(link) = self.links[id].as_mut() else {
+            return false;
         };
-        let may_pull = self.neighbours[peer.0 as usize].readable.is_some();
-        self.core.set_path(peer, link.path(may_pull));
-        self.neighbours[peer.0 as usize].out = Out::Up(id);
-        self.neighbours[peer.0 as usize].better = None;
-        self.core.mark_busy(peer);
+        if link.peer.is_some() {
+            let is_free =
+                |number: &u8| neighbour.routes.iter().all(|route| route.path.0 != *number);
+            let direct = links::RELAY_PATH.0 + 1..PATHS_MAX as u8;
+            let Some(number) = direct.clone().find(is_free) else {
+                return false;
+            };
+            link.path = PathId(number);
+        }
+        let path = link.path;
+        let traits = link.traits(neighbour.readable.is_some(), self.identity.copy_max);
+        neighbour.routes.push(Route { path, link: id });
+        self.core.open_path(peer, path, traits);
+        true
     }
 }
 
@@ -501,6 +581,10 @@ pub fn ring_path(may_pull: bool) -> Path {
         pull: may_pull,
         window: u64::MAX,
         ahead: false,
+        lossless: true,
+        checked: false,
+        copy_max: 0,
+        spare: false,
     }
 }
 

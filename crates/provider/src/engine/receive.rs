@@ -3,15 +3,17 @@
 
 use std::io;
 
+use landbridge_drive::check::Sum;
 use landbridge_drive::link::stream::Piece;
-use landbridge_proto::endpoint::{Peer, Place};
-use landbridge_proto::wire::Malformed;
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::{KEPT, Peer, Place};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
 use landbridge_proto::wire::head::Head;
 
 use super::Engine;
 use super::handshake::Carrier;
-use super::links::Link;
+use super::integrity;
+use super::links::{Link, RELAY_PATH};
 use crate::abi;
 use crate::log;
 
@@ -43,7 +45,7 @@ impl Engine {
         let mut frames = 0;
         let outcome = self.read_frames(&mut link, &mut frames);
         self.links[id] = Some(link);
-        if !self.given_up.is_empty() {
+        if !self.given_up.is_empty() || !self.dropped.is_empty() {
             self.fail_given_up();
         }
         if let Err(error) = outcome {
@@ -53,34 +55,118 @@ impl Engine {
     }
 
     fn read_frames(&mut self, link: &mut Link, frames: &mut usize) -> io::Result<()> {
-        let peer = link.peer;
+        let (peer, path, sum) = (link.peer, link.path, link.sum);
         let Carrier::Shm(ring) = &mut link.carrier else {
             return Ok(());
         };
         while *frames < FRAMES_PER_TURN
             && let Some(frame) = ring.peek()?
         {
-            self.take_frame(peer, frame)?;
+            self.take_frame(peer, path, sum, frame)?;
             ring.consume();
             *frames += 1;
         }
         Ok(())
     }
 
-    /// Takes in a whole frame.
-    pub(super) fn take_frame(&mut self, from: Option<Peer>, frame: &[u8]) -> io::Result<()> {
-        let header = Header::parse(frame).map_err(invalid)?;
+    /// Takes in a whole frame that came by `path`.
+    #[inline]
+    pub(super) fn take_frame(
+        &mut self,
+        from: Option<Peer>,
+        path: PathId,
+        sum: Sum,
+        frame: &[u8],
+    ) -> io::Result<()> {
+        let header = integrity::parse(sum, frame)?;
         let body = frame
             .get(HEADER_BYTES..HEADER_BYTES + header.length as usize)
             .ok_or_else(|| fault("a frame is cut off"))?;
+        let head_bytes = Head::size(header.kind, header.flags);
+        let (_, check) =
+            header.payload(head_bytes).map_err(|bad| integrity::malformed(sum, bad))?;
+        if sum != Sum::Off && !matches!(header.kind, FrameKind::Unreachable | FrameKind::Lost) {
+            integrity::verify_front(sum, &header, frame)?;
+        }
         let Some(peer) = self.sender(from, &header)? else {
             return Ok(());
         };
-        let place = self.core.handle_frame(peer, header, body).map_err(|bad| fault(bad.0))?;
-        let payload = &body[Head::size(header.kind, header.flags)..];
-        self.put(peer, place, payload);
-        self.end_payload(peer);
+        let payload = &body[head_bytes + check..];
+        if check > 0 && sum != Sum::Off && sum.of(payload) != integrity::check_in(body, head_bytes)
+        {
+            return self.note_spoilt(peer, &header);
+        }
+        let handled = self.core.handle_frame(peer, path, header, body);
+        let place = handled.map_err(|bad| fault(bad.0))?;
+        match place {
+            Place::Early { frame, whole, at } => {
+                self.keep_early(peer, (frame, whole, at), &header, &body[..head_bytes], payload);
+            }
+            _ => self.put(peer, place, payload),
+        }
+        self.end_payload(peer, path);
         Ok(())
+    }
+
+    /// A payload is not what was sent, and is asked for again.
+    #[cold]
+    fn note_spoilt(&mut self, peer: Peer, header: &Header) -> io::Result<()> {
+        log!(Info, "{}: a frame arrived spoilt", self.core.address(peer));
+        let is_bearable = self.core.handle_spoilt_frame(peer, header);
+        if is_bearable { Ok(()) } else { Err(integrity::spoilt("too many frames arrive spoilt")) }
+    }
+
+    /// Keeps a frame that came early, or a fragment of one.
+    #[cold]
+    fn keep_early(
+        &mut self,
+        peer: Peer,
+        (frame, whole, at): (u64, u32, u32),
+        header: &Header,
+        head: &[u8],
+        payload: &[u8],
+    ) {
+        let bytes = self.early_bytes(peer, frame, whole, header, head);
+        bytes[at as usize..at as usize + payload.len()].copy_from_slice(payload);
+    }
+
+    /// The buffer for a frame that comes early, with its head if that has come.
+    #[cold]
+    fn early_bytes(
+        &mut self,
+        peer: Peer,
+        frame: u64,
+        whole: u32,
+        header: &Header,
+        head: &[u8],
+    ) -> &mut [u8] {
+        let early = self.early.entry((peer, frame));
+        let bytes = early.or_insert_with(|| vec![0; whole as usize].into());
+        if header.kind != FrameKind::Fragment {
+            bytes[..head.len()].copy_from_slice(head);
+        }
+        bytes
+    }
+
+    /// Takes in frames that came early and whose turn has come.
+    #[cold]
+    fn take_kept(&mut self, peer: Peer) {
+        while let Some(frame) = self.core.next_kept(peer) {
+            let Some(body) = self.early.remove(&(peer, frame)) else {
+                return;
+            };
+            let (place, head) = match self.core.handle_kept(peer, &body) {
+                Ok(taken) => taken,
+                Err(bad) => {
+                    log!(Warn, "{}: {}", self.core.address(peer), bad.0);
+                    return self.given_up.push((peer, libc::ECONNRESET));
+                }
+            };
+            self.drain_actions();
+            self.put(peer, place, &body[head..]);
+            self.core.handle_payload(peer, KEPT);
+            self.drain_actions();
+        }
     }
 
     /// The peer a frame is from; `None` if it needs no further treatment.
@@ -93,17 +179,25 @@ impl Engine {
             return Err(fault("the relay delivers a frame for somebody else"));
         }
         let peer = self.peer_addressed(header.source);
-        if header.kind == FrameKind::Unreachable {
-            self.handle_unreachable(peer);
-            return Ok(None);
+        match header.kind {
+            FrameKind::Unreachable => self.handle_unreachable(peer),
+            FrameKind::Lost => self.core.shake_path(peer, RELAY_PATH),
+            _ => return Ok(Some(peer)),
         }
-        Ok(Some(peer))
+        Ok(None)
     }
 
     /// The relay could not deliver a frame. For a peer that has left in good order that is no news: it was the last
     /// confirmation, which nobody needs any more.
     #[cold]
     fn handle_unreachable(&mut self, peer: Peer) {
+        let neighbour = &self.neighbours[peer.0 as usize];
+        let has_hope = neighbour.repair.is_some() || neighbour.routes.len() > 1;
+        if has_hope && !self.core.has_left(peer) {
+            // It may have lost its relay, as we may have lost it; the direct ways to it are being tried.
+            log!(Info, "the relay cannot reach {}", self.core.address(peer));
+            return self.dropped.push(peer);
+        }
         if !self.core.has_left(peer) {
             log!(Warn, "the relay cannot reach {}", self.core.address(peer));
         }
@@ -111,9 +205,12 @@ impl Engine {
     }
 
     #[inline]
-    fn end_payload(&mut self, peer: Peer) {
-        self.core.handle_payload(peer);
+    fn end_payload(&mut self, peer: Peer, path: PathId) {
+        self.core.handle_payload(peer, path);
         self.drain_actions();
+        if self.core.next_kept(peer).is_some() {
+            self.take_kept(peer);
+        }
     }
 
     /// Copies a whole payload to its place.
@@ -148,6 +245,7 @@ impl Engine {
                 self.scratch.clear();
                 self.scratch.extend_from_slice(payload);
             }
+            Place::Early { .. } => unreachable!("kept with its head"),
         }
     }
 
@@ -179,7 +277,14 @@ impl Engine {
     }
 
     /// Where a payload of `len` bytes goes that has not arrived whole: pieces of memory, then bytes to skip.
-    fn target(&mut self, link: &mut Link, peer: Peer, place: Place, len: usize) -> (Target, usize) {
+    fn target(
+        &mut self,
+        link: &mut Link,
+        peer: Peer,
+        place: Place,
+        (header, head): (&Header, &[u8]),
+        len: usize,
+    ) -> (Target, usize) {
         let mut target = Target::default();
         let taken = match place {
             Place::Nowhere => 0,
@@ -209,6 +314,12 @@ impl Engine {
                 target.push(Piece { base: link.scratch.as_mut_ptr(), len });
                 len
             }
+            Place::Early { frame, whole, at } => {
+                let bytes = self.early_bytes(peer, frame, whole, header, head);
+                let base = bytes[at as usize..].as_mut_ptr();
+                target.push(Piece { base, len });
+                len
+            }
         };
         (target, len - taken)
     }
@@ -223,7 +334,7 @@ impl Engine {
         let outcome = self.read_turn(&mut link, &mut stage, &mut reads);
         self.stage = stage;
         self.links[id] = Some(link);
-        if !self.given_up.is_empty() {
+        if !self.given_up.is_empty() || !self.dropped.is_empty() {
             self.fail_given_up();
         }
         match outcome {
@@ -249,13 +360,21 @@ impl Engine {
                 other => other?,
             };
             *reads += 1;
+            link.sum_arrived();
             if read.ended
                 && let Some((peer, place)) = link.inside.take()
             {
                 if place == Place::Scratch {
                     std::mem::swap(&mut self.scratch, &mut link.scratch);
                 }
-                self.end_payload(peer);
+                if link.summing.take().is_none_or(|summing| summing.is_right()) {
+                    self.end_payload(peer, link.path);
+                } else {
+                    log!(Info, "{}: a payload arrived spoilt", self.core.address(peer));
+                    if !self.core.handle_spoilt(peer, link.path) {
+                        return Err(integrity::spoilt("too many payloads arrive spoilt"));
+                    }
+                }
                 if let Some(errno) = link.doomed.take() {
                     self.given_up.push((peer, errno));
                 }
@@ -270,28 +389,44 @@ impl Engine {
 
     fn take_staged(&mut self, link: &mut Link, mut staged: &[u8]) -> io::Result<()> {
         while staged.len() >= HEADER_BYTES {
-            let header = Header::parse(staged).map_err(invalid)?;
+            let header = integrity::parse(link.sum, staged)?;
             let front = HEADER_BYTES + Head::size(header.kind, header.flags);
             if staged.len() < front {
                 break;
             }
             let whole = HEADER_BYTES + header.length as usize;
             if whole <= staged.len() {
-                self.take_frame(link.peer, &staged[..whole])?;
+                self.take_frame(link.peer, link.path, link.sum, &staged[..whole])?;
                 staged = &staged[whole..];
                 continue;
+            }
+            let head = &staged[HEADER_BYTES..front];
+            let payload = header.payload(head.len());
+            let (payload, check) = payload.map_err(|bad| integrity::malformed(link.sum, bad))?;
+            if staged.len() < front + check {
+                break;
+            }
+            if link.sum != Sum::Off {
+                integrity::verify_front(link.sum, &header, staged)?;
             }
             let Some(peer) = self.sender(link.peer, &header)? else {
                 return Err(fault("a control frame with a payload"));
             };
-            let head = &staged[HEADER_BYTES..front];
-            let place = self.core.handle_frame(peer, header, head).map_err(|bad| fault(bad.0))?;
+            let handled = self.core.handle_frame(peer, link.path, header, head);
+            let place = handled.map_err(|bad| fault(bad.0))?;
             self.drain_actions();
-            let (target, skip) = self.target(link, peer, place, whole - front);
+            let payload = payload as usize;
+            let (mut target, mut skip) = self.target(link, peer, place, (&header, head), payload);
+            if check > 0 && link.sum != Sum::Off && payload > skip {
+                let expected = integrity::check_in(&staged[HEADER_BYTES..], head.len());
+                link.begin_sum(expected, &mut target.pieces, &mut skip);
+            }
+            let front = front + check;
             if let Carrier::Stream(stream) = &mut link.carrier {
                 // SAFETY: the protocol keeps the place until the payload is complete or the link is dropped.
                 unsafe { stream.begin(target.as_slice(), skip, &staged[front..]) };
             }
+            link.sum_arrived();
             link.inside = Some((peer, place));
             return Ok(());
         }
@@ -322,10 +457,6 @@ impl Target {
     fn as_slice(&self) -> &[Piece] {
         &self.pieces
     }
-}
-
-fn invalid(bad: Malformed) -> io::Error {
-    fault(bad.0)
 }
 
 fn fault(why: &'static str) -> io::Error {

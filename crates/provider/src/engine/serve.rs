@@ -1,5 +1,6 @@
 //! What the protocol wants done: completions told, bytes moved, registered memory touched.
 
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Failure, Peer, Work};
 
 use super::Engine;
@@ -34,7 +35,26 @@ impl Engine {
                     self.serve(peer, op, key, offset, length);
                 }
                 Action::Atomic { peer, request } => self.perform(peer, &request),
+                Action::Divert { peer, path } => self.divert(peer, path),
+                Action::Door { peer, ip, port } => self.handle_door_told(peer, ip, port),
+                Action::Release { peer, frame } => drop(self.early.remove(&(peer, frame))),
             }
+        }
+    }
+
+    /// What is arriving by `path` has come another way: the rest of it goes nowhere.
+    #[cold]
+    fn divert(&mut self, peer: Peer, path: PathId) {
+        let routes = &self.neighbours[peer.0 as usize].routes;
+        let Some(route) = routes.iter().find(|route| route.path == path) else {
+            return;
+        };
+        // The link that is being read is out of its place, but then it is not the one that is to be diverted: what was
+        // arriving there has ended.
+        if let Some(link) = self.links[route.link].as_mut()
+            && link.inside.is_some_and(|(from, _)| from == peer)
+        {
+            link.divert();
         }
     }
 

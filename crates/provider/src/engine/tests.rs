@@ -252,7 +252,8 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
     let message = other.message_to(number);
     other.engine.core.send(message).unwrap();
     let peer = other.engine.peer_of(number).unwrap();
-    let frame = other.engine.core.poll_transmit(peer).unwrap().front().to_vec();
+    other.engine.core.open_path(peer, links::RELAY_PATH, landbridge_proto::endpoint::Path::RELAY);
+    let frame = other.engine.core.poll_transmit(peer, links::RELAY_PATH).unwrap().front().to_vec();
     assert!(one.engine.peers_in_touch().is_empty());
     far_end.write_all(&frame).unwrap();
     until(|| one.engine.read_stream(id) > 0);

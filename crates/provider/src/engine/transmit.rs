@@ -5,12 +5,15 @@ use std::io::{self, IoSlice};
 
 use rustix::event::epoll::EventFlags;
 
+use landbridge_drive::check::Sum;
 use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
+use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{Memory, Passing, Peer};
 
 use super::Engine;
 use super::handshake::Carrier;
+use super::integrity;
 use super::links::Link;
 use super::memory::Bytes;
 use super::neighbours::Out;
@@ -27,17 +30,32 @@ impl Engine {
 
     #[inline]
     fn transmit(&mut self, peer: Peer) {
-        if let Some(better) = self.neighbours[peer.0 as usize].better
-            && self.core.is_settled(peer)
-        {
-            self.use_link(peer, better);
-        }
         let id = match self.neighbours[peer.0 as usize].out {
             Out::Up(id) => id,
             Out::Unknown => return self.dial(peer),
-            Out::Dialling | Out::AwaitTurn | Out::AwaitRelay => return,
+            Out::Dialling | Out::AwaitTurn | Out::AwaitRelay | Out::Cut => return,
             Out::Gone => return self.fail_peer(peer, libc::ECONNRESET),
         };
+        if self.neighbours[peer.0 as usize].routes.len() > 1 {
+            return self.transmit_by_all(peer);
+        }
+        self.transmit_by(id, peer);
+    }
+
+    /// Offers the peer's frames to each of its paths; the protocol says which takes what.
+    #[cold]
+    fn transmit_by_all(&mut self, peer: Peer) {
+        self.core.set_time(self.idle.time());
+        for path in 0..PATHS_MAX as u8 {
+            let routes = &self.neighbours[peer.0 as usize].routes;
+            if let Some(route) = routes.iter().find(|route| route.path.0 == path) {
+                self.transmit_by(route.link, peer);
+            }
+        }
+    }
+
+    #[inline]
+    fn transmit_by(&mut self, id: usize, peer: Peer) {
         let Some(mut link) = self.links[id].take() else {
             return;
         };
@@ -54,8 +72,7 @@ impl Engine {
     /// The short way of an injected message: straight to the link, if nothing is in the way. False: take the long way.
     #[inline]
     pub(super) fn pass(&mut self, peer: Peer, request: &SendRequest) -> bool {
-        let neighbour = &self.neighbours[peer.0 as usize];
-        let (Out::Up(id), None) = (neighbour.out, neighbour.better) else {
+        let Out::Up(id) = self.neighbours[peer.0 as usize].out else {
             return false;
         };
         let Some(link) = self.links[id].as_mut() else {
@@ -64,10 +81,13 @@ impl Engine {
         let memory = Bytes::borrow(request.payload);
         let size = memory.size();
         let passing = Passing { peer, tag: request.tag, data: request.data, size };
-        let Some(frame) = self.core.pass(&passing) else {
+        let path = link.path;
+        let Some(mut frame) = self.core.pass(&passing, path) else {
             return false;
         };
         let pieces = memory.range(0, size);
+        // SAFETY: the memory is the caller's during this call.
+        unsafe { integrity::fill_in(link.sum, &mut frame, pieces.as_slice()) };
         let sent = match &mut link.carrier {
             Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces.as_slice()),
             // SAFETY: the memory is the caller's during this call; what is held is copied below.
@@ -83,6 +103,7 @@ impl Engine {
         if sent == Sent::Busy {
             return false;
         }
+        link.has_sent = true;
         if sent == Sent::Held {
             if let Carrier::Stream(stream) = &mut link.carrier {
                 stream.own_held();
@@ -91,7 +112,9 @@ impl Engine {
             // If epoll cannot be told, the next attempt to send finds out.
             let _ = link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
         }
-        self.core.passed(&passing);
+        // SAFETY: as above.
+        let copy = frame.wants_copy.then(|| unsafe { memory.to_owned() });
+        self.core.passed(&passing, path, copy);
         let kind = if request.tag.is_some() { Kind::TaggedSend } else { Kind::Send };
         self.sink.complete(Completion::quiet(kind, request.context));
         true
@@ -99,43 +122,54 @@ impl Engine {
 
     fn transmit_on(&mut self, link: &mut Link, id: usize, peer: Peer) -> io::Result<()> {
         if let Carrier::Loop = link.carrier {
-            return self.transmit_to_self(peer);
+            return self.transmit_to_self(peer, link.path);
         }
-        while let Some(frame) = self.core.poll_transmit(peer) {
+        let path = link.path;
+        while let Some(mut frame) = self.core.poll_transmit(peer, path) {
             let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
+            // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
+            unsafe { integrity::fill_in(link.sum, &mut frame, pieces) };
             let sent = match &mut link.carrier {
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
-                // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
+                // SAFETY: as above.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
                 Carrier::Loop => return Ok(()),
             };
-            match sent {
-                Sent::All => self.core.transmitted(peer, true),
-                Sent::Held => {
-                    self.core.transmitted(peer, false);
-                    link.holding = Some(peer);
-                    return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+            if sent == Sent::Busy {
+                link.blocked.push_back(peer);
+                if let Carrier::Shm(_) = link.carrier {
+                    self.full_rings.push(id);
+                    return Ok(());
                 }
-                Sent::Busy => {
-                    link.blocked.push_back(peer);
-                    if let Carrier::Shm(_) = link.carrier {
-                        self.full_rings.push(id);
-                        return Ok(());
-                    }
-                    return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+                return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
+            }
+            link.has_sent = true;
+            let copy = match frame.payload {
+                // SAFETY: as above.
+                Some((memory, at, len)) if frame.wants_copy => {
+                    Some(unsafe { memory.keep(at, len) })
                 }
+                _ => None,
+            };
+            if sent == Sent::All {
+                self.core.transmitted(peer, path, true, copy);
+            } else {
+                let is_again = frame.is_again;
+                self.core.transmitted(peer, path, is_again, copy);
+                link.hold(peer, is_again);
+                return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
             self.drain_actions();
         }
         Ok(())
     }
 
-    fn transmit_to_self(&mut self, peer: Peer) -> io::Result<()> {
-        while let Some(frame) = self.core.poll_transmit(peer) {
+    fn transmit_to_self(&mut self, peer: Peer, path: PathId) -> io::Result<()> {
+        while let Some(frame) = self.core.poll_transmit(peer, path) {
             let front = frame.front().to_vec();
             let payload = frame.payload.map(|(memory, at, len)| (memory.clone(), at, len));
-            self.core.transmitted(peer, true);
+            self.core.transmitted(peer, path, true, None);
             let mut bytes = front;
             if let Some((memory, at, len)) = payload {
                 for piece in memory.range(at, len).as_slice() {
@@ -146,7 +180,7 @@ impl Engine {
                 }
             }
             self.drain_actions();
-            self.take_frame(Some(peer), &bytes)?;
+            self.take_frame(Some(peer), path, Sum::Off, &bytes)?;
         }
         Ok(())
     }
@@ -164,8 +198,9 @@ impl Engine {
             Ok(true) => (),
             Err(error) => return self.link_down(id, &error),
         }
+        let path = link.path;
         if let Some(peer) = link.holding.take() {
-            self.core.handle_flushed(peer);
+            self.core.handle_flushed(peer, path);
             self.core.mark_busy(peer);
         }
         for peer in std::mem::take(&mut link.blocked) {

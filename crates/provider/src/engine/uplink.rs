@@ -1,7 +1,7 @@
 //! The connection to this cluster's relay.
 //!
 //! It is made when the endpoint opens, because peers in other clusters may speak first. Peers that only the relay
-//! reaches wait for it; when it is gone for good, so are they.
+//! reaches wait for it. When it is lost it is made anew; when it is gone for good, so are they.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -25,7 +25,19 @@ pub struct Relay {
     state: RelayState,
     /// Of the ways to it.
     tried: usize,
+    /// It has been lost, and is to be had again.
+    cut: Option<Cut>,
 }
+
+/// Attempts to reach it again.
+struct Cut {
+    since: Instant,
+    next: Instant,
+    pause: Duration,
+}
+
+/// First pause between two of them; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
 
 #[derive(Default, PartialEq, Eq)]
 enum RelayState {
@@ -33,6 +45,8 @@ enum RelayState {
     Unknown,
     Dialling,
     Up(usize),
+    /// Lost; between two attempts to have it again.
+    Cut,
     Gone,
 }
 
@@ -91,12 +105,15 @@ impl Engine {
     /// Sends to `peer` through the relay, once it is there.
     pub(super) fn await_relay(&mut self, peer: Peer) -> io::Result<()> {
         // Before anything is dialled: the relay may answer at once.
-        self.neighbours[peer.0 as usize].out = Out::AwaitRelay;
+        self.set_out(peer, Out::AwaitRelay);
         match self.relay.state {
-            RelayState::Up(id) => self.use_link(peer, id),
+            RelayState::Up(id) => {
+                self.use_link(peer, id);
+                self.share_work(peer);
+            }
             RelayState::Gone => return Err(io::Error::other("the relay is gone")),
             RelayState::Unknown => self.dial_relay()?,
-            RelayState::Dialling => (),
+            RelayState::Dialling | RelayState::Cut => (),
         }
         Ok(())
     }
@@ -104,6 +121,7 @@ impl Engine {
     /// Link `id` leads to the relay: peers that wait for it go on.
     pub(super) fn relay_up(&mut self, id: usize) {
         self.relay.state = RelayState::Up(id);
+        self.relay.cut = None;
         for index in 0..self.neighbours.len() {
             if self.neighbours[index].out == Out::AwaitRelay {
                 self.use_link(Peer(index as u32), id);
@@ -111,14 +129,70 @@ impl Engine {
         }
     }
 
-    /// Nothing more comes from or goes to the relay.
-    pub(super) fn relay_gone(&mut self) {
-        let was = std::mem::replace(&mut self.relay.state, RelayState::Gone);
+    /// The connection to the relay, over link `id`, is lost: it is made anew, and peers that have no other path wait for it.
+    pub(super) fn relay_lost(&mut self, id: usize) {
         for index in 0..self.neighbours.len() {
-            let out = self.neighbours[index].out;
-            let lost = out == Out::AwaitRelay
-                || matches!((&was, out), (RelayState::Up(relay), Out::Up(id)) if *relay == id);
-            if lost {
+            let neighbour = &mut self.neighbours[index];
+            let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
+                continue;
+            };
+            let lost = neighbour.routes.remove(place);
+            if neighbour.out == Out::Up(id) {
+                neighbour.out =
+                    neighbour.routes.last().map_or(Out::AwaitRelay, |r| Out::Up(r.link));
+            }
+            self.core.close_path(Peer(index as u32), lost.path);
+            self.share_work(Peer(index as u32));
+        }
+        self.drain_actions();
+        let now = Instant::now();
+        self.relay.cut = Some(Cut { since: now, next: now, pause: PAUSE_MIN });
+        self.relay.state = RelayState::Cut;
+        self.check_relay();
+    }
+
+    /// Whether the connection to the relay is to be had again.
+    pub(super) fn is_relay_cut(&self) -> bool {
+        self.relay.cut.is_some()
+    }
+
+    /// Dials the relay again when it is time, and gives it up when it has been away for too long.
+    #[cold]
+    pub(super) fn check_relay(&mut self) {
+        let Some(cut) = &mut self.relay.cut else {
+            return;
+        };
+        if cut.since.elapsed() > self.identity.peer_timeout {
+            log!(Warn, "the relay could not be reached for {:?}", self.identity.peer_timeout);
+            return self.relay_gone();
+        }
+        if self.relay.state != RelayState::Cut || Instant::now() < cut.next {
+            return;
+        }
+        cut.next = Instant::now() + cut.pause;
+        cut.pause = (cut.pause * 2).min(self.identity.redial_max);
+        self.relay.tried = 0;
+        if let Err(error) = self.dial_relay() {
+            log!(Info, "relay: {error}");
+            self.relay.state = RelayState::Cut;
+        }
+    }
+
+    /// An attempt to reach the relay has failed, and there is no other way to it.
+    pub(super) fn relay_refused(&mut self) {
+        if self.relay.cut.is_some() {
+            self.relay.state = RelayState::Cut;
+        } else {
+            self.relay_gone();
+        }
+    }
+
+    /// Nothing more comes from or goes to the relay.
+    fn relay_gone(&mut self) {
+        self.relay.cut = None;
+        self.relay.state = RelayState::Gone;
+        for index in 0..self.neighbours.len() {
+            if self.neighbours[index].out == Out::AwaitRelay {
                 self.fail_peer(Peer(index as u32), libc::EHOSTUNREACH);
             }
         }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use landbridge_drive::link::shm::ShmLink;
+use landbridge_proto::path::time::Time;
 use rustix::event::epoll::{self, EventFlags};
 
 use crate::patience::{Advice, Clock, Patience, Surroundings};
@@ -85,6 +86,11 @@ impl Idle {
         }
     }
 
+    /// For the protocol.
+    pub fn time(&self) -> Time {
+        Time(self.clock.nanos())
+    }
+
     /// Whether nobody else wants this processor.
     #[inline]
     fn is_alone(&self) -> bool {
@@ -111,6 +117,9 @@ impl Engine {
     #[inline]
     pub fn progress(&mut self) -> Advice {
         self.core.end_deferral();
+        if self.has_several {
+            self.core.set_time(self.idle.time());
+        }
         let mut events = self.poll_once();
         if events == 0 && self.idle.is_alone() {
             events = self.look_on();
@@ -240,6 +249,14 @@ impl Engine {
         if self.hellos_open > 0 && self.idle.hellos_checked.elapsed() > Duration::from_secs(1) {
             self.idle.hellos_checked = Instant::now();
             self.check_hellos();
+        }
+        if !self.repairs.is_empty() || self.is_relay_cut() {
+            self.check_repairs();
+            self.check_relay();
+        }
+        self.check_silence();
+        if !self.rails.is_empty() && self.has_rails_to_try() {
+            self.check_rails();
         }
         count - bells
     }

@@ -129,9 +129,15 @@ impl RelayProcess {
 
     /// Two linked relays, of clusters 0 and 1; the second dials.
     pub fn pair() -> (Self, Self) {
+        Self::pair_with(&[])
+    }
+
+    /// The same, with these variables set.
+    pub fn pair_with(variables: &[(&str, &str)]) -> (Self, Self) {
         let authority = Authority::new();
-        let mut zero = Self::start(&Plan::new(0, &authority).wan());
-        let mut one = Self::start(&Plan::new(1, &authority).peer(0, zero.relays.unwrap()));
+        let start = |plan| Self::start_with(&plan, command(variables));
+        let mut zero = start(Plan::new(0, &authority).wan());
+        let mut one = start(Plan::new(1, &authority).peer(0, zero.relays.unwrap()));
         zero.wait_for("linked to the relay of cluster 1");
         one.wait_for("linked to the relay of cluster 0");
         (zero, one)
@@ -221,6 +227,13 @@ impl Drop for RelayProcess {
     }
 }
 
+/// A relay with these variables set.
+pub fn command(variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(binary());
+    command.envs(variables.iter().copied());
+    command
+}
+
 /// The relay that was built with this test; examples look beside themselves.
 pub fn binary() -> std::path::PathBuf {
     match option_env!("CARGO_BIN_EXE_landbridge-relay") {
@@ -268,6 +281,23 @@ impl Rank {
     pub fn send(&mut self, target: u32, sequence: u64, body: &[u8]) {
         let mut bytes = frame(self.address, Address::new(target, 0), sequence, body);
         self.stream.write_all(&std::mem::take(&mut bytes)).unwrap();
+    }
+
+    /// Takes leave of a peer.
+    pub fn say_goodbye(&mut self, target: u32) {
+        let mut bytes = frame(self.address, Address::new(target, 0), 0, &[0; 8]);
+        bytes[4] = Kind::Goodbye as u8;
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The next frame that is not from a relay.
+    pub fn receive_frame(&mut self) -> (Header, Vec<u8>) {
+        loop {
+            let (header, body) = self.receive();
+            if !header.kind.is_notice() {
+                return (header, body);
+            }
+        }
     }
 
     pub fn receive(&mut self) -> (Header, Vec<u8>) {

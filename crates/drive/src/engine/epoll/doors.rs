@@ -6,14 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
 use landbridge_proto::id::ClusterId;
+use landbridge_proto::relay::{LANES_MAX, Reunion};
+use landbridge_proto::route::table::LinkId;
 use landbridge_proto::wire::hello::{Introduction, Role};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 use super::stranger::{Door, Progress, Stranger};
 use super::transport::Transport;
-use super::{Key, Loop, Phase, Remote, STRANGERS_MAX};
-use crate::engine::{LinkState, Peer};
+use super::{Key, Loop, Phase, Remote, STRANGERS_MAX, Stream};
+use crate::engine::{LinkState, Peer, Setup};
 use crate::link::near::Near;
 use crate::link::shm::{Mapper, ShmLink};
 use crate::link::socket::Socket;
@@ -29,10 +31,8 @@ pub const CONTROL_BASE: u64 = u64::MAX - 500;
 const ACCEPTS_MAX: usize = 64;
 /// How long the doors stay closed when there are no more descriptors.
 const CLOSED_MILLIS: u64 = 100;
-/// The first pause before a relay is dialled again; doubled each time,
+/// The first pause before a relay is dialled again; doubled each time, up to what the user allows.
 const DIAL_MILLIS_MIN: u64 = 100;
-/// up to this: a relay that is back is found within a few seconds.
-const DIAL_MILLIS_MAX: u64 = 3_000;
 
 enum Listener {
     Tcp(TcpListener, Door),
@@ -119,20 +119,33 @@ impl Listener {
     }
 }
 
-/// A relay to be dialled.
+/// A stream to a relay that is to be dialled.
 pub struct Dial {
     peer: Peer,
+    /// Number of the stream, from 0 on.
+    stream: u32,
     next: usize,
     due_millis: Option<u64>,
     pause_millis: u64,
+    pause_millis_max: u64,
     /// Why each address could not be reached, as far as that has been told since the link was up.
     told: Vec<(String, String)>,
 }
 
 impl Dial {
-    pub fn new(peer: Peer, now_millis: u64) -> Self {
-        let (due_millis, pause_millis) = (Some(now_millis), DIAL_MILLIS_MIN);
-        Self { peer, next: 0, due_millis, pause_millis, told: Vec::new() }
+    /// As many as there are to be streams.
+    pub fn all(peer: &Peer, setup: &Setup, now_millis: u64) -> Vec<Self> {
+        let pause_millis_max = (setup.redial_max.as_millis() as u64).max(DIAL_MILLIS_MIN);
+        let new = |stream| Self {
+            peer: peer.clone(),
+            stream,
+            next: 0,
+            due_millis: Some(now_millis),
+            pause_millis: DIAL_MILLIS_MIN,
+            pause_millis_max,
+            told: Vec::new(),
+        };
+        (0..setup.wan_streams.clamp(1, LANES_MAX) as u32).map(new).collect()
     }
 
     pub fn is_due_ever(&self) -> bool {
@@ -214,12 +227,12 @@ impl Loop<'_> {
         match (door, &self.identity) {
             (Door::Ranks, _) => sys::tune_link(&socket),
             (Door::Unix, _) => (),
-            (Door::Relays | Door::Dialled(_), _) => sys::tune_shared_link(&socket),
+            (Door::Relays | Door::Dialled(..), _) => sys::tune_shared_link(&socket),
         }
         let link = match (door, &self.identity) {
             (Door::Ranks | Door::Unix, _) => return Ok(Transport::Plain(Socket(socket))),
             (Door::Relays, Some(identity)) => TlsLink::accept(identity, socket),
-            (Door::Dialled(cluster), Some(identity)) => TlsLink::dial(identity, cluster, socket),
+            (Door::Dialled(cluster, _), Some(identity)) => TlsLink::dial(identity, cluster, socket),
             (_, None) => return Err("this relay has no certificate".into()),
         };
         link.map(|link| Transport::Tls(Box::new(link))).map_err(|error| format!("TLS: {error}"))
@@ -248,7 +261,7 @@ impl Loop<'_> {
                 let door = stranger.door;
                 let result = match door {
                     Door::Ranks | Door::Unix => self.admit_endpoint(slot, &introduction, memory),
-                    Door::Relays | Door::Dialled(_) => self.admit_relay(slot, &introduction),
+                    Door::Relays | Door::Dialled(..) => self.admit_relay(slot, &introduction),
                 };
                 match result {
                     // What has come right behind the hello is not announced again.
@@ -260,16 +273,12 @@ impl Loop<'_> {
         }
     }
 
-    /// A relay with a good certificate asks for a link: an older link to it is no longer alive.
+    /// A relay has shown a certificate: whose is it?
     fn certify(&mut self, slot: usize) -> Result<(), String> {
         let cluster = self.certified_cluster(slot)?;
-        let link = self.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
-        if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
-            self.close(old, "the relay there connects anew");
-        }
-        let received = self.relay.received(link);
+        self.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
         if let Phase::Stranger(stranger) = &mut self.connections[slot].phase {
-            stranger.set_received(received);
+            stranger.set_certified();
         }
         Ok(())
     }
@@ -309,11 +318,15 @@ impl Loop<'_> {
         }
         let (address, incarnation) = (introduction.address, introduction.incarnation);
         if let Some((link, older)) = self.relay.incarnation(address) {
-            if incarnation <= older {
-                return Err(format!("{address} is attached already"));
+            if incarnation < older {
+                return Err(format!("a later start of {address} is attached already"));
             }
+            let why = match incarnation == older {
+                true => "it connects anew",
+                false => "it has been started anew",
+            };
             if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
-                self.close(old, "it has been started anew");
+                self.suspend(old, why);
             }
         }
         let link = self.relay.attach(address, incarnation)?;
@@ -347,28 +360,21 @@ impl Loop<'_> {
                 introduction.cluster.0, cluster.0
             ));
         }
-        let link = match self.relay.peer(cluster) {
-            Some(link) if !self.relay.is_up(link) => link,
-            Some(_) => return Err("there is a link to it already".into()),
-            None => return Err("this job has no such relay".into()),
+        let peer = self.relay.peer(cluster).ok_or("this job has no such relay")?;
+        let stream = match self.connections[slot].door() {
+            Some(Door::Dialled(_, stream)) => Stream { number: stream, is_dialled: true },
+            _ => Stream::parse(introduction.cookie)?,
         };
-        self.connections[slot].phase = Phase::Peer { link, cluster };
-        self.bind(link, slot);
+        self.make_way(peer, stream, introduction.incarnation);
+        let reunion = self.relay.connect(peer, introduction.incarnation)?;
+        self.connections[slot].phase = Phase::Peer { link: reunion.lane, cluster, stream };
+        self.bind(reunion.lane, slot);
         if let Some(Transport::Tls(tls)) = &mut self.connections[slot].transport {
             tls.grow();
         }
-        let reunion = self.relay.connect_peer(link, introduction.incarnation, introduction.cookie);
-        let remote = &self.connections[slot].remote;
-        match reunion.lost_bytes {
-            0 => self.watch.log(format_args!("linked to the relay of cluster {} at {remote}", cluster.0)),
-            lost => self.watch.log(format_args!(
-                "linked to the relay of cluster {} at {remote} again; {lost} bytes of {} channels were \
-                 lost in the break, their senders have been told",
-                cluster.0, reunion.channels
-            )),
-        }
-        self.watch.handle_link(cluster, remote, LinkState::Up);
-        if let Some(dial) = self.dials.iter_mut().find(|dial| dial.peer.cluster == cluster) {
+        self.tell_of_stream(slot, cluster, stream, &reunion);
+        let is_it = |dial: &&mut Dial| dial.peer.cluster == cluster && dial.stream == stream.number;
+        if let Some(dial) = self.dials.iter_mut().find(is_it).filter(|_| stream.is_dialled) {
             dial.due_millis = None;
             dial.pause_millis = DIAL_MILLIS_MIN;
             dial.told.clear();
@@ -377,7 +383,50 @@ impl Loop<'_> {
         Ok(())
     }
 
+    /// What this stream replaces is no longer alive: all streams to an earlier start of the relay there, or
+    /// the same stream.
+    fn make_way(&mut self, peer: LinkId, stream: Stream, incarnation: u32) {
+        let is_new = self.relay.peer_incarnation(peer) != Some(incarnation);
+        for lane in self.relay.lanes(peer).to_vec() {
+            let Some(old) = self.slots.get(lane.0 as usize).copied().flatten() else { continue };
+            let is_same = matches!(self.connections[old].phase, Phase::Peer { stream: other, .. } if other == stream);
+            if is_new {
+                self.close(old, "the relay there has been started anew");
+            } else if is_same {
+                self.close(old, "the relay there connects anew");
+            }
+        }
+    }
+
+    fn tell_of_stream(
+        &mut self,
+        slot: usize,
+        cluster: ClusterId,
+        stream: Stream,
+        reunion: &Reunion,
+    ) {
+        let (remote, number) = (&self.connections[slot].remote, cluster.0);
+        if !reunion.is_first {
+            self.watch.log(format_args!(
+                "stream {} to the relay of cluster {number} at {remote} is up",
+                stream.number
+            ));
+            return;
+        }
+        match reunion.channels {
+            0 => self.watch.log(format_args!("linked to the relay of cluster {number} at {remote}")),
+            channels => self.watch.log(format_args!(
+                "linked to the relay of cluster {number} at {remote} again; frames of {channels} channels may have \
+                 been lost in the break, their senders have been told"
+            )),
+        }
+        self.watch.handle_link(cluster, remote, LinkState::Up);
+    }
+
     pub(super) fn dismiss_late_strangers(&mut self, now_millis: u64) {
+        if self.is_after_stall(now_millis) {
+            return;
+        }
         while let Some(key) = self.strangers.front().copied() {
             match self.stranger(key) {
                 None => drop(self.strangers.pop_front()),
@@ -409,52 +458,68 @@ impl Loop<'_> {
 
     // ---- dialling ----------------------------------------------------------------------
 
-    pub(super) fn schedule_dial(&mut self, cluster: ClusterId) {
+    pub(super) fn schedule_dial(&mut self, cluster: ClusterId, stream: u32) {
         let now = sys::now_millis();
-        if let Some(dial) = self.dials.iter_mut().find(|dial| dial.peer.cluster == cluster) {
+        if let Some(dial) = self.dial_of(cluster, stream) {
             dial.due_millis = Some(now + dial.pause_millis);
-            dial.pause_millis = (2 * dial.pause_millis).min(DIAL_MILLIS_MAX);
+            dial.pause_millis = (2 * dial.pause_millis).min(dial.pause_millis_max);
         }
     }
 
+    fn dial_of(&mut self, cluster: ClusterId, stream: u32) -> Option<&mut Dial> {
+        let mut dials = self.dials.iter_mut();
+        dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
+    }
+
+    /// While there is no stream to a relay, only the first one is tried.
     pub(super) fn dial_due(&mut self, now_millis: u64) {
         for index in 0..self.dials.len() {
             let dial = &mut self.dials[index];
-            if dial.due_millis.is_none_or(|due| due > now_millis) {
+            let (cluster, stream) = (dial.peer.cluster, dial.stream);
+            let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+            if dial.due_millis.is_none_or(|due| due > now_millis) || (stream > 0 && !is_up) {
                 continue;
             }
             dial.due_millis = None;
-            let cluster = dial.peer.cluster;
             let Some(address) = dial.next_address() else { continue };
-            if let Err(why) = self.dial(cluster, address, now_millis) {
-                self.handle_dial_failure(cluster, &Remote::Ip(address), &why);
+            if let Err(why) = self.dial(cluster, stream, address, now_millis) {
+                self.handle_dial_failure(cluster, stream, &Remote::Ip(address), &why);
             }
         }
     }
 
     /// The relay is dialled again, as often as it takes; the log says so once for each reason.
-    pub(super) fn handle_dial_failure(&mut self, cluster: ClusterId, remote: &Remote, why: &str) {
-        let mut dials = self.dials.iter_mut();
-        let dial = dials.find(|dial| dial.peer.cluster == cluster);
-        if dial.is_some_and(|dial| dial.is_news(remote.to_string(), why)) {
+    pub(super) fn handle_dial_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        remote: &Remote,
+        why: &str,
+    ) {
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let dial = self.dial_of(cluster, stream);
+        if !is_up && dial.is_some_and(|dial| dial.is_news(remote.to_string(), why)) {
             self.watch.log(format_args!(
                 "cannot reach the relay of cluster {} at {remote}: {why}; it is tried again and again",
                 cluster.0
             ));
             self.watch.handle_link(cluster, remote, LinkState::Unreachable(why));
         }
-        self.schedule_dial(cluster);
+        self.schedule_dial(cluster, stream);
     }
 
-    fn dial(&mut self, cluster: ClusterId, address: SocketAddr, now: u64) -> Result<(), String> {
+    fn dial(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        now_millis: u64,
+    ) -> Result<(), String> {
         let socket = connect(address).map_err(|error| error.to_string())?;
-        let door = Door::Dialled(cluster);
+        let door = Door::Dialled(cluster, stream);
         let transport = self.transport_of(socket, door)?;
-        let mut stranger = Stranger::new(door, now);
-        let link = self.relay.peer(cluster).ok_or("this job has no such cluster")?;
-        stranger.set_received(self.relay.received(link));
         let slot = self
-            .open(transport, stranger, Remote::Ip(address))
+            .open(transport, Stranger::new(door, now_millis), Remote::Ip(address))
             .map_err(|error| error.to_string())?;
         // The first event says that the connection is there, or why not.
         self.connections[slot].is_writable = false;

@@ -11,7 +11,9 @@
 //! all links together keep [`KEPT_BYTES_MAX`], each reads no more at once than it needs to go on.
 
 mod doors;
+mod ends;
 mod refusals;
+mod silence;
 mod stranger;
 mod transport;
 mod waiting;
@@ -23,7 +25,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use landbridge_proto::id::{Address, ClusterId};
-use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Stop};
 use landbridge_proto::route::table::LinkId;
 use landbridge_proto::wire::hello::{Introduction, Role};
 use landbridge_proto::wire::name::NAME_BYTES;
@@ -34,6 +36,7 @@ use crate::link::tls::Identity;
 use crate::sys;
 use doors::{Dial, Doors};
 use refusals::Refusals;
+use silence::Silences;
 use stranger::{Door, Own, Stranger};
 use transport::Transport;
 use waiting::Waiter;
@@ -49,8 +52,10 @@ const STEP_BYTES: usize = 2 * FRAME_BYTES_MAX;
 pub const STRANGERS_MAX: usize = 1024;
 /// Events taken from the kernel at once.
 const EVENTS_MAX: usize = 256;
-/// How often the clock matters.
+/// How often the clock matters,
 const TICK_MILLIS: u64 = 100;
+/// and how often if all is well.
+const CALM_TICK_MILLIS: u64 = 1_000;
 
 /// Why a link ends that the other side has closed: a relay or a rank that ends does so.
 const CLOSED: &str = "it has closed the connection, as at the end of a job";
@@ -93,6 +98,7 @@ struct Loop<'w> {
     /// Bytes that links keep.
     kept_bytes: usize,
     waiter: Waiter,
+    silences: Silences,
     next_tick_millis: u64,
     report: Report,
 }
@@ -116,14 +122,26 @@ struct Connection {
     is_paused: bool,
     /// The other side has closed: nothing will announce the end of the stream again.
     is_ending: bool,
+    /// It has been read to its end, which the other side has made.
+    has_ended: bool,
+    /// Written to, and therefore looked at until the other side has confirmed that.
+    is_watched: bool,
 }
 
 enum Phase {
     Free,
     Stranger(Box<Stranger>),
     Endpoint { link: LinkId, address: Address },
-    Peer { link: LinkId, cluster: ClusterId },
+    Peer { link: LinkId, cluster: ClusterId, stream: Stream },
     Doctor,
+}
+
+/// Which of the streams to a relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stream {
+    /// As whoever has dialled numbers them.
+    number: u32,
+    is_dialled: bool,
 }
 
 enum Remote {
@@ -133,9 +151,12 @@ enum Remote {
 
 impl<'w> Loop<'w> {
     fn new(setup: Setup, watch: &'w mut dyn Watch) -> io::Result<Self> {
+        let now = sys::now_millis();
+        let dials = setup.peers.iter().flat_map(|peer| Dial::all(peer, &setup, now)).collect();
         let clusters = setup.clusters.len();
-        let relay = Relay::new(setup.own, setup.clusters, sys::now_millis())
+        let mut relay = Relay::new(setup.own, setup.clusters, now)
             .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        relay.set_patience(setup.peer_timeout.as_millis() as u64);
         let incarnation = u32::from_le_bytes(sys::random()?);
         let introduction = Introduction {
             role: Role::Relay,
@@ -158,7 +179,6 @@ impl<'w> Loop<'w> {
             }
         }
         let doors = Doors::open(&epoll, setup.ranks, setup.unix, setup.relays)?;
-        let now = sys::now_millis();
         Ok(Self {
             watch,
             own: Own { job: setup.job, key: setup.key, introduction },
@@ -175,12 +195,13 @@ impl<'w> Loop<'w> {
             strangers: VecDeque::new(),
             strangers_count: 0,
             refusals: Refusals::default(),
-            dials: setup.peers.into_iter().map(|peer| Dial::new(peer, now)).collect(),
+            dials,
             ready: VecDeque::new(),
             doomed: Vec::new(),
             buffer: vec![0; READ_BYTES].into_boxed_slice(),
             kept_bytes: 0,
             waiter: Waiter::new(setup.spin),
+            silences: Silences::default(),
             next_tick_millis: now,
             report: Report::default(),
         })
@@ -208,7 +229,12 @@ impl<'w> Loop<'w> {
 
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         let may_sleep = self.ready.is_empty() && self.doomed.is_empty();
-        let sleep_millis = (self.needs_clock()).then_some(TICK_MILLIS);
+        let is_calm = !self.needs_clock();
+        let needs_calm_clock = self.relay.has_lanes() || self.silences.needs_clock();
+        let sleep_millis = match is_calm {
+            true => needs_calm_clock.then_some(CALM_TICK_MILLIS),
+            false => Some(TICK_MILLIS),
+        };
         self.waiter.wait(
             &self.epoll,
             events,
@@ -253,6 +279,8 @@ impl<'w> Loop<'w> {
         }
         if let (Some(link), false, true) = (link, was_writable, flags.contains(EventFlags::OUT)) {
             self.flush(link, &[]);
+            // There may be room for notices.
+            self.drain(&[]);
         }
         if flags.intersects(ends | EventFlags::IN) || link.is_none() {
             self.enqueue(key.slot);
@@ -277,6 +305,7 @@ impl<'w> Loop<'w> {
         Report {
             relay: self.relay.counters(),
             links: self.slots.iter().flatten().count(),
+            lanes: self.connections.iter().filter(|it| it.is_lane()).count(),
             strangers: self.strangers_count,
             queued_bytes: self.relay.queued_bytes() + self.kept_bytes,
             ..self.report
@@ -332,7 +361,10 @@ impl<'w> Loop<'w> {
             }
             Ok(read) => match read.more {
                 true => self.enqueue(slot),
-                false => self.doom(slot, CLOSED.into()),
+                false => {
+                    connection.has_ended = true;
+                    self.doom(slot, CLOSED.into());
+                }
             },
             // Part of a TLS record is there, and the end behind it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -340,7 +372,10 @@ impl<'w> Loop<'w> {
                     self.enqueue(slot);
                 }
             }
-            Err(error) => self.doom(slot, text(&error)),
+            Err(error) => {
+                connection.has_ended = error.kind() == io::ErrorKind::ConnectionReset;
+                self.doom(slot, text(&error));
+            }
         }
         self.buffer = buffer;
     }
@@ -371,16 +406,31 @@ impl<'w> Loop<'w> {
         }
     }
 
+    /// Writes what waits for `link`, over as many streams as it takes.
     fn flush(&mut self, link: LinkId, buffer: &[u8]) {
+        for number in 0..self.relay.writer_count(link) {
+            let Some(writer) = self.relay.writer(link, number) else { return };
+            self.write(writer, buffer);
+            if !self.relay.has_output(link) {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, link: LinkId, buffer: &[u8]) {
         let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { return };
         let connection = &mut self.connections[slot];
         let Some(transport) = &mut connection.transport else { return };
+        if !connection.is_watched && !matches!(transport, Transport::Near(_)) {
+            connection.is_watched = true;
+            self.silences.watch(Key { slot, generation: connection.generation });
+        }
         while connection.is_writable {
             self.report.writes += 1;
             let lengths = self.relay.frame_lengths(link);
             match transport.write(self.relay.slices(link, buffer), lengths) {
                 Ok(written) => {
-                    self.relay.handle_sent(link, written.bytes);
+                    self.relay.handle_sent(link, written.bytes, buffer);
                     connection.is_writable = !written.blocked;
                     if written.bytes == 0 || !self.relay.has_output(link) {
                         break;
@@ -458,79 +508,6 @@ impl<'w> Loop<'w> {
         Ok(slot)
     }
 
-    fn doom(&mut self, slot: usize, why: String) {
-        self.doomed.push((self.key(slot), why));
-    }
-
-    fn close_doomed(&mut self) {
-        while let Some((key, why)) = self.doomed.pop() {
-            if self.find(key).is_some() {
-                self.close(key.slot, &why);
-            }
-        }
-    }
-
-    /// Ends a connection, whatever it is.
-    fn close(&mut self, slot: usize, why: &str) {
-        let connection = &mut self.connections[slot];
-        let phase = std::mem::replace(&mut connection.phase, Phase::Free);
-        connection.transport = None;
-        self.kept_bytes -= std::mem::take(&mut connection.rest).len();
-        connection.generation = connection.generation.wrapping_add(1);
-        (connection.is_paused, connection.is_writable) = (false, true);
-        connection.is_ending = false;
-        let remote = std::mem::replace(&mut connection.remote, Remote::Process(0));
-        self.waiter.forget(slot);
-        match phase {
-            Phase::Free => return,
-            Phase::Doctor => (),
-            Phase::Stranger(stranger) => self.handle_refusal(stranger.door, &remote, why),
-            Phase::Endpoint { link, address } => {
-                self.slots[link.0 as usize] = None;
-                self.relay.detach(link);
-                self.watch.log(format_args!("{address} at {remote} has left: {why}"));
-            }
-            Phase::Peer { link, cluster } => {
-                self.slots[link.0 as usize] = None;
-                self.relay.disconnect_peer(link);
-                self.report.breaks += 1;
-                self.watch.log(format_args!(
-                    "the link to the relay of cluster {} at {remote} is down: {why}; frames for it \
-                     wait until it is back",
-                    cluster.0
-                ));
-                self.watch.handle_link(cluster, &remote, LinkState::Down(why));
-                self.schedule_dial(cluster);
-            }
-        }
-        self.free.push(slot);
-        self.drain(&[]);
-    }
-
-    fn handle_refusal(&mut self, door: Door, remote: &Remote, why: &str) {
-        self.strangers_count -= 1;
-        match door {
-            Door::Dialled(cluster) => {
-                self.report.refused += 1;
-                self.handle_dial_failure(cluster, remote, why);
-            }
-            _ => self.refuse(remote, why),
-        }
-    }
-
-    fn refuse(&mut self, remote: &Remote, why: &str) {
-        self.report.refused += 1;
-        if self.refusals.note(why, sys::now_millis()) {
-            self.watch.log(format_args!("refused {remote}: {why}"));
-        }
-    }
-
-    fn tell_of_refusals(&mut self, now_millis: u64) {
-        while let Some((count, why)) = self.refusals.poll(now_millis) {
-            self.watch.log(format_args!("refused {count} more: {why}"));
-        }
-    }
-
     fn bind(&mut self, link: LinkId, slot: usize) {
         let number = link.0 as usize;
         if self.slots.len() <= number {
@@ -546,11 +523,13 @@ impl<'w> Loop<'w> {
         if now < self.next_tick_millis {
             return;
         }
+        self.silences.note_tick(now, now - self.next_tick_millis);
         self.next_tick_millis = now + TICK_MILLIS;
         self.relay.handle_time(now);
         self.drain(&[]);
         self.resume();
         self.dismiss_late_strangers(now);
+        self.doom_silent(now);
         self.dial_due(now);
         self.doors.reopen(&self.epoll, now);
         self.close_doomed();
@@ -570,6 +549,15 @@ impl Connection {
             is_writable: true,
             is_paused: false,
             is_ending: false,
+            has_ended: false,
+            is_watched: false,
+        }
+    }
+
+    fn door(&self) -> Option<Door> {
+        match &self.phase {
+            Phase::Stranger(stranger) => Some(stranger.door),
+            _ => None,
         }
     }
 
@@ -577,6 +565,20 @@ impl Connection {
         match self.phase {
             Phase::Endpoint { link, .. } | Phase::Peer { link, .. } => Some(link),
             _ => None,
+        }
+    }
+
+    fn is_lane(&self) -> bool {
+        matches!(self.phase, Phase::Peer { .. })
+    }
+}
+
+impl Stream {
+    /// One that another relay has dialled.
+    fn parse(number: u64) -> Result<Self, String> {
+        match number < LANES_MAX as u64 {
+            true => Ok(Self { number: number as u32, is_dialled: false }),
+            false => Err(format!("it opens a stream of number {number}")),
         }
     }
 }

@@ -27,8 +27,8 @@ pub enum Door {
     Unix,
     /// TLS, for other relays.
     Relays,
-    /// We knocked at the relay of this cluster.
-    Dialled(ClusterId),
+    /// We knocked at the relay of this cluster, for a stream of this number.
+    Dialled(ClusterId, u32),
 }
 
 /// Who we are, for the hello.
@@ -43,7 +43,7 @@ pub struct Stranger {
     pub door: Door,
     pub deadline_millis: u64,
     step: Step,
-    received: Option<u64>,
+    is_certified: bool,
     buffer: Vec<u8>,
 }
 
@@ -61,7 +61,7 @@ enum Step {
 /// How the hello goes.
 pub enum Progress {
     Waits,
-    /// A relay's certificate is good: see [`Stranger::set_received`].
+    /// A relay has shown a certificate: see [`Stranger::set_certified`].
     Certified,
     /// The hello is over. Endpoints of the own node have sent the memory of their link, too.
     Known(Introduction, Option<OwnedFd>),
@@ -70,13 +70,13 @@ pub enum Progress {
 impl Stranger {
     pub fn new(door: Door, now_millis: u64) -> Self {
         let deadline_millis = now_millis + HELLO_MILLIS_MAX;
-        let received = (door != Door::Relays).then_some(0);
-        Self { door, deadline_millis, step: Step::Connecting, received, buffer: Vec::new() }
+        let is_certified = door != Door::Relays;
+        Self { door, deadline_millis, step: Step::Connecting, is_certified, buffer: Vec::new() }
     }
 
-    /// What the relay of the other side is to be told of its stream so far.
-    pub fn set_received(&mut self, received: u64) {
-        self.received = Some(received);
+    /// Its certificate is good: the hello may begin.
+    pub fn set_certified(&mut self) {
+        self.is_certified = true;
     }
 
     /// Goes on as far as the bytes that are there allow.
@@ -91,30 +91,27 @@ impl Stranger {
                     return Ok(Progress::Waits);
                 }
             }
-            let Some(received) = self.received else { return Ok(Progress::Certified) };
-            if let Some(progress) = self.step(transport, own, received)? {
+            if !self.is_certified {
+                return Ok(Progress::Certified);
+            }
+            if let Some(progress) = self.step(transport, own)? {
                 return Ok(progress);
             }
         }
     }
 
     /// One step; `None`: the next one may be possible at once.
-    fn step(
-        &mut self,
-        transport: &mut Transport,
-        own: &Own,
-        received: u64,
-    ) -> Result<Option<Progress>, String> {
+    fn step(&mut self, transport: &mut Transport, own: &Own) -> Result<Option<Progress>, String> {
         match std::mem::replace(&mut self.step, Step::Done) {
-            Step::Connecting => self.step = self.start(transport, own, received)?,
+            Step::Connecting => self.step = self.start(transport, own)?,
             Step::Open => {
                 let Some(open) = self.take::<OPEN_BYTES>(transport)? else {
                     self.step = Step::Open;
                     return Ok(Some(Progress::Waits));
                 };
-                let (introduction, nonce) = (introduce(own, received), fresh_nonce()?);
+                let nonce = fresh_nonce()?;
                 let (listener, reply) =
-                    Listener::handle_open(own.job, &own.key, &introduction, nonce, &open)
+                    Listener::handle_open(own.job, &own.key, &own.introduction, nonce, &open)
                         .map_err(text)?;
                 say(transport, &reply)?;
                 self.step = Step::Close(listener);
@@ -152,9 +149,10 @@ impl Stranger {
         Ok(None)
     }
 
-    fn start(&self, transport: &mut Transport, own: &Own, received: u64) -> Result<Step, String> {
-        let Door::Dialled(_) = self.door else { return Ok(Step::Open) };
-        let introduction = introduce(own, received);
+    fn start(&self, transport: &mut Transport, own: &Own) -> Result<Step, String> {
+        let Door::Dialled(_, stream) = self.door else { return Ok(Step::Open) };
+        // Relays tell each other in the place of the cookie which stream this is.
+        let introduction = Introduction { cookie: stream.into(), ..own.introduction };
         let dialler = Dialler::new(own.job, own.key.clone(), introduction, fresh_nonce()?);
         say(transport, &dialler.open())?;
         Ok(Step::Reply(dialler))
@@ -191,11 +189,6 @@ impl Stranger {
         };
         format!("it {what} within {} s", HELLO_MILLIS_MAX / 1_000)
     }
-}
-
-/// Relays tell each other in the place of the cookie how much they have received.
-fn introduce(own: &Own, received: u64) -> Introduction {
-    Introduction { cookie: received, ..own.introduction }
 }
 
 /// A hello is shorter than any socket buffer: if it does not go out, nobody is there.

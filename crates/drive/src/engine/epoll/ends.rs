@@ -1,0 +1,120 @@
+//! How connections end, and who is told.
+
+use super::*;
+
+impl Loop<'_> {
+    pub(super) fn doom(&mut self, slot: usize, why: String) {
+        self.doomed.push((self.key(slot), why));
+    }
+
+    pub(super) fn close_doomed(&mut self) {
+        while let Some((key, why)) = self.doomed.pop() {
+            if self.find(key).is_some() {
+                self.close(key.slot, &why);
+            }
+        }
+    }
+
+    /// Ends a connection, whatever it is.
+    pub(super) fn close(&mut self, slot: usize, why: &str) {
+        let connection = &self.connections[slot];
+        let is_gone = match (&connection.phase, &connection.transport) {
+            // Its end is the process's.
+            (Phase::Endpoint { .. }, Some(Transport::Near(_))) => true,
+            (Phase::Endpoint { link, .. }, _) => {
+                connection.has_ended && !self.relay.may_return(*link)
+            }
+            _ => false,
+        };
+        self.end(slot, why, is_gone);
+    }
+
+    /// Ends the connection of an endpoint that is still there.
+    pub(super) fn suspend(&mut self, slot: usize, why: &str) {
+        self.end(slot, why, false);
+    }
+
+    pub(super) fn end(&mut self, slot: usize, why: &str, is_gone: bool) {
+        let connection = &mut self.connections[slot];
+        let generation = connection.generation.wrapping_add(1);
+        self.kept_bytes -= connection.rest.len();
+        let free = Connection { generation, is_queued: connection.is_queued, ..Connection::free() };
+        let Connection { phase, remote, .. } = std::mem::replace(connection, free);
+        self.waiter.forget(slot);
+        match phase {
+            Phase::Free => return,
+            Phase::Doctor => (),
+            Phase::Stranger(stranger) => self.handle_refusal(stranger.door, &remote, why),
+            Phase::Endpoint { link, address } => {
+                self.slots[link.0 as usize] = None;
+                if is_gone {
+                    self.relay.detach(link);
+                    self.watch.log(format_args!("{address} at {remote} has left: {why}"));
+                } else {
+                    self.relay.suspend(link);
+                    self.watch.log(format_args!(
+                        "{address} at {remote} is away: {why}; frames for it wait until it is back"
+                    ));
+                }
+            }
+            Phase::Peer { link, cluster, stream } => {
+                self.slots[link.0 as usize] = None;
+                self.relay.disconnect(link);
+                self.report.breaks += 1;
+                self.handle_break(cluster, stream, &remote, why);
+            }
+        }
+        self.free.push(slot);
+        self.drain(&[]);
+    }
+
+    /// A stream to another relay is down.
+    pub(super) fn handle_break(
+        &mut self,
+        cluster: ClusterId,
+        stream: Stream,
+        remote: &Remote,
+        why: &str,
+    ) {
+        let number = cluster.0;
+        if self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer)) {
+            self.watch.log(format_args!(
+                "stream {} to the relay of cluster {number} at {remote} is down: {why}; others go on",
+                stream.number
+            ));
+        } else {
+            self.watch.log(format_args!(
+                "the link to the relay of cluster {number} at {remote} is down: {why}; frames for it wait until it \
+                 is back"
+            ));
+            self.watch.handle_link(cluster, remote, LinkState::Down(why));
+        }
+        if stream.is_dialled {
+            self.schedule_dial(cluster, stream.number);
+        }
+    }
+
+    pub(super) fn handle_refusal(&mut self, door: Door, remote: &Remote, why: &str) {
+        self.strangers_count -= 1;
+        match door {
+            Door::Dialled(cluster, stream) => {
+                self.report.refused += 1;
+                self.handle_dial_failure(cluster, stream, remote, why);
+            }
+            _ => self.refuse(remote, why),
+        }
+    }
+
+    pub(super) fn refuse(&mut self, remote: &Remote, why: &str) {
+        self.report.refused += 1;
+        if self.refusals.note(why, sys::now_millis()) {
+            self.watch.log(format_args!("refused {remote}: {why}"));
+        }
+    }
+
+    pub(super) fn tell_of_refusals(&mut self, now_millis: u64) {
+        while let Some((count, why)) = self.refusals.poll(now_millis) {
+            self.watch.log(format_args!("refused {count} more: {why}"));
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The subcommand `soak`.
+//!
+//! Typed by a user it starts a lab whose command is this program again, with `--inside`. That one
+//! finds the lab around it and runs the soak.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use clap::Args;
+
+use super::fault::{Kind, Places};
+use super::program::{Program, Tools};
+use super::run::{Orders, Soak};
+use super::schedule::Schedule;
+use crate::net::file;
+use crate::net::namespace::LAB_DIR;
+use crate::net::plan::Plan;
+use crate::net::run::{self, Run};
+
+/// The lab of a soak that is given none.
+pub const DEFAULT_LAB: &str = include_str!("../../../../labs/two-rails.toml");
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_USAGE: u8 = 2;
+/// As shells count: 128 and SIGINT.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// Arguments of `landbridge lab soak`.
+#[derive(Args)]
+pub struct Soaking {
+    /// How long faults come; the last program then runs to its end
+    #[arg(long, default_value_t = 30.0)]
+    minutes: f64,
+    /// Of all chance; default: another one each time, which is printed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Lab file (TOML); default: that of labs/two-rails.toml
+    #[arg(long, value_name = "FILE")]
+    lab: Option<PathBuf>,
+    /// Kinds of faults: loss1, loss5, corrupt, reorder, duplicate, interface, slow, wan-cut,
+    /// relay-stop; default: all. `none` for none
+    #[arg(long, value_delimiter = ',', value_name = "KIND,…")]
+    faults: Vec<String>,
+    /// Programs: imb, sums, heat; default: all
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    program: Vec<Program>,
+    /// Seconds that one run of a program may take
+    #[arg(long, default_value_t = 150.0, value_name = "SECONDS")]
+    limit: f64,
+    /// Folder with the virtual environments mpich and impi; default: build/venv here or beside the
+    /// folder in which this program was built
+    #[arg(long, value_name = "DIR")]
+    venvs: Option<PathBuf>,
+    /// Print the faults that would come, and do nothing
+    #[arg(long)]
+    schedule: bool,
+    /// This runs in the lab already: the soak itself says so
+    #[arg(long, hide = true)]
+    inside: bool,
+}
+
+impl Soaking {
+    /// 0 if every program ended right, 1 if one did not, 2 if the arguments are wrong, 130 if a
+    /// signal ended it.
+    pub fn execute(&self) -> anyhow::Result<u8> {
+        let checked = self.check();
+        let (plan, kinds) = match checked {
+            Ok(checked) => checked,
+            Err(error) => {
+                eprintln!("landbridge lab soak: {error:#}");
+                return Ok(EXIT_USAGE);
+            }
+        };
+        let seed = self.seed.unwrap_or_else(new_seed);
+        let schedule = Schedule::new(seed, &kinds, &Places::of(&plan));
+        if self.schedule {
+            self.print(seed, schedule);
+            return Ok(0);
+        }
+        if self.inside { self.soak(seed, &plan, schedule) } else { self.enter(seed) }
+    }
+
+    fn check(&self) -> anyhow::Result<(Plan, Vec<Kind>)> {
+        let plan = match &self.lab {
+            Some(path) => file::load(path)?,
+            None => file::parse(DEFAULT_LAB, "soak")
+                .map_err(|error| anyhow::anyhow!("{}", error.message))?,
+        };
+        let kinds = match &self.faults[..] {
+            [] => Kind::ALL.to_vec(),
+            [none] if none == "none" => Vec::new(),
+            names => names
+                .iter()
+                .map(|name| name.parse().map_err(anyhow::Error::msg))
+                .collect::<anyhow::Result<Vec<Kind>>>()?,
+        };
+        let places = Places::of(&plan);
+        let impossible = kinds.iter().find(|kind| kind.troubles(&places).is_empty());
+        if let (Some(kind), false) = (impossible, self.faults.is_empty()) {
+            bail!("`{}` can strike nowhere in this lab", kind.name());
+        }
+        for (name, value) in [("minutes", self.minutes), ("limit", self.limit)] {
+            // A week.
+            if !(0.0..=604_800.0).contains(&value) {
+                bail!("--{name} {value} is no time that one can wait");
+            }
+        }
+        if !self.schedule {
+            self.tools(&plan)?.check(&self.programs())?;
+        }
+        Ok((plan, kinds))
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.minutes * 60.0)
+    }
+
+    fn programs(&self) -> Vec<Program> {
+        if self.program.is_empty() { Program::ALL.to_vec() } else { self.program.clone() }
+    }
+
+    fn tools(&self, plan: &Plan) -> anyhow::Result<Tools> {
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let bin = own.parent().unwrap_or(Path::new("."));
+        let built = bin.join("../../build/venv");
+        let here = Path::new("build/venv");
+        let venvs = match &self.venvs {
+            Some(given) => given.clone(),
+            None if built.exists() && !here.exists() => built,
+            None => here.to_owned(),
+        };
+        Ok(Tools {
+            landbridge: bin.join("landbridge"),
+            // Ranks run in other folders' names; links in it are the environments' own.
+            venvs: std::path::absolute(venvs)?,
+            dir: Path::new(LAB_DIR).join("soak"),
+            ranks: plan.sites.iter().map(|site| site.hosts.len()).sum(),
+        })
+    }
+
+    fn print(&self, seed: u64, schedule: Schedule) {
+        println!("seed {seed}");
+        for fault in schedule.take_while(|fault| fault.from < self.time()) {
+            let [from, until] = [fault.from, fault.until].map(|time| time.as_secs_f64());
+            let (place, what) = (&fault.trouble.place, fault.trouble.kind.what());
+            let number = fault.number;
+            let line = format!("{number:4} {from:8.1} s to {until:8.1} s  {place}: {what}");
+            if writeln!(std::io::stdout(), "{line}").is_err() {
+                // Nobody reads on.
+                return;
+            }
+        }
+    }
+
+    /// Makes the lab around a soak with this seed.
+    fn enter(&self, seed: u64) -> anyhow::Result<u8> {
+        let (file, _kept_open) = match &self.lab {
+            Some(path) => (path.clone(), None),
+            None => unnamed_file(DEFAULT_LAB).map(|(path, fd)| (path, Some(fd)))?,
+        };
+        let mut command = vec![std::env::current_exe()?.into_os_string()];
+        command.extend(["soak", "--inside"].map(OsString::from));
+        command.extend(self.words(seed));
+        let name = format!("soak-{}", std::process::id());
+        run::keep(&Run { file, name: Some(name), command })
+    }
+
+    /// The arguments that say the same as these.
+    fn words(&self, seed: u64) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["--seed".into(), seed.to_string().into()];
+        let mut add = |name: &str, value: OsString| words.extend([name.into(), value]);
+        add("--minutes", self.minutes.to_string().into());
+        add("--limit", self.limit.to_string().into());
+        if !self.faults.is_empty() {
+            add("--faults", self.faults.join(",").into());
+        }
+        if !self.program.is_empty() {
+            let names: Vec<&str> = self.program.iter().map(|program| program.name()).collect();
+            add("--program", names.join(",").into());
+        }
+        for (name, path) in [("--lab", &self.lab), ("--venvs", &self.venvs)] {
+            if let Some(path) = path {
+                add(name, path.into());
+            }
+        }
+        words
+    }
+
+    fn soak(&self, seed: u64, plan: &Plan, schedule: Schedule) -> anyhow::Result<u8> {
+        let words = self.words(seed);
+        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+        let replay = format!("landbridge lab soak {}", words.join(" "));
+        let lab = std::env::var("LANDBRIDGE_LAB").unwrap_or_default();
+        println!("soak: {replay}\nsoak: `landbridge lab link {lab}` shows the links meanwhile");
+        let orders = Orders {
+            tools: self.tools(plan)?,
+            programs: self.programs(),
+            time: self.time(),
+            limit: Duration::from_secs_f64(self.limit),
+            replay,
+        };
+        let (tally, is_interrupted) = Soak::run(&orders, schedule)?;
+        println!("\n{tally}");
+        let verdict = match (tally.is_all_right(), tally.has_failures()) {
+            (_, true) => "FAILED",
+            (true, false) => "every program ended right",
+            (false, false) => "no program has ended",
+        };
+        match is_interrupted {
+            true => println!("soak: interrupted; until then {verdict}; seed {seed}"),
+            false => println!("soak: {verdict}; seed {seed}"),
+        }
+        Ok(match (is_interrupted, tally.is_all_right()) {
+            (true, _) => EXIT_INTERRUPTED,
+            (false, true) => 0,
+            (false, false) => EXIT_FAILED,
+        })
+    }
+}
+
+fn new_seed() -> u64 {
+    const SHORT_ENOUGH_TO_TYPE: u64 = 1_000_000;
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_millis() as u64 % SHORT_ENOUGH_TO_TYPE
+}
+
+/// A file of this text that is nowhere, and the path by which this process and its children read it.
+fn unnamed_file(text: &str) -> anyhow::Result<(PathBuf, OwnedFd)> {
+    let fd = rustix::fs::memfd_create("two-rails.toml", rustix::fs::MemfdFlags::empty())?;
+    std::fs::File::from(fd.try_clone()?).write_all(text.as_bytes())?;
+    Ok((PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd())), fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        soak: Soaking,
+    }
+
+    #[test]
+    fn the_words_of_a_replay_say_the_same() {
+        let line = "x --minutes 0.5 --seed 9 --faults loss1,wan-cut --program heat --lab a.toml";
+        let soak = Line::parse_from(line.split(' ')).soak;
+        let words = soak.words(9);
+        let again = Line::parse_from([OsString::from("x")].into_iter().chain(words.clone())).soak;
+        assert_eq!(again.words(9), words);
+        assert_eq!(again.seed, Some(9));
+        assert_eq!(again.faults, ["loss1", "wan-cut"]);
+        assert_eq!(again.time(), Duration::from_secs(30));
+    }
+
+    #[test]
+    fn the_default_lab_can_fail_in_every_way() {
+        let plan = file::parse(DEFAULT_LAB, "soak").unwrap();
+        let places = Places::of(&plan);
+        assert!(Kind::ALL.iter().all(|kind| !kind.troubles(&places).is_empty()));
+    }
+}

@@ -1,0 +1,320 @@
+//! The soak itself: one program at a time, faults as the schedule has them, until the time is up.
+//!
+//! One thread. It sleeps until a fault begins or ends, the program has ended or is overdue, or a
+//! signal comes. Programs first run once undisturbed: what fails then says nothing about faults.
+//! Faults are counted when the lab has made them happen; what cannot fail just now (a relay between
+//! two jobs) is skipped. When the time is up the last program runs to its end in a network that has
+//! healed.
+
+use std::fs::{self, File};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::program::{Program, Tools};
+use super::schedule::{Fault, Schedule};
+use super::tally::Tally;
+use crate::net::control;
+use crate::net::signal::{self, Signals};
+
+/// How long a program may take to end after SIGTERM: less than a lab leaves a command.
+const GRACE: Duration = Duration::from_secs(7);
+/// Lines of a failed program that are shown.
+const TAIL_LINES: usize = 25;
+const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// What is to be done.
+pub struct Orders {
+    pub tools: Tools,
+    pub programs: Vec<Program>,
+    pub time: Duration,
+    /// For one run of a program.
+    pub limit: Duration,
+    /// The command that does the same again.
+    pub replay: String,
+}
+
+/// A soak that is running.
+pub struct Soak<'a> {
+    orders: &'a Orders,
+    signals: Signals,
+    faults: std::iter::Peekable<Schedule>,
+    active: Vec<Fault>,
+    began: Instant,
+    tally: Tally,
+    /// What undisturbed runs have written.
+    results: Vec<(Program, Option<Vec<u8>>)>,
+}
+
+/// Why a program is no longer waited for.
+enum End {
+    Exited(ExitStatus),
+    Overdue,
+    /// The user wants to stop.
+    Signalled,
+}
+
+/// What became of one run.
+enum Outcome {
+    Right(Duration),
+    Wrong(String, String),
+    Signalled,
+}
+
+impl Soak<'_> {
+    /// Runs everything; the tally, and whether a signal ended it early.
+    pub fn run(orders: &Orders, schedule: Schedule) -> anyhow::Result<(Tally, bool)> {
+        let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
+        orders.tools.unpack().context("cannot write the programs")?;
+        let mut soak = Soak {
+            orders,
+            signals,
+            faults: schedule.peekable(),
+            active: Vec::new(),
+            began: Instant::now(),
+            tally: Tally::default(),
+            results: Vec::new(),
+        };
+        let is_signalled = soak.try_undisturbed()? || soak.trouble()?;
+        soak.heal(None);
+        Ok((soak.tally, is_signalled))
+    }
+
+    /// Each program once; true when a signal came.
+    fn try_undisturbed(&mut self) -> anyhow::Result<bool> {
+        for program in self.orders.programs.clone() {
+            match self.run_program(program, None)? {
+                Outcome::Signalled => return Ok(true),
+                Outcome::Right(took) => {
+                    println!("undisturbed: {} ended right in {}", program.name(), seconds(took));
+                    let result = fs::read(program.result(&self.orders.tools.dir)).ok();
+                    self.results.push((program, result));
+                }
+                Outcome::Wrong(why, output) => {
+                    let name = program.name();
+                    println!("undisturbed: {name} FAILED: {why}\n{}", tail(&output));
+                    self.tally.failed(program, format!("{name}, undisturbed: {why}"));
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Programs in turns while faults come; true when a signal came.
+    fn trouble(&mut self) -> anyhow::Result<bool> {
+        self.began = Instant::now();
+        let programs: Vec<Program> = self.results.iter().map(|(program, _)| *program).collect();
+        let mut turns = programs.iter().copied().cycle();
+        for number in 1.. {
+            let Some(program) = turns.next().filter(|_| self.is_time_left()) else { break };
+            match self.run_program(program, Some(number))? {
+                Outcome::Signalled => return Ok(true),
+                Outcome::Right(took) => {
+                    let name = program.name();
+                    self.say(&format!("run {number}: {name} ended right in {}", seconds(took)));
+                    self.tally.right(program, took);
+                }
+                Outcome::Wrong(why, output) => {
+                    let what = format!("run {number}: {}: {why}", program.name());
+                    self.say(&format!("{what}\n{}", tail(&output)));
+                    let replay = &self.orders.replay;
+                    self.tally.failed(program, format!("{what}\n        again: {replay}"));
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Runs a program to its end; faults come only if the run has a number.
+    fn run_program(&mut self, program: Program, number: Option<u32>) -> anyhow::Result<Outcome> {
+        let tools = &self.orders.tools;
+        let result = program.result(&tools.dir);
+        let _ = fs::remove_file(&result);
+        let log = tools.dir.join("output");
+        let output = File::create(&log)?;
+        let mut command = program.command(tools);
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        // Its own group, so that it is ended as a whole and Ctrl-C comes to us alone.
+        command.process_group(0);
+        // SAFETY: the closure only makes a system call with a value of its own.
+        unsafe { command.pre_exec(signal::restore_in_child) };
+        let started = Instant::now();
+        let mut child = command.spawn().context("cannot start landbridge")?;
+        let end = self.wait(&mut child, started, number.is_some())?;
+        let took = started.elapsed();
+        let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+        let verdict = match end {
+            End::Signalled => return Ok(Outcome::Signalled),
+            End::Overdue => Err(format!("still running after {}", seconds(took))),
+            End::Exited(status) if status.success() => program.judge(&output),
+            End::Exited(status) => Err(format!("{} after {}", words(status), seconds(took))),
+        };
+        let verdict = verdict.and_then(|()| self.compare(program));
+        Ok(match verdict {
+            Ok(()) => Outcome::Right(took),
+            Err(why) => Outcome::Wrong(why, output),
+        })
+    }
+
+    /// Whether what the program has written is what it wrote undisturbed.
+    fn compare(&self, program: Program) -> Result<(), String> {
+        let Some((_, Some(wanted))) = self.results.iter().find(|(of, _)| *of == program) else {
+            return Ok(());
+        };
+        let found = fs::read(program.result(&self.orders.tools.dir)).unwrap_or_default();
+        if found == *wanted { Ok(()) } else { Err("its result DIFFERS from the first one".into()) }
+    }
+
+    fn wait(&mut self, child: &mut Child, started: Instant, troubled: bool) -> anyhow::Result<End> {
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(End::Exited(status));
+            }
+            if started.elapsed() >= self.orders.limit {
+                end_group(child)?;
+                return Ok(End::Overdue);
+            }
+            if troubled {
+                self.keep_schedule();
+            }
+            let mut pause = self.orders.limit.saturating_sub(started.elapsed());
+            if let Some(next) = self.next_change().filter(|_| troubled) {
+                pause = pause.min(next.saturating_sub(self.began.elapsed()));
+            }
+            if self.sleep(pause)? {
+                end_group(child)?;
+                return Ok(End::Signalled);
+            }
+        }
+    }
+
+    /// Sleeps until a signal or for `pause`; whether the signal wants an end.
+    fn sleep(&self, pause: Duration) -> anyhow::Result<bool> {
+        let pause =
+            Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&self.signals, PollFlags::IN)], Some(&pause)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut is_end = false;
+        while let Some(notice) = self.signals.poll_notice() {
+            is_end |= ENDING.contains(&notice.number);
+        }
+        Ok(is_end)
+    }
+
+    /// When `keep_schedule` has something to do, since the beginning.
+    fn next_change(&mut self) -> Option<Duration> {
+        let end = self.active.iter().map(|fault| fault.until).min();
+        let next = self.faults.peek().map(|fault| fault.from);
+        let next = next.filter(|from| *from < self.orders.time).or(self.time_left_to_heal());
+        end.into_iter().chain(next).min()
+    }
+
+    fn time_left_to_heal(&self) -> Option<Duration> {
+        (!self.active.is_empty()).then_some(self.orders.time)
+    }
+
+    /// Ends the faults whose time is over and begins those whose time has come.
+    fn keep_schedule(&mut self) {
+        let now = self.began.elapsed();
+        self.heal(self.is_time_left().then_some(now));
+        while let Some(fault) = self.faults.next_if(|fault| fault.from <= now) {
+            if fault.from < self.orders.time && fault.until > now {
+                self.begin(fault);
+            }
+        }
+    }
+
+    fn begin(&mut self, fault: Fault) {
+        let lasts = fault.until - fault.from;
+        let (kind, place) = (fault.trouble.kind, &fault.trouble.place);
+        match control::request(None, &fault.trouble.begin) {
+            Ok(_) => {
+                let (number, what) = (fault.number, kind.what());
+                self.say(&format!("fault {number}: {place}: {what}, for {}", seconds(lasts)));
+                self.tally.fault(kind, lasts);
+                self.active.push(fault);
+            }
+            Err(error) => self.say(&format!("fault {} left out: {error:#}", fault.number)),
+        }
+    }
+
+    /// Ends the faults that are over at `now`, or all of them.
+    fn heal(&mut self, now: Option<Duration>) {
+        let is_over = |fault: &mut Fault| now.is_none_or(|now| fault.until <= now);
+        for fault in self.active.extract_if(.., is_over).collect::<Vec<Fault>>() {
+            // A relay may have ended with its job.
+            let _ = control::request(None, &fault.trouble.end);
+        }
+    }
+
+    fn is_time_left(&self) -> bool {
+        self.began.elapsed() < self.orders.time
+    }
+
+    fn say(&self, what: &str) {
+        let (now, all) = (self.began.elapsed().as_secs_f64(), self.orders.time.as_secs());
+        println!("[{now:7.1} of {all} s] {what}");
+    }
+}
+
+/// Ends a program and what it has started, first politely.
+fn end_group(child: &mut Child) -> anyhow::Result<()> {
+    const LOOK_AGAIN: Duration = Duration::from_millis(20);
+    let group = Pid::from_child(child);
+    let began = Instant::now();
+    let _ = kill_process_group(group, Signal::TERM);
+    while child.try_wait()?.is_none() {
+        if began.elapsed() > GRACE {
+            let _ = kill_process_group(group, Signal::KILL);
+            child.wait()?;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    Ok(())
+}
+
+/// Whether this is a line such as `MPIC_Wait(91)......: `, and says no more than that.
+fn is_call(line: &str) -> bool {
+    let rest = line.split_once(')').map(|(_, rest)| rest.trim_start_matches('.'));
+    rest.is_some_and(|rest| rest.starts_with(':')) && !line.contains("poll failed")
+}
+
+fn words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(number)) => format!("killed by signal {number}"),
+        (None, None) => "ended strangely".to_owned(),
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// The end of what a program has said, without the call stacks of the MPI library.
+fn tail(output: &str) -> String {
+    let lines: Vec<&str> = output.trim_end().lines().filter(|line| !is_call(line)).collect();
+    let shown = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+    shown.iter().map(|line| format!("    | {line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_stacks_do_not_hide_what_matters() {
+        let output = "wrong: rank 1: 3 of 100\nMPIC_Wait(91)......: \nMPID_Barrier(165).: \n\
+                      MPIDI_OFI_handle_cq_error(593): OFI poll failed (No route to host)\n\
+                      Abort(3) on node 2: see above\nlandbridge: rank 1 ended (1)\n";
+        let kept = tail(output);
+        assert_eq!(kept.lines().count(), 4, "{kept}");
+        assert!(kept.starts_with("    | wrong: rank 1") && !kept.contains("MPIC_Wait"), "{kept}");
+    }
+}

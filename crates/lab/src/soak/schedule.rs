@@ -1,0 +1,145 @@
+//! When which fault strikes where: a pure function of a seed and of what can fail.
+//!
+//! In: a seed, the kinds wanted, the places of a lab. Out: faults without end, in the order of their
+//! beginnings. Every kind that can strike somewhere is equally likely; no two faults of one place
+//! overlap, those of different places may.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::fault::{Kind, Places, Trouble};
+use crate::net::link::mix;
+
+/// From the beginning of one fault to that of the next: programs are rarely undisturbed, and many
+/// faults meet others.
+const GAP_MS: RangeInclusive<u64> = 400..=4_000;
+/// A place rests for this long between two faults.
+const REST_MS: u64 = 200;
+
+/// A trouble with its times since the soak began.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fault {
+    pub number: u64,
+    pub from: Duration,
+    pub until: Duration,
+    pub trouble: Trouble,
+}
+
+/// Faults to come.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    seed: u64,
+    draws: u64,
+    faults: u64,
+    now_ms: u64,
+    /// What can happen, by kind; none of these is empty.
+    choices: Vec<Vec<Trouble>>,
+    /// Places and when they are free again.
+    busy: BTreeMap<String, u64>,
+}
+
+impl Schedule {
+    pub fn new(seed: u64, kinds: &[Kind], places: &Places) -> Schedule {
+        let choices = kinds.iter().map(|kind| kind.troubles(places));
+        let choices = choices.filter(|troubles| !troubles.is_empty()).collect();
+        Schedule { seed, draws: 0, faults: 0, now_ms: 0, choices, busy: BTreeMap::new() }
+    }
+
+    /// Whether nothing will ever happen.
+    pub fn is_empty(&self) -> bool {
+        self.choices.is_empty()
+    }
+
+    fn draw(&mut self, range: &RangeInclusive<u64>) -> u64 {
+        self.draws += 1;
+        let bits = mix(mix(self.seed).wrapping_add(self.draws));
+        range.start() + bits % (range.end() - range.start() + 1)
+    }
+
+    fn pick<'a>(&mut self, from: &'a [Trouble]) -> &'a Trouble {
+        let index = self.draw(&(0..=from.len() as u64 - 1));
+        &from[index as usize]
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Fault;
+
+    fn next(&mut self) -> Option<Fault> {
+        if self.is_empty() {
+            return None;
+        }
+        loop {
+            self.now_ms += self.draw(&GAP_MS);
+            let kind = self.draw(&(0..=self.choices.len() as u64 - 1));
+            let troubles = self.choices[kind as usize].clone();
+            let trouble = self.pick(&troubles).clone();
+            let lasts_ms = self.draw(&trouble.kind.lasts_ms());
+            if self.busy.get(&trouble.place).is_some_and(|&until| until > self.now_ms) {
+                continue;
+            }
+            let (from, until) = (self.now_ms, self.now_ms + lasts_ms);
+            self.busy.insert(trouble.place.clone(), until + REST_MS);
+            self.faults += 1;
+            let [from, until] = [from, until].map(Duration::from_millis);
+            return Some(Fault { number: self.faults, from, until, trouble });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::net::file;
+    use crate::soak::command::DEFAULT_LAB;
+
+    #[test]
+    fn the_same_seed_gives_the_same_faults_for_ever() {
+        let take = |seed| schedule(seed, &Kind::ALL).take(200).collect::<Vec<Fault>>();
+        assert_eq!(take(7), take(7));
+        assert_ne!(take(7), take(8));
+        // A seed that somebody has written down must go on to mean what it meant.
+        let first = &take(7)[0];
+        let said = (first.from.as_millis(), first.until.as_millis(), first.trouble.begin.as_str());
+        assert_eq!(said, FIRST_OF_SEED_7);
+    }
+
+    #[test]
+    fn every_kind_strikes_everywhere_and_nothing_overlaps_in_one_place() {
+        let faults: Vec<Fault> = schedule(3, &Kind::ALL).take(2_000).collect();
+        let mut free: BTreeMap<&str, Duration> = BTreeMap::new();
+        let mut last = Duration::ZERO;
+        for fault in &faults {
+            assert!(fault.from > last, "in order");
+            last = fault.from;
+            let lasts = (fault.until - fault.from).as_millis() as u64;
+            assert!(fault.trouble.kind.lasts_ms().contains(&lasts), "{fault:?}");
+            let until = free.insert(&fault.trouble.place, fault.until);
+            assert!(until.is_none_or(|until| until < fault.from), "{fault:?}");
+        }
+        let seen: BTreeSet<&str> = faults.iter().map(|f| f.trouble.begin.as_str()).collect();
+        let places = Places::of(&file::parse(DEFAULT_LAB, "x").unwrap());
+        let possible: usize = Kind::ALL.iter().map(|kind| kind.troubles(&places).len()).sum();
+        assert_eq!(seen.len(), possible);
+        let numbers: Vec<u64> = faults.iter().map(|fault| fault.number).collect();
+        assert_eq!(numbers, (1..=2_000).collect::<Vec<u64>>());
+    }
+
+    #[test]
+    fn only_wanted_kinds_come() {
+        let kinds = [Kind::Interface, Kind::Loss5];
+        let mut faults = schedule(1, &kinds).take(100);
+        assert!(faults.all(|fault| kinds.contains(&fault.trouble.kind)));
+        assert!(Schedule::new(1, &Kind::ALL, &Places::default()).next().is_none());
+    }
+
+    const FIRST_OF_SEED_7: (u128, u128, &str) =
+        (3_512, 9_707, "set near-far reorder=5% reorder_by=5ms");
+
+    fn schedule(seed: u64, kinds: &[Kind]) -> Schedule {
+        Schedule::new(seed, kinds, &Places::of(&file::parse(DEFAULT_LAB, "x").unwrap()))
+    }
+}

@@ -1,0 +1,99 @@
+//! What a soak has done so far, and the table in which it ends.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::fault::Kind;
+use super::program::Program;
+
+/// Counts of a soak.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    programs: BTreeMap<Program, Runs>,
+    faults: BTreeMap<Kind, Times>,
+    failures: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Runs {
+    right: u32,
+    failed: u32,
+    /// Of those that ended right.
+    longest: Duration,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    count: u32,
+    total: Duration,
+}
+
+impl Tally {
+    pub fn right(&mut self, program: Program, took: Duration) {
+        let runs = self.programs.entry(program).or_default();
+        runs.right += 1;
+        runs.longest = runs.longest.max(took);
+    }
+
+    pub fn failed(&mut self, program: Program, why: String) {
+        self.programs.entry(program).or_default().failed += 1;
+        self.failures.push(why);
+    }
+
+    pub fn fault(&mut self, kind: Kind, lasts: Duration) {
+        let times = self.faults.entry(kind).or_default();
+        times.count += 1;
+        times.total += lasts;
+    }
+
+    pub fn has_failures(&self) -> bool {
+        !self.failures.is_empty()
+    }
+
+    /// Something was run to its end, and nothing failed.
+    pub fn is_all_right(&self) -> bool {
+        !self.has_failures() && self.programs.values().any(|runs| runs.right > 0)
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:12} {:>6} {:>7} {:>9}", "program", "right", "failed", "longest")?;
+        for (program, runs) in &self.programs {
+            let (name, longest) = (program.name(), runs.longest.as_secs_f64());
+            writeln!(f, "{name:12} {:6} {:7} {longest:7.1} s", runs.right, runs.failed)?;
+        }
+        writeln!(f, "\n{:12} {:>6} {:>9}  what", "fault", "times", "in all")?;
+        for kind in Kind::ALL {
+            let times = self.faults.get(&kind).copied().unwrap_or_default();
+            let (name, total) = (kind.name(), times.total.as_secs_f64());
+            writeln!(f, "{name:12} {:6} {total:7.1} s  {}", times.count, kind.what())?;
+        }
+        for failure in &self.failures {
+            writeln!(f, "\nfailed: {failure}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_run_is_not_all_right() {
+        let mut tally = Tally::default();
+        assert!(!tally.is_all_right());
+        tally.right(Program::Heat, Duration::from_secs(3));
+        tally.fault(Kind::Loss5, Duration::from_millis(2_500));
+        assert!(tally.is_all_right());
+        let text = tally.to_string();
+        assert!(text.contains("heat              1       0     3.0 s"), "{text}");
+        assert!(text.contains("loss5             1     2.5 s  5 % of packets lost"), "{text}");
+        assert!(text.contains("wan-cut           0     0.0 s"), "{text}");
+        tally.failed(Program::Sums, "sums, run 4".to_owned());
+        assert!(!tally.is_all_right());
+        assert!(tally.to_string().contains("failed: sums, run 4"));
+    }
+}

@@ -1,0 +1,35 @@
+//! Settings that do not have their default value, and what is wrong with the rest.
+
+use super::Finding;
+use crate::cli::SettingOptions;
+use crate::settings::{Settings, Source, misspelt};
+use crate::start;
+
+pub fn check() -> Vec<Finding> {
+    let options = SettingOptions { file: None, set: Vec::new() };
+    let found = Settings::find(&options, &[], start::topology_file(None).as_deref());
+    let mut findings = found.map_or_else(
+        |error| vec![Finding::bad(format!("{error:#}"), "correct it: no job starts before")],
+        |settings| of(&settings),
+    );
+    findings.extend(misspelt().into_iter().map(|(is, right)| {
+        let advice = format!("{right} is meant? `landbridge settings` lists what there is");
+        Finding::notice(format!("{is} is set, is no setting and is not heeded"), advice)
+    }));
+    findings
+}
+
+fn of(settings: &Settings) -> Vec<Finding> {
+    // What the launcher does by itself is no news.
+    let changed = settings.changed().filter(|it| it.source != Source::Launcher);
+    let mut findings: Vec<Finding> = changed
+        .map(|it| {
+            let (name, text, source) = (it.row.name, &it.text, &it.source);
+            Finding::good(format!("{name} = {text} ({source}; default: {})", it.row.default))
+        })
+        .collect();
+    if findings.is_empty() {
+        findings.push(Finding::good("all as by default; `landbridge settings` lists them"));
+    }
+    findings
+}

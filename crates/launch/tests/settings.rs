@@ -1,0 +1,177 @@
+//! Settings on their way: from flags, variables and files to ranks and relays, and into listings.
+
+mod common;
+
+use std::process::Output;
+
+use common::{Landbridge, Running, Scratch, assert_code, stderr, stdout};
+
+const SAY: &str = "echo $LANDBRIDGE_PEER_TIMEOUT/$LANDBRIDGE_PATHS/$LANDBRIDGE_RETAIN";
+
+/// Names and texts of variables.
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
+fn run_with(lb: &Landbridge, variables: Variables, arguments: &[&str]) -> Output {
+    let mut command = lb.command(arguments);
+    command.envs(variables.iter().copied());
+    Running::new(command).finish()
+}
+
+#[test]
+fn ranks_get_what_was_said_as_variables() {
+    let lb = Landbridge::new("settings-ranks");
+    let scratch = Scratch::new("settings-ranks");
+    let file =
+        scratch.write("s.toml", "peer_timeout = \"3s\"\npaths = [\"shm\"]\nretain = 1048576\n");
+    let file = file.display().to_string();
+    let said = [("LANDBRIDGE_PATHS", "tcp"), ("LANDBRIDGE_SETTINGS", &*file)];
+    let rows: [(&[&str], Variables, &str); 5] = [
+        (&[], &[], "//\n"),
+        (&["--set", "peer_timeout=9s"], &[], "9s//\n"),
+        (&["--settings", &file], &[], "3s/shm/1048576\n"),
+        (&["--set", "retain=2MiB"], &said, "3s/tcp/2MiB\n"),
+        (&["-x", "LANDBRIDGE_PATHS=relay"], &said, "3s/relay/1048576\n"),
+    ];
+    for (options, variables, expected) in rows {
+        let arguments = [&["run", "-n", "1"], options, &["sh", "-c", SAY]].concat();
+        let output = run_with(&lb, variables, &arguments);
+        assert_code(&output, 0);
+        assert_eq!(stdout(&output), expected, "{options:?} {}", stderr(&output));
+    }
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_file_is_found_beside_the_topology_or_with_the_user() {
+    let lb = Landbridge::new("settings-found");
+    let config = lb.directory.0.join("config/landbridge");
+    std::fs::create_dir_all(&config).unwrap();
+    std::fs::write(config.join("settings.toml"), "retain = \"4MiB\"\n").unwrap();
+    let scratch = Scratch::new("settings-found");
+    let topology =
+        "[[cluster]]\nname = \"one\"\nspawn = \"local\"\n[[cluster.host]]\nname = \"n\"\n";
+    let grid = scratch.write("grid.toml", topology).display().to_string();
+    let said = |arguments: &[&str]| {
+        let output = lb.run(&[arguments, &["sh", "-c", SAY]].concat());
+        assert_code(&output, 0);
+        stdout(&output)
+    };
+    let of_grid = ["run", "-n", "1", "--topology", &grid];
+    assert_eq!(said(&["run", "-n", "1"]), "//4MiB\n");
+    assert_eq!(said(&of_grid), "//4MiB\n", "none lies beside it yet");
+    scratch.write("landbridge.toml", "peer_timeout = \"3s\"\n");
+    assert_eq!(said(&of_grid), "3s//\n", "one file is read, not two");
+    let output = run_with(&lb, &[("LANDBRIDGE_TOPOLOGY", &grid)], &["settings"]);
+    let found =
+        format!("peer_timeout   3s             {}", scratch.0.join("landbridge.toml").display());
+    assert!(stdout(&output).contains(&format!("{found}, line 1\n")), "{}", stdout(&output));
+}
+
+#[test]
+fn relays_get_what_they_read() {
+    let lb = Landbridge::new("settings-relays");
+    let options = ["--set", "wan_streams=4", "--set", "retain=2MiB"];
+    let output =
+        lb.run(&[&["run", "-n", "2", "--clusters", "2"], &options[..], &["true"]].concat());
+    assert_code(&output, 0);
+    let entries = std::fs::read_dir(&lb.directory.0).unwrap().flatten();
+    let texts: Vec<String> = entries
+        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "env"))
+        .map(|entry| std::fs::read_to_string(entry.path()).unwrap())
+        .collect();
+    assert_eq!(texts.len(), 2);
+    for text in texts {
+        assert!(text.contains("LANDBRIDGE_WAN_STREAMS=4\n"), "{text}");
+        assert!(!text.contains("LANDBRIDGE_RETAIN"), "{text}");
+    }
+}
+
+#[test]
+fn nothing_starts_with_a_setting_that_is_wrong() {
+    let lb = Landbridge::new("settings-wrong");
+    let scratch = Scratch::new("settings-wrong");
+    let file = scratch.write("s.toml", "\npeer_timout = \"3s\"\n").display().to_string();
+    let rows: [(&[&str], Variables, &str); 4] = [
+        (&["--set", "peer_timeout=60"], &[], "has no unit: write 60s or 60ms"),
+        (&["--settings", &file], &[], "s.toml: line 2: there is no setting \"peer_timout\""),
+        (&[], &[("LANDBRIDGE_PATHS", "tpc")], "LANDBRIDGE_PATHS: \"tpc\" is none of shm, tcp"),
+        (&["--settings", "/no/such"], &[], "cannot read the settings file /no/such"),
+    ];
+    for (options, variables, expected) in rows {
+        let output = run_with(
+            &lb,
+            variables,
+            &[&["run", "-n", "1"], options, &["echo", "started"]].concat(),
+        );
+        assert_code(&output, 1);
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+    }
+}
+
+#[test]
+fn a_misspelt_variable_is_told_and_the_job_runs() {
+    let lb = Landbridge::new("settings-misspelt");
+    let misspelt = [("LANDBRIDGE_PEER_TIMOUT", "5s")];
+    let output = run_with(&lb, &misspelt, &["run", "-n", "1", "true"]);
+    assert_code(&output, 0);
+    let expected =
+        "LANDBRIDGE_PEER_TIMOUT is no setting and is not heeded; LANDBRIDGE_PEER_TIMEOUT";
+    assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    let output = run_with(&lb, &misspelt, &["doctor"]);
+    assert!(stdout(&output).contains("--  LANDBRIDGE_PEER_TIMOUT is set"), "{}", stdout(&output));
+}
+
+#[test]
+fn doctor_shows_what_is_not_as_by_default() {
+    let lb = Landbridge::new("settings-doctor");
+    let text = stdout(&lb.run(&["doctor"]));
+    assert!(text.contains("Settings\n  ok  all as by default"), "{text}");
+    let said = [("LANDBRIDGE_RETAIN", "1GiB"), ("LANDBRIDGE_PEER_TIMEOUT", "1min")];
+    let text = stdout(&run_with(&lb, &said, &["doctor"]));
+    assert!(
+        text.contains("Settings\n  ok  retain = 1GiB (environment; default: 64MiB)\n"),
+        "{text}"
+    );
+    assert!(!text.contains("peer_timeout"), "{text}");
+    let output = run_with(&lb, &[("LANDBRIDGE_UDP", "maybe")], &["doctor"]);
+    assert_code(&output, 1);
+    assert!(stdout(&output).contains("!!  LANDBRIDGE_UDP: \"maybe\" is none of off, on, only"));
+}
+
+#[test]
+fn settings_lists_every_row_and_no_secret() {
+    let lb = Landbridge::new("settings-list");
+    let said = [("LANDBRIDGE_KEY", "5ec4e7"), ("LANDBRIDGE_LOG", "")];
+    let output = run_with(&lb, &said, &["settings", "--set", "udp=only"]);
+    assert_code(&output, 0);
+    let text = stdout(&output);
+    for row in landbridge_proto::setting::SETTINGS {
+        assert!(text.contains(row.name) || text.contains(&row.variable()), "{}: {text}", row.name);
+        assert!(text.contains(row.sentence), "{}: {text}", row.name);
+    }
+    for line in ["udp            only           --set\n", "rails_exclude  none           default\n"]
+    {
+        assert!(text.contains(line), "{line:?} in {text}");
+    }
+    let json = stdout(&run_with(&lb, &said, &["settings", "--json"]));
+    let objects = json.lines().filter(|line| line.starts_with("  {\"name\": \"")).count();
+    assert_eq!(objects, landbridge_proto::setting::SETTINGS.len());
+    assert!(json.contains("\"value\": \"64MiB\", \"source\": \"default\""), "{json}");
+    assert!(!text.contains("5ec4e7") && !json.contains("5ec4e7"));
+}
+
+#[test]
+fn env_exports_what_the_file_says() {
+    let lb = Landbridge::new("settings-env");
+    lb.directory.write("liblandbridge-fi.so", "");
+    let file = lb.directory.write("s.toml", "peer_timeout = \"3 s\"\nwan_streams = 4\n");
+    let file = file.display().to_string();
+    let arguments = ["env", "--mpi", "mpich", "--settings", &file, "--set", "log=info"];
+    let text = stdout(&run_with(&lb, &[("LANDBRIDGE_RETAIN", "2MiB")], &arguments));
+    assert!(text.contains("export LANDBRIDGE_PEER_TIMEOUT='3 s'\n"), "{text}");
+    assert!(text.ends_with("export LANDBRIDGE_PEER_TIMEOUT='3 s'\n"), "{text}");
+    let log = text.rfind("export LANDBRIDGE_LOG=info\n");
+    assert!(log > text.find("export LANDBRIDGE_LOG=\"${LANDBRIDGE_LOG-warn}\"\n"), "{text}");
+    assert!(!text.contains("RETAIN") && !text.contains("WAN_STREAMS"), "{text}");
+}

@@ -1,0 +1,269 @@
+//! The receiver's side of a channel: which bytes have arrived, and which frame may be taken in next.
+//!
+//! What enters: frames and fragments as they arrive. What leaves: for each, whether it is next, known already or to be
+//! kept for later; the kept frame whose turn has come; the ranges of a report.
+//!
+//! What may never happen: a frame is taken in twice, or before the one in front of it; more is kept than
+//! [`SPAN_BYTES_MAX`] of bytes and [`FRAMES_MAX`] frames; bytes are reported that are not here intact.
+
+use alloc::collections::BTreeMap;
+use core::ops::Range;
+
+use super::{SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use crate::limit::FRAME_BODY_BYTES_MAX;
+use crate::range::RangeSet;
+use crate::wire::Malformed;
+use crate::wire::frame::Kind;
+use crate::wire::head::REPORT_RANGES;
+
+/// Ranges that may stand apart: one for every other frame that may have overtaken.
+const RANGES_MAX: usize = FRAMES_MAX / 2;
+
+/// Frames that may be kept.
+const FRAMES_MAX: usize = SPAN_FRAMES_MAX;
+
+/// See the module head.
+#[derive(Debug, Default)]
+pub struct Inflow {
+    /// All bytes below have been taken in.
+    taken: u64,
+    /// Those that are here: taken in, or kept.
+    arrived: RangeSet<RANGES_MAX>,
+    /// Ranges that came early, the latest first.
+    recent: [(u64, u64); REPORT_RANGES],
+    kept: BTreeMap<u64, Kept>,
+    kept_bytes: u64,
+}
+
+/// A frame that came early, whole or in fragments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// What it is.
+    pub kind: Kind,
+    /// Its flags.
+    pub flags: u8,
+    /// Its bytes, head included.
+    pub whole: u32,
+    got: u32,
+}
+
+/// How a frame that arrives stands to those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// All before it has been taken in.
+    Next,
+    /// It is here already.
+    Known,
+    /// Something before it is missing.
+    Early,
+}
+
+impl Kept {
+    /// A frame of which nothing has arrived.
+    pub fn new(kind: Kind, flags: u8, whole: u32) -> Self {
+        Self { kind, flags, whole, got: 0 }
+    }
+}
+
+impl Inflow {
+    /// All bytes below have been taken in.
+    #[inline]
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// How the frame with bytes `range` stands.
+    ///
+    /// # Errors
+    /// If there can be no frame with these bytes.
+    #[inline]
+    pub fn standing(&self, range: &Range<u64>) -> Result<Standing, Malformed> {
+        if range.start == self.taken && !self.has_early() {
+            return Ok(Standing::Next);
+        }
+        if self.arrived.contains(range) {
+            return Ok(Standing::Known);
+        }
+        match range.start.cmp(&self.taken) {
+            core::cmp::Ordering::Less => Err(Malformed("bytes of a channel under two frames")),
+            core::cmp::Ordering::Equal => Ok(Standing::Next),
+            core::cmp::Ordering::Greater => Ok(Standing::Early),
+        }
+    }
+
+    /// The frame at [`Self::taken`], of `bytes`, is in its place.
+    #[inline]
+    pub fn take_in(&mut self, bytes: u64) {
+        let start = self.taken;
+        self.taken += bytes;
+        // It touches what is whole, so there is room.
+        let _ = self.arrived.insert(start..self.taken);
+    }
+
+    /// The kept frame that has just been taken in by another way, or as a whole: it is kept no more.
+    pub fn release(&mut self, frame: u64) -> Option<Kept> {
+        let kept = self.kept.remove(&frame)?;
+        self.kept_bytes -= kept.whole as u64;
+        Some(kept)
+    }
+
+    /// Makes room for the frame that begins at byte `frame`; false if there is none: it must be dropped.
+    ///
+    /// # Errors
+    /// If another frame begins there.
+    pub fn keep(&mut self, frame: u64, as_of: Kept) -> Result<bool, Malformed> {
+        if let Some(kept) = self.kept.get(&frame) {
+            let is_same = Kept { got: 0, ..*kept } == as_of;
+            return is_same.then_some(true).ok_or(Malformed("two frames with the same number"));
+        }
+        let bytes = self.kept_bytes + as_of.whole as u64;
+        let is_near = frame - self.taken <= SPAN_BYTES_MAX;
+        let has_room = bytes <= SPAN_BYTES_MAX + FRAME_BODY_BYTES_MAX as u64;
+        if !is_near || !has_room || self.kept.len() >= FRAMES_MAX {
+            return Ok(false);
+        }
+        self.kept.insert(frame, as_of);
+        self.kept_bytes = bytes;
+        Ok(true)
+    }
+
+    /// Bytes `range` of the frame kept from byte `frame` on have arrived.
+    pub fn handle_kept(&mut self, frame: u64, range: Range<u64>) {
+        let Some(kept) = self.kept.get_mut(&frame) else {
+            return;
+        };
+        let Ok(new) = self.arrived.insert(range.clone()) else {
+            return;
+        };
+        kept.got += new as u32;
+        self.note_recent(range);
+    }
+
+    fn note_recent(&mut self, range: Range<u64>) {
+        let above = self.arrived.above();
+        let grown = above.iter().find(|other| other.contains(&range.start));
+        let Some(grown) = grown.map(|grown| (grown.start, grown.end)) else {
+            return;
+        };
+        // Those that it has swallowed make room for older ones.
+        let is_apart = |other: &(u64, u64)| other.1 < grown.0 || grown.1 < other.0;
+        let mut older =
+            self.recent.into_iter().filter(|other| other.0 < other.1 && is_apart(other));
+        self.recent =
+            core::array::from_fn(
+                |place| {
+                    if place == 0 { grown } else { older.next().unwrap_or((0, 0)) }
+                },
+            );
+    }
+
+    /// The kept frame whose turn has come, by its first byte.
+    #[inline]
+    pub fn next_kept(&self) -> Option<(u64, Kept)> {
+        if self.kept.is_empty() {
+            return None;
+        }
+        let kept = self.kept.get(&self.taken)?;
+        (kept.got == kept.whole).then_some((self.taken, *kept))
+    }
+
+    /// Whether all of `range` is here.
+    pub fn has(&self, range: &Range<u64>) -> bool {
+        self.arrived.contains(range)
+    }
+
+    /// Whether some of `range` is here.
+    pub fn has_some(&self, range: &Range<u64>) -> bool {
+        self.arrived.overlaps(range)
+    }
+
+    /// Whether bytes have arrived behind a gap.
+    #[inline]
+    pub fn has_early(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// What a report says besides [`Self::taken`]: first bytes, and how many. No more than is kept, so it fits.
+    pub fn ranges(&self) -> [(u64, u32); REPORT_RANGES] {
+        let mut ranges = self.recent.map(|(start, end)| {
+            let start = start.max(self.taken);
+            (start, end.saturating_sub(start) as u32)
+        });
+        // Kept frames up to the first gap are here as well, but what is confirmed is only what is in its place.
+        let whole = self.arrived.whole();
+        if self.taken < whole {
+            ranges[REPORT_RANGES - 1] = (self.taken, (whole - self.taken) as u32);
+        }
+        ranges
+    }
+
+    /// Forgets what is kept.
+    pub fn clear(&mut self) {
+        self.kept.clear();
+        self.kept_bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_taken_in_in_order_whatever_comes_first() {
+        let mut inflow = Inflow::default();
+        assert_eq!(inflow.standing(&(10..30)), Ok(Standing::Early));
+        assert_eq!(inflow.keep(10, frame(20)), Ok(true));
+        inflow.handle_kept(10, 10..30);
+        assert_eq!((inflow.next_kept(), inflow.ranges()[0]), (None, (10, 20)));
+        assert_eq!(inflow.standing(&(10..30)), Ok(Standing::Known));
+        assert_eq!(inflow.standing(&(0..10)), Ok(Standing::Next));
+        inflow.take_in(10);
+        assert_eq!(inflow.standing(&(0..10)), Ok(Standing::Known));
+        let (first, kept) = inflow.next_kept().unwrap();
+        assert_eq!((first, kept.whole), (10, 20));
+        inflow.release(10);
+        inflow.take_in(20);
+        assert_eq!((inflow.taken(), inflow.next_kept()), (30, None));
+        assert!(inflow.standing(&(29..31)).is_err());
+    }
+
+    #[test]
+    fn a_frame_is_whole_when_every_fragment_is_there_once() {
+        let mut inflow = Inflow::default();
+        for fragment in [20..30, 0..10, 20..30, 5..10] {
+            assert_eq!(inflow.keep(0, frame(30)), Ok(true));
+            inflow.handle_kept(0, fragment);
+            assert_eq!(inflow.next_kept(), None);
+        }
+        inflow.handle_kept(0, 10..20);
+        assert_eq!(inflow.next_kept().map(|(first, _)| first), Some(0));
+        assert!(inflow.keep(0, frame(31)).is_err());
+    }
+
+    #[test]
+    fn the_latest_ranges_are_reported_first() {
+        let mut inflow = Inflow::default();
+        for start in [10, 30, 50, 70] {
+            inflow.keep(start, frame(5)).unwrap();
+            inflow.handle_kept(start, start..start + 5);
+        }
+        assert_eq!(inflow.ranges(), [(70, 5), (50, 5), (30, 5)]);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut inflow = Inflow::default();
+        assert_eq!(inflow.keep(SPAN_BYTES_MAX + 1, frame(1)), Ok(false));
+        let mut kept = 0;
+        while inflow.keep(1 + kept, frame(1 << 20)) == Ok(true) {
+            kept += 1;
+        }
+        assert_eq!(kept, 9);
+        inflow.release(1);
+        assert_eq!(inflow.keep(1, frame(1 << 20)), Ok(true));
+    }
+
+    fn frame(whole: u32) -> Kept {
+        Kept::new(Kind::Data, 0, whole)
+    }
+}

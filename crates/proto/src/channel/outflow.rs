@@ -1,0 +1,385 @@
+//! The sender's side of a channel: what has been sent and not confirmed, and what of it must go again.
+//!
+//! What enters: every frame that leaves ([`Outflow::retain`]), confirmations, reports, paths that break. What leaves: the
+//! piece that must go again next, cut for the path that takes it.
+//!
+//! What may never happen: a byte is forgotten that the peer has not confirmed; a byte goes again that is confirmed;
+//! anything goes again after a break before the peer has said what it has.
+
+use alloc::collections::VecDeque;
+
+use super::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use crate::path::time::Time;
+use crate::wire::frame::Kind;
+use crate::wire::head::Head;
+
+/// See the module head.
+#[derive(Debug)]
+pub struct Outflow<M> {
+    /// Number of the next new byte.
+    next: u64,
+    /// The peer has taken in all bytes below.
+    delivered: u64,
+    /// Ascending.
+    retained: VecDeque<Retained<M>>,
+    /// Of those, how many must go again.
+    lost: usize,
+    /// Asks made so far.
+    asks: u64,
+    /// The ask without whose answer nothing goes again, and whether it has left.
+    awaited: Option<(u64, bool)>,
+}
+
+/// What has arrived spoilt goes again in pieces of this size. A path that damages one of a hundred packets damages half of
+/// all pieces of 100 kB, and hardly ever lets a megabyte pass.
+const SPOILT_PIECE_BYTES: u32 = 16 << 10;
+
+/// A frame, or a range of its bytes, that the peer has not confirmed.
+#[derive(Clone, Debug)]
+pub struct Retained<M> {
+    /// Number of its first byte.
+    pub start: u64,
+    /// Its bytes.
+    pub length: u32,
+    /// Where in the frame it begins.
+    pub offset: u32,
+    /// Bytes of the frame, head included.
+    pub whole: u32,
+    /// Kind of the frame.
+    pub kind: Kind,
+    /// Flags of the frame.
+    pub flags: u8,
+    /// Head of the frame.
+    pub head: Head,
+    /// The frame's payload lies in it, from byte `at` on.
+    pub memory: Option<M>,
+    /// See `memory`.
+    pub at: u64,
+    /// The path that it took last.
+    pub path: PathId,
+    /// When; [`Retained::UNKNOWN`] when nobody looked, or it was sent before, so that a confirmation may be of either.
+    pub sent_at: Time,
+    /// It has arrived spoilt: it goes again in smaller pieces, of which fewer are spoilt.
+    pub was_spoilt: bool,
+    /// Where it is.
+    pub state: State,
+}
+
+impl<M> Retained<M> {
+    /// See [`Retained::sent_at`].
+    pub const UNKNOWN: Time = Time(u64::MAX);
+}
+
+/// Where a range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// On its way.
+    Flying,
+    /// To be sent again.
+    Lost,
+    /// The peer has it, but not yet all before it.
+    Arrived,
+}
+
+/// What a frame that leaves is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// New bytes of the channel.
+    New,
+    /// What [`Outflow::next_lost`] gave.
+    Again,
+    /// No bytes of the channel.
+    Signal,
+}
+
+impl<M> Default for Outflow<M> {
+    fn default() -> Self {
+        Self { next: 0, delivered: 0, retained: VecDeque::new(), lost: 0, asks: 0, awaited: None }
+    }
+}
+
+impl<M: Clone> Outflow<M> {
+    /// Number of the next new byte.
+    #[inline]
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The peer has taken in all bytes below.
+    #[inline]
+    pub fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// Bytes sent and not confirmed.
+    #[inline]
+    pub fn unconfirmed(&self) -> u64 {
+        self.next - self.delivered
+    }
+
+    /// Frames kept until they are confirmed.
+    pub fn retained(&self) -> usize {
+        self.retained.len()
+    }
+
+    /// `bytes` new ones have left on a path that loses nothing.
+    #[inline]
+    pub fn pass(&mut self, bytes: u64) {
+        self.next += bytes;
+    }
+
+    /// New bytes have left, and may have to be sent again.
+    #[inline]
+    pub fn retain(&mut self, frame: Retained<M>) {
+        self.next = frame.start + frame.length as u64;
+        self.retained.push_back(frame);
+    }
+
+    /// The peer has taken in all bytes below `delivered`; false if that is not new. `each` sees what was not known to have
+    /// arrived.
+    #[inline]
+    pub fn handle_delivered(&mut self, delivered: u64, mut each: impl FnMut(&Retained<M>)) -> bool {
+        if delivered <= self.delivered {
+            return false;
+        }
+        self.delivered = delivered;
+        while let Some(first) = self.retained.front()
+            && first.start + first.length as u64 <= delivered
+        {
+            self.lost -= (first.state == State::Lost) as usize;
+            if first.state != State::Arrived {
+                each(first);
+            }
+            self.retained.pop_front();
+        }
+        if self.retained.is_empty() {
+            // Nothing is left that an answer could be about, and it may never come.
+            self.awaited = None;
+        }
+        true
+    }
+
+    /// Bytes `start..end` are with the peer. `each` as in [`Self::handle_delivered`].
+    pub fn handle_arrived(&mut self, start: u64, end: u64, mut each: impl FnMut(&Retained<M>)) {
+        let first = self.retained.partition_point(|frame| frame.start < start);
+        for frame in self.retained.range_mut(first..) {
+            if frame.start + frame.length as u64 > end {
+                break;
+            }
+            self.lost -= (frame.state == State::Lost) as usize;
+            if frame.state != State::Arrived {
+                each(frame);
+            }
+            frame.state = State::Arrived;
+        }
+    }
+
+    /// Bytes `start..end` have arrived spoilt. `each` sees what is lost by that.
+    pub fn handle_spoilt(&mut self, start: u64, end: u64, each: impl FnMut(&Retained<M>)) {
+        let is_hit =
+            |frame: &Retained<M>| frame.start < end && start < frame.start + frame.length as u64;
+        self.retained.iter_mut().filter(|it| is_hit(it)).for_each(|it| it.was_spoilt = true);
+        self.lose(is_hit, each);
+    }
+
+    /// What `path` carried may be lost, and will never arrive by it.
+    pub fn handle_break(&mut self, path: PathId) {
+        self.lose(|frame| frame.path == path, |_| ());
+    }
+
+    fn lose(&mut self, is_lost: impl Fn(&Retained<M>) -> bool, mut each: impl FnMut(&Retained<M>)) {
+        for frame in &mut self.retained {
+            if frame.state == State::Flying && is_lost(frame) {
+                frame.state = State::Lost;
+                self.lost += 1;
+                each(frame);
+            }
+        }
+    }
+
+    /// From now on nothing goes again, nor anything new, until the peer has said what it has.
+    pub fn ask(&mut self) {
+        self.asks += 1;
+        self.awaited = Some((self.asks, false));
+    }
+
+    /// The number of the ask that must leave.
+    #[inline]
+    pub fn due_ask(&self) -> Option<u64> {
+        self.awaited.filter(|(_, has_left)| !has_left).map(|(number, _)| number)
+    }
+
+    /// It has left.
+    pub fn asked(&mut self) {
+        if let Some((_, has_left)) = &mut self.awaited {
+            *has_left = true;
+        }
+    }
+
+    /// The peer has answered ask `number`, and its ranges have been taken in.
+    pub fn handle_answer(&mut self, number: u64) {
+        if self.awaited.is_some_and(|(awaited, _)| awaited == number) {
+            self.awaited = None;
+        }
+    }
+
+    /// Whether the peer's answer is awaited.
+    #[inline]
+    pub fn is_hushed(&self) -> bool {
+        self.awaited.is_some()
+    }
+
+    /// Whether something must go again.
+    #[inline]
+    pub fn has_lost(&self) -> bool {
+        self.lost > 0
+    }
+
+    /// Whether what must go again next is near enough for the peer to keep it, whatever overtakes what is before it.
+    pub fn is_lost_near(&self) -> bool {
+        self.lost_index().is_some_and(|index| {
+            let ahead = self.retained[index].start.saturating_sub(self.delivered);
+            index < SPAN_FRAMES_MAX && ahead < SPAN_BYTES_MAX
+        })
+    }
+
+    /// What must go again next: a whole frame with at most `payload_max` bytes of payload, or at most as many bytes of a
+    /// longer one, which is cut.
+    pub fn next_lost(&mut self, payload_max: u32) -> Option<&Retained<M>> {
+        let index = self.lost_index()?;
+        let range = &self.retained[index];
+        let payload_max = match range.was_spoilt {
+            true => payload_max.min(SPOILT_PIECE_BYTES),
+            false => payload_max,
+        };
+        let head = Head::size(range.kind, range.flags) as u32;
+        let is_whole = range.length == range.whole && range.whole - head <= payload_max;
+        if !is_whole && range.length > payload_max {
+            self.cut(index, payload_max.max(1));
+        }
+        self.retained.get(index)
+    }
+
+    /// What [`Self::next_lost`] gave last.
+    pub fn first_lost(&self) -> Option<&Retained<M>> {
+        self.retained.get(self.lost_index()?)
+    }
+
+    /// What [`Self::next_lost`] gave is on its way by `path`.
+    pub fn sent_again(&mut self, path: PathId) {
+        if let Some(index) = self.lost_index() {
+            let frame = &mut self.retained[index];
+            (frame.state, frame.path) = (State::Flying, path);
+            frame.sent_at = Retained::<M>::UNKNOWN;
+            self.lost -= 1;
+        }
+    }
+
+    fn lost_index(&self) -> Option<usize> {
+        if self.lost == 0 {
+            return None;
+        }
+        self.retained.iter().position(|frame| frame.state == State::Lost)
+    }
+
+    fn cut(&mut self, index: usize, bytes_max: u32) {
+        let front = &mut self.retained[index];
+        let mut rest = front.clone();
+        front.length = bytes_max;
+        rest.start += bytes_max as u64;
+        rest.offset += bytes_max;
+        rest.length -= bytes_max;
+        self.lost += 1;
+        self.retained.insert(index + 1, rest);
+    }
+
+    /// Nothing can be sent any more.
+    pub fn clear(&mut self) {
+        self.retained.clear();
+        self.lost = 0;
+        self.awaited = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: PathId = PathId(0);
+    const B: PathId = PathId(1);
+
+    #[test]
+    fn what_a_broken_path_carried_goes_again_unless_it_has_arrived() {
+        let mut out = sent(&[A, B, A, A]);
+        out.handle_delivered(10, |_| ());
+        out.handle_arrived(20, 30, |_| ());
+        out.handle_break(A);
+        assert_eq!(out.next_lost(100).map(|frame| frame.start), Some(30));
+        out.sent_again(B);
+        assert!(!out.has_lost());
+        out.handle_break(B);
+        let again: Vec<u64> = std::iter::from_fn(|| {
+            let start = out.next_lost(100)?.start;
+            out.sent_again(A);
+            Some(start)
+        })
+        .collect();
+        assert_eq!(again, [10, 30]);
+        assert!(out.handle_delivered(40, |_| ()) && out.retained() == 0);
+    }
+
+    #[test]
+    fn a_long_one_is_cut_for_the_path_that_takes_it() {
+        let mut out = sent(&[A]);
+        out.handle_spoilt(3, 4, |_| ());
+        let mut pieces = Vec::new();
+        while let Some(piece) = out.next_lost(4) {
+            pieces.push((piece.start, piece.offset, piece.length, piece.whole));
+            out.sent_again(B);
+        }
+        assert_eq!(pieces, [(0, 0, 4, 10), (4, 4, 4, 10), (8, 8, 2, 10)]);
+        out.handle_arrived(4, 8, |_| ());
+        out.handle_break(B);
+        assert_eq!(out.next_lost(100).map(|piece| piece.start), Some(0));
+        assert!(out.handle_delivered(8, |_| ()) && out.has_lost());
+    }
+
+    #[test]
+    fn a_break_waits_for_the_answer_to_the_last_ask() {
+        let mut out = sent(&[A]);
+        out.ask();
+        out.asked();
+        out.ask();
+        assert_eq!(out.due_ask(), Some(2));
+        out.asked();
+        out.handle_answer(1);
+        assert!(out.is_hushed() && out.due_ask().is_none());
+        out.handle_answer(2);
+        assert!(!out.is_hushed());
+    }
+
+    fn sent(paths: &[PathId]) -> Outflow<()> {
+        let mut out = Outflow::default();
+        for (number, &path) in paths.iter().enumerate() {
+            out.retain(Retained {
+                start: number as u64 * 10,
+                length: 10,
+                offset: 0,
+                whole: 10,
+                // Without a head, so that numbers are those of the payload.
+                kind: Kind::Ack,
+                flags: 0,
+                head: Head::Empty,
+                memory: None,
+                at: 0,
+                path,
+                sent_at: Time(0),
+                was_spoilt: false,
+                state: State::Flying,
+            });
+        }
+        out
+    }
+
+    use std::vec::Vec;
+}

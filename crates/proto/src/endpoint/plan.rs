@@ -1,0 +1,537 @@
+//! Which frame is next for a path of a peer, and what its bytes are.
+//!
+//! First come signals, which are no bytes of the channel; then what must go again; then what is new. Nothing here changes
+//! what matters, so that a driver whose path is full forgets the plan and asks again; [`Plan::count`] makes it count.
+
+use super::channel::{Channel, Item, Path};
+use super::{Level, Memory, Op, OpKind, Peer};
+use crate::channel::{Origin, PathId, Retained, State};
+use crate::id::Address;
+use crate::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
+use crate::path::time::Time;
+use crate::slab::Slab;
+use crate::wire::frame::{HEADER_BYTES, Header, Kind, flag};
+use crate::wire::head::{Head, Long};
+
+/// A frame to hand to a path of its peer.
+pub struct Outgoing<'a, M> {
+    pub(super) bytes: Front,
+    pub(super) length: usize,
+    pub(super) check_at: Option<usize>,
+    /// Payload: where it lies, its offset there, its bytes.
+    pub payload: Option<(&'a M, u64, u64)>,
+    /// The payload is to be copied: see [`Endpoint::transmitted`].
+    pub wants_copy: bool,
+    /// It has been sent before, and its memory may be given back at any moment: a path that does not take all of it at
+    /// once keeps a copy of the rest, and counts as having taken all.
+    pub is_again: bool,
+}
+
+impl<M> Outgoing<'_, M> {
+    /// Everything before the payload that lies in memory.
+    #[inline]
+    pub fn front(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// The same, for a driver that fills in checks.
+    pub fn front_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.length]
+    }
+
+    /// Where in the front the check of the payload belongs, if the frame carries one. What follows it in the front is
+    /// payload already.
+    pub fn check_at(&self) -> Option<usize> {
+        self.check_at
+    }
+}
+
+/// A frame as decided, before its bytes are written.
+pub(super) struct Plan {
+    pub origin: Origin,
+    pub sequence: u64,
+    pub kind: Kind,
+    pub flags: u8,
+    pub head: Head,
+    /// Where the payload starts in its memory.
+    pub at: u64,
+    pub payload: u64,
+    /// Bytes of the head of a frame that is sent in fragments: from where, how many. They come before the payload.
+    pub lead: (u32, u32),
+}
+
+/// Bytes that may go out without the peer being asked to confirm them, and frames: what is kept for them is bounded, and
+/// a confirmation costs little beside so much.
+const UNASKED_BYTES_MAX: u64 = 512 << 10;
+/// See [`UNASKED_BYTES_MAX`].
+const UNASKED_FRAMES: usize = 64;
+
+impl Plan {
+    fn new(kind: Kind, flags: u8, head: Head, at: u64, payload: u64) -> Self {
+        Self { origin: Origin::New, sequence: 0, kind, flags, head, at, payload, lead: (0, 0) }
+    }
+
+    fn bare(kind: Kind, flags: u8, head: Head) -> Self {
+        Self::new(kind, flags, head, 0, 0)
+    }
+
+    fn signal<M: Clone>(kind: Kind, head: Head, channel: &Channel<M>) -> Self {
+        let sequence = channel.out.next();
+        Self { origin: Origin::Signal, sequence, ..Self::bare(kind, 0, head) }
+    }
+
+    /// What goes again: a whole frame, or a range of its bytes.
+    fn again<M>(range: &Retained<M>) -> Self {
+        let head_bytes = Head::size(range.kind, range.flags) as u32;
+        let sequence = range.start;
+        let again = |plan: Self| Self { origin: Origin::Again, sequence, ..plan };
+        if range.length == range.whole {
+            let payload = (range.length - head_bytes) as u64;
+            let flags = range.flags | flag::WANT_ACK;
+            return again(Self::new(range.kind, flags, range.head, range.at, payload));
+        }
+        let Retained { kind, flags, offset, whole, length, .. } = *range;
+        let head = Head::Fragment { kind, flags, offset, whole };
+        let lead = head_bytes.saturating_sub(offset).min(length);
+        let at = range.at + offset.saturating_sub(head_bytes) as u64;
+        let plan = Self::new(Kind::Fragment, flag::WANT_ACK, head, at, (length - lead) as u64);
+        again(Self { lead: (offset, lead), ..plan })
+    }
+
+    /// What the frame tells the peer has been taken in. While a refusal waits to be sent that is nothing new, nor with the
+    /// refusal itself, for others may wait behind it: their operations would pass for done. Nor with what goes again, whose
+    /// number is from before a refusal that may be under way.
+    #[inline]
+    fn confirms<M: Clone>(&self, channel: &Channel<M>) -> u64 {
+        if self.origin == Origin::Again {
+            0
+        } else if channel.refusals > 0 {
+            channel.told
+        } else {
+            channel.into.taken()
+        }
+    }
+
+    /// Bytes that this first piece announces.
+    pub fn ahead(&self) -> u64 {
+        match self.head {
+            Head::Message { long: Some(long), .. } => long.ahead as u64,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of the channel.
+    fn body(&self) -> u64 {
+        Head::size(self.kind, self.flags) as u64 + self.payload
+    }
+
+    /// Everything before the payload, how long it is, and where the check of the payload goes.
+    #[inline]
+    pub fn front<M: Clone>(
+        &self,
+        source: Address,
+        channel: &Channel<M>,
+        checked: bool,
+    ) -> (Front, usize, Option<usize>) {
+        let payload = self.lead.1 as u64 + self.payload;
+        let check = if checked && payload > 0 { CHECK_BYTES } else { 0 };
+        let head_bytes = Head::size(self.kind, self.flags);
+        let header = Header {
+            length: (head_bytes + check) as u32 + payload as u32,
+            kind: self.kind,
+            flags: self.flags | if checked { flag::CHECKED } else { 0 },
+            hops: 0,
+            source,
+            target: channel.address,
+            sequence: self.sequence,
+            delivered: self.confirms(channel),
+            credit: { channel.lent }.tell(),
+        };
+        let mut bytes = [0; FRONT_BYTES_MAX];
+        header.emit(&mut bytes);
+        self.head.emit(&mut bytes[HEADER_BYTES..]);
+        let mut length = HEADER_BYTES + head_bytes + check;
+        if self.lead.1 > 0 {
+            length += self.emit_lead(&mut bytes[length..], channel);
+        }
+        (bytes, length, (check > 0).then_some(HEADER_BYTES + head_bytes))
+    }
+
+    /// Bytes of the head of the frame that goes again in fragments.
+    #[cold]
+    fn emit_lead<M: Clone>(&self, bytes: &mut [u8], channel: &Channel<M>) -> usize {
+        let (from, count) = (self.lead.0 as usize, self.lead.1 as usize);
+        let mut head = [0; HEAD_BYTES_MAX];
+        if let Some(range) = channel.out.first_lost() {
+            range.head.emit(&mut head);
+        }
+        bytes[..count].copy_from_slice(&head[from..from + count]);
+        count
+    }
+
+    /// The frame is with `path`: its bytes are numbered, and what its header confirms is told.
+    #[inline]
+    pub fn count<M: Clone>(
+        &self,
+        channel: &mut Channel<M>,
+        (path, now): (PathId, Time),
+        memory: Option<(M, u64)>,
+    ) {
+        match self.origin {
+            Origin::New => self.count_new(channel, (path, now), memory),
+            Origin::Again => {
+                // What it confirmed when it was first sent was lost with it.
+                channel.ack_wanted |= channel.told > 0;
+                if let Some(way) = channel.ways.get_mut(path.0 as usize) {
+                    way.carried += self.payload;
+                    way.rate.handle_sent(self.payload + self.lead.1 as u64);
+                }
+                return channel.out.sent_again(path);
+            }
+            Origin::Signal => self.count_signal(channel),
+        }
+        channel.told = self.confirms(channel);
+        let is_refusal = self.kind == Kind::Refused && self.origin == Origin::New;
+        channel.refusals -= is_refusal as u32;
+        let is_confirmed = channel.told >= channel.into.taken();
+        let is_answer = self.origin == Origin::New;
+        if channel.ack_wanted && is_confirmed && is_answer {
+            channel.prompt_answers = channel.prompt_answers.saturating_add(1);
+        }
+        channel.ack_wanted &= !is_confirmed;
+        channel.lent.tell();
+    }
+
+    #[inline]
+    fn count_new<M: Clone>(
+        &self,
+        channel: &mut Channel<M>,
+        (path, now): (PathId, Time),
+        memory: Option<(M, u64)>,
+    ) {
+        let body = self.body();
+        if channel.way(path).is_some_and(|way| way.path.lossless) {
+            channel.out.pass(body);
+        } else {
+            let (memory, at) = memory.map_or((None, 0), |(memory, at)| (Some(memory), at));
+            channel.out.retain(Retained {
+                start: self.sequence,
+                length: body as u32,
+                offset: 0,
+                whole: body as u32,
+                kind: self.kind,
+                flags: self.flags,
+                head: self.head,
+                memory,
+                at,
+                path,
+                // With a single path nobody tells the time.
+                sent_at: if channel.may_overtake() { now } else { Retained::<M>::UNKNOWN },
+                was_spoilt: false,
+                state: State::Flying,
+            });
+            if let Some(way) = channel.ways.get_mut(path.0 as usize) {
+                way.carried += body;
+                way.rate.handle_sent(body);
+            }
+            let asks = self.flags & flag::WANT_ACK != 0;
+            channel.unasked = if asks { 0 } else { channel.unasked + body };
+        }
+    }
+
+    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>) {
+        match self.kind {
+            Kind::Ask => channel.out.asked(),
+            Kind::Report => {
+                let answered = channel.report.take().filter(|&number| number > 0);
+                channel.answered = channel.answered.max(answered);
+            }
+            Kind::Again => {
+                if let Some(place) = channel.untold_spoilt() {
+                    channel.spoilt[place].2 = true;
+                }
+            }
+            Kind::Door => drop(channel.doors.pop()),
+            Kind::Ack => channel.solicits = false,
+            _ => (),
+        }
+    }
+}
+
+/// A message for [`Endpoint::pass`].
+#[derive(Clone, Copy, Debug)]
+pub struct Passing {
+    /// To whom.
+    pub peer: Peer,
+    /// `None`: untagged.
+    pub tag: Option<u64>,
+    /// Remote completion data.
+    pub data: Option<u64>,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl Passing {
+    #[inline]
+    pub(super) fn plan(&self) -> Plan {
+        let flags = if self.data.is_some() { flag::CQ_DATA } else { 0 };
+        let head =
+            Head::Message { tag: self.tag.unwrap_or(0), data: self.data.unwrap_or(0), long: None };
+        let kind = if self.tag.is_some() { Kind::Tagged } else { Kind::Message };
+        Plan::new(kind, flags, head, 0, self.size)
+    }
+}
+
+/// A header, a head, a check, and the head of a frame of which this is a fragment (whose own head is short).
+const FRONT_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + CHECK_BYTES + 16;
+
+pub(super) type Front = [u8; FRONT_BYTES_MAX];
+
+/// Decides the next frame of a channel for a path. Pure but for dropping items whose operation is gone, and for cutting
+/// what goes again.
+#[inline]
+pub(super) fn plan<M: Memory>(
+    channel: &mut Channel<M>,
+    ops: &Slab<Op<M>>,
+    path: PathId,
+) -> Option<Plan> {
+    let way = channel.way(path)?;
+    if way.held.is_some() || channel.failed.is_some() || !channel.sends_by(path) {
+        return None;
+    }
+    if !channel.is_calm()
+        && let Some(plan) = plan_repair(channel, path)
+    {
+        return Some(plan);
+    }
+    let planned = if channel.out.is_hushed() || !channel.has_span() {
+        None
+    } else {
+        plan_new(channel, ops, path)
+    };
+    planned.or_else(|| {
+        let plan = || Plan::signal(Kind::Ack, Head::Empty, channel);
+        if channel.solicits {
+            return Some(Plan { flags: flag::WANT_ACK, ..plan() });
+        }
+        channel.owes_ack().then(plan)
+    })
+}
+
+/// What there is to send because something was lost, or may have been.
+#[cold]
+fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan> {
+    if let Some(number) = channel.out.due_ask() {
+        return Some(Plan::signal(Kind::Ask, Head::Ask { number }, channel));
+    }
+    if let Some(answers) = channel.report {
+        let head = Head::Report { answers, ranges: channel.into.ranges() };
+        return Some(Plan::signal(Kind::Report, head, channel));
+    }
+    if let Some((start, end, _)) = channel.untold_spoilt().map(|place| channel.spoilt[place]) {
+        return Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel));
+    }
+    if let Some(&(ip, port)) = channel.doors.last() {
+        return Some(Plan::signal(Kind::Door, Head::Door { ip, port }, channel));
+    }
+    let is_far = channel.may_overtake() && !channel.out.is_lost_near();
+    if channel.out.is_hushed() || is_far {
+        return None;
+    }
+    let payload_max = channel.way(path)?.path.payload_max;
+    channel.out.next_lost(payload_max).map(Plan::again)
+}
+
+/// What is new.
+#[inline]
+fn plan_new<M: Memory>(
+    channel: &mut Channel<M>,
+    ops: &Slab<Op<M>>,
+    number: PathId,
+) -> Option<Plan> {
+    loop {
+        let item = channel.queue.front()?;
+        let path = &channel.way(number)?.path;
+        let planned = match *item {
+            Item::First(id) => ops.at(id).map(|op| plan_first(channel, path, id, op)),
+            Item::Rest(id) => ops.at(id).map(|op| plan_rest(path, id, op)),
+            Item::Remote(id) => ops.at(id).map(|op| plan_remote(path, id, op)),
+            Item::Control(kind, flags, head) => Some(Plan::bare(kind, flags, head)),
+            Item::Reply { kind, op, sent, total, .. } => {
+                Some(plan_reply(path, kind, op, sent, total))
+            }
+        };
+        if let Some(plan) = planned {
+            let (lossless, rest) = (path.lossless, item.rest(ops));
+            if channel.may_overtake() {
+                return choose(plan, channel, (number, rest));
+            }
+            return Some(numbered(plan, channel, lossless));
+        }
+        channel.queue.pop_front();
+    }
+}
+
+/// The plan, if no other path should rather take it.
+#[cold]
+fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64)) -> Option<Plan> {
+    if !channel.prefers(path, plan.body(), rest.max(plan.body())) {
+        return None;
+    }
+    let lossless = channel.way(path)?.path.lossless;
+    let mut plan = numbered(plan, channel, lossless);
+    if plan.payload >= WEIGHTY_BYTES {
+        // What has arrived by which path is known only from confirmations.
+        plan.flags |= flag::WANT_ACK;
+    }
+    Some(plan)
+}
+
+/// Payload that is confirmed at once while there are several paths.
+const WEIGHTY_BYTES: u64 = 8 << 10;
+
+/// The plan with the number of its first byte; and with the wish for a confirmation if there has been none for long.
+#[inline]
+pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless: bool) -> Plan {
+    plan.sequence = channel.out.next();
+    if !lossless {
+        let many = channel.out.retained() % UNASKED_FRAMES == UNASKED_FRAMES - 1;
+        if many || channel.unasked + plan.body() >= UNASKED_BYTES_MAX {
+            plan.flags |= flag::WANT_ACK;
+        }
+    }
+    plan
+}
+
+/// Whether a frame that ends an operation asks for the confirmation without which it is not done.
+#[inline]
+fn ends_with_ack<M>(op: &Op<M>, path: &Path, payload: u64) -> bool {
+    let is_borrowed = op.is_borrowed || (!path.lossless && payload > path.copy_max as u64);
+    op.level == Level::Delivered || is_borrowed
+}
+
+#[inline]
+fn plan_first<M: Memory>(channel: &Channel<M>, path: &Path, id: u32, op: &Op<M>) -> Plan {
+    let OpKind::Message { tag, data, .. } = op.kind else {
+        unreachable!("only messages have a first piece")
+    };
+    let credit = channel.credit.available() as u64;
+    let memory = if path.pull { op.memory.address() } else { 0 };
+    let payload = if op.total <= (path.eager_max as u64).min(credit) {
+        op.total
+    } else if memory != 0 {
+        0
+    } else {
+        (path.first_piece as u64).min(credit).min(op.total)
+    };
+    let is_long = payload < op.total;
+    let ahead = if memory == 0 { ahead(path, credit - payload, op.total - payload) } else { 0 };
+    let mut flags = 0;
+    if data.is_some() {
+        flags |= flag::CQ_DATA;
+    }
+    if is_long {
+        flags |= flag::LONG;
+    } else if ends_with_ack(op, path, payload) {
+        flags |= flag::WANT_ACK;
+    }
+    let long = is_long.then_some(Long { total: op.total, send: id, memory, ahead });
+    let head = Head::Message { tag: tag.unwrap_or(0), data: data.unwrap_or(0), long };
+    let kind = if tag.is_some() { Kind::Tagged } else { Kind::Message };
+    Plan::new(kind, flags, head, 0, payload)
+}
+
+fn plan_rest<M: Memory>(path: &Path, id: u32, op: &Op<M>) -> Plan {
+    let OpKind::Message { recv, .. } = op.kind else {
+        unreachable!("only messages have further pieces")
+    };
+    let offset = op.sent;
+    let (kind, head, end) = if offset < op.ahead {
+        (Kind::Ahead, Head::Ahead { send: id, offset }, op.ahead)
+    } else {
+        (Kind::Data, Head::Data { recv, offset }, op.limit)
+    };
+    let payload = (end - offset).min(path.payload_max as u64);
+    let is_last = offset + payload == op.total;
+    let flags = if is_last && ends_with_ack(op, path, payload) { flag::WANT_ACK } else { 0 };
+    Plan::new(kind, flags, head, offset, payload)
+}
+
+/// Bytes that follow a first piece unasked, if `left` of the message and `credit` are left behind it. Never more than half
+/// of the credit, so that the next message, which may be a short one, finds some too; and none that would not fill
+/// a frame.
+fn ahead(path: &Path, credit: u64, left: u64) -> u32 {
+    let bytes = left.min(credit / 2);
+    let is_worth_it = path.ahead && (bytes == left || bytes >= path.payload_max as u64);
+    if is_worth_it { bytes as u32 } else { 0 }
+}
+
+fn plan_remote<M: Memory>(path: &Path, id: u32, op: &Op<M>) -> Plan {
+    match &op.kind {
+        OpKind::Write { key, offset, data } => {
+            let payload = (op.total - op.sent).min(path.payload_max as u64);
+            let is_last = op.sent + payload == op.total;
+            let data = data.filter(|_| is_last);
+            let mut flags = if is_last { flag::WANT_ACK } else { 0 };
+            if data.is_some() {
+                flags |= flag::CQ_DATA;
+            }
+            let offset = offset.wrapping_add(op.sent);
+            let total = u32::try_from(op.total).unwrap_or(u32::MAX);
+            let head = Head::Write { op: id, total, key: *key, offset, data: data.unwrap_or(0) };
+            Plan::new(Kind::Write, flags, head, op.sent, payload)
+        }
+        OpKind::Read { key, offset, .. } => {
+            let head = Head::Read { op: id, key: *key, offset: *offset, length: op.total };
+            Plan::bare(Kind::Read, 0, head)
+        }
+        OpKind::Atomic { request, .. } => {
+            let wants = request.fetch as u8 | (request.compare as u8) << 1;
+            let head = Head::Atomic {
+                op: id,
+                operation: request.operation,
+                datatype: request.datatype,
+                wants,
+                length: request.length,
+                key: request.key,
+                offset: request.offset,
+            };
+            let flags = if request.fetch { 0 } else { flag::WANT_ACK };
+            Plan::new(Kind::Atomic, flags, head, 0, op.total)
+        }
+        OpKind::Message { .. } => unreachable!("messages are not remote memory operations"),
+    }
+}
+
+fn plan_reply(path: &Path, kind: Kind, op: u32, sent: u64, total: u64) -> Plan {
+    if kind == Kind::AtomicReply {
+        // Always whole: its head has no place for an offset, and operations are short.
+        return Plan::new(kind, 0, Head::AtomicReply { op }, 0, total);
+    }
+    let payload = (total - sent).min(path.payload_max as u64);
+    Plan::new(kind, 0, Head::ReadData { op, offset: sent }, sent, payload)
+}
+
+/// The memory that a planned frame sends from.
+#[inline]
+pub(super) fn planned_memory<'a, M: Clone>(
+    channel: &'a Channel<M>,
+    ops: &'a Slab<Op<M>>,
+    plan: &Plan,
+) -> Option<&'a M> {
+    match plan.origin {
+        Origin::New => item_memory(channel, ops),
+        Origin::Again => channel.out.first_lost()?.memory.as_ref(),
+        Origin::Signal => None,
+    }
+}
+
+/// The memory that the front item of the queue sends from.
+#[inline]
+pub(super) fn item_memory<'a, M>(channel: &'a Channel<M>, ops: &'a Slab<Op<M>>) -> Option<&'a M> {
+    match channel.queue.front()? {
+        Item::First(id) | Item::Rest(id) | Item::Remote(id) => ops.at(*id).map(|op| &op.memory),
+        Item::Reply { memory, .. } => Some(memory),
+        Item::Control(..) => None,
+    }
+}

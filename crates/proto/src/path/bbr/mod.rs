@@ -1,0 +1,619 @@
+//! BBR: the window and the rate follow what the path was measured to do, not what it loses.
+//!
+//! Two numbers describe a path: the rate at which it delivers at most, and its round trip without
+//! queues. Their product is what fills it without a queue. Both cannot be seen at once, for more has
+//! to be sent to find a higher rate and less to find a shorter round trip; so there are states, each
+//! with the gains at which bytes leave and may be under way, in hundredths of what was measured:
+//!
+//! | state | rate | window | until | then |
+//! |---|---|---|---|---|
+//! | Startup | 289 | 289 | the rate grows no more, or far too much is lost | Drain |
+//! | Drain | 35 | 289 | the queue of Startup is gone | Cruise |
+//! | Up | 125 | 200 | a round trip is over | Down |
+//! | Down | 75 | 200 | the queue of Up is gone, or four round trips are over | Cruise |
+//! | Cruise | 100 | 200 | six round trips are over | Up |
+//! | ProbeRtt | 100 | 50 | a fifth of a second | Cruise, or Startup if never left |
+//!
+//! Any state gives way to ProbeRtt when the shortest round trip has not been seen for ten seconds. A
+//! program that pauses now and then never gets there: the first round trip after a pause shows it.
+//!
+//! The rate is measured once in each round trip: the bytes delivered in it, over the time it took to
+//! send them or to acknowledge them, whichever was longer, so that acknowledgements that come in a
+//! bunch do not feign a fast path. The greatest of twelve rounds counts. Rounds in which the program had
+//! too little to send do not count, unless they show more.
+//!
+//! Loss alone changes nothing, up to a bound: if more than an eighth of a round is lost, there is no
+//! room for the window, and it is held below what it was, to be let out step by step. This is the
+//! first version of BBR with a simple form of the bound of the second, whose bound of a fiftieth
+//! would give up the very paths for which BBR is chosen here.
+
+mod state;
+
+pub use state::State;
+
+use state::Facts;
+
+use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, least_window};
+use super::pacer::BATCH_BYTES_MAX;
+use super::time::{MILLISECOND, SECOND, Time, bytes_in, percent_of, rate_of};
+
+/// Rounds for which a measured rate counts; more than from one Up to the next, so that there is
+/// always one that tried more than it had.
+const RATE_ROUNDS: usize = 12;
+
+/// Startup ends after so many rounds that brought less than a quarter more.
+const FULL_ROUNDS: u32 = 3;
+const FULL_PERCENT: u64 = 125;
+
+/// For how long the shortest round trip is believed.
+const RTT_NANOS_MAX: u64 = 10 * SECOND;
+/// How long little is under way to see it again: for flows that share a queue to do so together.
+const PROBE_RTT_NANOS: u64 = 200 * MILLISECOND;
+const PROBE_RTT_PERCENT: u64 = 50;
+
+/// Rate below what was measured, so that a queue is emptied rather than kept.
+const MARGIN_PERCENT: u64 = 99;
+
+/// One in so many parts of a round lost is too much. Random loss of one in twenty must not be, even
+/// in a round with some bad luck; a sender that is a quarter too fast is.
+const LOSS_PART_MAX: u64 = 8;
+/// In a round with fewer losses than this a part says nothing.
+const LOSS_DATAGRAMS_MIN: u64 = 8;
+/// How much of what got through in spite of too much loss may be under way, and how this bound grows
+/// in each Up thereafter.
+const BOUND_PERCENT: u64 = 85;
+const BOUND_GROWTH_PERCENT: u64 = 125;
+
+/// Datagrams that may be under way in any case: BBR acts on rounds, which end when one is sent
+/// behind others.
+const WINDOW_DATAGRAMS: u64 = 4;
+
+/// Batches that wait in the sender's kernel and the receiver's, and one between.
+const BATCHES: u64 = 3;
+const BATCH_NANOS: u64 = MILLISECOND;
+
+/// Receivers that compute acknowledge late and in bunches. For so much time of their silence the
+/// window grows, not more: what they do not take waits in a buffer that is not ours.
+const BUNCH_NANOS_MAX: u64 = 20 * MILLISECOND;
+
+/// One path's window and rate after BBR.
+#[derive(Clone, Debug)]
+pub struct Bbr {
+    mtu: u64,
+    state: State,
+    delivered: u64,
+    in_flight: u64,
+    round: Round,
+    /// One has ended since the state was last decided on.
+    is_round_over: bool,
+    /// Bytes per second.
+    rate: Best,
+    /// Bytes that were acknowledged in a bunch, ahead of the rate.
+    bunch: Best,
+    bunching: Bunching,
+    full: Full,
+    rtt: Option<Shortest>,
+    /// The next round trip is one without a queue of ours: it counts as the shortest, whatever it is.
+    is_rtt_due: bool,
+    probe: Probe,
+    window: u64,
+    /// Below this the window is held after too much loss.
+    bound: Option<u64>,
+    /// A time-out since which nothing has been acknowledged.
+    stopped_at: Option<Time>,
+}
+
+/// The round under way: it ends with the acknowledgement of something sent after its start.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    /// Something sent when so much was delivered ends it.
+    end: u64,
+    delivered: u64,
+    started_at: Time,
+    /// When what was acknowledged at its start had been sent.
+    sent_at: Time,
+    /// The last acknowledgement in it, and when what it is for had been sent.
+    acked_at: Time,
+    acked_sent_at: Time,
+    lost: u64,
+    in_flight_max: u64,
+    is_app_limited: bool,
+}
+
+/// Whether the rate has stopped to grow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Full {
+    rate: u64,
+    rounds: u32,
+    is_full: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shortest {
+    nanos: u64,
+    seen_at: Time,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Probe {
+    until: Option<Time>,
+    shortest: Option<u64>,
+}
+
+/// Bytes acknowledged since a moment at which they were not ahead of the rate.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bunching {
+    since: Time,
+    bytes: u64,
+}
+
+impl Bbr {
+    /// For a new path with datagrams of so many bytes.
+    pub fn new(mtu_bytes: u64) -> Bbr {
+        let mtu = mtu_bytes.max(1);
+        Bbr {
+            mtu,
+            state: State::Startup,
+            delivered: 0,
+            in_flight: 0,
+            round: Round::default(),
+            is_round_over: false,
+            rate: Best::default(),
+            bunch: Best::default(),
+            bunching: Bunching::default(),
+            full: Full::default(),
+            rtt: None,
+            is_rtt_due: false,
+            probe: Probe::default(),
+            window: initial_window(mtu),
+            bound: None,
+            stopped_at: None,
+        }
+    }
+
+    /// Datagrams have another size from now on.
+    pub fn set_mtu(&mut self, mtu_bytes: u64) {
+        self.mtu = mtu_bytes.max(1);
+    }
+
+    /// So many bytes left; `in_flight` are under way with them.
+    pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
+        self.in_flight = in_flight;
+        if in_flight <= bytes {
+            self.start_flight(now);
+        }
+        self.round.in_flight_max = self.round.in_flight_max.max(in_flight);
+    }
+
+    /// Bytes have arrived.
+    pub fn handle_acked(&mut self, now: Time, acked: Acked) {
+        self.delivered = self.delivered.saturating_add(acked.bytes);
+        self.in_flight = self.in_flight.saturating_sub(acked.bytes);
+        self.round.is_app_limited |= acked.is_app_limited;
+        self.end_timeout(acked.sent_at);
+        self.measure_bunch(now, acked.bytes);
+        let is_stale = self.measure_rtt(now, acked.rtt_nanos);
+        self.round.acked_at = now;
+        self.round.acked_sent_at = acked.sent_at;
+        if acked.delivered_at_send >= self.round.end {
+            self.end_round();
+            self.start_round(now, acked.sent_at, self.delivered);
+        }
+        self.enter_next(now, is_stale);
+        self.grow(acked.bytes);
+    }
+
+    /// Bytes sent then are lost.
+    pub fn handle_lost(&mut self, _now: Time, bytes: u64, _sent_at: Time) {
+        self.in_flight = self.in_flight.saturating_sub(bytes);
+        self.round.lost = self.round.lost.saturating_add(bytes);
+    }
+
+    /// No answer came in time.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.stopped_at.get_or_insert(now);
+    }
+
+    /// Bytes that may be under way.
+    pub fn window_bytes(&self) -> u64 {
+        if self.stopped_at.is_some() {
+            return least_window(self.mtu);
+        }
+        let window = match self.state {
+            State::ProbeRtt => self.window.min(self.probe_window()),
+            _ => self.window,
+        };
+        window.min(self.bound.unwrap_or(WINDOW_BYTES_MAX)).max(self.least())
+    }
+
+    /// How fast they may leave.
+    pub fn rate_bytes_per_second(&self) -> Option<u64> {
+        let rtt = self.rtt?;
+        let measured = self.rate.value();
+        let rate = if measured > 0 {
+            percent_of(measured, MARGIN_PERCENT)
+        } else {
+            rate_of(initial_window(self.mtu), rtt.nanos)
+        };
+        Some(percent_of(rate, self.state.rate_percent()).max(1))
+    }
+
+    /// All bytes acknowledged so far.
+    pub fn delivered_bytes(&self) -> u64 {
+        self.delivered
+    }
+
+    /// What is done at present.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Nothing was under way. What came before is a round, if it was anything; the time until now
+    /// was idle and is part of none.
+    fn start_flight(&mut self, now: Time) {
+        if self.delivered > self.round.delivered {
+            self.end_round();
+        }
+        // Only what is sent after the first acknowledgement can end it, or it would be one datagram.
+        self.start_round(now, now, self.delivered.saturating_add(1));
+        self.bunching = Bunching { since: now, bytes: 0 };
+        self.is_rtt_due |=
+            self.rtt.is_some_and(|rtt| now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX / 2);
+    }
+
+    fn start_round(&mut self, now: Time, sent_at: Time, end: u64) {
+        let (started_at, delivered, in_flight_max) = (now, self.delivered, self.in_flight);
+        self.round =
+            Round { end, delivered, started_at, sent_at, in_flight_max, ..Round::default() };
+    }
+
+    fn end_round(&mut self) {
+        let round = self.round;
+        let bytes = self.delivered.saturating_sub(round.delivered);
+        let acked_nanos = round.acked_at.nanos_since(round.started_at);
+        let nanos = acked_nanos.max(round.acked_sent_at.nanos_since(round.sent_at));
+        let rate = rate_of(bytes, nanos);
+        if nanos > 0 && (!round.is_app_limited || rate >= self.rate.value()) {
+            self.rate.push(rate);
+            self.bunch.push(0);
+            self.judge_growth();
+        }
+        self.judge_loss(bytes, round.lost);
+        self.is_round_over = true;
+    }
+
+    fn judge_growth(&mut self) {
+        let rate = self.rate.value();
+        if rate >= percent_of(self.full.rate, FULL_PERCENT) {
+            self.full = Full { rate, rounds: 0, ..self.full };
+        } else {
+            self.full.rounds = self.full.rounds.saturating_add(1);
+            self.full.is_full |= self.full.rounds >= FULL_ROUNDS;
+        }
+    }
+
+    fn judge_loss(&mut self, delivered: u64, lost: u64) {
+        let is_much = lost >= LOSS_DATAGRAMS_MIN.saturating_mul(self.mtu)
+            && lost > lost.saturating_add(delivered) / LOSS_PART_MAX;
+        if is_much {
+            // A little less than what got through leaves room for others, but what fills the path
+            // without a queue is no cause of loss.
+            let held = self.round.in_flight_max.min(self.bound.unwrap_or(u64::MAX)).min(delivered);
+            let bound = percent_of(held, BOUND_PERCENT).max(self.product());
+            self.bound = Some(bound.max(self.least()));
+            self.full.is_full = true;
+        }
+    }
+
+    /// Returns whether the shortest round trip has become too old.
+    fn measure_rtt(&mut self, now: Time, rtt_nanos: Option<u64>) -> bool {
+        if let (Some(rtt), State::ProbeRtt) = (rtt_nanos, self.state) {
+            self.probe.shortest = Some(self.probe.shortest.map_or(rtt, |least| least.min(rtt)));
+        }
+        let is_due = self.is_rtt_due;
+        let is_shortest = |nanos: &u64| is_due || self.rtt.is_none_or(|rtt| *nanos <= rtt.nanos);
+        if let Some(nanos) = rtt_nanos.filter(is_shortest) {
+            self.is_rtt_due = false;
+            self.rtt = Some(Shortest { nanos: nanos.max(1), seen_at: now });
+        }
+        let Some(rtt) = &mut self.rtt else { return false };
+        // A clock that jumped back must not make it young for ever.
+        rtt.seen_at = rtt.seen_at.min(now);
+        !is_due && now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX
+    }
+
+    fn measure_bunch(&mut self, now: Time, bytes: u64) {
+        let rate = self.rate.value();
+        let expected = bytes_in(now.nanos_since(self.bunching.since), rate);
+        if self.bunching.bytes <= expected || now < self.bunching.since {
+            self.bunching = Bunching { since: now, bytes };
+        } else {
+            self.bunching.bytes = self.bunching.bytes.saturating_add(bytes);
+        }
+        let expected = bytes_in(now.nanos_since(self.bunching.since), rate);
+        let ahead = self.bunching.bytes.saturating_sub(expected);
+        self.bunch.raise(ahead.min(bytes_in(BUNCH_NANOS_MAX, rate)));
+    }
+
+    fn enter_next(&mut self, now: Time, is_stale: bool) {
+        let facts = Facts {
+            is_round: core::mem::take(&mut self.is_round_over),
+            is_full: self.full.is_full,
+            is_drained: self.in_flight <= self.product(),
+            is_stale,
+            is_probed: self.state == State::ProbeRtt && self.is_probed(now),
+        };
+        let next = self.state.next(facts);
+        if next == self.state {
+            return;
+        }
+        match (self.state, next) {
+            (State::ProbeRtt, _) => self.take_probed(now),
+            (_, State::ProbeRtt) => self.probe = Probe::default(),
+            (_, State::Up) => self.let_out(),
+            _ => {}
+        }
+        self.state = next;
+    }
+
+    /// Whether little has been under way for long enough; starts the clock once it is little.
+    fn is_probed(&mut self, now: Time) -> bool {
+        if self.probe.until.is_none() && self.in_flight <= self.probe_window() {
+            self.probe.until = Some(now.after(PROBE_RTT_NANOS));
+        }
+        // A clock that jumped back must not keep it here.
+        let latest = now.after(PROBE_RTT_NANOS);
+        self.probe.until = self.probe.until.map(|until| until.min(latest));
+        self.probe.until.is_some_and(|until| now >= until)
+    }
+
+    fn take_probed(&mut self, now: Time) {
+        if let Some(rtt) = &mut self.rtt {
+            rtt.nanos = self.probe.shortest.unwrap_or(rtt.nanos).max(1);
+            rtt.seen_at = now;
+        }
+    }
+
+    /// Lets the window out by a step; without a bound once that holds nothing back.
+    fn let_out(&mut self) {
+        let target = self.target();
+        self.bound = self
+            .bound
+            .map(|bound| percent_of(bound, BOUND_GROWTH_PERCENT))
+            .filter(|bound| *bound < target);
+    }
+
+    fn grow(&mut self, acked: u64) {
+        let target = self.target();
+        let grown = self.window.saturating_add(acked);
+        self.window =
+            if self.full.is_full { grown.min(target) } else { grown.min(target.max(self.window)) };
+        self.window = self.window.clamp(self.least(), WINDOW_BYTES_MAX.max(self.least()));
+    }
+
+    /// The first answer after a time-out tells what it was.
+    fn end_timeout(&mut self, sent_at: Time) {
+        if let Some(stopped_at) = self.stopped_at.take()
+            && sent_at > stopped_at
+        {
+            // Nothing sent before has arrived first: it is lost. The rate is known, the window
+            // doubles up to it.
+            self.window = least_window(self.mtu);
+        }
+    }
+
+    /// What fills the path without a queue.
+    fn product(&self) -> u64 {
+        let Some(rtt) = self.rtt else { return 0 };
+        bytes_in(rtt.nanos, self.rate.value())
+    }
+
+    fn target(&self) -> u64 {
+        let rate = self.rate.value();
+        if rate == 0 {
+            return WINDOW_BYTES_MAX;
+        }
+        let least_batch = 2 * self.mtu.min(BATCH_BYTES_MAX);
+        let batch = bytes_in(BATCH_NANOS, rate).min(BATCH_BYTES_MAX).max(least_batch);
+        percent_of(self.product(), self.state.window_percent())
+            .saturating_add(BATCHES * batch)
+            .saturating_add(self.bunch.value())
+    }
+
+    fn probe_window(&self) -> u64 {
+        percent_of(self.product(), PROBE_RTT_PERCENT).max(self.least())
+    }
+
+    fn least(&self) -> u64 {
+        WINDOW_DATAGRAMS.saturating_mul(self.mtu).min(WINDOW_BYTES_MAX)
+    }
+}
+
+/// The greatest value of the last [`RATE_ROUNDS`] rounds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Best {
+    values: [u64; RATE_ROUNDS],
+    at: usize,
+}
+
+impl Best {
+    /// A new round, with this value.
+    fn push(&mut self, value: u64) {
+        self.at = (self.at + 1) % RATE_ROUNDS;
+        self.values[self.at] = value;
+    }
+
+    /// The value of the present round is no less than this.
+    fn raise(&mut self, value: u64) {
+        let present = &mut self.values[self.at];
+        *present = value.max(*present);
+    }
+
+    fn value(&self) -> u64 {
+        self.values.into_iter().max().unwrap_or(0)
+    }
+}
+
+const _: () = {
+    // From one Up to the next.
+    assert!(state::CYCLE_ROUNDS <= RATE_ROUNDS);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: u64 = 1000;
+    const RTT: u64 = 10 * MILLISECOND;
+
+    /// A sender of a window at a time, or what the path carries: all of it arrives a round trip
+    /// later, except so many bytes. The round is over when the next one begins.
+    fn round(bbr: &mut Bbr, now: &mut Time, carried: u64, lost: u64, is_app_limited: bool) {
+        flight(bbr, now, carried, lost, is_app_limited, 0);
+    }
+
+    /// The same, with something else under way all the time.
+    fn flight(
+        bbr: &mut Bbr,
+        now: &mut Time,
+        carried: u64,
+        lost: u64,
+        is_app_limited: bool,
+        others: u64,
+    ) {
+        let delivered_at_send = bbr.delivered_bytes();
+        let sent_at = *now;
+        let window = bbr.window_bytes().min(carried);
+        bbr.handle_sent(sent_at, window, window + others);
+        *now = now.after(RTT);
+        let bytes = window - lost.min(window);
+        let rtt_nanos = Some(RTT);
+        bbr.handle_lost(*now, lost, sent_at);
+        let acked = Acked { bytes, sent_at, delivered_at_send, rtt_nanos, is_app_limited };
+        bbr.handle_acked(*now, acked);
+    }
+
+    fn cruising() -> (Bbr, Time) {
+        let (mut bbr, mut now) = (Bbr::new(MTU), Time(SECOND));
+        for _ in 0..20 {
+            round(&mut bbr, &mut now, 1_000_000, 0, false);
+        }
+        assert!(bbr.full.is_full);
+        (bbr, now)
+    }
+
+    #[test]
+    fn a_path_is_found_and_startup_ends() {
+        let mut bbr = Bbr::new(MTU);
+        assert_eq!((bbr.window_bytes(), bbr.rate_bytes_per_second()), (10_000, None));
+        let mut now = Time(SECOND);
+        round(&mut bbr, &mut now, 1_000_000, 0, false);
+        assert!(bbr.window_bytes() >= 20_000);
+        let (bbr, _) = cruising();
+        // A million bytes in ten milliseconds.
+        assert_eq!((bbr.rate.value(), bbr.product()), (100_000_000, 1_000_000));
+        assert_eq!(bbr.window_bytes(), 2_000_000 + 3 * BATCH_BYTES_MAX + bbr.bunch.value());
+    }
+
+    #[test]
+    fn a_rate_is_forgotten_after_some_rounds_but_not_for_want_of_work() {
+        let (bbr, now) = cruising();
+        for (is_app_limited, rate) in [(true, 100_000_000), (false, 50_000_000)] {
+            let (mut bbr, mut now) = (bbr.clone(), now);
+            for _ in 0..=RATE_ROUNDS {
+                round(&mut bbr, &mut now, 500_000, 0, is_app_limited);
+            }
+            assert_eq!(bbr.rate.value(), rate);
+        }
+    }
+
+    #[test]
+    fn random_loss_bounds_nothing_and_much_loss_does_until_it_ends() {
+        let (mut bbr, mut now) = cruising();
+        for _ in 0..50 {
+            round(&mut bbr, &mut now, 1_000_000, 60_000, false);
+            assert_eq!(bbr.bound, None);
+        }
+        round(&mut bbr, &mut now, 1_000_000, 200_000, false);
+        round(&mut bbr, &mut now, 1_000_000, 0, false);
+        // Down to what fills the path without a queue, at the rate of what was not lost.
+        assert_eq!(bbr.window_bytes(), 940_000);
+        for _ in 0..80 {
+            round(&mut bbr, &mut now, 1_000_000, 0, false);
+        }
+        assert_eq!(bbr.bound, None);
+    }
+
+    #[test]
+    fn an_old_round_trip_is_measured_again_with_little_under_way() {
+        let (mut bbr, mut now) = cruising();
+        bbr.rtt = Some(Shortest { nanos: RTT / 2, seen_at: now });
+        let mut probed = 0;
+        for _ in 0..1100 {
+            // Never idle: something is always under way.
+            flight(&mut bbr, &mut now, 1_000_000, 0, false, MTU);
+            if bbr.state() == State::ProbeRtt {
+                assert!(bbr.window_bytes() <= bbr.product());
+                probed += 1;
+            }
+        }
+        // Ten seconds later, for a fifth of a second.
+        assert!((20..25).contains(&probed), "{probed} rounds");
+        assert_eq!(bbr.rtt.map(|rtt| rtt.nanos), Some(RTT));
+    }
+
+    #[test]
+    fn a_pause_shows_the_round_trip_without_a_probe() {
+        let (mut bbr, mut now) = cruising();
+        bbr.rtt = Some(Shortest { nanos: RTT / 2, seen_at: now });
+        now = now.after(3600 * SECOND);
+        round(&mut bbr, &mut now, 1_000_000, 0, false);
+        assert_ne!(bbr.state(), State::ProbeRtt);
+        assert_eq!(bbr.rtt.map(|rtt| rtt.nanos), Some(RTT));
+        assert_eq!(bbr.rate.value(), 100_000_000);
+    }
+
+    #[test]
+    fn a_timeout_stops_and_an_answer_tells_why() {
+        let (bbr, now) = cruising();
+        let window = bbr.window_bytes();
+        for (sent_at, expected) in [(now, window), (now.after(1), 4 * MTU)] {
+            let mut bbr = bbr.clone();
+            bbr.handle_timeout(now);
+            bbr.handle_timeout(now.after(5));
+            assert_eq!(bbr.window_bytes(), 2 * MTU);
+            let (bytes, rtt_nanos, delivered_at_send) = (1, None, 0);
+            let answer =
+                Acked { bytes, sent_at, delivered_at_send, rtt_nanos, is_app_limited: false };
+            bbr.handle_acked(now.after(RTT), answer);
+            assert!(bbr.window_bytes().abs_diff(expected) <= MTU);
+        }
+    }
+
+    #[test]
+    fn acknowledgements_in_a_bunch_do_not_feign_a_fast_path() {
+        let mut bbr = Bbr::new(MTU);
+        let mut acks = std::vec::Vec::new();
+        // One datagram each millisecond, acknowledged in bunches of twenty.
+        for step in 0..400u64 {
+            let now = Time(step * MILLISECOND);
+            bbr.handle_sent(now, MTU, bbr.in_flight + MTU);
+            acks.push((now, bbr.delivered_bytes()));
+            if step % 20 == 19 {
+                for (sent_at, delivered_at_send) in acks.drain(..) {
+                    let rtt_nanos = Some(now.nanos_since(sent_at));
+                    let acked = Acked {
+                        bytes: MTU,
+                        sent_at,
+                        delivered_at_send,
+                        rtt_nanos,
+                        is_app_limited: false,
+                    };
+                    bbr.handle_acked(now, acked);
+                }
+            }
+        }
+        let rate = bbr.rate.value();
+        assert!((900_000..=1_100_000).contains(&rate), "{rate}");
+    }
+}

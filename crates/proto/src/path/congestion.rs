@@ -1,0 +1,326 @@
+//! How many bytes may be under way on a path, and how fast they may leave: one face for both ways
+//! to find out.
+//!
+//! The owner of the path tells every sending, every acknowledgement, every loss and every time-out,
+//! and sends while what is under way is less than the window. One telling is about bytes that were
+//! sent together; several datagrams sent at the same moment may be told as one. For every sending
+//! the owner keeps the moment, and what [`Congestion::delivered_bytes`] said then, and brings both
+//! back with the acknowledgement.
+//!
+//! Neither may ever stop a path for good: the window holds two datagrams at least, the rate is never
+//! zero.
+
+use super::bbr::Bbr;
+use super::cubic::Cubic;
+use super::time::Time;
+
+/// Datagrams that may be under way in any case: with one, every acknowledgement that is held back
+/// for a second one stops the path.
+pub const WINDOW_DATAGRAMS_MIN: u64 = 2;
+
+/// Datagrams that may be under way at first (RFC 6928), as long as they are of a usual size.
+pub const WINDOW_DATAGRAMS_INITIAL: u64 = 10;
+
+/// And their bytes, where datagrams are larger.
+pub const WINDOW_BYTES_INITIAL: u64 = 14_720;
+
+/// No window grows beyond this: 10 Gbit/s over 800 ms.
+pub const WINDOW_BYTES_MAX: u64 = 1 << 30;
+
+/// Which way is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Grows until something is lost: fair to TCP, the right one where loss means congestion.
+    Cubic,
+    /// Measures rate and delay: the right one where bytes are lost without congestion.
+    Bbr,
+}
+
+/// Bytes of one sending that the peer has received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acked {
+    /// How many.
+    pub bytes: u64,
+    /// When they were sent.
+    pub sent_at: Time,
+    /// What [`Congestion::delivered_bytes`] said then.
+    pub delivered_at_send: u64,
+    /// The round trip, if this is a measure of one (see [`super::rtt`]).
+    pub rtt_nanos: Option<u64>,
+    /// When they were sent there was nothing more to send, though more was allowed.
+    pub is_app_limited: bool,
+}
+
+/// The congestion control of one path.
+#[derive(Clone, Debug)]
+pub enum Congestion {
+    /// See [`Kind::Cubic`].
+    Cubic(Cubic),
+    /// See [`Kind::Bbr`].
+    Bbr(Bbr),
+}
+
+impl Congestion {
+    /// For a path just opened, with datagrams of so many bytes.
+    pub fn new(kind: Kind, mtu_bytes: u64) -> Congestion {
+        match kind {
+            Kind::Cubic => Congestion::Cubic(Cubic::new(mtu_bytes)),
+            Kind::Bbr => Congestion::Bbr(Bbr::new(mtu_bytes)),
+        }
+    }
+
+    /// Datagrams have another size from now on.
+    pub fn set_mtu(&mut self, mtu_bytes: u64) {
+        match self {
+            Congestion::Cubic(cubic) => cubic.set_mtu(mtu_bytes),
+            Congestion::Bbr(bbr) => bbr.set_mtu(mtu_bytes),
+        }
+    }
+
+    /// So many bytes left; `in_flight` are under way with them.
+    pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
+        match self {
+            Congestion::Cubic(_) => {}
+            Congestion::Bbr(bbr) => bbr.handle_sent(now, bytes, in_flight),
+        }
+    }
+
+    /// Bytes have arrived.
+    pub fn handle_acked(&mut self, now: Time, acked: Acked) {
+        match self {
+            Congestion::Cubic(cubic) => cubic.handle_acked(now, acked),
+            Congestion::Bbr(bbr) => bbr.handle_acked(now, acked),
+        }
+    }
+
+    /// Bytes sent then have not arrived and will not: others sent after them have.
+    pub fn handle_lost(&mut self, now: Time, bytes: u64, sent_at: Time) {
+        match self {
+            Congestion::Cubic(cubic) => cubic.handle_lost(now, bytes, sent_at),
+            Congestion::Bbr(bbr) => bbr.handle_lost(now, bytes, sent_at),
+        }
+    }
+
+    /// The time to wait for an answer has passed ([`super::rtt::RoundTrip::timeout_nanos`]). Little
+    /// is sent until one comes; if it then is for something sent before this moment, the peer was
+    /// only busy, and all is as it was.
+    pub fn handle_timeout(&mut self, now: Time) {
+        match self {
+            Congestion::Cubic(cubic) => cubic.handle_timeout(now),
+            Congestion::Bbr(bbr) => bbr.handle_timeout(now),
+        }
+    }
+
+    /// Bytes that may be under way.
+    pub fn window_bytes(&self) -> u64 {
+        match self {
+            Congestion::Cubic(cubic) => cubic.window_bytes(),
+            Congestion::Bbr(bbr) => bbr.window_bytes(),
+        }
+    }
+
+    /// How fast bytes may leave ([`super::pacer::Pacer::set_rate`]); nothing is held back until a
+    /// round trip was measured.
+    pub fn rate_bytes_per_second(&self) -> Option<u64> {
+        match self {
+            Congestion::Cubic(cubic) => cubic.rate_bytes_per_second(),
+            Congestion::Bbr(bbr) => bbr.rate_bytes_per_second(),
+        }
+    }
+
+    /// All bytes acknowledged so far, to be kept with what is sent now.
+    pub fn delivered_bytes(&self) -> u64 {
+        match self {
+            Congestion::Cubic(cubic) => cubic.delivered_bytes(),
+            Congestion::Bbr(bbr) => bbr.delivered_bytes(),
+        }
+    }
+}
+
+/// The window of a new path.
+pub(super) fn initial_window(mtu_bytes: u64) -> u64 {
+    let usual = WINDOW_DATAGRAMS_INITIAL.saturating_mul(mtu_bytes);
+    usual.min(WINDOW_BYTES_INITIAL.max(least_window(mtu_bytes)))
+}
+
+/// The window a path is left in any case.
+pub(super) fn least_window(mtu_bytes: u64) -> u64 {
+    WINDOW_DATAGRAMS_MIN.saturating_mul(mtu_bytes).min(WINDOW_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::{Flow, Link, run};
+    use super::super::time::{MILLISECOND, SECOND};
+    use super::*;
+
+    const GIGABIT: u64 = 125_000_000;
+
+    /// A link of 1 Gbit/s with a queue of its bandwidth-delay product.
+    fn gigabit(rtt_millis: u64, loss_per_mille: u64) -> Link {
+        let queue_bytes = GIGABIT / 1000 * rtt_millis;
+        let (rate, rtt_nanos) = (GIGABIT, rtt_millis * MILLISECOND);
+        Link { rate, rtt_nanos, queue_bytes, loss_per_mille, cut: [Time(0); 2] }
+    }
+
+    /// Part of a link's rate that one flow used from the start to the end, in percent.
+    fn percent_used(link: &Link, kind: Kind, seconds: u64) -> u64 {
+        let flows = [Flow { kind, start: Time(0), report_nanos: 0 }];
+        let bytes = run(link, &flows, Time(0), Time(seconds * SECOND), 7);
+        let percent = bytes[0] * 100 / (link.rate * seconds);
+        let (micros, loss) = (link.rtt_nanos / 1000, link.loss_per_mille);
+        std::println!("{kind:?}, {micros} us, {loss}/1000 lost: {percent} %");
+        percent
+    }
+
+    #[test]
+    fn cubic_fills_a_clean_link() {
+        assert!(percent_used(&gigabit(10, 0), Kind::Cubic, 5) >= 90);
+    }
+
+    #[test]
+    fn bbr_fills_a_clean_link() {
+        assert!(percent_used(&gigabit(1, 0), Kind::Bbr, 2) >= 90);
+        assert!(percent_used(&gigabit(10, 0), Kind::Bbr, 5) >= 90);
+        assert!(percent_used(&gigabit(50, 0), Kind::Bbr, 10) >= 90);
+    }
+
+    #[test]
+    fn both_fill_a_local_network() {
+        let near = Link { rtt_nanos: MILLISECOND / 10, queue_bytes: 256 << 10, ..gigabit(1, 0) };
+        let fast = Link { rate: 10 * GIGABIT, queue_bytes: 2 << 20, ..near.clone() };
+        for kind in [Kind::Cubic, Kind::Bbr] {
+            assert!(percent_used(&near, kind, 1) >= 90);
+            assert!(percent_used(&fast, kind, 1) >= 90);
+        }
+    }
+
+    #[test]
+    fn bbr_holds_its_rate_under_random_loss() {
+        assert!(percent_used(&gigabit(10, 10), Kind::Bbr, 5) >= 80);
+        assert!(percent_used(&gigabit(10, 50), Kind::Bbr, 5) >= 80);
+        assert!(percent_used(&gigabit(50, 10), Kind::Bbr, 10) >= 80);
+        assert!(percent_used(&gigabit(50, 50), Kind::Bbr, 10) >= 60);
+    }
+
+    #[test]
+    fn cubic_yields_to_loss_as_it_must() {
+        let percent = percent_used(&gigabit(10, 10), Kind::Cubic, 5);
+        assert!((1..=10).contains(&percent));
+    }
+
+    /// Ten milliseconds at 100 Mbit/s.
+    fn shared(queue_millis: u64) -> Link {
+        let rate = GIGABIT / 10;
+        let queue_bytes = rate / 1000 * queue_millis;
+        Link { rate, queue_bytes, ..gigabit(10, 0) }
+    }
+
+    /// Jain's index of what two flows got, in percent; the second begins a second later.
+    fn jain_percent(link: &Link, kinds: [Kind; 2], seconds: [u64; 2]) -> u64 {
+        let flow = |kind, start| Flow { kind, start: Time(start), report_nanos: 0 };
+        let flows = [flow(kinds[0], 0), flow(kinds[1], SECOND)];
+        let [from, to] = seconds.map(|seconds| Time(seconds * SECOND));
+        let bytes = run(link, &flows, from, to, 7);
+        let sum = u128::from(bytes[0] + bytes[1]);
+        let squares: u128 = bytes.iter().map(|bytes| u128::from(*bytes).pow(2)).sum();
+        let percent = (sum * sum * 100 / (2 * squares)) as u64;
+        let used = sum * 100 / u128::from(link.rate * (seconds[1] - seconds[0]));
+        let queue = link.queue_bytes;
+        std::println!("{kinds:?}, queue {queue}: {bytes:?}, {used} % used, Jain {percent} %");
+        assert!(used >= 85);
+        percent
+    }
+
+    #[test]
+    fn flows_of_a_kind_share() {
+        for queue_millis in [4, 10] {
+            assert!(jain_percent(&shared(queue_millis), [Kind::Cubic; 2], [10, 30]) >= 90);
+        }
+        // So long a queue overflows every few seconds only, and chance decides who loses then.
+        assert!(jain_percent(&shared(40), [Kind::Cubic; 2], [20, 60]) >= 80);
+        for queue_millis in [4, 10, 40] {
+            assert!(jain_percent(&shared(queue_millis), [Kind::Bbr; 2], [10, 30]) >= 90);
+        }
+    }
+
+    /// BBR takes more than its share where the queue is short, as it is known to; half is the worst
+    /// there is.
+    #[test]
+    fn neither_kind_starves_the_other() {
+        for (queue_millis, percent) in [(4, 55), (10, 65), (40, 80)] {
+            for kinds in [[Kind::Cubic, Kind::Bbr], [Kind::Bbr, Kind::Cubic]] {
+                assert!(jain_percent(&shared(queue_millis), kinds, [10, 30]) >= percent);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_line_is_used_again_when_it_heals() {
+        for kind in [Kind::Cubic, Kind::Bbr] {
+            let cut = [Time(SECOND), Time(3 * SECOND)];
+            let link = Link { cut, ..gigabit(10, 0) };
+            let flows = [Flow { kind, start: Time(0), report_nanos: 0 }];
+            let bytes = run(&link, &flows, Time(5 * SECOND), Time(7 * SECOND), 7);
+            let percent = bytes[0] * 100 / (2 * GIGABIT);
+            std::println!("{kind:?} from two seconds after a cut of two: {percent} %");
+            assert!(percent >= 80);
+        }
+    }
+
+    #[test]
+    fn reports_in_bunches_cost_little() {
+        let link = Link { queue_bytes: GIGABIT / 100, ..gigabit(1, 0) };
+        for kind in [Kind::Cubic, Kind::Bbr] {
+            let flows = [Flow { kind, start: Time(0), report_nanos: 2 * MILLISECOND }];
+            let bytes = run(&link, &flows, Time(0), Time(2 * SECOND), 7);
+            std::println!("{kind:?} in bunches: {} %", bytes[0] * 100 / (2 * GIGABIT));
+            assert!(bytes[0] >= 2 * GIGABIT / 100 * 80);
+        }
+    }
+
+    #[test]
+    fn shallow_queues_are_survived() {
+        for kind in [Kind::Cubic, Kind::Bbr] {
+            let link = Link { queue_bytes: 64 << 10, ..gigabit(10, 0) };
+            let percent = percent_used(&link, kind, 5);
+            assert!(percent >= 50, "{kind:?}");
+        }
+    }
+
+    /// Any order of events, any times and sizes: the least is always allowed, and nothing panics.
+    #[test]
+    fn no_input_stops_a_path() {
+        let mut random = 1u64;
+        let mut draw = |bound: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % bound
+        };
+        let values = [0, 1, 1472, MILLISECOND, SECOND, 3600 * SECOND, u64::MAX - 1, u64::MAX];
+        for kind in [Kind::Cubic, Kind::Bbr] {
+            for _ in 0..200 {
+                let mtu = [0, 1, 1472, 65_507, u64::MAX][draw(5) as usize];
+                let mut path = Congestion::new(kind, mtu);
+                for _ in 0..200 {
+                    let [now, bytes, sent_at, delivered_at_send, rtt] =
+                        core::array::from_fn(|_| values[draw(8) as usize]);
+                    let (now, sent_at) = (Time(now), Time(sent_at));
+                    let rtt_nanos = (draw(2) == 0).then_some(rtt);
+                    let is_app_limited = draw(2) == 0;
+                    match draw(5) {
+                        0 => path.handle_sent(now, bytes, delivered_at_send),
+                        1 => path.handle_lost(now, bytes, sent_at),
+                        2 => path.handle_timeout(now),
+                        3 => path.set_mtu(bytes),
+                        _ => path.handle_acked(
+                            now,
+                            Acked { bytes, sent_at, delivered_at_send, rtt_nanos, is_app_limited },
+                        ),
+                    }
+                    assert!((2..=WINDOW_BYTES_MAX).contains(&path.window_bytes()), "{path:?}");
+                    assert_ne!(path.rate_bytes_per_second(), Some(0));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! A link for tests of congestion control: a queue before a line of fixed rate, delay, and losses
+//! after a seed. Senders always have something to send, take three later arrivals for a loss, have
+//! their own pacer and timer, and wake up a little late, as processes do: without that, flows keep
+//! step with each other, and it is always the same one that finds the queue full.
+
+use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use super::congestion::{Acked, Congestion, Kind};
+use super::pacer::{BATCH_BYTES_MAX, Pacer};
+use super::rtt::RoundTrip;
+use super::time::{MICROSECOND, Time, nanos_for};
+
+pub(super) const PACKET_BYTES: u64 = 1472;
+
+/// How late a sender wakes up.
+const LATE_NANOS_MAX: u64 = 100 * MICROSECOND;
+
+/// Arrivals of later packets after which one is lost.
+const REORDER_MAX: u64 = 3;
+
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    /// Bytes per second.
+    pub rate: u64,
+    /// Without queue.
+    pub rtt_nanos: u64,
+    pub queue_bytes: u64,
+    /// Packets of a thousand that get lost on the line.
+    pub loss_per_mille: u64,
+    /// From when to when nothing arrives.
+    pub cut: [Time; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flow {
+    pub kind: Kind,
+    pub start: Time,
+    /// The receiver reports at multiples of this only; 0 = at every packet.
+    pub report_nanos: u64,
+}
+
+/// Runs flows over one link and returns the bytes of each that were acknowledged between two
+/// moments.
+pub(super) fn run(link: &Link, flows: &[Flow], from: Time, to: Time, seed: u64) -> Vec<u64> {
+    let mut model = Model {
+        link: link.clone(),
+        free_at: Time(0),
+        random: seed,
+        events: BinaryHeap::new(),
+        senders: flows.iter().map(Sender::new).collect(),
+    };
+    for (index, flow) in flows.iter().enumerate() {
+        model.events.push(Reverse((flow.start, index, Event::Wake)));
+    }
+    while let Some(Reverse((now, index, event))) = model.events.pop() {
+        if now > to {
+            break;
+        }
+        model.step(now, index, event, now >= from);
+    }
+    model.senders.iter().map(|sender| sender.acked_bytes).collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Ack(u64),
+    Wake,
+    Timer,
+}
+
+struct Model {
+    link: Link,
+    free_at: Time,
+    random: u64,
+    events: BinaryHeap<Reverse<(Time, usize, Event)>>,
+    senders: Vec<Sender>,
+}
+
+struct Sender {
+    flow: Flow,
+    congestion: Congestion,
+    pacer: Pacer,
+    rtt: RoundTrip,
+    next: u64,
+    packets: VecDeque<Packet>,
+    in_flight: u64,
+    acked_bytes: u64,
+    is_waiting: bool,
+    timer_at: Option<Time>,
+    deadline: Time,
+}
+
+struct Packet {
+    number: u64,
+    sent_at: Time,
+    delivered_at_send: u64,
+    is_acked: bool,
+}
+
+impl Model {
+    fn step(&mut self, now: Time, index: usize, event: Event, counts: bool) {
+        let sender = &mut self.senders[index];
+        match event {
+            Event::Ack(number) => sender.handle_ack(now, number, counts),
+            Event::Wake => sender.is_waiting = false,
+            Event::Timer => {
+                sender.timer_at = None;
+                sender.handle_timer(now);
+            }
+        }
+        self.send(now, index);
+        self.arm(index);
+    }
+
+    fn send(&mut self, now: Time, index: usize) {
+        loop {
+            let sender = &mut self.senders[index];
+            if sender.in_flight + PACKET_BYTES > sender.congestion.window_bytes() {
+                return;
+            }
+            let delay = sender.pacer.delay_nanos(now, PACKET_BYTES);
+            if delay > 0 {
+                if !sender.is_waiting {
+                    sender.is_waiting = true;
+                    let late = self.draw(LATE_NANOS_MAX);
+                    self.events.push(Reverse((now.after(delay + late), index, Event::Wake)));
+                }
+                return;
+            }
+            let number = sender.packet(now);
+            if let Some(at) = self.carry(now) {
+                let at = self.senders[index].report_at(at);
+                self.events.push(Reverse((at, index, Event::Ack(number))));
+            }
+        }
+    }
+
+    /// When the acknowledgement of a packet is back; nothing if it is lost.
+    fn carry(&mut self, now: Time) -> Option<Time> {
+        let waiting = self.free_at.nanos_since(now);
+        let packet_nanos = nanos_for(PACKET_BYTES, self.link.rate);
+        if waiting + packet_nanos > nanos_for(self.link.queue_bytes, self.link.rate) {
+            return None;
+        }
+        self.free_at = now.after(waiting + packet_nanos);
+        let is_lost = self.draw(1000) < self.link.loss_per_mille;
+        let is_cut = self.link.cut[0] <= now && now < self.link.cut[1];
+        (!is_lost && !is_cut).then(|| self.free_at.after(self.link.rtt_nanos))
+    }
+
+    fn draw(&mut self, bound: u64) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        (self.random >> 33) % bound
+    }
+
+    fn arm(&mut self, index: usize) {
+        let sender = &mut self.senders[index];
+        if sender.timer_at.is_none() && sender.in_flight > 0 {
+            sender.timer_at = Some(sender.deadline);
+            self.events.push(Reverse((sender.deadline, index, Event::Timer)));
+        }
+    }
+}
+
+impl Sender {
+    fn new(flow: &Flow) -> Sender {
+        Sender {
+            flow: *flow,
+            congestion: Congestion::new(flow.kind, PACKET_BYTES),
+            pacer: Pacer::new(BATCH_BYTES_MAX),
+            rtt: RoundTrip::new(),
+            next: 0,
+            packets: VecDeque::new(),
+            in_flight: 0,
+            acked_bytes: 0,
+            is_waiting: false,
+            timer_at: None,
+            deadline: Time(0),
+        }
+    }
+
+    fn packet(&mut self, now: Time) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        if self.in_flight == 0 {
+            self.deadline = now.after(self.rtt.timeout_nanos());
+        }
+        self.in_flight += PACKET_BYTES;
+        let delivered_at_send = self.congestion.delivered_bytes();
+        self.packets.push_back(Packet { number, sent_at: now, delivered_at_send, is_acked: false });
+        self.congestion.handle_sent(now, PACKET_BYTES, self.in_flight);
+        self.pacer.handle_sent(now, PACKET_BYTES);
+        number
+    }
+
+    fn handle_ack(&mut self, now: Time, number: u64, counts: bool) {
+        let Some(first) = self.packets.front().map(|packet| packet.number) else { return };
+        let Some(at) = number.checked_sub(first) else { return };
+        let packet = &mut self.packets[at as usize];
+        packet.is_acked = true;
+        let rtt_nanos = now.nanos_since(packet.sent_at);
+        let acked = Acked {
+            bytes: PACKET_BYTES,
+            sent_at: packet.sent_at,
+            delivered_at_send: packet.delivered_at_send,
+            rtt_nanos: Some(rtt_nanos),
+            is_app_limited: false,
+        };
+        self.in_flight -= PACKET_BYTES;
+        self.acked_bytes += if counts { PACKET_BYTES } else { 0 };
+        self.rtt.handle_sample(now, rtt_nanos);
+        self.congestion.handle_acked(now, acked);
+        self.deadline = now.after(self.rtt.timeout_nanos());
+        self.drop_old(now, number);
+        self.pacer.set_rate(now, self.congestion.rate_bytes_per_second());
+    }
+
+    fn drop_old(&mut self, now: Time, acked: u64) {
+        while let Some(packet) = self.packets.front() {
+            if !packet.is_acked {
+                if packet.number + REORDER_MAX > acked {
+                    return;
+                }
+                self.in_flight -= PACKET_BYTES;
+                self.congestion.handle_lost(now, PACKET_BYTES, packet.sent_at);
+            }
+            self.packets.pop_front();
+        }
+    }
+
+    fn handle_timer(&mut self, now: Time) {
+        if self.in_flight == 0 || now < self.deadline {
+            return;
+        }
+        self.rtt.handle_timeout();
+        self.congestion.handle_timeout(now);
+        self.drop_old(now, u64::MAX);
+        self.pacer.set_rate(now, self.congestion.rate_bytes_per_second());
+    }
+
+    fn report_at(&self, at: Time) -> Time {
+        match self.flow.report_nanos {
+            0 => at,
+            span => Time(at.0.div_ceil(span) * span),
+        }
+    }
+}

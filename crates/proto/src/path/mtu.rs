@@ -1,0 +1,480 @@
+//! How large a datagram a path carries, found by trying (RFC 8899): sizes are payload bytes of UDP.
+//!
+//! A path starts at a size every network carries. The owner asks for a size to probe, sends a
+//! datagram of it that carries nothing anybody waits for, and says how it fared. The search takes
+//! the usual sizes first, then halves what is left; a size counts as too large when several probes
+//! of it were lost, for one may have been lost for any reason. After the search it rests, and tries
+//! again from time to time, for routes change.
+//!
+//! Payload shows when a route has become worse: if several large datagrams in a row are lost and
+//! none arrives, the size falls back to the base at once. A path that is dead altogether looks the
+//! same; there the small size does no harm.
+//!
+//! | phase | size passes, or fails | own host refuses | payload lost in a row | its time has come |
+//! |---|---|---|---|---|
+//! | Search | Search, Rest after the last | the same; Distrust if in use | Distrust | |
+//! | Rest | | Distrust if in use | Distrust | Search |
+//! | Distrust | | | | Search |
+
+use super::time::{SECOND, Time};
+
+/// Payload every path carries; RFC 8899 has it for UDP, and it fits IPv6's least packet of 1280.
+pub const BASE_BYTES: usize = 1200;
+
+/// The largest UDP payload over IPv4.
+pub const LIMIT_BYTES: usize = 65_507;
+
+/// Sizes that are common: tunnels over Ethernet, IPv6 and IPv4 over Ethernet, both over jumbo
+/// frames of 9000, and the loopback.
+const USUAL_BYTES: [usize; 6] = [1400, 1452, 1472, 8952, 8972, LIMIT_BYTES];
+
+/// A search ends when less than this is to be gained: two hundredths of a usual datagram.
+const GRAIN_BYTES: usize = 32;
+
+/// Lost probes of one size that show it does not pass (RFC 8899 has 3): of a path that loses one
+/// in twenty, one search in some thousand goes wrong, until the next.
+const PROBES_MAX: u32 = 3;
+
+/// A probe whose fate nobody told is lost. RFC 8899 asks for more than a second, and would rather have
+/// fifteen, for senders that know no better; ours is nearly always told by its own loss detection.
+pub const PROBE_NANOS_MAX: u64 = 2 * SECOND;
+
+/// Rest after a search (RFC 8899: ten minutes).
+pub const REST_NANOS: u64 = 600 * SECOND;
+
+/// First wait after large datagrams stopped arriving. Each time in a row doubles it up to the usual
+/// rest: a cut cable is over soon, a route that really became narrow should not be tried for ever.
+pub const DISTRUST_NANOS: u64 = 5 * SECOND;
+
+/// Large datagrams lost in a row, without one that arrives, after which they do not pass any more.
+/// A queue that overflows rarely drops as many without letting one of them through.
+pub const LOST_MAX: u32 = 10;
+
+/// What the search is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Looks for larger sizes.
+    Search,
+    /// Has found what there is, until the time given.
+    Rest(Time),
+    /// Large datagrams were swallowed; only the base size is used until the time given.
+    Distrust(Time),
+}
+
+/// The search for the largest datagram of one path.
+#[derive(Clone, Debug)]
+pub struct PathMtu {
+    phase: Phase,
+    /// Known to pass.
+    current: usize,
+    /// Known not to pass, or one more than may be tried.
+    too_large: usize,
+    largest: usize,
+    probe: Option<Probe>,
+    /// Probes lost of the size that is tried.
+    probes_lost: u32,
+    /// Large payload datagrams lost since one arrived.
+    payload_lost: u32,
+    /// Times in a row that large ones were swallowed.
+    distrusts: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    bytes: usize,
+    sent_at: Time,
+}
+
+impl PathMtu {
+    /// Starts at the base. Never tries more than `largest_bytes`: what the own interface and
+    /// buffers allow.
+    pub fn new(largest_bytes: usize) -> PathMtu {
+        let largest = largest_bytes.clamp(BASE_BYTES, LIMIT_BYTES);
+        PathMtu {
+            phase: Phase::Search,
+            current: BASE_BYTES,
+            too_large: largest + 1,
+            largest,
+            probe: None,
+            probes_lost: 0,
+            payload_lost: 0,
+            distrusts: 0,
+        }
+    }
+
+    /// Payload bytes a datagram may have now.
+    pub fn current_bytes(&self) -> usize {
+        self.current
+    }
+
+    /// What the search is at.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The size of a probe that is to be sent now, if any; it then counts as sent. At most one is
+    /// under way.
+    pub fn probe_size(&mut self, now: Time) -> Option<usize> {
+        self.expire(now);
+        if self.probe.is_some() || self.phase != Phase::Search {
+            return None;
+        }
+        let Some(bytes) = self.next_size() else {
+            self.phase = Phase::Rest(now.after(REST_NANOS));
+            return None;
+        };
+        self.probe = Some(Probe { bytes, sent_at: now });
+        Some(bytes)
+    }
+
+    /// A probe arrived: its size is the path's from now on.
+    pub fn handle_probe_acked(&mut self, now: Time, bytes: usize) {
+        if !self.takes(bytes) {
+            return;
+        }
+        self.current = self.current.max(bytes);
+        self.too_large = self.too_large.max(self.current + 1);
+        self.settle(now);
+    }
+
+    /// A probe was lost; so it is in any case after [`PROBE_NANOS_MAX`].
+    pub fn handle_probe_lost(&mut self, now: Time, bytes: usize) {
+        if !self.takes(bytes) {
+            return;
+        }
+        self.probes_lost += 1;
+        if self.probes_lost >= PROBES_MAX {
+            self.too_large = bytes;
+            self.settle(now);
+        }
+    }
+
+    /// The own host refused to send a probe or payload of this size (`EMSGSIZE`).
+    pub fn handle_too_large(&mut self, now: Time, bytes: usize) {
+        self.probe = self.probe.filter(|probe| probe.bytes < bytes);
+        if bytes <= self.current {
+            self.distrust(now);
+        }
+        self.too_large = self.too_large.min(bytes.max(BASE_BYTES + 1));
+        if self.phase == Phase::Search {
+            self.settle(now);
+        }
+    }
+
+    /// Payload in a datagram of this size arrived.
+    pub fn handle_acked(&mut self, bytes: usize) {
+        if bytes > BASE_BYTES {
+            self.payload_lost = 0;
+            self.distrusts = 0;
+        }
+    }
+
+    /// Payload in a datagram of this size was lost. Returns true if the size has fallen back to the
+    /// base because of it.
+    pub fn handle_lost(&mut self, now: Time, bytes: usize) -> bool {
+        if bytes <= BASE_BYTES || bytes > self.current {
+            return false;
+        }
+        self.payload_lost += 1;
+        let is_swallowed = self.payload_lost >= LOST_MAX;
+        if is_swallowed {
+            self.distrust(now);
+        }
+        is_swallowed
+    }
+
+    /// When [`PathMtu::probe_size`] may have something to say again; nothing = as soon as told.
+    pub fn next_at(&self) -> Option<Time> {
+        match (self.phase, self.probe) {
+            (_, Some(probe)) => Some(probe.sent_at.after(PROBE_NANOS_MAX)),
+            (Phase::Search, None) => None,
+            (Phase::Rest(until) | Phase::Distrust(until), None) => Some(until),
+        }
+    }
+
+    /// Lets time do its part: probes of unknown fate are lost, rests end.
+    fn expire(&mut self, now: Time) {
+        self.forget_future(now);
+        if let Some(probe) = self.probe
+            && now.nanos_since(probe.sent_at) >= PROBE_NANOS_MAX
+        {
+            self.handle_probe_lost(now, probe.bytes);
+        }
+        if let Phase::Rest(until) | Phase::Distrust(until) = self.phase
+            && now >= until
+        {
+            self.phase = Phase::Search;
+            self.too_large = self.largest + 1;
+            self.probes_lost = 0;
+        }
+    }
+
+    /// After a clock has jumped back nothing may wait for it to come where it was.
+    fn forget_future(&mut self, now: Time) {
+        if let Some(probe) = &mut self.probe {
+            probe.sent_at = probe.sent_at.min(now);
+        }
+        if let Phase::Rest(until) | Phase::Distrust(until) = &mut self.phase {
+            *until = (*until).min(now.after(REST_NANOS));
+        }
+    }
+
+    /// Whether this is the probe under way; it then no longer is. Probes of before a fall back mean
+    /// nothing any more.
+    fn takes(&mut self, bytes: usize) -> bool {
+        let is_ours = self.probe.is_some_and(|probe| probe.bytes == bytes);
+        if is_ours {
+            self.probe = None;
+        }
+        is_ours && self.phase == Phase::Search
+    }
+
+    /// A size is decided: the next one, or rest.
+    fn settle(&mut self, now: Time) {
+        self.probes_lost = 0;
+        if self.next_size().is_none() {
+            self.phase = Phase::Rest(now.after(REST_NANOS));
+        }
+    }
+
+    fn distrust(&mut self, now: Time) {
+        let wait = (DISTRUST_NANOS << self.distrusts.min(16)).min(REST_NANOS);
+        self.phase = Phase::Distrust(now.after(wait));
+        self.distrusts = self.distrusts.saturating_add(1);
+        self.current = BASE_BYTES;
+        self.probe = None;
+        self.probes_lost = 0;
+        self.payload_lost = 0;
+    }
+
+    /// The size to try next, between what passes and what does not.
+    fn next_size(&self) -> Option<usize> {
+        let (low, high) = (self.current, self.too_large);
+        let is_between = |bytes: &usize| *bytes > low && *bytes < high;
+        if let Some(usual) = USUAL_BYTES.into_iter().find(is_between) {
+            return Some(usual);
+        }
+        if high - low <= GRAIN_BYTES {
+            // The last grain is worth a probe only where nothing was refused: the own limit.
+            return (high == self.largest + 1 && low < self.largest).then_some(self.largest);
+        }
+        if high == self.largest + 1 {
+            return Some(self.largest);
+        }
+        if USUAL_BYTES.contains(&low) {
+            // A usual size that passes is nearly always exact; one probe closes the search.
+            return Some(low + GRAIN_BYTES);
+        }
+        Some(low + (high - low) / 2)
+    }
+}
+
+const _: () = {
+    assert!(BASE_BYTES < USUAL_BYTES[0]);
+    assert!(GRAIN_BYTES > 1);
+};
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    /// Searches on a path that carries `limit`; returns the sizes tried.
+    fn search(mtu: &mut PathMtu, now: Time, limit: usize) -> Vec<usize> {
+        let mut tried = Vec::new();
+        while let Some(bytes) = mtu.probe_size(now) {
+            tried.push(bytes);
+            assert!(tried.len() < 100, "{tried:?}");
+            if bytes <= limit {
+                mtu.handle_probe_acked(now, bytes);
+            } else {
+                mtu.handle_probe_lost(now, bytes);
+            }
+        }
+        tried.dedup();
+        tried
+    }
+
+    fn found(limit: usize) -> PathMtu {
+        let mut mtu = PathMtu::new(LIMIT_BYTES);
+        search(&mut mtu, Time(0), limit);
+        mtu
+    }
+
+    #[test]
+    fn usual_networks_take_few_probes() {
+        for (limit, sizes) in [
+            (1472, &[1400, 1452, 1472, 8952, 1504][..]),
+            (8972, &[1400, 1452, 1472, 8952, 8972, 65_507, 9004]),
+            (65_507, &[1400, 1452, 1472, 8952, 8972, 65_507]),
+        ] {
+            let mut mtu = PathMtu::new(LIMIT_BYTES);
+            assert_eq!(search(&mut mtu, Time(0), limit), sizes);
+            assert_eq!(mtu.current_bytes(), limit);
+        }
+    }
+
+    #[test]
+    fn any_limit_is_found_to_the_grain() {
+        for limit in (BASE_BYTES..=LIMIT_BYTES).step_by(61) {
+            let size = found(limit).current_bytes();
+            assert!(size <= limit && size + GRAIN_BYTES > limit, "{size} of {limit}");
+        }
+    }
+
+    #[test]
+    fn the_own_limit_is_reached_and_never_passed() {
+        for largest in [0, BASE_BYTES, 1210, 1300, 1472, 1480, 9000, LIMIT_BYTES, usize::MAX] {
+            let mut mtu = PathMtu::new(largest);
+            let tried = search(&mut mtu, Time(0), LIMIT_BYTES);
+            let largest = largest.clamp(BASE_BYTES, LIMIT_BYTES);
+            assert!(tried.iter().all(|bytes| *bytes <= largest), "{tried:?}");
+            assert_eq!(mtu.current_bytes(), largest);
+        }
+    }
+
+    #[test]
+    fn one_lost_probe_proves_nothing() {
+        let mut mtu = PathMtu::new(1472);
+        for _ in 1..PROBES_MAX {
+            assert_eq!(mtu.probe_size(Time(0)), Some(1400));
+            assert_eq!(mtu.probe_size(Time(0)), None);
+            mtu.handle_probe_lost(Time(0), 1400);
+        }
+        assert_eq!(mtu.probe_size(Time(0)), Some(1400));
+        mtu.handle_probe_acked(Time(0), 1400);
+        assert_eq!(mtu.current_bytes(), 1400);
+    }
+
+    #[test]
+    fn a_probe_nobody_answers_for_is_lost_in_time() {
+        let mut mtu = PathMtu::new(1400);
+        let mut now = Time(0);
+        for _ in 0..PROBES_MAX {
+            assert_eq!(mtu.probe_size(now), Some(1400));
+            assert_eq!(mtu.next_at(), Some(now.after(PROBE_NANOS_MAX)));
+            now = now.after(PROBE_NANOS_MAX);
+        }
+        assert_eq!(mtu.probe_size(now), Some(1300));
+    }
+
+    #[test]
+    fn a_rest_ends_and_finds_what_has_become_larger() {
+        let mut mtu = found(1472);
+        assert_eq!(mtu.phase(), Phase::Rest(Time(REST_NANOS)));
+        assert_eq!(mtu.probe_size(Time(REST_NANOS - 1)), None);
+        assert_eq!(mtu.next_at(), Some(Time(REST_NANOS)));
+        search(&mut mtu, Time(REST_NANOS), 8972);
+        assert_eq!(mtu.current_bytes(), 8972);
+    }
+
+    #[test]
+    fn swallowed_payload_falls_back_and_each_time_waits_longer() {
+        let mut mtu = found(8972);
+        let mut now = Time(0);
+        for wait in [5, 10, 20, 40, 80, 160, 320, 600, 600] {
+            for lost in 1..=LOST_MAX {
+                let size = mtu.current_bytes();
+                assert_eq!(mtu.handle_lost(now, size), lost == LOST_MAX);
+            }
+            assert_eq!(mtu.current_bytes(), BASE_BYTES);
+            let until = now.after(wait * SECOND);
+            assert_eq!(mtu.phase(), Phase::Distrust(until));
+            assert_eq!(mtu.probe_size(Time(until.0 - 1)), None);
+            now = until;
+            search(&mut mtu, now, 8972);
+        }
+    }
+
+    #[test]
+    fn losses_between_arrivals_and_of_small_ones_are_no_black_hole() {
+        let mut mtu = found(1472);
+        for _ in 0..1000 {
+            for _ in 1..LOST_MAX {
+                assert!(!mtu.handle_lost(Time(0), 1472));
+            }
+            assert!(!mtu.handle_lost(Time(0), BASE_BYTES));
+            mtu.handle_acked(1472);
+        }
+        assert_eq!(mtu.current_bytes(), 1472);
+    }
+
+    #[test]
+    fn what_the_own_host_refuses_is_not_tried_again() {
+        let mut mtu = PathMtu::new(LIMIT_BYTES);
+        while let Some(bytes) = mtu.probe_size(Time(0)) {
+            if bytes > 1472 {
+                mtu.handle_too_large(Time(0), bytes);
+            } else {
+                mtu.handle_probe_acked(Time(0), bytes);
+            }
+        }
+        assert_eq!(mtu.current_bytes(), 1472);
+        // The route's interface was made smaller: even what passed is refused.
+        mtu.handle_too_large(Time(0), 1472);
+        assert_eq!(mtu.current_bytes(), BASE_BYTES);
+    }
+
+    /// Whether the search, a rest or distrust follows: every phase with every event.
+    #[test]
+    fn every_phase_and_every_event() {
+        let search = PathMtu::new(8972);
+        let rest = found(8972);
+        let mut distrust = found(8972);
+        distrust.distrust(Time(0));
+        type Event = fn(&mut PathMtu);
+        let events: [Event; 6] = [
+            |mtu| mtu.handle_probe_acked(Time(1), 1400),
+            |mtu| (0..3).for_each(|_| mtu.handle_probe_lost(Time(1), 1400)),
+            |mtu| mtu.handle_too_large(Time(1), 8972),
+            |mtu| (0..10).for_each(|_| _ = mtu.handle_lost(Time(1), mtu.current)),
+            |mtu| _ = mtu.probe_size(Time(1)),
+            |mtu| _ = mtu.probe_size(Time(REST_NANOS)),
+        ];
+        let name = |mtu: &PathMtu| match mtu.phase {
+            Phase::Search => 'S',
+            Phase::Rest(_) => 'R',
+            Phase::Distrust(_) => 'D',
+        };
+        for (start, expected) in [(search, "SSSSSS"), (rest, "RRDDRS"), (distrust, "DDDDDS")] {
+            let reached = events.map(|event| {
+                let mut mtu = start.clone();
+                event(&mut mtu);
+                name(&mtu)
+            });
+            assert!(reached.into_iter().eq(expected.chars()), "{start:?}: {reached:?}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_jumps_back_does_not_stop_the_search() {
+        let late = Time(1 << 60);
+        let mut mtu = PathMtu::new(8972);
+        assert_eq!(mtu.probe_size(late), Some(1400));
+        assert_eq!(mtu.probe_size(Time(0)), None);
+        assert_eq!(mtu.probe_size(Time(PROBE_NANOS_MAX)), Some(1400));
+        mtu.handle_probe_acked(late, 1400);
+        search(&mut mtu, late, 1472);
+        assert_eq!(mtu.probe_size(Time(0)), None);
+        assert_eq!(mtu.next_at(), Some(Time(REST_NANOS)));
+    }
+
+    #[test]
+    fn jumping_clocks_and_any_sizes_are_survived() {
+        let mut mtu = PathMtu::new(LIMIT_BYTES);
+        for now in [u64::MAX, 0, u64::MAX, 5, 0].into_iter().cycle().take(500) {
+            let now = Time(now);
+            for bytes in [0, 1, BASE_BYTES, 1400, mtu.current_bytes(), LIMIT_BYTES, usize::MAX] {
+                mtu.handle_probe_lost(now, bytes);
+                mtu.handle_probe_acked(now, bytes);
+                mtu.handle_lost(now, bytes);
+                mtu.handle_too_large(now, bytes);
+                mtu.handle_acked(bytes);
+                mtu.probe_size(now);
+                mtu.next_at();
+            }
+            assert!((BASE_BYTES..=LIMIT_BYTES).contains(&mtu.current_bytes()));
+        }
+    }
+}

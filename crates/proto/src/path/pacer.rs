@@ -1,0 +1,192 @@
+//! When the next batch may leave: a bucket that fills at the rate of the path and never holds more
+//! than a burst.
+//!
+//! Whoever sends asks how long to wait, sends, and says what it sent. What leaves is then at most
+//! one burst more than the rate allows, over any span. A batch larger than the bucket may leave when
+//! the bucket is full, and is waited for afterwards. What was not used while nothing was to be sent,
+//! or while nobody asked, is lost: so a sender that asks less often than the bucket fills stays below
+//! its rate.
+
+use super::time::{MILLISECOND, SECOND, Time, bytes_in};
+
+/// Most bytes the kernel cuts into datagrams in one system call: the largest IP packet.
+pub const BATCH_BYTES_MAX: u64 = 64 << 10;
+
+/// Two packets, however slow the path. More would be easier on senders that ask seldom, but what
+/// comes at once to a queue that others keep full is lost at once: with ten, the slower of two flows
+/// never got its share.
+pub const BURST_BYTES_MIN: u64 = 2 * 1472;
+
+/// A burst is at most what the rate carries in this time, so that a slow link is not held up by a
+/// batch as large as one for a fast link. It is also how late a poll may come without loss of rate.
+pub const BURST_NANOS: u64 = 2 * MILLISECOND;
+
+/// Lets bytes leave at a rate.
+#[derive(Clone, Debug)]
+pub struct Pacer {
+    /// Bytes per second; nothing is held back without one.
+    rate: Option<u64>,
+    burst_bytes: u64,
+    /// Bytes that may leave, times [`SECOND`]: no call is too short to count. Below zero after a
+    /// batch larger than what was there.
+    credit: i128,
+    filled_at: Time,
+}
+
+impl Pacer {
+    /// A full bucket of at most so many bytes; [`BATCH_BYTES_MAX`] is the usual choice, more where
+    /// a sender can ask seldom. No rate yet: everything may leave.
+    pub fn new(burst_bytes: u64) -> Pacer {
+        let burst_bytes = burst_bytes.max(BURST_BYTES_MIN);
+        Pacer { rate: None, burst_bytes, credit: scaled(burst_bytes), filled_at: Time(0) }
+    }
+
+    /// From now on this rate, in bytes per second. What has been saved up stays, as far as the
+    /// bucket for the new rate holds it.
+    pub fn set_rate(&mut self, now: Time, rate: Option<u64>) {
+        if self.rate == rate {
+            return;
+        }
+        self.fill(now);
+        self.rate = rate.map(|rate| rate.max(1));
+        self.credit = self.credit.min(scaled(self.capacity()));
+    }
+
+    /// How long to wait before so many bytes may leave together; 0 = now.
+    pub fn delay_nanos(&self, now: Time, bytes: u64) -> u64 {
+        let Some(rate) = self.rate else { return 0 };
+        let wanted = scaled(bytes.min(self.capacity()));
+        let missing = wanted - self.credit_at(now);
+        if missing <= 0 {
+            return 0;
+        }
+        let nanos = missing.unsigned_abs().div_ceil(u128::from(rate));
+        u64::try_from(nanos).unwrap_or(u64::MAX)
+    }
+
+    /// So many bytes have left, allowed or not.
+    pub fn handle_sent(&mut self, now: Time, bytes: u64) {
+        self.fill(now);
+        if self.rate.is_some() {
+            self.credit = self.credit.saturating_sub(scaled(bytes));
+        }
+    }
+
+    /// What the bucket holds at most, at its present rate.
+    pub fn capacity(&self) -> u64 {
+        let Some(rate) = self.rate else { return self.burst_bytes };
+        bytes_in(BURST_NANOS, rate).clamp(BURST_BYTES_MIN, self.burst_bytes)
+    }
+
+    fn fill(&mut self, now: Time) {
+        self.credit = self.credit_at(now);
+        self.filled_at = now;
+    }
+
+    fn credit_at(&self, now: Time) -> i128 {
+        let full = scaled(self.capacity());
+        let Some(rate) = self.rate else { return full };
+        let gained = i128::from(now.nanos_since(self.filled_at)) * i128::from(rate);
+        self.credit.saturating_add(gained).min(full)
+    }
+}
+
+fn scaled(bytes: u64) -> i128 {
+    i128::from(bytes) * i128::from(SECOND)
+}
+
+const _: () = assert!(BURST_BYTES_MIN <= BATCH_BYTES_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIGABIT: u64 = 125_000_000;
+
+    /// Sends packets as soon as allowed, asking every `step`, and returns the bytes of a second.
+    fn sent_in_a_second(pacer: &mut Pacer, step_nanos: u64) -> u64 {
+        let mut sent = 0;
+        for step in 0..SECOND / step_nanos {
+            let now = Time(step * step_nanos);
+            while pacer.delay_nanos(now, 1472) == 0 {
+                pacer.handle_sent(now, 1472);
+                sent += 1472;
+            }
+        }
+        sent
+    }
+
+    #[test]
+    fn without_a_rate_nothing_waits() {
+        let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.handle_sent(Time(0), 1 << 40);
+        assert_eq!(pacer.delay_nanos(Time(0), 1 << 40), 0);
+    }
+
+    #[test]
+    fn the_rate_is_kept_however_often_one_asks() {
+        for step in [100, 7_000, 100_000, 500_000] {
+            let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+            pacer.set_rate(Time(0), Some(GIGABIT));
+            let sent = sent_in_a_second(&mut pacer, step);
+            assert!(sent <= GIGABIT + BATCH_BYTES_MAX, "{sent} bytes at {step}");
+            assert!(sent >= GIGABIT / 1000 * 999, "{sent} bytes at {step}");
+        }
+    }
+
+    #[test]
+    fn the_delay_is_exactly_enough() {
+        let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.set_rate(Time(0), Some(GIGABIT));
+        pacer.handle_sent(Time(0), BATCH_BYTES_MAX);
+        // 1250 bytes take 10 microseconds at a gigabit.
+        let delay = pacer.delay_nanos(Time(0), 1250);
+        assert_eq!(delay, 10_000);
+        assert!(pacer.delay_nanos(Time(delay - 1), 1250) > 0);
+        assert_eq!(pacer.delay_nanos(Time(delay), 1250), 0);
+    }
+
+    #[test]
+    fn a_batch_larger_than_the_bucket_leaves_when_it_is_full_and_is_paid_afterwards() {
+        let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.set_rate(Time(0), Some(GIGABIT));
+        assert_eq!(pacer.delay_nanos(Time(0), 1 << 20), 0);
+        pacer.handle_sent(Time(0), 1 << 20);
+        let owed = (1 << 20) - BATCH_BYTES_MAX + 1250;
+        assert_eq!(pacer.delay_nanos(Time(0), 1250), owed * 8);
+    }
+
+    #[test]
+    fn bursts_shrink_with_the_rate() {
+        let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        for (rate, capacity) in
+            [(1, BURST_BYTES_MIN), (12_500_000, 25_000), (GIGABIT, BATCH_BYTES_MAX)]
+        {
+            pacer.set_rate(Time(0), Some(rate));
+            assert_eq!(pacer.capacity(), capacity);
+        }
+    }
+
+    #[test]
+    fn idle_time_saves_up_one_burst_and_no_more() {
+        let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.set_rate(Time(0), Some(GIGABIT));
+        pacer.handle_sent(Time(0), BATCH_BYTES_MAX);
+        let later = Time(3600 * SECOND);
+        pacer.handle_sent(later, BATCH_BYTES_MAX);
+        assert_eq!(pacer.delay_nanos(later, 1250), 10_000);
+    }
+
+    #[test]
+    fn a_clock_that_jumps_costs_at_most_what_is_owed() {
+        let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.set_rate(Time(u64::MAX), Some(GIGABIT));
+        pacer.handle_sent(Time(u64::MAX), BATCH_BYTES_MAX);
+        assert_eq!(pacer.delay_nanos(Time(5), 1250), 10_000);
+        pacer.handle_sent(Time(5), 0);
+        assert_eq!(pacer.delay_nanos(Time(10_005), 1250), 0);
+        pacer.set_rate(Time(0), Some(0));
+        pacer.handle_sent(Time(0), u64::MAX);
+        assert_eq!(pacer.delay_nanos(Time(0), u64::MAX), u64::MAX);
+    }
+}

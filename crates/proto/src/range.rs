@@ -1,0 +1,107 @@
+//! Sets of sequence numbers: which bytes of a channel are somewhere, as few ranges as possible.
+//!
+//! What enters: ranges of 64-bit numbers, in any order, doubled and overlapping. What leaves: what of them is new,
+//! up to where nothing is missing, and what is. A set holds a bounded number of ranges: one that would need more
+//! refuses, and whoever sent that range will send it again.
+//!
+//! What may never happen: a number is said to be in the set that nobody put there; two ranges of a set touch.
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// All numbers below [`Self::whole`], and some ranges above it.
+///
+/// `RANGES_MAX` bounds the ranges above.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RangeSet<const RANGES_MAX: usize> {
+    whole: u64,
+    /// Ascending, not empty, not touching each other nor `whole`.
+    above: Vec<Range<u64>>,
+}
+
+/// A set has no room for one more range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
+    /// All numbers below `whole`.
+    pub const fn below(whole: u64) -> Self {
+        Self { whole, above: Vec::new() }
+    }
+
+    /// Nothing below this number is missing.
+    pub fn whole(&self) -> u64 {
+        self.whole
+    }
+
+    /// The ranges above [`Self::whole`], ascending, with something missing before each.
+    pub fn above(&self) -> &[Range<u64>] {
+        &self.above
+    }
+
+    /// One more than the largest number in the set.
+    pub fn end(&self) -> u64 {
+        self.above.last().map_or(self.whole, |last| last.end)
+    }
+
+    /// Puts `range` into the set. The numbers of it that were missing are counted.
+    ///
+    /// # Errors
+    /// If it stands alone and there are `RANGES_MAX` ranges already: nothing has changed.
+    pub fn insert(&mut self, range: Range<u64>) -> Result<u64, Full> {
+        let range = range.start.max(self.whole)..range.end;
+        if range.start >= range.end {
+            return Ok(0);
+        }
+        // Those that overlap it or touch it.
+        let first = self.above.partition_point(|other| other.end < range.start);
+        let last = self.above.partition_point(|other| other.start <= range.end);
+        let touched = &self.above[first..last];
+        let had: u64 = touched.iter().map(|other| overlap(other, &range)).sum();
+        let new = (range.end - range.start) - had;
+        let start = touched.first().map_or(range.start, |other| other.start.min(range.start));
+        let end = touched.last().map_or(range.end, |other| other.end.max(range.end));
+        if start == self.whole {
+            self.whole = end;
+            self.above.drain(..last);
+        } else if first < last {
+            self.above[first] = start..end;
+            self.above.drain(first + 1..last);
+        } else if self.above.len() < RANGES_MAX {
+            self.above.insert(first, range);
+        } else {
+            return Err(Full);
+        }
+        Ok(new)
+    }
+
+    /// Whether all of `range` is in the set.
+    pub fn contains(&self, range: &Range<u64>) -> bool {
+        range.end <= self.whole
+            || range.is_empty()
+            || self
+                .above
+                .iter()
+                .any(|other| other.start <= range.start.max(self.whole) && range.end <= other.end)
+    }
+
+    /// Whether any of `range` is in the set.
+    pub fn overlaps(&self, range: &Range<u64>) -> bool {
+        let is_hit = |other: &Range<u64>| overlap(other, range) > 0;
+        !range.is_empty() && (range.start < self.whole || self.above.iter().any(is_hit))
+    }
+
+    /// What is missing below `end`, ascending.
+    pub fn missing(&self, end: u64) -> impl Iterator<Item = Range<u64>> {
+        let starts = core::iter::once(self.whole).chain(self.above.iter().map(|range| range.end));
+        let ends = self.above.iter().map(|range| range.start).chain(core::iter::once(u64::MAX));
+        starts
+            .zip(ends)
+            .map(move |(start, stop)| start..stop.min(end))
+            .filter(|gap| !gap.is_empty())
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> u64 {
+    a.end.min(b.end).saturating_sub(a.start.max(b.start))
+}

@@ -1,0 +1,233 @@
+//! What can be set from outside: one row per knob, and how its text is read.
+//!
+//! A row is data: name, default, unit, a sentence, who reads it. The launcher finds the text of a
+//! setting on its command line, in the environment or in a file, and hands it on as the variable
+//! `LANDBRIDGE_<NAME>`; processes and relays read that variable and nothing else. All of them parse
+//! with [`Setting::parse`], so a text that the launcher has taken is taken everywhere.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+mod parse;
+mod table;
+mod value;
+
+pub use table::*;
+pub use value::{Network, Value};
+
+/// One knob.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// In lower case, as in a settings file.
+    pub name: &'static str,
+    /// The text that holds when nothing else is said. In words where [`Scope`] is not `Job`.
+    pub default: &'static str,
+    /// What to write, for a reader.
+    pub unit: &'static str,
+    /// What is read, and within which bounds.
+    pub kind: Kind,
+    /// Who may say it.
+    pub scope: Scope,
+    /// Who acts on it.
+    pub readers: &'static [Reader],
+    /// What it does.
+    pub sentence: &'static str,
+}
+
+/// How the text of a setting is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number and `us`, `ms`, `s`, `min` or `h`; bounds in microseconds.
+    Time {
+        /// Least, in microseconds.
+        min_us: u64,
+        /// Most, in microseconds.
+        max_us: u64,
+    },
+    /// A whole number of bytes, or of `KiB`, `MiB` or `GiB`.
+    Size {
+        /// Least, in bytes.
+        min: u64,
+        /// Most, in bytes.
+        max: u64,
+    },
+    /// A decimal number.
+    Count {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// `on` or `off`.
+    Switch,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// At least one of these words, separated by commas.
+    Choices(&'static [&'static str]),
+    /// IP addresses and prefixes, separated by commas; maybe none. `auto` is every address.
+    Networks,
+    /// Anything; its reader checks it.
+    Text,
+}
+
+/// Who may say what a setting is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// The user, for the whole job: by flag, environment or file.
+    Job,
+    /// The user, for the launcher alone: by environment or a flag of its own.
+    Launcher,
+    /// The launcher, for each process: a value for all of them would be wrong for most. Without the
+    /// launcher, whoever starts the process.
+    Process,
+}
+
+/// Who acts on a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// The provider, in each process.
+    Process,
+    /// The relays.
+    Relay,
+    /// `landbridge` itself.
+    Launcher,
+}
+
+impl Setting {
+    /// Name of the environment variable.
+    pub fn variable(&self) -> String {
+        format!("{VARIABLE_START}{}", self.name.to_ascii_uppercase())
+    }
+
+    /// The value that `text` stands for. The error says what to correct; it does not name the setting.
+    pub fn parse(&self, text: &str) -> Result<Value, String> {
+        parse::parse(self.kind, text.trim())
+    }
+
+    /// Whether `reader` acts on it.
+    pub fn is_for(&self, reader: Reader) -> bool {
+        self.readers.contains(&reader)
+    }
+}
+
+impl fmt::Display for Reader {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Reader::Process => "processes",
+            Reader::Relay => "relays",
+            Reader::Launcher => "launcher",
+        })
+    }
+}
+
+/// What the name of every variable begins with.
+pub const VARIABLE_START: &str = "LANDBRIDGE_";
+
+/// The row of this name.
+pub fn find(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().copied().find(|row| row.name == name)
+}
+
+/// The row of this environment variable.
+pub fn of_variable(variable: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().copied().find(|row| row.variable() == variable)
+}
+
+/// The row whose name is most like `name`, unless none is like it. Upper case, hyphens and a
+/// leading `LANDBRIDGE_` do not count.
+pub fn nearest(name: &str) -> Option<&'static Setting> {
+    let lower = name.to_ascii_lowercase().replace('-', "_");
+    let name = lower.strip_prefix("landbridge_").unwrap_or(&lower);
+    // A third of the letters may be wrong, two in short names.
+    let allowed = (name.len() / 3).clamp(1, 3);
+    let far = |row: &&'static Setting| distance(row.name, name);
+    SETTINGS.iter().copied().min_by_key(far).filter(|row| far(row) <= allowed)
+}
+
+/// Letters to insert, remove or replace to make one word the other.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in other.bytes().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_full_and_has_a_name_of_its_own() {
+        for (i, row) in SETTINGS.iter().enumerate() {
+            assert!(!row.unit.is_empty() && !row.readers.is_empty(), "{}", row.name);
+            assert!(row.sentence.ends_with('.') && !row.sentence.contains('|'), "{}", row.name);
+            assert!(row.name.bytes().all(|b| b == b'_' || b.is_ascii_lowercase()), "{}", row.name);
+            assert!(SETTINGS[i + 1..].iter().all(|other| other.name != row.name), "{}", row.name);
+            assert_eq!(of_variable(&row.variable()), Some(*row));
+        }
+    }
+
+    #[test]
+    fn every_default_can_be_read() {
+        for row in SETTINGS.iter().filter(|row| row.scope == Scope::Job) {
+            assert!(row.parse(row.default).is_ok(), "{}: {:?}", row.name, row.parse(row.default));
+        }
+    }
+
+    #[test]
+    fn units_name_every_word() {
+        for row in SETTINGS {
+            let (Kind::Choice(words) | Kind::Choices(words)) = row.kind else { continue };
+            assert!(words.iter().all(|word| row.unit.contains(word)), "{}: {}", row.name, row.unit);
+        }
+    }
+
+    #[test]
+    fn units_name_the_bounds() {
+        for row in SETTINGS.iter().filter(|row| row.scope == Scope::Job) {
+            let Some((least, most)) = row.unit.rsplit_once(" to ") else { continue };
+            let least = least.rsplit(' ').next().unwrap_or("");
+            let value = |text: &str| match row.parse(text) {
+                Ok(Value::Time(time)) => time.as_micros() as u64,
+                Ok(Value::Number(number)) => number,
+                other => panic!("{}: {text}: {other:?}", row.name),
+            };
+            let (Kind::Time { min_us: min, max_us: max }
+            | Kind::Size { min, max }
+            | Kind::Count { min, max }) = row.kind
+            else {
+                panic!("{} has no bounds", row.name)
+            };
+            assert_eq!((value(least), value(most)), (min, max), "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_nearly_one_is_recognised() {
+        let rows = [
+            ("peer_timout", Some("peer_timeout")),
+            ("peer-timeout", Some("peer_timeout")),
+            ("LANDBRIDGE_PEER_TIMEOUT", Some("peer_timeout")),
+            ("peertimeout", Some("peer_timeout")),
+            ("rail", Some("rails")),
+            ("udb", Some("udp")),
+            ("integrty_shm", Some("integrity_shm")),
+            ("colour", None),
+            ("test_mark", None),
+            ("x", None),
+            ("", None),
+        ];
+        for (name, expected) in rows {
+            assert_eq!(nearest(name).map(|row| row.name), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The rows. `docs/SETTINGS.md` shows them in this order.
+
+// Each row says of itself what it is.
+#![allow(missing_docs)]
+
+use super::{Kind, Reader, Scope, Setting};
+
+const MS: u64 = 1_000;
+const S: u64 = 1_000 * MS;
+const H: u64 = 3600 * S;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+pub const LOG: Setting = Setting {
+    name: "log",
+    default: "off",
+    unit: "off, warn, info, debug or trace",
+    kind: Kind::Choice(&["off", "warn", "info", "debug", "trace"]),
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "What the provider writes to standard error, beside libfabric's own log. \
+               `landbridge run` takes `warn` where nothing is said and `FI_LOG_LEVEL` is not set.",
+};
+pub const PATHS: Setting = Setting {
+    name: "paths",
+    default: "shm,tcp,relay",
+    unit: "list of shm, tcp, relay",
+    kind: Kind::Choices(&["shm", "tcp", "relay"]),
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "The ways to a peer that may be used.",
+};
+pub const UDP: Setting = Setting {
+    name: "udp",
+    default: "off",
+    unit: "off, on or only",
+    kind: Kind::Choice(&["off", "on", "only"]),
+    scope: Scope::Job,
+    readers: &[Reader::Process, Reader::Relay],
+    sentence: "Not in use yet. Whether network paths also go over UDP: beside TCP, or in its place.",
+};
+pub const CONGESTION: Setting = Setting {
+    name: "congestion",
+    default: "cubic",
+    unit: "cubic or bbr",
+    kind: Kind::Choice(&["cubic", "bbr"]),
+    scope: Scope::Job,
+    readers: &[Reader::Process, Reader::Relay],
+    sentence: "Not in use yet. What decides how fast a UDP path sends. BBR is for long links that lose packets.",
+};
+pub const RAILS: Setting = Setting {
+    name: "rails",
+    default: "auto",
+    unit: "auto, or list of addresses and prefixes",
+    kind: Kind::Networks,
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "The local addresses that direct paths may use, such as `10.1.0.0/16,fd00::/8`. \
+               `auto`: all on which the peer answers.",
+};
+pub const RAILS_EXCLUDE: Setting = Setting {
+    name: "rails_exclude",
+    default: "",
+    unit: "list of addresses and prefixes",
+    kind: Kind::Networks,
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "Local addresses that direct paths may not use even so. Interfaces that lead nowhere \
+               need not be named: paths are found by trying.",
+};
+pub const PEER_TIMEOUT: Setting = Setting {
+    name: "peer_timeout",
+    default: "60s",
+    unit: "time, 100ms to 24h",
+    kind: Kind::Time { min_us: 100 * MS, max_us: 24 * H },
+    scope: Scope::Job,
+    readers: &[Reader::Process, Reader::Relay],
+    sentence: "How long a process waits while every path to a peer is down, before MPI is told.",
+};
+pub const SUSPECT_AFTER: Setting = Setting {
+    name: "suspect_after",
+    default: "100ms",
+    unit: "time, 1ms to 1min",
+    kind: Kind::Time { min_us: MS, max_us: 60 * S },
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "A path that confirms nothing for this long, while others go on, is taken for broken \
+               and its bytes go elsewhere. Never less than a few of its own round trips.",
+};
+pub const REDIAL_MAX: Setting = Setting {
+    name: "redial_max",
+    default: "2s",
+    unit: "time, 10ms to 1h",
+    kind: Kind::Time { min_us: 10 * MS, max_us: H },
+    scope: Scope::Job,
+    readers: &[Reader::Process, Reader::Relay],
+    sentence: "The longest pause between attempts to bring a broken path back. The first pauses \
+               are shorter.",
+};
+pub const INTEGRITY: Setting = Setting {
+    name: "integrity",
+    default: "crc32c",
+    unit: "crc32c, sum or off",
+    kind: Kind::Choice(&["crc32c", "sum", "off"]),
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "The end-to-end check of payload on network paths, from memory to memory: CRC-32C, a \
+               32-bit sum, or none.",
+};
+pub const INTEGRITY_SHM: Setting = Setting {
+    name: "integrity_shm",
+    default: "off",
+    unit: "on or off",
+    kind: Kind::Switch,
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "Whether frames through shared memory are checked too.",
+};
+pub const RETAIN: Setting = Setting {
+    name: "retain",
+    default: "64MiB",
+    unit: "size, 1MiB to 1024GiB",
+    kind: Kind::Size { min: MIB, max: 1024 * GIB },
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "Not in use yet. Memory that a process keeps for copies its peers have not confirmed, over all peers.",
+};
+pub const COPY_MAX: Setting = Setting {
+    name: "copy_max",
+    default: "16KiB",
+    unit: "size, 0B to 1MiB",
+    kind: Kind::Size { min: 0, max: MIB },
+    scope: Scope::Job,
+    readers: &[Reader::Process],
+    sentence: "Messages up to this size are copied to be sent again; larger ones stay in the \
+               application's memory until they are confirmed.",
+};
+pub const WAN_STREAMS: Setting = Setting {
+    name: "wan_streams",
+    default: "1",
+    unit: "number, 1 to 64",
+    kind: Kind::Count { min: 1, max: 64 },
+    scope: Scope::Job,
+    readers: &[Reader::Relay],
+    sentence: "Parallel TCP streams between two relays.",
+};
+
+// --- of the launcher
+
+pub const TOPOLOGY: Setting = Setting {
+    name: "topology",
+    default: "none",
+    unit: "file",
+    kind: Kind::Text,
+    scope: Scope::Launcher,
+    readers: &[Reader::Launcher],
+    sentence: "Clusters, hosts and relays of the job; the same as `landbridge run --topology`.",
+};
+pub const SETTINGS_FILE: Setting = Setting {
+    name: "settings",
+    default: "the first of the usual places",
+    unit: "file",
+    kind: Kind::Text,
+    scope: Scope::Launcher,
+    readers: &[Reader::Launcher],
+    sentence: "The settings file; the same as `--settings`.",
+};
+
+// --- of each process
+
+pub const JOB: Setting = Setting {
+    name: "job",
+    default: "derived from the user",
+    unit: "32 hex digits",
+    kind: Kind::Text,
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "The job this process belongs to.",
+};
+pub const KEY: Setting = Setting {
+    name: "key",
+    default: "from a key file of the user",
+    unit: "64 hex digits",
+    kind: Kind::Text,
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "The secret by which the processes of a job know each other.",
+};
+pub const INDEX: Setting = Setting {
+    name: "index",
+    default: "none",
+    unit: "number",
+    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "The process's index in the job (its MPI rank).",
+};
+pub const SIZE: Setting = Setting {
+    name: "size",
+    default: "as other launchers say",
+    unit: "processes",
+    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "How many processes the job has.",
+};
+pub const CLUSTER: Setting = Setting {
+    name: "cluster",
+    default: "0",
+    unit: "number",
+    kind: Kind::Count { min: 0, max: u16::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "The cluster this process runs in.",
+};
+pub const NODE: Setting = Setting {
+    name: "node",
+    default: "empty",
+    unit: "text",
+    kind: Kind::Text,
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "The node this process runs on; equal names may share memory.",
+};
+pub const NODE_SIZE: Setting = Setting {
+    name: "node_size",
+    default: "as other launchers say, or all processes of the job",
+    unit: "processes",
+    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "How many processes share this node's processors.",
+};
+pub const ADDRESS: Setting = Setting {
+    name: "address",
+    default: "picked from the interfaces",
+    unit: "IP address",
+    kind: Kind::Text,
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "Where this process accepts direct connections from its own cluster: `address` of \
+               its host in the topology.",
+};
+pub const RELAY: Setting = Setting {
+    name: "relay",
+    default: "none",
+    unit: "list of unix:@NAME and tcp:HOST:PORT",
+    kind: Kind::Text,
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "Ways to this cluster's relay, best first.",
+};
+
+/// Every row, in the order of listings.
+pub const SETTINGS: &[&Setting] = &[
+    &LOG,
+    &PATHS,
+    &UDP,
+    &CONGESTION,
+    &RAILS,
+    &RAILS_EXCLUDE,
+    &PEER_TIMEOUT,
+    &SUSPECT_AFTER,
+    &REDIAL_MAX,
+    &INTEGRITY,
+    &INTEGRITY_SHM,
+    &RETAIN,
+    &COPY_MAX,
+    &WAN_STREAMS,
+    &TOPOLOGY,
+    &SETTINGS_FILE,
+    &JOB,
+    &KEY,
+    &INDEX,
+    &SIZE,
+    &CLUSTER,
+    &NODE,
+    &NODE_SIZE,
+    &ADDRESS,
+    &RELAY,
+];

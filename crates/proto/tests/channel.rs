@@ -1,0 +1,494 @@
+//! The smallest cases of what the simulator and the fuzzer have found in channels of several paths.
+
+use std::collections::BTreeMap;
+
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::{
+    Action, Config, Done, Endpoint, Failure, KEPT, Level, Memory, Message, Path, Peer, Place,
+    Posting, Remote, Ticket, Work,
+};
+use landbridge_proto::id::Address;
+use landbridge_proto::limit::HEAD_BYTES_MAX;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::head::Head;
+
+/// It may lose what it carries, and cuts what is longer than ten bytes.
+const PIECES: Path = Path {
+    payload_max: 10,
+    eager_max: 10,
+    first_piece: 10,
+    pull: false,
+    window: 100,
+    ahead: true,
+    lossless: false,
+    spare: false,
+    checked: false,
+    copy_max: 100,
+};
+
+#[test]
+fn an_older_ask_that_comes_later_is_not_the_one_that_is_answered() {
+    let (mut a, mut b) = pair();
+    a.send(message(5, Level::Delivered)).unwrap();
+    a.next(ONE).unwrap();
+    a.close_path(PEER, ONE);
+    let older = a.next(TWO).unwrap();
+    // The older ask is still on its way when its path breaks for the sender.
+    a.open_path(PEER, ONE, PIECES);
+    a.close_path(PEER, TWO);
+    let newer = a.next(ONE).unwrap();
+    assert_eq!((ask(&older), ask(&newer)), (Some(1), Some(2)));
+    b.take_in(ONE, newer);
+    b.take_in(TWO, older);
+    a.take_in(ONE, b.next(ONE).unwrap());
+    let again = a.next(ONE).expect("the message goes again");
+    assert_eq!(again.kind(), Kind::Tagged);
+}
+
+#[test]
+fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answered() {
+    for is_asked in [false, true] {
+        let (mut a, mut b) = pair();
+        a.send(message(5, Level::Delivered)).unwrap();
+        b.take_in(ONE, a.next(ONE).unwrap());
+        let ack = b.next(TWO).unwrap();
+        a.close_path(PEER, ONE);
+        if is_asked {
+            // Whatever becomes of it.
+            assert_eq!(a.next(TWO).unwrap().kind(), Kind::Ask);
+        }
+        a.take_in(TWO, ack);
+        a.send(message(6, Level::Handed)).unwrap();
+        assert_eq!(a.next(TWO).expect("the next message").kind(), Kind::Tagged);
+    }
+}
+
+#[test]
+fn a_confirmation_that_overtakes_a_refusal_waits_for_it() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(5), None, TICKET).unwrap();
+    b.refuse_write(a.next(ONE).unwrap());
+    let refusal = b.next(ONE).unwrap();
+    let ack = b.next(TWO).unwrap();
+    assert_eq!((refusal.kind(), ack.kind()), (Kind::Refused, Kind::Ack));
+    assert!(ack.header.delivered > 0);
+    a.take_in(TWO, ack);
+    assert_eq!(a.errors(), []);
+    a.take_in(ONE, refusal);
+    settle(&mut a, &mut b);
+    assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
+}
+
+#[test]
+fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
+    let (mut a, mut b) = pair();
+    b.close_path(PEER, TWO);
+    b.send(message(5, Level::Handed)).unwrap();
+    let lost = b.next(ONE).unwrap();
+    a.write(REMOTE, Room(5), None, TICKET).unwrap();
+    b.refuse_write(a.next(ONE).unwrap());
+    assert_eq!(b.next(ONE).unwrap().kind(), Kind::Refused);
+    // Both are lost; the first to come again has a number from before the refusal.
+    b.open_path(PEER, TWO, PIECES);
+    b.close_path(PEER, ONE);
+    a.close_path(PEER, ONE);
+    let again = loop {
+        let frame = b.next(TWO).unwrap();
+        if frame.kind() == Kind::Tagged {
+            break frame;
+        }
+        a.take_in(TWO, frame);
+        a.next(TWO).into_iter().for_each(|frame| b.take_in(TWO, frame));
+    };
+    assert_eq!(again.header.sequence, lost.header.sequence);
+    a.take_in(TWO, again);
+    assert_eq!(a.errors(), []);
+    settle(&mut a, &mut b);
+    assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
+}
+
+#[test]
+fn a_signal_before_a_refusal_confirms_nothing_that_the_refusal_is_about() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(5), None, TICKET).unwrap();
+    let write = a.next(ONE).unwrap();
+    a.close_path(PEER, ONE);
+    b.refuse_write(write);
+    b.take_in(TWO, a.next(TWO).unwrap());
+    // The answer to the ask overtakes the refusal, which has not left.
+    let report = b.next(TWO).unwrap();
+    assert_eq!((report.kind(), report.header.delivered), (Kind::Report, 0));
+    a.take_in(TWO, report);
+    assert_eq!(a.errors(), []);
+    settle(&mut a, &mut b);
+    assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
+}
+
+#[test]
+fn who_may_not_confirm_before_a_refusal_that_has_to_wait_says_nothing() {
+    let (mut a, mut b) = pair();
+    b.send(message(5, Level::Handed)).unwrap();
+    b.next(ONE).unwrap();
+    a.write(REMOTE, Room(5), None, TICKET).unwrap();
+    b.refuse_write(a.next(TWO).unwrap());
+    // Until its ask is answered, nothing new goes out: no refusal either.
+    b.close_path(PEER, ONE);
+    let ask = b.next(TWO).unwrap();
+    assert_eq!(ask.kind(), Kind::Ask);
+    assert!(b.next(TWO).is_none());
+    a.close_path(PEER, ONE);
+    a.take_in(TWO, ask);
+    settle(&mut a, &mut b);
+    assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
+}
+
+#[test]
+fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
+    let (mut a, mut b) = pair();
+    b.recv(posting(5));
+    a.send(message(5, Level::Handed)).unwrap();
+    let frame = a.next(ONE).unwrap();
+    let place = b.hear(ONE, &frame);
+    assert_eq!(diverted(&mut b), []);
+    assert_eq!(b.hear(TWO, &frame), place);
+    assert_eq!(diverted(&mut b), [ONE]);
+    // The first turns out to be spoilt: that harms nothing, and nothing need come again.
+    assert!(b.handle_spoilt(PEER, ONE));
+    assert!(b.next(ONE).is_none());
+    b.handle_payload(PEER, TWO);
+    assert_eq!(b.done().len(), 1);
+}
+
+#[test]
+fn what_is_kept_comes_by_one_path_at_a_time() {
+    let (mut a, mut b) = pair();
+    let [first, second] = two_messages(&mut a);
+    assert!(matches!(b.hear(ONE, &second), Place::Early { .. }));
+    assert!(matches!(b.hear(TWO, &second), Place::Early { .. }));
+    assert_eq!(diverted(&mut b), [ONE]);
+    assert!(b.handle_spoilt(PEER, ONE));
+    b.handle_payload(PEER, TWO);
+    assert_eq!(b.next_kept(PEER), None);
+    b.take_in(ONE, first);
+    assert_eq!(b.next_kept(PEER), Some(second.header.sequence));
+}
+
+#[test]
+fn what_is_taken_in_is_not_kept_any_more_though_it_is_still_arriving() {
+    let (mut a, mut b) = pair();
+    let [first, second] = two_messages(&mut a);
+    assert!(matches!(b.hear(ONE, &second), Place::Early { .. }));
+    b.take_in(TWO, first);
+    assert!(matches!(b.hear(TWO, &second), Place::Store { .. }));
+    b.handle_payload(PEER, TWO);
+    let actions: Vec<_> = std::iter::from_fn(|| b.poll_action()).collect();
+    let place = |wanted: fn(&Action<Room>) -> bool| actions.iter().position(wanted);
+    let divert = place(|action| matches!(action, Action::Divert { path: ONE, .. }));
+    let release = place(|action| matches!(action, Action::Release { .. }));
+    assert!(divert.is_some() && divert < release, "{actions:?}");
+    b.handle_payload(PEER, ONE);
+    assert_eq!(b.next_kept(PEER), None);
+}
+
+#[test]
+fn an_operation_is_not_done_while_another_path_holds_a_piece_of_it() {
+    for breaks in [false, true] {
+        let (mut a, _) = pair();
+        a.send(message(20, Level::Handed)).unwrap();
+        let copy = Some(Room(10));
+        assert!(a.poll_transmit(PEER, ONE).unwrap().wants_copy);
+        a.transmitted(PEER, ONE, false, copy.clone());
+        assert!(a.poll_transmit(PEER, TWO).is_some());
+        a.transmitted(PEER, TWO, true, copy);
+        assert_eq!(a.done(), [], "path one still reads the first half");
+        if breaks {
+            a.close_path(PEER, ONE);
+        } else {
+            a.handle_flushed(PEER, ONE);
+        }
+        assert_eq!(a.done().len(), 1);
+    }
+}
+
+#[test]
+fn a_refused_operation_is_not_done_while_another_path_holds_a_piece_of_it() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(20), None, TICKET).unwrap();
+    let first = a.next(ONE).unwrap();
+    assert!(a.poll_transmit(PEER, TWO).is_some());
+    a.transmitted(PEER, TWO, false, Some(Room(10)));
+    b.refuse_write(first);
+    a.take_in(ONE, b.next(ONE).unwrap());
+    assert_eq!(a.done(), [], "path two still reads the second half");
+    a.handle_flushed(PEER, TWO);
+    assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
+}
+
+#[test]
+fn a_confirmation_that_is_lost_with_a_spoilt_frame_is_said_again() {
+    let (mut a, mut b) = pair();
+    a.send(message(5, Level::Delivered)).unwrap();
+    b.take_in(ONE, a.next(ONE).unwrap());
+    b.send(message(5, Level::Handed)).unwrap();
+    let spoilt = b.next(ONE).unwrap();
+    assert!(spoilt.header.delivered > 0);
+    assert!(b.next(ONE).is_none(), "the message has confirmed what there was to confirm");
+    assert!(a.handle_spoilt_frame(PEER, &spoilt.header));
+    settle(&mut a, &mut b);
+    let sent = |done: &&Done| done.work == Work::TaggedSend;
+    assert_eq!(a.done().iter().filter(sent).count(), 1);
+}
+
+#[test]
+fn an_answer_that_is_lost_with_a_path_the_asker_has_given_up_is_said_again() {
+    let (mut a, mut b) = pair();
+    a.open_path(PEER, THREE, PIECES);
+    b.open_path(PEER, THREE, PIECES);
+    a.close_path(PEER, TWO);
+    a.send(message(5, Level::Delivered)).unwrap();
+    a.next(ONE).unwrap();
+    a.close_path(PEER, ONE);
+    b.take_in(THREE, a.next(THREE).unwrap());
+    // It does not know yet that path two is gone.
+    assert_eq!(b.next(TWO).unwrap().kind(), Kind::Report);
+    b.close_path(PEER, TWO);
+    a.take_in(THREE, b.next(THREE).expect("the answer again"));
+    assert_eq!(a.next(THREE).expect("the message again").kind(), Kind::Tagged);
+}
+
+#[test]
+fn a_payload_that_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
+    let (mut a, mut b) = pair();
+    a.send(message(5, Level::Delivered)).unwrap();
+    let older = a.next(ONE).unwrap();
+    a.close_path(PEER, ONE);
+    b.take_in(TWO, a.next(TWO).unwrap());
+    a.take_in(TWO, b.next(TWO).unwrap());
+    let again = a.next(TWO).unwrap();
+    b.hear(TWO, &again);
+    // What path one had carried before it broke can still be read, but not to its end.
+    b.hear(ONE, &older);
+    assert_eq!(diverted(&mut b), [TWO]);
+    b.handle_payload(PEER, TWO);
+    b.close_path(PEER, ONE);
+    settle(&mut a, &mut b);
+    assert_eq!(a.done().len(), 1);
+}
+
+#[test]
+fn what_is_kept_and_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
+    let (mut a, mut b) = pair();
+    a.close_path(PEER, TWO);
+    let [first, older] = two_messages(&mut a);
+    a.open_path(PEER, TWO, PIECES);
+    a.close_path(PEER, ONE);
+    b.take_in(TWO, a.next(TWO).unwrap());
+    a.take_in(TWO, b.next(TWO).unwrap());
+    let [_, again] = [a.next(TWO).unwrap(), a.next(TWO).unwrap()];
+    b.hear(TWO, &again);
+    b.hear(ONE, &older);
+    assert_eq!(diverted(&mut b), [TWO]);
+    b.handle_payload(PEER, TWO);
+    b.close_path(PEER, ONE);
+    b.take_in(TWO, first);
+    settle(&mut a, &mut b);
+    b.goodbye(PEER);
+    a.goodbye(PEER);
+    settle(&mut a, &mut b);
+    assert!(a.is_drained());
+}
+
+#[test]
+fn what_goes_again_stays_within_what_the_peer_keeps() {
+    const MEBI: Path = Path { payload_max: 1 << 20, copy_max: 0, ..PIECES };
+    let (mut a, mut b) = pair();
+    for end in [&mut a, &mut b] {
+        end.close_path(PEER, TWO);
+        end.set_path(PEER, ONE, MEBI);
+    }
+    a.write(REMOTE, Room(12 << 20), None, TICKET).unwrap();
+    while a.next(ONE).is_some() {}
+    for end in [&mut a, &mut b] {
+        end.close_path(PEER, ONE);
+        end.open_path(PEER, TWO, MEBI);
+        end.open_path(PEER, THREE, MEBI);
+    }
+    b.take_in(TWO, a.next(TWO).unwrap());
+    a.take_in(TWO, b.next(TWO).unwrap());
+    // The first goes by one path, all others overtake it by another.
+    let first = a.next(TWO).unwrap();
+    let mut heads = BTreeMap::new();
+    while let Some(frame) = a.next(THREE) {
+        heads.insert(frame.header.sequence, frame.head.clone());
+        b.take_in(THREE, frame);
+    }
+    b.take_in(TWO, first);
+    for _ in 0..100 {
+        while let Some(kept) = b.next_kept(PEER) {
+            b.handle_kept(PEER, &heads[&kept]).unwrap();
+            b.handle_payload(PEER, KEPT);
+        }
+        b.next(TWO).into_iter().for_each(|frame| a.take_in(TWO, frame));
+        a.next(TWO).into_iter().for_each(|frame| b.take_in(TWO, frame));
+    }
+    assert_eq!(a.errors(), [None]);
+}
+
+/// Memory that only has a size.
+#[derive(Clone, Debug, PartialEq)]
+struct Room(u64);
+
+impl Memory for Room {
+    fn size(&self) -> u64 {
+        self.0
+    }
+
+    fn address(&self) -> u64 {
+        0
+    }
+}
+
+/// The other side of every test, and the paths to it.
+const PEER: Peer = Peer(0);
+const ONE: PathId = PathId(0);
+const TWO: PathId = PathId(1);
+const THREE: PathId = PathId(2);
+const TICKET: Ticket = Ticket { context: 7, notify: true };
+const REMOTE: Remote = Remote { peer: PEER, key: 1, offset: 0 };
+
+fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
+    let endpoint = |index: u32| {
+        let mut endpoint = Endpoint::new(Config {
+            address: Address::new(index, 0),
+            eager_window: 1_000,
+            min_multi_recv: 10,
+            operations_max: 100,
+        });
+        assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
+        endpoint.open_path(PEER, ONE, PIECES);
+        endpoint.open_path(PEER, TWO, PIECES);
+        endpoint
+    };
+    (endpoint(0), endpoint(1))
+}
+
+fn message(bytes: u64, level: Level) -> Message<Room> {
+    Message { peer: PEER, memory: Room(bytes), tag: Some(1), data: None, ticket: TICKET, level }
+}
+
+fn posting(bytes: u64) -> Posting<Room> {
+    Posting { source: None, memory: Room(bytes), tag: Some((1, 0)), ticket: TICKET, multi: false }
+}
+
+/// Two messages, by whatever path, that nobody has heard yet.
+fn two_messages(a: &mut Endpoint<Room>) -> [Frame; 2] {
+    [5, 6].map(|bytes| {
+        a.send(message(bytes, Level::Handed)).unwrap();
+        a.next(ONE).or_else(|| a.next(TWO)).unwrap()
+    })
+}
+
+fn ask(frame: &Frame) -> Option<u64> {
+    match frame.head() {
+        Head::Ask { number } => Some(number),
+        _ => None,
+    }
+}
+
+/// Everything goes by path two until there is nothing more.
+fn settle(a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
+    for _ in 0..100 {
+        let (there, back) = (a.next(TWO), b.next(TWO));
+        if there.is_none() && back.is_none() {
+            return;
+        }
+        there.into_iter().for_each(|frame| b.take_in(TWO, frame));
+        back.into_iter().for_each(|frame| a.take_in(TWO, frame));
+    }
+    panic!("they never come to rest");
+}
+
+/// The paths whose payload is not wanted any more.
+fn diverted(endpoint: &mut Endpoint<Room>) -> Vec<PathId> {
+    let actions = std::iter::from_fn(|| endpoint.poll_action());
+    actions
+        .filter_map(|action| match action {
+            Action::Divert { path, .. } => Some(path),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A frame without its payload.
+#[derive(Clone, Debug)]
+struct Frame {
+    header: Header,
+    head: Vec<u8>,
+}
+
+impl Frame {
+    fn kind(&self) -> Kind {
+        self.header.kind
+    }
+
+    fn head(&self) -> Head {
+        Head::parse(self.header.kind, self.header.flags, &self.head).unwrap()
+    }
+}
+
+/// What a test does with an endpoint.
+trait Drive {
+    /// The next frame for a path, which takes all of it at once.
+    fn next(&mut self, path: PathId) -> Option<Frame>;
+    /// A frame comes by a path; its payload is still to come.
+    fn hear(&mut self, path: PathId, frame: &Frame) -> Place;
+    fn take_in(&mut self, path: PathId, frame: Frame);
+    /// A write comes by path one, and there is no such region.
+    fn refuse_write(&mut self, frame: Frame);
+    fn done(&mut self) -> Vec<Done>;
+    fn errors(&mut self) -> Vec<Option<Failure>>;
+}
+
+impl Drive for Endpoint<Room> {
+    fn next(&mut self, path: PathId) -> Option<Frame> {
+        let frame = self.poll_transmit(PEER, path)?;
+        let front = frame.front().to_vec();
+        let copy = frame.payload.filter(|_| frame.wants_copy).map(|(.., length)| Room(length));
+        self.transmitted(PEER, path, true, copy);
+        let header = Header::parse(&front).unwrap();
+        Some(Frame { header, head: front[HEADER_BYTES..].to_vec() })
+    }
+
+    fn hear(&mut self, path: PathId, frame: &Frame) -> Place {
+        assert!(frame.head.len() <= HEAD_BYTES_MAX);
+        self.handle_frame(PEER, path, frame.header, &frame.head).unwrap()
+    }
+
+    fn take_in(&mut self, path: PathId, frame: Frame) {
+        self.hear(path, &frame);
+        self.handle_payload(PEER, path);
+    }
+
+    fn refuse_write(&mut self, frame: Frame) {
+        let place = self.hear(ONE, &frame);
+        let Place::Region { op, .. } = place else { panic!("{place:?}") };
+        self.refuse(PEER, op, 13);
+        self.handle_payload(PEER, ONE);
+    }
+
+    /// Completions since the last time.
+    fn done(&mut self) -> Vec<Done> {
+        let actions = std::iter::from_fn(|| self.poll_action());
+        actions
+            .filter_map(|action| match action {
+                Action::Done(done) => Some(done),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// How what was done since the last time ended.
+    fn errors(&mut self) -> Vec<Option<Failure>> {
+        self.done().iter().map(|done| done.error).collect()
+    }
+}

@@ -1,0 +1,165 @@
+//! Checks of what goes over a network: filled in when a frame leaves, looked at when it arrives.
+//!
+//! The header's check stands for header and head, with zeroes for what relays change and for itself; a payload's stands
+//! before it. A frame whose header does not pass is not understood any further: in a stream even its length is in
+//! doubt, so the stream is given up and made anew. A spoilt payload is asked for again.
+
+use std::io;
+
+use landbridge_drive::check::{Running, Sum};
+use landbridge_drive::link::stream::Piece;
+use landbridge_proto::endpoint::Outgoing;
+use landbridge_proto::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
+use landbridge_proto::wire::Malformed;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, flag};
+use landbridge_proto::wire::head::Head;
+
+use super::links::Link;
+
+/// Where the number of relays passed stands in a header, and the check.
+const HOPS_AT: usize = 6;
+const CHECK_AT: usize = 36;
+
+/// A payload that is arriving in pieces.
+pub struct Summing {
+    expected: u32,
+    running: Running,
+    /// Where it arrives.
+    pieces: Vec<Piece>,
+    /// Bytes of it that have been summed.
+    done: usize,
+    /// Room for what fits nowhere else, so that it can be summed.
+    _excess: Vec<u8>,
+}
+
+// SAFETY: the pieces are memory of operations in flight, whatever thread drives the engine.
+unsafe impl Send for Summing {}
+
+/// Fills in the checks of a frame with `payload`.
+///
+/// # Safety
+/// The payload's memory is valid.
+#[inline]
+pub unsafe fn fill_in<M>(sum: Sum, frame: &mut Outgoing<'_, M>, payload: &[Piece]) {
+    if sum == Sum::Off {
+        return;
+    }
+    let check_at = frame.check_at();
+    let front = frame.front_mut();
+    let mut head_end = front.len();
+    if let Some(at) = check_at {
+        let mut running = sum.start();
+        running.update(&front[at + CHECK_BYTES..]);
+        for piece in payload {
+            // SAFETY: the caller's promise.
+            running.update(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+        }
+        front[at..at + CHECK_BYTES].copy_from_slice(&running.value().to_le_bytes());
+        head_end = at;
+    }
+    let check = sum.of(&front[..head_end]);
+    front[CHECK_AT..HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
+}
+
+/// Reads a header.
+///
+/// # Errors
+/// If it is none: whoever sent it breaks the protocol, unless it can have been spoilt on the way.
+#[inline]
+pub fn parse(sum: Sum, frame: &[u8]) -> io::Result<Header> {
+    Header::parse(frame).map_err(|bad| malformed(sum, bad))
+}
+
+/// What cannot be, in a header that has not been verified.
+#[cold]
+pub fn malformed(sum: Sum, bad: Malformed) -> io::Error {
+    match sum {
+        Sum::Off => io::Error::new(io::ErrorKind::InvalidData, bad.0),
+        _ => spoilt(bad.0),
+    }
+}
+
+/// Whether header and head, at the front of `frame`, are what was sent.
+///
+/// # Errors
+/// If not.
+#[inline]
+pub fn verify_front(sum: Sum, header: &Header, frame: &[u8]) -> io::Result<()> {
+    if header.flags & flag::CHECKED == 0 {
+        return Err(spoilt("a frame without a check: is `integrity` the same for all processes?"));
+    }
+    let size = HEADER_BYTES + Head::size(header.kind, header.flags);
+    let mut front = [0; HEADER_BYTES + HEAD_BYTES_MAX];
+    front[..size].copy_from_slice(&frame[..size]);
+    front[HOPS_AT] = 0;
+    front[CHECK_AT..HEADER_BYTES].fill(0);
+    let check = u32::from_le_bytes(frame[CHECK_AT..HEADER_BYTES].try_into().unwrap_or_default());
+    if sum.of(&front[..size]) != check {
+        return Err(spoilt("a frame's header arrived spoilt"));
+    }
+    Ok(())
+}
+
+/// The check of the payload, behind a head of `head` bytes.
+#[inline]
+pub fn check_in(body: &[u8], head: usize) -> u32 {
+    u32::from_le_bytes(body[head..head + CHECK_BYTES].try_into().unwrap_or_default())
+}
+
+/// What arrives by a path is not what was sent: the path is better made anew.
+#[cold]
+pub fn spoilt(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, why)
+}
+
+impl Summing {
+    /// Whether the whole payload is what was sent.
+    pub fn is_right(&self) -> bool {
+        self.running.value() == self.expected
+    }
+}
+
+impl Link {
+    /// A payload begins to arrive in `pieces`, which are lengthened by what would go nowhere.
+    pub fn begin_sum(&mut self, expected: u32, pieces: &mut Vec<Piece>, skip: &mut usize) {
+        let mut excess = vec![0; std::mem::take(skip)];
+        if !excess.is_empty() {
+            pieces.push(Piece { base: excess.as_mut_ptr(), len: excess.len() });
+        }
+        let (running, pieces) = (self.sum.start(), pieces.clone());
+        self.summing = Some(Summing { expected, running, pieces, done: 0, _excess: excess });
+    }
+
+    /// Sums what has arrived since, while it is in the caches.
+    #[inline]
+    pub fn sum_arrived(&mut self) {
+        let Some(summing) = &mut self.summing else {
+            return;
+        };
+        let super::handshake::Carrier::Stream(stream) = &self.carrier else {
+            return;
+        };
+        let whole: usize = summing.pieces.iter().map(|piece| piece.len).sum();
+        let arrived = whole - stream.awaited().min(whole);
+        let mut at = 0;
+        for piece in &summing.pieces {
+            let (from, to) = (summing.done.max(at), arrived.min(at + piece.len));
+            if from < to {
+                // SAFETY: the stream has written these bytes of memory that is ours until the payload is complete.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(piece.base.add(from - at), to - from) };
+                summing.running.update(bytes);
+            }
+            at += piece.len;
+        }
+        summing.done = arrived;
+    }
+
+    /// What is arriving goes nowhere from now on.
+    pub fn divert(&mut self) {
+        self.summing = None;
+        if let super::handshake::Carrier::Stream(stream) = &mut self.carrier {
+            stream.divert();
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Several interfaces of a node as several paths to a peer.
+//!
+//! Once two endpoints have a direct connection, each tells the other at which further addresses it takes connections;
+//! the one with the smaller name tries them. Which local interface leads there is the kernel's business, and whether
+//! it does is found out by trying: an address that nobody reaches costs attempts with growing pauses, and nothing else.
+//! A connection between the same two addresses as one that stands already is kept for what the peer sends by it.
+//!
+//! What may never happen: a job waits for an interface that leads nowhere.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use landbridge_proto::endpoint::{Path, Peer};
+
+use super::Engine;
+use super::doors::dial_tcp;
+use super::handshake::Carrier;
+use super::links::RELAY_PATH;
+use super::neighbours::Out;
+use super::peers::Purpose;
+use crate::log;
+
+/// Further addresses of one peer that are tried.
+const RAILS_MAX: usize = 6;
+/// First pause between two attempts; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// While there are several rails, what is sent by one at a time: at 1 Gb/s half a millisecond, so that they end together.
+const PIECE_BYTES: u32 = 64 << 10;
+/// And what a socket may hold that has not left: more would be promised to a slow rail while a quick one is idle.
+const UNSENT_BYTES: u32 = 128 << 10;
+
+/// A further address of a peer, and the attempts to reach it.
+pub struct Rail {
+    peer: Peer,
+    address: SocketAddr,
+    state: State,
+    next: Instant,
+    pause: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// To be tried when it is time.
+    Waiting,
+    Dialling,
+    /// Over this link.
+    Up(usize),
+}
+
+/// The two addresses that a connection joins: ours and the peer's.
+pub fn ends_of(socket: BorrowedFd<'_>) -> Option<(IpAddr, IpAddr)> {
+    let ip = |address: rustix::net::SocketAddrAny| {
+        SocketAddr::try_from(address).ok().map(|address| address.ip().to_canonical())
+    };
+    let own = rustix::net::getsockname(socket).ok().and_then(ip)?;
+    let peers = rustix::net::getpeername(socket).ok().flatten().and_then(ip)?;
+    Some((own, peers))
+}
+
+impl Engine {
+    /// A direct connection to `peer` is up: it is told where else we are.
+    pub(super) fn tell_doors(&mut self, peer: Peer, link: usize) {
+        let Some(port) = self.own.port().filter(|_| self.own.own_format) else {
+            return;
+        };
+        let known = self.links[link].as_ref().and_then(|link| link.ends).map(|(own, _)| own);
+        for ip in &self.identity.rails {
+            if Some(*ip) == known || *ip == self.identity.ip || self.identity.ip.is_loopback() {
+                continue;
+            }
+            let ip = match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => *ip,
+            };
+            self.core.tell_door(peer, ip.octets(), port);
+        }
+    }
+
+    /// `peer` takes connections at a further address.
+    pub(super) fn handle_door_told(&mut self, peer: Peer, ip: [u8; 16], port: u16) {
+        if Some(self.own.name) >= self.neighbours[peer.0 as usize].name {
+            return;
+        }
+        let ip = Ipv6Addr::from(ip);
+        let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+        let address = SocketAddr::new(ip, port);
+        let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
+        let is_allowed = self.identity.rail_networks.iter().any(|network| network.contains(ip));
+        if !is_allowed
+            || theirs().any(|rail| rail.address == address)
+            || theirs().count() >= RAILS_MAX
+        {
+            return;
+        }
+        let (state, next, pause) = (State::Waiting, Instant::now(), PAUSE_MIN);
+        self.rails.push(Rail { peer, address, state, next, pause });
+        self.check_rails();
+    }
+
+    /// Tries the addresses for which it is time. To be called every few milliseconds while there are any to be tried.
+    #[cold]
+    pub(super) fn check_rails(&mut self) {
+        let now = Instant::now();
+        let neighbours = &self.neighbours;
+        self.rails.retain(|rail| neighbours[rail.peer.0 as usize].out != Out::Gone);
+        for index in 0..self.rails.len() {
+            let rail = &mut self.rails[index];
+            if rail.state != State::Waiting || now < rail.next {
+                continue;
+            }
+            (rail.state, rail.next) = (State::Dialling, now + rail.pause);
+            rail.pause = (rail.pause * 2).min(self.identity.redial_max);
+            let (peer, address) = (rail.peer, rail.address);
+            let greeted = dial_tcp(address)
+                .and_then(|socket| self.greet(socket, false, Purpose::Rail(peer, address)));
+            if let Err(error) = greeted {
+                self.rail_failed(peer, address, &error);
+            }
+        }
+    }
+
+    /// Whether some address is still to be tried.
+    pub(super) fn has_rails_to_try(&self) -> bool {
+        self.rails.iter().any(|rail| rail.state == State::Waiting)
+    }
+
+    fn set_rail(&mut self, peer: Peer, address: SocketAddr, state: State) {
+        let found = self.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
+        if let Some(rail) = found {
+            rail.state = state;
+        }
+    }
+
+    pub(super) fn rail_failed(&mut self, peer: Peer, address: SocketAddr, error: &io::Error) {
+        log!(Debug, "{} at {address}: {error}", self.core.address(peer));
+        self.set_rail(peer, address, State::Waiting);
+    }
+
+    /// A connection to a further address is up as link `id`.
+    pub(super) fn rail_up(&mut self, peer: Peer, address: SocketAddr, id: usize) {
+        self.set_rail(peer, address, State::Up(id));
+    }
+
+    /// Link `id` is lost: if it was to a further address, that is tried again.
+    pub(super) fn rail_lost(&mut self, id: usize) -> bool {
+        let Some(rail) = self.rails.iter_mut().find(|rail| rail.state == State::Up(id)) else {
+            return false;
+        };
+        (rail.state, rail.next, rail.pause) = (State::Waiting, Instant::now(), PAUSE_MIN);
+        true
+    }
+
+    /// Whether a direct path of `peer` joins the same two addresses as `ends`, and over which link.
+    pub(super) fn twin(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<usize> {
+        let ends = ends?;
+        let links = self.neighbours[peer.0 as usize].routes.iter().map(|route| route.link);
+        links.into_iter().find(|&id| self.links[id].as_ref().is_some_and(|l| l.ends == Some(ends)))
+    }
+
+    /// Tells what the paths of every peer with several have carried.
+    pub(super) fn log_paths(&self) {
+        for (index, neighbour) in self.neighbours.iter().enumerate() {
+            for route in neighbour.routes.iter().filter(|_| neighbour.routes.len() > 1) {
+                let peer = Peer(index as u32);
+                let (Some(link), Some(done)) =
+                    (self.links[route.link].as_ref(), self.core.path_use(peer, route.path))
+                else {
+                    continue;
+                };
+                let ends = link.ends.map_or(String::new(), |(own, to)| format!(" {own} to {to}"));
+                let (address, what) = (self.core.address(peer), link.describe());
+                let mut known = String::new();
+                if let (Some(rate), Some(nanos)) = (done.bytes_per_second, done.round_trip_nanos) {
+                    let (rate, micros) = (rate as f64 / 1e6, nanos as f64 / 1e3);
+                    known = format!(", {rate:.0} MB/s, confirmed after {micros:.0} us");
+                }
+                log!(Info, "{address}: {what}{ends}: {} bytes sent{known}", done.bytes);
+            }
+        }
+    }
+
+    /// The direct paths of `peer` have changed: several share the work in small pieces, a single one takes all.
+    pub(super) fn share_work(&mut self, peer: Peer) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        let may_pull = neighbour.readable.is_some();
+        let through_relay = neighbour.routes.iter().find(|route| route.path == RELAY_PATH);
+        let direct = neighbour.routes.iter().rfind(|route| route.path != RELAY_PATH);
+        if let (Some(relay), Some(direct), Out::Up(link)) = (through_relay, direct, neighbour.out)
+            && relay.link == link
+        {
+            neighbour.out = Out::Up(direct.link);
+        }
+        let mut seen = Vec::new();
+        let mut several = false;
+        for route in &neighbour.routes {
+            let ends = self.links[route.link].as_ref().and_then(|link| link.ends);
+            several |= route.path != RELAY_PATH && !seen.is_empty() && !seen.contains(&ends);
+            if route.path != RELAY_PATH {
+                seen.push(ends);
+            }
+        }
+        let has_direct = !seen.is_empty();
+        self.has_several |= several;
+        for route in neighbour.routes.clone() {
+            let Some(link) = self.links[route.link].as_ref() else {
+                continue;
+            };
+            let whole = link.traits(may_pull, self.identity.copy_max);
+            let is_primary = neighbour_sends(&self.neighbours[peer.0 as usize].out, route.link);
+            let is_twin = several && self.twin(peer, link.ends).is_some_and(|id| id != route.link);
+            let spare = match route.path {
+                RELAY_PATH => has_direct,
+                _ => !is_primary && (!several || is_twin),
+            };
+            let path = if several && link.is_stream() && route.path != RELAY_PATH {
+                if let Carrier::Stream(stream) = &link.carrier {
+                    stream.set_unsent_max(UNSENT_BYTES);
+                }
+                Path {
+                    payload_max: PIECE_BYTES,
+                    eager_max: PIECE_BYTES,
+                    first_piece: PIECE_BYTES,
+                    ahead: true,
+                    spare,
+                    ..whole
+                }
+            } else {
+                Path { spare, ..whole }
+            };
+            self.core.set_path(peer, route.path, path);
+        }
+        self.core.mark_busy(peer);
+    }
+}
+
+fn neighbour_sends(out: &Out, link: usize) -> bool {
+    *out == Out::Up(link)
+}

@@ -1,0 +1,201 @@
+//! Paths that broke, and how they come back.
+//!
+//! When a path is lost, frames go on by another if there is one; what it may have lost goes again (the protocol sees to
+//! that). All the same it is dialled again, at once and then with longer and longer pauses. When no path is left the
+//! peer is *cut off*: its operations wait, quietly, up to the `peer_timeout`; only then, or when whoever answers in its
+//! place says that nobody is there, it is given up.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use landbridge_proto::endpoint::Peer;
+
+use super::Engine;
+use super::links::RELAY_PATH;
+use super::neighbours::{Out, Route};
+use crate::log;
+
+/// First pause between two attempts; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// So many rounds of attempts that were all refused in a row show that nobody is there. (One may be a door that is full.)
+const REFUSALS_MAX: u32 = 4;
+/// A connection that has stood for so long was not made at the same time as another one between the same two: that one
+/// has been made because this one is broken.
+const TWIN_AGE_MAX: Duration = Duration::from_secs(2);
+
+/// Attempts to have a path again.
+pub struct Repair {
+    since: Instant,
+    next: Instant,
+    pause: Duration,
+    /// Rounds in a row in which every way was refused.
+    refusals: u32,
+    /// Some way of this round was not refused, but led nowhere.
+    has_hope: bool,
+}
+
+impl Repair {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { since: now, next: now, pause: PAUSE_MIN, refusals: 0, has_hope: false }
+    }
+}
+
+impl Engine {
+    /// The path of `peer` over link `id`, which joined the addresses `ends`, is lost, for a reason that need not be final. It is
+    /// to be had again, unless there is another connection between the same addresses.
+    #[cold]
+    pub(super) fn lose_route(
+        &mut self,
+        peer: Peer,
+        id: usize,
+        ends: Option<(IpAddr, IpAddr)>,
+        error: &io::Error,
+    ) {
+        let address = self.core.address(peer);
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
+            return;
+        };
+        let lost = neighbour.routes.remove(place);
+        let other = neighbour.routes.last().map(|route| route.link);
+        match other {
+            Some(link) => neighbour.out = Out::Up(link),
+            None => neighbour.out = Out::Cut,
+        }
+        if let (None, Some(repair)) = (other, &mut neighbour.repair) {
+            // Only now is it cut off.
+            (repair.since, repair.refusals) = (Instant::now(), 0);
+        }
+        let goes_on = if other.is_some() { "goes on by another" } else { "is made anew" };
+        log!(Warn, "a path to {address} is lost and {goes_on}: {error}");
+        self.core.close_path(peer, lost.path);
+        self.share_work(peer);
+        self.drain_actions();
+        let is_rail = self.rail_lost(id);
+        let is_needed = self.twin(peer, ends).is_none() && !is_rail;
+        if is_needed || other.is_none() {
+            self.begin_repair(peer);
+        }
+    }
+
+    /// The relay does not lead to `peer`, at least not now.
+    pub(super) fn drop_relay_route(&mut self, peer: Peer) {
+        let routes = &self.neighbours[peer.0 as usize].routes;
+        let through_relay = routes.iter().find(|route| route.path == RELAY_PATH);
+        if let Some(Route { link, .. }) = through_relay.copied() {
+            let why =
+                io::Error::new(io::ErrorKind::NetworkUnreachable, "the relay cannot reach it");
+            self.lose_route(peer, link, None, &why);
+        }
+    }
+
+    pub(super) fn begin_repair(&mut self, peer: Peer) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        if neighbour.repair.is_some() || neighbour.is_dialling {
+            return;
+        }
+        neighbour.repair = Some(Repair::new());
+        if !self.repairs.contains(&peer) {
+            self.repairs.push(peer);
+        }
+        self.redial(peer);
+    }
+
+    fn redial(&mut self, peer: Peer) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        neighbour.ways = None;
+        if let Some(repair) = &mut neighbour.repair {
+            repair.has_hope = false;
+        }
+        self.dial(peer);
+    }
+
+    /// An attempt to reach `peer` has failed.
+    pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
+        let Some(repair) = &mut self.neighbours[peer.0 as usize].repair else {
+            return;
+        };
+        // Nobody is there, or somebody else.
+        let is_refused =
+            matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::AddrInUse);
+        repair.has_hope |= !is_refused;
+    }
+
+    /// No way to `peer` has led to it this time.
+    pub(super) fn repair_later(&mut self, peer: Peer) {
+        let (address, redial_max) = (self.core.address(peer), self.identity.redial_max);
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        let Some(repair) = &mut neighbour.repair else {
+            return;
+        };
+        let is_cut = !matches!(neighbour.out, Out::Up(_));
+        let is_refused = is_cut && !repair.has_hope;
+        repair.refusals = if is_refused { repair.refusals + 1 } else { 0 };
+        if is_cut && repair.refusals >= REFUSALS_MAX {
+            log!(Warn, "the connection to {address} is lost, and nobody answers there");
+            return self.fail_peer(peer, libc::ECONNRESET);
+        }
+        repair.next = Instant::now() + repair.pause;
+        repair.pause = (repair.pause * 2).min(redial_max);
+        if is_cut {
+            neighbour.out = Out::Cut;
+        }
+    }
+
+    /// Looks after the paths that are to be had again. To be called every few milliseconds while there are any.
+    #[cold]
+    pub(super) fn check_repairs(&mut self) {
+        let now = Instant::now();
+        for peer in std::mem::take(&mut self.repairs) {
+            let neighbour = &self.neighbours[peer.0 as usize];
+            let Some(repair) = &neighbour.repair else {
+                continue;
+            };
+            let is_cut = match neighbour.out {
+                // The only path, and nothing gets through.
+                Out::Up(id) => self.links[id].as_ref().is_some_and(|link| link.is_suspect),
+                _ => true,
+            };
+            let patience = self.identity.peer_timeout;
+            if is_cut && repair.since.elapsed() > patience {
+                let (address, waited) = (self.core.address(peer), patience);
+                log!(Warn, "{address} could not be reached for {waited:?}: it is given up");
+                self.fail_peer(peer, libc::ETIMEDOUT);
+                continue;
+            }
+            let is_due = !neighbour.is_dialling && now >= repair.next;
+            self.repairs.push(peer);
+            if is_due {
+                self.redial(peer);
+            }
+        }
+    }
+
+    /// Connection `new` of a peer has come up. Others between the same addresses are broken, though this side may not have
+    /// noticed, if the same side has dialled them (it dials again when it has lost one), or have stood for long, or are
+    /// suspected. Whether one is left that need not be.
+    pub(super) fn drop_broken_twins(&mut self, peer: Peer, new: usize) -> bool {
+        let Some(link) = self.links[new].as_ref() else {
+            return false;
+        };
+        let (ends, is_theirs) = (link.ends, link.is_theirs);
+        let routes = self.neighbours[peer.0 as usize].routes.clone();
+        let mut has_twin = false;
+        for old in routes.into_iter().map(|route| route.link).filter(|&link| link != new) {
+            let Some(link) = self.links[old].as_ref().filter(|link| link.ends == ends) else {
+                continue;
+            };
+            let is_old = is_theirs && link.since.elapsed() >= TWIN_AGE_MAX;
+            if ends.is_none() || !(link.is_theirs == is_theirs || link.is_suspect || is_old) {
+                has_twin |= ends.is_some();
+                continue;
+            }
+            let why = io::Error::new(io::ErrorKind::ConnectionReset, "another has been made");
+            self.close_link(old);
+            self.lose_route(peer, old, ends, &why);
+        }
+        has_twin
+    }
+}

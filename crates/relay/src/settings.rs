@@ -1,0 +1,69 @@
+//! What the user can set, as the launcher hands it on in the environment: see
+//! [`landbridge_proto::setting`]. A variable that is empty counts as not set.
+
+use std::env;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use landbridge_proto::setting::{PEER_TIMEOUT, REDIAL_MAX, Setting, Value, WAN_STREAMS};
+
+/// See the module head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How long frames wait for an endpoint whose link has broken.
+    pub peer_timeout: Duration,
+    /// Parallel streams to each relay that this one dials.
+    pub wan_streams: usize,
+    /// Longest pause before a relay is dialled again.
+    pub redial_max: Duration,
+}
+
+impl Settings {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// Says which variable is wrong, and what to write.
+    pub fn from_environment() -> Result<Self> {
+        Self::from(|variable| env::var(variable).ok())
+    }
+
+    fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let read = |row: &Setting| -> Result<Value> {
+            let name = row.variable();
+            let text = variable(&name).filter(|text| !text.is_empty());
+            let parsed = row.parse(text.as_deref().unwrap_or(row.default));
+            parsed.map_err(|why| anyhow!("{name}: {why}"))
+        };
+        let time = |row| read(row)?.duration().context("a time");
+        Ok(Self {
+            peer_timeout: time(&PEER_TIMEOUT)?,
+            wan_streams: read(&WAN_STREAMS)?.number().context("a number")? as usize,
+            redial_max: time(&REDIAL_MAX)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_set_is_as_by_default() {
+        let settings = Settings::from(|_| None).unwrap();
+        let (peer_timeout, redial_max) = (Duration::from_secs(60), Duration::from_secs(2));
+        assert_eq!(settings, Settings { peer_timeout, wan_streams: 1, redial_max });
+        assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);
+    }
+
+    #[test]
+    fn what_is_set_is_read_or_refused_by_name() {
+        let set = |name: &'static str, text: &'static str| {
+            Settings::from(move |variable| (variable == name).then(|| text.to_string()))
+        };
+        let settings = set("LANDBRIDGE_PEER_TIMEOUT", "5s").unwrap();
+        assert_eq!(settings.peer_timeout, Duration::from_secs(5));
+        assert_eq!(set("LANDBRIDGE_WAN_STREAMS", "64").unwrap().wan_streams, 64);
+        let error = set("LANDBRIDGE_WAN_STREAMS", "65").unwrap_err();
+        assert!(error.to_string().starts_with("LANDBRIDGE_WAN_STREAMS: "), "{error}");
+    }
+}

@@ -1,0 +1,477 @@
+//! The driver of two endpoints: paths in memory, which lose what they hold when an end closes, and the places that payloads
+//! go to.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use landbridge_proto::endpoint::{
+    Action, AtomicRequest, Endpoint, KEPT, Memory, Path, Peer, Place,
+};
+use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::head::Head;
+
+use super::World;
+use super::memory::Piece;
+
+/// Each endpoint has one peer.
+pub const PEER: Peer = Peer(0);
+/// The errno of a refusal.
+pub const REFUSED: i32 = 13;
+/// The key of both regions.
+pub const KEY: u64 = 0x5000;
+
+/// Confirmations that a side may send one after the other, without having heard anything.
+const ACKS_MAX: usize = 16;
+
+/// A process.
+pub struct Side {
+    pub endpoint: Endpoint<Piece>,
+    pub stores: BTreeMap<u32, Vec<u8>>,
+    /// Frames that came early, by first byte.
+    pub early: BTreeMap<u64, Vec<u8>>,
+    pub region: Piece,
+    scratch: Vec<u8>,
+    /// Which paths are up here.
+    pub up: Vec<bool>,
+    /// Which paths may take frames.
+    pub ready: Vec<bool>,
+}
+
+/// A path in one direction.
+#[derive(Default)]
+pub struct Lane {
+    pub frames: VecDeque<Flying>,
+    /// What the last frame still has in its sender's memory: where, from which byte on, how much.
+    rest: Option<(Piece, u64, u64)>,
+    reading: Option<Reading>,
+}
+
+/// A frame on its way.
+pub struct Flying {
+    header: Header,
+    head: Vec<u8>,
+    /// As far as it has left.
+    payload: Vec<u8>,
+    size: u64,
+}
+
+/// A frame whose payload is on its way into its place.
+struct Reading {
+    target: Target,
+    done: u64,
+}
+
+enum Target {
+    Piece { piece: Piece, at: u64, take: u64 },
+    Store { store: u32, at: u64 },
+    Early { frame: u64, at: u64 },
+    Scratch(Vec<u8>),
+    Skip,
+}
+
+impl Side {
+    pub fn new(endpoint: Endpoint<Piece>, region: Piece, lanes: usize) -> Self {
+        Self {
+            endpoint,
+            stores: BTreeMap::new(),
+            early: BTreeMap::new(),
+            region,
+            scratch: Vec::new(),
+            up: vec![false; lanes],
+            ready: vec![false; lanes],
+        }
+    }
+}
+
+impl World {
+    /// Does what the endpoint of `at` wants done.
+    pub fn drain(&mut self, at: usize) {
+        let mut asked = Vec::new();
+        while let Some(action) = self.sides[at].endpoint.poll_action() {
+            match action {
+                Action::Done(done) => self.finish(at, &done),
+                Action::Fill { store, memory, at: start, length } => {
+                    let bytes = self.sides[at].stores.remove(&store).expect("a store");
+                    self.arena.write(&memory, start, &bytes[..length as usize]);
+                }
+                Action::Forget { store } => {
+                    assert!(self.sides[at].stores.remove(&store).is_some(), "no store {store}");
+                }
+                Action::Divert { path, .. } => {
+                    let reading = self.lanes[1 - at][path.0 as usize].reading.as_mut();
+                    reading.expect("nothing to divert").target = Target::Skip;
+                }
+                Action::Release { frame, .. } => drop(self.sides[at].early.remove(&frame)),
+                Action::Door { .. } => panic!("nobody has opened a door"),
+                Action::Pull { .. } => panic!("a pull of memory without an address"),
+                Action::Serve { .. } | Action::Atomic { .. } => asked.push(action),
+            }
+        }
+        for action in asked {
+            match action {
+                Action::Serve { op, key, offset, length, .. } => {
+                    self.serve(at, op, key, offset, length);
+                }
+                Action::Atomic { request, .. } => self.perform(at, &request),
+                _ => unreachable!("only requests are put off"),
+            }
+            self.drain(at);
+        }
+        while self.sides[at].endpoint.next_busy().is_some() {
+            self.sides[at].ready.fill(true);
+        }
+        self.check_bounds(at);
+    }
+
+    fn check_bounds(&self, at: usize) {
+        let side = &self.sides[at];
+        let stored: usize = side.stores.values().map(Vec::len).sum();
+        assert!(stored <= self.eager_window as usize, "{stored} unexpected bytes are stored");
+        let early: usize = side.early.values().map(Vec::len).sum();
+        assert!(early <= SPAN_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX, "{early} early bytes");
+        assert!(side.early.len() <= SPAN_FRAMES_MAX, "{} early frames", side.early.len());
+    }
+
+    fn serve(&mut self, at: usize, op: u32, key: u64, offset: u64, length: u64) {
+        let side = &mut self.sides[at];
+        if key != KEY {
+            return side.endpoint.refuse(PEER, op, REFUSED);
+        }
+        let bytes = self.arena.read(&side.region, offset, length).to_vec();
+        side.endpoint.serve(PEER, op, self.arena.copy(&bytes));
+    }
+
+    /// Adds to one 64-bit number.
+    fn perform(&mut self, at: usize, request: &AtomicRequest) {
+        let side = &mut self.sides[at];
+        let operands = std::mem::take(&mut side.scratch);
+        if request.key != KEY {
+            return side.endpoint.refuse(PEER, request.op, REFUSED);
+        }
+        let old = self.arena.read(&side.region, request.offset, 8).to_vec();
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let sum = number(&old).wrapping_add(number(&operands));
+        self.arena.write(&side.region, request.offset, &sum.to_le_bytes());
+        if request.fetch {
+            side.endpoint.answer(PEER, request.op, self.arena.copy(&old));
+        }
+    }
+
+    /// One end of a path opens, unless the other has still to find out that the last one is gone.
+    pub fn open(&mut self, at: usize, lane: usize) {
+        if self.stale[lane] || self.sides[at].up[lane] {
+            return;
+        }
+        self.sides[at].up[lane] = true;
+        self.sides[at].endpoint.open_path(PEER, PathId(lane as u8), self.traits[lane]);
+        self.drain(at);
+    }
+
+    /// One end of a path closes. What the other end has sent is lost, and what it will send; it may still read.
+    pub fn close(&mut self, at: usize, lane: usize) {
+        if self.traits[lane].lossless || !self.sides[at].up[lane] {
+            return;
+        }
+        self.sides[at].up[lane] = false;
+        self.lanes[at][lane].rest = None;
+        let coming = &mut self.lanes[1 - at][lane];
+        (coming.reading, coming.frames) = (None, VecDeque::new());
+        self.stale[lane] = self.sides[1 - at].up[lane];
+        if !self.stale[lane] {
+            self.lanes[at][lane] = Lane::default();
+            self.lanes[1 - at][lane] = Lane::default();
+        }
+        self.sides[at].endpoint.close_path(PEER, PathId(lane as u8));
+        self.drain(at);
+    }
+
+    /// The next frame of a path leaves, at first with no more than `most` bytes of its payload.
+    pub fn transmit(&mut self, from: usize, lane: usize, most: u64) -> bool {
+        let side = &mut self.sides[from];
+        if !side.up[lane] || !side.ready[lane] || self.lanes[from][lane].rest.is_some() {
+            return false;
+        }
+        let path = PathId(lane as u8);
+        let Some(frame) = side.endpoint.poll_transmit(PEER, path) else {
+            side.ready[lane] = false;
+            return true;
+        };
+        let (mut flying, left) = (Flying::new(frame.front()), frame.payload);
+        let is_ack = flying.header.kind == Kind::Ack;
+        self.acks[from] = if is_ack { self.acks[from] + 1 } else { 0 };
+        assert!(self.acks[from] <= ACKS_MAX, "talks without having anything to say");
+        let left = left.map(|(piece, at, length)| (piece.clone(), at, length));
+        let (wants_copy, is_again) = (frame.wants_copy, frame.is_again);
+        let held = left.as_ref().map_or(0, |(.., length)| *length);
+        assert_eq!(flying.payload.len() as u64 + held, flying.size, "{:?}", flying.header);
+        let mut copy = None;
+        let mut rest = None;
+        if let Some((piece, at, length)) = left {
+            let bytes = self.arena.read(&piece, at, length).to_vec();
+            copy = wants_copy.then(|| self.arena.copy(&bytes));
+            let now = length.min(most);
+            flying.payload.extend_from_slice(&bytes[..now as usize]);
+            let own = is_again.then(|| (self.arena.copy(&bytes[now as usize..]), 0, length - now));
+            rest = own.or(Some((piece, at + now, length - now))).filter(|(.., left)| *left > 0);
+        }
+        let flushed = rest.is_none() || is_again;
+        self.lanes[from][lane].rest = rest;
+        self.push(from, lane, flying);
+        self.sides[from].endpoint.transmitted(PEER, path, flushed, copy);
+        self.drain(from);
+        true
+    }
+
+    /// A frame enters a path; nowhere if nobody will ever read it.
+    pub fn push(&mut self, from: usize, lane: usize, frame: Flying) {
+        if !self.stale[lane] || self.sides[1 - from].up[lane] {
+            self.lanes[from][lane].frames.push_back(frame);
+        }
+    }
+
+    /// The frame that has not quite left goes on.
+    pub fn resume(&mut self, from: usize, lane: usize, most: u64) -> bool {
+        let link = &mut self.lanes[from][lane];
+        let Some((piece, at, left)) = link.rest.take() else {
+            return false;
+        };
+        let now = left.min(most);
+        let bytes = self.arena.read(&piece, at, now);
+        if let Some(last) = link.frames.back_mut() {
+            last.payload.extend_from_slice(bytes);
+        }
+        if now < left {
+            link.rest = Some((piece, at + now, left - now));
+            return true;
+        }
+        let endpoint = &mut self.sides[from].endpoint;
+        endpoint.handle_flushed(PEER, PathId(lane as u8));
+        endpoint.mark_busy(PEER);
+        self.drain(from);
+        true
+    }
+
+    /// The first frame of a path gets its place, or up to `most` bytes of its payload get there.
+    pub fn deliver(&mut self, from: usize, lane: usize, most: u64) -> bool {
+        let to = 1 - from;
+        let link = &mut self.lanes[from][lane];
+        let Some(frame) = link.frames.front().filter(|_| self.sides[to].up[lane]) else {
+            return false;
+        };
+        let size = frame.size;
+        let Some(reading) = &mut link.reading else {
+            self.begin(from, lane);
+            if size == 0 {
+                self.end(from, lane);
+            }
+            return true;
+        };
+        let start = reading.done as usize;
+        let now = most.min((frame.payload.len() - start) as u64);
+        if now == 0 {
+            return false;
+        }
+        reading.done += now;
+        let is_whole = reading.done == size;
+        let bytes = frame.payload[start..start + now as usize].to_vec();
+        self.put(from, lane, start as u64, &bytes);
+        if is_whole {
+            self.end(from, lane);
+        }
+        true
+    }
+
+    fn begin(&mut self, from: usize, lane: usize) {
+        let to = 1 - from;
+        self.acks[to] = 0;
+        let Flying { header, head, size, .. } = &self.lanes[from][lane].frames[0];
+        let (header, head, size) = (*header, head.clone(), *size);
+        let endpoint = &mut self.sides[to].endpoint;
+        let place = endpoint.handle_frame(PEER, PathId(lane as u8), header, &head);
+        let place = place.unwrap_or_else(|fault| panic!("{}: {header:?}", fault.0));
+        self.drain(to);
+        if let Place::Early { frame, whole, at } = place {
+            let early = &mut self.sides[to].early;
+            let buffer = early.entry(frame).or_insert_with(|| vec![0; whole as usize]);
+            if header.kind != Kind::Fragment {
+                buffer[..at as usize].copy_from_slice(&head);
+            }
+        }
+        let target = self.target(to, place, size);
+        self.lanes[from][lane].reading = Some(Reading { target, done: 0 });
+    }
+
+    fn target(&mut self, to: usize, place: Place, size: u64) -> Target {
+        let side = &mut self.sides[to];
+        match place {
+            Place::Nowhere => Target::Skip,
+            Place::Receive { .. } | Place::Answer { .. } => {
+                let (piece, at, take) = side.endpoint.place_memory(place).expect("memory");
+                let take = take.min(size);
+                assert!(at + take <= piece.size(), "{place:?} outside {piece:?}");
+                Target::Piece { piece: piece.clone(), at, take }
+            }
+            Place::Store { store, size } => {
+                if size > 0 {
+                    let before = side.stores.insert(store, vec![0; size as usize]);
+                    assert!(before.is_none(), "store {store} is in use");
+                }
+                Target::Store { store, at: 0 }
+            }
+            Place::Stored { store, at } => Target::Store { store, at },
+            Place::Region { op, key, offset } => {
+                if key == KEY {
+                    return Target::Piece { piece: side.region.clone(), at: offset, take: size };
+                }
+                side.endpoint.refuse(PEER, op, REFUSED);
+                self.drain(to);
+                Target::Skip
+            }
+            Place::Scratch => Target::Scratch(Vec::new()),
+            Place::Early { frame, at, .. } => Target::Early { frame, at: at as u64 },
+        }
+    }
+
+    fn put(&mut self, from: usize, lane: usize, start: u64, bytes: &[u8]) {
+        if let Some(mut reading) = self.lanes[from][lane].reading.take() {
+            self.put_to(1 - from, &mut reading.target, start, bytes);
+            self.lanes[from][lane].reading = Some(reading);
+        }
+    }
+
+    /// The bytes from `start` on of a payload get to their place.
+    fn put_to(&mut self, to: usize, target: &mut Target, start: u64, bytes: &[u8]) {
+        let side = &mut self.sides[to];
+        let into = |buffer: &mut Vec<u8>, at: u64| {
+            let at = (at + start) as usize;
+            buffer[at..at + bytes.len()].copy_from_slice(bytes);
+        };
+        match target {
+            Target::Piece { piece, at, take } => {
+                let left = take.saturating_sub(start).min(bytes.len() as u64);
+                if left > 0 {
+                    self.arena.write(piece, *at + start, &bytes[..left as usize]);
+                }
+            }
+            Target::Store { store, at } if !bytes.is_empty() => {
+                into(side.stores.get_mut(store).expect("a store"), *at);
+            }
+            Target::Early { frame, at } => {
+                into(side.early.get_mut(frame).expect("what is kept"), *at);
+            }
+            Target::Scratch(scratch) => scratch.extend_from_slice(bytes),
+            Target::Store { .. } | Target::Skip => (),
+        }
+    }
+
+    fn end(&mut self, from: usize, lane: usize) {
+        let to = 1 - from;
+        let link = &mut self.lanes[from][lane];
+        link.frames.pop_front();
+        if let Some(Reading { target: Target::Scratch(scratch), .. }) = link.reading.take() {
+            self.sides[to].scratch = scratch;
+        }
+        self.sides[to].endpoint.handle_payload(PEER, PathId(lane as u8));
+        self.drain(to);
+        while let Some(frame) = self.sides[to].endpoint.next_kept(PEER) {
+            self.take_kept(to, frame);
+        }
+    }
+
+    fn take_kept(&mut self, to: usize, frame: u64) {
+        let side = &mut self.sides[to];
+        let body = side.early.remove(&frame).expect("the frame whose turn has come");
+        let kept = side.endpoint.handle_kept(PEER, &body);
+        let (place, head) = kept.unwrap_or_else(|fault| panic!("a kept frame: {}", fault.0));
+        self.drain(to);
+        let mut target = self.target(to, place, (body.len() - head) as u64);
+        self.put_to(to, &mut target, 0, &body[head..]);
+        if let Target::Scratch(scratch) = target {
+            self.sides[to].scratch = scratch;
+        }
+        self.sides[to].endpoint.handle_payload(PEER, KEPT);
+        self.drain(to);
+    }
+
+    /// The first payload of a path turns out to be spoilt: before it has a place, or when it is there.
+    pub fn spoil(&mut self, from: usize, lane: usize) {
+        let to = 1 - from;
+        let link = &mut self.lanes[from][lane];
+        let Some(frame) = link.frames.front() else { return };
+        let is_whole = frame.payload.len() as u64 == frame.size && frame.size > 0;
+        if !is_whole || !self.sides[to].up[lane] || self.traits[lane].lossless {
+            return;
+        }
+        let (header, size) = (frame.header, frame.size);
+        let is_bearable = if let Some(reading) = &mut link.reading {
+            reading.done = 0;
+            if let Target::Scratch(scratch) = &mut reading.target {
+                scratch.clear();
+            }
+            self.put(from, lane, 0, &vec![0xee; size as usize]);
+            self.sides[to].endpoint.handle_spoilt(PEER, PathId(lane as u8))
+        } else {
+            self.sides[to].endpoint.handle_spoilt_frame(PEER, &header)
+        };
+        let link = &mut self.lanes[from][lane];
+        link.reading = None;
+        link.frames.pop_front();
+        self.drain(to);
+        if !is_bearable {
+            self.close(to, lane);
+        }
+    }
+
+    /// Two frames of one path change places.
+    pub fn swap(&mut self, from: usize, lane: usize, which: usize) {
+        let link = &mut self.lanes[from][lane];
+        let first = usize::from(link.reading.is_some());
+        let end = link.frames.len() - usize::from(link.rest.is_some() && !link.frames.is_empty());
+        if !self.traits[lane].lossless && end >= first + 2 {
+            let at = first + which % (end - first - 1);
+            link.frames.swap(at, at + 1);
+        }
+    }
+}
+
+impl Lane {
+    /// Its last frame has not quite left.
+    pub fn is_held(&self) -> bool {
+        self.rest.is_some()
+    }
+}
+
+impl Flying {
+    /// A frame without those bytes of its payload that lie in memory.
+    pub fn new(front: &[u8]) -> Self {
+        let header = Header::parse(front).expect("a header");
+        let head = Head::size(header.kind, header.flags);
+        let (size, check) = header.payload(head).expect("a payload");
+        let (head, payload) = front[HEADER_BYTES..].split_at(head);
+        Self { header, head: head.to_vec(), payload: payload[check..].to_vec(), size }
+    }
+
+    /// The same with its payload.
+    pub fn with(mut self, payload: &[u8]) -> Self {
+        self.payload.extend_from_slice(payload);
+        self
+    }
+}
+
+/// Traits of a path out of one byte and the least sizes.
+pub fn traits(byte: u8, more: u8, least: u32) -> Path {
+    let pick = |choices: [u32; 4], shift: u32| choices[(byte >> shift) as usize & 3];
+    Path {
+        payload_max: pick([5, 64, 500, 8_192], 0).max(least),
+        eager_max: pick([0, 50, 500, 8_192], 2),
+        first_piece: pick([0, 30, 400, 8_192], 4),
+        pull: false,
+        window: pick([2, 100, 2_000, 1 << 20], 6).max(least) as u64,
+        ahead: more & 1 != 0,
+        lossless: more & 6 == 6,
+        spare: false,
+        checked: more & 8 != 0,
+        copy_max: [0, 10, 1_000, 1 << 20][(more >> 4) as usize & 3],
+    }
+}
