@@ -9,6 +9,7 @@ use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
 use landbridge_proto::route::table::Range;
 use landbridge_proto::setting::{SETTINGS, find, nearest};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::guard::guard;
 use landbridge_proto::wire::head::Head;
 use landbridge_proto::wire::hello::{
     CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES, Role,
@@ -32,6 +33,8 @@ pub const TARGETS: [Target; 8] = [
 
 /// A frame's header.
 pub fn frame(bytes: &[u8]) {
+    let _ = Header::parse(bytes);
+    let bytes = &guarded(bytes)[..];
     if let Ok(header) = Header::parse(bytes) {
         let mut again = [0; HEADER_BYTES];
         header.emit(&mut again);
@@ -95,6 +98,7 @@ pub fn stream(bytes: &[u8]) {
     let from = if choice & 1 == 0 { rank } else { peer };
     let step = 1 + (*choice as usize >> 1) * 8;
 
+    let rest = guarded(rest);
     let mut buffer: Vec<u8> = Vec::new();
     for chunk in rest.chunks(step) {
         buffer.extend_from_slice(chunk);
@@ -157,6 +161,8 @@ pub fn setting(bytes: &[u8]) {
 
 /// Where in a header the check stands.
 const CHECK_AT: usize = HEADER_BYTES - 4;
+/// And the guard.
+const GUARD_AT: usize = 7;
 
 const JOB: JobId = JobId([5; 16]);
 
@@ -172,6 +178,18 @@ fn introduction() -> Introduction {
         cookie: 0,
         name: [0; NAME_BYTES],
     }
+}
+
+/// The same frames with right guards, so that what is behind them is reached.
+fn guarded(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let mut rest = &mut bytes[..];
+    while let Some((header, body)) = rest.split_first_chunk_mut::<HEADER_BYTES>() {
+        header[GUARD_AT] = guard(header);
+        let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        rest = body.get_mut(length..).unwrap_or_default();
+    }
+    bytes
 }
 
 /// The first `N` bytes, or what there is and zeroes.

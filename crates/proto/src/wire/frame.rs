@@ -5,7 +5,7 @@
 //!  4  u8  kind       what the head is; never 0, so a zeroed word is "no frame"
 //!  5  u8  flags
 //!  6  u8  hops       relays passed so far
-//!  7  u8  reserved   0
+//!  7  u8  guard      of length, kind and flags: see [`guard`](mod@super::guard)
 //!  8  u32 source     endpoint that sends
 //! 12  u32 target     endpoint that receives
 //! 16  u64 sequence   number of its first byte in its channel, or of the next one for kinds without numbered bytes
@@ -19,6 +19,7 @@
 //! [`Kind::Fragment`]s, whose payload is a range of the bytes of the frame. Checks, and the kinds that
 //! [`Kind::is_numbered`] does not name, are no bytes of the channel.
 
+use super::guard::guard;
 use super::{Malformed, u32_at, u64_at};
 use crate::id::Address;
 use crate::limit::{CHECK_BYTES, FRAME_BODY_BYTES_MAX, HOPS_MAX};
@@ -168,7 +169,8 @@ impl Header {
     pub fn emit(&self, bytes: &mut [u8]) {
         let bytes = &mut bytes[..HEADER_BYTES];
         bytes[0..4].copy_from_slice(&self.length.to_le_bytes());
-        bytes[4..8].copy_from_slice(&[self.kind as u8, self.flags, self.hops, 0]);
+        bytes[4..7].copy_from_slice(&[self.kind as u8, self.flags, self.hops]);
+        bytes[7] = guard(bytes);
         bytes[8..12].copy_from_slice(&self.source.0.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.target.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
@@ -180,11 +182,15 @@ impl Header {
     /// Reads and checks a header.
     ///
     /// # Errors
-    /// If it is short, of an unknown kind or flag, or longer than any frame may be.
+    /// If it is short, if its guard says that it was changed on the way, if it is of an unknown kind or flag, or longer than
+    /// any frame may be.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
         if bytes.len() < HEADER_BYTES {
             return Err(Malformed("a frame header is cut off"));
+        }
+        if bytes[7] != guard(bytes) {
+            return Err(Malformed("length, kind or flags of a frame are not what was sent"));
         }
         let header = Header {
             length: u32_at(bytes, 0),
@@ -197,7 +203,7 @@ impl Header {
             delivered: u64_at(bytes, 24),
             credit: u32_at(bytes, 32),
         };
-        header.check(bytes[7])?;
+        header.check()?;
         Ok(header)
     }
 
@@ -218,11 +224,11 @@ impl Header {
         }
     }
 
-    fn check(&self, reserved: u8) -> Result<(), Malformed> {
+    fn check(&self) -> Result<(), Malformed> {
         if self.length as usize > FRAME_BODY_BYTES_MAX {
             return Err(Malformed("a frame is longer than frames may be"));
         }
-        if self.flags & !flag::ALL != 0 || reserved != 0 {
+        if self.flags & !flag::ALL != 0 {
             return Err(Malformed("a frame header has unknown bits set"));
         }
         if self.hops > HOPS_MAX {
@@ -266,12 +272,24 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, 22), (5, 0x80), (6, 17), (7, 1)] {
+        for (at, value) in [(2, 0x11), (3, 0xff), (4, 22), (5, 0x80), (6, 17)] {
             let mut broken = bytes;
             broken[at] = value;
+            broken[7] = guard(&broken);
             assert!(Header::parse(&broken).is_err(), "byte {at}");
         }
         assert!(Header::parse(&bytes[..39]).is_err());
+    }
+
+    #[test]
+    fn a_length_kind_or_flag_that_was_changed_is_no_header() {
+        let mut bytes = [0; HEADER_BYTES];
+        sample(Kind::Data).emit(&mut bytes);
+        for bit in (0..48).chain(56..64) {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::parse(&changed).is_err(), "bit {bit}");
+        }
     }
 
     fn sample(kind: Kind) -> Header {

@@ -3,6 +3,7 @@
 //! bounded before anyone takes memory for it.
 
 pub mod frame;
+pub mod guard;
 pub mod head;
 pub mod hello;
 pub mod name;

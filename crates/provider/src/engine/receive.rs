@@ -403,11 +403,11 @@ impl Engine {
             let head = &staged[HEADER_BYTES..front];
             let payload = header.payload(head.len());
             let (payload, check) = payload.map_err(|bad| integrity::malformed(link.sum, bad))?;
-            if staged.len() < front + check {
-                break;
-            }
             if link.sum != Sum::Off {
                 integrity::verify_front(link.sum, &header, staged)?;
+            }
+            if staged.len() < front + check {
+                break;
             }
             let Some(peer) = self.sender(link.peer, &header)? else {
                 return Err(fault("a control frame with a payload"));
