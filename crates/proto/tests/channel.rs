@@ -299,6 +299,28 @@ fn what_is_kept_and_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
 }
 
 #[test]
+fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
+    let (mut a, mut b) = pair();
+    let [first, whole] = two_messages(&mut a);
+    assert!(b.handle_spoilt_frame(PEER, &whole.header));
+    a.take_in(TWO, b.next(TWO).unwrap());
+    a.set_path(PEER, TWO, Path { payload_max: 4, ..PIECES });
+    let [piece, next] = [a.next(TWO).unwrap(), a.next(TWO).unwrap()];
+    b.hear(TWO, &piece);
+    // An old copy of all comes between two pieces of it.
+    b.hear(ONE, &whole);
+    assert_eq!(diverted(&mut b), [TWO]);
+    b.handle_payload(PEER, TWO);
+    b.hear(TWO, &next);
+    assert_eq!(diverted(&mut b), [ONE]);
+    b.handle_payload(PEER, ONE);
+    b.handle_payload(PEER, TWO);
+    b.take_in(TWO, first);
+    settle(&mut a, &mut b);
+    assert_eq!(b.next_kept(PEER), Some(whole.header.sequence));
+}
+
+#[test]
 fn what_goes_again_stays_within_what_the_peer_keeps() {
     const MEBI: Path = Path { payload_max: 1 << 20, copy_max: 0, ..PIECES };
     let (mut a, mut b) = pair();

@@ -16,6 +16,7 @@ use common::{
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit::HELLO_MILLIS_MAX;
 use landbridge_proto::wire::frame::Kind;
+use landbridge_proto::wire::guard::guard;
 use landbridge_proto::wire::hello::{Dialler, OPEN_BYTES, Role};
 
 /// A relay with two ranks that must not notice what else goes on.
@@ -164,10 +165,13 @@ fn members_that_break_the_protocol_lose_their_link_only() {
     unreachable[4] = Kind::Unreachable as u8;
     let mut lost = good(1);
     lost[4] = Kind::Lost as u8;
+    for bytes in [&mut absurd, &mut long, &mut unreachable, &mut lost] {
+        bytes[7] = guard(bytes);
+    }
     for (bytes, why) in [
         (absurd, "longer than frames may be"),
         (long, "longer than relays take"),
-        (vec![0; 40], "unknown kind"),
+        (vec![0; 40], "not what was sent"),
         (frame(Address::new(2, 0), Address::new(1, 0), 0, b"x"), "not come from the endpoint"),
         (unreachable, "only relays may say"),
         (lost, "only relays may say"),

@@ -220,14 +220,17 @@ impl<M: Memory> Endpoint<M> {
         if channel.into.has_some(&range) || !channel.into.keep(frame, kept).map_err(fault)? {
             return Ok(Place::Nowhere);
         }
-        // Whatever of it is on its way by another path must not spoil what this one brings.
-        let is_same = |other: &Keeping| other.start < range.end && range.start < other.end;
-        let older: Vec<PathId> =
-            channel.keeping.iter().filter(|other| is_same(other)).map(|other| other.path).collect();
-        channel.keeping.retain(|other| !is_same(other));
+        // Whatever of it is on its way by another path must not spoil what this one brings. What this one does not bring of it
+        // has to come again: the sender takes it for sent.
+        let is_same = |other: &mut Keeping| other.start < range.end && range.start < other.end;
+        let older: Vec<Keeping> = channel.keeping.extract_if(.., is_same).collect();
         channel.keeping.push(Keeping { path, frame, start: range.start, end: range.end });
-        for path in older {
+        for Keeping { path, start, end, .. } in older {
             self.push_action(Action::Divert { peer, path });
+            let is_brought = range.start <= start && end <= range.end;
+            if !is_brought && !self.ask_again(peer, start, end) {
+                self.widen_spoilt(peer, start, end);
+            }
         }
         Ok(Place::Early { frame, whole: kept.whole, at })
     }
@@ -459,6 +462,15 @@ impl<M: Memory> Endpoint<M> {
             }
             _ => true,
         }
+    }
+
+    /// There is no place for another spoilt range: the last one is asked for with all up to this one.
+    #[cold]
+    fn widen_spoilt(&mut self, peer: Peer, start: u64, end: u64) {
+        if let Some(last) = self.channels[peer.0 as usize].spoilt.last_mut() {
+            *last = (last.0.min(start), last.1.max(end), false);
+        }
+        self.mark_busy(peer);
     }
 
     pub(super) fn ask_again(&mut self, peer: Peer, start: u64, end: u64) -> bool {

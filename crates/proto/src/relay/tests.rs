@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::id::Address;
+use crate::wire::guard::guard;
 use world::World;
 
 const RANKS_PER_CLUSTER: u32 = 4;
@@ -248,6 +249,7 @@ fn who_has_taken_leave_does_not_come_back_and_nobody_is_alarmed() {
     output(&mut relay, two);
     let mut goodbye = frame(rank(2), rank(1), 0, 8);
     goodbye[4] = Kind::Goodbye as u8;
+    goodbye[7] = guard(&goodbye);
     feed(&mut relay, two, goodbye);
     assert!(!relay.may_return(two) && relay.may_return(one));
     relay.detach(two);
@@ -393,6 +395,9 @@ fn links_that_lie_are_closed() {
     unreachable[4] = Kind::Unreachable as u8;
     let mut lost = frame(rank(1), rank(2), 0, 0);
     lost[4] = Kind::Lost as u8;
+    for bytes in [&mut oversize, &mut unreachable, &mut lost] {
+        bytes[7] = guard(bytes);
+    }
     for (link, bytes) in [
         (one, frame(rank(2), rank(1), 0, 1)),
         (one, frame(Address::new(1, 1), rank(2), 0, 1)),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::guard::guard;
 use landbridge_proto::wire::hello::{Dialler, Introduction, REPLY_BYTES, Role};
 
 /// Nothing in these tests takes longer, except on a machine that has stopped.
@@ -287,6 +288,7 @@ impl Rank {
     pub fn say_goodbye(&mut self, target: u32) {
         let mut bytes = frame(self.address, Address::new(target, 0), 0, &[0; 8]);
         bytes[4] = Kind::Goodbye as u8;
+        bytes[7] = guard(&bytes);
         self.stream.write_all(&bytes).unwrap();
     }
 
