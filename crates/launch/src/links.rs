@@ -1,16 +1,13 @@
 //! The links between relays, as the launcher knows them. Pure: what relays say of their links enters,
 //! what the user has to read leaves. Ranks are started once every link is there; one that cannot be made
-//! within [`PATIENCE`] is the end of the job, since ranks of two clusters would look for each other in
-//! vain.
+//! within the job's `peer_timeout` is the end of the job, since ranks of two clusters would look for each
+//! other in vain.
 //!
 //! Only the relay that dials is listened to: for it a link is up once an answer has come back over it,
 //! so both directions work.
 
 use std::time::Duration;
 
-/// A relay dials four times or more in this time, also where a firewall drops everything and each attempt
-/// takes five seconds.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Breaks of a link in use that the user is told of; later ones are in the relays' logs alone.
 const BREAKS_TOLD_MAX: u32 = 5;
 /// Links named at most when a job ends for want of them.
@@ -35,8 +32,11 @@ pub struct Place {
     pub listens: String,
 }
 
-#[derive(Default)]
-pub struct Links(Vec<Link>);
+pub struct Links {
+    links: Vec<Link>,
+    /// How long one may be missing: the job's `peer_timeout`.
+    patience: Duration,
+}
 
 struct Link {
     pair: Pair,
@@ -50,9 +50,18 @@ struct Link {
 }
 
 impl Links {
+    pub fn new(patience: Duration) -> Links {
+        Links { links: Vec::new(), patience }
+    }
+
+    /// How long to wait for those that are missing as the job starts.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
     /// A relay that dials these others is being started. `place` tells about the relay of a cluster.
     pub fn expect(&mut self, pairs: Vec<Pair>, place: impl Fn(usize) -> Place) {
-        self.0.extend(pairs.into_iter().map(|pair| Link {
+        self.links.extend(pairs.into_iter().map(|pair| Link {
             places: [place(pair.from), place(pair.to)],
             pair,
             is_up: false,
@@ -63,7 +72,7 @@ impl Links {
     }
 
     pub fn are_up(&self) -> bool {
-        self.0.iter().all(|link| link.is_up)
+        self.links.iter().all(|link| link.is_up)
     }
 
     /// What the relay of `from` says of its link to `to`: `problem` is empty if it is up. Gives what the
@@ -76,14 +85,18 @@ impl Links {
         problem: &str,
     ) -> Option<String> {
         let wanted = |link: &&mut Link| (link.pair.from, link.pair.to) == (from, to);
-        let link = self.0.iter_mut().find(wanted)?;
-        if problem.is_empty() { link.handle_up() } else { link.handle_problem(address, problem) }
+        let link = self.links.iter_mut().find(wanted)?;
+        match problem {
+            "" => link.handle_up(),
+            _ => link.handle_problem(address, problem, self.patience),
+        }
     }
 
     /// Why the job cannot start.
     pub fn failure(&self) -> String {
-        let missing: Vec<&Link> = self.0.iter().filter(|link| !link.is_up).collect();
-        let mut lines: Vec<String> = missing.iter().take(NAMED_MAX).map(|l| l.failure()).collect();
+        let missing: Vec<&Link> = self.links.iter().filter(|link| !link.is_up).collect();
+        let mut lines: Vec<String> =
+            missing.iter().take(NAMED_MAX).map(|l| l.failure(self.patience)).collect();
         if missing.len() > NAMED_MAX {
             lines.push(format!("and {} more links are missing", missing.len() - NAMED_MAX));
         }
@@ -102,7 +115,12 @@ impl Link {
             .then(|| format!("the relays of {} and {} are linked now", from.cluster, to.cluster))
     }
 
-    fn handle_problem(&mut self, address: &str, problem: &str) -> Option<String> {
+    fn handle_problem(
+        &mut self,
+        address: &str,
+        problem: &str,
+        patience: Duration,
+    ) -> Option<String> {
         let was_up = std::mem::take(&mut self.is_up);
         self.breaks += u32::from(was_up);
         self.problem = Some(format!("{}: {problem}", self.target(address)));
@@ -110,10 +128,10 @@ impl Link {
             return None;
         }
         self.is_missed = true;
-        Some(if was_up { self.break_text(problem) } else { self.unreachable_text() })
+        Some(if was_up { self.break_text(problem, patience) } else { self.unreachable_text() })
     }
 
-    fn break_text(&self, problem: &str) -> String {
+    fn break_text(&self, problem: &str, patience: Duration) -> String {
         let [from, to] = &self.places;
         let (from, to) = (&from.cluster, &to.cluster);
         let last = match self.breaks {
@@ -122,7 +140,7 @@ impl Link {
         };
         format!(
             "the link between the relays of {from} and {to} is down: {problem}; the relay of {from} \
-             dials again, and messages wait for a minute{last}"
+             dials again, and messages wait for up to {patience:?}{last}"
         )
     }
 
@@ -144,9 +162,8 @@ impl Link {
         )
     }
 
-    fn failure(&self) -> String {
-        let seconds = PATIENCE.as_secs();
-        format!("after {seconds} s {}", self.complaint("has not reached"))
+    fn failure(&self, patience: Duration) -> String {
+        format!("after {patience:?} {}", self.complaint("has not reached"))
     }
 
     fn complaint(&self, verb: &str) -> String {
@@ -176,7 +193,7 @@ mod tests {
     const REFUSED: &str = "Connection refused (os error 111)";
 
     fn links() -> Links {
-        let mut links = Links::default();
+        let mut links = Links::new(Duration::from_secs(20));
         let names = ["nancy", "rennes"];
         let place = |cluster: usize| Place {
             cluster: names[cluster].to_string(),
@@ -200,7 +217,7 @@ mod tests {
         }
         assert_eq!(links.handle(1, 0, "192.0.2.1:7799", "it said nothing within 5 s"), None);
         let failure = links.failure();
-        assert!(failure.contains("after 20 s the relay of rennes"), "{failure}");
+        assert!(failure.contains("after 20s the relay of rennes"), "{failure}");
         assert!(failure.contains("(192.0.2.1:7799): it said nothing within 5 s"), "{failure}");
         assert!(failure.ends_with("no rank has been started"), "{failure}");
         let text = links.handle(1, 0, "192.0.2.1:7799", "");
@@ -214,7 +231,7 @@ mod tests {
         assert_eq!(links.handle(1, 0, "192.0.2.1:7799", ""), None);
         assert_eq!(links.handle(0, 1, "192.0.2.2:40000", "down"), None, "the other end of it");
         assert!(links.are_up());
-        assert!(Links::default().are_up());
+        assert!(Links::new(Duration::ZERO).are_up());
     }
 
     #[test]
@@ -224,7 +241,10 @@ mod tests {
         for _ in 0..10 {
             links.handle(1, 0, "a:1", "");
             let text = links.handle(1, 0, "a:1", "it has closed the connection");
-            assert!(text.as_ref().is_none_or(|text| text.contains("messages wait")), "{text:?}");
+            assert!(
+                text.as_ref().is_none_or(|text| text.contains("messages wait for up to 20s")),
+                "{text:?}"
+            );
             told += u32::from(text.is_some());
         }
         assert_eq!(told, BREAKS_TOLD_MAX);

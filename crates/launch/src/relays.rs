@@ -1,6 +1,8 @@
 //! The relays of a running job: the configuration of each, made when those it dials are known,
 //! and the certificates they know each other by.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use serde::Serialize;
@@ -58,7 +60,8 @@ struct Peer {
 }
 
 impl Relays {
-    pub fn new(job: &Job, plan: &Plan) -> Result<Relays> {
+    /// `patience`: how long links between relays may be missing.
+    pub fn new(job: &Job, plan: &Plan, patience: Duration) -> Result<Relays> {
         let count = plan.relays.len();
         let (authority, identities) =
             identities(&job.id, count).context("cannot make the job's certificates")?;
@@ -78,7 +81,7 @@ impl Relays {
                 .iter()
                 .map(|node| (node.cluster_name.clone(), node.name.clone()))
                 .collect(),
-            links: Links::default(),
+            links: Links::new(patience),
         })
     }
 
@@ -209,7 +212,7 @@ mod tests {
             authority,
             ready: vec![None, None],
             names: vec![("c0".into(), "n0".into()), ("c1".into(), "n1".into())],
-            links: Links::default(),
+            links: Links::new(Duration::ZERO),
         }
     }
 

@@ -16,7 +16,6 @@ use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
 use crate::gather::{self, Gather, Word};
 use crate::groups::{Asker, Groups, Outcome};
-use crate::links;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Names, Server, Stage};
 use crate::pmi::spawn::{Request, answer};
@@ -515,7 +514,7 @@ impl Launcher {
             None if self.relays.links().are_up() => self.start_ranks(),
             None => {
                 self.phase = Phase::Linking;
-                self.relay_deadline = Some(Instant::now() + links::PATIENCE);
+                self.relay_deadline = Some(Instant::now() + self.relays.links().patience());
             }
         }
     }

@@ -35,7 +35,7 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     }
     let settings = settings(arguments)?;
     let job = job(arguments, id, &plan, &settings)?;
-    let relays = Relays::new(&job, &plan)?;
+    let relays = Relays::new(&job, &plan, settings.peer_timeout())?;
     run::run(job, plan.nodes, relays, options(arguments)?)
 }
 

@@ -443,11 +443,22 @@ fn a_relay_that_dies_ends_the_job_with_its_last_words() {
 fn clusters_that_cannot_be_linked_get_no_ranks() {
     let lb = Landbridge::new("no-link");
     lb.directory.write("relay-is-cut-off", "");
-    let output = lb.run(&["run", "-n", "2", "--clusters", "2", "echo", "started"]);
+    let output = lb.run(&[
+        "run",
+        "-n",
+        "2",
+        "--clusters",
+        "2",
+        "--set",
+        "peer_timeout=8s",
+        "echo",
+        "started",
+    ]);
     assert_code(&output, 1);
     assert_eq!(stdout(&output), "");
     let text = stderr(&output);
     assert_eq!(text.matches("cannot reach the relay of c0").count(), 1, "{text}");
+    assert!(text.contains("after 8s the relay of c1"), "{text}");
     assert!(text.contains("has not reached the relay of c0"), "{text}");
     assert!(text.contains("(192.0.2.1:7711): No route"), "{text}");
     lb.assert_nothing_left();

@@ -11,6 +11,7 @@ pub mod show;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use landbridge_proto::setting::{self, Reader, SETTINGS, Scope, Setting};
@@ -93,6 +94,13 @@ impl Settings {
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
         let is_said = |it: &&InForce| !matches!(it.source, Source::Default | Source::Launcher);
         self.rows.iter().filter(is_said).map(|it| (it.row.variable(), it.text.clone()))
+    }
+
+    /// How long what cannot be reached is waited for.
+    pub fn peer_timeout(&self) -> Duration {
+        let row = self.rows.iter().find(|it| it.row.name == "peer_timeout");
+        let value = row.and_then(|it| it.row.parse(&it.text).ok());
+        value.and_then(|value| value.duration()).unwrap_or_default()
     }
 
     /// Those that do not have their default value.
