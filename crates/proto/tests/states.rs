@@ -119,6 +119,7 @@ fn sent(start: u64, path: PathId) -> Retained<()> {
         was_spoilt: false,
         state: State::Flying,
         sent_at: Time(0),
+        order: 0,
     }
 }
 

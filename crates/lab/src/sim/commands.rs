@@ -322,7 +322,7 @@ impl World {
         let (peer, lane) = (self.peer(node, other), self.random.index(LANES_MAX));
         let path = random_path(&mut self.random, self.largest);
         if let Some(known) = self.nodes[node].paths[other].get_mut(lane) {
-            let path = Path { lossless: known.lossless, ..path };
+            let path = Path { lossless: known.lossless, silent: known.silent, ..path };
             *known = path;
             self.nodes[node].endpoint.set_path(peer, PathId(lane as u8), path);
         }

@@ -32,10 +32,11 @@ pub fn random_lanes(nodes: &mut [Node], random: &mut Random, largest: u64) -> Ve
             let lanes = if a == b { 1 } else { random.pick(&[1, 1, 1, 2, 3]) };
             for _ in 0..lanes {
                 let lossless = a == b || random.percent(30);
+                let silent = !lossless && random.percent(30);
                 for (from, to) in [(a, b), (b, a)] {
                     if from == a || a != b {
                         let path = random_path(random, largest);
-                        nodes[from].paths[to].push(Path { lossless, ..path });
+                        nodes[from].paths[to].push(Path { lossless, silent, ..path });
                         links[from][to].push(random_link(random));
                     }
                     if a == b {
@@ -84,7 +85,11 @@ impl World {
         let (wants_copy, is_again) = (frame.wants_copy, frame.is_again);
         let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
         require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
-        let written = link.begin(&front, payload, &self.arena)?;
+        let vanishes = node.paths[to][lane].silent && self.random.below(1_000) < self.vanishes;
+        let written = match vanishes {
+            true => Written::Whole,
+            false => link.begin(&front, payload, &self.arena)?,
+        };
         if written == Written::Busy {
             self.tally.count("pipes that were busy");
             node.ready.remove(&(to, lane));
@@ -94,6 +99,10 @@ impl World {
         if let (true, Some((piece, at, length))) = (wants_copy, payload) {
             let bytes = self.arena.read(piece, at, length)?.to_vec();
             copy = Some(self.arena.keep(bytes, false));
+        }
+        if vanishes {
+            self.tally.count("frames that vanished");
+            self.say(|| format!("what goes from {from} to {to} by {lane} vanishes:"));
         }
         self.say(|| format!("{from} -> {to} by {lane} {written:?} {header:?}"));
         self.spend(from, to, &front)?;

@@ -217,7 +217,9 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 23] = [
+    const EVENTS: [&str; 25] = [
+        "frames that vanished",
+        "sleeps",
         "paths broken",
         "payloads spoilt",
         "frames spoilt",

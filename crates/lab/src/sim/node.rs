@@ -110,7 +110,7 @@ pub fn random_config(address: Address, eager_window: u32, random: &mut Random) -
 pub fn random_path(random: &mut Random, largest: u64) -> Path {
     // Fewer frames than this for one message, or a run takes for ever.
     let least = largest / 200;
-    if random.percent(10) {
+    if random.percent(20) {
         return Path::RELAY;
     }
     Path {
@@ -124,6 +124,8 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
         checked: random.percent(50),
         copy_max: random.pick(&[0, 0, 10, 1_000, 1 << 20]),
         spare: random.percent(20),
+        silent: false,
+        datagram: None,
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod inflow;
 mod outflow;
+pub mod probe;
 
 pub use inflow::{Inflow, Kept, Standing};
 pub use outflow::{Origin, Outflow, Retained, State};

@@ -26,7 +26,7 @@ pub struct Outflow<M> {
     lost: usize,
     /// Asks made so far.
     asks: u64,
-    /// The ask without whose answer nothing goes again, and whether it has left.
+    /// The ask without whose answer nothing goes again, and whether it has left. Any later one will do.
     awaited: Option<(u64, bool)>,
 }
 
@@ -59,6 +59,9 @@ pub struct Retained<M> {
     pub path: PathId,
     /// When; [`Retained::UNKNOWN`] when nobody looked, or it was sent before, so that a confirmation may be of either.
     pub sent_at: Time,
+    /// On a path of datagrams: its place in the order in which they were sent. On another that loses in silence: the first
+    /// ask that was sent behind it, or 0.
+    pub order: u64,
     /// It has arrived spoilt: it goes again in smaller pieces, of which fewer are spoilt.
     pub was_spoilt: bool,
     /// Where it is.
@@ -187,6 +190,26 @@ impl<M: Clone> Outflow<M> {
         self.lose(|frame| frame.path == path, |_| ());
     }
 
+    /// Ask `number` has left behind what flies by a path that loses in silence.
+    pub fn mark_asked(&mut self, number: u64, is_silent: impl Fn(PathId) -> bool) {
+        let flying = self.retained.iter_mut().filter(|frame| frame.state == State::Flying);
+        flying
+            .filter(|frame| frame.order == 0 && is_silent(frame.path))
+            .for_each(|frame| frame.order = number);
+    }
+
+    /// Ask `number` is answered, and all that is said to have arrived is known: what was sent before the ask by a path
+    /// that loses in silence is lost.
+    pub fn handle_silence(
+        &mut self,
+        number: u64,
+        is_silent: impl Fn(PathId) -> bool,
+        each: impl FnMut(&Retained<M>),
+    ) {
+        let was_asked = |frame: &Retained<M>| frame.order > 0 && frame.order <= number;
+        self.lose(|frame| was_asked(frame) && is_silent(frame.path), each);
+    }
+
     fn lose(&mut self, is_lost: impl Fn(&Retained<M>) -> bool, mut each: impl FnMut(&Retained<M>)) {
         for frame in &mut self.retained {
             if frame.state == State::Flying && is_lost(frame) {
@@ -209,6 +232,20 @@ impl<M: Clone> Outflow<M> {
         self.awaited.filter(|(_, has_left)| !has_left).map(|(number, _)| number)
     }
 
+    /// The number of an ask for whose answer nothing waits.
+    #[inline]
+    pub fn next_ask(&self) -> u64 {
+        self.asks + 1
+    }
+
+    /// Ask `number` has left.
+    pub fn handle_asked(&mut self, number: u64) {
+        self.asks = self.asks.max(number);
+        if self.due_ask() == Some(number) {
+            self.asked();
+        }
+    }
+
     /// It has left.
     pub fn asked(&mut self) {
         if let Some((_, has_left)) = &mut self.awaited {
@@ -216,9 +253,9 @@ impl<M: Clone> Outflow<M> {
         }
     }
 
-    /// The peer has answered ask `number`, and its ranges have been taken in.
+    /// The peer has answered ask `number`, which came after all before it had been sent, and its ranges have been taken in.
     pub fn handle_answer(&mut self, number: u64) {
-        if self.awaited.is_some_and(|(awaited, _)| awaited == number) {
+        if self.awaited.is_some_and(|(awaited, _)| awaited <= number) {
             self.awaited = None;
         }
     }
@@ -270,7 +307,7 @@ impl<M: Clone> Outflow<M> {
         if let Some(index) = self.lost_index() {
             let frame = &mut self.retained[index];
             (frame.state, frame.path) = (State::Flying, path);
-            frame.sent_at = Retained::<M>::UNKNOWN;
+            (frame.sent_at, frame.order) = (Retained::<M>::UNKNOWN, 0);
             self.lost -= 1;
         }
     }
@@ -374,6 +411,7 @@ mod tests {
                 at: 0,
                 path,
                 sent_at: Time(0),
+                order: 0,
                 was_spoilt: false,
                 state: State::Flying,
             });

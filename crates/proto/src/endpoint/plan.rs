@@ -3,7 +3,8 @@
 //! First come signals, which are no bytes of the channel; then what must go again; then what is new. Nothing here changes
 //! what matters, so that a driver whose path is full forgets the plan and asks again; [`Plan::count`] makes it count.
 
-use super::channel::{Channel, Item, Path};
+use super::channel::{Channel, Errand, Item};
+use super::way::Path;
 use super::{Level, Memory, Op, OpKind, Peer};
 use crate::channel::{Origin, PathId, Retained, State};
 use crate::id::Address;
@@ -188,7 +189,7 @@ impl Plan {
                 }
                 return channel.out.sent_again(path);
             }
-            Origin::Signal => self.count_signal(channel),
+            Origin::Signal => self.count_signal(channel, path),
         }
         channel.told = self.confirms(channel);
         let is_refusal = self.kind == Kind::Refused && self.origin == Origin::New;
@@ -227,6 +228,7 @@ impl Plan {
                 path,
                 // With a single path nobody tells the time.
                 sent_at: if channel.may_overtake() { now } else { Retained::<M>::UNKNOWN },
+                order: 0,
                 was_spoilt: false,
                 state: State::Flying,
             });
@@ -239,20 +241,26 @@ impl Plan {
         }
     }
 
-    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>) {
-        match self.kind {
-            Kind::Ask => channel.out.asked(),
-            Kind::Report => {
-                let answered = channel.report.take().filter(|&number| number > 0);
-                channel.answered = channel.answered.max(answered);
+    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>, path: PathId) {
+        let errand = match self.head {
+            // Nobody sent for the one that is due in any case.
+            Head::Ask { number } if channel.out.due_ask() == Some(number) => None,
+            _ => channel.errand_for(path, Some(self.kind)),
+        };
+        let errand = errand.map(|place| channel.errands.remove(place));
+        match self.head {
+            Head::Ask { number } => channel.handle_asked(number),
+            Head::Report { .. } => {
+                if let Some(Errand::Report(number @ 1.., _)) = errand {
+                    channel.answered = channel.answered.max(Some(number));
+                }
             }
-            Kind::Again => {
+            Head::Again { .. } => {
                 if let Some(place) = channel.untold_spoilt() {
                     channel.spoilt[place].2 = true;
                 }
             }
-            Kind::Door => drop(channel.doors.pop()),
-            Kind::Ack => channel.solicits = false,
+            Head::Empty => channel.solicits = false,
             _ => (),
         }
     }
@@ -324,15 +332,11 @@ fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan
     if let Some(number) = channel.out.due_ask() {
         return Some(Plan::signal(Kind::Ask, Head::Ask { number }, channel));
     }
-    if let Some(answers) = channel.report {
-        let head = Head::Report { answers, ranges: channel.into.ranges() };
-        return Some(Plan::signal(Kind::Report, head, channel));
+    if let Some(place) = channel.errand_for(path, None) {
+        return Some(plan_errand(channel, channel.errands[place]));
     }
     if let Some((start, end, _)) = channel.untold_spoilt().map(|place| channel.spoilt[place]) {
         return Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel));
-    }
-    if let Some(&(ip, port)) = channel.doors.last() {
-        return Some(Plan::signal(Kind::Door, Head::Door { ip, port }, channel));
     }
     let is_far = channel.may_overtake() && !channel.out.is_lost_near();
     if channel.out.is_hushed() || is_far {
@@ -340,6 +344,15 @@ fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan
     }
     let payload_max = channel.way(path)?.path.payload_max;
     channel.out.next_lost(payload_max).map(Plan::again)
+}
+
+fn plan_errand<M: Clone>(channel: &Channel<M>, errand: Errand) -> Plan {
+    let head = match errand {
+        Errand::Report(answers, _) => Head::Report { answers, ranges: channel.into.ranges() },
+        Errand::Probe(_) => Head::Ask { number: channel.out.next_ask() },
+        Errand::Door(ip, port) => Head::Door { ip, port },
+    };
+    Plan::signal(errand.kind(), head, channel)
 }
 
 /// What is new.

@@ -62,6 +62,9 @@ impl<M: Memory> Endpoint<M> {
         let plan = numbered(passing.plan(), channel, lossless);
         channel.credit.spend(passing.size as u32);
         plan.count(channel, (path, self.now), copy.map(|copy| (copy, 0)));
+        if channel.is_timed {
+            self.watch(passing.peer);
+        }
     }
 
     /// The frame that [`Self::poll_transmit`] gave last for `path` is with it now. `flushed`: its bytes have left the
@@ -89,6 +92,9 @@ impl<M: Memory> Endpoint<M> {
             }
         } else {
             plan.count(channel, (path, self.now), None);
+        }
+        if channel.is_timed {
+            self.watch(peer);
         }
         if flushed {
             self.apply(peer, sent);
