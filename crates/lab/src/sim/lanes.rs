@@ -9,6 +9,7 @@ use landbridge_proto::wire::Malformed;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
 
+use super::datagrams::{random_kind, with_datagrams};
 use super::link::{Link, Reading, Target, Written};
 use super::model::LOST;
 use super::node::{Early, Node, Store, random_link, random_path};
@@ -33,11 +34,13 @@ pub fn random_lanes(nodes: &mut [Node], random: &mut Random, largest: u64) -> Ve
             for _ in 0..lanes {
                 let lossless = a == b || random.percent(30);
                 let silent = !lossless && random.percent(30);
+                let datagram = if a == b { None } else { random_kind(random) };
                 for (from, to) in [(a, b), (b, a)] {
                     if from == a || a != b {
                         let path = random_path(random, largest);
-                        nodes[from].paths[to].push(Path { lossless, silent, ..path });
-                        links[from][to].push(random_link(random));
+                        let path = with_datagrams(Path { lossless, silent, ..path }, datagram);
+                        nodes[from].paths[to].push(path);
+                        links[from][to].push(random_link(&path, random));
                     }
                     if a == b {
                         break;
@@ -85,8 +88,10 @@ impl World {
         let (wants_copy, is_again) = (frame.wants_copy, frame.is_again);
         let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
         require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
-        let vanishes = node.paths[to][lane].silent && self.random.below(1_000) < self.vanishes;
-        let written = match vanishes {
+        let is_datagram = link.air.is_some();
+        let vanishes =
+            !is_datagram && node.paths[to][lane].silent && self.random.below(1_000) < self.vanishes;
+        let written = match vanishes || is_datagram {
             true => Written::Whole,
             false => link.begin(&front, payload, &self.arena)?,
         };
@@ -99,6 +104,13 @@ impl World {
         if let (true, Some((piece, at, length))) = (wants_copy, payload) {
             let bytes = self.arena.read(piece, at, length)?.to_vec();
             copy = Some(self.arena.keep(bytes, false));
+        }
+        if is_datagram {
+            let bytes = match payload {
+                Some((piece, at, length)) => self.arena.read(piece, at, length)?,
+                None => &[],
+            };
+            self.send_datagram((from, to, lane), [&front, bytes].concat())?;
         }
         if vanishes {
             self.tally.count("frames that vanished");
@@ -157,6 +169,7 @@ impl World {
         }
         let head_size = Head::size(header.kind, header.flags);
         let (payload, _) = header.payload(head_size).map_err(violation)?;
+        let may_be_cut_up = self.nodes[from].paths[to].iter().any(|path| path.datagram.is_some());
         let numbered = &mut self.numbered[from][to];
         if header.kind == Kind::Fragment || header.sequence < *numbered {
             self.tally.count("frames sent again");
@@ -165,11 +178,12 @@ impl World {
             }
             return Ok(());
         }
+        // What is too long for a datagram is numbered before it leaves, in pieces, and others may leave before it.
         require!(
-            header.sequence == *numbered,
+            header.sequence == *numbered || may_be_cut_up,
             "{from} leaves numbers out towards {to}: {header:?}"
         );
-        *numbered += head_size as u64 + payload;
+        *numbered = header.sequence + head_size as u64 + payload;
         let head =
             Head::parse(header.kind, header.flags, &front[HEADER_BYTES..]).map_err(violation)?;
         if let Head::Message { long, .. } = head {
@@ -190,6 +204,9 @@ impl World {
         if self.model.failed[to][from] || lane >= self.links[from][to].len() {
             return Ok(false);
         }
+        if self.has_datagrams(from, to, lane) {
+            return self.receive_datagrams(from, to, lane);
+        }
         let had = self.links[from][to][lane].pipe.len();
         let moved = if self.links[from][to][lane].reading.is_some() {
             self.read_payload(from, to, lane)?
@@ -204,7 +221,7 @@ impl World {
         Ok(moved)
     }
 
-    fn read_front(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
+    pub fn read_front(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
         let link = &mut self.links[from][to][lane];
         if link.pipe.len() < HEADER_BYTES {
             return Ok(false);
@@ -428,7 +445,7 @@ impl World {
         Ok(())
     }
 
-    fn read_payload(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
+    pub fn read_payload(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
         let link = &mut self.links[from][to][lane];
         let Some(reading) = &link.reading else {
             return Ok(false);
@@ -599,7 +616,8 @@ impl World {
         }
         self.broken.push((a, b, lane));
         for (from, to) in [(a, b), (b, a)] {
-            self.links[from][to][lane] = random_link(&mut self.random);
+            let path = self.nodes[from].paths[to][lane];
+            self.links[from][to][lane] = random_link(&path, &mut self.random);
             self.links[from][to][lane].cut();
         }
         for (node, other) in [(a, b), (b, a)] {
@@ -620,7 +638,8 @@ impl World {
         self.say(|| format!("path {lane} between {a} and {b} is back"));
         for (from, to) in [(a, b), (b, a)] {
             if !self.model.failed[from][to] && !self.model.failed[to][from] {
-                self.links[from][to][lane] = random_link(&mut self.random);
+                let path = self.nodes[from].paths[to][lane];
+                self.links[from][to][lane] = random_link(&path, &mut self.random);
             }
         }
         for (node, other) in [(a, b), (b, a)] {
@@ -651,6 +670,7 @@ impl World {
             let link = &mut self.links[other][node][lane];
             link.reading = None;
             link.pipe.clear();
+            link.air = None;
             link.cut();
         }
         self.model.fail(node, other, &unfinished);

@@ -11,6 +11,7 @@
 
 pub mod command;
 mod commands;
+mod datagrams;
 mod hostile;
 mod lanes;
 mod link;

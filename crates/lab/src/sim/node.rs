@@ -6,6 +6,7 @@ use landbridge_proto::endpoint::{Config, Endpoint, Path, Peer};
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::Header;
 
+use super::datagrams::Air;
 use super::link::Link;
 use super::memory::Piece;
 use super::random::Random;
@@ -129,8 +130,10 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
     }
 }
 
-/// A pipe from nearly nothing to roomy.
-pub fn random_link(random: &mut Random) -> Link {
+/// A pipe from nearly nothing to roomy, or the air.
+pub fn random_link(path: &Path, random: &mut Random) -> Link {
     let capacity = random.pick(&[100, 200, 1_000, 10_000, 200_000]);
-    Link::new(capacity, random.percent(60))
+    let mut link = Link::new(capacity, random.percent(60));
+    link.air = path.datagram.map(|_| Air::random(random));
+    link
 }

@@ -53,7 +53,7 @@ pub struct World {
     pub largest: u64,
     /// Contexts given out.
     pub contexts: usize,
-    now: Time,
+    pub now: Time,
     trace: bool,
 }
 
@@ -322,6 +322,9 @@ impl World {
         if self.random.below(1_000) < self.breaks {
             self.break_some()?;
         }
+        if self.random.below(1_000) < self.breaks {
+            self.pause_some();
+        }
         if !self.broken.is_empty() && self.random.percent(2) {
             self.mend()?;
         }
@@ -338,7 +341,8 @@ impl World {
     /// Nothing moves: time goes on to when somebody wants to be woken; false if nobody does.
     fn sleep(&mut self) -> Result<bool, Violation> {
         let wakes = self.nodes.iter().filter_map(|node| node.endpoint.next_wake());
-        let Some(wake) = wakes.min() else {
+        let airs = self.links.iter().flatten().flatten().filter_map(|link| link.air.as_ref());
+        let Some(wake) = wakes.chain(airs.filter_map(|air| air.next())).min() else {
             return Ok(false);
         };
         self.now = self.now.max(wake);

@@ -10,6 +10,7 @@
 //! [`Kind::Ask`]: crate::wire::frame::Kind::Ask
 //! [`Kind::Report`]: crate::wire::frame::Kind::Report
 
+pub mod flight;
 mod inflow;
 mod outflow;
 pub mod probe;

@@ -11,7 +11,7 @@ use alloc::collections::VecDeque;
 use super::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
 use crate::path::time::Time;
 use crate::wire::frame::Kind;
-use crate::wire::head::Head;
+use crate::wire::head::{Head, REPORT_RANGES};
 
 /// See the module head.
 #[derive(Debug)]
@@ -26,6 +26,10 @@ pub struct Outflow<M> {
     lost: usize,
     /// Asks made so far.
     asks: u64,
+    /// Ranges that were said to have arrived, the latest first: nothing in them need be looked at again.
+    reported: [(u64, u64); REPORT_RANGES],
+    /// Nothing before this place is lost.
+    lost_from: u64,
     /// The ask without whose answer nothing goes again, and whether it has left. Any later one will do.
     awaited: Option<(u64, bool)>,
 }
@@ -97,7 +101,16 @@ pub enum Origin {
 
 impl<M> Default for Outflow<M> {
     fn default() -> Self {
-        Self { next: 0, delivered: 0, retained: VecDeque::new(), lost: 0, asks: 0, awaited: None }
+        Self {
+            next: 0,
+            delivered: 0,
+            retained: VecDeque::new(),
+            lost: 0,
+            asks: 0,
+            reported: [(0, 0); REPORT_RANGES],
+            lost_from: 0,
+            awaited: None,
+        }
     }
 }
 
@@ -164,7 +177,15 @@ impl<M: Clone> Outflow<M> {
 
     /// Bytes `start..end` are with the peer. `each` as in [`Self::handle_delivered`].
     pub fn handle_arrived(&mut self, start: u64, end: u64, mut each: impl FnMut(&Retained<M>)) {
-        let first = self.retained.partition_point(|frame| frame.start < start);
+        let known = self.reported.iter().position(|other| other.0 == start && other.1 <= end);
+        let place = known.unwrap_or(REPORT_RANGES - 1);
+        // A frame that was known in part only is looked at again.
+        let fresh = known.map_or(start, |known| self.reported[known].1);
+        self.reported[..=place].rotate_right(1);
+        self.reported[0] = (start, end);
+        let first = self.retained.partition_point(|frame| {
+            frame.start < start || frame.start + (frame.length as u64) <= fresh
+        });
         for frame in self.retained.range_mut(first..) {
             if frame.start + frame.length as u64 > end {
                 break;
@@ -210,11 +231,30 @@ impl<M: Clone> Outflow<M> {
         self.lose(|frame| was_asked(frame) && is_silent(frame.path), each);
     }
 
+    /// What begins with byte `start` and left by `path` in that `order` is lost, if it is still on its way.
+    pub fn handle_lost(
+        &mut self,
+        (path, order): (PathId, u64),
+        start: u64,
+        each: impl FnOnce(&Retained<M>),
+    ) {
+        let place = self.retained.partition_point(|frame| frame.start < start);
+        let Some(frame) = self.retained.get_mut(place) else { return };
+        let is_it = (frame.start, frame.path, frame.order) == (start, path, order);
+        if is_it && frame.state == State::Flying {
+            frame.state = State::Lost;
+            self.lost += 1;
+            self.lost_from = self.lost_from.min(start);
+            each(frame);
+        }
+    }
+
     fn lose(&mut self, is_lost: impl Fn(&Retained<M>) -> bool, mut each: impl FnMut(&Retained<M>)) {
         for frame in &mut self.retained {
             if frame.state == State::Flying && is_lost(frame) {
                 frame.state = State::Lost;
                 self.lost += 1;
+                self.lost_from = self.lost_from.min(frame.start);
                 each(frame);
             }
         }
@@ -302,12 +342,13 @@ impl<M: Clone> Outflow<M> {
         self.retained.get(self.lost_index()?)
     }
 
-    /// What [`Self::next_lost`] gave is on its way by `path`.
-    pub fn sent_again(&mut self, path: PathId) {
+    /// What [`Self::next_lost`] gave is on its way by `path`, in that order: see [`Retained::order`].
+    pub fn sent_again(&mut self, path: PathId, order: u64) {
         if let Some(index) = self.lost_index() {
             let frame = &mut self.retained[index];
             (frame.state, frame.path) = (State::Flying, path);
-            (frame.sent_at, frame.order) = (Retained::<M>::UNKNOWN, 0);
+            self.lost_from = frame.start;
+            (frame.sent_at, frame.order) = (Retained::<M>::UNKNOWN, order);
             self.lost -= 1;
         }
     }
@@ -316,7 +357,9 @@ impl<M: Clone> Outflow<M> {
         if self.lost == 0 {
             return None;
         }
-        self.retained.iter().position(|frame| frame.state == State::Lost)
+        let from = self.retained.partition_point(|frame| frame.start < self.lost_from);
+        let place = self.retained.range(from..).position(|frame| frame.state == State::Lost)?;
+        Some(from + place)
     }
 
     fn cut(&mut self, index: usize, bytes_max: u32) {
@@ -328,6 +371,13 @@ impl<M: Clone> Outflow<M> {
         rest.length -= bytes_max;
         self.lost += 1;
         self.retained.insert(index + 1, rest);
+    }
+
+    /// A frame is too long for the path that has it: it is numbered, and goes in pieces, as if it were lost.
+    pub fn retain_lost(&mut self, frame: Retained<M>) {
+        self.lost += 1;
+        self.lost_from = self.lost_from.min(frame.start);
+        self.retain(Retained { state: State::Lost, ..frame });
     }
 
     /// Nothing can be sent any more.
@@ -352,12 +402,12 @@ mod tests {
         out.handle_arrived(20, 30, |_| ());
         out.handle_break(A);
         assert_eq!(out.next_lost(100).map(|frame| frame.start), Some(30));
-        out.sent_again(B);
+        out.sent_again(B, 0);
         assert!(!out.has_lost());
         out.handle_break(B);
         let again: Vec<u64> = std::iter::from_fn(|| {
             let start = out.next_lost(100)?.start;
-            out.sent_again(A);
+            out.sent_again(A, 0);
             Some(start)
         })
         .collect();
@@ -372,7 +422,7 @@ mod tests {
         let mut pieces = Vec::new();
         while let Some(piece) = out.next_lost(4) {
             pieces.push((piece.start, piece.offset, piece.length, piece.whole));
-            out.sent_again(B);
+            out.sent_again(B, 0);
         }
         assert_eq!(pieces, [(0, 0, 4, 10), (4, 4, 4, 10), (8, 8, 2, 10)]);
         out.handle_arrived(4, 8, |_| ());

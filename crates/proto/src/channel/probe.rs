@@ -33,11 +33,6 @@ impl Probe {
         self.since.get_or_insert(now);
     }
 
-    /// Something else has been sent: an answer can be expected that much later.
-    pub fn postpone(&mut self, now: Time) {
-        self.since = Some(now);
-    }
-
     /// The peer has let something be known of what is under way.
     pub fn handle_sign(&mut self, now: Time) {
         if self.since.is_some() {
@@ -82,13 +77,12 @@ mod tests {
         type Happen = fn(&mut Probe);
         let idle = Probe::default();
         let waits = |since, doublings| Probe { since: Some(Time(since)), doublings };
-        let rows: [(&str, Happen, [Probe; 3]); 5] = [
+        let rows: [(&str, Happen, [Probe; 3]); 4] = [
             (
                 "something under way",
                 |it| it.start(Time(9)),
                 [waits(9, 0), waits(3, 0), waits(3, 2)],
             ),
-            ("something more", |it| it.postpone(Time(9)), [waits(9, 0), waits(9, 0), waits(9, 2)]),
             ("a sign", |it| it.handle_sign(Time(9)), [idle, waits(9, 0), waits(9, 0)]),
             ("in vain", |it| it.handle_timeout(Time(9)), [idle, waits(9, 1), waits(9, 3)]),
             ("nothing under way", Probe::stop, [idle; 3]),

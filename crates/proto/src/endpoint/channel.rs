@@ -8,9 +8,12 @@ use super::receive::{Arriving, Keeping};
 use super::timers::Watch;
 use super::way::{Path, PathUse, Way};
 use super::{Action, Endpoint, Memory, Op, OpKind, Peer};
-use crate::channel::{Inflow, Outflow, PATHS_MAX, PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use crate::channel::{
+    Inflow, Outflow, PATHS_MAX, PathId, Retained, SPAN_BYTES_MAX, SPAN_FRAMES_MAX,
+};
 use crate::credit::{Credit, Lent};
 use crate::id::Address;
+use crate::path::time::Time;
 use crate::slab::Slab;
 use crate::wire::frame::Kind;
 use crate::wire::head::Head;
@@ -29,8 +32,8 @@ pub(super) struct Channel<M> {
     senders: usize,
     /// What is sent later may arrive sooner: there are several senders, or datagrams.
     overtakes: bool,
-    /// Time matters: what is sent later may arrive sooner, or is lost in silence.
-    pub is_timed: bool,
+    /// Something may be lost without a word.
+    pub is_silent: bool,
     pub watch: Watch,
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
@@ -172,7 +175,7 @@ impl<M: Clone> Channel<M> {
             ways: Vec::new(),
             senders: 0,
             overtakes: false,
-            is_timed: false,
+            is_silent: false,
             watch: Watch::default(),
             queue: VecDeque::new(),
             out: Outflow::default(),
@@ -239,17 +242,17 @@ impl<M: Clone> Channel<M> {
         self.senders = self.sending().count();
         self.overtakes = self.senders > 1 || self.sending().any(|way| way.path.datagram.is_some());
         // What a path carried before it became a spare one may still be lost.
-        self.is_timed = self.overtakes || self.is_silent();
+        self.is_silent = self.ways.iter().any(|way| way.is_up && way.path.silent);
+    }
+
+    /// Whether time matters.
+    fn is_timed(&self) -> bool {
+        self.overtakes || self.is_silent
     }
 
     /// Whether frames go out at all.
     pub fn has_senders(&self) -> bool {
         self.senders > 0
-    }
-
-    /// Whether something may be lost without a word.
-    pub fn is_silent(&self) -> bool {
-        self.ways.iter().any(|way| way.is_up && way.path.silent)
     }
 
     /// Whether frames go out by this path at all.
@@ -305,26 +308,67 @@ impl<M: Clone> Channel<M> {
     }
 
     /// Ask `number` is answered, and what is said to have arrived is known.
-    pub fn handle_answer(&mut self, number: u64) {
+    pub fn handle_answer(&mut self, now: Time, number: u64) {
         self.out.handle_answer(number);
         let Self { out, ways, .. } = self;
-        let lost: Vec<PathId> = silent_paths(ways);
-        out.handle_silence(
-            number,
-            |path| lost.contains(&path),
-            |frame| {
-                if let Some(way) = ways.get_mut(frame.path.0 as usize) {
-                    way.handle_lost(frame);
-                }
-            },
-        );
+        let silent = silent_paths(ways);
+        let each = |frame: &Retained<M>| {
+            if let Some(way) = ways.get_mut(frame.path.0 as usize) {
+                way.handle_lost(frame);
+            }
+        };
+        out.handle_silence(number, |path| silent.contains(&path), each);
+        for Way { flow, round_trip, .. } in ways {
+            if let Some(flow) = flow {
+                flow.handle_answer(now, number, round_trip);
+            }
+        }
     }
 
-    /// Ask `number` has left.
-    pub fn handle_asked(&mut self, number: u64) {
+    /// Ask `number` has left by `path`.
+    pub fn handle_asked(&mut self, (path, now): (PathId, Time), number: u64) {
         self.out.handle_asked(number);
         let silent = silent_paths(&self.ways);
         self.out.mark_asked(number, |path| silent.contains(&path));
+        let flow = self.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+        if let Some(flow) = flow {
+            flow.handle_asked(now, number);
+        }
+    }
+
+    /// Takes in what has been confirmed, by whatever path, and finds out what that shows to be lost.
+    pub fn settle(&mut self, now: Time) {
+        for number in 0..self.ways.len() {
+            if self.ways[number].settle(now) {
+                self.lose_late(PathId(number as u8), now);
+            }
+        }
+    }
+
+    /// What is lost of what `path` carries, by now, goes again.
+    pub fn lose_late(&mut self, path: PathId, now: Time) {
+        let Self { out, ways, .. } = self;
+        let way = &mut ways[path.0 as usize];
+        let mut lost_ask = false;
+        while let Some((order, start)) = way.next_lost(now) {
+            let each = |frame: &Retained<M>| way.rate.handle_lost(frame.length as u64);
+            match start {
+                Some(start) => out.handle_lost((path, order), start, each),
+                None => lost_ask = true,
+            }
+        }
+        if lost_ask && out.is_hushed() {
+            self.owe_probe(Some(path));
+        }
+    }
+
+    /// All that `path` carries is lost, or cannot be watched any more: it goes again.
+    pub fn give_up(&mut self, path: PathId, now: Time) {
+        let flow = self.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+        if let Some(flow) = flow {
+            while flow.give_up(now).is_some() {}
+        }
+        self.out.handle_break(path);
     }
 
     /// A spoilt range that the peer has not been told of.
@@ -462,20 +506,23 @@ impl<M: Memory> Endpoint<M> {
         let channel = &mut self.channels[peer.0 as usize];
         let way = channel.ways.get_mut(number.0 as usize);
         if let Some(way) = way.filter(|way| way.is_up) {
-            way.path = path.within_limits();
+            let is_other = way.set_path(path.within_limits());
             channel.path = way.path;
             self.count_senders(peer);
+            if is_other {
+                self.shake_path(peer, number);
+            }
         }
     }
 
     /// Paths to `peer` have changed.
     fn count_senders(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
-        let was_timed = channel.is_timed;
+        let was_timed = channel.is_timed();
         channel.count_senders();
         self.timed -= was_timed as usize;
-        self.timed += channel.is_timed as usize;
-        if channel.is_timed {
+        self.timed += channel.is_timed() as usize;
+        if channel.is_silent {
             self.watch(peer);
         }
     }
@@ -518,7 +565,7 @@ impl<M: Memory> Endpoint<M> {
     pub fn shake_path(&mut self, peer: Peer, path: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.failed.is_none() {
-            channel.out.handle_break(path);
+            channel.give_up(path, self.now);
             channel.repeat();
             self.mark_busy(peer);
         }

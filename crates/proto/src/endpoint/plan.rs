@@ -187,9 +187,10 @@ impl Plan {
                     way.carried += self.payload;
                     way.rate.handle_sent(self.payload + self.lead.1 as u64);
                 }
-                return channel.out.sent_again(path);
+                let order = self.count_datagram(channel, (path, now));
+                return channel.out.sent_again(path, order);
             }
-            Origin::Signal => self.count_signal(channel, path),
+            Origin::Signal => self.count_signal(channel, (path, now)),
         }
         channel.told = self.confirms(channel);
         let is_refusal = self.kind == Kind::Refused && self.origin == Origin::New;
@@ -203,6 +204,19 @@ impl Plan {
         channel.lent.tell();
     }
 
+    /// The frame has left as a datagram: says its order there, or 0 if the path is of another kind.
+    #[cold]
+    fn count_datagram<M: Clone>(
+        &self,
+        channel: &mut Channel<M>,
+        (path, now): (PathId, Time),
+    ) -> u64 {
+        let flow = channel.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+        let is_again = self.origin == Origin::Again;
+        let bytes = self.body() + self.lead.1 as u64;
+        flow.map_or(0, |flow| flow.handle_sent(now, self.sequence, bytes, is_again))
+    }
+
     #[inline]
     fn count_new<M: Clone>(
         &self,
@@ -213,35 +227,60 @@ impl Plan {
         let body = self.body();
         if channel.way(path).is_some_and(|way| way.path.lossless) {
             channel.out.pass(body);
-        } else {
-            let (memory, at) = memory.map_or((None, 0), |(memory, at)| (Some(memory), at));
-            channel.out.retain(Retained {
-                start: self.sequence,
-                length: body as u32,
-                offset: 0,
-                whole: body as u32,
-                kind: self.kind,
-                flags: self.flags,
-                head: self.head,
-                memory,
-                at,
-                path,
-                // With a single path nobody tells the time.
-                sent_at: if channel.may_overtake() { now } else { Retained::<M>::UNKNOWN },
-                order: 0,
-                was_spoilt: false,
-                state: State::Flying,
-            });
-            if let Some(way) = channel.ways.get_mut(path.0 as usize) {
-                way.carried += body;
-                way.rate.handle_sent(body);
-            }
-            let asks = self.flags & flag::WANT_ACK != 0;
-            channel.unasked = if asks { 0 } else { channel.unasked + body };
+            return;
+        }
+        // With a single path nobody tells the time.
+        let (order, sent_at) = match channel.may_overtake() {
+            true => (self.count_datagram(channel, (path, now)), now),
+            false => (0, Retained::<M>::UNKNOWN),
+        };
+        channel.out.retain(self.retained(path, (order, sent_at), memory));
+        if let Some(way) = channel.ways.get_mut(path.0 as usize) {
+            way.carried += body;
+            way.rate.handle_sent(body);
+        }
+        let asks = self.flags & flag::WANT_ACK != 0;
+        channel.unasked = if asks { 0 } else { channel.unasked + body };
+    }
+
+    #[inline]
+    fn retained<M>(
+        &self,
+        path: PathId,
+        (order, sent_at): (u64, Time),
+        memory: Option<(M, u64)>,
+    ) -> Retained<M> {
+        let (memory, at) = memory.map_or((None, 0), |(memory, at)| (Some(memory), at));
+        Retained {
+            start: self.sequence,
+            length: self.body() as u32,
+            offset: 0,
+            whole: self.body() as u32,
+            kind: self.kind,
+            flags: self.flags,
+            head: self.head,
+            memory,
+            at,
+            path,
+            sent_at,
+            order,
+            was_spoilt: false,
+            state: State::Flying,
         }
     }
 
-    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>, path: PathId) {
+    /// The frame is numbered, but has not left.
+    pub fn count_lost<M: Clone>(
+        &self,
+        channel: &mut Channel<M>,
+        path: PathId,
+        memory: Option<(M, u64)>,
+    ) {
+        channel.out.retain_lost(self.retained(path, (0, Retained::<M>::UNKNOWN), memory));
+        channel.unasked += self.body();
+    }
+
+    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>, (path, now): (PathId, Time)) {
         let errand = match self.head {
             // Nobody sent for the one that is due in any case.
             Head::Ask { number } if channel.out.due_ask() == Some(number) => None,
@@ -249,10 +288,13 @@ impl Plan {
         };
         let errand = errand.map(|place| channel.errands.remove(place));
         match self.head {
-            Head::Ask { number } => channel.handle_asked(number),
+            Head::Ask { number } => channel.handle_asked((path, now), number),
             Head::Report { .. } => {
                 if let Some(Errand::Report(number @ 1.., _)) = errand {
                     channel.answered = channel.answered.max(Some(number));
+                }
+                if channel.into.handle_told() {
+                    channel.owe_report(0, None);
                 }
             }
             Head::Again { .. } => {
@@ -339,7 +381,7 @@ fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan
         return Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel));
     }
     let is_far = channel.may_overtake() && !channel.out.is_lost_near();
-    if channel.out.is_hushed() || is_far {
+    if channel.out.is_hushed() || is_far || !channel.way(path)?.is_open() {
         return None;
     }
     let payload_max = channel.way(path)?.path.payload_max;
@@ -385,13 +427,28 @@ fn plan_new<M: Memory>(
     }
 }
 
+/// The next frame, if it is new, may go by `path` now, and does not fit there.
+pub(super) fn plan_too_long<M: Memory>(
+    channel: &mut Channel<M>,
+    ops: &Slab<Op<M>>,
+    path: PathId,
+) -> Option<Plan> {
+    let is_first = channel.is_calm() && channel.has_span() && channel.failed.is_none();
+    if !is_first || channel.way(path)?.held.is_some() || !channel.sends_by(path) {
+        return None;
+    }
+    let plan = plan_new(channel, ops, path)?;
+    (plan.payload > channel.way(path)?.path.payload_max as u64).then_some(plan)
+}
+
 /// The plan, if no other path should rather take it.
 #[cold]
 fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64)) -> Option<Plan> {
-    if !channel.prefers(path, plan.body(), rest.max(plan.body())) {
+    let way = channel.way(path)?;
+    if !way.is_open() || !channel.prefers(path, plan.body(), rest.max(plan.body())) {
         return None;
     }
-    let lossless = channel.way(path)?.path.lossless;
+    let lossless = way.path.lossless;
     let mut plan = numbered(plan, channel, lossless);
     if plan.payload >= WEIGHTY_BYTES {
         // What has arrived by which path is known only from confirmations.

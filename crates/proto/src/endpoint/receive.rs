@@ -269,7 +269,8 @@ impl<M: Memory> Endpoint<M> {
                         });
                     }
                 }
-                channel.handle_answer(answers);
+                channel.handle_answer(now, answers);
+                channel.settle(now);
             }
             Head::Again { start, end } if is_sane(start, end) => {
                 let Channel { out, ways, .. } = &mut *channel;

@@ -1,7 +1,10 @@
 //! One path to a peer as its channel knows it: what it can do, what it has done, and how much may be under way on it.
 
+use alloc::boxed::Box;
+
 use super::channel::Sent;
-use crate::channel::Retained;
+use super::flow::Flow;
+use crate::channel::{Retained, State};
 use crate::limit;
 use crate::path::congestion;
 use crate::path::rate::DeliveryRate;
@@ -97,6 +100,8 @@ pub(super) struct Way {
     /// What it delivers, and how long that takes. Kept only while frames may choose between paths.
     pub rate: DeliveryRate,
     pub round_trip: RoundTrip,
+    /// What is under way by datagrams, and how much may be.
+    pub flow: Option<Box<Flow>>,
 }
 
 impl Way {
@@ -108,6 +113,7 @@ impl Way {
             carried: 0,
             rate: DeliveryRate::new(),
             round_trip: RoundTrip::new(),
+            flow: new_flow(&path),
         }
     }
 
@@ -117,16 +123,67 @@ impl Way {
         self.rate.finish_nanos(self.rate.outstanding_bytes(), bytes, round_trip)
     }
 
+    /// It can do something else from now on. True: what is under way by it is not watched any more.
+    pub fn set_path(&mut self, path: Path) -> bool {
+        self.path = path;
+        match &mut self.flow {
+            Some(flow) if path.datagram == Some(flow.kind) => {
+                flow.set_payload_max(path.payload_max);
+                false
+            }
+            None if path.datagram.is_none() => false,
+            flow => {
+                *flow = new_flow(&path);
+                true
+            }
+        }
+    }
+
+    /// Whether new bytes, or such as go again, may leave by it now.
+    pub fn is_open(&self) -> bool {
+        self.flow.as_ref().is_none_or(|flow| flow.is_open())
+    }
+
     /// A frame of it is confirmed.
     pub fn handle_confirmed<M>(&mut self, now: Time, frame: &Retained<M>) {
-        if frame.sent_at != Retained::<M>::UNKNOWN {
-            self.round_trip.handle_sample(now, now.nanos_since(frame.sent_at));
+        match &mut self.flow {
+            Some(flow) if frame.state == State::Flying => {
+                flow.handle_confirmed(now, frame.order, &self.round_trip);
+            }
+            Some(flow) => flow.handle_spurious(),
+            None if frame.sent_at != Retained::<M>::UNKNOWN => {
+                self.round_trip.handle_sample(now, now.nanos_since(frame.sent_at));
+            }
+            None => (),
         }
         self.rate.handle_delivered(now, frame.length as u64);
     }
 
-    /// A frame of it is lost.
+    /// A frame of it will not arrive, for reasons that say nothing about how much may be under way.
     pub fn handle_lost<M>(&mut self, frame: &Retained<M>) {
         self.rate.handle_lost(frame.length as u64);
+        if let Some(flow) = &mut self.flow {
+            flow.forget(frame.order);
+        }
     }
+
+    /// Takes in what has been confirmed of it. False: nothing has, or it is not watched.
+    pub fn settle(&mut self, now: Time) -> bool {
+        let round_trip = &mut self.round_trip;
+        self.flow.as_mut().is_some_and(|flow| flow.settle(now, round_trip))
+    }
+
+    /// See [`Flow::next_lost`].
+    pub fn next_lost(&mut self, now: Time) -> Option<(u64, Option<u64>)> {
+        self.flow.as_mut()?.next_lost(now, &self.round_trip)
+    }
+
+    /// See [`Flow::due`].
+    pub fn due(&self) -> Option<Time> {
+        self.flow.as_ref().filter(|_| self.is_up)?.due(&self.round_trip)
+    }
+}
+
+fn new_flow(path: &Path) -> Option<Box<Flow>> {
+    path.datagram.map(|kind| Box::new(Flow::new(kind, path.payload_max)))
 }
