@@ -3,8 +3,9 @@
 //! A pipe that is not lossless breaks at any moment, in the middle of a frame as well; each side may still read what
 //! had arrived. What is spoilt is what a checksum would show: a payload in its place, or one that never gets there.
 
-use landbridge_proto::channel::PathId;
+use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
 use landbridge_proto::endpoint::{KEPT, Memory, Passing, Path, Place};
+use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 use landbridge_proto::wire::Malformed;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
@@ -422,7 +423,12 @@ impl World {
             _ => *header,
         };
         let bytes = vec![0; whole as usize];
-        self.nodes[to].early.entry(key).or_insert(Early { header, bytes });
+        let early = &mut self.nodes[to].early;
+        early.entry(key).or_insert(Early { header, bytes });
+        let mine = || early.iter().filter(|((from, _), _)| *from == key.0);
+        let bytes: usize = mine().map(|(_, early)| early.bytes.len()).sum();
+        let most = SPAN_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX;
+        require!(bytes <= most && mine().count() <= SPAN_FRAMES_MAX, "{to} keeps {bytes} bytes");
         Ok(())
     }
 

@@ -20,6 +20,7 @@ mod model;
 mod node;
 mod random;
 mod remote;
+mod throughput;
 mod world;
 
 use std::cell::Cell;
@@ -218,7 +219,10 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 25] = [
+    const EVENTS: [&str; 28] = [
+        "datagrams lost",
+        "datagrams doubled",
+        "silent pauses",
         "frames that vanished",
         "sleeps",
         "paths broken",

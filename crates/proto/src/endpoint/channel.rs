@@ -34,6 +34,8 @@ pub(super) struct Channel<M> {
     overtakes: bool,
     /// Something may be lost without a word.
     pub is_silent: bool,
+    /// Some path carries datagrams.
+    pub has_datagrams: bool,
     pub watch: Watch,
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
@@ -176,6 +178,7 @@ impl<M: Clone> Channel<M> {
             senders: 0,
             overtakes: false,
             is_silent: false,
+            has_datagrams: false,
             watch: Watch::default(),
             queue: VecDeque::new(),
             out: Outflow::default(),
@@ -242,7 +245,9 @@ impl<M: Clone> Channel<M> {
         self.senders = self.sending().count();
         self.overtakes = self.senders > 1 || self.sending().any(|way| way.path.datagram.is_some());
         // What a path carried before it became a spare one may still be lost.
-        self.is_silent = self.ways.iter().any(|way| way.is_up && way.path.silent);
+        let mut up = self.ways.iter().filter(|way| way.is_up);
+        self.has_datagrams = up.clone().any(|way| way.flow.is_some());
+        self.is_silent = up.any(|way| way.path.silent);
     }
 
     /// Whether time matters.
@@ -301,10 +306,19 @@ impl<M: Clone> Channel<M> {
     /// The place of the errand that `path` is to do next, of one kind if that is said.
     pub fn errand_for(&self, path: PathId, kind: Option<Kind>) -> Option<usize> {
         let may_go = |errand: &Errand| {
-            errand.path().is_none_or(|wanted| wanted == path || !self.sends_by(wanted))
+            (errand.kind() != Kind::Door || self.may_tell_door(path))
+                && errand.path().is_none_or(|wanted| wanted == path || !self.sends_by(wanted))
                 && kind.is_none_or(|kind| kind == errand.kind())
         };
         self.errands.iter().position(may_go)
+    }
+
+    /// Whether addresses may be told by `path`: they are worth being sure that they arrive, and are not for every ear, so no
+    /// datagram has them as long as there is another path.
+    pub fn may_tell_door(&self, path: PathId) -> bool {
+        let is_sure = |way: &Way| way.is_up && way.flow.is_none();
+        let is_needed = || !self.ways.iter().any(is_sure);
+        self.way(path).is_some_and(|way| is_sure(way) || is_needed())
     }
 
     /// Ask `number` is answered, and what is said to have arrived is known.
@@ -498,6 +512,7 @@ impl<M: Memory> Endpoint<M> {
             bytes: way.carried,
             bytes_per_second: way.rate.measured(),
             round_trip_nanos: way.round_trip.smoothed_nanos(),
+            large_lost: way.flow.as_ref().map_or(0, |flow| flow.large_lost()),
         })
     }
 

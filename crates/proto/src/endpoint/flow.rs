@@ -13,6 +13,7 @@ use crate::channel::flight::{Flight, Sending};
 use crate::channel::probe::Probe;
 use crate::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
 use crate::path::congestion::{Acked, Congestion, Kind};
+use crate::path::mtu::BASE_BYTES;
 use crate::path::pacer::{BATCH_BYTES_MAX, Pacer};
 use crate::path::rtt::RoundTrip;
 use crate::path::time::{MILLISECOND, Time};
@@ -44,6 +45,8 @@ pub(super) struct Flow {
     is_open: bool,
     /// More may leave then, as far as the pacer is concerned.
     open_at: Option<Time>,
+    /// Large datagrams lost since one arrived.
+    large_lost: u32,
 }
 
 impl Flow {
@@ -61,7 +64,13 @@ impl Flow {
             run: 1,
             is_open: true,
             open_at: None,
+            large_lost: 0,
         }
+    }
+
+    /// See [`super::PathUse::large_lost`].
+    pub fn large_lost(&self) -> u32 {
+        self.large_lost
     }
 
     /// Datagrams have another size from now on.
@@ -78,6 +87,7 @@ impl Flow {
         let under_way = self.flight.bytes();
         let has_room =
             under_way == 0 || under_way + self.datagram <= self.congestion.window_bytes();
+        self.pacer.handle_time(now);
         let is_paced = self.pacer.delay_nanos(now, self.datagram) > 0;
         self.is_open = has_room && !is_paced;
         self.open_at = None;
@@ -193,6 +203,9 @@ impl Flow {
             rtt_nanos,
             is_app_limited: sending.is_limited,
         };
+        if is_large(sending) {
+            self.large_lost = 0;
+        }
         self.congestion.handle_acked(now, acked);
         self.pacer.set_rate(now, self.congestion.rate_bytes_per_second());
     }
@@ -214,6 +227,7 @@ impl Flow {
         if sending.bytes == 0 {
             return None;
         }
+        self.large_lost = self.large_lost.saturating_add(is_large(&sending) as u32);
         self.congestion.handle_lost(now, sending.bytes, sending.sent_at);
         self.pacer.set_rate(now, self.congestion.rate_bytes_per_second());
         Some(sending.start)
@@ -258,6 +272,10 @@ impl Flow {
 /// Bytes of a datagram, whatever its head.
 fn datagram_bytes(payload_max: u32) -> u64 {
     payload_max as u64 + (HEADER_BYTES + HEAD_BYTES_MAX + CHECK_BYTES) as u64
+}
+
+fn is_large(sending: &Sending) -> bool {
+    sending.bytes > BASE_BYTES as u64
 }
 
 /// How long an answer may take while nothing is wrong.

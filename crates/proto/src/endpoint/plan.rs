@@ -346,8 +346,11 @@ pub(super) fn plan<M: Memory>(
     path: PathId,
 ) -> Option<Plan> {
     let way = channel.way(path)?;
-    if way.held.is_some() || channel.failed.is_some() || !channel.sends_by(path) {
+    if way.held.is_some() || channel.failed.is_some() {
         return None;
+    }
+    if !channel.sends_by(path) {
+        return plan_aside(channel, path);
     }
     if !channel.is_calm()
         && let Some(plan) = plan_repair(channel, path)
@@ -386,6 +389,14 @@ fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan
     }
     let payload_max = channel.way(path)?.path.payload_max;
     channel.out.next_lost(payload_max).map(Plan::again)
+}
+
+/// What goes by a path by which nothing else does: an address that no datagram may have.
+#[cold]
+fn plan_aside<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
+    let is_due = channel.has_datagrams && channel.may_tell_door(path);
+    let place = channel.errand_for(path, Some(Kind::Door)).filter(|_| is_due)?;
+    Some(plan_errand(channel, channel.errands[place]))
 }
 
 fn plan_errand<M: Clone>(channel: &Channel<M>, errand: Errand) -> Plan {

@@ -183,8 +183,12 @@ impl<M: Memory> Endpoint<M> {
     /// Something has been given to a path that takes time to be confirmed, or may lose it in silence.
     #[cold]
     pub(super) fn watch(&mut self, peer: Peer) {
-        self.channels[peer.0 as usize].note_unconfirmed(self.now);
-        self.arm(peer);
+        let channel = &mut self.channels[peer.0 as usize];
+        let is_watched = channel.watch.wake.is_some() && channel.watch.safety != Probe::default();
+        if !is_watched || channel.has_datagrams {
+            channel.note_unconfirmed(self.now);
+            self.arm(peer);
+        }
     }
 
     /// Sees to it that `peer` is looked at in time.

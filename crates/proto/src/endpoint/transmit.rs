@@ -23,7 +23,9 @@ impl<M: Memory> Endpoint<M> {
         }
         let channel = &mut self.channels[peer.0 as usize];
         let Some(plan) = plan(channel, &self.ops, path) else {
-            channel.handle_dry(path);
+            if channel.is_silent {
+                channel.handle_dry(path);
+            }
             return None;
         };
         let traits = &channel.way(path)?.path;

@@ -84,6 +84,9 @@ pub struct PathUse {
     pub bytes_per_second: Option<u64>,
     /// From a frame to its confirmation, if that was measured.
     pub round_trip_nanos: Option<u64>,
+    /// Datagrams larger than what every network carries that were lost since one of them arrived: after some
+    /// ([`crate::path::mtu::LOST_MAX`]) they do not pass any more.
+    pub large_lost: u32,
 }
 
 /// Payload of one frame, whatever its head.
