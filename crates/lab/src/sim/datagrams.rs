@@ -33,6 +33,9 @@ pub struct Air {
 /// Datagrams under way at most; more overflow, as in any queue.
 const PACKETS_MAX: usize = 300;
 
+/// The longest time for which nothing arrives.
+const PAUSE_MAX: u64 = 100 * SECOND;
+
 /// Datagrams that one receiving call brings at most.
 const BATCH_MAX: u64 = 4;
 
@@ -52,7 +55,8 @@ impl Air {
     /// A datagram enters; says what became of it if that is worth telling.
     fn send(&mut self, now: Time, bytes: Vec<u8>, random: &mut Random) -> Option<&'static str> {
         let is_full = self.packets.len() >= PACKETS_MAX;
-        if now < self.dead_until || is_full || random.below(1_000) < self.lost {
+        let is_dead = now < self.dead_until && self.dead_until.nanos_since(now) <= PAUSE_MAX;
+        if is_dead || is_full || random.below(1_000) < self.lost {
             return Some("datagrams lost");
         }
         if random.below(1_000) < self.doubled {
@@ -82,7 +86,9 @@ impl Air {
     }
 
     fn receive(&mut self, now: Time) -> Option<Vec<u8>> {
-        let due = self.packets.iter().enumerate().filter(|(_, packet)| packet.0 <= now);
+        // Those of before the clock jumped back have been long under way.
+        let is_due = |at: Time| at <= now || at.nanos_since(now) > PAUSE_MAX;
+        let due = self.packets.iter().enumerate().filter(|(_, packet)| is_due(packet.0));
         let place = due.min_by_key(|(place, packet)| (packet.0, *place))?.0;
         Some(self.packets.remove(place).1)
     }
@@ -173,7 +179,7 @@ impl World {
         let (from, to) = (self.random.index(count), self.random.index(count));
         let lanes = self.links[from][to].len();
         let lane = self.random.index(lanes.max(1));
-        let span = self.random.pick(&[MILLISECOND, 100 * MILLISECOND, 3 * SECOND, 100 * SECOND]);
+        let span = self.random.pick(&[MILLISECOND, 100 * MILLISECOND, 3 * SECOND, PAUSE_MAX]);
         let now = self.now;
         let link = self.links[from][to].get_mut(lane);
         if let Some(air) = link.and_then(|link| link.air.as_mut()) {

@@ -23,6 +23,7 @@
 mod channel;
 mod flow;
 mod incoming;
+mod paths;
 mod plan;
 mod receive;
 mod remote;

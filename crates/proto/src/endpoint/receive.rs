@@ -270,7 +270,7 @@ impl<M: Memory> Endpoint<M> {
                     }
                 }
                 channel.handle_answer(now, answers);
-                channel.settle(now);
+                self.settle_flows(peer);
             }
             Head::Again { start, end } if is_sane(start, end) => {
                 let Channel { out, ways, .. } = &mut *channel;

@@ -191,6 +191,16 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
+    /// Something may have been confirmed.
+    #[cold]
+    pub(super) fn settle_flows(&mut self, peer: Peer) {
+        let channel = &mut self.channels[peer.0 as usize];
+        if channel.has_datagrams {
+            channel.settle(self.now);
+            self.arm(peer);
+        }
+    }
+
     /// Sees to it that `peer` is looked at in time.
     pub(super) fn arm(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];

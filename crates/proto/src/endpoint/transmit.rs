@@ -194,7 +194,8 @@ impl<M: Memory> Endpoint<M> {
             }
         });
         if is_new && several {
-            channel.settle(now);
+            self.settle_flows(peer);
+            let channel = &self.channels[peer.0 as usize];
             if !channel.queue.is_empty() || channel.out.has_lost() {
                 // It may have waited for room, or for a better path.
                 self.mark_busy(peer);
