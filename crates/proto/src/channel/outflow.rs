@@ -315,8 +315,11 @@ impl<M: Clone> Outflow<M> {
     /// Whether what must go again next is near enough for the peer to keep it, whatever overtakes what is before it.
     pub fn is_lost_near(&self) -> bool {
         self.lost_index().is_some_and(|index| {
-            let ahead = self.retained[index].start.saturating_sub(self.delivered);
-            index < SPAN_FRAMES_MAX && ahead < SPAN_BYTES_MAX
+            let range = &self.retained[index];
+            let ahead = range.start.saturating_sub(self.delivered);
+            // However small the pieces are, the peer waits for those of the frame that is next.
+            let is_of_next = range.start - range.offset as u64 <= self.delivered;
+            is_of_next || (index < SPAN_FRAMES_MAX && ahead < SPAN_BYTES_MAX)
         })
     }
 
@@ -429,6 +432,24 @@ mod tests {
         out.handle_break(B);
         assert_eq!(out.next_lost(100).map(|piece| piece.start), Some(0));
         assert!(out.handle_delivered(8, |_| ()) && out.has_lost());
+    }
+
+    #[test]
+    fn the_next_frame_is_near_in_however_many_pieces() {
+        let mut out = Outflow::default();
+        let whole = SPAN_FRAMES_MAX as u32 + 10;
+        for start in [0, whole as u64] {
+            let [mut frame] = [sent(&[A]).retained.remove(0).unwrap()];
+            (frame.start, frame.length, frame.whole) = (start, whole, whole);
+            out.retain(frame);
+        }
+        out.handle_break(A);
+        let mut pieces = 0;
+        while out.is_lost_near() && out.next_lost(1).is_some() {
+            out.sent_again(B, 0);
+            pieces += 1;
+        }
+        assert_eq!(pieces, whole, "all of the first, none of the second");
     }
 
     #[test]
