@@ -287,6 +287,36 @@ fn what_fits_into_no_datagram_goes_in_pieces_from_the_start() {
 }
 
 #[test]
+fn nothing_too_long_leaves_whatever_else_is_to_be_done() {
+    let (mut a, _) = pair(DATAGRAMS);
+    for end in [ONE, TWO] {
+        a.open_path(PEER, end, DATAGRAMS);
+    }
+    let request = AtomicRequest {
+        op: 0,
+        operation: 1,
+        datatype: 1,
+        fetch: false,
+        compare: false,
+        length: 2_500,
+        key: 1,
+        offset: 0,
+    };
+    a.send(message(5)).unwrap();
+    let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
+    a.next(path).unwrap();
+    a.handle_time(a.next_wake().unwrap());
+    // A question is due by the one path; frames too long are by the other.
+    for _ in 0..3 {
+        a.atomic(PEER, request, Room(2_500), None, TICKET).unwrap();
+    }
+    let other = if path == ONE { TWO } else { ONE };
+    while let Some(frame) = a.next(other) {
+        assert_eq!((frame.kind(), frame.payload <= 1_000), (Kind::Fragment, true));
+    }
+}
+
+#[test]
 fn what_goes_again_is_cut_for_smaller_datagrams() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let first = {

@@ -444,8 +444,8 @@ pub(super) fn plan_too_long<M: Memory>(
     ops: &Slab<Op<M>>,
     path: PathId,
 ) -> Option<Plan> {
-    let is_first = channel.is_calm() && channel.has_span() && channel.failed.is_none();
-    if !is_first || channel.way(path)?.held.is_some() || !channel.sends_by(path) {
+    let may_go = !channel.out.is_hushed() && channel.has_span() && channel.failed.is_none();
+    if !may_go || channel.way(path)?.held.is_some() || !channel.sends_by(path) {
         return None;
     }
     let plan = plan_new(channel, ops, path)?;

@@ -174,7 +174,8 @@ impl<M: Memory> Endpoint<M> {
         let Some(flow) = flow else { return };
         flow.look(now, wants);
         if flow.is_open() {
-            self.cut_up(peer, path);
+            // None may be left when the next frame is chosen.
+            while self.cut_up(peer, path) {}
         } else {
             self.arm(peer);
         }

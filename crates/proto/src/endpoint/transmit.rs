@@ -115,9 +115,10 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// What is next for `path`, and new, may be longer than any of its datagrams: then it is numbered now, and goes in pieces.
-    pub(super) fn cut_up(&mut self, peer: Peer, path: PathId) {
+    /// False: it is not.
+    pub(super) fn cut_up(&mut self, peer: Peer, path: PathId) -> bool {
         let channel = &mut self.channels[peer.0 as usize];
-        let Some(plan) = plan_too_long(channel, &self.ops, path) else { return };
+        let Some(plan) = plan_too_long(channel, &self.ops, path) else { return false };
         let memory = item_memory(channel, &self.ops).map(|memory| (memory.clone(), plan.at));
         plan.count_lost(channel, path, memory);
         let sent = advance(channel, &mut self.ops, &plan);
@@ -125,6 +126,7 @@ impl<M: Memory> Endpoint<M> {
             op.is_borrowed = true;
         }
         self.apply(peer, sent);
+        true
     }
 
     /// The frame that `path` of `peer` held has left.
