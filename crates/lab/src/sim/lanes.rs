@@ -12,6 +12,7 @@ use landbridge_proto::wire::head::Head;
 
 use super::datagrams::{random_kind, with_datagrams};
 use super::link::{Link, Reading, Target, Written};
+use super::memory::Piece;
 use super::model::LOST;
 use super::node::{Early, Node, Store, random_link, random_path};
 use super::random::Random;
@@ -89,33 +90,16 @@ impl World {
         let (wants_copy, is_again) = (frame.wants_copy, frame.is_again);
         let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
         require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
-        let is_datagram = link.air.is_some();
-        let vanishes =
-            !is_datagram && node.paths[to][lane].silent && self.random.below(1_000) < self.vanishes;
-        let written = match vanishes || is_datagram {
-            true => Written::Whole,
-            false => link.begin(&front, payload, &self.arena)?,
-        };
+        let written = self.enter((from, to, lane), &front, payload)?;
         if written == Written::Busy {
             self.tally.count("pipes that were busy");
-            node.ready.remove(&(to, lane));
+            self.nodes[from].ready.remove(&(to, lane));
             return Ok(true);
         }
         let mut copy = None;
         if let (true, Some((piece, at, length))) = (wants_copy, payload) {
             let bytes = self.arena.read(piece, at, length)?.to_vec();
             copy = Some(self.arena.keep(bytes, false));
-        }
-        if is_datagram {
-            let bytes = match payload {
-                Some((piece, at, length)) => self.arena.read(piece, at, length)?,
-                None => &[],
-            };
-            self.send_datagram((from, to, lane), [&front, bytes].concat())?;
-        }
-        if vanishes {
-            self.tally.count("frames that vanished");
-            self.say(|| format!("what goes from {from} to {to} by {lane} vanishes:"));
         }
         self.say(|| format!("{from} -> {to} by {lane} {written:?} {header:?}"));
         self.spend(from, to, &front)?;
@@ -129,6 +113,30 @@ impl World {
         self.nodes[from].endpoint.transmitted(peer, path, is_flushed, copy);
         self.drain(from)?;
         Ok(true)
+    }
+
+    /// A frame enters a path, as far as there is room.
+    fn enter(
+        &mut self,
+        (from, to, lane): (usize, usize, usize),
+        front: &[u8],
+        payload: Option<(Piece, u64, u64)>,
+    ) -> Result<Written, Violation> {
+        if self.has_datagrams(from, to, lane) {
+            let bytes = match payload {
+                Some((piece, at, length)) => self.arena.read(piece, at, length)?,
+                None => &[],
+            };
+            self.send_datagram((from, to, lane), [front, bytes].concat())?;
+            return Ok(Written::Whole);
+        }
+        let is_silent = self.nodes[from].paths[to][lane].silent;
+        if is_silent && self.random.below(1_000) < self.vanishes {
+            self.tally.count("frames that vanished");
+            self.say(|| format!("what goes from {from} to {to} by {lane} vanishes:"));
+            return Ok(Written::Whole);
+        }
+        self.links[from][to][lane].begin(front, payload, &self.arena)
     }
 
     /// Sends a message the short way; false if something is in its way.
