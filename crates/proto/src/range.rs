@@ -39,6 +39,12 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
         &self.above
     }
 
+    /// The range above [`Self::whole`] that has `number`.
+    pub fn above_at(&self, number: u64) -> Option<Range<u64>> {
+        let place = self.above.partition_point(|range| range.end <= number);
+        self.above.get(place).filter(|range| range.start <= number).cloned()
+    }
+
     /// One more than the largest number in the set.
     pub fn end(&self) -> u64 {
         self.above.last().map_or(self.whole, |last| last.end)
@@ -77,18 +83,17 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
 
     /// Whether all of `range` is in the set.
     pub fn contains(&self, range: &Range<u64>) -> bool {
+        let start = range.start.max(self.whole);
         range.end <= self.whole
             || range.is_empty()
-            || self
-                .above
-                .iter()
-                .any(|other| other.start <= range.start.max(self.whole) && range.end <= other.end)
+            || self.above_at(start).is_some_and(|other| range.end <= other.end)
     }
 
     /// Whether any of `range` is in the set.
     pub fn overlaps(&self, range: &Range<u64>) -> bool {
+        let place = self.above.partition_point(|other| other.end <= range.start);
         let is_hit = |other: &Range<u64>| overlap(other, range) > 0;
-        !range.is_empty() && (range.start < self.whole || self.above.iter().any(is_hit))
+        !range.is_empty() && (range.start < self.whole || self.above.get(place).is_some_and(is_hit))
     }
 
     /// What is missing below `end`, ascending.

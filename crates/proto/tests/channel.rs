@@ -22,6 +22,8 @@ const PIECES: Path = Path {
     ahead: true,
     lossless: false,
     spare: false,
+    silent: false,
+    datagram: None,
     checked: false,
     copy_max: 100,
 };

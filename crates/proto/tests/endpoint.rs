@@ -21,6 +21,8 @@ const PIECES: Path = Path {
     checked: false,
     copy_max: 0,
     spare: false,
+    silent: false,
+    datagram: None,
 };
 
 #[test]

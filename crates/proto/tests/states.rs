@@ -79,7 +79,7 @@ fn happen(out: &mut Outflow<()>, event: Event) {
         Event::SpoiltInPart => out.handle_spoilt(19, 25, |_| ()),
         Event::Break => out.handle_break(OWN),
         Event::BreakOfAnother => out.handle_break(OTHER),
-        Event::SentAgain => out.sent_again(OTHER),
+        Event::SentAgain => out.sent_again(OTHER, 0),
     }
 }
 
@@ -119,6 +119,7 @@ fn sent(start: u64, path: PathId) -> Retained<()> {
         was_spoilt: false,
         state: State::Flying,
         sent_at: Time(0),
+        order: 0,
     }
 }
 

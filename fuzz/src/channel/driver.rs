@@ -8,6 +8,7 @@ use landbridge_proto::endpoint::{
     Action, AtomicRequest, Endpoint, KEPT, Memory, Path, Peer, Place,
 };
 use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
+use landbridge_proto::path::congestion;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
 
@@ -48,6 +49,7 @@ pub struct Lane {
 }
 
 /// A frame on its way.
+#[derive(Clone)]
 pub struct Flying {
     header: Header,
     head: Vec<u8>,
@@ -198,6 +200,10 @@ impl World {
             return true;
         };
         let (mut flying, left) = (Flying::new(frame.front()), frame.payload);
+        let is_datagram = self.traits[lane].datagram.is_some();
+        let most = if is_datagram { u64::MAX } else { most };
+        let fits = flying.size <= self.traits[lane].payload_max as u64;
+        assert!(fits || !is_datagram, "{:?} does not fit", flying.header);
         let is_ack = flying.header.kind == Kind::Ack;
         self.acks[from] = if is_ack { self.acks[from] + 1 } else { 0 };
         assert!(self.acks[from] <= ACKS_MAX, "talks without having anything to say");
@@ -268,6 +274,8 @@ impl World {
             return true;
         };
         let start = reading.done as usize;
+        // A datagram comes whole.
+        let most = if self.traits[lane].datagram.is_some() { u64::MAX } else { most };
         let now = most.min((frame.payload.len() - start) as u64);
         if now == 0 {
             return false;
@@ -373,6 +381,9 @@ impl World {
             self.sides[to].scratch = scratch;
         }
         self.sides[to].endpoint.handle_payload(PEER, PathId(lane as u8));
+        if self.traits[lane].datagram.is_some() && self.sides[to].up[lane] {
+            self.sides[to].endpoint.end_batch(PEER, PathId(lane as u8));
+        }
         self.drain(to);
         while let Some(frame) = self.sides[to].endpoint.next_kept(PEER) {
             self.take_kept(to, frame);
@@ -423,14 +434,38 @@ impl World {
         }
     }
 
+    /// Frames of a path that nobody reads yet, and that have quite left.
+    fn loose(&self, from: usize, lane: usize) -> std::ops::Range<usize> {
+        let link = &self.lanes[from][lane];
+        let first = usize::from(link.reading.is_some());
+        first..link.frames.len() - usize::from(link.rest.is_some() && !link.frames.is_empty())
+    }
+
+    /// A frame of a path that loses in silence is lost.
+    pub fn lose(&mut self, from: usize, lane: usize, which: usize) {
+        let loose = self.loose(from, lane);
+        if self.traits[lane].silent && !loose.is_empty() {
+            let at = loose.start + which % loose.len();
+            self.lanes[from][lane].frames.remove(at);
+        }
+    }
+
+    /// A datagram arrives twice.
+    pub fn double(&mut self, from: usize, lane: usize, which: usize) {
+        let loose = self.loose(from, lane);
+        if self.traits[lane].datagram.is_some() && !loose.is_empty() {
+            let frames = &mut self.lanes[from][lane].frames;
+            let twin = frames[loose.start + which % loose.len()].clone();
+            frames.push_back(twin);
+        }
+    }
+
     /// Two frames of one path change places.
     pub fn swap(&mut self, from: usize, lane: usize, which: usize) {
-        let link = &mut self.lanes[from][lane];
-        let first = usize::from(link.reading.is_some());
-        let end = link.frames.len() - usize::from(link.rest.is_some() && !link.frames.is_empty());
-        if !self.traits[lane].lossless && end >= first + 2 {
-            let at = first + which % (end - first - 1);
-            link.frames.swap(at, at + 1);
+        let loose = self.loose(from, lane);
+        if !self.traits[lane].lossless && loose.len() >= 2 {
+            let at = loose.start + which % (loose.len() - 1);
+            self.lanes[from][lane].frames.swap(at, at + 1);
         }
     }
 }
@@ -462,6 +497,8 @@ impl Flying {
 /// Traits of a path out of one byte and the least sizes.
 pub fn traits(byte: u8, more: u8, least: u32) -> Path {
     let pick = |choices: [u32; 4], shift: u32| choices[(byte >> shift) as usize & 3];
+    let datagram = [None, None, Some(congestion::Kind::Cubic), Some(congestion::Kind::Bbr)]
+        [more as usize >> 6];
     Path {
         payload_max: pick([5, 64, 500, 8_192], 0).max(least),
         eager_max: pick([0, 50, 500, 8_192], 2),
@@ -469,8 +506,10 @@ pub fn traits(byte: u8, more: u8, least: u32) -> Path {
         pull: false,
         window: pick([2, 100, 2_000, 1 << 20], 6).max(least) as u64,
         ahead: more & 1 != 0,
-        lossless: more & 6 == 6,
+        lossless: more & 6 == 6 && more >> 6 == 0,
         spare: false,
+        silent: more >> 6 != 0,
+        datagram,
         checked: more & 8 != 0,
         copy_max: [0, 10, 1_000, 1 << 20][(more >> 4) as usize & 3],
     }

@@ -17,6 +17,7 @@ use landbridge_proto::endpoint::{
     Remote, Ticket, Work,
 };
 use landbridge_proto::id::Address;
+use landbridge_proto::path::time::{MILLISECOND, Time};
 
 use driver::{Flying, KEY, Lane, PEER, REFUSED, Side, traits};
 use memory::{Arena, Piece, content};
@@ -49,6 +50,7 @@ pub struct World {
     received: [[Vec<usize>; TAGS]; 2],
     /// Next byte of the region of each side that nobody has used.
     fresh: [u64; 2],
+    now: Time,
 }
 
 /// What the application wants; its number is the context, and that of its bytes.
@@ -124,6 +126,7 @@ impl World {
             sent: Default::default(),
             received: Default::default(),
             fresh: [CONSTANT_BYTES; 2],
+            now: Time(0),
         };
         let opened = if setup[7] & 1 == 0 { 1 } else { lanes };
         for lane in 0..opened {
@@ -156,7 +159,13 @@ impl World {
             28 => self.end_deferral(side),
             29 => self.send_all(side, lane, second as usize),
             30 => self.take_all(side, lane, second as usize),
-            _ => self.steps(second & 15),
+            _ if second & 16 == 0 => self.steps(second & 15),
+            _ => match second >> 5 & 3 {
+                0 => self.lose(side, lane, second as usize & 15),
+                1 => self.double(side, lane, second as usize & 15),
+                2 => self.pass_time(second & 15),
+                _ => _ = self.sleep(),
+            },
         }
     }
 
@@ -371,6 +380,28 @@ impl World {
         moved
     }
 
+    /// Time goes on by up to seventeen seconds.
+    fn pass_time(&mut self, bits: u8) {
+        self.now = self.now.after(MILLISECOND << bits >> 1);
+        self.tell_time();
+    }
+
+    /// Time goes on until somebody has something to do; false if nobody ever will.
+    fn sleep(&mut self) -> bool {
+        let wakes = self.sides.iter().filter_map(|side| side.endpoint.next_wake());
+        let Some(wake) = wakes.min() else { return false };
+        self.now = self.now.max(wake);
+        self.tell_time();
+        true
+    }
+
+    fn tell_time(&mut self) {
+        for side in 0..2 {
+            self.sides[side].endpoint.handle_time(self.now);
+            self.drain(side);
+        }
+    }
+
     /// Mends everything, gives every message a receive and every receive a message.
     fn heal(&mut self) {
         for lane in 0..self.traits.len() {
@@ -396,7 +427,7 @@ impl World {
         for _ in 0..STEPS_MAX {
             if !self.step() {
                 (0..2).for_each(|side| self.end_deferral(side));
-                if !self.step() {
+                if !self.step() && !self.sleep() {
                     return;
                 }
             }
@@ -455,7 +486,7 @@ const OTHER: u8 = 128;
 
 type List = (&'static str, [u8; 8], &'static [[u8; 3]]);
 
-const LISTS: [List; 6] = [
+const LISTS: [List; 7] = [
     (
         "messages",
         [0b10_01_00, 0x55, 0x10, 0, 0, 0, 0, 0],
@@ -554,6 +585,26 @@ const LISTS: [List; 6] = [
             [29, 0, 9],
             [OTHER + 26, 0, 0],
             [30, 0, 9],
+        ],
+    ),
+    (
+        "datagrams",
+        [0b11_11_01, 0xaa, 0x80, 0xaa, 0x50, 0, 0, 1],
+        &[
+            [0, 0, 6],
+            [0, 1, 4],
+            [10, 1, 1],
+            [29, 0, 9],
+            [31, 0, 0b001_0010],
+            [31, 0, 0b011_0001],
+            [22, 0, 1],
+            [30, 0, 9],
+            [31, 0, 0b101_1000],
+            [OTHER, 0, 7],
+            [29, 1, 9],
+            [31, 1, 0b001_0000],
+            [31, 0, 0b111_0000],
+            [30, 1, 3],
         ],
     ),
 ];

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use clap::Args;
 
-use super::{Mode, name_seed_in_panics, run, run_all};
+use super::{Mode, name_seed_in_panics, run, run_all, throughput};
 
 /// Arguments of `landbridge lab simulate`.
 #[derive(Args)]
@@ -21,11 +21,18 @@ pub struct Simulate {
     /// Tell every step of every seed on standard error
     #[arg(long)]
     trace: bool,
+    /// Instead, measure what datagrams carry over a simulated line with delay and losses
+    #[arg(long)]
+    throughput: bool,
 }
 
 impl Simulate {
     /// Runs the seeds, prints how often what happened; 0 if all is well, 1 if a seed found something.
     pub fn execute(&self) -> u8 {
+        if self.throughput {
+            throughput::print();
+            return 0;
+        }
         name_seed_in_panics();
         let mode = if self.hostile { Mode::Hostile } else { Mode::Honest };
         let outcome = if self.trace {

@@ -6,6 +6,7 @@ use landbridge_proto::endpoint::{
 };
 use landbridge_proto::limit::ATOMIC_BYTES_MAX;
 
+use super::datagrams::with_datagrams;
 use super::lanes::LANES_MAX;
 use super::memory::{BLANK, Piece, content};
 use super::model::{self, Ticket, Wish};
@@ -322,7 +323,8 @@ impl World {
         let (peer, lane) = (self.peer(node, other), self.random.index(LANES_MAX));
         let path = random_path(&mut self.random, self.largest);
         if let Some(known) = self.nodes[node].paths[other].get_mut(lane) {
-            let path = Path { lossless: known.lossless, ..path };
+            let path = Path { lossless: known.lossless, silent: known.silent, ..path };
+            let path = with_datagrams(path, known.datagram);
             *known = path;
             self.nodes[node].endpoint.set_path(peer, PathId(lane as u8), path);
         }

@@ -8,14 +8,16 @@ use std::collections::BTreeMap;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Config, Endpoint, Level, Look, Memory, Message, Peer, Place, Posting,
-    Remote, Ticket,
+    Action, AtomicRequest, Config, Endpoint, Level, Look, Memory, Message, Path, Peer, Place,
+    Posting, Remote, Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::limit::{FRAME_BODY_BYTES_MAX, HEAD_BYTES_MAX};
+use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::head::{Head, Long};
 
+use super::datagrams::{random_kind, with_datagrams};
 use super::node::random_path;
 use super::random::Random;
 use super::{Tally, Violation, require};
@@ -59,6 +61,7 @@ struct Victim {
     pulls: Vec<u32>,
     /// Contexts of the honest peer's receives that are not done.
     friendly: usize,
+    now: Time,
     random: Random,
     tally: Tally,
     trace: bool,
@@ -78,6 +81,7 @@ pub fn run(seed: u64, trace: bool) -> Result<Tally, Violation> {
         if victim.random.percent(30) {
             victim.transmit()?;
         }
+        victim.pass_time();
     }
     victim.serve_friend()?;
     victim.check_friend()?;
@@ -95,7 +99,7 @@ impl Victim {
         });
         let peers = [0, 1, 2].map(|index| endpoint.peer(Address::new(index, 0)));
         for peer in peers {
-            endpoint.open_path(peer, PATH, random_path(&mut random, 0));
+            endpoint.open_path(peer, PATH, any_path(&mut random));
         }
         Self {
             endpoint,
@@ -106,6 +110,7 @@ impl Victim {
             heard: Default::default(),
             pulls: Vec::new(),
             friendly: 0,
+            now: Time(0),
             random,
             tally: Tally::default(),
             trace,
@@ -254,6 +259,20 @@ impl Victim {
         self.drain()
     }
 
+    /// Time goes on, sometimes by much, or back.
+    fn pass_time(&mut self) {
+        let jump = self.random.pick(&[0, 1 << 20, 1 << 20, 1 << 33, 1 << 40]);
+        let back = if self.random.percent(1) { self.now.0 } else { 0 };
+        self.now = Time(self.now.0 + self.random.below(jump + 1) - self.random.below(back + 1));
+        self.endpoint.handle_time(self.now);
+        if let Some(wake) = self.endpoint.next_wake().filter(|_| self.random.percent(30)) {
+            self.now = self.now.max(wake);
+            self.endpoint.handle_time(self.now);
+        }
+        let peer = self.peers[self.random.index(PEERS)];
+        self.endpoint.end_batch(peer, PATH);
+    }
+
     fn check_place(&mut self, from: usize, place: Place, payload: u64) -> Result<(), Violation> {
         require!(payload <= FRAME_BODY_BYTES_MAX as u64, "a payload of {payload} bytes");
         match place {
@@ -299,7 +318,7 @@ impl Victim {
         require!(!self.endpoint.has_work_for(self.peers[from]), "work for {from}, which is lost");
         self.drain()?;
         self.peers[from] = self.endpoint.peer(Address::ANONYMOUS);
-        let path = random_path(&mut self.random, 0);
+        let path = any_path(&mut self.random);
         self.endpoint.open_path(self.peers[from], PATH, path);
         self.heard[from] = Heard::default();
         (self.sequence[from], self.sent[from]) = (0, 0);
@@ -483,6 +502,11 @@ impl Heard {
             _ => &[],
         }
     }
+}
+
+fn any_path(random: &mut Random) -> Path {
+    let path = random_path(random, 0);
+    with_datagrams(path, random_kind(random))
 }
 
 fn operand_bytes(head: &Head) -> u64 {

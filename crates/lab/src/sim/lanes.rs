@@ -3,13 +3,16 @@
 //! A pipe that is not lossless breaks at any moment, in the middle of a frame as well; each side may still read what
 //! had arrived. What is spoilt is what a checksum would show: a payload in its place, or one that never gets there.
 
-use landbridge_proto::channel::PathId;
+use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
 use landbridge_proto::endpoint::{KEPT, Memory, Passing, Path, Place};
+use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 use landbridge_proto::wire::Malformed;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
 
+use super::datagrams::{random_kind, with_datagrams};
 use super::link::{Link, Reading, Target, Written};
+use super::memory::Piece;
 use super::model::LOST;
 use super::node::{Early, Node, Store, random_link, random_path};
 use super::random::Random;
@@ -32,11 +35,14 @@ pub fn random_lanes(nodes: &mut [Node], random: &mut Random, largest: u64) -> Ve
             let lanes = if a == b { 1 } else { random.pick(&[1, 1, 1, 2, 3]) };
             for _ in 0..lanes {
                 let lossless = a == b || random.percent(30);
+                let silent = !lossless && random.percent(30);
+                let datagram = if a == b { None } else { random_kind(random) };
                 for (from, to) in [(a, b), (b, a)] {
                     if from == a || a != b {
                         let path = random_path(random, largest);
-                        nodes[from].paths[to].push(Path { lossless, ..path });
-                        links[from][to].push(random_link(random));
+                        let path = with_datagrams(Path { lossless, silent, ..path }, datagram);
+                        nodes[from].paths[to].push(path);
+                        links[from][to].push(random_link(&path, random));
                     }
                     if a == b {
                         break;
@@ -84,10 +90,10 @@ impl World {
         let (wants_copy, is_again) = (frame.wants_copy, frame.is_again);
         let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
         require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
-        let written = link.begin(&front, payload, &self.arena)?;
+        let written = self.enter((from, to, lane), &front, payload)?;
         if written == Written::Busy {
             self.tally.count("pipes that were busy");
-            node.ready.remove(&(to, lane));
+            self.nodes[from].ready.remove(&(to, lane));
             return Ok(true);
         }
         let mut copy = None;
@@ -107,6 +113,30 @@ impl World {
         self.nodes[from].endpoint.transmitted(peer, path, is_flushed, copy);
         self.drain(from)?;
         Ok(true)
+    }
+
+    /// A frame enters a path, as far as there is room.
+    fn enter(
+        &mut self,
+        (from, to, lane): (usize, usize, usize),
+        front: &[u8],
+        payload: Option<(Piece, u64, u64)>,
+    ) -> Result<Written, Violation> {
+        if self.has_datagrams(from, to, lane) {
+            let bytes = match payload {
+                Some((piece, at, length)) => self.arena.read(piece, at, length)?,
+                None => &[],
+            };
+            self.send_datagram((from, to, lane), [front, bytes].concat())?;
+            return Ok(Written::Whole);
+        }
+        let is_silent = self.nodes[from].paths[to][lane].silent;
+        if is_silent && self.random.below(1_000) < self.vanishes {
+            self.tally.count("frames that vanished");
+            self.say(|| format!("what goes from {from} to {to} by {lane} vanishes:"));
+            return Ok(Written::Whole);
+        }
+        self.links[from][to][lane].begin(front, payload, &self.arena)
     }
 
     /// Sends a message the short way; false if something is in its way.
@@ -148,6 +178,7 @@ impl World {
         }
         let head_size = Head::size(header.kind, header.flags);
         let (payload, _) = header.payload(head_size).map_err(violation)?;
+        let may_be_cut_up = self.nodes[from].paths[to].iter().any(|path| path.datagram.is_some());
         let numbered = &mut self.numbered[from][to];
         if header.kind == Kind::Fragment || header.sequence < *numbered {
             self.tally.count("frames sent again");
@@ -156,11 +187,12 @@ impl World {
             }
             return Ok(());
         }
+        // What is too long for a datagram is numbered before it leaves, in pieces, and others may leave before it.
         require!(
-            header.sequence == *numbered,
+            header.sequence == *numbered || may_be_cut_up,
             "{from} leaves numbers out towards {to}: {header:?}"
         );
-        *numbered += head_size as u64 + payload;
+        *numbered = header.sequence + head_size as u64 + payload;
         let head =
             Head::parse(header.kind, header.flags, &front[HEADER_BYTES..]).map_err(violation)?;
         if let Head::Message { long, .. } = head {
@@ -181,6 +213,9 @@ impl World {
         if self.model.failed[to][from] || lane >= self.links[from][to].len() {
             return Ok(false);
         }
+        if self.has_datagrams(from, to, lane) {
+            return self.receive_datagrams(from, to, lane);
+        }
         let had = self.links[from][to][lane].pipe.len();
         let moved = if self.links[from][to][lane].reading.is_some() {
             self.read_payload(from, to, lane)?
@@ -195,7 +230,7 @@ impl World {
         Ok(moved)
     }
 
-    fn read_front(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
+    pub fn read_front(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
         let link = &mut self.links[from][to][lane];
         if link.pipe.len() < HEADER_BYTES {
             return Ok(false);
@@ -396,7 +431,12 @@ impl World {
             _ => *header,
         };
         let bytes = vec![0; whole as usize];
-        self.nodes[to].early.entry(key).or_insert(Early { header, bytes });
+        let early = &mut self.nodes[to].early;
+        early.entry(key).or_insert(Early { header, bytes });
+        let mine = || early.iter().filter(|((from, _), _)| *from == key.0);
+        let bytes: usize = mine().map(|(_, early)| early.bytes.len()).sum();
+        let most = SPAN_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX;
+        require!(bytes <= most && mine().count() <= SPAN_FRAMES_MAX, "{to} keeps {bytes} bytes");
         Ok(())
     }
 
@@ -419,7 +459,7 @@ impl World {
         Ok(())
     }
 
-    fn read_payload(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
+    pub fn read_payload(&mut self, from: usize, to: usize, lane: usize) -> Result<bool, Violation> {
         let link = &mut self.links[from][to][lane];
         let Some(reading) = &link.reading else {
             return Ok(false);
@@ -590,7 +630,8 @@ impl World {
         }
         self.broken.push((a, b, lane));
         for (from, to) in [(a, b), (b, a)] {
-            self.links[from][to][lane] = random_link(&mut self.random);
+            let path = self.nodes[from].paths[to][lane];
+            self.links[from][to][lane] = random_link(&path, &mut self.random);
             self.links[from][to][lane].cut();
         }
         for (node, other) in [(a, b), (b, a)] {
@@ -611,7 +652,8 @@ impl World {
         self.say(|| format!("path {lane} between {a} and {b} is back"));
         for (from, to) in [(a, b), (b, a)] {
             if !self.model.failed[from][to] && !self.model.failed[to][from] {
-                self.links[from][to][lane] = random_link(&mut self.random);
+                let path = self.nodes[from].paths[to][lane];
+                self.links[from][to][lane] = random_link(&path, &mut self.random);
             }
         }
         for (node, other) in [(a, b), (b, a)] {
@@ -642,6 +684,7 @@ impl World {
             let link = &mut self.links[other][node][lane];
             link.reading = None;
             link.pipe.clear();
+            link.air = None;
             link.cut();
         }
         self.model.fail(node, other, &unfinished);

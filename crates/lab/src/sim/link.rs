@@ -9,6 +9,7 @@ use landbridge_proto::endpoint::Place;
 use landbridge_proto::wire::frame::Header;
 
 use super::Violation;
+use super::datagrams::Air;
 use super::memory::{Arena, Piece};
 
 /// See the module head.
@@ -23,6 +24,8 @@ pub struct Link {
     pub reading: Option<Reading>,
     /// Broken: what is written vanishes.
     pub is_cut: bool,
+    /// Frames are datagrams, and on their way here before they come into the pipe.
+    pub air: Option<Air>,
 }
 
 /// The part of a frame that waits for room.
@@ -69,7 +72,7 @@ pub enum Written {
 impl Link {
     pub fn new(capacity: usize, partial: bool) -> Self {
         let pipe = VecDeque::new();
-        Self { pipe, capacity, partial, rest: None, reading: None, is_cut: false }
+        Self { pipe, capacity, partial, rest: None, reading: None, is_cut: false, air: None }
     }
 
     fn room(&self) -> usize {

@@ -11,6 +11,7 @@
 
 pub mod command;
 mod commands;
+mod datagrams;
 mod hostile;
 mod lanes;
 mod link;
@@ -19,6 +20,7 @@ mod model;
 mod node;
 mod random;
 mod remote;
+mod throughput;
 mod world;
 
 use std::cell::Cell;
@@ -217,7 +219,12 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 23] = [
+    const EVENTS: [&str; 28] = [
+        "datagrams lost",
+        "datagrams doubled",
+        "silent pauses",
+        "frames that vanished",
+        "sleeps",
         "paths broken",
         "payloads spoilt",
         "frames spoilt",

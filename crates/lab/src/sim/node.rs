@@ -6,6 +6,7 @@ use landbridge_proto::endpoint::{Config, Endpoint, Path, Peer};
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::Header;
 
+use super::datagrams::Air;
 use super::link::Link;
 use super::memory::Piece;
 use super::random::Random;
@@ -110,7 +111,7 @@ pub fn random_config(address: Address, eager_window: u32, random: &mut Random) -
 pub fn random_path(random: &mut Random, largest: u64) -> Path {
     // Fewer frames than this for one message, or a run takes for ever.
     let least = largest / 200;
-    if random.percent(10) {
+    if random.percent(20) {
         return Path::RELAY;
     }
     Path {
@@ -124,11 +125,15 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
         checked: random.percent(50),
         copy_max: random.pick(&[0, 0, 10, 1_000, 1 << 20]),
         spare: random.percent(20),
+        silent: false,
+        datagram: None,
     }
 }
 
-/// A pipe from nearly nothing to roomy.
-pub fn random_link(random: &mut Random) -> Link {
+/// A pipe from nearly nothing to roomy, or the air.
+pub fn random_link(path: &Path, random: &mut Random) -> Link {
     let capacity = random.pick(&[100, 200, 1_000, 10_000, 200_000]);
-    Link::new(capacity, random.percent(60))
+    let mut link = Link::new(capacity, random.percent(60));
+    link.air = path.datagram.map(|_| Air::random(random));
+    link
 }

@@ -47,11 +47,13 @@ pub struct World {
     pub spoils: u64,
     /// Of a thousand steps, in how many a path breaks.
     breaks: u64,
+    /// Of a thousand frames by a path that loses in silence, how many vanish.
+    pub vanishes: u64,
     /// The largest message.
     pub largest: u64,
     /// Contexts given out.
     pub contexts: usize,
-    now: Time,
+    pub now: Time,
     trace: bool,
 }
 
@@ -85,6 +87,7 @@ impl World {
         let links = random_lanes(&mut nodes, &mut random, largest);
         let pulls_fail = random.pick(&[0, 0, 20, 100]);
         let (spoils, breaks) = (random.pick(&[0, 0, 1, 10]), random.pick(&[0, 0, 2, 20]));
+        let vanishes = random.pick(&[0, 5, 50, 100]);
         Self {
             random,
             nodes,
@@ -103,6 +106,7 @@ impl World {
             pulls_fail,
             spoils,
             breaks,
+            vanishes,
             largest,
             contexts: 0,
             now: Time(0),
@@ -310,13 +314,16 @@ impl World {
 
     /// Moves something that can move; false if nothing can.
     pub fn step(&mut self) -> Result<bool, Violation> {
-        self.tick();
+        self.tick()?;
         if self.random.percent(10) {
             let node = self.random.index(self.nodes.len());
             self.end_deferral(node)?;
         }
         if self.random.below(1_000) < self.breaks {
             self.break_some()?;
+        }
+        if self.random.below(1_000) < self.breaks {
+            self.pause_some();
         }
         if !self.broken.is_empty() && self.random.percent(2) {
             self.mend()?;
@@ -328,14 +335,39 @@ impl World {
         for node in 0..self.nodes.len() {
             wakes |= self.end_deferral(node)?;
         }
-        Ok(wakes || self.mend()?)
+        Ok(wakes || self.mend()? || self.sleep()?)
+    }
+
+    /// Nothing moves: time goes on to when somebody wants to be woken; false if nobody does.
+    fn sleep(&mut self) -> Result<bool, Violation> {
+        let wakes = self.nodes.iter().filter_map(|node| node.endpoint.next_wake());
+        let airs = self.links.iter().flatten().flatten().filter_map(|link| link.air.as_ref());
+        let Some(wake) = wakes.chain(airs.filter_map(|air| air.next())).min() else {
+            return Ok(false);
+        };
+        self.now = self.now.max(wake);
+        self.say(|| format!("it is {:?}", self.now));
+        self.tally.count("sleeps");
+        for node in 0..self.nodes.len() {
+            self.nodes[node].endpoint.handle_time(self.now);
+            self.drain(node)?;
+        }
+        Ok(true)
     }
 
     /// Time goes on; once in a while it jumps, also back.
-    fn tick(&mut self) {
+    fn tick(&mut self) -> Result<(), Violation> {
         let now = self.now.0 + self.random.below(200_000);
         self.now = Time(if self.random.below(2_000) == 0 { self.random.next() >> 20 } else { now });
-        self.nodes.iter_mut().for_each(|node| node.endpoint.set_time(self.now));
+        let wakes = self.random.percent(5);
+        for node in 0..self.nodes.len() {
+            self.nodes[node].endpoint.set_time(self.now);
+            if wakes {
+                self.nodes[node].endpoint.handle_time(self.now);
+                self.drain(node)?;
+            }
+        }
+        Ok(())
     }
 
     /// The application of `node` asks for progress; true if that brings frames about.
@@ -392,7 +424,10 @@ impl World {
                 require!(!node.endpoint.has_work_for(peer), "{index} has work for {other}");
                 let (sent, heard) = self.eager[index][other];
                 let is_live = !self.model.failed[index][other];
-                require!(!is_live || sent == heard, "{index} has lost credit with {other}");
+                // The last word about it may vanish, when nothing else need be said.
+                let is_silent = node.paths[other].iter().any(|path| path.silent);
+                let has_credit = sent == heard || (is_silent && self.vanishes > 0);
+                require!(!is_live || has_credit, "{index} has lost credit with {other}");
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
 //! [`SPAN_BYTES_MAX`] of bytes and [`FRAMES_MAX`] frames; bytes are reported that are not here intact.
 
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::{SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
@@ -29,11 +30,21 @@ pub struct Inflow {
     taken: u64,
     /// Those that are here: taken in, or kept.
     arrived: RangeSet<RANGES_MAX>,
-    /// Ranges that came early, the latest first.
-    recent: [(u64, u64); REPORT_RANGES],
+    /// Ranges that came early, the latest first, and whether they have been reported.
+    recent: Vec<Recent>,
     kept: BTreeMap<u64, Kept>,
     kept_bytes: u64,
 }
+
+#[derive(Clone, Debug)]
+struct Recent {
+    range: Range<u64>,
+    is_told: bool,
+}
+
+/// Ranges that are remembered for reports: as many as one call of the driver may well bring, if every other datagram is
+/// missing.
+const RECENT_MAX: usize = 32;
 
 /// A frame that came early, whole or in fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,21 +151,11 @@ impl Inflow {
     }
 
     fn note_recent(&mut self, range: Range<u64>) {
-        let above = self.arrived.above();
-        let grown = above.iter().find(|other| other.contains(&range.start));
-        let Some(grown) = grown.map(|grown| (grown.start, grown.end)) else {
-            return;
-        };
+        let Some(grown) = self.arrived.above_at(range.start) else { return };
         // Those that it has swallowed make room for older ones.
-        let is_apart = |other: &(u64, u64)| other.1 < grown.0 || grown.1 < other.0;
-        let mut older =
-            self.recent.into_iter().filter(|other| other.0 < other.1 && is_apart(other));
-        self.recent =
-            core::array::from_fn(
-                |place| {
-                    if place == 0 { grown } else { older.next().unwrap_or((0, 0)) }
-                },
-            );
+        self.recent.retain(|other| other.range.end < grown.start || grown.end < other.range.start);
+        self.recent.truncate(RECENT_MAX - 1);
+        self.recent.insert(0, Recent { range: grown, is_told: false });
     }
 
     /// The kept frame whose turn has come, by its first byte.
@@ -185,9 +186,11 @@ impl Inflow {
 
     /// What a report says besides [`Self::taken`]: first bytes, and how many. No more than is kept, so it fits.
     pub fn ranges(&self) -> [(u64, u32); REPORT_RANGES] {
-        let mut ranges = self.recent.map(|(start, end)| {
-            let start = start.max(self.taken);
-            (start, end.saturating_sub(start) as u32)
+        let mut chosen = self.chosen().map(|place| self.recent[place].range.clone());
+        let mut ranges = core::array::from_fn(|_| {
+            let range = chosen.next().unwrap_or(0..0);
+            let start = range.start.max(self.taken);
+            (start, range.end.saturating_sub(start) as u32)
         });
         // Kept frames up to the first gap are here as well, but what is confirmed is only what is in its place.
         let whole = self.arrived.whole();
@@ -195,6 +198,27 @@ impl Inflow {
             ranges[REPORT_RANGES - 1] = (self.taken, (whole - self.taken) as u32);
         }
         ranges
+    }
+
+    /// Places of those that a report names: such as no report has named first, then the latest, lest a report is lost.
+    fn chosen(&self) -> impl Iterator<Item = usize> {
+        let of = |is_told| {
+            let places = self.recent.iter().enumerate();
+            places.filter(move |(_, it)| it.is_told == is_told).map(|(place, _)| place)
+        };
+        of(false).chain(of(true)).take(REPORT_RANGES)
+    }
+
+    /// What [`Self::ranges`] gave has been reported. True: there is more.
+    pub fn handle_told(&mut self) -> bool {
+        let mut chosen = [None; REPORT_RANGES];
+        self.chosen().zip(&mut chosen).for_each(|(place, chosen)| *chosen = Some(place));
+        for place in chosen.into_iter().flatten() {
+            self.recent[place].is_told = true;
+        }
+        let taken = self.taken;
+        self.recent.retain(|other| other.range.end > taken);
+        self.recent.iter().any(|other| !other.is_told)
     }
 
     /// Forgets what is kept.
@@ -248,6 +272,23 @@ mod tests {
             inflow.handle_kept(start, start..start + 5);
         }
         assert_eq!(inflow.ranges(), [(70, 5), (50, 5), (30, 5)]);
+    }
+
+    #[test]
+    fn what_no_report_has_named_is_named_first() {
+        let mut inflow = Inflow::default();
+        for start in (10..=90).step_by(20) {
+            inflow.keep(start, frame(5)).unwrap();
+            inflow.handle_kept(start, start..start + 5);
+        }
+        assert_eq!(inflow.ranges(), [(90, 5), (70, 5), (50, 5)]);
+        assert!(inflow.handle_told());
+        assert_eq!(inflow.ranges(), [(30, 5), (10, 5), (90, 5)]);
+        assert!(!inflow.handle_told());
+        assert_eq!(inflow.ranges(), [(90, 5), (70, 5), (50, 5)]);
+        inflow.keep(35, frame(5)).unwrap();
+        inflow.handle_kept(35, 35..40);
+        assert_eq!(inflow.ranges(), [(30, 10), (90, 5), (70, 5)]);
     }
 
     #[test]

@@ -10,8 +10,10 @@
 //! [`Kind::Ask`]: crate::wire::frame::Kind::Ask
 //! [`Kind::Report`]: crate::wire::frame::Kind::Report
 
+pub mod flight;
 mod inflow;
 mod outflow;
+pub mod probe;
 
 pub use inflow::{Inflow, Kept, Standing};
 pub use outflow::{Origin, Outflow, Retained, State};

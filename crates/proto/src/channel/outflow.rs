@@ -11,7 +11,7 @@ use alloc::collections::VecDeque;
 use super::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
 use crate::path::time::Time;
 use crate::wire::frame::Kind;
-use crate::wire::head::Head;
+use crate::wire::head::{Head, REPORT_RANGES};
 
 /// See the module head.
 #[derive(Debug)]
@@ -26,7 +26,11 @@ pub struct Outflow<M> {
     lost: usize,
     /// Asks made so far.
     asks: u64,
-    /// The ask without whose answer nothing goes again, and whether it has left.
+    /// Ranges that were said to have arrived, the latest first: nothing in them need be looked at again.
+    reported: [(u64, u64); REPORT_RANGES],
+    /// Nothing before this place is lost.
+    lost_from: u64,
+    /// The ask without whose answer nothing goes again, and whether it has left. Any later one will do.
     awaited: Option<(u64, bool)>,
 }
 
@@ -59,6 +63,9 @@ pub struct Retained<M> {
     pub path: PathId,
     /// When; [`Retained::UNKNOWN`] when nobody looked, or it was sent before, so that a confirmation may be of either.
     pub sent_at: Time,
+    /// On a path of datagrams: its place in the order in which they were sent. On another that loses in silence: the first
+    /// ask that was sent behind it, or 0.
+    pub order: u64,
     /// It has arrived spoilt: it goes again in smaller pieces, of which fewer are spoilt.
     pub was_spoilt: bool,
     /// Where it is.
@@ -94,7 +101,16 @@ pub enum Origin {
 
 impl<M> Default for Outflow<M> {
     fn default() -> Self {
-        Self { next: 0, delivered: 0, retained: VecDeque::new(), lost: 0, asks: 0, awaited: None }
+        Self {
+            next: 0,
+            delivered: 0,
+            retained: VecDeque::new(),
+            lost: 0,
+            asks: 0,
+            reported: [(0, 0); REPORT_RANGES],
+            lost_from: 0,
+            awaited: None,
+        }
     }
 }
 
@@ -161,7 +177,15 @@ impl<M: Clone> Outflow<M> {
 
     /// Bytes `start..end` are with the peer. `each` as in [`Self::handle_delivered`].
     pub fn handle_arrived(&mut self, start: u64, end: u64, mut each: impl FnMut(&Retained<M>)) {
-        let first = self.retained.partition_point(|frame| frame.start < start);
+        let known = self.reported.iter().position(|other| other.0 == start && other.1 <= end);
+        let place = known.unwrap_or(REPORT_RANGES - 1);
+        // A frame that was known in part only is looked at again.
+        let fresh = known.map_or(start, |known| self.reported[known].1);
+        self.reported[..=place].rotate_right(1);
+        self.reported[0] = (start, end);
+        let first = self.retained.partition_point(|frame| {
+            frame.start < start || frame.start + (frame.length as u64) <= fresh
+        });
         for frame in self.retained.range_mut(first..) {
             if frame.start + frame.length as u64 > end {
                 break;
@@ -187,11 +211,50 @@ impl<M: Clone> Outflow<M> {
         self.lose(|frame| frame.path == path, |_| ());
     }
 
+    /// Ask `number` has left behind what flies by a path that loses in silence.
+    pub fn mark_asked(&mut self, number: u64, is_silent: impl Fn(PathId) -> bool) {
+        let flying = self.retained.iter_mut().filter(|frame| frame.state == State::Flying);
+        flying
+            .filter(|frame| frame.order == 0 && is_silent(frame.path))
+            .for_each(|frame| frame.order = number);
+    }
+
+    /// Ask `number` is answered, and all that is said to have arrived is known: what was sent before the ask by a path
+    /// that loses in silence is lost.
+    pub fn handle_silence(
+        &mut self,
+        number: u64,
+        is_silent: impl Fn(PathId) -> bool,
+        each: impl FnMut(&Retained<M>),
+    ) {
+        let was_asked = |frame: &Retained<M>| frame.order > 0 && frame.order <= number;
+        self.lose(|frame| was_asked(frame) && is_silent(frame.path), each);
+    }
+
+    /// What begins with byte `start` and left by `path` in that `order` is lost, if it is still on its way.
+    pub fn handle_lost(
+        &mut self,
+        (path, order): (PathId, u64),
+        start: u64,
+        each: impl FnOnce(&Retained<M>),
+    ) {
+        let place = self.retained.partition_point(|frame| frame.start < start);
+        let Some(frame) = self.retained.get_mut(place) else { return };
+        let is_it = (frame.start, frame.path, frame.order) == (start, path, order);
+        if is_it && frame.state == State::Flying {
+            frame.state = State::Lost;
+            self.lost += 1;
+            self.lost_from = self.lost_from.min(start);
+            each(frame);
+        }
+    }
+
     fn lose(&mut self, is_lost: impl Fn(&Retained<M>) -> bool, mut each: impl FnMut(&Retained<M>)) {
         for frame in &mut self.retained {
             if frame.state == State::Flying && is_lost(frame) {
                 frame.state = State::Lost;
                 self.lost += 1;
+                self.lost_from = self.lost_from.min(frame.start);
                 each(frame);
             }
         }
@@ -209,6 +272,20 @@ impl<M: Clone> Outflow<M> {
         self.awaited.filter(|(_, has_left)| !has_left).map(|(number, _)| number)
     }
 
+    /// The number of an ask for whose answer nothing waits.
+    #[inline]
+    pub fn next_ask(&self) -> u64 {
+        self.asks + 1
+    }
+
+    /// Ask `number` has left.
+    pub fn handle_asked(&mut self, number: u64) {
+        self.asks = self.asks.max(number);
+        if self.due_ask() == Some(number) {
+            self.asked();
+        }
+    }
+
     /// It has left.
     pub fn asked(&mut self) {
         if let Some((_, has_left)) = &mut self.awaited {
@@ -216,9 +293,9 @@ impl<M: Clone> Outflow<M> {
         }
     }
 
-    /// The peer has answered ask `number`, and its ranges have been taken in.
+    /// The peer has answered ask `number`, which came after all before it had been sent, and its ranges have been taken in.
     pub fn handle_answer(&mut self, number: u64) {
-        if self.awaited.is_some_and(|(awaited, _)| awaited == number) {
+        if self.awaited.is_some_and(|(awaited, _)| awaited <= number) {
             self.awaited = None;
         }
     }
@@ -238,8 +315,11 @@ impl<M: Clone> Outflow<M> {
     /// Whether what must go again next is near enough for the peer to keep it, whatever overtakes what is before it.
     pub fn is_lost_near(&self) -> bool {
         self.lost_index().is_some_and(|index| {
-            let ahead = self.retained[index].start.saturating_sub(self.delivered);
-            index < SPAN_FRAMES_MAX && ahead < SPAN_BYTES_MAX
+            let range = &self.retained[index];
+            let ahead = range.start.saturating_sub(self.delivered);
+            // However small the pieces are, the peer waits for those of the frame that is next.
+            let is_of_next = range.start - range.offset as u64 <= self.delivered;
+            is_of_next || (index < SPAN_FRAMES_MAX && ahead < SPAN_BYTES_MAX)
         })
     }
 
@@ -265,12 +345,13 @@ impl<M: Clone> Outflow<M> {
         self.retained.get(self.lost_index()?)
     }
 
-    /// What [`Self::next_lost`] gave is on its way by `path`.
-    pub fn sent_again(&mut self, path: PathId) {
+    /// What [`Self::next_lost`] gave is on its way by `path`, in that order: see [`Retained::order`].
+    pub fn sent_again(&mut self, path: PathId, order: u64) {
         if let Some(index) = self.lost_index() {
             let frame = &mut self.retained[index];
             (frame.state, frame.path) = (State::Flying, path);
-            frame.sent_at = Retained::<M>::UNKNOWN;
+            self.lost_from = frame.start;
+            (frame.sent_at, frame.order) = (Retained::<M>::UNKNOWN, order);
             self.lost -= 1;
         }
     }
@@ -279,7 +360,9 @@ impl<M: Clone> Outflow<M> {
         if self.lost == 0 {
             return None;
         }
-        self.retained.iter().position(|frame| frame.state == State::Lost)
+        let from = self.retained.partition_point(|frame| frame.start < self.lost_from);
+        let place = self.retained.range(from..).position(|frame| frame.state == State::Lost)?;
+        Some(from + place)
     }
 
     fn cut(&mut self, index: usize, bytes_max: u32) {
@@ -291,6 +374,13 @@ impl<M: Clone> Outflow<M> {
         rest.length -= bytes_max;
         self.lost += 1;
         self.retained.insert(index + 1, rest);
+    }
+
+    /// A frame is too long for the path that has it: it is numbered, and goes in pieces, as if it were lost.
+    pub fn retain_lost(&mut self, frame: Retained<M>) {
+        self.lost += 1;
+        self.lost_from = self.lost_from.min(frame.start);
+        self.retain(Retained { state: State::Lost, ..frame });
     }
 
     /// Nothing can be sent any more.
@@ -315,12 +405,12 @@ mod tests {
         out.handle_arrived(20, 30, |_| ());
         out.handle_break(A);
         assert_eq!(out.next_lost(100).map(|frame| frame.start), Some(30));
-        out.sent_again(B);
+        out.sent_again(B, 0);
         assert!(!out.has_lost());
         out.handle_break(B);
         let again: Vec<u64> = std::iter::from_fn(|| {
             let start = out.next_lost(100)?.start;
-            out.sent_again(A);
+            out.sent_again(A, 0);
             Some(start)
         })
         .collect();
@@ -335,13 +425,31 @@ mod tests {
         let mut pieces = Vec::new();
         while let Some(piece) = out.next_lost(4) {
             pieces.push((piece.start, piece.offset, piece.length, piece.whole));
-            out.sent_again(B);
+            out.sent_again(B, 0);
         }
         assert_eq!(pieces, [(0, 0, 4, 10), (4, 4, 4, 10), (8, 8, 2, 10)]);
         out.handle_arrived(4, 8, |_| ());
         out.handle_break(B);
         assert_eq!(out.next_lost(100).map(|piece| piece.start), Some(0));
         assert!(out.handle_delivered(8, |_| ()) && out.has_lost());
+    }
+
+    #[test]
+    fn the_next_frame_is_near_in_however_many_pieces() {
+        let mut out = Outflow::default();
+        let whole = SPAN_FRAMES_MAX as u32 + 10;
+        for start in [0, whole as u64] {
+            let [mut frame] = [sent(&[A]).retained.remove(0).unwrap()];
+            (frame.start, frame.length, frame.whole) = (start, whole, whole);
+            out.retain(frame);
+        }
+        out.handle_break(A);
+        let mut pieces = 0;
+        while out.is_lost_near() && out.next_lost(1).is_some() {
+            out.sent_again(B, 0);
+            pieces += 1;
+        }
+        assert_eq!(pieces, whole, "all of the first, none of the second");
     }
 
     #[test]
@@ -374,6 +482,7 @@ mod tests {
                 at: 0,
                 path,
                 sent_at: Time(0),
+                order: 0,
                 was_spoilt: false,
                 state: State::Flying,
             });

@@ -5,92 +5,20 @@ use alloc::vec::Vec;
 
 use super::incoming::Announced;
 use super::receive::{Arriving, Keeping};
+use super::timers::Watch;
+use super::way::{Path, Way};
 use super::{Action, Endpoint, Memory, Op, OpKind, Peer};
-use crate::channel::{
-    Inflow, Outflow, PATHS_MAX, PathId, Retained, SPAN_BYTES_MAX, SPAN_FRAMES_MAX,
-};
+use crate::channel::{Inflow, Outflow, PathId, Retained, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
 use crate::credit::{Credit, Lent};
 use crate::id::Address;
-use crate::limit;
-use crate::path::rate::DeliveryRate;
-use crate::path::rtt::RoundTrip;
 use crate::path::time::Time;
 use crate::slab::Slab;
 use crate::wire::frame::Kind;
 use crate::wire::head::Head;
 
-/// What the path to a peer can do. Chosen when it opens, never per message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Path {
-    /// Payload of one frame.
-    pub payload_max: u32,
-    /// A message up to this size goes out whole, credit permitting.
-    pub eager_max: u32,
-    /// First piece of a longer one: enough to cover the time until the grant arrives.
-    pub first_piece: u32,
-    /// The receiver may read the sender's memory: messages longer than `eager_max` send no first piece.
-    pub pull: bool,
-    /// Bytes of a long message granted ahead of those taken in.
-    pub window: u64,
-    /// A longer message goes on behind its first piece without waiting for the grant, as far as credit reaches. For paths
-    /// on which waiting costs more than a copy of what comes before its receive.
-    pub ahead: bool,
-    /// It keeps every frame for as long as both processes live (shared memory): nothing need be kept for sending it again.
-    pub lossless: bool,
-    /// Frames carry checks.
-    pub checked: bool,
-    /// Payload up to this is copied for sending it again, so that its operation is done when the path has it. Larger
-    /// payload stays with the application until the peer has it.
-    pub copy_max: u32,
-    /// Frames go out by it only when no other path is up.
-    pub spare: bool,
-}
-
-impl Path {
-    /// For peers behind relays, and until a path is known.
-    pub const RELAY: Path = Path {
-        payload_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
-        eager_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
-        first_piece: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
-        pull: false,
-        window: limit::RELAY_WINDOW_BYTES,
-        ahead: true,
-        lossless: false,
-        checked: false,
-        copy_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
-        spare: false,
-    };
-
-    /// The same path without sizes that frames cannot have, or with which nothing would move.
-    fn within_limits(self) -> Path {
-        let payload_max = self.payload_max.clamp(1, PAYLOAD_BYTES_MAX);
-        Path {
-            payload_max,
-            eager_max: self.eager_max.min(payload_max),
-            first_piece: self.first_piece.min(payload_max),
-            window: self.window.max(1),
-            ..self
-        }
-    }
-}
-
-/// What a path has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PathUse {
-    /// Bytes of the channel that it was given.
-    pub bytes: u64,
-    /// What it delivers, if that was measured.
-    pub bytes_per_second: Option<u64>,
-    /// From a frame to its confirmation, if that was measured.
-    pub round_trip_nanos: Option<u64>,
-}
-
 /// Items that may wait for a peer when it asks for one more answer. Without a bound a peer that asks and never reads could
 /// take all memory; an honest one has a quarter of this in flight, and we as much towards it.
 pub(super) const QUEUE_MAX: usize = 1 << 18;
-
-/// Payload of one frame, whatever its head.
-const PAYLOAD_BYTES_MAX: u32 = (limit::FRAME_BODY_BYTES_MAX - limit::HEAD_BYTES_MAX) as u32;
 
 pub(super) struct Channel<M> {
     pub address: Address,
@@ -100,6 +28,13 @@ pub(super) struct Channel<M> {
     pub ways: Vec<Way>,
     /// Ways by which frames go out.
     senders: usize,
+    /// What is sent later may arrive sooner: there are several senders, or datagrams.
+    overtakes: bool,
+    /// Something may be lost without a word.
+    pub is_silent: bool,
+    /// Some path carries datagrams.
+    pub has_datagrams: bool,
+    pub watch: Watch,
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
     pub out: Outflow<M>,
@@ -114,8 +49,8 @@ pub(super) struct Channel<M> {
     pub solicits: bool,
     /// How often in a row an answer of the application took that along at once.
     pub prompt_answers: u8,
-    /// The peer must hear what has come early, as the answer to its ask of this number (0: to none).
-    pub report: Option<u64>,
+    /// What is to be said that is no byte of the channel.
+    pub errands: Vec<Errand>,
     /// The last ask that has been answered: its answer may be lost with a path that the peer has given up already.
     pub answered: Option<u64>,
     /// Ranges that have arrived spoilt and have not come again, and whether the peer has been told.
@@ -139,8 +74,6 @@ pub(super) struct Channel<M> {
     /// Messages of which announced pieces are still to come, by the sender's operation. Each has credit for at least one
     /// byte, so the credit bounds them.
     pub announced: BTreeMap<u32, Announced>,
-    /// Addresses of ours that the peer is to be told.
-    pub doors: Vec<([u8; 16], u16)>,
     /// Bytes that may have been sent without asking to hear of them.
     pub unasked: u64,
     pub failed: Option<i32>,
@@ -150,43 +83,32 @@ pub(super) struct Channel<M> {
     pub is_busy: bool,
 }
 
-/// A path as the channel knows it.
-pub(super) struct Way {
-    pub path: Path,
-    pub is_up: bool,
-    /// The frame that it holds but has not quite sent.
-    pub held: Option<Sent>,
-    /// Bytes of the channel that it was given.
-    pub carried: u64,
-    /// What it delivers, and how long that takes. Kept only while frames may choose between paths.
-    pub rate: DeliveryRate,
-    pub round_trip: RoundTrip,
+/// Something to be said that is no byte of the channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Errand {
+    /// What has come early, as the answer to ask `.0` of the peer (0: to none), by this path, if any, as long as that
+    /// takes frames: the asker measures it.
+    Report(u64, Option<PathId>),
+    /// Asks the peer what has come: by this path, if any.
+    Probe(Option<PathId>),
+    /// An address of ours at which connections are taken.
+    Door([u8; 16], u16),
 }
 
-impl Way {
-    fn new(path: Path) -> Self {
-        Self {
-            path,
-            is_up: true,
-            held: None,
-            carried: 0,
-            rate: DeliveryRate::new(),
-            round_trip: RoundTrip::new(),
+impl Errand {
+    pub fn kind(self) -> Kind {
+        match self {
+            Errand::Report(..) => Kind::Report,
+            Errand::Probe(_) => Kind::Ask,
+            Errand::Door(..) => Kind::Door,
         }
     }
 
-    /// When `bytes` more would be there, from now on.
-    fn finish_nanos(&self, bytes: u64) -> u64 {
-        let round_trip = self.round_trip.smoothed_nanos().unwrap_or(0);
-        self.rate.finish_nanos(self.rate.outstanding_bytes(), bytes, round_trip)
-    }
-
-    /// A frame of it is confirmed.
-    pub fn handle_confirmed<M>(&mut self, now: Time, frame: &Retained<M>) {
-        if frame.sent_at != Retained::<M>::UNKNOWN {
-            self.round_trip.handle_sample(now, now.nanos_since(frame.sent_at));
+    fn path(self) -> Option<PathId> {
+        match self {
+            Errand::Report(_, path) | Errand::Probe(path) => path,
+            Errand::Door(..) => None,
         }
-        self.rate.handle_delivered(now, frame.length as u64);
     }
 }
 
@@ -252,6 +174,10 @@ impl<M: Clone> Channel<M> {
             path: Path::RELAY,
             ways: Vec::new(),
             senders: 0,
+            overtakes: false,
+            is_silent: false,
+            has_datagrams: false,
+            watch: Watch::default(),
             queue: VecDeque::new(),
             out: Outflow::default(),
             into: Inflow::default(),
@@ -260,7 +186,7 @@ impl<M: Clone> Channel<M> {
             confirm_at: 0,
             solicits: false,
             prompt_answers: 0,
-            report: None,
+            errands: Vec::new(),
             answered: None,
             spoilt: Vec::new(),
             refusals: 0,
@@ -273,7 +199,6 @@ impl<M: Clone> Channel<M> {
             arriving: None,
             keeping: Vec::new(),
             announced: BTreeMap::new(),
-            doors: Vec::new(),
             unasked: 0,
             failed: None,
             has_left: false,
@@ -288,7 +213,7 @@ impl<M: Clone> Channel<M> {
         self.arriving = None;
         self.keeping.clear();
         self.announced.clear();
-        self.doors.clear();
+        self.errands.clear();
         self.out.clear();
         self.into.clear();
         self.ways.iter_mut().for_each(|way| way.held = None);
@@ -307,15 +232,30 @@ impl<M: Clone> Channel<M> {
         self.ways.iter().filter(is_up).filter(move |way| !(spares_rest && way.path.spare))
     }
 
-    /// Frames go out by several ways: what is sent later may arrive sooner.
+    /// Frames go out by several ways, or as datagrams: what is sent later may arrive sooner.
     #[inline]
     pub fn may_overtake(&self) -> bool {
-        self.senders > 1
+        self.overtakes
     }
 
     /// To be called when paths have changed.
-    fn count_senders(&mut self) {
+    pub fn count_senders(&mut self) {
         self.senders = self.sending().count();
+        self.overtakes = self.senders > 1 || self.sending().any(|way| way.path.datagram.is_some());
+        // What a path carried before it became a spare one may still be lost.
+        let mut up = self.ways.iter().filter(|way| way.is_up);
+        self.has_datagrams = up.clone().any(|way| way.flow.is_some());
+        self.is_silent = up.any(|way| way.path.silent);
+    }
+
+    /// Whether time matters.
+    pub fn is_timed(&self) -> bool {
+        self.overtakes || self.is_silent
+    }
+
+    /// Whether frames go out at all.
+    pub fn has_senders(&self) -> bool {
+        self.senders > 0
     }
 
     /// Whether frames go out by this path at all.
@@ -338,9 +278,109 @@ impl<M: Clone> Channel<M> {
     /// Nothing is lost or asked for.
     #[inline]
     pub fn is_calm(&self) -> bool {
-        let owes_report =
-            self.report.is_some() || self.untold_spoilt().is_some() || !self.doors.is_empty();
-        !owes_report && !self.out.is_hushed() && !self.out.has_lost()
+        let owes = !self.errands.is_empty() || self.untold_spoilt().is_some();
+        !owes && !self.out.is_hushed() && !self.out.has_lost()
+    }
+
+    /// The peer is to hear what has come early: see [`Errand::Report`].
+    pub fn owe_report(&mut self, number: u64, path: Option<PathId>) {
+        let is_same = |errand: &&mut Errand| match errand {
+            Errand::Report(_, other) => number == 0 || *other == path,
+            _ => false,
+        };
+        match self.errands.iter_mut().find(is_same) {
+            Some(Errand::Report(other, _)) => *other = number.max(*other),
+            _ => self.errands.push(Errand::Report(number, path)),
+        }
+    }
+
+    /// The peer is to be asked what has come.
+    pub fn owe_probe(&mut self, path: Option<PathId>) {
+        if !self.errands.contains(&Errand::Probe(path)) {
+            self.errands.push(Errand::Probe(path));
+        }
+    }
+
+    /// The place of the errand that `path` is to do next, of one kind if that is said.
+    pub fn errand_for(&self, path: PathId, kind: Option<Kind>) -> Option<usize> {
+        let may_go = |errand: &Errand| {
+            (errand.kind() != Kind::Door || self.may_tell_door(path))
+                && errand.path().is_none_or(|wanted| wanted == path || !self.sends_by(wanted))
+                && kind.is_none_or(|kind| kind == errand.kind())
+        };
+        self.errands.iter().position(may_go)
+    }
+
+    /// Whether addresses may be told by `path`: they are worth being sure that they arrive, and are not for every ear, so no
+    /// datagram has them as long as there is another path.
+    pub fn may_tell_door(&self, path: PathId) -> bool {
+        let is_sure = |way: &Way| way.is_up && way.flow.is_none();
+        let is_needed = || !self.ways.iter().any(is_sure);
+        self.way(path).is_some_and(|way| is_sure(way) || is_needed())
+    }
+
+    /// Ask `number` is answered, and what is said to have arrived is known.
+    pub fn handle_answer(&mut self, now: Time, number: u64) {
+        self.out.handle_answer(number);
+        let Self { out, ways, .. } = self;
+        let silent = silent_paths(ways);
+        let each = |frame: &Retained<M>| {
+            if let Some(way) = ways.get_mut(frame.path.0 as usize) {
+                way.handle_lost(frame);
+            }
+        };
+        out.handle_silence(number, |path| silent.contains(&path), each);
+        for Way { flow, round_trip, .. } in ways {
+            if let Some(flow) = flow {
+                flow.handle_answer(now, number, round_trip);
+            }
+        }
+    }
+
+    /// Ask `number` has left by `path`.
+    pub fn handle_asked(&mut self, (path, now): (PathId, Time), number: u64) {
+        self.out.handle_asked(number);
+        let silent = silent_paths(&self.ways);
+        self.out.mark_asked(number, |path| silent.contains(&path));
+        let flow = self.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+        if let Some(flow) = flow {
+            flow.handle_asked(now, number);
+        }
+    }
+
+    /// Takes in what has been confirmed, by whatever path, and finds out what that shows to be lost.
+    pub fn settle(&mut self, now: Time) {
+        for number in 0..self.ways.len() {
+            if self.ways[number].settle(now) {
+                self.lose_late(PathId(number as u8), now);
+            }
+        }
+    }
+
+    /// What is lost of what `path` carries, by now, goes again.
+    pub fn lose_late(&mut self, path: PathId, now: Time) {
+        let Self { out, ways, .. } = self;
+        let way = &mut ways[path.0 as usize];
+        let mut lost_ask = false;
+        while let Some((order, start)) = way.next_lost(now) {
+            let each = |frame: &Retained<M>| way.rate.handle_lost(frame.length as u64);
+            match start {
+                Some(start) => out.handle_lost((path, order), start, each),
+                None => lost_ask = true,
+            }
+        }
+        if lost_ask && out.is_hushed() {
+            self.owe_probe(Some(path));
+        }
+    }
+
+    /// All that `path` carries is lost, or cannot be watched any more: it goes again.
+    pub fn give_up(&mut self, path: PathId, now: Time) {
+        let flow = self.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+        if let Some(flow) = flow {
+            while flow.give_up(now).is_some() {}
+        }
+        self.out.handle_break(path);
     }
 
     /// A spoilt range that the peer has not been told of.
@@ -349,11 +389,13 @@ impl<M: Clone> Channel<M> {
     }
 
     /// What was said may not have been heard: it is said again.
-    fn repeat(&mut self) {
+    pub fn repeat(&mut self) {
         self.ack_wanted |= self.into.taken() > 0;
         self.solicits |= !self.awaiting.is_empty();
         self.spoilt.iter_mut().for_each(|(_, _, is_told)| *is_told = false);
-        self.report = self.report.max(self.answered);
+        if let Some(answered) = self.answered {
+            self.owe_report(answered, None);
+        }
         if self.out.retained() > 0 {
             self.out.ask();
         }
@@ -424,111 +466,20 @@ impl<M: Clone> Channel<M> {
     }
 }
 
+/// The paths that lose in silence, but in order: when something comes, all that was sent before has come or is lost.
+fn silent_paths(ways: &[Way]) -> Vec<PathId> {
+    let numbered = ways.iter().enumerate().map(|(number, way)| (PathId(number as u8), way));
+    numbered
+        .filter(|(_, way)| way.is_up && way.path.silent && way.path.datagram.is_none())
+        .map(|(path, _)| path)
+        .collect()
+}
+
 /// So many prompt answers in a row let the next confirmation wait for one. Like TCP's delayed acknowledgements in an
 /// interactive session, but one disappointment ends it: the peer's application may be waiting.
 const PROMPT_ANSWERS: u8 = 16;
 
 impl<M: Memory> Endpoint<M> {
-    /// There is a path to `peer`, under a number of the driver's. Sizes that no frame can have are cut to those it can.
-    /// Once there has been another, the peer is asked first what it has.
-    ///
-    /// # Panics
-    /// If the number is not below [`PATHS_MAX`].
-    pub fn open_path(&mut self, peer: Peer, number: PathId, path: Path) {
-        assert!((number.0 as usize) < PATHS_MAX, "more paths than a channel can have");
-        let channel = &mut self.channels[peer.0 as usize];
-        let path = path.within_limits();
-        while channel.ways.len() <= number.0 as usize {
-            channel.ways.push(Way { is_up: false, ..Way::new(path) });
-        }
-        let was_cut_off = !channel.ways.iter().any(|way| way.is_up);
-        channel.ways[number.0 as usize] = Way::new(path);
-        channel.path = path;
-        channel.count_senders();
-        if was_cut_off {
-            channel.repeat();
-        }
-        self.mark_busy(peer);
-    }
-
-    /// What path `number` to `peer` has carried, and what is known of it.
-    pub fn path_use(&self, peer: Peer, number: PathId) -> Option<PathUse> {
-        let way = self.channels[peer.0 as usize].way(number)?;
-        Some(PathUse {
-            bytes: way.carried,
-            bytes_per_second: way.rate.measured(),
-            round_trip_nanos: way.round_trip.smoothed_nanos(),
-        })
-    }
-
-    /// Path `number` to `peer`, if it is up, can do something else from now on.
-    pub fn set_path(&mut self, peer: Peer, number: PathId, path: Path) {
-        let channel = &mut self.channels[peer.0 as usize];
-        let way = channel.ways.get_mut(number.0 as usize);
-        if let Some(way) = way.filter(|way| way.is_up) {
-            way.path = path.within_limits();
-            channel.path = way.path;
-            channel.count_senders();
-        }
-    }
-
-    /// Path `number` to `peer` is broken. What it may have lost goes by another, if there is one, or by the next that opens.
-    /// The driver touches no memory for it any more.
-    pub fn close_path(&mut self, peer: Peer, number: PathId) {
-        let channel = &mut self.channels[peer.0 as usize];
-        let Some(way) = channel.ways.get_mut(number.0 as usize).filter(|way| way.is_up) else {
-            return;
-        };
-        way.is_up = false;
-        let held = way.held.take();
-        channel.count_senders();
-        channel.out.handle_break(number);
-        // The sender may believe that it has come by another path, from which it was diverted.
-        let mut cut: Vec<(u64, u64)> = channel
-            .keeping
-            .extract_if(.., |keeping| keeping.path == number)
-            .map(|keeping| keeping.range())
-            .collect();
-        if let Some(arriving) = &mut channel.arriving {
-            cut.extend(arriving.handle_break(number));
-        }
-        if let Some(way) = channel.ways.iter().find(|way| way.is_up) {
-            channel.path = way.path;
-            channel.repeat();
-        }
-        if let Some(sent) = held {
-            self.apply(peer, sent);
-        }
-        for (start, end) in cut {
-            self.ask_again(peer, start, end);
-        }
-        self.mark_busy(peer);
-    }
-
-    /// Whatever `path` carried may be lost, though it is still up.
-    pub fn shake_path(&mut self, peer: Peer, path: PathId) {
-        let channel = &mut self.channels[peer.0 as usize];
-        if channel.failed.is_none() {
-            channel.out.handle_break(path);
-            channel.repeat();
-            self.mark_busy(peer);
-        }
-    }
-
-    /// Tells `peer` of another address at which connections are taken. To be repeated on a new path if one was lost.
-    pub fn tell_door(&mut self, peer: Peer, ip: [u8; 16], port: u16) {
-        let channel = &mut self.channels[peer.0 as usize];
-        if channel.failed.is_none() && !channel.doors.contains(&(ip, port)) {
-            channel.doors.push((ip, port));
-            self.mark_busy(peer);
-        }
-    }
-
-    /// Whether any path to `peer` is up.
-    pub fn has_path(&self, peer: Peer) -> bool {
-        self.channels[peer.0 as usize].ways.iter().any(|way| way.is_up)
-    }
-
     /// The driver holds nothing for frames that came early any more.
     pub(super) fn release_kept(&mut self, peer: Peer, frame: u64) {
         let channel = &mut self.channels[peer.0 as usize];

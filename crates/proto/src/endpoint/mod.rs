@@ -21,14 +21,18 @@
 //! until `None` before the next one.
 
 mod channel;
+mod flow;
 mod incoming;
+mod paths;
 mod plan;
 mod receive;
 mod remote;
 mod terms;
+mod timers;
 mod transmit;
+mod way;
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use crate::id::Address;
@@ -37,7 +41,6 @@ use crate::slab::Slab;
 use crate::tag::{ANY, Arrived, Want, Wanted};
 
 use channel::{Channel, Item};
-pub use channel::{Path, PathUse};
 use incoming::{Arrival, Receive};
 pub use plan::{Outgoing, Passing};
 pub use receive::KEPT;
@@ -46,6 +49,8 @@ pub use terms::{
     Action, AtomicRequest, Config, Done, Failure, Fault, Full, Level, Look, Memory, Message, Peer,
     Place, Posting, Ticket, Work,
 };
+pub use way::{Path, PathUse};
+
 /// See the module head.
 pub struct Endpoint<M> {
     config: Config,
@@ -63,6 +68,10 @@ pub struct Endpoint<M> {
     busy: VecDeque<Peer>,
     /// Peers whose confirmation waits for an answer of the application.
     deferred: Vec<Peer>,
+    /// When which channel wants to be looked at: the time that it has noted, or earlier.
+    wakes: BTreeSet<(Time, Peer)>,
+    /// Channels to which time matters.
+    timed: usize,
 }
 
 /// An operation this endpoint started towards a peer.
@@ -139,10 +148,12 @@ impl<M: Memory> Endpoint<M> {
             now: Time(0),
             busy: VecDeque::new(),
             deferred: Vec::new(),
+            wakes: BTreeSet::new(),
+            timed: 0,
         }
     }
 
-    /// The time. It matters only where frames may choose between paths, and need not be told otherwise.
+    /// The time. It matters only where [`Self::needs_time`] says so, and need not be told otherwise.
     #[inline]
     pub fn set_time(&mut self, now: Time) {
         self.now = now;

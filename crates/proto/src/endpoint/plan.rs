@@ -3,7 +3,8 @@
 //! First come signals, which are no bytes of the channel; then what must go again; then what is new. Nothing here changes
 //! what matters, so that a driver whose path is full forgets the plan and asks again; [`Plan::count`] makes it count.
 
-use super::channel::{Channel, Item, Path};
+use super::channel::{Channel, Errand, Item};
+use super::way::Path;
 use super::{Level, Memory, Op, OpKind, Peer};
 use crate::channel::{Origin, PathId, Retained, State};
 use crate::id::Address;
@@ -186,9 +187,10 @@ impl Plan {
                     way.carried += self.payload;
                     way.rate.handle_sent(self.payload + self.lead.1 as u64);
                 }
-                return channel.out.sent_again(path);
+                let order = self.count_datagram(channel, (path, now));
+                return channel.out.sent_again(path, order);
             }
-            Origin::Signal => self.count_signal(channel),
+            Origin::Signal => self.count_signal(channel, (path, now)),
         }
         channel.told = self.confirms(channel);
         let is_refusal = self.kind == Kind::Refused && self.origin == Origin::New;
@@ -202,6 +204,19 @@ impl Plan {
         channel.lent.tell();
     }
 
+    /// The frame has left as a datagram: says its order there, or 0 if the path is of another kind.
+    #[cold]
+    fn count_datagram<M: Clone>(
+        &self,
+        channel: &mut Channel<M>,
+        (path, now): (PathId, Time),
+    ) -> u64 {
+        let flow = channel.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+        let is_again = self.origin == Origin::Again;
+        let bytes = self.body() + self.lead.1 as u64;
+        flow.map_or(0, |flow| flow.handle_sent(now, self.sequence, bytes, is_again))
+    }
+
     #[inline]
     fn count_new<M: Clone>(
         &self,
@@ -212,47 +227,82 @@ impl Plan {
         let body = self.body();
         if channel.way(path).is_some_and(|way| way.path.lossless) {
             channel.out.pass(body);
-        } else {
-            let (memory, at) = memory.map_or((None, 0), |(memory, at)| (Some(memory), at));
-            channel.out.retain(Retained {
-                start: self.sequence,
-                length: body as u32,
-                offset: 0,
-                whole: body as u32,
-                kind: self.kind,
-                flags: self.flags,
-                head: self.head,
-                memory,
-                at,
-                path,
-                // With a single path nobody tells the time.
-                sent_at: if channel.may_overtake() { now } else { Retained::<M>::UNKNOWN },
-                was_spoilt: false,
-                state: State::Flying,
-            });
-            if let Some(way) = channel.ways.get_mut(path.0 as usize) {
-                way.carried += body;
-                way.rate.handle_sent(body);
-            }
-            let asks = self.flags & flag::WANT_ACK != 0;
-            channel.unasked = if asks { 0 } else { channel.unasked + body };
+            return;
+        }
+        // With a single path nobody tells the time.
+        let (order, sent_at) = match channel.may_overtake() {
+            true => (self.count_datagram(channel, (path, now)), now),
+            false => (0, Retained::<M>::UNKNOWN),
+        };
+        channel.out.retain(self.retained(path, (order, sent_at), memory));
+        if let Some(way) = channel.ways.get_mut(path.0 as usize) {
+            way.carried += body;
+            way.rate.handle_sent(body);
+        }
+        let asks = self.flags & flag::WANT_ACK != 0;
+        channel.unasked = if asks { 0 } else { channel.unasked + body };
+    }
+
+    #[inline]
+    fn retained<M>(
+        &self,
+        path: PathId,
+        (order, sent_at): (u64, Time),
+        memory: Option<(M, u64)>,
+    ) -> Retained<M> {
+        let (memory, at) = memory.map_or((None, 0), |(memory, at)| (Some(memory), at));
+        Retained {
+            start: self.sequence,
+            length: self.body() as u32,
+            offset: 0,
+            whole: self.body() as u32,
+            kind: self.kind,
+            flags: self.flags,
+            head: self.head,
+            memory,
+            at,
+            path,
+            sent_at,
+            order,
+            was_spoilt: false,
+            state: State::Flying,
         }
     }
 
-    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>) {
-        match self.kind {
-            Kind::Ask => channel.out.asked(),
-            Kind::Report => {
-                let answered = channel.report.take().filter(|&number| number > 0);
-                channel.answered = channel.answered.max(answered);
+    /// The frame is numbered, but has not left.
+    pub fn count_lost<M: Clone>(
+        &self,
+        channel: &mut Channel<M>,
+        path: PathId,
+        memory: Option<(M, u64)>,
+    ) {
+        channel.out.retain_lost(self.retained(path, (0, Retained::<M>::UNKNOWN), memory));
+        channel.unasked += self.body();
+    }
+
+    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>, (path, now): (PathId, Time)) {
+        let errand = match self.head {
+            // Nobody sent for the one that is due in any case.
+            Head::Ask { number } if channel.out.due_ask() == Some(number) => None,
+            _ => channel.errand_for(path, Some(self.kind)),
+        };
+        let errand = errand.map(|place| channel.errands.remove(place));
+        match self.head {
+            Head::Ask { number } => channel.handle_asked((path, now), number),
+            Head::Report { .. } => {
+                if let Some(Errand::Report(number @ 1.., _)) = errand {
+                    channel.answered = channel.answered.max(Some(number));
+                }
+                if channel.into.handle_told() {
+                    channel.owe_report(0, None);
+                }
             }
-            Kind::Again => {
+            Head::Again { .. } => {
                 if let Some(place) = channel.untold_spoilt() {
                     channel.spoilt[place].2 = true;
                 }
             }
-            Kind::Door => drop(channel.doors.pop()),
-            Kind::Ack => channel.solicits = false,
+            Head::Empty => channel.solicits = false,
             _ => (),
         }
     }
@@ -296,8 +346,11 @@ pub(super) fn plan<M: Memory>(
     path: PathId,
 ) -> Option<Plan> {
     let way = channel.way(path)?;
-    if way.held.is_some() || channel.failed.is_some() || !channel.sends_by(path) {
+    if way.held.is_some() || channel.failed.is_some() {
         return None;
+    }
+    if !channel.sends_by(path) {
+        return plan_aside(channel, path);
     }
     if !channel.is_calm()
         && let Some(plan) = plan_repair(channel, path)
@@ -324,22 +377,35 @@ fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan
     if let Some(number) = channel.out.due_ask() {
         return Some(Plan::signal(Kind::Ask, Head::Ask { number }, channel));
     }
-    if let Some(answers) = channel.report {
-        let head = Head::Report { answers, ranges: channel.into.ranges() };
-        return Some(Plan::signal(Kind::Report, head, channel));
+    if let Some(place) = channel.errand_for(path, None) {
+        return Some(plan_errand(channel, channel.errands[place]));
     }
     if let Some((start, end, _)) = channel.untold_spoilt().map(|place| channel.spoilt[place]) {
         return Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel));
     }
-    if let Some(&(ip, port)) = channel.doors.last() {
-        return Some(Plan::signal(Kind::Door, Head::Door { ip, port }, channel));
-    }
     let is_far = channel.may_overtake() && !channel.out.is_lost_near();
-    if channel.out.is_hushed() || is_far {
+    if channel.out.is_hushed() || is_far || !channel.way(path)?.is_open() {
         return None;
     }
     let payload_max = channel.way(path)?.path.payload_max;
     channel.out.next_lost(payload_max).map(Plan::again)
+}
+
+/// What goes by a path by which nothing else does: an address that no datagram may have.
+#[cold]
+fn plan_aside<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
+    let is_due = channel.has_datagrams && channel.may_tell_door(path);
+    let place = channel.errand_for(path, Some(Kind::Door)).filter(|_| is_due)?;
+    Some(plan_errand(channel, channel.errands[place]))
+}
+
+fn plan_errand<M: Clone>(channel: &Channel<M>, errand: Errand) -> Plan {
+    let head = match errand {
+        Errand::Report(answers, _) => Head::Report { answers, ranges: channel.into.ranges() },
+        Errand::Probe(_) => Head::Ask { number: channel.out.next_ask() },
+        Errand::Door(ip, port) => Head::Door { ip, port },
+    };
+    Plan::signal(errand.kind(), head, channel)
 }
 
 /// What is new.
@@ -372,13 +438,28 @@ fn plan_new<M: Memory>(
     }
 }
 
+/// The next frame, if it is new, may go by `path` now, and does not fit there.
+pub(super) fn plan_too_long<M: Memory>(
+    channel: &mut Channel<M>,
+    ops: &Slab<Op<M>>,
+    path: PathId,
+) -> Option<Plan> {
+    let may_go = !channel.out.is_hushed() && channel.has_span() && channel.failed.is_none();
+    if !may_go || channel.way(path)?.held.is_some() || !channel.sends_by(path) {
+        return None;
+    }
+    let plan = plan_new(channel, ops, path)?;
+    (plan.payload > channel.way(path)?.path.payload_max as u64).then_some(plan)
+}
+
 /// The plan, if no other path should rather take it.
 #[cold]
 fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64)) -> Option<Plan> {
-    if !channel.prefers(path, plan.body(), rest.max(plan.body())) {
+    let way = channel.way(path)?;
+    if !way.is_open() || !channel.prefers(path, plan.body(), rest.max(plan.body())) {
         return None;
     }
-    let lossless = channel.way(path)?.path.lossless;
+    let lossless = way.path.lossless;
     let mut plan = numbered(plan, channel, lossless);
     if plan.payload >= WEIGHTY_BYTES {
         // What has arrived by which path is known only from confirmations.

@@ -7,6 +7,7 @@
 use alloc::vec::Vec;
 
 use super::channel::{Channel, QUEUE_MAX};
+use super::way::Way;
 use super::{Action, Endpoint, Fault, Memory, Op, OpKind, Peer, Place};
 use crate::channel::{Kept, PathId, Standing};
 use crate::wire::Malformed;
@@ -110,7 +111,7 @@ impl<M: Memory> Endpoint<M> {
         }
         if !header.kind.is_numbered() {
             self.handle_delivered(peer, header.delivered, header.sequence);
-            self.handle_signal(peer, &header, &head)?;
+            self.handle_signal(peer, path, &header, &head)?;
             return Ok(Place::Nowhere);
         }
         let whole = head_size as u64 + payload;
@@ -236,7 +237,13 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// What is no part of the channel.
-    fn handle_signal(&mut self, peer: Peer, header: &Header, head: &Head) -> Result<(), Fault> {
+    fn handle_signal(
+        &mut self,
+        peer: Peer,
+        path: PathId,
+        header: &Header,
+        head: &Head,
+    ) -> Result<(), Fault> {
         let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
         let sent = channel.out.next();
         let is_sane = |start: u64, end: u64| start < end && end <= sent;
@@ -246,7 +253,13 @@ impl<M: Memory> Endpoint<M> {
                 return Ok(());
             }
             // An older ask may come later, by a slower path.
-            Head::Ask { number } => channel.report = channel.report.max(Some(number)),
+            Head::Ask { number } => {
+                let is_measured = |way: &Way| way.path.datagram.is_some();
+                let by = channel.way(path).filter(|way| is_measured(way)).map(|_| path);
+                channel.owe_report(number, by);
+                // Who asks may not have heard of what was spoilt either.
+                channel.spoilt.iter_mut().for_each(|(_, _, is_told)| *is_told = false);
+            }
             Head::Report { answers, ranges } => {
                 for (start, bytes) in ranges {
                     let end = start.saturating_add(bytes as u64);
@@ -259,13 +272,14 @@ impl<M: Memory> Endpoint<M> {
                         });
                     }
                 }
-                channel.out.handle_answer(answers);
+                channel.handle_answer(now, answers);
+                self.settle_flows(peer);
             }
             Head::Again { start, end } if is_sane(start, end) => {
                 let Channel { out, ways, .. } = &mut *channel;
                 out.handle_spoilt(start, end, |frame| {
                     if let Some(way) = ways.get_mut(frame.path.0 as usize) {
-                        way.rate.handle_lost(frame.length as u64);
+                        way.handle_lost(frame);
                     }
                 });
             }
@@ -397,7 +411,7 @@ impl<M: Memory> Endpoint<M> {
         };
         let Keeping { frame, start, end, .. } = channel.keeping.swap_remove(place);
         channel.into.handle_kept(frame, start..end);
-        channel.report.get_or_insert(0);
+        channel.owe_report(0, None);
         self.mark_busy(peer);
         true
     }

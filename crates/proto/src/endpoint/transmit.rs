@@ -4,7 +4,9 @@
 //! forgets the frame and asks again later; [`Endpoint::transmitted`] makes it count.
 
 use super::channel::{Channel, Item, Sent};
-use super::plan::{Outgoing, Passing, Plan, item_memory, numbered, plan, planned_memory};
+use super::plan::{
+    Outgoing, Passing, Plan, item_memory, numbered, plan, plan_too_long, planned_memory,
+};
 use super::{Action, Endpoint, Failure, Level, Memory, Op, OpKind, Peer};
 use crate::channel::{Origin, PathId};
 use crate::slab::Slab;
@@ -15,8 +17,17 @@ impl<M: Memory> Endpoint<M> {
     /// The next frame for `path` of `peer`, if there is one.
     #[inline]
     pub fn poll_transmit(&mut self, peer: Peer, path: PathId) -> Option<Outgoing<'_, M>> {
+        let channel = &self.channels[peer.0 as usize];
+        if channel.is_silent {
+            self.prepare(peer, path);
+        }
         let channel = &mut self.channels[peer.0 as usize];
-        let plan = plan(channel, &self.ops, path)?;
+        let Some(plan) = plan(channel, &self.ops, path) else {
+            if channel.is_silent {
+                channel.handle_dry(path);
+            }
+            return None;
+        };
         let traits = &channel.way(path)?.path;
         let (checked, lossless, copy_max) = (traits.checked, traits.lossless, traits.copy_max);
         let (bytes, length, check_at) = plan.front(self.config.address, channel, checked);
@@ -62,6 +73,9 @@ impl<M: Memory> Endpoint<M> {
         let plan = numbered(passing.plan(), channel, lossless);
         channel.credit.spend(passing.size as u32);
         plan.count(channel, (path, self.now), copy.map(|copy| (copy, 0)));
+        if channel.is_silent {
+            self.watch(passing.peer);
+        }
     }
 
     /// The frame that [`Self::poll_transmit`] gave last for `path` is with it now. `flushed`: its bytes have left the
@@ -90,11 +104,29 @@ impl<M: Memory> Endpoint<M> {
         } else {
             plan.count(channel, (path, self.now), None);
         }
+        if channel.is_silent {
+            self.watch(peer);
+        }
         if flushed {
             self.apply(peer, sent);
         } else if let Some(way) = self.channels[peer.0 as usize].ways.get_mut(path.0 as usize) {
             way.held = Some(sent);
         }
+    }
+
+    /// What is next for `path`, and new, may be longer than any of its datagrams: then it is numbered now, and goes in pieces.
+    /// False: it is not.
+    pub(super) fn cut_up(&mut self, peer: Peer, path: PathId) -> bool {
+        let channel = &mut self.channels[peer.0 as usize];
+        let Some(plan) = plan_too_long(channel, &self.ops, path) else { return false };
+        let memory = item_memory(channel, &self.ops).map(|memory| (memory.clone(), plan.at));
+        plan.count_lost(channel, path, memory);
+        let sent = advance(channel, &mut self.ops, &plan);
+        if let Some(op) = sent.op().and_then(|id| self.ops.at_mut(id)) {
+            op.is_borrowed = true;
+        }
+        self.apply(peer, sent);
+        true
     }
 
     /// The frame that `path` of `peer` held has left.
@@ -163,9 +195,13 @@ impl<M: Memory> Endpoint<M> {
                 way.handle_confirmed(now, frame);
             }
         });
-        if is_new && several && (!channel.queue.is_empty() || channel.out.has_lost()) {
-            // It may have waited for room, or for a better path.
-            self.mark_busy(peer);
+        if is_new && several {
+            self.settle_flows(peer);
+            let channel = &self.channels[peer.0 as usize];
+            if !channel.queue.is_empty() || channel.out.has_lost() {
+                // It may have waited for room, or for a better path.
+                self.mark_busy(peer);
+            }
         }
         let channel = &mut self.channels[peer.0 as usize];
         if delivered <= channel.confirmed {

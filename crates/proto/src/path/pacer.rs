@@ -52,6 +52,13 @@ impl Pacer {
         self.credit = self.credit.min(scaled(self.capacity()));
     }
 
+    /// It is `now`: to be told before a wait, or a clock that has jumped back would make it as long as the jump.
+    pub fn handle_time(&mut self, now: Time) {
+        if now < self.filled_at {
+            self.fill(now);
+        }
+    }
+
     /// How long to wait before so many bytes may leave together; 0 = now.
     pub fn delay_nanos(&self, now: Time, bytes: u64) -> u64 {
         let Some(rate) = self.rate else { return 0 };
@@ -114,6 +121,17 @@ mod tests {
             }
         }
         sent
+    }
+
+    #[test]
+    fn a_clock_that_jumps_back_does_not_stop_a_path() {
+        let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.set_rate(Time(0), Some(GIGABIT));
+        pacer.handle_sent(Time(3600 * SECOND), 2 * BATCH_BYTES_MAX);
+        pacer.handle_time(Time(SECOND));
+        let wait = pacer.delay_nanos(Time(SECOND), 1472);
+        assert!(wait > 0 && wait < MILLISECOND);
+        assert_eq!(pacer.delay_nanos(Time(SECOND + wait), 1472), 0);
     }
 
     #[test]

@@ -158,6 +158,8 @@ impl Link {
                 checked,
                 copy_max,
                 spare: false,
+                silent: false,
+                datagram: None,
             },
         }
     }

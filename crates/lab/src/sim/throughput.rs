@@ -1,0 +1,349 @@
+//! What one path of datagrams brings: messages from one endpoint to another over a simulated line of 1 Gb/s.
+//!
+//! The line has a queue that overflows, delay, and losses after a seed; both ends are told of time and datagrams as a
+//! driver would, a little late. What comes out is a table: for each delay, loss and congestion control, how fast messages
+//! are delivered at first and later on, and how much went again without need.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::{
+    Action, Config, Endpoint, KEPT, Level, Memory, Message, Path, Peer, Place, Posting, Ticket,
+};
+use landbridge_proto::id::Address;
+use landbridge_proto::path::congestion::Kind;
+use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time, nanos_for};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+use landbridge_proto::wire::head::Head;
+
+use super::random::Random;
+
+/// Bytes per second: 1 Gb/s.
+const RATE: u64 = 125_000_000;
+/// What Ethernet, IPv4, UDP and the token add to a frame: gap, preamble, header, check, 20, 8, 8 bytes.
+const OVERHEAD: u64 = 38 + 28 + 8;
+/// What an Ethernet packet leaves for the payload.
+const PAYLOAD_MAX: u32 = 1500 - 28 - 8 - 40 - 48 - 4;
+/// How late a process reads or wakes.
+const LATE_MAX: u64 = 50 * MICROSECOND;
+/// Messages after the first.
+const MORE: usize = 8;
+/// Longer than this nobody would wait.
+const LONGEST: u64 = 200 * SECOND;
+
+const PEER: Peer = Peer(0);
+const PATH: PathId = PathId(0);
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Line {
+    /// Without queue.
+    pub round_trip: u64,
+    /// Of ten thousand datagrams, how many get lost.
+    pub lost: u64,
+    pub kind: Kind,
+    /// Bytes of a message.
+    pub size: u64,
+}
+
+/// How it went.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Nanoseconds until the first message was delivered, and on average until one of the later ones was.
+    pub first: u64,
+    pub later: u64,
+    /// Datagrams with payload that were sent, and that had been there before.
+    pub sent: u64,
+    pub needless: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Room(u64);
+
+impl Memory for Room {
+    fn size(&self) -> u64 {
+        self.0
+    }
+
+    fn address(&self) -> u64 {
+        0
+    }
+}
+
+struct End {
+    endpoint: Endpoint<Room>,
+    arrived: VecDeque<Vec<u8>>,
+    /// Heads of frames that came early.
+    early: BTreeMap<u64, Vec<u8>>,
+    /// When its line is free.
+    free_at: Time,
+    reads_at: Option<Time>,
+    wakes_at: Option<Time>,
+    done: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrive(Vec<u8>),
+    Read,
+    Wake,
+}
+
+struct Model {
+    line: Line,
+    now: Time,
+    random: Random,
+    ends: [End; 2],
+    events: BinaryHeap<Reverse<(Time, u64, usize, Event)>>,
+    count: u64,
+    sent: u64,
+    needless: u64,
+}
+
+/// Runs one line.
+///
+/// # Panics
+/// If a message is never delivered.
+pub fn run(line: Line, seed: u64) -> Outcome {
+    let mut model = Model::new(line, seed);
+    let first = model.message();
+    let started = model.now;
+    for _ in 0..MORE {
+        model.message();
+    }
+    let later = model.now.nanos_since(started) / MORE as u64;
+    Outcome { first, later, sent: model.sent, needless: model.needless }
+}
+
+impl Model {
+    fn new(line: Line, seed: u64) -> Self {
+        let end = |index: u32| {
+            let mut endpoint = Endpoint::new(Config {
+                address: Address::new(index, 0),
+                eager_window: 2 << 20,
+                min_multi_recv: 0,
+                operations_max: 100,
+            });
+            endpoint.peer(Address::new(1 - index, 0));
+            endpoint.open_path(PEER, PATH, path(line.kind));
+            End {
+                endpoint,
+                arrived: VecDeque::new(),
+                early: BTreeMap::new(),
+                free_at: Time(0),
+                reads_at: None,
+                wakes_at: None,
+                done: 0,
+            }
+        };
+        Self {
+            line,
+            now: Time(SECOND),
+            random: Random::new(seed),
+            ends: [end(0), end(1)],
+            events: BinaryHeap::new(),
+            count: 0,
+            sent: 0,
+            needless: 0,
+        }
+    }
+
+    /// Sends one message, and says how long it took until its sender knew that it was delivered.
+    fn message(&mut self) -> u64 {
+        let start = self.now;
+        let ticket = Ticket { context: 0, notify: true };
+        let posting = Posting {
+            source: None,
+            memory: Room(self.line.size),
+            tag: Some((1, 0)),
+            ticket,
+            multi: false,
+        };
+        self.ends[1].endpoint.recv(posting);
+        let message = Message {
+            peer: PEER,
+            memory: Room(self.line.size),
+            tag: Some(1),
+            data: None,
+            ticket,
+            level: Level::Delivered,
+        };
+        let done = self.ends[0].done + 1;
+        self.ends[0].endpoint.send(message).expect("one operation");
+        self.pump(0);
+        self.pump(1);
+        while self.ends[0].done < done {
+            let Reverse((at, _, end, event)) = self.events.pop().expect("something that happens");
+            self.now = self.now.max(at);
+            let taken = self.now.nanos_since(start);
+            assert!(taken < LONGEST, "{:?}: a message is never there", self.line);
+            self.handle(end, event);
+        }
+        self.now.nanos_since(start)
+    }
+
+    fn handle(&mut self, at: usize, event: Event) {
+        let now = self.now;
+        let late = now.after(self.random.below(LATE_MAX));
+        let end = &mut self.ends[at];
+        match event {
+            Event::Arrive(packet) => {
+                end.arrived.push_back(packet);
+                if end.reads_at.is_none() {
+                    end.reads_at = Some(late);
+                    self.push(late, at, Event::Read);
+                }
+                return;
+            }
+            Event::Read => {
+                end.reads_at = None;
+                self.read(at);
+            }
+            Event::Wake if end.wakes_at != Some(now) => return,
+            Event::Wake => {
+                end.wakes_at = None;
+                end.endpoint.handle_time(now);
+            }
+        }
+        self.pump(at);
+    }
+
+    fn read(&mut self, at: usize) {
+        self.ends[at].endpoint.set_time(self.now);
+        while let Some(packet) = self.ends[at].arrived.pop_front() {
+            self.take_in(at, &packet);
+        }
+        self.ends[at].endpoint.end_batch(PEER, PATH);
+    }
+
+    fn take_in(&mut self, at: usize, packet: &[u8]) {
+        let header = Header::parse(packet).expect("a header");
+        let size = Head::size(header.kind, header.flags);
+        let head = &packet[HEADER_BYTES..HEADER_BYTES + size];
+        let endpoint = &mut self.ends[at].endpoint;
+        let place = endpoint.handle_frame(PEER, PATH, header, head).expect("no fault");
+        if header.length as usize > size && place == Place::Nowhere {
+            self.needless += 1;
+        }
+        if let Place::Early { frame, .. } = place {
+            self.ends[at].early.insert(frame, head.to_vec());
+        }
+        self.ends[at].endpoint.handle_payload(PEER, PATH);
+        self.drain(at);
+        while let Some(frame) = self.ends[at].endpoint.next_kept(PEER) {
+            let head = self.ends[at].early.remove(&frame).expect("a kept frame");
+            // Only its head is looked at; the length is known.
+            self.ends[at].endpoint.handle_kept(PEER, &head).expect("no fault");
+            self.ends[at].endpoint.handle_payload(PEER, KEPT);
+            self.drain(at);
+        }
+    }
+
+    fn drain(&mut self, at: usize) {
+        while let Some(action) = self.ends[at].endpoint.poll_action() {
+            match action {
+                Action::Done(done) => {
+                    assert_eq!(done.error, None);
+                    self.ends[at].done += 1;
+                }
+                Action::Release { frame, .. } => drop(self.ends[at].early.remove(&frame)),
+                Action::Fill { .. } | Action::Forget { .. } => (),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Sends what may leave now, and sees to it that the process wakes in time.
+    fn pump(&mut self, at: usize) {
+        self.ends[at].endpoint.set_time(self.now);
+        self.drain(at);
+        self.ends[at].endpoint.end_deferral();
+        while self.ends[at].endpoint.next_busy().is_some() {
+            while self.transmit(at) {}
+        }
+        let Some(wake) = self.ends[at].endpoint.next_wake() else { return };
+        let wake = wake.max(self.now).after(self.random.below(LATE_MAX));
+        if self.ends[at].wakes_at.is_none_or(|other| wake < other || other < self.now) {
+            self.ends[at].wakes_at = Some(wake);
+            self.push(wake, at, Event::Wake);
+        }
+    }
+
+    fn transmit(&mut self, at: usize) -> bool {
+        let Some(frame) = self.ends[at].endpoint.poll_transmit(PEER, PATH) else { return false };
+        let front = frame.front().to_vec();
+        let payload = frame.payload.map_or(0, |(_, _, length)| length);
+        let copy = frame.wants_copy.then_some(Room(payload));
+        self.ends[at].endpoint.transmitted(PEER, PATH, true, copy);
+        self.drain(at);
+        self.sent += (payload > 0) as u64;
+        let nanos = nanos_for(front.len() as u64 + payload + OVERHEAD, RATE);
+        let waiting = self.ends[at].free_at.nanos_since(self.now);
+        if waiting + nanos > nanos_for(self.queue_bytes(), RATE) {
+            return true;
+        }
+        let free_at = self.now.after(waiting + nanos);
+        self.ends[at].free_at = free_at;
+        if self.random.below(10_000) >= self.line.lost {
+            self.push(free_at.after(self.line.round_trip / 2), 1 - at, Event::Arrive(front));
+        }
+        true
+    }
+
+    /// The queue holds what the line does, but at least what a small switch has for a port.
+    fn queue_bytes(&self) -> u64 {
+        (RATE / SECOND.div_ceil(self.line.round_trip)).max(256 << 10)
+    }
+
+    fn push(&mut self, at: Time, end: usize, event: Event) {
+        self.count += 1;
+        self.events.push(Reverse((at, self.count, end, event)));
+    }
+}
+
+fn path(kind: Kind) -> Path {
+    Path {
+        payload_max: PAYLOAD_MAX,
+        eager_max: PAYLOAD_MAX,
+        first_piece: PAYLOAD_MAX,
+        pull: false,
+        window: u64::MAX,
+        ahead: true,
+        lossless: false,
+        checked: true,
+        copy_max: PAYLOAD_MAX,
+        spare: false,
+        silent: true,
+        datagram: Some(kind),
+    }
+}
+
+/// Prints the table.
+pub fn print() {
+    println!("Mb/s of payload over 1 Gb/s: the first message, and the eight after it");
+    println!("| size | round trip | lost | Cubic | Bbr | Cubic again in vain | Bbr |");
+    println!("|---|---|---|---|---|---|---|");
+    for size in [1 << 20, 4 << 20, 16 << 20] {
+        for millis in [1, 10, 50] {
+            for lost in [0, 10, 100, 500] {
+                let round_trip = millis * MILLISECOND;
+                let of = |kind| run(Line { round_trip, lost, kind, size }, 7);
+                let [cubic, bbr] = [of(Kind::Cubic), of(Kind::Bbr)];
+                let rate = |nanos: u64| size * 8 * 1_000 / nanos.max(1);
+                let vain = |it: Outcome| 100.0 * it.needless as f64 / it.sent as f64;
+                println!(
+                    "| {} MiB | {millis} ms | {} % | {}, {} | {}, {} | {:.3} % | {:.3} % |",
+                    size >> 20,
+                    lost as f64 / 100.0,
+                    rate(cubic.first),
+                    rate(cubic.later),
+                    rate(bbr.first),
+                    rate(bbr.later),
+                    vain(cubic),
+                    vain(bbr)
+                );
+            }
+        }
+    }
+}
