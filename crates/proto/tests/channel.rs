@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use landbridge_proto::channel::PathId;
+use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX};
 use landbridge_proto::endpoint::{
     Action, Config, Done, Endpoint, Failure, KEPT, Level, Memory, Message, Path, Peer, Place,
     Posting, Remote, Ticket, Work,
@@ -22,6 +22,7 @@ const PIECES: Path = Path {
     ahead: true,
     lossless: false,
     spare: false,
+    overtakes: false,
     checked: false,
     copy_max: 100,
 };
@@ -306,7 +307,7 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
         end.close_path(PEER, TWO);
         end.set_path(PEER, ONE, MEBI);
     }
-    a.write(REMOTE, Room(12 << 20), None, TICKET).unwrap();
+    a.write(REMOTE, Room(3 * SPAN_BYTES_MAX / 2), None, TICKET).unwrap();
     while a.next(ONE).is_some() {}
     for end in [&mut a, &mut b] {
         end.close_path(PEER, ONE);

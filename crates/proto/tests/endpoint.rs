@@ -21,6 +21,7 @@ const PIECES: Path = Path {
     checked: false,
     copy_max: 0,
     spare: false,
+    overtakes: false,
 };
 
 #[test]

@@ -471,6 +471,7 @@ pub fn traits(byte: u8, more: u8, least: u32) -> Path {
         ahead: more & 1 != 0,
         lossless: more & 6 == 6,
         spare: false,
+        overtakes: false,
         checked: more & 8 != 0,
         copy_max: [0, 10, 1_000, 1 << 20][(more >> 4) as usize & 3],
     }

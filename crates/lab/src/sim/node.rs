@@ -124,6 +124,7 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
         checked: random.percent(50),
         copy_max: random.pick(&[0, 0, 10, 1_000, 1 << 20]),
         spare: random.percent(20),
+        overtakes: random.percent(20),
     }
 }
 

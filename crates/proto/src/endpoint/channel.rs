@@ -44,6 +44,8 @@ pub struct Path {
     pub copy_max: u32,
     /// Frames go out by it only when no other path is up.
     pub spare: bool,
+    /// What is sent by it later may arrive sooner: relays share frames out over several streams.
+    pub overtakes: bool,
 }
 
 impl Path {
@@ -59,6 +61,7 @@ impl Path {
         checked: false,
         copy_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
         spare: false,
+        overtakes: true,
     };
 
     /// The same path without sizes that frames cannot have, or with which nothing would move.
@@ -100,6 +103,8 @@ pub(super) struct Channel<M> {
     pub ways: Vec<Way>,
     /// Ways by which frames go out.
     senders: usize,
+    /// See [`Self::may_overtake`].
+    may_overtake: bool,
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
     pub out: Outflow<M>,
@@ -252,6 +257,7 @@ impl<M: Clone> Channel<M> {
             path: Path::RELAY,
             ways: Vec::new(),
             senders: 0,
+            may_overtake: false,
             queue: VecDeque::new(),
             out: Outflow::default(),
             into: Inflow::default(),
@@ -307,15 +313,22 @@ impl<M: Clone> Channel<M> {
         self.ways.iter().filter(is_up).filter(move |way| !(spares_rest && way.path.spare))
     }
 
-    /// Frames go out by several ways: what is sent later may arrive sooner.
+    /// Frames go out by several ways, and may choose between them.
+    #[inline]
+    pub fn has_choice(&self) -> bool {
+        self.senders > 1
+    }
+
+    /// What is sent later may arrive sooner, by another way or by the same: no more goes out than the peer keeps.
     #[inline]
     pub fn may_overtake(&self) -> bool {
-        self.senders > 1
+        self.may_overtake
     }
 
     /// To be called when paths have changed.
     fn count_senders(&mut self) {
         self.senders = self.sending().count();
+        self.may_overtake = self.has_choice() || self.sending().any(|way| way.path.overtakes);
     }
 
     /// Whether frames go out by this path at all.

@@ -226,7 +226,7 @@ impl Plan {
                 at,
                 path,
                 // With a single path nobody tells the time.
-                sent_at: if channel.may_overtake() { now } else { Retained::<M>::UNKNOWN },
+                sent_at: if channel.has_choice() { now } else { Retained::<M>::UNKNOWN },
                 was_spoilt: false,
                 state: State::Flying,
             });
@@ -363,7 +363,7 @@ fn plan_new<M: Memory>(
         };
         if let Some(plan) = planned {
             let (lossless, rest) = (path.lossless, item.rest(ops));
-            if channel.may_overtake() {
+            if channel.has_choice() {
                 return choose(plan, channel, (number, rest));
             }
             return Some(numbered(plan, channel, lossless));

@@ -158,6 +158,7 @@ impl Link {
                 checked,
                 copy_max,
                 spare: false,
+                overtakes: false,
             },
         }
     }

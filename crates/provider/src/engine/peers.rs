@@ -585,6 +585,7 @@ pub fn ring_path(may_pull: bool) -> Path {
         checked: false,
         copy_max: 0,
         spare: false,
+        overtakes: false,
     }
 }
 
