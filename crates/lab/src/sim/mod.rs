@@ -217,8 +217,9 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 23] = [
+    const EVENTS: [&str; 24] = [
         "paths broken",
+        "paths doubted",
         "payloads spoilt",
         "frames spoilt",
         "frames sent again",

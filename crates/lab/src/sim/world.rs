@@ -318,6 +318,9 @@ impl World {
         if self.random.below(1_000) < self.breaks {
             self.break_some()?;
         }
+        if self.random.below(1_000) < self.breaks {
+            self.doubt_some()?;
+        }
         if !self.broken.is_empty() && self.random.percent(2) {
             self.mend()?;
         }

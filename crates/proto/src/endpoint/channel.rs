@@ -105,6 +105,8 @@ pub(super) struct Channel<M> {
     senders: usize,
     /// See [`Self::may_overtake`].
     may_overtake: bool,
+    /// The way by which the peer was heard last: it is alive.
+    heard_by: PathId,
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
     pub out: Outflow<M>,
@@ -121,6 +123,8 @@ pub(super) struct Channel<M> {
     pub prompt_answers: u8,
     /// The peer must hear what has come early, as the answer to its ask of this number (0: to none).
     pub report: Option<u64>,
+    /// The path of that ask.
+    pub asked_by: PathId,
     /// The last ask that has been answered: its answer may be lost with a path that the peer has given up already.
     pub answered: Option<u64>,
     /// Ranges that have arrived spoilt and have not come again, and whether the peer has been told.
@@ -159,6 +163,8 @@ pub(super) struct Channel<M> {
 pub(super) struct Way {
     pub path: Path,
     pub is_up: bool,
+    /// See [`Endpoint::doubt_path`].
+    is_doubted: bool,
     /// The frame that it holds but has not quite sent.
     pub held: Option<Sent>,
     /// Bytes of the channel that it was given.
@@ -173,11 +179,17 @@ impl Way {
         Self {
             path,
             is_up: true,
+            is_doubted: false,
             held: None,
             carried: 0,
             rate: DeliveryRate::new(),
             round_trip: RoundTrip::new(),
         }
+    }
+
+    /// Frames go out by those with the lowest rank.
+    fn rank(&self) -> (bool, bool) {
+        (self.is_doubted, self.path.spare)
     }
 
     /// When `bytes` more would be there, from now on.
@@ -258,6 +270,7 @@ impl<M: Clone> Channel<M> {
             ways: Vec::new(),
             senders: 0,
             may_overtake: false,
+            heard_by: PathId(0),
             queue: VecDeque::new(),
             out: Outflow::default(),
             into: Inflow::default(),
@@ -267,6 +280,7 @@ impl<M: Clone> Channel<M> {
             solicits: false,
             prompt_answers: 0,
             report: None,
+            asked_by: PathId(0),
             answered: None,
             spoilt: Vec::new(),
             refusals: 0,
@@ -306,11 +320,12 @@ impl<M: Clone> Channel<M> {
         self.ways.get(path.0 as usize).filter(|way| way.is_up)
     }
 
-    /// The ways by which frames go out: those that are up, but spare ones only when there is no other.
+    /// The ways by which frames go out: those that are up, but spare ones, and still less those that are doubted, only when
+    /// there is no other.
     fn sending(&self) -> impl Iterator<Item = &Way> {
-        let is_up = |way: &&Way| way.is_up;
-        let spares_rest = self.ways.iter().filter(is_up).any(|way| !way.path.spare);
-        self.ways.iter().filter(is_up).filter(move |way| !(spares_rest && way.path.spare))
+        let up = || self.ways.iter().filter(|way| way.is_up);
+        let lowest = up().map(Way::rank).min();
+        up().filter(move |way| Some(way.rank()) == lowest)
     }
 
     /// Frames go out by several ways, and may choose between them.
@@ -328,13 +343,38 @@ impl<M: Clone> Channel<M> {
     /// To be called when paths have changed.
     fn count_senders(&mut self) {
         self.senders = self.sending().count();
-        self.may_overtake = self.has_choice() || self.sending().any(|way| way.path.overtakes);
+        // What a doubted way carries may yet arrive.
+        let several = self.ways.iter().filter(|way| way.is_up && !way.path.spare).count() > 1;
+        self.may_overtake =
+            several || self.has_choice() || self.sending().any(|way| way.path.overtakes);
+    }
+
+    /// A frame comes by this path. Whether what waits to be said may go out now and could not before.
+    #[inline]
+    pub fn hear_by(&mut self, path: PathId) -> bool {
+        let is_new = self.heard_by != path;
+        self.heard_by = path;
+        is_new && self.has_choice() && !(self.is_calm() && !self.owes_ack())
+    }
+
+    /// Whether signals go out by this path: the one by which the peer was heard last, if frames go out by it. So the answer
+    /// takes the way of the question, and no confirmation a way that may have died.
+    #[inline]
+    pub fn speaks_by(&self, path: PathId) -> bool {
+        if !self.has_choice() {
+            return true;
+        }
+        let is_answer = self.report.is_some_and(|number| number > 0);
+        let is_open = is_answer && self.sends_by(self.asked_by);
+        let best = if is_open { self.asked_by } else { self.heard_by };
+        best == path || !self.sends_by(best)
     }
 
     /// Whether frames go out by this path at all.
     #[inline]
     pub fn sends_by(&self, path: PathId) -> bool {
-        let is_only = self.senders == 1 && self.way(path).is_some_and(|way| !way.path.spare);
+        let is_only = self.senders == 1
+            && self.way(path).is_some_and(|way| !way.path.spare && !way.is_doubted);
         is_only || self.way(path).is_some_and(|way| self.sending().any(|it| core::ptr::eq(it, way)))
     }
 
@@ -514,6 +554,24 @@ impl<M: Memory> Endpoint<M> {
         }
         for (start, end) in cut {
             self.ask_again(peer, start, end);
+        }
+        self.mark_busy(peer);
+    }
+
+    /// Nothing that `path` carries is confirmed although other paths go on: what it carried may be lost, and nothing goes out
+    /// by it while there is another, until it is heard that it has healed (`is_doubted` is false).
+    pub fn doubt_path(&mut self, peer: Peer, path: PathId, is_doubted: bool) {
+        let channel = &mut self.channels[peer.0 as usize];
+        let way = channel.ways.get_mut(path.0 as usize);
+        let Some(way) = way.filter(|way| way.is_up && way.is_doubted != is_doubted) else {
+            return;
+        };
+        way.is_doubted = is_doubted;
+        // What was measured before says nothing, and what it had under way goes by others.
+        way.rate = DeliveryRate::new();
+        channel.count_senders();
+        if is_doubted {
+            self.shake_path(peer, path);
         }
         self.mark_busy(peer);
     }

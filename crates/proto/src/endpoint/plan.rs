@@ -310,6 +310,9 @@ pub(super) fn plan<M: Memory>(
         plan_new(channel, ops, path)
     };
     planned.or_else(|| {
+        if !channel.speaks_by(path) {
+            return None;
+        }
         let plan = || Plan::signal(Kind::Ack, Head::Empty, channel);
         if channel.solicits {
             return Some(Plan { flags: flag::WANT_ACK, ..plan() });
@@ -321,6 +324,20 @@ pub(super) fn plan<M: Memory>(
 /// What there is to send because something was lost, or may have been.
 #[cold]
 fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan> {
+    if channel.speaks_by(path)
+        && let Some(signal) = plan_signal(channel)
+    {
+        return Some(signal);
+    }
+    let is_far = channel.may_overtake() && !channel.out.is_lost_near();
+    if channel.out.is_hushed() || is_far {
+        return None;
+    }
+    let payload_max = channel.way(path)?.path.payload_max;
+    channel.out.next_lost(payload_max).map(Plan::again)
+}
+
+fn plan_signal<M: Clone>(channel: &Channel<M>) -> Option<Plan> {
     if let Some(number) = channel.out.due_ask() {
         return Some(Plan::signal(Kind::Ask, Head::Ask { number }, channel));
     }
@@ -331,15 +348,8 @@ fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan
     if let Some((start, end, _)) = channel.untold_spoilt().map(|place| channel.spoilt[place]) {
         return Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel));
     }
-    if let Some(&(ip, port)) = channel.doors.last() {
-        return Some(Plan::signal(Kind::Door, Head::Door { ip, port }, channel));
-    }
-    let is_far = channel.may_overtake() && !channel.out.is_lost_near();
-    if channel.out.is_hushed() || is_far {
-        return None;
-    }
-    let payload_max = channel.way(path)?.path.payload_max;
-    channel.out.next_lost(payload_max).map(Plan::again)
+    let &(ip, port) = channel.doors.last()?;
+    Some(Plan::signal(Kind::Door, Head::Door { ip, port }, channel))
 }
 
 /// What is new.

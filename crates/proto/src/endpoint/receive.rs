@@ -105,12 +105,16 @@ impl<M: Memory> Endpoint<M> {
             return Err(Fault("a peer that was given up still sends"));
         }
         channel.credit.handle_released(header.credit);
+        if channel.hear_by(path) {
+            self.mark_busy(peer);
+        }
+        let channel = &mut self.channels[peer.0 as usize];
         if header.delivered > channel.out.next() {
             return Err(Fault("a peer confirms bytes that were never sent"));
         }
         if !header.kind.is_numbered() {
             self.handle_delivered(peer, header.delivered, header.sequence);
-            self.handle_signal(peer, &header, &head)?;
+            self.handle_signal(peer, path, &header, &head)?;
             return Ok(Place::Nowhere);
         }
         let whole = head_size as u64 + payload;
@@ -233,7 +237,13 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// What is no part of the channel.
-    fn handle_signal(&mut self, peer: Peer, header: &Header, head: &Head) -> Result<(), Fault> {
+    fn handle_signal(
+        &mut self,
+        peer: Peer,
+        path: PathId,
+        header: &Header,
+        head: &Head,
+    ) -> Result<(), Fault> {
         let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
         let sent = channel.out.next();
         let is_sane = |start: u64, end: u64| start < end && end <= sent;
@@ -243,7 +253,12 @@ impl<M: Memory> Endpoint<M> {
                 return Ok(());
             }
             // An older ask may come later, by a slower path.
-            Head::Ask { number } => channel.report = channel.report.max(Some(number)),
+            Head::Ask { number } => {
+                if channel.report.max(channel.answered) < Some(number) {
+                    channel.asked_by = path;
+                }
+                channel.report = channel.report.max(Some(number));
+            }
             Head::Report { answers, ranges } => {
                 for (start, bytes) in ranges {
                     let end = start.saturating_add(bytes as u64);
