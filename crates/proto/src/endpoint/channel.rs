@@ -106,7 +106,7 @@ pub(super) struct Channel<M> {
     /// See [`Self::may_overtake`].
     may_overtake: bool,
     /// The way by which the peer was heard last: it is alive.
-    heard_by: PathId,
+    pub heard_by: PathId,
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
     pub out: Outflow<M>,
@@ -164,7 +164,7 @@ pub(super) struct Way {
     pub path: Path,
     pub is_up: bool,
     /// See [`Endpoint::doubt_path`].
-    is_doubted: bool,
+    pub is_doubted: bool,
     /// The frame that it holds but has not quite sent.
     pub held: Option<Sent>,
     /// Bytes of the channel that it was given.
@@ -341,33 +341,12 @@ impl<M: Clone> Channel<M> {
     }
 
     /// To be called when paths have changed.
-    fn count_senders(&mut self) {
+    pub fn count_senders(&mut self) {
         self.senders = self.sending().count();
         // What a doubted way carries may yet arrive.
         let several = self.ways.iter().filter(|way| way.is_up && !way.path.spare).count() > 1;
         self.may_overtake =
             several || self.has_choice() || self.sending().any(|way| way.path.overtakes);
-    }
-
-    /// A frame comes by this path. Whether what waits to be said may go out now and could not before.
-    #[inline]
-    pub fn hear_by(&mut self, path: PathId) -> bool {
-        let is_new = self.heard_by != path;
-        self.heard_by = path;
-        is_new && self.has_choice() && !(self.is_calm() && !self.owes_ack())
-    }
-
-    /// Whether signals go out by this path: the one by which the peer was heard last, if frames go out by it. So the answer
-    /// takes the way of the question, and no confirmation a way that may have died.
-    #[inline]
-    pub fn speaks_by(&self, path: PathId) -> bool {
-        if !self.has_choice() {
-            return true;
-        }
-        let is_answer = self.report.is_some_and(|number| number > 0);
-        let is_open = is_answer && self.sends_by(self.asked_by);
-        let best = if is_open { self.asked_by } else { self.heard_by };
-        best == path || !self.sends_by(best)
     }
 
     /// Whether frames go out by this path at all.
@@ -554,24 +533,6 @@ impl<M: Memory> Endpoint<M> {
         }
         for (start, end) in cut {
             self.ask_again(peer, start, end);
-        }
-        self.mark_busy(peer);
-    }
-
-    /// Nothing that `path` carries is confirmed although other paths go on: what it carried may be lost, and nothing goes out
-    /// by it while there is another, until it is heard that it has healed (`is_doubted` is false).
-    pub fn doubt_path(&mut self, peer: Peer, path: PathId, is_doubted: bool) {
-        let channel = &mut self.channels[peer.0 as usize];
-        let way = channel.ways.get_mut(path.0 as usize);
-        let Some(way) = way.filter(|way| way.is_up && way.is_doubted != is_doubted) else {
-            return;
-        };
-        way.is_doubted = is_doubted;
-        // What was measured before says nothing, and what it had under way goes by others.
-        way.rate = DeliveryRate::new();
-        channel.count_senders();
-        if is_doubted {
-            self.shake_path(peer, path);
         }
         self.mark_busy(peer);
     }

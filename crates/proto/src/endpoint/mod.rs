@@ -21,6 +21,7 @@
 //! until `None` before the next one.
 
 mod channel;
+mod doubt;
 mod incoming;
 mod plan;
 mod receive;

@@ -123,6 +123,7 @@ impl Engine {
         // With all of them silent it is the other node, or this one, that is busy.
         let goes_on = others.any(|other| other.silent < LOOK_GAP);
         let suspect_after = self.identity.suspect_after;
+        let doubt_after = (suspect_after / DOUBT_SHARE).max(slack);
         let Some(link) = self.links[id].as_mut() else {
             return;
         };
@@ -135,11 +136,7 @@ impl Engine {
                     self.link_down(twin, &late());
                 }
             }
-            Some(_) if goes_on && !link.is_doubted => {
-                if silent >= (suspect_after / DOUBT_SHARE).max(slack) {
-                    self.doubt(id);
-                }
-            }
+            Some(_) if goes_on && !link.is_doubted && silent >= doubt_after => self.doubt(id),
             Some(peer) if !has_other && silent > LONELY_PATIENCE + slack && !link.is_suspect => {
                 link.is_suspect = true;
                 self.begin_repair(peer);
