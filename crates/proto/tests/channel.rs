@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use landbridge_proto::channel::PathId;
+use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX};
 use landbridge_proto::endpoint::{
     Action, Config, Done, Endpoint, Failure, KEPT, Level, Memory, Message, Path, Peer, Place,
     Posting, Remote, Ticket, Work,
@@ -24,6 +24,7 @@ const PIECES: Path = Path {
     spare: false,
     silent: false,
     datagram: None,
+    overtakes: false,
     checked: false,
     copy_max: 100,
 };
@@ -53,6 +54,7 @@ fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answer
         let (mut a, mut b) = pair();
         a.send(message(5, Level::Delivered)).unwrap();
         b.take_in(ONE, a.next(ONE).unwrap());
+        b.doubt_path(PEER, ONE, true);
         let ack = b.next(TWO).unwrap();
         a.close_path(PEER, ONE);
         if is_asked {
@@ -71,6 +73,10 @@ fn a_confirmation_that_overtakes_a_refusal_waits_for_it() {
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(ONE).unwrap());
     let refusal = b.next(ONE).unwrap();
+    // So that the confirmation goes by the other path.
+    a.send(message(5, Level::Handed)).unwrap();
+    b.take_in(TWO, a.next(TWO).unwrap());
+    assert_eq!(a.errors(), [None]);
     let ack = b.next(TWO).unwrap();
     assert_eq!((refusal.kind(), ack.kind()), (Kind::Refused, Kind::Ack));
     assert!(ack.header.delivered > 0);
@@ -236,7 +242,7 @@ fn a_confirmation_that_is_lost_with_a_spoilt_frame_is_said_again() {
     assert!(spoilt.header.delivered > 0);
     assert!(b.next(ONE).is_none(), "the message has confirmed what there was to confirm");
     assert!(a.handle_spoilt_frame(PEER, &spoilt.header));
-    settle(&mut a, &mut b);
+    settle_by(ONE, &mut a, &mut b);
     let sent = |done: &&Done| done.work == Work::TaggedSend;
     assert_eq!(a.done().iter().filter(sent).count(), 1);
 }
@@ -251,8 +257,10 @@ fn an_answer_that_is_lost_with_a_path_the_asker_has_given_up_is_said_again() {
     a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
     b.take_in(THREE, a.next(THREE).unwrap());
-    // It does not know yet that path two is gone.
+    // It does not know yet that path two is gone, and doubts the one that is left.
+    b.doubt_path(PEER, THREE, true);
     assert_eq!(b.next(TWO).unwrap().kind(), Kind::Report);
+    b.close_path(PEER, ONE);
     b.close_path(PEER, TWO);
     a.take_in(THREE, b.next(THREE).expect("the answer again"));
     assert_eq!(a.next(THREE).expect("the message again").kind(), Kind::Tagged);
@@ -305,7 +313,7 @@ fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
     let (mut a, mut b) = pair();
     let [first, whole] = two_messages(&mut a);
     assert!(b.handle_spoilt_frame(PEER, &whole.header));
-    a.take_in(TWO, b.next(TWO).unwrap());
+    a.take_in(ONE, b.next(ONE).unwrap());
     a.set_path(PEER, TWO, Path { payload_max: 4, ..PIECES });
     let [piece, next] = [a.next(TWO).unwrap(), a.next(TWO).unwrap()];
     b.hear(TWO, &piece);
@@ -323,6 +331,49 @@ fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
 }
 
 #[test]
+fn an_answer_takes_the_way_of_the_question() {
+    for (dead, alive) in [(ONE, TWO), (TWO, ONE)] {
+        let (mut a, mut b) = pair();
+        a.send(message(5, Level::Delivered)).unwrap();
+        // It was given to a path on which nothing arrives any more, and only this side has noticed.
+        assert!(a.next(dead).is_some());
+        a.doubt_path(PEER, dead, true);
+        assert!(a.next(dead).is_none());
+        b.take_in(alive, a.next(alive).expect("a question"));
+        assert!(b.next(dead).is_none(), "the answer would be lost");
+        a.take_in(alive, b.next(alive).expect("an answer"));
+        assert!(a.next(dead).is_none());
+        b.take_in(alive, a.next(alive).expect("the message goes again"));
+        assert!(b.next(dead).is_none(), "the confirmation would be lost");
+        a.take_in(alive, b.next(alive).expect("a confirmation"));
+        assert_eq!(a.errors(), [None]);
+    }
+}
+
+#[test]
+fn a_path_that_was_doubted_carries_again_as_soon_as_it_has_healed() {
+    let (mut a, mut b) = pair();
+    a.doubt_path(PEER, ONE, true);
+    a.send(message(5, Level::Delivered)).unwrap();
+    assert!(a.next(ONE).is_none());
+    settle(&mut a, &mut b);
+    a.doubt_path(PEER, ONE, false);
+    a.send(message(5, Level::Delivered)).unwrap();
+    b.take_in(ONE, a.next(ONE).expect("a message"));
+    settle_by(ONE, &mut a, &mut b);
+    assert_eq!(a.errors(), [None; 2]);
+}
+
+#[test]
+fn the_last_path_is_used_though_it_is_doubted() {
+    let (mut a, mut b) = pair();
+    a.doubt_path(PEER, ONE, true);
+    a.close_path(PEER, TWO);
+    a.send(message(5, Level::Delivered)).unwrap();
+    b.take_in(ONE, a.next(ONE).expect("something goes out"));
+}
+
+#[test]
 fn what_goes_again_stays_within_what_the_peer_keeps() {
     const MEBI: Path = Path { payload_max: 1 << 20, copy_max: 0, ..PIECES };
     let (mut a, mut b) = pair();
@@ -330,7 +381,7 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
         end.close_path(PEER, TWO);
         end.set_path(PEER, ONE, MEBI);
     }
-    a.write(REMOTE, Room(12 << 20), None, TICKET).unwrap();
+    a.write(REMOTE, Room(3 * SPAN_BYTES_MAX / 2), None, TICKET).unwrap();
     while a.next(ONE).is_some() {}
     for end in [&mut a, &mut b] {
         end.close_path(PEER, ONE);
@@ -421,13 +472,17 @@ fn ask(frame: &Frame) -> Option<u64> {
 
 /// Everything goes by path two until there is nothing more.
 fn settle(a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
+    settle_by(TWO, a, b);
+}
+
+fn settle_by(path: PathId, a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
     for _ in 0..100 {
-        let (there, back) = (a.next(TWO), b.next(TWO));
+        let (there, back) = (a.next(path), b.next(path));
         if there.is_none() && back.is_none() {
             return;
         }
-        there.into_iter().for_each(|frame| b.take_in(TWO, frame));
-        back.into_iter().for_each(|frame| a.take_in(TWO, frame));
+        there.into_iter().for_each(|frame| b.take_in(path, frame));
+        back.into_iter().for_each(|frame| a.take_in(path, frame));
     }
     panic!("they never come to rest");
 }

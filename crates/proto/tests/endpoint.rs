@@ -23,6 +23,7 @@ const PIECES: Path = Path {
     spare: false,
     silent: false,
     datagram: None,
+    overtakes: false,
 };
 
 #[test]

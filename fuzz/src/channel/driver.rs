@@ -510,6 +510,7 @@ pub fn traits(byte: u8, more: u8, least: u32) -> Path {
         spare: false,
         silent: more >> 6 != 0,
         datagram,
+        overtakes: more & 1 == 0,
         checked: more & 8 != 0,
         copy_max: [0, 10, 1_000, 1 << 20][(more >> 4) as usize & 3],
     }

@@ -612,6 +612,28 @@ impl World {
         Ok(())
     }
 
+    /// One side of a path doubts it, or no longer, whatever is right.
+    pub fn doubt_some(&mut self) -> Result<(), Violation> {
+        let count = self.nodes.len();
+        let (from, to) = (self.random.index(count), self.random.index(count));
+        let lane = self.random.index(LANES_MAX);
+        let is_there = lane < self.links[from][to].len() && from != to;
+        if !is_there || self.nodes[from].paths[to][lane].lossless || self.model.failed[from][to] {
+            return Ok(());
+        }
+        let (peer, path) = (self.peer(from, to), PathId(lane as u8));
+        let is_doubted = self.random.percent(50);
+        self.say(|| format!("{from} doubts path {lane} to {to}: {is_doubted}"));
+        if is_doubted && self.links[from][to][lane].rest.is_some() {
+            // Its memory may be given back as soon as the frame has come by another path.
+            self.links[from][to][lane].own_rest(&mut self.arena)?;
+            self.nodes[from].endpoint.handle_flushed(peer, path);
+        }
+        self.nodes[from].endpoint.doubt_path(peer, path, is_doubted);
+        self.tally.count("paths doubted");
+        self.drain(from)
+    }
+
     fn break_lane(&mut self, a: usize, b: usize, lane: usize) -> Result<(), Violation> {
         let is_lost = self.model.failed[a][b] || self.model.failed[b][a];
         if is_lost || self.broken.contains(&(a, b, lane)) || self.broken.contains(&(b, a, lane)) {

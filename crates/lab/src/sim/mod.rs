@@ -219,13 +219,14 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 28] = [
+    const EVENTS: [&str; 29] = [
         "datagrams lost",
         "datagrams doubled",
         "silent pauses",
         "frames that vanished",
         "sleeps",
         "paths broken",
+        "paths doubted",
         "payloads spoilt",
         "frames spoilt",
         "frames sent again",

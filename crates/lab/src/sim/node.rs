@@ -127,6 +127,7 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
         spare: random.percent(20),
         silent: false,
         datagram: None,
+        overtakes: random.percent(20),
     }
 }
 

@@ -314,6 +314,7 @@ fn path(kind: Kind) -> Path {
         checked: true,
         copy_max: PAYLOAD_MAX,
         spare: false,
+        overtakes: true,
         silent: true,
         datagram: Some(kind),
     }

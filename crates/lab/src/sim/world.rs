@@ -324,6 +324,7 @@ impl World {
         }
         if self.random.below(1_000) < self.breaks {
             self.pause_some();
+            self.doubt_some()?;
         }
         if !self.broken.is_empty() && self.random.percent(2) {
             self.mend()?;

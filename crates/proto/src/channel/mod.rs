@@ -26,8 +26,8 @@ pub struct PathId(pub u8);
 pub const PATHS_MAX: usize = 8;
 
 /// Bytes between the last one confirmed and the last one sent, once they may overtake each other. The receiver keeps
-/// what comes early, so it is its bound as well. 1 Gb/s times 64 ms.
-pub const SPAN_BYTES_MAX: u64 = 8 << 20;
+/// what comes early, so it is its bound as well. 1 Gb/s times 128 ms.
+pub const SPAN_BYTES_MAX: u64 = 16 << 20;
 
 /// Frames among them.
 pub const SPAN_FRAMES_MAX: usize = 1 << 13;

@@ -28,8 +28,12 @@ pub(super) struct Channel<M> {
     pub ways: Vec<Way>,
     /// Ways by which frames go out.
     senders: usize,
-    /// What is sent later may arrive sooner: there are several senders, or datagrams.
-    overtakes: bool,
+    /// See [`Self::is_measured`].
+    is_measured: bool,
+    /// See [`Self::may_overtake`].
+    may_overtake: bool,
+    /// The way by which the peer was heard last: it is alive.
+    pub heard_by: PathId,
     /// Something may be lost without a word.
     pub is_silent: bool,
     /// Some path carries datagrams.
@@ -174,7 +178,9 @@ impl<M: Clone> Channel<M> {
             path: Path::RELAY,
             ways: Vec::new(),
             senders: 0,
-            overtakes: false,
+            is_measured: false,
+            may_overtake: false,
+            heard_by: PathId(0),
             is_silent: false,
             has_datagrams: false,
             watch: Watch::default(),
@@ -225,23 +231,41 @@ impl<M: Clone> Channel<M> {
         self.ways.get(path.0 as usize).filter(|way| way.is_up)
     }
 
-    /// The ways by which frames go out: those that are up, but spare ones only when there is no other.
+    /// The ways by which frames go out: those that are up, but spare ones, and still less those that are doubted, only when
+    /// there is no other.
     fn sending(&self) -> impl Iterator<Item = &Way> {
-        let is_up = |way: &&Way| way.is_up;
-        let spares_rest = self.ways.iter().filter(is_up).any(|way| !way.path.spare);
-        self.ways.iter().filter(is_up).filter(move |way| !(spares_rest && way.path.spare))
+        let up = || self.ways.iter().filter(|way| way.is_up);
+        let lowest = up().map(Way::rank).min();
+        up().filter(move |way| Some(way.rank()) == lowest)
     }
 
-    /// Frames go out by several ways, or as datagrams: what is sent later may arrive sooner.
+    /// Frames go out by several ways, and may choose between them.
+    #[inline]
+    pub fn has_choice(&self) -> bool {
+        self.senders > 1
+    }
+
+    /// Frames may choose between ways, or go out as datagrams: how long each takes matters.
+    #[inline]
+    pub fn is_measured(&self) -> bool {
+        self.is_measured
+    }
+
+    /// What is sent later may arrive sooner, by another way or by the same: no more goes out than the peer keeps.
     #[inline]
     pub fn may_overtake(&self) -> bool {
-        self.overtakes
+        self.may_overtake
     }
 
     /// To be called when paths have changed.
     pub fn count_senders(&mut self) {
         self.senders = self.sending().count();
-        self.overtakes = self.senders > 1 || self.sending().any(|way| way.path.datagram.is_some());
+        let has_datagrams = self.sending().any(|way| way.path.datagram.is_some());
+        self.is_measured = self.has_choice() || has_datagrams;
+        // What a doubted way carries may yet arrive.
+        let several = self.ways.iter().filter(|way| way.is_up && !way.path.spare).count() > 1;
+        self.may_overtake =
+            several || self.is_measured || self.sending().any(|way| way.path.overtakes);
         // What a path carried before it became a spare one may still be lost.
         let mut up = self.ways.iter().filter(|way| way.is_up);
         self.has_datagrams = up.clone().any(|way| way.flow.is_some());
@@ -250,7 +274,7 @@ impl<M: Clone> Channel<M> {
 
     /// Whether time matters.
     pub fn is_timed(&self) -> bool {
-        self.overtakes || self.is_silent
+        self.is_measured || self.is_silent
     }
 
     /// Whether frames go out at all.
@@ -261,7 +285,8 @@ impl<M: Clone> Channel<M> {
     /// Whether frames go out by this path at all.
     #[inline]
     pub fn sends_by(&self, path: PathId) -> bool {
-        let is_only = self.senders == 1 && self.way(path).is_some_and(|way| !way.path.spare);
+        let is_only = self.senders == 1
+            && self.way(path).is_some_and(|way| !way.path.spare && !way.is_doubted);
         is_only || self.way(path).is_some_and(|way| self.sending().any(|it| core::ptr::eq(it, way)))
     }
 
@@ -303,10 +328,11 @@ impl<M: Clone> Channel<M> {
 
     /// The place of the errand that `path` is to do next, of one kind if that is said.
     pub fn errand_for(&self, path: PathId, kind: Option<Kind>) -> Option<usize> {
-        let may_go = |errand: &Errand| {
-            (errand.kind() != Kind::Door || self.may_tell_door(path))
-                && errand.path().is_none_or(|wanted| wanted == path || !self.sends_by(wanted))
-                && kind.is_none_or(|kind| kind == errand.kind())
+        let may_go = |errand: &Errand| match errand.path() {
+            _ if kind.is_some_and(|kind| kind != errand.kind()) => false,
+            _ if errand.kind() == Kind::Door => self.may_tell_door(path),
+            Some(wanted) => wanted == path || !self.sends_by(wanted),
+            None => self.speaks_by(path),
         };
         self.errands.iter().position(may_go)
     }

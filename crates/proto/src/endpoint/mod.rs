@@ -21,6 +21,7 @@
 //! until `None` before the next one.
 
 mod channel;
+mod doubt;
 mod flow;
 mod incoming;
 mod paths;

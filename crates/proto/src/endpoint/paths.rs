@@ -63,7 +63,7 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Paths to `peer` have changed.
-    fn count_senders(&mut self, peer: Peer) {
+    pub(super) fn count_senders(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let was_timed = channel.is_timed();
         channel.count_senders();

@@ -230,7 +230,7 @@ impl Plan {
             return;
         }
         // With a single path nobody tells the time.
-        let (order, sent_at) = match channel.may_overtake() {
+        let (order, sent_at) = match channel.is_measured() {
             true => (self.count_datagram(channel, (path, now)), now),
             false => (0, Retained::<M>::UNKNOWN),
         };
@@ -363,6 +363,9 @@ pub(super) fn plan<M: Memory>(
         plan_new(channel, ops, path)
     };
     planned.or_else(|| {
+        if !channel.speaks_by(path) {
+            return None;
+        }
         let plan = || Plan::signal(Kind::Ack, Head::Empty, channel);
         if channel.solicits {
             return Some(Plan { flags: flag::WANT_ACK, ..plan() });
@@ -374,14 +377,8 @@ pub(super) fn plan<M: Memory>(
 /// What there is to send because something was lost, or may have been.
 #[cold]
 fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan> {
-    if let Some(number) = channel.out.due_ask() {
-        return Some(Plan::signal(Kind::Ask, Head::Ask { number }, channel));
-    }
-    if let Some(place) = channel.errand_for(path, None) {
-        return Some(plan_errand(channel, channel.errands[place]));
-    }
-    if let Some((start, end, _)) = channel.untold_spoilt().map(|place| channel.spoilt[place]) {
-        return Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel));
+    if let Some(signal) = plan_signal(channel, path) {
+        return Some(signal);
     }
     let is_far = channel.may_overtake() && !channel.out.is_lost_near();
     if channel.out.is_hushed() || is_far || !channel.way(path)?.is_open() {
@@ -389,6 +386,19 @@ fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan
     }
     let payload_max = channel.way(path)?.path.payload_max;
     channel.out.next_lost(payload_max).map(Plan::again)
+}
+
+fn plan_signal<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
+    let speaks = channel.speaks_by(path);
+    if let Some(number) = channel.out.due_ask().filter(|_| speaks) {
+        return Some(Plan::signal(Kind::Ask, Head::Ask { number }, channel));
+    }
+    if let Some(place) = channel.errand_for(path, None) {
+        return Some(plan_errand(channel, channel.errands[place]));
+    }
+    let spoilt = channel.untold_spoilt().filter(|_| speaks);
+    let (start, end, _) = channel.spoilt[spoilt?];
+    Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel))
 }
 
 /// What goes by a path by which nothing else does: an address that no datagram may have.
@@ -429,7 +439,7 @@ fn plan_new<M: Memory>(
         };
         if let Some(plan) = planned {
             let (lossless, rest) = (path.lossless, item.rest(ops));
-            if channel.may_overtake() {
+            if channel.is_measured() {
                 return choose(plan, channel, (number, rest));
             }
             return Some(numbered(plan, channel, lossless));

@@ -106,6 +106,10 @@ impl<M: Memory> Endpoint<M> {
             return Err(Fault("a peer that was given up still sends"));
         }
         channel.credit.handle_released(header.credit);
+        if channel.hear_by(path) {
+            self.mark_busy(peer);
+        }
+        let channel = &mut self.channels[peer.0 as usize];
         if header.delivered > channel.out.next() {
             return Err(Fault("a peer confirms bytes that were never sent"));
         }
@@ -254,9 +258,10 @@ impl<M: Memory> Endpoint<M> {
             }
             // An older ask may come later, by a slower path.
             Head::Ask { number } => {
+                // The asker measures datagrams, and of several paths that one lives.
                 let is_measured = |way: &Way| way.path.datagram.is_some();
-                let by = channel.way(path).filter(|way| is_measured(way)).map(|_| path);
-                channel.owe_report(number, by);
+                let is_tied = channel.has_choice() || channel.way(path).is_some_and(is_measured);
+                channel.owe_report(number, is_tied.then_some(path));
                 // Who asks may not have heard of what was spoilt either.
                 channel.spoilt.iter_mut().for_each(|(_, _, is_told)| *is_told = false);
             }

@@ -52,7 +52,8 @@ impl<M: Memory> Endpoint<M> {
         let is_clear = channel.queue.is_empty()
             && way.held.is_none()
             && channel.is_calm()
-            && !channel.may_overtake()
+            && !channel.is_measured()
+            && channel.has_span()
             && channel.sends_by(path);
         let room = channel.credit.available().min(way.path.eager_max) as u64;
         if !is_clear || channel.failed.is_some() || passing.size > room {
@@ -188,14 +189,14 @@ impl<M: Memory> Endpoint<M> {
     #[inline]
     pub(super) fn handle_delivered(&mut self, peer: Peer, delivered: u64, sequence: u64) {
         let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
-        let several = channel.may_overtake();
+        let may_wait = channel.may_overtake();
         let Channel { out, ways, .. } = channel;
         let is_new = out.handle_delivered(delivered, |frame| {
             if let Some(way) = ways.get_mut(frame.path.0 as usize) {
                 way.handle_confirmed(now, frame);
             }
         });
-        if is_new && several {
+        if is_new && may_wait {
             self.settle_flows(peer);
             let channel = &self.channels[peer.0 as usize];
             if !channel.queue.is_empty() || channel.out.has_lost() {

@@ -36,6 +36,8 @@ pub struct Path {
     pub copy_max: u32,
     /// Frames go out by it only when no other path is up.
     pub spare: bool,
+    /// What is sent by it later may arrive sooner: relays share frames out over several streams, and datagrams are free.
+    pub overtakes: bool,
     /// It can lose frames without a word about it: what is not confirmed by it is asked for after a while.
     pub silent: bool,
     /// Every frame is one datagram, which may be lost, doubled, reordered or late without a word; how many may be under way
@@ -56,6 +58,7 @@ impl Path {
         checked: false,
         copy_max: limit::RELAY_PAYLOAD_BYTES_MAX as u32,
         spare: false,
+        overtakes: true,
         silent: true,
         datagram: None,
     };
@@ -96,6 +99,8 @@ const PAYLOAD_BYTES_MAX: u32 = (limit::FRAME_BODY_BYTES_MAX - limit::HEAD_BYTES_
 pub(super) struct Way {
     pub path: Path,
     pub is_up: bool,
+    /// See [`Endpoint::doubt_path`](super::Endpoint::doubt_path).
+    pub is_doubted: bool,
     /// The frame that it holds but has not quite sent.
     pub held: Option<Sent>,
     /// Bytes of the channel that it was given.
@@ -112,12 +117,18 @@ impl Way {
         Self {
             path,
             is_up: true,
+            is_doubted: false,
             held: None,
             carried: 0,
             rate: DeliveryRate::new(),
             round_trip: RoundTrip::new(),
             flow: new_flow(&path),
         }
+    }
+
+    /// Frames go out by those with the lowest rank.
+    pub fn rank(&self) -> (bool, bool) {
+        (self.is_doubted, self.path.spare)
     }
 
     /// When `bytes` more would be there, from now on.

@@ -27,8 +27,13 @@ pub struct Handshake {
     filled: usize,
     since: Instant,
     is_to_relay: bool,
+    /// How long the connection may take to be there.
+    connect_max: Duration,
 }
 
+/// How long a connection to where there was one before may take, at least. TCP tries again after a second only, and its
+/// next attempts are further apart than ours.
+const CONNECT_TIME_MIN: Duration = Duration::from_millis(500);
 /// How long a stranger who has said the right first word may take for the second. It is a process of the job, which
 /// computes and does not look at its network meanwhile; or it is not. (If places get scarce, it must go sooner.)
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(600);
@@ -98,7 +103,13 @@ impl Handshake {
             filled: 0,
             since: Instant::now(),
             is_to_relay: false,
+            connect_max: STEP_TIME_MAX,
         }
+    }
+
+    /// The connection is one of many attempts: when it is not there after `pause`, another one is better.
+    pub fn hurry(self, pause: Duration) -> Self {
+        Self { connect_max: pause.clamp(CONNECT_TIME_MIN, STEP_TIME_MAX), ..self }
     }
 
     /// The socket, to wait on.
@@ -126,6 +137,7 @@ impl Handshake {
             Step::AwaitReply(_) if self.is_to_relay => Some(RELAY_TIME_MAX),
             Step::AwaitReply(_) => None,
             Step::AwaitClose(_) => Some(CLOSE_TIME_MAX),
+            Step::Dialled(_) => Some(self.connect_max),
             _ => Some(STEP_TIME_MAX),
         }
     }
@@ -316,6 +328,11 @@ mod tests {
         assert_eq!(dialled.time_max(), None);
         assert!(accepted.advance(identity, NO_MEMORY).unwrap().is_none());
         assert_eq!(accepted.time_max(), Some(CLOSE_TIME_MAX));
+        let (again, _nobody) = pair();
+        let again = Handshake::dial(again.into(), true, identity, introduction());
+        let again = again.hurry(Duration::from_millis(20));
+        assert_eq!(again.time_max(), Some(CONNECT_TIME_MIN));
+        assert_eq!(again.hurry(Duration::from_secs(60)).time_max(), Some(STEP_TIME_MAX));
         let (to_relay, _relay) = pair();
         let mut relay = Handshake::dial_relay(to_relay.into(), true, identity, introduction());
         assert!(relay.advance(identity, NO_MEMORY).unwrap().is_none());

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
 
@@ -54,8 +54,12 @@ pub struct Link {
     pub(super) is_theirs: bool,
     /// It has sent something that may not be confirmed yet.
     pub(super) has_sent: bool,
-    /// Since when nothing that it has sent was confirmed.
-    pub(super) silent_since: Option<Instant>,
+    /// Since when something that it has sent was unconfirmed at each look.
+    pub(super) waits_since: Option<Instant>,
+    /// For how long nothing was confirmed while something could have been, as of the last look.
+    pub(super) silent: Duration,
+    /// So long that nothing goes out by it while there is another.
+    pub(super) is_doubted: bool,
     /// For so long that another connection is tried beside it.
     pub(super) is_suspect: bool,
     /// When it came up.
@@ -87,7 +91,9 @@ impl Link {
             ends: None,
             is_theirs: false,
             has_sent: false,
-            silent_since: None,
+            waits_since: None,
+            silent: Duration::ZERO,
+            is_doubted: false,
             is_suspect: false,
             since: Instant::now(),
             heard: Time(0),
@@ -176,6 +182,7 @@ impl Link {
                 spare: false,
                 silent: false,
                 datagram: None,
+                overtakes: false,
             },
         }
     }

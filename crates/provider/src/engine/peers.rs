@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::epoll;
 
@@ -28,6 +29,7 @@ use super::links::{self, Link};
 use super::memory::may_read;
 use super::neighbours::{Out, Route};
 use super::rails;
+use super::repair::Repair;
 use crate::arena;
 use crate::log;
 
@@ -267,7 +269,11 @@ impl Engine {
         let handshake = match purpose {
             Purpose::Stranger => Handshake::accept(socket, is_unix, own),
             Purpose::Peer(_) | Purpose::Rail(..) => {
-                Handshake::dial(socket, is_unix, self.identity, own)
+                let dialled = Handshake::dial(socket, is_unix, self.identity, own);
+                match self.pause_after(purpose) {
+                    Some(pause) => dialled.hurry(pause),
+                    None => dialled,
+                }
             }
             Purpose::Relay => Handshake::dial_relay(socket, is_unix, self.identity, own),
         };
@@ -282,6 +288,17 @@ impl Engine {
         *self.hellos.count(purpose) += 1;
         self.handle_hello(id);
         Ok(())
+    }
+
+    /// The pause until the next attempt, if this is one of many.
+    fn pause_after(&self, purpose: Purpose) -> Option<Duration> {
+        match purpose {
+            Purpose::Rail(peer, address) => Some(self.rail_pause(peer, address)),
+            Purpose::Peer(peer) => {
+                self.neighbours[peer.0 as usize].repair.as_ref().map(Repair::pause)
+            }
+            _ => None,
+        }
     }
 
     /// Accepts whoever waits at a door.
@@ -421,8 +438,13 @@ impl Engine {
         }
         let is_theirs = matches!(purpose, Purpose::Stranger);
         let id = self.link_up(peer, carrier, introduction.pid, is_theirs)?;
-        if let Purpose::Rail(peer, address) = purpose {
-            self.rail_up(peer, address, id);
+        match (purpose, peer) {
+            (Purpose::Rail(peer, address), _) => self.rail_up(peer, address, id),
+            (Purpose::Stranger, Some(peer)) => {
+                let ends = self.links[id].as_ref().and_then(|link| link.ends);
+                self.rail_met(peer, ends, id);
+            }
+            _ => (),
         }
         Ok(())
     }
@@ -592,6 +614,7 @@ pub fn ring_path(may_pull: bool) -> Path {
         spare: false,
         silent: false,
         datagram: None,
+        overtakes: false,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Several interfaces of a node as several paths to a peer.
 //!
 //! Once two endpoints have a direct connection, each tells the other at which further addresses it takes connections;
-//! the one with the smaller name tries them. Which local interface leads there is the kernel's business, and whether
+//! the one with the smaller name tries them. When such a connection is lost, each side tries, for the other may not have
+//! noticed: it may have nothing to send, and who only listens hears no difference. Which local interface leads there is the kernel's business, and whether
 //! it does is found out by trying: an address that nobody reaches costs attempts with growing pauses, and nothing else.
 //! A connection between the same two addresses as one that stands already is kept for what the peer sends by it.
 //!
@@ -43,6 +44,8 @@ pub struct Rail {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// The peer tries ours.
+    Theirs,
     /// To be tried when it is time.
     Waiting,
     Dialling,
@@ -80,9 +83,7 @@ impl Engine {
         if door.token != 0 {
             return self.handle_datagram_door(peer, door);
         }
-        if Some(self.own.name) >= self.neighbours[peer.0 as usize].name {
-            return;
-        }
+        let is_ours = Some(self.own.name) < self.neighbours[peer.0 as usize].name;
         let address = address_of(door);
         let ip = address.ip();
         let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
@@ -93,7 +94,8 @@ impl Engine {
         {
             return;
         }
-        let (state, next, pause) = (State::Waiting, Instant::now(), PAUSE_MIN);
+        let state = if is_ours { State::Waiting } else { State::Theirs };
+        let (next, pause) = (Instant::now(), PAUSE_MIN);
         self.rails.push(Rail { peer, address, state, next, pause });
         self.check_rails();
     }
@@ -120,6 +122,12 @@ impl Engine {
         }
     }
 
+    /// The pause after the attempt that is under way to a further address.
+    pub(super) fn rail_pause(&self, peer: Peer, address: SocketAddr) -> Duration {
+        let found = self.rails.iter().find(|rail| (rail.peer, rail.address) == (peer, address));
+        found.map_or(PAUSE_MIN, |rail| rail.pause)
+    }
+
     /// Whether some address is still to be tried.
     pub(super) fn has_rails_to_try(&self) -> bool {
         self.rails.iter().any(|rail| rail.state == State::Waiting)
@@ -134,7 +142,11 @@ impl Engine {
 
     pub(super) fn rail_failed(&mut self, peer: Peer, address: SocketAddr, error: &io::Error) {
         log!(Debug, "{} at {address}: {error}", self.core.address(peer));
-        self.set_rail(peer, address, State::Waiting);
+        let found = self.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
+        // The peer may have come to us meanwhile.
+        if let Some(rail) = found.filter(|rail| rail.state == State::Dialling) {
+            rail.state = State::Waiting;
+        }
     }
 
     /// A connection to a further address is up as link `id`.
@@ -142,13 +154,37 @@ impl Engine {
         self.set_rail(peer, address, State::Up(id));
     }
 
-    /// Link `id` is lost: if it was to a further address, that is tried again.
-    pub(super) fn rail_lost(&mut self, id: usize) -> bool {
-        let Some(rail) = self.rails.iter_mut().find(|rail| rail.state == State::Up(id)) else {
+    /// The peer has connected to us, between the addresses `ends`, as link `id`: there is no need to try the other way round.
+    pub(super) fn rail_met(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) {
+        if let Some(rail) = self.rail_between(peer, ends) {
+            rail.state = State::Up(id);
+        }
+    }
+
+    /// Link `id` of `peer`, which joined the addresses `ends`, is lost: if it was to a further address, that is tried again.
+    pub(super) fn rail_lost(
+        &mut self,
+        peer: Peer,
+        ends: Option<(IpAddr, IpAddr)>,
+        id: usize,
+    ) -> bool {
+        let is_up = self.rails.iter().position(|rail| rail.state == State::Up(id));
+        let rail = match is_up {
+            Some(place) => Some(&mut self.rails[place]),
+            None => self.rail_between(peer, ends),
+        };
+        let Some(rail) = rail else {
             return false;
         };
-        (rail.state, rail.next, rail.pause) = (State::Waiting, Instant::now(), PAUSE_MIN);
+        if matches!(rail.state, State::Theirs) || rail.state == State::Up(id) {
+            (rail.state, rail.next, rail.pause) = (State::Waiting, Instant::now(), PAUSE_MIN);
+        }
         true
+    }
+
+    fn rail_between(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<&mut Rail> {
+        let (_, ip) = ends?;
+        self.rails.iter_mut().find(|rail| rail.peer == peer && rail.address.ip() == ip)
     }
 
     /// Whether a direct path of `peer` joins the same two addresses as `ends`, and over which link.

@@ -36,6 +36,11 @@ pub struct Repair {
 }
 
 impl Repair {
+    /// The pause after the attempt that is under way.
+    pub fn pause(&self) -> Duration {
+        self.pause
+    }
+
     fn new() -> Self {
         let now = Instant::now();
         Self { since: now, next: now, pause: PAUSE_MIN, refusals: 0, has_hope: false }
@@ -73,7 +78,7 @@ impl Engine {
         self.core.close_path(peer, lost.path);
         self.share_work(peer);
         self.drain_actions();
-        let is_rail = self.rail_lost(id);
+        let is_rail = self.rail_lost(peer, ends, id);
         let is_needed = self.twin(peer, ends).is_none() && !is_rail;
         if is_needed || other.is_none() {
             self.begin_repair(peer);

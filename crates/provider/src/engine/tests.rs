@@ -4,14 +4,14 @@ mod datagrams;
 
 use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
 use std::time::{Duration, Instant};
 
 use landbridge_drive::link::stream::StreamLink;
 use landbridge_proto::id::{Address, ClusterId};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::head::{Door, Head};
 use landbridge_proto::wire::hello::Introduction;
 use landbridge_proto::wire::name::Name;
 
@@ -265,6 +265,31 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
 }
 
 /// The name of nobody in particular, on another node, who can be called at `address`.
+/// The side that has lost a connection to a further address may be the only one that has noticed, whoever dialled.
+#[test]
+fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    door.set_nonblocking(true).unwrap();
+    let (own_ip, address) = (IpAddr::from([127, 0, 0, 2]), door.local_addr().unwrap());
+    let port = address.port();
+    let IpAddr::V4(ip) = address.ip() else { panic!("an IPv4 address") };
+    let has_called = |party: &mut Party| {
+        party.engine.look(0);
+        door.accept().is_ok()
+    };
+    let mut parties = [Party::open(), Party::open()];
+    parties.sort_by_key(Party::name);
+    let [smaller, mut larger] = parties;
+    let number = larger.av.insert(smaller.name());
+    let peer = larger.engine.peer_of(number).unwrap();
+    let ip = ip.to_ipv6_mapped().octets();
+    larger.engine.handle_door_told(peer, &Door { ip, port, token: 0 });
+    assert!(!has_called(&mut larger), "the peer dials");
+    assert!(!larger.engine.rail_lost(peer, Some((own_ip, own_ip)), 7), "no rail");
+    assert!(larger.engine.rail_lost(peer, Some((own_ip, address.ip())), 7));
+    until(|| has_called(&mut larger));
+}
+
 fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
     let ip = address.ip().to_ipv6_mapped().octets();

@@ -40,6 +40,8 @@ const LOOK_GAP_MICROS: u64 = 1_000;
 const POLLS_PER_LOOK_HOT: u32 = 16;
 /// So many reads in a row from one stream make it the one that is read directly.
 const HOT_READS: u32 = 16;
+/// How often it is seen whether a hello takes too long.
+const HELLO_GAP: Duration = Duration::from_millis(100);
 /// Events taken from the kernel at once.
 const EVENTS: usize = 64;
 /// The bell of waiting threads among the events: nothing is to be done but to be awake, and nothing has come.
@@ -252,7 +254,7 @@ impl Engine {
                 token => self.handle_event(token, flags),
             }
         }
-        if self.hellos_open > 0 && self.idle.hellos_checked.elapsed() > Duration::from_secs(1) {
+        if self.hellos_open > 0 && self.idle.hellos_checked.elapsed() > HELLO_GAP {
             self.idle.hellos_checked = Instant::now();
             self.check_hellos();
         }

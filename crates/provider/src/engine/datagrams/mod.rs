@@ -192,6 +192,7 @@ impl Line {
             checked: true,
             copy_max: copy_max.min(payload_max - 1),
             spare: false,
+            overtakes: true,
             silent: true,
             datagram: Some(self.congestion),
         }
