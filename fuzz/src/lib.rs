@@ -8,6 +8,7 @@ use landbridge_proto::limit::HEAD_BYTES_MAX;
 use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
 use landbridge_proto::route::table::Range;
 use landbridge_proto::setting::{SETTINGS, find, nearest};
+use landbridge_proto::wire::datagram::{self, Inside, PROBE_BYTES, Probe};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
 use landbridge_proto::wire::hello::{
@@ -19,9 +20,10 @@ use landbridge_proto::wire::name::{NAME_BYTES, Name};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("frame", frame),
     ("head", head),
+    ("datagram", datagram),
     ("hello", hello),
     ("name", name),
     ("stream", stream),
@@ -38,6 +40,20 @@ pub fn frame(bytes: &[u8]) {
         // The check is the driver's, which fills it in last.
         assert_eq!(again[..CHECK_AT], bytes[..CHECK_AT]);
         assert_eq!(Header::parse(&again), Ok(header));
+    }
+}
+
+/// A datagram: token, and frame or probe.
+pub fn datagram(bytes: &[u8]) {
+    let Ok(inside) = datagram::parse(bytes) else { return };
+    let Some(token) = datagram::token(bytes) else { unreachable!("a datagram without a token") };
+    match inside {
+        Inside::Frame(rest) => frame(rest),
+        Inside::Probe(probe) => {
+            assert_eq!(probe.emit(token, false)[..], bytes[..PROBE_BYTES]);
+            assert_eq!(probe.size as usize, bytes.len());
+        }
+        Inside::Answer(probe) => assert_eq!(probe.emit(token, true)[..], *bytes),
     }
 }
 
@@ -229,6 +245,24 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         Name { address, unique: 77, cluster: ClusterId(3), node: 9, ip: [9; 16], port: 7711 };
     add("name", "good".into(), &name.emit());
     add("name", "short".into(), &name.emit()[..40]);
+    let probe = Probe { size: 40, number: 3 };
+    add("datagram", "probe".into(), &[&probe.emit(1, false)[..], &[0; 16]].concat());
+    add("datagram", "answer".into(), &probe.emit(1, true));
+    let mut header = [0; HEADER_BYTES];
+    let source = Address::new(1, 0);
+    let door = Header {
+        length: 32,
+        kind: Kind::Door,
+        flags: 0,
+        hops: 0,
+        source,
+        target: source,
+        sequence: 5,
+        delivered: 6,
+        credit: 7,
+    };
+    door.emit(&mut header);
+    add("datagram", "frame".into(), &[&[9; 8][..], &header, &[1; 32]].concat());
     add("config", "good".into(), CONFIG.as_bytes());
     add("config", "peers".into(), format!("{CONFIG}{PEER}").as_bytes());
     add("config", "ranges".into(), CONFIG.replace("[4, 4]", "[3, 4]").as_bytes());

@@ -66,6 +66,8 @@ RAIL_FAULTS: dict[str, Events] = {
 }
 # What does not hold yet, and runs only when it is asked for: it hangs now and then, and nobody has found out why.
 NOT_YET = ["Open MPI, one cluster, corruption"]
+# Once more with `udp=on`.
+OVER_UDP = ["5 % loss", "corruption", "reordering", "duplication", "interfaces down and up", "first rail down for good"]
 WAN_FAULTS: dict[str, Events] = {
     "wide-area link cut for 20 s": [(1.0, "link . near-far --down"), (21.0, "link . near-far --up")],
     "relay stopped for 5 s": [(1.0, "relay . near stop"), (6.0, "relay . near continue")],
@@ -122,21 +124,24 @@ def every_case(options, folder: Path) -> list[Case]:
         cases += [mpich(options, fault, events), open_mpi(options, fault, apart, folder)]
     for fault in ("5 % loss", "corruption", "reordering", "interfaces down and up"):
         cases += [heat(options, fault), benchmark(options, fault)]
+    cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
     for fault, events in WAN_FAULTS.items():
         cases += [mpich(options, fault, events, hosts=4)]
     return cases
 
 
-def words_of_run(options, hosts: int) -> list[str]:
+def words_of_run(options, hosts: int, *words: str) -> list[str]:
     """One rank on each of the first hosts: two of them are the near cluster."""
-    return common.landbridge_run(options, hosts, "--ranks-per-node", "1")
+    return common.landbridge_run(options, hosts, "--ranks-per-node", "1", *words)
 
 
-def mpich(options, fault: str, events: Events, hosts: int = 2) -> Case:
+def mpich(options, fault: str, events: Events, hosts: int = 2, over_udp: bool = False) -> Case:
     program = [common.python(options), str(SUMS), "--seconds", str(RUN_S)]
     name = f"MPICH, {'one cluster' if hosts == 2 else 'two clusters'}, {fault}"
+    extra = ["--set", "udp=on"] if over_udp else []
+    name += " over UDP" if over_udp else ""
     within = RUN_S + SLACK_S if hosts == 2 else None
-    return Case(name, [*words_of_run(options, hosts), *program], {}, events, r"^done: \d+", within)
+    return Case(name, [*words_of_run(options, hosts, *extra), *program], {}, events, r"^done: \d+", within)
 
 
 def open_mpi(options, fault: str, events: Events, folder: Path) -> Case:

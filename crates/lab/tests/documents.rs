@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use landbridge_proto::setting::{Reader, SETTINGS, Scope, Setting};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Kind, flag};
 use landbridge_proto::wire::head::Head;
-use landbridge_proto::wire::{hello, name};
+use landbridge_proto::wire::{datagram, hello, name};
 use landbridge_proto::{limit, relay};
 
 #[test]
@@ -58,6 +58,8 @@ fn the_table_of_sizes_is_that_of_the_code() {
         ("REPLY_BYTES", hello::REPLY_BYTES),
         ("CLOSE_BYTES", hello::CLOSE_BYTES),
         ("NAME_BYTES", name::NAME_BYTES),
+        ("TOKEN_BYTES", datagram::TOKEN_BYTES),
+        ("PROBE_BYTES", datagram::PROBE_BYTES),
         ("ATOMIC_BYTES_MAX", limit::ATOMIC_BYTES_MAX),
     ]
     .map(|(name, size)| format!("{name} {size}"));

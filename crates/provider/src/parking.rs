@@ -11,10 +11,9 @@
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
 
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::engine::{Engine, PARK_MILLIS};
+use crate::engine::{Engine, PARK_MILLIS, timespec};
 use crate::patience::{Advice, Patience};
 use crate::sync::{Sleep, SpinLock};
 
@@ -131,8 +130,8 @@ fn sleep_in_all(together: &OwnedFd, engines: &mut [&mut Engine], millis: i32) {
     if engines.iter_mut().all(|engine| engine.prepare_park())
         && let Some(_sleep) = Sleep::begin()
     {
-        let (tv_sec, tv_nsec) = (millis / 1000, millis % 1000 * 1_000_000);
-        let timeout = Timespec { tv_sec: tv_sec.into(), tv_nsec: tv_nsec.into() };
+        let naps = engines.iter().map(|engine| engine.nap_nanos(millis));
+        let timeout = timespec(naps.min().unwrap_or(0));
         let nothing = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let _ = epoll::wait(together, &mut [nothing; EVENTS][..], Some(&timeout));
     }

@@ -39,6 +39,9 @@ const SLOTS: usize = 8;
 /// Receiving calls before others have their turn: at most 2 MiB, a millisecond's work.
 const CALLS_MAX: usize = 4;
 
+/// Lowest number of a socket, if there is one.
+const LOWEST_FD: i32 = 512;
+
 /// One side of all paths that begin at one local address. It speaks IPv4 or IPv6, not both.
 pub struct DatagramLink {
     socket: UdpSocket,
@@ -309,6 +312,8 @@ fn bind(local: SocketAddr) -> io::Result<UdpSocket> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
+    // When it is opened depends on the network, and a program sees which low numbers are taken.
+    let socket = rustix::io::fcntl_dupfd_cloexec(&socket, LOWEST_FD).unwrap_or(socket);
     if local.is_ipv6() {
         // Else a peer would have two addresses.
         sockopt::set_ipv6_v6only(&socket, true)?;

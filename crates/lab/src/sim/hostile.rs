@@ -15,7 +15,7 @@ use landbridge_proto::id::Address;
 use landbridge_proto::limit::{FRAME_BODY_BYTES_MAX, HEAD_BYTES_MAX};
 use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
-use landbridge_proto::wire::head::{Head, Long};
+use landbridge_proto::wire::head::{Door, Head, Long};
 
 use super::datagrams::{random_kind, with_datagrams};
 use super::node::random_path;
@@ -564,7 +564,7 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
         }
         Kind::Pulled => Head::Pulled { send: op },
         Kind::Ack | Kind::Unreachable | Kind::Lost => Head::Empty,
-        Kind::Door => Head::Door { ip: [7; 16], port: 7 },
+        Kind::Door => Head::Door(Door { ip: [7; 16], port: 7, token: 7 }),
         Kind::Goodbye => Head::Goodbye,
         Kind::Fragment => Head::Fragment {
             kind: random.pick(&[Kind::Tagged, Kind::Write, Kind::Grant, Kind::Data]),

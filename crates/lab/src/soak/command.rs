@@ -45,7 +45,7 @@ pub struct Soaking {
     /// relay-stop; default: all. `none` for none
     #[arg(long, value_delimiter = ',', value_name = "KIND,…")]
     faults: Vec<String>,
-    /// Programs: imb, sums, heat; default: all
+    /// Programs: imb, sums, udp, heat; default: all
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     program: Vec<Program>,
     /// Seconds that one run of a program may take

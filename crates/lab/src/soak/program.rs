@@ -27,6 +27,8 @@ const HEAT_BOUNDS: [&str; 4] = ["--size", "128", "--steps", "400"];
 pub enum Program {
     Imb,
     Sums,
+    /// [`Program::Sums`] over UDP.
+    Udp,
     Heat,
 }
 
@@ -42,13 +44,14 @@ pub struct Tools {
 }
 
 impl Program {
-    pub const ALL: [Program; 3] = [Program::Imb, Program::Sums, Program::Heat];
+    pub const ALL: [Program; 4] = [Program::Imb, Program::Sums, Program::Udp, Program::Heat];
 
     /// As the command line writes it.
     pub fn name(self) -> &'static str {
         match self {
             Program::Imb => "imb",
             Program::Sums => "sums",
+            Program::Udp => "udp",
             Program::Heat => "heat",
         }
     }
@@ -56,8 +59,11 @@ impl Program {
     /// `landbridge run` of it, one rank on each host.
     pub fn command(self, tools: &Tools) -> Command {
         let mut command = Command::new(&tools.landbridge);
-        command.args(["run", "-n", &tools.ranks.to_string(), "--ranks-per-node", "1", "--"]);
-        command.arg(self.needs(&tools.venvs));
+        command.args(["run", "-n", &tools.ranks.to_string(), "--ranks-per-node", "1"]);
+        if self == Program::Udp {
+            command.args(["--set", "udp=on"]);
+        }
+        command.arg("--").arg(self.needs(&tools.venvs));
         match self {
             Program::Imb => {
                 command.args(BENCHMARKS).args(BENCHMARK_BOUNDS);
@@ -65,7 +71,7 @@ impl Program {
                 // It comes with Intel MPI, and both libraries have the same binary interface.
                 command.env("LD_LIBRARY_PATH", tools.venvs.join("mpich/lib"));
             }
-            Program::Sums => {
+            Program::Sums | Program::Udp => {
                 command.arg(tools.dir.join("sums.py")).args(SUMS_BOUNDS);
             }
             Program::Heat => {
@@ -92,8 +98,8 @@ impl Program {
                     (true, false) => Err("it did not reach its end".to_owned()),
                 }
             }
-            Program::Sums if output.contains("\ndone: ") => Ok(()),
-            Program::Sums => Err("it did not reach its end".to_owned()),
+            Program::Sums | Program::Udp if output.contains("\ndone: ") => Ok(()),
+            Program::Sums | Program::Udp => Err("it did not reach its end".to_owned()),
             Program::Heat if output.contains("identical to the serial run") => Ok(()),
             Program::Heat => Err("its answer is not that of a serial run".to_owned()),
         }

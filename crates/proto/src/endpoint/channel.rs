@@ -14,7 +14,7 @@ use crate::id::Address;
 use crate::path::time::Time;
 use crate::slab::Slab;
 use crate::wire::frame::Kind;
-use crate::wire::head::Head;
+use crate::wire::head::{Door, Head};
 
 /// Items that may wait for a peer when it asks for one more answer. Without a bound a peer that asks and never reads could
 /// take all memory; an honest one has a quarter of this in flight, and we as much towards it.
@@ -92,7 +92,7 @@ pub(super) enum Errand {
     /// Asks the peer what has come: by this path, if any.
     Probe(Option<PathId>),
     /// An address of ours at which connections are taken.
-    Door([u8; 16], u16),
+    Door(Door),
 }
 
 impl Errand {

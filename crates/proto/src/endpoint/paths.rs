@@ -11,6 +11,7 @@ use super::channel::Errand;
 use super::way::{Path, PathUse, Way};
 use super::{Endpoint, Memory, Peer};
 use crate::channel::{PATHS_MAX, PathId};
+use crate::wire::head::Door;
 
 impl<M: Memory> Endpoint<M> {
     /// There is a path to `peer`, under a number of the driver's. Sizes that no frame can have are cut to those it can.
@@ -117,10 +118,10 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// Tells `peer` of another address at which connections are taken. To be repeated on a new path if one was lost.
-    pub fn tell_door(&mut self, peer: Peer, ip: [u8; 16], port: u16) {
+    /// Tells `peer` of another address at which we can be reached. To be repeated on a new path if one was lost.
+    pub fn tell_door(&mut self, peer: Peer, door: Door) {
         let channel = &mut self.channels[peer.0 as usize];
-        let door = Errand::Door(ip, port);
+        let door = Errand::Door(door);
         if channel.failed.is_none() && !channel.errands.contains(&door) {
             channel.errands.push(door);
             self.mark_busy(peer);

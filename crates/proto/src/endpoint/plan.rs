@@ -403,7 +403,7 @@ fn plan_errand<M: Clone>(channel: &Channel<M>, errand: Errand) -> Plan {
     let head = match errand {
         Errand::Report(answers, _) => Head::Report { answers, ranges: channel.into.ranges() },
         Errand::Probe(_) => Head::Ask { number: channel.out.next_ask() },
-        Errand::Door(ip, port) => Head::Door { ip, port },
+        Errand::Door(door) => Head::Door(door),
     };
     Plan::signal(errand.kind(), head, channel)
 }

@@ -245,8 +245,8 @@ impl<M: Memory> Endpoint<M> {
         let sent = channel.out.next();
         let is_sane = |start: u64, end: u64| start < end && end <= sent;
         match *head {
-            Head::Door { ip, port } => {
-                self.push_action(Action::Door { peer, ip, port });
+            Head::Door(door) => {
+                self.push_action(Action::Door { peer, door });
                 return Ok(());
             }
             // An older ask may come later, by a slower path.

@@ -2,6 +2,7 @@
 
 use crate::channel::PathId;
 use crate::id::Address;
+use crate::wire::head::Door;
 
 /// A piece of the application's memory, opaque to the protocol.
 pub trait Memory: Clone {
@@ -196,14 +197,12 @@ pub enum Action<M> {
         /// The path.
         path: PathId,
     },
-    /// The peer takes connections at this address as well.
+    /// The peer can be reached at this address as well.
     Door {
         /// Whose.
         peer: Peer,
-        /// IPv6, or IPv4 mapped into it.
-        ip: [u8; 16],
-        /// TCP port.
-        port: u16,
+        /// Where.
+        door: Door,
     },
     /// Forget what is kept of the frame that begins at byte `frame`, if anything is: see [`Place::Early`].
     Release {

@@ -33,11 +33,12 @@ pub const PATHS: Setting = Setting {
 pub const UDP: Setting = Setting {
     name: "udp",
     default: "off",
-    unit: "off, on or only",
-    kind: Kind::Choice(&["off", "on", "only"]),
+    unit: "off or on",
+    kind: Kind::Choice(&["off", "on"]),
     scope: Scope::Job,
-    readers: &[Reader::Process, Reader::Relay],
-    sentence: "Not in use yet. Whether network paths also go over UDP: beside TCP, or in its place.",
+    readers: &[Reader::Process],
+    sentence: "Whether direct paths between hosts go over UDP where that gets through. TCP stays beside \
+               it, for where it does not.",
 };
 pub const CONGESTION: Setting = Setting {
     name: "congestion",
@@ -45,8 +46,8 @@ pub const CONGESTION: Setting = Setting {
     unit: "cubic or bbr",
     kind: Kind::Choice(&["cubic", "bbr"]),
     scope: Scope::Job,
-    readers: &[Reader::Process, Reader::Relay],
-    sentence: "Not in use yet. What decides how fast a UDP path sends. BBR is for long links that lose packets.",
+    readers: &[Reader::Process],
+    sentence: "What decides how fast a UDP path sends. BBR is for long links that lose packets.",
 };
 pub const RAILS: Setting = Setting {
     name: "rails",

@@ -133,13 +133,8 @@ pub enum Head {
         /// End.
         end: u64,
     },
-    /// Another address at which the sender takes connections.
-    Door {
-        /// IPv6, or IPv4 mapped into it.
-        ip: [u8; 16],
-        /// TCP port.
-        port: u16,
-    },
+    /// Another address at which the sender can be reached.
+    Door(Door),
     /// Nothing, but it counts: [`Kind::Goodbye`].
     Goodbye,
     /// `op` was refused with the (positive) errno `error`.
@@ -149,6 +144,17 @@ pub enum Head {
         /// Why.
         error: u32,
     },
+}
+
+/// An address at which an endpoint takes connections, or datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Door {
+    /// IPv6, or IPv4 mapped into it.
+    pub ip: [u8; 16],
+    /// TCP port, or with a token UDP port.
+    pub port: u16,
+    /// What every datagram to that port begins with, if the one who was told this sends it; 0: it is a TCP port.
+    pub token: u64,
 }
 
 /// Ranges in one report: as many as the longest head has room for.
@@ -178,7 +184,7 @@ impl Head {
             Kind::Grant | Kind::Data | Kind::Ahead | Kind::ReadData => 16,
             Kind::Fragment | Kind::Again => 16,
             Kind::Pulled | Kind::AtomicReply | Kind::Refused | Kind::Goodbye | Kind::Ask => 8,
-            Kind::Door => 24,
+            Kind::Door => 32,
             Kind::Ack | Kind::Unreachable | Kind::Lost => 0,
             Kind::Report => 48,
             Kind::Write | Kind::Read | Kind::Atomic => 32,
@@ -220,8 +226,8 @@ impl Head {
                 pen.u32(0);
             }
             Head::Ask { number } => drop(pen.u64(number)),
-            Head::Door { ip, port } => {
-                pen.bytes(&ip).u32(port as u32).u32(0);
+            Head::Door(Door { ip, port, token }) => {
+                pen.bytes(&ip).u32(port as u32).u32(0).u64(token);
             }
             Head::Again { start, end } => drop(pen.u64(start).u64(end)),
             Head::Write { op, total, key, offset, data: last } => {
@@ -269,9 +275,11 @@ impl Head {
             Kind::Pulled => Head::Pulled { send: op() },
             Kind::AtomicReply => Head::AtomicReply { op: op() },
             Kind::Ack | Kind::Unreachable | Kind::Lost => Head::Empty,
-            Kind::Door => {
-                Head::Door { ip: array::from_fn(|n| bytes[n]), port: u32_at(bytes, 16) as u16 }
-            }
+            Kind::Door => Head::Door(Door {
+                ip: array::from_fn(|n| bytes[n]),
+                port: u32_at(bytes, 16) as u16,
+                token: u64_at(bytes, 24),
+            }),
             Kind::Ask => Head::Ask { number: u64_at(bytes, 0) },
             Kind::Goodbye => Head::Goodbye,
             Kind::Fragment => parse_fragment(bytes)?,
@@ -404,7 +412,7 @@ mod tests {
             (Kind::Report, 0, Head::Report { answers: 3, ranges: [(1, 2), (u64::MAX, 9), (0, 0)] }),
             (Kind::Ask, 0, Head::Ask { number: 4 }),
             (Kind::Again, 0, Head::Again { start: 7, end: 9 }),
-            (Kind::Door, 0, Head::Door { ip: [9; 16], port: 7711 }),
+            (Kind::Door, 0, Head::Door(Door { ip: [9; 16], port: 7711, token: 1 << 63 })),
             (Kind::Lost, 0, Head::Empty),
         ]
     }

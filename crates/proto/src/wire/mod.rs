@@ -2,6 +2,7 @@
 //! and in a log. Parsing never panics: malformed input is a [`Malformed`], and every length is
 //! bounded before anyone takes memory for it.
 
+pub mod datagram;
 pub mod frame;
 pub mod head;
 pub mod hello;

@@ -15,6 +15,7 @@ use landbridge_proto::wire::hello::{
     CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES,
 };
 
+use super::datagrams::Line;
 use super::identity::{Identity, random};
 
 /// A hello under way.
@@ -60,6 +61,8 @@ pub struct Up {
 pub enum Carrier {
     Shm(Box<ShmLink>),
     Stream(Box<StreamLink>),
+    /// In datagrams, beside a stream between the same addresses.
+    Datagram(Box<Line>),
     /// To this endpoint itself.
     Loop,
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use landbridge_drive::check::Sum;
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit;
+use landbridge_proto::path::congestion;
 use landbridge_proto::setting::Network;
 
 use crate::param;
@@ -48,6 +49,8 @@ pub struct Identity {
     pub rail_networks: Vec<Network>,
     /// Messages up to this are copied, so that they can be sent again.
     pub copy_max: u32,
+    /// Whether direct paths go over UDP too, and what decides how fast they send.
+    pub datagrams: Option<congestion::Kind>,
 }
 
 /// A way to this cluster's relay.
@@ -108,6 +111,7 @@ impl Identity {
             rails: rails()?,
             rail_networks: param::RAILS.networks()?,
             copy_max: u32::try_from(param::COPY_MAX.bytes()?).unwrap_or(u32::MAX),
+            datagrams: datagrams()?,
         })
     }
 
@@ -339,6 +343,14 @@ fn paths() -> Result<Paths, String> {
         }
     }
     Ok(paths)
+}
+
+fn datagrams() -> Result<Option<congestion::Kind>, String> {
+    let kind = match param::CONGESTION.word()? {
+        "bbr" => congestion::Kind::Bbr,
+        _ => congestion::Kind::Cubic,
+    };
+    Ok((param::UDP.word()? == "on").then_some(kind))
 }
 
 fn neighbours() -> Result<Option<u32>, String> {

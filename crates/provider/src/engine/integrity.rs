@@ -61,6 +61,18 @@ pub unsafe fn fill_in<M>(sum: Sum, frame: &mut Outgoing<'_, M>, payload: &[Piece
     front[CHECK_AT..HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
 }
 
+/// Fills in the check of header and head alone: the payload's comes with its copy.
+#[inline]
+pub fn fill_in_front<M>(sum: Sum, frame: &mut Outgoing<'_, M>) {
+    if sum == Sum::Off {
+        return;
+    }
+    let check_at = frame.check_at();
+    let front = frame.front_mut();
+    let check = sum.of(&front[..check_at.unwrap_or(front.len())]);
+    front[CHECK_AT..HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
+}
+
 /// Reads a header.
 ///
 /// # Errors

@@ -16,6 +16,7 @@ use landbridge_drive::link::shm;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{Path, Peer, Place};
 use landbridge_proto::limit;
+use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::Engine;
@@ -59,6 +60,8 @@ pub struct Link {
     pub(super) is_suspect: bool,
     /// When it came up.
     pub(super) since: Instant,
+    /// When something came by it; kept only while there are lines of datagrams.
+    pub(super) heard: Time,
     /// Frames are summed this way.
     pub(super) sum: Sum,
     /// The payload that is arriving, as far as it has been summed.
@@ -87,6 +90,7 @@ impl Link {
             silent_since: None,
             is_suspect: false,
             since: Instant::now(),
+            heard: Time(0),
             sum: Sum::Off,
             summing: None,
             blocked: VecDeque::new(),
@@ -111,7 +115,8 @@ impl Link {
         match &self.carrier {
             Carrier::Shm(link) => watch(epoll, link.fd(), Token::Link(id), interest),
             Carrier::Stream(link) => watch(epoll, link.fd(), Token::Link(id), interest),
-            Carrier::Loop => Ok(()),
+            // Their socket is watched.
+            Carrier::Datagram(_) | Carrier::Loop => Ok(()),
         }
     }
 
@@ -119,10 +124,20 @@ impl Link {
         matches!(self.carrier, Carrier::Stream(_))
     }
 
+    /// The number of the socket that a line of datagrams shares with others.
+    #[inline]
+    pub fn socket(&self) -> Option<usize> {
+        match &self.carrier {
+            Carrier::Datagram(line) => Some(line.socket()),
+            _ => None,
+        }
+    }
+
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
             Carrier::Stream(_) => "tcp",
+            Carrier::Datagram(_) => "udp",
             Carrier::Loop => "itself",
         }
     }
@@ -147,6 +162,7 @@ impl Link {
         }
         match self.carrier {
             Carrier::Shm(_) => Path { checked, ..peers::ring_path(may_pull) },
+            Carrier::Datagram(ref line) => Path { checked, ..line.traits(copy_max) },
             Carrier::Stream(_) | Carrier::Loop => Path {
                 payload_max: TCP_PAYLOAD_MAX,
                 eager_max: TCP_EAGER_MAX,
@@ -222,6 +238,7 @@ impl Engine {
                 return;
             }
         }
+        self.forget_tokens(peer);
         self.core.fail(peer, errno);
         self.early.retain(|&(of, _), _| of != peer);
         self.drain_actions();
@@ -232,9 +249,13 @@ impl Engine {
         let link = self.links[id].take()?;
         self.rings.retain(|&ring| ring != id);
         self.full_rings.retain(|&ring| ring != id);
-        if let Carrier::Stream(_) = link.carrier {
-            self.streams -= 1;
-            self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
+        match &link.carrier {
+            Carrier::Stream(_) => {
+                self.streams -= 1;
+                self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
+            }
+            Carrier::Datagram(line) => self.forget_line(id, line),
+            Carrier::Shm(_) | Carrier::Loop => (),
         }
         Some(link)
     }

@@ -21,6 +21,7 @@
 //! | `integrity` | checks of what goes over a network |
 //! | `repair` | paths that broke, and how they come back |
 //! | `rails` | several interfaces as several paths |
+//! | `datagrams` | paths over UDP |
 //! | `silence` | paths that have fallen silent |
 //! | `wait` | polling and parking |
 //!
@@ -30,6 +31,7 @@
 //! What may never happen: any other request waits for the network; a frame's bytes are touched before its
 //! link's hello has ended; a link of one peer keeps another from progress.
 
+mod datagrams;
 mod doors;
 mod handshake;
 mod identity;
@@ -65,6 +67,7 @@ use crate::mr;
 use crate::patience::Advice;
 use crate::sink::Sink;
 
+use datagrams::Datagrams;
 use doors::Own;
 use identity::Identity;
 use links::Link;
@@ -76,7 +79,7 @@ use request::{
 };
 use uplink::Relay;
 use wait::Idle;
-pub use wait::PARK_MILLIS;
+pub use wait::{PARK_MILLIS, timespec};
 
 /// What an endpoint is opened with.
 pub struct Setup {
@@ -140,6 +143,8 @@ pub struct Engine {
     silence: silence::Silence,
     /// Some peer has several paths: the protocol wants to know the time.
     has_several: bool,
+    /// Paths over UDP, if they are wanted.
+    datagrams: Option<Box<datagrams::Datagrams>>,
     /// Further addresses of peers.
     rails: Vec<rails::Rail>,
     /// Peers of which a path is to be had again.
@@ -197,6 +202,7 @@ impl Engine {
             early: BTreeMap::new(),
             silence: silence::Silence::new(),
             has_several: false,
+            datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
             rails: Vec::new(),
             repairs: Vec::new(),
             dropped: Vec::new(),
@@ -387,6 +393,10 @@ impl Engine {
         }
         if !self.core.is_flushed() {
             log!(Warn, "closed although a peer does not take what it is sent");
+        }
+        if self.has_lines() && !self.core.is_drained() {
+            // What is in a datagram and is lost, nobody sends again when we are gone.
+            self.progress_until(FLUSH_TIME_MAX, Endpoint::is_drained);
         }
         // What is in a ring outlives us; what is in a socket does unless the peer's own last words are left unread.
         if self.streams > 0 {

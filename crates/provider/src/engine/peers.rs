@@ -93,6 +93,8 @@ pub enum Token {
     UnixListener,
     Hello(usize),
     Link(usize),
+    /// A socket for datagrams.
+    Datagrams(usize),
 }
 
 impl Token {
@@ -102,6 +104,7 @@ impl Token {
             Token::UnixListener => 1,
             Token::Hello(id) => 2 << 32 | id as u64,
             Token::Link(id) => 3 << 32 | id as u64,
+            Token::Datagrams(socket) => 4 << 32 | socket as u64,
         }
     }
 
@@ -111,6 +114,7 @@ impl Token {
             0 if id == 0 => Token::Listener,
             0 => Token::UnixListener,
             2 => Token::Hello(id),
+            4 => Token::Datagrams(id),
             _ => Token::Link(id),
         }
     }
@@ -471,7 +475,7 @@ impl Engine {
             // What goes to the relay goes on over networks.
             Carrier::Shm(_) if peer.is_some() => self.identity.integrity_shm,
             Carrier::Shm(_) => self.identity.integrity,
-            Carrier::Stream(_) => self.identity.integrity,
+            Carrier::Stream(_) | Carrier::Datagram(_) => self.identity.integrity,
             Carrier::Loop => Sum::Off,
         };
         if let (Carrier::Stream(stream), Some(_)) = (&link.carrier, peer) {
@@ -483,7 +487,7 @@ impl Engine {
         match link.carrier {
             Carrier::Shm(_) => self.rings.push(id),
             Carrier::Stream(_) => self.streams += 1,
-            Carrier::Loop => (),
+            Carrier::Datagram(_) | Carrier::Loop => (),
         }
         let what = link.describe();
         self.links[id] = Some(Box::new(link));
@@ -510,6 +514,7 @@ impl Engine {
         }
         self.share_work(peer);
         self.tell_doors(peer, id);
+        self.tell_datagram_door(peer, id);
         Ok(id)
     }
 
@@ -522,7 +527,7 @@ impl Engine {
     }
 
     /// Link `id` is one of the peer's paths from now on; false if it is gone, or there are too many.
-    fn open_route(&mut self, peer: Peer, id: usize) -> bool {
+    pub(super) fn open_route(&mut self, peer: Peer, id: usize) -> bool {
         let neighbour = &mut self.neighbours[peer.0 as usize];
         if neighbour.routes.iter().any(|route| route.link == id) {
             return true;
@@ -548,7 +553,7 @@ impl Engine {
 }
 
 /// The index of an empty place.
-fn free_slot<T>(slots: &mut Vec<Option<T>>) -> usize {
+pub fn free_slot<T>(slots: &mut Vec<Option<T>>) -> usize {
     slots.iter().position(Option::is_none).unwrap_or_else(|| {
         slots.push(None);
         slots.len() - 1

@@ -13,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::{Path, Peer};
+use landbridge_proto::wire::head::Door;
 
 use super::Engine;
 use super::doors::dial_tcp;
@@ -70,22 +71,20 @@ impl Engine {
             if Some(*ip) == known || *ip == self.identity.ip || self.identity.ip.is_loopback() {
                 continue;
             }
-            let ip = match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                IpAddr::V6(ip) => *ip,
-            };
-            self.core.tell_door(peer, ip.octets(), port);
+            self.core.tell_door(peer, door_at(*ip, port, 0));
         }
     }
 
     /// `peer` takes connections at a further address.
-    pub(super) fn handle_door_told(&mut self, peer: Peer, ip: [u8; 16], port: u16) {
+    pub(super) fn handle_door_told(&mut self, peer: Peer, door: &Door) {
+        if door.token != 0 {
+            return self.handle_datagram_door(peer, door);
+        }
         if Some(self.own.name) >= self.neighbours[peer.0 as usize].name {
             return;
         }
-        let ip = Ipv6Addr::from(ip);
-        let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
-        let address = SocketAddr::new(ip, port);
+        let address = address_of(door);
+        let ip = address.ip();
         let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
         let is_allowed = self.identity.rail_networks.iter().any(|network| network.contains(ip));
         if !is_allowed
@@ -156,7 +155,9 @@ impl Engine {
     pub(super) fn twin(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<usize> {
         let ends = ends?;
         let links = self.neighbours[peer.0 as usize].routes.iter().map(|route| route.link);
-        links.into_iter().find(|&id| self.links[id].as_ref().is_some_and(|l| l.ends == Some(ends)))
+        links.into_iter().find(|&id| {
+            self.links[id].as_ref().is_some_and(|link| link.is_stream() && link.ends == Some(ends))
+        })
     }
 
     /// Tells what the paths of every peer with several have carried.
@@ -210,9 +211,10 @@ impl Engine {
             let whole = link.traits(may_pull, self.identity.copy_max);
             let is_primary = neighbour_sends(&self.neighbours[peer.0 as usize].out, route.link);
             let is_twin = several && self.twin(peer, link.ends).is_some_and(|id| id != route.link);
-            let spare = match route.path {
-                RELAY_PATH => has_direct,
-                _ => !is_primary && (!several || is_twin),
+            let spare = match (route.path, &link.carrier) {
+                (RELAY_PATH, _) => has_direct,
+                (_, Carrier::Datagram(line)) => line.is_doubted(),
+                _ => self.is_covered(peer, link.ends) || (!is_primary && (!several || is_twin)),
             };
             let path = if several && link.is_stream() && route.path != RELAY_PATH {
                 if let Carrier::Stream(stream) = &link.carrier {
@@ -233,6 +235,21 @@ impl Engine {
         }
         self.core.mark_busy(peer);
     }
+}
+
+/// Where a door is.
+pub fn address_of(door: &Door) -> SocketAddr {
+    let ip = Ipv6Addr::from(door.ip);
+    SocketAddr::new(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4), door.port)
+}
+
+/// The door at an address of ours.
+pub fn door_at(ip: IpAddr, port: u16, token: u64) -> Door {
+    let ip = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    Door { ip: ip.octets(), port, token }
 }
 
 fn neighbour_sends(out: &Out, link: usize) -> bool {

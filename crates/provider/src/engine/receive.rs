@@ -337,6 +337,7 @@ impl Engine {
         if !self.given_up.is_empty() || !self.dropped.is_empty() {
             self.fail_given_up();
         }
+        self.open_lines();
         match outcome {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => self.link_down(id, &error),
@@ -360,6 +361,9 @@ impl Engine {
                 other => other?,
             };
             *reads += 1;
+            if self.datagrams.is_some() {
+                link.heard = self.idle.time();
+            }
             link.sum_arrived();
             if read.ended
                 && let Some((peer, place)) = link.inside.take()

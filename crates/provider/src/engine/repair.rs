@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use landbridge_proto::endpoint::Peer;
 
 use super::Engine;
-use super::links::RELAY_PATH;
+use super::links::{Link, RELAY_PATH};
 use super::neighbours::{Out, Route};
 use crate::log;
 
@@ -184,7 +184,8 @@ impl Engine {
         let routes = self.neighbours[peer.0 as usize].routes.clone();
         let mut has_twin = false;
         for old in routes.into_iter().map(|route| route.link).filter(|&link| link != new) {
-            let Some(link) = self.links[old].as_ref().filter(|link| link.ends == ends) else {
+            let is_twin = |link: &&Box<Link>| link.ends == ends && link.socket().is_none();
+            let Some(link) = self.links[old].as_ref().filter(is_twin) else {
                 continue;
             };
             let is_old = is_theirs && link.since.elapsed() >= TWIN_AGE_MAX;

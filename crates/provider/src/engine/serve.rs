@@ -36,7 +36,7 @@ impl Engine {
                 }
                 Action::Atomic { peer, request } => self.perform(peer, &request),
                 Action::Divert { peer, path } => self.divert(peer, path),
-                Action::Door { peer, ip, port } => self.handle_door_told(peer, ip, port),
+                Action::Door { peer, door } => self.handle_door_told(peer, &door),
                 Action::Release { peer, frame } => drop(self.early.remove(&(peer, frame))),
             }
         }

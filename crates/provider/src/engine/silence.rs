@@ -36,7 +36,9 @@ impl Engine {
     /// Looks for connections that have fallen silent. To be called often.
     #[inline]
     pub(super) fn check_silence(&mut self) {
-        if self.streams > 0 && self.silence.looked.elapsed() >= LOOK_GAP {
+        if (self.streams > 0 || self.datagrams.is_some())
+            && self.silence.looked.elapsed() >= LOOK_GAP
+        {
             self.look_for_silence();
         }
     }
@@ -45,6 +47,9 @@ impl Engine {
     fn look_for_silence(&mut self) {
         let gap = self.silence.looked.elapsed();
         self.silence.looked = Instant::now();
+        if self.datagrams.is_some() {
+            self.check_datagrams(gap);
+        }
         for id in 0..self.links.len() {
             if let Some(silent) = self.silence_of(id, gap) {
                 self.judge_silence(id, silent);

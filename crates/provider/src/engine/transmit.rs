@@ -60,7 +60,11 @@ impl Engine {
             return;
         };
         let outcome = self.transmit_on(&mut link, id, peer);
+        let socket = link.socket();
         self.links[id] = Some(link);
+        if let Some(socket) = socket {
+            self.handle_notices(socket);
+        }
         self.drain_actions();
         if let Err(error) = outcome {
             // What the peer sent before it went is still there to be read, its goodbye for one.
@@ -98,7 +102,7 @@ impl Engine {
                     Err(_) => return false,
                 }
             }
-            Carrier::Loop => return false,
+            Carrier::Datagram(_) | Carrier::Loop => return false,
         };
         if sent == Sent::Busy {
             return false;
@@ -121,8 +125,10 @@ impl Engine {
     }
 
     fn transmit_on(&mut self, link: &mut Link, id: usize, peer: Peer) -> io::Result<()> {
-        if let Carrier::Loop = link.carrier {
-            return self.transmit_to_self(peer, link.path);
+        match link.carrier {
+            Carrier::Loop => return self.transmit_to_self(peer, link.path),
+            Carrier::Datagram(_) => return self.transmit_datagrams(link, peer),
+            Carrier::Shm(_) | Carrier::Stream(_) => (),
         }
         let path = link.path;
         while let Some(mut frame) = self.core.poll_transmit(peer, path) {
@@ -134,7 +140,7 @@ impl Engine {
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
                 // SAFETY: as above.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
-                Carrier::Loop => return Ok(()),
+                Carrier::Datagram(_) | Carrier::Loop => return Ok(()),
             };
             if sent == Sent::Busy {
                 link.blocked.push_back(peer);

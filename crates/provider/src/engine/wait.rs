@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use landbridge_drive::link::shm::ShmLink;
-use landbridge_proto::path::time::Time;
+use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 
 use crate::patience::{Advice, Clock, Patience, Surroundings};
@@ -117,7 +118,7 @@ impl Engine {
     #[inline]
     pub fn progress(&mut self) -> Advice {
         self.core.end_deferral();
-        if self.has_several {
+        if self.has_several || self.core.needs_time() {
             self.core.set_time(self.idle.time());
         }
         let mut events = self.poll_once();
@@ -192,6 +193,9 @@ impl Engine {
     #[inline]
     fn poll_once(&mut self) -> usize {
         let mut events = 0;
+        if self.core.needs_time() {
+            self.handle_time();
+        }
         for index in 0..self.rings.len() {
             if let Some(&id) = self.rings.get(index) {
                 events += self.poll_ring(id);
@@ -230,9 +234,11 @@ impl Engine {
     }
 
     /// Takes what the kernel has to tell; waits for it up to `millis`.
-    pub fn look(&mut self, millis: i64) -> usize {
-        let timeout =
-            rustix::event::Timespec { tv_sec: millis / 1000, tv_nsec: (millis % 1000) * 1_000_000 };
+    pub fn look(&mut self, millis: i32) -> usize {
+        self.look_for(timespec(millis as u64 * MILLISECOND))
+    }
+
+    fn look_for(&mut self, timeout: Timespec) -> usize {
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
         let result = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout));
@@ -267,6 +273,7 @@ impl Engine {
             Token::UnixListener => self.handle_door(true),
             Token::Hello(id) => self.handle_hello(id),
             Token::Link(id) => self.handle_link_event(id, flags),
+            Token::Datagrams(socket) => drop(self.handle_datagram_event(socket, flags)),
         }
     }
 
@@ -322,7 +329,8 @@ impl Engine {
         if self.prepare_park() {
             self.watch_bell();
             if let Some(_sleep) = Sleep::begin() {
-                events = self.look(millis.into());
+                let nap = self.nap_nanos(millis);
+                events = self.look_for(timespec(nap));
             }
         }
         self.unpark();
@@ -338,6 +346,13 @@ impl Engine {
                 patience.note_event(now, me);
             }
         });
+    }
+
+    /// How long nobody need look at this engine for the sake of time alone, at most `millis`.
+    pub fn nap_nanos(&self, millis: i32) -> u64 {
+        let most = millis as u64 * MILLISECOND;
+        let wake = self.core.next_wake();
+        wake.map_or(most, |wake| wake.nanos_since(self.idle.time()).min(most))
     }
 
     /// Announces that nobody will look at this engine until its descriptor is readable. False: there is something to do
@@ -384,4 +399,9 @@ impl Engine {
             self.idle.is_bell_watched = epoll::add(&self.epoll, bell, data, flags).is_ok();
         }
     }
+}
+
+/// A span of time for the kernel.
+pub fn timespec(nanos: u64) -> Timespec {
+    Timespec { tv_sec: (nanos / SECOND) as i64, tv_nsec: (nanos % SECOND) as i64 }
 }

@@ -1,0 +1,370 @@
+//! Frames in datagrams, out and in.
+//!
+//! Out: as many frames as the protocol gives go into one buffer, each with its payload's check computed while it is copied
+//! there, and from it with one call for each run of equal ones. In: a frame is whole, so it is taken in at once. What may
+//! never happen: memory of an operation is read after its frame was handed over.
+
+use std::io;
+use std::net::SocketAddr;
+
+use landbridge_drive::check::Sum;
+use landbridge_drive::link::datagram::DatagramLink;
+use landbridge_drive::link::stream::{Piece, Sent};
+use landbridge_proto::endpoint::{Outgoing, Peer};
+use landbridge_proto::wire::datagram::{self, Inside, PROBE_BYTES, TOKEN_BYTES};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+
+use rustix::event::epoll::EventFlags;
+
+use super::super::Engine;
+use super::super::handshake::Carrier;
+use super::super::integrity;
+use super::super::links::Link;
+use super::super::memory::Bytes;
+use super::super::peers::{Token, watch};
+use super::Line;
+use crate::log;
+
+/// Room for everything before a frame's payload.
+const FRONT_BYTES_MAX: usize = 256;
+
+/// Pieces of one payload, and what of it lies in the frame's front.
+const PIECES_MAX: usize = 9;
+
+/// A line's address, and the numbers of its socket and of its token.
+#[derive(Clone, Copy)]
+struct Target {
+    socket: usize,
+    to: SocketAddr,
+    token: u64,
+}
+
+impl Line {
+    fn target(&self) -> Target {
+        Target { socket: self.socket, to: self.to, token: self.token }
+    }
+}
+
+impl Engine {
+    /// Sends what there is for `peer` by the line of this link.
+    pub(in super::super) fn transmit_datagrams(
+        &mut self,
+        link: &mut Link,
+        peer: Peer,
+    ) -> io::Result<()> {
+        let Carrier::Datagram(line) = &mut link.carrier else {
+            return Ok(());
+        };
+        if !line.is_open() {
+            return Ok(());
+        }
+        let target = line.target();
+        let Some(mut socket) = self.datagrams().sockets[target.socket].link.take() else {
+            return Ok(());
+        };
+        let now = self.idle.time();
+        self.core.set_time(now);
+        let outcome = self.gather(&mut socket, target, link, peer);
+        self.datagrams().sockets[target.socket].link = Some(socket);
+        if let (true, Carrier::Datagram(line)) = (link.has_sent, &mut link.carrier) {
+            line.flow.note_sent(now);
+            link.has_sent = false;
+        }
+        match outcome? {
+            Sent::All => self.handle_notices(target.socket),
+            _ => self.await_room(target.socket, peer)?,
+        }
+        Ok(())
+    }
+
+    /// Moves frames into the socket until there are no more, or it has no room.
+    fn gather(
+        &mut self,
+        socket: &mut DatagramLink,
+        Target { to, token, .. }: Target,
+        link: &mut Link,
+        peer: Peer,
+    ) -> io::Result<Sent> {
+        let path = link.path;
+        while let Some(mut frame) = self.core.poll_transmit(peer, path) {
+            let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
+            let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
+            // SAFETY: the memory is valid until `transmitted` says that the frame has left.
+            if !unsafe { push_frame(socket, to, token, link.sum, &mut frame, pieces) } {
+                if socket.flush()? != Sent::All {
+                    return Ok(Sent::Busy);
+                }
+                continue;
+            }
+            link.has_sent |= is_answered(frame.front());
+            let copy = match frame.payload {
+                // SAFETY: as above.
+                Some((memory, at, len)) if frame.wants_copy => {
+                    Some(unsafe { memory.keep(at, len) })
+                }
+                _ => None,
+            };
+            self.core.transmitted(peer, path, true, copy);
+            self.drain_actions();
+        }
+        socket.flush()
+    }
+
+    /// The socket has no room now: `peer` waits for it.
+    #[cold]
+    fn await_room(&mut self, socket: usize, peer: Peer) -> io::Result<()> {
+        let entry = &mut self.datagrams().sockets[socket];
+        if !entry.blocked.contains(&peer) {
+            entry.blocked.push(peer);
+        }
+        self.watch_socket(socket, EventFlags::IN | EventFlags::OUT)
+    }
+
+    fn watch_socket(&mut self, socket: usize, interest: EventFlags) -> io::Result<()> {
+        let entry = self.datagrams.as_ref().and_then(|all| all.sockets.get(socket)?.link.as_ref());
+        entry.map_or(Ok(()), |link| {
+            watch(&self.epoll, link.fd(), Token::Datagrams(socket), interest)
+        })
+    }
+
+    /// Something happened at a socket; the number of datagrams that came.
+    pub(in super::super) fn handle_datagram_event(
+        &mut self,
+        socket: usize,
+        flags: EventFlags,
+    ) -> usize {
+        if flags.contains(EventFlags::OUT) {
+            self.handle_room(socket);
+        }
+        if flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
+            return self.read_datagrams(socket);
+        }
+        0
+    }
+
+    /// A socket takes datagrams again.
+    #[cold]
+    fn handle_room(&mut self, socket: usize) {
+        let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
+        else {
+            return;
+        };
+        let Some(link) = &mut entry.link else {
+            return;
+        };
+        match link.flush() {
+            Ok(Sent::All) => (),
+            Ok(_) => return,
+            Err(error) => return log!(Warn, "a UDP socket fails: {error}"),
+        }
+        for peer in std::mem::take(&mut entry.blocked) {
+            self.core.mark_busy(peer);
+        }
+        // If epoll cannot be told, it says again that there is room.
+        let _ = self.watch_socket(socket, EventFlags::IN);
+        self.handle_notices(socket);
+        self.flush();
+    }
+
+    /// Takes in what has arrived at a socket; the number of datagrams.
+    fn read_datagrams(&mut self, socket: usize) -> usize {
+        let Some(entry) = self.datagrams.as_mut().and_then(|all| all.sockets.get_mut(socket))
+        else {
+            return 0;
+        };
+        let Some(mut link) = entry.link.take() else {
+            return 0;
+        };
+        self.core.set_time(self.idle.time());
+        let received = link.receive(|from, bytes| self.take_datagram(socket, from, bytes));
+        self.datagrams().sockets[socket].link = Some(link);
+        for id in std::mem::take(&mut self.datagrams().touched) {
+            self.end_batch(id);
+        }
+        for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
+            if let Some((_, line)) = self.line(id) {
+                let Target { socket, to, token } = line.target();
+                self.send_probe(socket, to, probe, token, true);
+            }
+        }
+        self.handle_notices(socket);
+        if !self.given_up.is_empty() || !self.dropped.is_empty() {
+            self.fail_given_up();
+        }
+        match received {
+            Ok(received) => received.datagrams,
+            Err(error) => {
+                log!(Warn, "a UDP socket fails: {error}");
+                0
+            }
+        }
+    }
+
+    /// What came for line `id` with one call has been taken in.
+    fn end_batch(&mut self, id: usize) {
+        let now = self.idle.time();
+        let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
+            return;
+        };
+        link.heard = now;
+        let (Some(peer), path) = (link.peer, link.path) else {
+            return;
+        };
+        let Carrier::Datagram(line) = &mut link.carrier else {
+            return;
+        };
+        let ends_doubt = line.flow.handle_heard();
+        self.core.end_batch(peer, path);
+        if ends_doubt {
+            self.share_work(peer);
+        }
+        self.drain_actions();
+        self.send_probes(id);
+    }
+
+    #[inline]
+    fn take_datagram(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) {
+        let Some(id) = self.line_from(socket, from, bytes) else {
+            return;
+        };
+        let inside = datagram::parse(bytes);
+        let datagrams = self.datagrams();
+        if datagrams.touched.last() != Some(&id) && !datagrams.touched.contains(&id) {
+            datagrams.touched.push(id);
+        }
+        match inside {
+            Ok(Inside::Frame(frame)) => self.take_framed(id, frame),
+            Ok(Inside::Probe(probe)) => {
+                datagrams.answers.push((id, probe));
+                let now = self.idle.time();
+                if let Some((_, line)) = self.line(id) {
+                    line.flow.handle_probed(now);
+                }
+            }
+            Ok(Inside::Answer(probe)) => {
+                let now = self.idle.time();
+                if let Some((_, line)) = self.line(id) {
+                    let news = line.flow.handle_answer(now, probe);
+                    self.handle_news(id, news);
+                }
+            }
+            Err(_) => datagrams.strange += 1,
+        }
+    }
+
+    /// The line by which a datagram came.
+    #[inline]
+    fn line_from(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) -> Option<usize> {
+        let token = datagram::token(bytes)?;
+        let datagrams = self.datagrams.as_mut()?;
+        if let Some((known, at, id)) = datagrams.last
+            && (known, at) == (token, from)
+        {
+            return Some(id);
+        }
+        let told = datagrams.told.get(&token).filter(|told| told.socket == socket);
+        let is_it = |id: &&usize| match self.links.get(**id).and_then(Option::as_ref) {
+            Some(link) => matches!(&link.carrier, Carrier::Datagram(line) if line.to == from),
+            None => false,
+        };
+        let found = told.and_then(|told| told.lines.iter().find(is_it).copied());
+        match found {
+            Some(id) => datagrams.last = Some((token, from, id)),
+            None => datagrams.strange += 1,
+        }
+        found
+    }
+
+    /// Takes in a frame that came by line `id`. What is spoilt counts as lost.
+    #[inline]
+    fn take_framed(&mut self, id: usize, frame: &[u8]) {
+        let Some(link) = self.links[id].as_ref() else {
+            return;
+        };
+        let (peer, path, sum) = (link.peer, link.path, link.sum);
+        let is_whole = |header: Header| HEADER_BYTES + header.length as usize == frame.len();
+        let taken = match Header::parse(frame) {
+            Ok(header) if is_whole(header) => self.take_frame(peer, path, sum, frame),
+            _ => Err(integrity::spoilt("a datagram that is no frame")),
+        };
+        let Err(error) = taken else {
+            return;
+        };
+        if error.kind() != io::ErrorKind::InvalidData {
+            self.datagrams().spoilt += 1;
+            return;
+        }
+        if let Some(peer) = peer {
+            log!(Warn, "{}: {error}", self.core.address(peer));
+            self.given_up.push((peer, libc::ECONNRESET));
+        }
+    }
+}
+
+/// Whether a frame will bring something back.
+#[inline]
+fn is_answered(front: &[u8]) -> bool {
+    let silent = [Kind::Ack, Kind::Report, Kind::Again, Kind::Door];
+    !silent.iter().any(|&kind| kind as u8 == front[4])
+}
+
+/// Adds a frame to what `socket` will send, and fills in its checks. False: there is no room.
+///
+/// # Safety
+/// The payload's memory is valid.
+#[inline]
+unsafe fn push_frame(
+    socket: &mut DatagramLink,
+    to: SocketAddr,
+    token: u64,
+    sum: Sum,
+    frame: &mut Outgoing<'_, Bytes>,
+    payload: &[Piece],
+) -> bool {
+    let payload_bytes: usize = payload.iter().map(|piece| piece.len).sum();
+    if !socket.begin(to, TOKEN_BYTES + frame.front().len() + payload_bytes) {
+        return false;
+    }
+    let mut front = [0; FRONT_BYTES_MAX];
+    front[..TOKEN_BYTES].copy_from_slice(&token.to_le_bytes());
+    let check_at = frame.check_at().filter(|_| sum != Sum::Off);
+    integrity::fill_in_front(sum, frame);
+    let whole = frame.front();
+    let Some(at) = check_at else {
+        let end = TOKEN_BYTES + whole.len();
+        front[TOKEN_BYTES..end].copy_from_slice(whole);
+        // SAFETY: the caller's promise.
+        return unsafe { socket.push(&front[..end], payload) };
+    };
+    let end = TOKEN_BYTES + at;
+    front[TOKEN_BYTES..end].copy_from_slice(&whole[..at]);
+    let lead = &whole[at + landbridge_proto::limit::CHECK_BYTES..];
+    if lead.is_empty() {
+        // SAFETY: the caller's promise.
+        return unsafe { socket.push_summed(sum, &front[..end], payload) };
+    }
+    let mut pieces = [Piece { base: std::ptr::null_mut(), len: 0 }; PIECES_MAX];
+    pieces[0] = Piece { base: lead.as_ptr().cast_mut(), len: lead.len() };
+    pieces[1..=payload.len()].copy_from_slice(payload);
+    // SAFETY: the caller's promise, and `lead` lives as long as the call; nothing is written to it.
+    unsafe { socket.push_summed(sum, &front[..end], &pieces[..=payload.len()]) }
+}
+
+/// Sends a probe or an answer. If there is no room it is as good as lost.
+pub(super) fn push_probe(
+    socket: &mut DatagramLink,
+    to: SocketAddr,
+    front: &[u8; PROBE_BYTES],
+    size: usize,
+) {
+    static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+    if !socket.begin(to, size) {
+        return;
+    }
+    let rest = Piece { base: ZEROES.as_ptr().cast_mut(), len: size - PROBE_BYTES };
+    // SAFETY: the zeroes live for ever, and are only read.
+    if unsafe { socket.push(front, &[rest]) } {
+        // Trouble comes as a notice, or with the next frame.
+        let _ = socket.flush();
+    }
+}
