@@ -262,7 +262,10 @@ impl Engine {
         {
             return Some(id);
         }
-        let told = datagrams.told.get(&token).filter(|told| told.socket == socket);
+        let mut told = datagrams.told.get_mut(&token).filter(|told| told.socket == socket);
+        if let Some(told) = &mut told {
+            told.is_known = true;
+        }
         let is_it = |id: &&usize| match self.links.get(**id).and_then(Option::as_ref) {
             Some(link) => matches!(&link.carrier, Carrier::Datagram(line) if line.to == from),
             None => false,

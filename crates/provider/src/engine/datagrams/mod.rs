@@ -29,7 +29,7 @@ use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{Path, Peer};
 use landbridge_proto::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
 use landbridge_proto::path::congestion;
-use landbridge_proto::path::time::{MILLISECOND, Time};
+use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 use landbridge_proto::wire::datagram::{Probe, TOKEN_BYTES};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 use landbridge_proto::wire::head::Door;
@@ -47,6 +47,10 @@ use crate::log;
 /// The number under which frames are taken in from a line that is not open yet on this side: no path has it.
 const UNOPENED: PathId = PathId(u8::MAX - 1);
 
+/// First pause before a door is told again; doubled each time.
+const TELL_NANOS_MIN: u64 = 50 * MILLISECOND;
+/// And the last one: a peer that does not answer after a minute has no use for it.
+const TELL_NANOS_MAX: u64 = 32 * SECOND;
 /// Who has looked at nothing for so long has been elsewhere.
 const ABSENCE: Duration = Duration::from_millis(50);
 /// So much longer than a line its connection has brought something: the peer does not use the line.
@@ -88,6 +92,27 @@ struct Told {
     peer: Peer,
     socket: usize,
     lines: Vec<usize>,
+    /// Something with it has come: the peer knows it.
+    is_known: bool,
+    /// Otherwise it is told again then, and after so long once more: a door may be lost, and may come before its connection.
+    again: Time,
+    pause: u64,
+}
+
+impl Told {
+    fn new(peer: Peer, socket: usize) -> Self {
+        let (lines, is_known, again) = (Vec::new(), false, Time(0));
+        Self { peer, socket, lines, is_known, again, pause: TELL_NANOS_MIN }
+    }
+
+    /// Whether it is to be told now; it then counts as told.
+    fn is_due(&mut self, now: Time) -> bool {
+        let is_due = !self.is_known && now >= self.again && self.pause <= TELL_NANOS_MAX;
+        if is_due {
+            (self.again, self.pause) = (now.after(self.pause), self.pause * 2);
+        }
+        is_due
+    }
 }
 
 /// One end of a path of datagrams.
@@ -126,7 +151,7 @@ impl Datagrams {
         loop {
             let token = u64::from_le_bytes(random());
             if token != 0 && !self.told.contains_key(&token) {
-                self.told.insert(token, Told { peer, socket, lines: Vec::new() });
+                self.told.insert(token, Told::new(peer, socket));
                 return token;
             }
         }
@@ -206,10 +231,24 @@ impl Engine {
             Ok(socket) => {
                 let datagrams = self.datagrams();
                 let token = datagrams.token_for(peer, socket);
-                let port = datagrams.sockets[socket].port;
-                self.core.tell_door(peer, door_at(own, port, token));
+                if let Some(told) = datagrams.told.get_mut(&token) {
+                    (told.is_known, told.again, told.pause) = (false, Time(0), TELL_NANOS_MIN);
+                }
+                self.tell_doors_again();
             }
             Err(error) => log!(Warn, "no UDP at {own}: {error}"),
+        }
+    }
+
+    /// Tells peers of our doors that they do not know, as far as we can see.
+    fn tell_doors_again(&mut self) {
+        let now = self.idle.time();
+        let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
+        for (&token, told) in &mut datagrams.told {
+            if told.is_due(now) {
+                let Socket { ip, port, .. } = datagrams.sockets[told.socket];
+                self.core.tell_door(told.peer, door_at(ip, port, token));
+            }
         }
     }
 
@@ -415,6 +454,7 @@ impl Engine {
     #[cold]
     pub(super) fn check_datagrams(&mut self, gap: Duration) {
         self.open_lines();
+        self.tell_doors_again();
         let (now, patience) = (self.idle.time(), self.identity.suspect_after.as_nanos() as u64);
         for id in 0..self.links.len() {
             let Some((peer, line)) = self.line(id) else {
