@@ -177,8 +177,10 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     let text = read("docs/NETWORK.md");
     let mut files = vec!["crates/launch/src/links.rs".into(), "crates/launch/src/watch.rs".into()];
     files.push("crates/drive/src/engine/epoll/silence.rs".into());
-    for entry in fs::read_dir(root().join("crates/provider/src/engine")).unwrap() {
-        files.push(format!("crates/provider/src/engine/{}", entry.unwrap().file_name().display()));
+    for folder in ["crates/provider/src/engine", "crates/provider/src/engine/datagrams"] {
+        let entries = fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap);
+        let sources = entries.filter(|entry| entry.file_type().unwrap().is_file());
+        files.extend(sources.map(|it| format!("{folder}/{}", it.file_name().display())));
     }
     // A text may go on in the next line of the source.
     let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();

@@ -184,8 +184,8 @@ impl Engine {
         let routes = self.neighbours[peer.0 as usize].routes.clone();
         let mut has_twin = false;
         for old in routes.into_iter().map(|route| route.link).filter(|&link| link != new) {
-            let is_twin = |link: &&Box<Link>| link.ends == ends && link.socket().is_none();
-            let Some(link) = self.links[old].as_ref().filter(is_twin) else {
+            let is_twin = |link: &&Link| link.ends == ends && link.socket().is_none();
+            let Some(link) = self.links[old].as_deref().filter(is_twin) else {
                 continue;
             };
             let is_old = is_theirs && link.since.elapsed() >= TWIN_AGE_MAX;

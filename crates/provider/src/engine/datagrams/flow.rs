@@ -159,6 +159,11 @@ impl Flow {
         (self.next, self.pause) = (now, TRIAL_NANOS_MIN);
     }
 
+    /// Its datagrams may have become too large: that is found out now.
+    pub fn shake_size(&mut self) {
+        self.proved = Time(0);
+    }
+
     /// The next probe that is to be sent now, if any; it then counts as sent. `pause_max`: between trials.
     pub fn due_probe(&mut self, now: Time, pause_max: u64) -> Option<Probe> {
         if std::mem::take(&mut self.wants_small) {

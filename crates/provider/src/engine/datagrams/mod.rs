@@ -51,6 +51,8 @@ const UNOPENED: PathId = PathId(u8::MAX - 1);
 const TELL_NANOS_MIN: u64 = 50 * MILLISECOND;
 /// And the last one: a peer that does not answer after a minute has no use for it.
 const TELL_NANOS_MAX: u64 = 32 * SECOND;
+/// So many large datagrams lost in a row are a reason to see whether their size still passes.
+const SWALLOWED: u32 = 3;
 /// Who has looked at nothing for so long has been elsewhere.
 const ABSENCE: Duration = Duration::from_millis(50);
 /// So much longer than a line its connection has brought something: the peer does not use the line.
@@ -465,6 +467,7 @@ impl Engine {
             }
             let news = line.flow.expire(now);
             self.handle_news(id, news);
+            self.look_for_swallowed(peer, id);
             let elsewhere = self.heard_elsewhere(peer, id);
             let is_bypassed = self.is_bypassed(peer, id, now);
             let Some((_, line)) = self.line(id) else {
@@ -488,14 +491,26 @@ impl Engine {
         }
     }
 
+    /// Several of a line's largest datagrams in a row are lost: perhaps their size does not pass any more.
+    fn look_for_swallowed(&mut self, peer: Peer, id: usize) {
+        let Some(path) = self.links[id].as_ref().map(|link| link.path) else {
+            return;
+        };
+        let lost = self.core.path_use(peer, path).map_or(0, |done| done.large_lost);
+        if let Some((_, line)) = self.line(id).filter(|_| lost >= SWALLOWED) {
+            line.flow.shake_size();
+        }
+    }
+
     /// Whether the peer sends over the connection beside line `id` and not by it: it does not trust the line.
     fn is_bypassed(&self, peer: Peer, id: usize, now: Time) -> bool {
         let Some(link) = self.links[id].as_ref() else {
             return false;
         };
         let is_beside =
-            |it: &&Box<Link>| (it.peer, it.ends) == (Some(peer), link.ends) && it.is_stream();
-        let beside = self.links.iter().flatten().filter(is_beside).map(|beside| beside.heard).max();
+            |it: &&Link| (it.peer, it.ends) == (Some(peer), link.ends) && it.is_stream();
+        let links = self.links.iter().filter_map(Option::as_deref);
+        let beside = links.filter(is_beside).map(|beside| beside.heard).max();
         beside.is_some_and(|heard| {
             let is_recent = now.nanos_since(heard) < 2 * BYPASS_NANOS;
             is_recent && heard.nanos_since(link.heard) > BYPASS_NANOS
