@@ -463,7 +463,7 @@ impl Engine {
     }
 
     /// A link is ready: peers that wait for it go on.
-    fn link_up(
+    pub(super) fn link_up(
         &mut self,
         peer: Option<Peer>,
         carrier: Carrier,

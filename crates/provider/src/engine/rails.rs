@@ -162,6 +162,10 @@ impl Engine {
 
     /// Tells what the paths of every peer with several have carried.
     pub(super) fn log_paths(&self) {
+        let dropped = self.datagrams.as_ref().map(|datagrams| datagrams.dropped());
+        if let Some((strange, spoilt)) = dropped.filter(|&dropped| dropped != (0, 0)) {
+            log!(Info, "datagrams dropped: {strange} of nobody known, {spoilt} spoilt");
+        }
         for (index, neighbour) in self.neighbours.iter().enumerate() {
             for route in neighbour.routes.iter().filter(|_| neighbour.routes.len() > 1) {
                 let peer = Peer(index as u32);

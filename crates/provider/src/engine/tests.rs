@@ -1,5 +1,7 @@
 //! Two engines of one process that talk to each other.
 
+mod datagrams;
+
 use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};

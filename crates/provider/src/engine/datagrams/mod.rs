@@ -143,6 +143,11 @@ impl Datagrams {
         }
     }
 
+    /// Datagrams that were dropped: of no line, and spoilt.
+    pub fn dropped(&self) -> (u64, u64) {
+        (self.strange, self.spoilt)
+    }
+
     /// Our token for `peer` at a socket; a new one if there is none.
     fn token_for(&mut self, peer: Peer, socket: usize) -> u64 {
         let mut all = self.told.iter();
@@ -561,5 +566,32 @@ impl Engine {
     pub(super) fn has_lines(&self) -> bool {
         let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
         self.links.iter().flatten().any(|link| is_open(link))
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// Where the first socket is, and a token that somebody was told for it.
+    pub(super) fn door_for_tests(&mut self) -> (SocketAddr, u64) {
+        let datagrams = self.datagrams();
+        let (&token, told) = datagrams.told.first_key_value().expect("somebody was told");
+        let socket = &datagrams.sockets[told.socket];
+        (SocketAddr::new(socket.ip, socket.port), token)
+    }
+
+    /// Sends these bytes behind the right token by the first line; false if there is no line.
+    pub(super) fn send_junk_for_tests(&mut self, bytes: &[u8]) -> bool {
+        let lines = self.links.iter().filter_map(|link| match &link.as_ref()?.carrier {
+            Carrier::Datagram(line) => Some((line.socket, line.to, line.token)),
+            _ => None,
+        });
+        let Some((socket, to, token)) = lines.into_iter().next() else {
+            return false;
+        };
+        let datagram = [&token.to_le_bytes()[..], bytes].concat();
+        let link = self.datagrams().sockets[socket].link.as_mut().expect("a socket at rest");
+        assert!(link.begin(to, datagram.len()));
+        // SAFETY: no payload.
+        unsafe { link.push(&datagram, &[]) && link.flush().is_ok() }
     }
 }

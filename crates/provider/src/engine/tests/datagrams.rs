@@ -1,0 +1,118 @@
+//! Two engines with a connection between them, and datagrams beside it.
+
+use std::net::UdpSocket;
+
+use landbridge_proto::path::congestion;
+use landbridge_proto::wire::datagram::{PROBE_BYTES, Probe, TOKEN_BYTES};
+
+use super::super::datagrams::Datagrams;
+use super::*;
+
+/// Both, and the number under which the first knows the other.
+struct Pair {
+    one: Party,
+    other: Party,
+    number: FiAddr,
+}
+
+impl Pair {
+    /// Joined by TCP over the loopback, with a line that is open on both sides.
+    fn open() -> Self {
+        let (mut one, mut other) = (Party::open(), Party::open());
+        for party in [&mut one, &mut other] {
+            let datagrams = Datagrams::new(congestion::Kind::Cubic);
+            party.engine.datagrams = Some(Box::new(datagrams));
+        }
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        let (theirs, _) = door.accept().unwrap();
+        let number = one.av.insert(other.name());
+        let back = other.av.insert(one.name());
+        for (party, number, socket) in [(&mut one, number, ours), (&mut other, back, theirs)] {
+            let peer = party.engine.peer_of(number).unwrap();
+            let carrier = Carrier::Stream(Box::new(StreamLink::new(socket.into()).unwrap()));
+            party.engine.link_up(Some(peer), carrier, 1, number == back).unwrap();
+        }
+        let mut pair = Pair { one, other, number };
+        until(|| pair.turn() && pair.one.engine.has_lines() && pair.other.engine.has_lines());
+        pair
+    }
+
+    fn turn(&mut self) -> bool {
+        self.one.engine.progress();
+        self.other.engine.progress();
+        true
+    }
+
+    /// Sends a message of so many bytes, and compares what arrives.
+    fn exchange(&mut self, bytes: usize) {
+        let mut sent: Vec<u8> = (0..bytes).map(|at| (at * 7 + at / 251) as u8).collect();
+        let mut received = vec![0; bytes];
+        let iov = |bytes: &mut Vec<u8>| [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
+        self.other.receive(&iov(&mut received));
+        let payload = iov(&mut sent);
+        let message = SendRequest { payload: &payload, ..empty_message(self.number) };
+        self.one.engine.send(&message).unwrap();
+        let mut done = (None, None);
+        until(|| {
+            self.turn();
+            done = (done.0.or(self.one.next()), done.1.or(self.other.next()));
+            done.0.is_some() && done.1.is_some()
+        });
+        assert_eq!(done, (Some(Ok(())), Some(Ok(()))));
+        assert!(sent == received, "what arrives is what was sent");
+    }
+
+    /// Bytes that the first has sent over UDP.
+    fn bytes_over_udp(&mut self) -> u64 {
+        let engine = &self.one.engine;
+        let lines = engine.neighbours[0].routes.iter().filter(|route| {
+            engine.links[route.link].as_ref().is_some_and(|link| link.socket().is_some())
+        });
+        let done = lines.filter_map(|route| engine.core.path_use(Peer(0), route.path));
+        done.map(|done| done.bytes).sum()
+    }
+}
+
+#[test]
+fn messages_of_all_sizes_go_in_datagrams() {
+    let mut pair = Pair::open();
+    let sizes = [0, 1, 1_000, 5_000, 100_000, 3 << 20];
+    sizes.iter().for_each(|&size| pair.exchange(size));
+    let (carried, sent) = (pair.bytes_over_udp(), sizes.iter().sum::<usize>() as u64);
+    assert!(carried > sent * 9 / 10, "{carried} of {sent} bytes over UDP");
+}
+
+/// Anybody can send datagrams, in anybody's name.
+#[test]
+fn what_strangers_send_is_dropped() {
+    let mut pair = Pair::open();
+    let (to, token) = pair.other.engine.door_for_tests();
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let guess = Probe { size: PROBE_BYTES as u32, number: 1 };
+    let frame = [&token.to_le_bytes()[..], &[0xff; 100]].concat();
+    let sent: [&[u8]; 4] =
+        [&[], &token.to_le_bytes()[..TOKEN_BYTES - 1], &guess.emit(!token, false), &frame];
+    for datagram in sent {
+        stranger.send_to(datagram, to).unwrap();
+    }
+    let dropped = |pair: &Pair| pair.other.engine.datagrams.as_ref().unwrap().dropped();
+    until(|| pair.turn() && dropped(&pair).0 >= 2);
+    stranger.set_nonblocking(true).unwrap();
+    assert!(stranger.recv(&mut [0; 64]).is_err(), "nobody answers");
+    pair.exchange(100_000);
+    assert_eq!(dropped(&pair).1, 0);
+}
+
+/// Bits that no checksum of UDP has found wrong.
+#[test]
+fn spoilt_datagrams_of_a_peer_count_as_lost() {
+    let mut pair = Pair::open();
+    let junk: [&[u8]; 4] = [&[0xff; 60], &[1; 16], &[1; 40], &[7; 1400]];
+    for bytes in junk {
+        assert!(pair.one.engine.send_junk_for_tests(bytes));
+    }
+    until(|| pair.turn() && pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 4);
+    pair.exchange(100_000);
+    assert!(pair.other.engine.has_lines());
+}
