@@ -125,6 +125,8 @@ def every_case(options, folder: Path) -> list[Case]:
     for fault in ("5 % loss", "corruption", "reordering", "interfaces down and up"):
         cases += [heat(options, fault), benchmark(options, fault)]
     cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
+    cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], folder, over_udp=True))
+    cases.append(benchmark(options, "5 % loss", over_udp=True))
     for fault, events in WAN_FAULTS.items():
         cases += [mpich(options, fault, events, hosts=4)]
     return cases
@@ -144,7 +146,7 @@ def mpich(options, fault: str, events: Events, hosts: int = 2, over_udp: bool = 
     return Case(name, [*words_of_run(options, hosts, *extra), *program], {}, events, r"^done: \d+", within)
 
 
-def open_mpi(options, fault: str, events: Events, folder: Path) -> Case:
+def open_mpi(options, fault: str, events: Events, folder: Path, over_udp: bool = False) -> Case:
     """Under its own launcher, which starts its daemons with what stands here for ssh."""
     agent = folder / "agent"
     if not agent.exists():
@@ -157,8 +159,8 @@ def open_mpi(options, fault: str, events: Events, folder: Path) -> Case:
     root = ["--allow-run-as-root", "--bind-to", "none", *daemons]
     own = [str(options.venvs / "ompi" / "bin" / "mpirun"), *root, "--host", "near-1,near-2", "-n", "2"]
     program = [common.python(options, "ompi"), str(SUMS), "--seconds", str(RUN_S)]
-    environment = common.settings(options, "openmpi")
-    name = f"Open MPI, one cluster, {fault}"
+    environment = common.settings(options, "openmpi") | ({"LANDBRIDGE_UDP": "on"} if over_udp else {})
+    name = f"Open MPI, one cluster, {fault}{' over UDP' if over_udp else ''}"
     return Case(name, [*own, *program], environment, events, r"^done: \d+", RUN_S + SLACK_S)
 
 
@@ -168,12 +170,13 @@ def heat(options, fault: str) -> Case:
     return Case(name, command, {}, RAIL_FAULTS[fault], "identical to the serial run", started=None)
 
 
-def benchmark(options, fault: str) -> Case:
+def benchmark(options, fault: str, over_udp: bool = False) -> Case:
     names = ["PingPong", "Sendrecv", "Exchange", "Bcast", "Allreduce", "Alltoall"]
     bounds = ["-npmin", "2", "-msglog", "0:22", "-iter", "50", "-time", "0.1"]
     words = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *names, *bounds]
     environment = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib")}
-    name, command = f"IMB-MPI1, one cluster, {fault}", [*words_of_run(options, 2), *words]
+    name = f"IMB-MPI1, one cluster, {fault}{' over UDP' if over_udp else ''}"
+    command = [*words_of_run(options, 2, *(["--set", "udp=on"] if over_udp else [])), *words]
     proof = r"^# All processes entering MPI_Finalize"
     return Case(name, command, environment, RAIL_FAULTS[fault], proof, started=None)
 
