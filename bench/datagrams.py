@@ -2,10 +2,11 @@
 """What paths of datagrams carry on a link that loses packets, against one TCP connection of ours.
 
     bench/datagrams.py                              every loss and round trip, one round; half an hour
-    bench/datagrams.py --loss 0,1 --rtt 10 --rounds 3 --ways tcp,cubic
+    bench/datagrams.py --loss 0,1 --rtt 10 --rounds 3 --ways tcp-cubic,bbr
 
-IMB PingPong between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`), and over UDP with each kind of
-congestion control. A way that is so slow that its time is over has no number.
+IMB PingPong between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`) and over UDP, each with two kinds
+of congestion control. A way that is so slow that its time is over has no number. TCP's kind is that of the
+kernel's routes (`congctl`): CUBIC is Linux's own default, but this machine may have another.
 """
 
 import argparse
@@ -22,10 +23,13 @@ import stamp  # noqa: E402
 from support import paths  # noqa: E402
 
 WAYS = {
-    "tcp": ("TCP", {"udp": "off"}),
+    "tcp-cubic": ("TCP, CUBIC", {"udp": "off"}),
+    "tcp-bbr": ("TCP, BBR", {"udp": "off"}),
     "cubic": ("UDP, CUBIC", {"udp": "on", "congestion": "cubic"}),
     "bbr": ("UDP, BBR", {"udp": "on", "congestion": "bbr"}),
 }
+# With what ours is compared.
+BASE = "tcp-cubic"
 LOSSES, ROUND_TRIPS_MS = ("0 %", "0.1 %", "1 %", "5 %"), (1, 10, 50)
 SIZES = (1 << 20, 4 << 20)
 ROUNDS = 1
@@ -34,6 +38,7 @@ TARGET_QUIET, TARGET_LOSSY = 0.9, 5.0
 # Of one size at most, after as many seconds of warm-up messages as a lossy start takes.
 SECONDS, TURNS = 4, 200
 LIMIT_S = 75.0
+SUBNET = "10.1.0.0/24"
 LAB = """name = "datagrams"
 [[site]]
 name = "near"
@@ -52,7 +57,7 @@ def measure(rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple
             for way in ways:
                 what = f"{loss} loss, {rtt} ms, {WAYS[way][0]}"
                 print(f"datagrams: round {turn + 1} of {rounds}: {what}: ", end="", flush=True)
-                found = one_run(loss, rtt, WAYS[way][1] | (settings or {}))
+                found = one_run(loss, rtt, way, WAYS[way][1] | (settings or {}))
                 samples[way][number].append(found)
                 print(", ".join("-" if rate is None else f"{rate:.1f}" for rate in found), "MB/s", flush=True)
     result = {
@@ -73,14 +78,15 @@ def medians(rows: list[list[float | None]]) -> list[float | None]:
     return [statistics.median(column) if column else None for column in columns]
 
 
-def one_run(loss: str, rtt_ms: float, settings: dict[str, str]) -> list[float | None]:
+def one_run(loss: str, rtt_ms: float, way: str, settings: dict[str, str]) -> list[float | None]:
     with tempfile.TemporaryDirectory() as folder:
         file, lengths = Path(folder) / "lab.toml", Path(folder) / "lengths"
         file.write_text(LAB.format(delay_us=int(rtt_ms * 500), loss=loss))
         lengths.write_text("\n".join(map(str, SIZES)) + "\n")
         program = [str(imb.IMB), "PingPong", "-npmin", "2", "-msglen", str(lengths)]
         program += ["-iter", str(TURNS), "-time", str(SECONDS)]
-        words = labs.job(2, 1, settings, program)
+        kind = "bbr" if way.endswith("bbr") else "cubic"
+        words = labs.in_turn([*with_control(kind), labs.job(2, 1, settings, program)])
         log = ""
         with labs.Background(file, labs.name("datagrams"), words) as job:
             try:
@@ -92,13 +98,19 @@ def one_run(loss: str, rtt_ms: float, settings: dict[str, str]) -> list[float | 
     return [rows[size]["Mbytes/sec"] if size in rows else None for size in SIZES]
 
 
+def with_control(kind: str) -> list[list[str]]:
+    """Commands after which TCP between the hosts has this congestion control."""
+    on, change = [str(paths.LANDBRIDGE), "lab", "on"], ["ip", "route", "change", SUBNET, "dev", "lan0", "congctl", kind]
+    return [[*on, host, "--", *change] for host in ("near-1", "near-2")]
+
+
 def section(result: dict) -> str:
     lines = [
         "## Datagrams on a lossy link",
         "",
         "IMB-MPI1 PingPong, 2 ranks, an emulated link of 1 Gbit/s (125 MB/s with all headers) that loses a share of packets in",
         f"either direction. MB/s with messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])},",
-        f"{result['rounds']} rounds, medians; in parentheses how many times one TCP connection of ours.",
+        f"{result['rounds']} rounds, medians; in parentheses how many times one TCP connection of ours with CUBIC.",
         *stamp.lines(result),
         "",
     ]
@@ -106,7 +118,7 @@ def section(result: dict) -> str:
     lines.append(f"| loss | round trip | {' | '.join(WAYS[way][0] for way in ways)} |")
     lines.append("|---|--:|" + "--:|" * len(ways))
     for number, (loss, rtt) in enumerate(result["cases"]):
-        tcp = result["medians"].get("tcp", [[None] * len(SIZES)] * len(result["cases"]))[number]
+        tcp = result["medians"].get(BASE, [[None] * len(SIZES)] * len(result["cases"]))[number]
         cells = []
         for way in ways:
             found = result["medians"][way][number]
@@ -118,7 +130,7 @@ def section(result: dict) -> str:
 def cell(rate: float | None, tcp: float | None, way: str, loss: str, rtt: float) -> str:
     if rate is None:
         return "–"
-    if way == "tcp" or not tcp:
+    if way.startswith("tcp") or not tcp:
         return f"{rate:.1f}"
     ratio, target = rate / tcp, 0.0
     if loss == "0 %":
