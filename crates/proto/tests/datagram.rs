@@ -9,7 +9,7 @@ use landbridge_proto::id::Address;
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::head::{Door, Head};
 
 const DATAGRAMS: Path = Path {
     payload_max: 1_000,
@@ -359,12 +359,12 @@ fn a_report_goes_by_the_path_of_the_ask() {
 fn an_address_goes_by_no_datagram_while_there_is_another_path() {
     let (mut a, _) = pair(DATAGRAMS);
     a.open_path(PEER, TWO, Path { spare: true, ..STREAM });
-    a.tell_door(PEER, [1; 16], 7);
+    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 1 });
     assert!(a.next(ONE).is_none());
     assert_eq!(a.next(TWO).unwrap().kind(), Kind::Door);
     assert!(a.next(TWO).is_none());
     a.close_path(PEER, TWO);
-    a.tell_door(PEER, [1; 16], 7);
+    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 1 });
     assert_eq!(a.next(ONE).unwrap().kind(), Kind::Door);
 }
 
