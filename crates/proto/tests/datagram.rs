@@ -361,12 +361,12 @@ fn a_report_goes_by_the_path_of_the_ask() {
 fn an_address_goes_by_no_datagram_while_there_is_another_path() {
     let (mut a, _) = pair(DATAGRAMS);
     a.open_path(PEER, TWO, Path { spare: true, ..STREAM });
-    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 0 });
+    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 1 });
     assert!(a.next(ONE).is_none());
     assert_eq!(a.next(TWO).unwrap().kind(), Kind::Door);
     assert!(a.next(TWO).is_none());
     a.close_path(PEER, TWO);
-    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 0 });
+    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 1 });
     assert_eq!(a.next(ONE).unwrap().kind(), Kind::Door);
 }
 

@@ -9,6 +9,7 @@
 //! What may never happen: two runs of one seed differ; a wrong completion goes unnoticed; an endpoint
 //! panics, whatever a peer sends ([`hostile`]).
 
+mod breaks;
 pub mod command;
 mod commands;
 mod datagrams;

@@ -12,7 +12,7 @@ use landbridge_drive::link::datagram::DatagramLink;
 use landbridge_drive::link::stream::{Piece, Sent};
 use landbridge_proto::endpoint::{Outgoing, Peer};
 use landbridge_proto::wire::datagram::{self, Inside, PROBE_BYTES, TOKEN_BYTES};
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 
 use rustix::event::epoll::EventFlags;
 
@@ -96,7 +96,8 @@ impl Engine {
                 }
                 continue;
             }
-            link.has_sent |= is_answered(frame.front());
+            // Confirmations too: who only confirms would otherwise go on doing so on a line that is dead.
+            link.has_sent = true;
             let copy = match frame.payload {
                 // SAFETY: as above.
                 Some((memory, at, len)) if frame.wants_copy => {
@@ -302,13 +303,6 @@ impl Engine {
             self.given_up.push((peer, libc::ECONNRESET));
         }
     }
-}
-
-/// Whether a frame will bring something back.
-#[inline]
-fn is_answered(front: &[u8]) -> bool {
-    let silent = [Kind::Ack, Kind::Report, Kind::Again, Kind::Door];
-    !silent.iter().any(|&kind| kind as u8 == front[4])
 }
 
 /// Adds a frame to what `socket` will send, and fills in its checks. False: there is no room.

@@ -54,7 +54,7 @@ pub struct Flow {
     pause: u64,
     /// When the size was last shown to pass or tried.
     proved: Time,
-    /// Since when something was sent that somebody must answer.
+    /// Since when something has been sent and nothing has been heard.
     awaits: Option<Time>,
 }
 
@@ -130,7 +130,7 @@ impl Flow {
         self.mtu.current_bytes()
     }
 
-    /// Something is on its way that must be answered, sooner or later.
+    /// Something is on its way: if nothing comes back, a probe shows whether anything can.
     #[inline]
     pub fn note_sent(&mut self, now: Time) {
         self.awaits.get_or_insert(now);

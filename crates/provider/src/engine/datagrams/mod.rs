@@ -125,6 +125,8 @@ pub struct Line {
     token: u64,
     own_token: u64,
     congestion: congestion::Kind,
+    /// It has been open.
+    has_worked: bool,
     flow: Flow,
 }
 
@@ -325,7 +327,8 @@ impl Engine {
         let own_token = self.datagrams().token_for(peer, socket);
         let flow = Flow::new(now, DATAGRAM_BYTES_MAX);
         let congestion = self.datagrams().congestion;
-        let line = Line { socket, to, token, own_token, congestion, flow };
+        let has_worked = false;
+        let line = Line { socket, to, token, own_token, congestion, has_worked, flow };
         let mut link = Link::new(Carrier::Datagram(Box::new(line)), Some(peer));
         (link.sum, link.ends, link.path) =
             (self.identity.integrity, Some((own, to.ip())), UNOPENED);
@@ -357,20 +360,21 @@ impl Engine {
         }
     }
 
-    /// Whether frames between these addresses go in datagrams: by a line that works, or has no better left.
+    /// Whether frames between these addresses go in datagrams: by a line that works, or has worked as long as another does.
+    /// (What has silenced a line has probably silenced its connection, too, and that takes longer to be noticed.)
     pub(super) fn is_covered(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> bool {
         if self.datagrams.is_none() {
             return false;
         }
-        let routes = self.neighbours[peer.0 as usize].routes.iter();
-        let lines = routes.filter_map(|route| match self.links[route.link].as_deref()? {
-            Link { carrier: Carrier::Datagram(line), ends, .. } => Some((line, *ends)),
+        let theirs = self.links.iter().flatten().filter(|link| link.peer == Some(peer));
+        let lines = theirs.filter_map(|link| match &link.carrier {
+            Carrier::Datagram(line) => Some((line, link.ends)),
             _ => None,
         });
         let (mut is_beside, mut some_work) = (false, false);
         for (line, between) in lines {
-            is_beside |= between == ends;
-            some_work |= !line.is_doubted();
+            is_beside |= between == ends && line.has_worked;
+            some_work |= line.is_open() && !line.is_doubted();
         }
         is_beside && some_work
     }
@@ -430,6 +434,9 @@ impl Engine {
                         line.flow.close(Time(u64::MAX));
                     }
                     return;
+                }
+                if let Some((_, line)) = self.line(id) {
+                    line.has_worked = true;
                 }
                 log!(Info, "{}: udp to {to}", self.core.address(peer));
                 let neighbour = &mut self.neighbours[peer.0 as usize];
