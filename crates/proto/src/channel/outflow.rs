@@ -260,8 +260,12 @@ impl<M: Clone> Outflow<M> {
         }
     }
 
-    /// From now on nothing goes again, nor anything new, until the peer has said what it has.
+    /// From now on nothing goes again, nor anything new, until the peer has said what it has. With nothing unconfirmed there is
+    /// nothing to wait for, and nobody would notice if the question were lost.
     pub fn ask(&mut self) {
+        if self.retained.is_empty() {
+            return;
+        }
         self.asks += 1;
         self.awaited = Some((self.asks, false));
     }
@@ -464,6 +468,14 @@ mod tests {
         assert!(out.is_hushed() && out.due_ask().is_none());
         out.handle_answer(2);
         assert!(!out.is_hushed());
+    }
+
+    #[test]
+    fn nobody_is_asked_about_nothing() {
+        let mut out = sent(&[A]);
+        assert!(out.handle_delivered(10, |_| ()));
+        out.ask();
+        assert!(!out.is_hushed() && out.due_ask().is_none());
     }
 
     fn sent(paths: &[PathId]) -> Outflow<()> {

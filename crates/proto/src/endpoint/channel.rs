@@ -422,9 +422,7 @@ impl<M: Clone> Channel<M> {
         if let Some(answered) = self.answered {
             self.owe_report(answered, None);
         }
-        if self.out.retained() > 0 {
-            self.out.ask();
-        }
+        self.out.ask();
     }
 
     /// Whether a frame must go out although nothing else wants to.
