@@ -404,7 +404,7 @@ impl<M: Clone> Channel<M> {
     pub fn give_up(&mut self, path: PathId, now: Time) {
         let flow = self.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
         if let Some(flow) = flow {
-            while flow.give_up(now).is_some() {}
+            flow.give_up(now);
         }
         self.out.handle_break(path);
     }

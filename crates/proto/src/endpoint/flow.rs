@@ -216,10 +216,12 @@ impl Flow {
         Some((order, self.lose(now, sending)))
     }
 
-    /// Nothing will be heard of what is under way: as [`Flow::next_lost`].
-    pub fn give_up(&mut self, now: Time) -> Option<(u64, Option<u64>)> {
-        let (order, sending) = self.flight.give_up()?;
-        Some((order, self.lose(now, sending)))
+    /// Nothing will be heard of what is under way, nor of what has been asked: nobody waits for it any more.
+    pub fn give_up(&mut self, now: Time) {
+        while let Some((_, sending)) = self.flight.give_up() {
+            self.lose(now, sending);
+        }
+        self.probe.stop();
     }
 
     fn lose(&mut self, now: Time, sending: Sending) -> Option<u64> {
