@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""What paths of datagrams carry on a link that loses packets, against one TCP connection of ours.
+"""What paths of datagrams carry on a link that loses packets, against TCP, libfabric's own datagrams and QUIC.
 
     bench/datagrams.py                              every loss and round trip, one round; half an hour
     bench/datagrams.py --loss 0,1 --rtt 10 --rounds 3 --ways tcp-cubic,bbr
 
 IMB PingPong between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`) and over UDP, each with two kinds
-of congestion control. A way that is so slow that its time is over has no number. TCP's kind is that of the
+of congestion control, and over libfabric's `udp;ofi_rxd`; and the same messages there and back over one stream of quinn, by
+a program of ours (bench/quic), which encrypts them. A way that is so slow that its time is over has no number. TCP's kind is that of the
 kernel's routes (`congctl`): CUBIC is Linux's own default, but this machine may have another.
 """
 
 import argparse
 import json
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +30,13 @@ WAYS = {
     "tcp-bbr": ("TCP, BBR", {"udp": "off"}),
     "cubic": ("UDP, CUBIC", {"udp": "on", "congestion": "cubic"}),
     "bbr": ("UDP, BBR", {"udp": "on", "congestion": "bbr"}),
+    "rxd": ("udp;ofi_rxd", {}),
+    "quic-cubic": ("QUIC, CUBIC", {}),
+    "quic-bbr": ("QUIC, BBR", {}),
 }
+RXD = "udp;ofi_rxd"
+QUIC = paths.ROOT / "target" / "quic" / "release" / "landbridge-bench-quic"
+QUIC_ADDRESS = "10.1.0.12:4433"
 # With what ours is compared.
 BASE = "tcp-cubic"
 LOSSES, ROUND_TRIPS_MS = ("0 %", "0.1 %", "1 %", "5 %"), (1, 10, 50)
@@ -50,6 +59,8 @@ lan = {{ rate = "1 Gbit/s", delay = "{delay_us} us", loss = "{loss}" }}
 
 def measure(rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple(WAYS), settings=None) -> dict:
     """Writes build/results/bench-datagrams.json: MB/s by case, way and size, for each round; None where time was over."""
+    if any(way.startswith("quic") for way in ways):
+        build_quic()
     cases = [(loss, rtt) for loss in losses for rtt in round_trips]
     samples = {way: [[] for _ in cases] for way in ways}
     for turn in range(rounds):
@@ -86,7 +97,7 @@ def one_run(loss: str, rtt_ms: float, way: str, settings: dict[str, str]) -> lis
         program = [str(imb.IMB), "PingPong", "-npmin", "2", "-msglen", str(lengths)]
         program += ["-iter", str(TURNS), "-time", str(SECONDS)]
         kind = "bbr" if way.endswith("bbr") else "cubic"
-        words = labs.in_turn([*with_control(kind), labs.job(2, 1, settings, program)])
+        words = labs.in_turn([*with_control(kind), job_of(way, kind, settings, program)])
         log = ""
         with labs.Background(file, labs.name("datagrams"), words) as job:
             try:
@@ -94,8 +105,29 @@ def one_run(loss: str, rtt_ms: float, way: str, settings: dict[str, str]) -> lis
             except labs.Failed:
                 pass
             log = job.log.read_text(errors="replace")
+    if way.startswith("quic"):
+        rates = {int(size): float(rate) for size, rate in re.findall(r"^(\d+) \d+ ([\d.]+)$", log, re.M)}
+        return [rates.get(size) for size in SIZES]
     rows = imb.parse(log).rows
     return [rows[size]["Mbytes/sec"] if size in rows else None for size in SIZES]
+
+
+def job_of(way: str, kind: str, settings: dict[str, str], program: list[str]) -> list[str]:
+    if way == "rxd":
+        return [str(paths.LANDBRIDGE), "run", "-n", "2", "--ranks-per-node", "1", "--provider", RXD, "--", *program]
+    if not way.startswith("quic"):
+        return labs.job(2, 1, settings, program)
+    on = f"{paths.LANDBRIDGE} lab on"
+    serve = f"{on} near-2 -- {QUIC} serve {QUIC_ADDRESS} {kind}"
+    ping = f"{on} near-1 -- {QUIC} ping {QUIC_ADDRESS} {kind} {SECONDS} {' '.join(map(str, SIZES))}"
+    # The server is ended with the lab.
+    return ["sh", "-c", f"{serve} & sleep 0.5; {ping}"]
+
+
+def build_quic() -> None:
+    folder = paths.ROOT / "bench" / "quic"
+    words = ["cargo", "build", "--release", "--manifest-path", str(folder / "Cargo.toml")]
+    subprocess.run([*words, "--target-dir", str(QUIC.parents[1])], check=True)
 
 
 def with_control(kind: str) -> list[list[str]]:

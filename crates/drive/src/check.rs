@@ -26,7 +26,7 @@ impl Sum {
     #[must_use]
     pub fn of(self, bytes: &[u8]) -> u32 {
         match self {
-            Self::Crc32c => crc_fast::crc32_iscsi(bytes),
+            Self::Crc32c => crc_update(CRC_START, bytes) ^ CRC_START,
             Self::Additive => add(0, 0, bytes),
             Self::Off => 0,
         }
@@ -117,9 +117,34 @@ impl Running {
     }
 }
 
+/// Up to so much is summed with the processor's own instruction, 8 bytes at a time. For more the library is quicker, which
+/// takes 15 to 20 ns to begin: five times what a header takes here.
+const SHORT_BYTES_MAX: usize = 256;
+
 /// The register of a CRC-32C after `bytes`.
 #[inline]
 fn crc_update(register: u32, bytes: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if bytes.len() <= SHORT_BYTES_MAX && std::arch::is_x86_feature_detected!("sse4.2") {
+        // SAFETY: the processor has the instruction.
+        return unsafe { crc_short(register, bytes) };
+    }
+    crc_long(register, bytes)
+}
+
+/// As [`crc_update`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.2")]
+fn crc_short(register: u32, bytes: &[u8]) -> u32 {
+    use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
+    let (words, rest) = bytes.as_chunks::<8>();
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let register = words.fold(u64::from(register), |crc, word| _mm_crc32_u64(crc, word)) as u32;
+    rest.iter().fold(register, |crc, &byte| _mm_crc32_u8(crc, byte))
+}
+
+/// As [`crc_update`], by the library.
+fn crc_long(register: u32, bytes: &[u8]) -> u32 {
     if register == CRC_START {
         // Most sums have one piece, for which there is a shorter way.
         return crc_fast::crc32_iscsi(bytes) ^ CRC_START;
@@ -208,6 +233,10 @@ mod tests {
         let mut register = u32::MAX;
         for len in 0..bytes.len() {
             assert_eq!(Sum::Crc32c.of(&bytes[..len]), !register, "{len} bytes");
+            assert_eq!(crc_long(CRC_START, &bytes[..len]), register, "{len} bytes");
+            // In two pieces, of which one is short.
+            let (front, back) = bytes[..len].split_at(len.min(len % 300));
+            assert_eq!(crc_update(crc_update(CRC_START, front), back), register);
             register ^= u32::from(bytes[len]);
             for _ in 0..8 {
                 let low = register & 1;

@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(REDIAL_MAX.duration(), Ok(Duration::from_secs(2)));
         assert_eq!((RETAIN.bytes(), COPY_MAX.bytes()), (Ok(64 * MIB), Ok(16 << 10)));
         assert_eq!((INTEGRITY.word(), INTEGRITY_SHM.is_on()), (Ok("crc32c"), Ok(false)));
-        assert_eq!((UDP.word(), CONGESTION.word()), (Ok("off"), Ok("cubic")));
+        assert_eq!((UDP.word(), CONGESTION.word()), (Ok("off"), Ok("bbr")));
         assert_eq!(PATHS.words().map(|paths| paths.len()), Ok(3));
         assert_eq!(RAILS.networks().map(|networks| networks.len()), Ok(2));
         assert_eq!(RAILS_EXCLUDE.networks().map(|networks| networks.len()), Ok(0));

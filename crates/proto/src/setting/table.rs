@@ -42,12 +42,12 @@ pub const UDP: Setting = Setting {
 };
 pub const CONGESTION: Setting = Setting {
     name: "congestion",
-    default: "cubic",
+    default: "bbr",
     unit: "cubic or bbr",
     kind: Kind::Choice(&["cubic", "bbr"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "What decides how fast a UDP path sends. BBR is for long links that lose packets.",
+    sentence: "What decides how fast a UDP path sends. CUBIC takes every lost packet for a full queue.",
 };
 pub const RAILS: Setting = Setting {
     name: "rails",
