@@ -136,21 +136,21 @@ fn doctor_shows_what_is_not_as_by_default() {
     assert!(!text.contains("peer_timeout"), "{text}");
     let output = run_with(&lb, &[("LANDBRIDGE_UDP", "maybe")], &["doctor"]);
     assert_code(&output, 1);
-    assert!(stdout(&output).contains("!!  LANDBRIDGE_UDP: \"maybe\" is none of off, on, only"));
+    assert!(stdout(&output).contains("!!  LANDBRIDGE_UDP: \"maybe\" is none of off, on"));
 }
 
 #[test]
 fn settings_lists_every_row_and_no_secret() {
     let lb = Landbridge::new("settings-list");
     let said = [("LANDBRIDGE_KEY", "5ec4e7"), ("LANDBRIDGE_LOG", "")];
-    let output = run_with(&lb, &said, &["settings", "--set", "udp=only"]);
+    let output = run_with(&lb, &said, &["settings", "--set", "udp=on"]);
     assert_code(&output, 0);
     let text = stdout(&output);
     for row in landbridge_proto::setting::SETTINGS {
         assert!(text.contains(row.name) || text.contains(&row.variable()), "{}: {text}", row.name);
         assert!(text.contains(row.sentence), "{}: {text}", row.name);
     }
-    for line in ["udp            only           --set\n", "rails_exclude  none           default\n"]
+    for line in ["udp            on             --set\n", "rails_exclude  none           default\n"]
     {
         assert!(text.contains(line), "{line:?} in {text}");
     }

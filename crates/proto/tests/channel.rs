@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX};
+use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
 use landbridge_proto::endpoint::{
     Action, Config, Done, Endpoint, Failure, KEPT, Level, Memory, Message, Path, Peer, Place,
     Posting, Remote, Ticket, Work,
@@ -371,6 +371,39 @@ fn the_last_path_is_used_though_it_is_doubted() {
     a.close_path(PEER, TWO);
     a.send(message(5, Level::Delivered)).unwrap();
     b.take_in(ONE, a.next(ONE).expect("something goes out"));
+}
+
+#[test]
+fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
+    const MANY: usize = SPAN_FRAMES_MAX + 100;
+    let (mut a, mut b) = pair();
+    for end in [&mut a, &mut b] {
+        end.close_path(PEER, TWO);
+    }
+    let mut frames = Vec::new();
+    let mut heads = BTreeMap::new();
+    for number in 0..MANY {
+        a.send(message(if number == 0 { 5 } else { 0 }, Level::Handed)).unwrap();
+        let frame = a.next(ONE).unwrap();
+        heads.insert(frame.header.sequence, frame.head.clone());
+        frames.push(frame);
+        a.done();
+    }
+    // The path loses nothing, but the first frame arrives spoilt: all behind it is early.
+    assert!(b.handle_spoilt_frame(PEER, &frames[0].header));
+    frames.drain(..).skip(1).for_each(|frame| b.take_in(ONE, frame));
+    for _ in 0..MANY {
+        b.next(ONE).into_iter().for_each(|frame| a.take_in(ONE, frame));
+        a.next(ONE).into_iter().for_each(|frame| b.take_in(ONE, frame));
+        while let Some(kept) = b.next_kept(PEER) {
+            b.handle_kept(PEER, &heads[&kept]).unwrap();
+            b.handle_payload(PEER, KEPT);
+        }
+        b.done();
+    }
+    a.goodbye(PEER);
+    settle_by(ONE, &mut a, &mut b);
+    assert!(a.is_drained());
 }
 
 #[test]

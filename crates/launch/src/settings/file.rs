@@ -228,7 +228,7 @@ mod tests {
             ("\n\nretain = \"64KB\"", "line 3: retain: \"64KB\" is no size"),
             ("suspect_after = 0.5", "line 1: suspect_after: write it in quotes: time"),
             ("rails = [10]", "line 1: rails: write it in quotes"),
-            ("[udp]\non = true", "line 1: udp: write it in quotes: off, on or only"),
+            ("[udp]\non = true", "line 1: udp: write it in quotes: off or on"),
             ("index = 3", "line 1: index is what the launcher tells each process"),
             (
                 "topology = \"x\"",

@@ -134,8 +134,8 @@ fn a_misspelt_variable_is_told_from_one_of_somebody_else() {
 
 #[test]
 fn relays_get_what_they_read() {
-    let job = ["LANDBRIDGE_WAN_STREAMS", "LANDBRIDGE_UDP", "LANDBRIDGE_RETAIN", "PATH"];
+    let job = ["LANDBRIDGE_WAN_STREAMS", "LANDBRIDGE_PEER_TIMEOUT", "LANDBRIDGE_UDP", "PATH"];
     let job = job.map(|name| (name.to_string(), "x".to_string()));
     let names: Vec<_> = for_relays(&job).map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["LANDBRIDGE_WAN_STREAMS", "LANDBRIDGE_UDP"]);
+    assert_eq!(names, ["LANDBRIDGE_WAN_STREAMS", "LANDBRIDGE_PEER_TIMEOUT"]);
 }

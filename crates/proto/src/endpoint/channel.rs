@@ -59,6 +59,8 @@ pub(super) struct Channel<M> {
     pub answered: Option<u64>,
     /// Ranges that have arrived spoilt and have not come again, and whether the peer has been told.
     pub spoilt: Vec<(u64, u64, bool)>,
+    /// What came early and found no room, from its first byte to its end: it is asked for when its turn comes.
+    pub missed: Option<(u64, u64)>,
     /// Refusals that wait to be sent.
     pub refusals: u32,
     /// The peer has taken in all our bytes below, and we have taken in all that it sent before it said so: a refusal, for
@@ -195,6 +197,7 @@ impl<M: Clone> Channel<M> {
             errands: Vec::new(),
             answered: None,
             spoilt: Vec::new(),
+            missed: None,
             refusals: 0,
             confirmed: 0,
             early_news: (0, 0),

@@ -103,7 +103,7 @@ impl<M: Memory> Endpoint<M> {
             self.apply(peer, sent);
         }
         for (start, end) in cut {
-            self.ask_again(peer, start, end);
+            self.must_ask_again(peer, start, end);
         }
         self.mark_busy(peer);
     }

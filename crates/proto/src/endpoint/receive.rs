@@ -222,7 +222,12 @@ impl<M: Memory> Endpoint<M> {
     ) -> Result<Place, Fault> {
         let channel = &mut self.channels[peer.0 as usize];
         // The rest of what is here in part comes as the sender has cut it since: this is an old copy, and must not spoil it.
-        if channel.into.has_some(&range) || !channel.into.keep(frame, kept).map_err(fault)? {
+        if channel.into.has_some(&range) {
+            return Ok(Place::Nowhere);
+        }
+        if !channel.into.keep(frame, kept).map_err(fault)? {
+            let (start, end) = channel.missed.unwrap_or((range.start, range.end));
+            channel.missed = Some((start.min(range.start), end.max(range.end)));
             return Ok(Place::Nowhere);
         }
         // Whatever of it is on its way by another path must not spoil what this one brings. What this one does not bring of it
@@ -233,8 +238,8 @@ impl<M: Memory> Endpoint<M> {
         for Keeping { path, start, end, .. } in older {
             self.push_action(Action::Divert { peer, path });
             let is_brought = range.start <= start && end <= range.end;
-            if !is_brought && !self.ask_again(peer, start, end) {
-                self.widen_spoilt(peer, start, end);
+            if !is_brought {
+                self.must_ask_again(peer, start, end);
             }
         }
         Ok(Place::Early { frame, whole: kept.whole, at })
@@ -382,6 +387,12 @@ impl<M: Memory> Endpoint<M> {
             (channel.ack_wanted, channel.confirm_at) = (true, 0);
         }
         channel.has_left |= frame.kind == Kind::Goodbye;
+        let taken = channel.into.taken();
+        if let Some((start, end)) = channel.missed.take_if(|missed| missed.0 <= taken) {
+            // The sender takes it for sent, and by a path that loses nothing it would never ask.
+            self.must_ask_again(peer, start, end);
+        }
+        let channel = &mut self.channels[peer.0 as usize];
         if channel.into.has_early() {
             // It may have come this way while a part of it was kept.
             self.release_kept(peer, frame.start);
@@ -483,16 +494,19 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    /// There is no place for another spoilt range: the last one is asked for with all up to this one.
+    /// As [`Self::ask_again`]; if there is no place for another range, the last one is asked for with all up to this one.
     #[cold]
-    fn widen_spoilt(&mut self, peer: Peer, start: u64, end: u64) {
+    pub(super) fn must_ask_again(&mut self, peer: Peer, start: u64, end: u64) {
+        if self.ask_again(peer, start, end) {
+            return;
+        }
         if let Some(last) = self.channels[peer.0 as usize].spoilt.last_mut() {
             *last = (last.0.min(start), last.1.max(end), false);
         }
         self.mark_busy(peer);
     }
 
-    pub(super) fn ask_again(&mut self, peer: Peer, start: u64, end: u64) -> bool {
+    fn ask_again(&mut self, peer: Peer, start: u64, end: u64) -> bool {
         let Channel { spoilt, into, .. } = &mut self.channels[peer.0 as usize];
         spoilt.retain(|&(start, end, _)| !into.has(&(start..end)));
         if into.has(&(start..end)) {

@@ -9,9 +9,11 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::Peer;
 
 use super::Engine;
+use super::handshake::Carrier;
 use super::links::{Link, RELAY_PATH};
 use super::neighbours::{Out, Route};
 use crate::log;
@@ -89,10 +91,29 @@ impl Engine {
     pub(super) fn drop_relay_route(&mut self, peer: Peer) {
         let routes = &self.neighbours[peer.0 as usize].routes;
         let through_relay = routes.iter().find(|route| route.path == RELAY_PATH);
-        if let Some(Route { link, .. }) = through_relay.copied() {
+        if let Some(Route { link, path }) = through_relay.copied() {
+            self.leave_relay_link(peer, link, path);
             let why =
                 io::Error::new(io::ErrorKind::NetworkUnreachable, "the relay cannot reach it");
             self.lose_route(peer, link, None, &why);
+        }
+    }
+
+    /// The relay's link, which goes on for others, touches no memory for `peer` any more: what it holds of a frame is
+    /// copied, and what is arriving goes nowhere.
+    fn leave_relay_link(&mut self, peer: Peer, id: usize, path: PathId) {
+        let Some(link) = self.links[id].as_mut() else {
+            return;
+        };
+        if link.inside.is_some_and(|(from, _)| from == peer) {
+            link.divert();
+        }
+        if let Carrier::Stream(stream) = &mut link.carrier
+            && link.holding.take_if(|holder| *holder == peer).is_some()
+        {
+            stream.own_held();
+            link.blocked.push_back(peer);
+            self.core.handle_flushed(peer, path);
         }
     }
 

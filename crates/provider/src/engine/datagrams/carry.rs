@@ -70,11 +70,11 @@ impl Engine {
             line.flow.note_sent(now);
             link.has_sent = false;
         }
+        // Notices wait until the link is back in its place: they may be about it.
         match outcome? {
-            Sent::All => self.handle_notices(target.socket),
-            _ => self.await_room(target.socket, peer)?,
+            Sent::All => Ok(()),
+            _ => self.await_room(target.socket, peer),
         }
-        Ok(())
     }
 
     /// Moves frames into the socket until there are no more, or it has no room.
