@@ -334,8 +334,8 @@ impl<M: Clone> Channel<M> {
         let may_go = |errand: &Errand| match errand.path() {
             _ if kind.is_some_and(|kind| kind != errand.kind()) => false,
             _ if errand.kind() == Kind::Door => self.may_tell_door(path),
-            Some(wanted) => wanted == path || !self.sends_by(wanted),
-            None => self.speaks_by(path),
+            Some(wanted) => wanted == path || self.way(wanted).is_none_or(|way| way.is_doubted),
+            None => self.sends_by(path) && self.speaks_by(path),
         };
         self.errands.iter().position(may_go)
     }

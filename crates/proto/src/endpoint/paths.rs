@@ -55,9 +55,15 @@ impl<M: Memory> Endpoint<M> {
         if let Some(way) = way.filter(|way| way.is_up) {
             let is_other = way.set_path(path.within_limits());
             channel.path = way.path;
+            let ends = channel.sends_by(number);
             self.count_senders(peer);
+            let channel = &mut self.channels[peer.0 as usize];
             if is_other {
                 self.shake_path(peer, number);
+            } else if ends && channel.has_datagrams && !channel.sends_by(number) {
+                // What was said by it may never have arrived.
+                channel.repeat();
+                self.mark_busy(peer);
             }
         }
     }

@@ -401,11 +401,16 @@ fn plan_signal<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
     Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel))
 }
 
-/// What goes by a path by which nothing else does: an address that no datagram may have.
+/// What goes by a path by which nothing else does: the answer to a question that came by it, and an address that no
+/// datagram may have.
 #[cold]
 fn plan_aside<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
-    let is_due = channel.has_datagrams && channel.may_tell_door(path);
-    let place = channel.errand_for(path, Some(Kind::Door)).filter(|_| is_due)?;
+    if channel.errands.is_empty() {
+        return None;
+    }
+    let tells = channel.has_datagrams && channel.may_tell_door(path);
+    let door = || channel.errand_for(path, Some(Kind::Door)).filter(|_| tells);
+    let place = channel.errand_for(path, Some(Kind::Report)).or_else(door)?;
     Some(plan_errand(channel, channel.errands[place]))
 }
 

@@ -7,7 +7,6 @@
 use alloc::vec::Vec;
 
 use super::channel::{Channel, QUEUE_MAX};
-use super::way::Way;
 use super::{Action, Endpoint, Fault, Memory, Op, OpKind, Peer, Place};
 use crate::channel::{Kept, PathId, Standing};
 use crate::wire::Malformed;
@@ -264,9 +263,7 @@ impl<M: Memory> Endpoint<M> {
             // An older ask may come later, by a slower path.
             Head::Ask { number } => {
                 // The asker measures datagrams, and of several paths that one lives.
-                let is_measured = |way: &Way| way.path.datagram.is_some();
-                let is_tied = channel.has_choice() || channel.way(path).is_some_and(is_measured);
-                channel.owe_report(number, is_tied.then_some(path));
+                channel.owe_report(number, Some(path));
                 // Who asks may not have heard of what was spoilt either.
                 channel.spoilt.iter_mut().for_each(|(_, _, is_told)| *is_told = false);
             }

@@ -179,8 +179,8 @@ impl Engine {
         self.core.set_time(self.idle.time());
         let received = link.receive(|from, bytes| self.take_datagram(socket, from, bytes));
         self.datagrams().sockets[socket].link = Some(link);
-        for id in std::mem::take(&mut self.datagrams().touched) {
-            self.end_batch(id);
+        for (id, has_sign) in std::mem::take(&mut self.datagrams().touched) {
+            self.end_batch(id, has_sign);
         }
         for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
             if let Some((_, line)) = self.line(id) {
@@ -201,8 +201,9 @@ impl Engine {
         }
     }
 
-    /// What came for line `id` with one call has been taken in.
-    fn end_batch(&mut self, id: usize) {
+    /// What came for line `id` with one call has been taken in. `has_sign`: there was more than the peer's own probes, which it
+    /// sends whether or not anything gets through to it.
+    fn end_batch(&mut self, id: usize, has_sign: bool) {
         let now = self.idle.time();
         let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -214,7 +215,7 @@ impl Engine {
         let Carrier::Datagram(line) = &mut link.carrier else {
             return;
         };
-        let ends_doubt = line.flow.handle_heard();
+        let ends_doubt = has_sign && line.flow.handle_heard();
         self.core.end_batch(peer, path);
         if ends_doubt {
             self.share_work(peer);
@@ -229,9 +230,11 @@ impl Engine {
             return;
         };
         let inside = datagram::parse(bytes);
+        let is_sign = !matches!(inside, Ok(Inside::Probe(_)));
         let datagrams = self.datagrams();
-        if datagrams.touched.last() != Some(&id) && !datagrams.touched.contains(&id) {
-            datagrams.touched.push(id);
+        match datagrams.touched.iter_mut().rfind(|(touched, _)| *touched == id) {
+            Some((_, has_sign)) => *has_sign |= is_sign,
+            None => datagrams.touched.push((id, is_sign)),
         }
         match inside {
             Ok(Inside::Frame(frame)) => self.take_framed(id, frame),

@@ -136,7 +136,7 @@ impl Flow {
         self.awaits.get_or_insert(now);
     }
 
-    /// Something has arrived by it. True if that ends a doubt.
+    /// Something has arrived by it that the peer would not send if it heard nothing. True if that ends a doubt.
     #[inline]
     pub fn handle_heard(&mut self) -> bool {
         self.awaits = None;

@@ -70,7 +70,7 @@ pub struct Datagrams {
     /// Doors that have been told, and are to be tried.
     doors: Vec<(Peer, Door)>,
     /// Lines that brought something in the receiving call under way.
-    touched: Vec<usize>,
+    touched: Vec<(usize, bool)>,
     /// Answers to probes of that call.
     answers: Vec<(usize, Probe)>,
     /// The line of the last datagram.
@@ -346,7 +346,7 @@ impl Engine {
         let own_token = line.own_token;
         let datagrams = self.datagrams();
         datagrams.last = None;
-        datagrams.touched.retain(|&touched| touched != id);
+        datagrams.touched.retain(|(touched, _)| *touched != id);
         datagrams.answers.retain(|&(line, _)| line != id);
         if let Some(told) = datagrams.told.get_mut(&own_token) {
             told.lines.retain(|&line| line != id);
