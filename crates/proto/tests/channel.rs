@@ -1,16 +1,20 @@
 //! The smallest cases of what the simulator and the fuzzer have found in channels of several paths.
 
+mod common;
+
 use std::collections::BTreeMap;
 
 use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
 use landbridge_proto::endpoint::{
-    Action, Config, Done, Endpoint, Failure, KEPT, Level, Memory, Message, Path, Peer, Place,
-    Posting, Remote, Ticket, Work,
+    Action, Config, Done, Endpoint, Failure, KEPT, Level, Message, Path, Peer, Place, Posting,
+    Remote, Ticket, Work,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::limit::HEAD_BYTES_MAX;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
+
+use common::Room;
 
 /// It may lose what it carries, and cuts what is longer than ten bytes.
 const PIECES: Path = Path {
@@ -440,20 +444,6 @@ fn what_goes_again_stays_within_what_the_peer_keeps() {
         a.next(TWO).into_iter().for_each(|frame| b.take_in(TWO, frame));
     }
     assert_eq!(a.errors(), [None]);
-}
-
-/// Memory that only has a size.
-#[derive(Clone, Debug, PartialEq)]
-struct Room(u64);
-
-impl Memory for Room {
-    fn size(&self) -> u64 {
-        self.0
-    }
-
-    fn address(&self) -> u64 {
-        0
-    }
 }
 
 /// The other side of every test, and the paths to it.

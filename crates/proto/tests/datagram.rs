@@ -1,15 +1,19 @@
 //! Paths that lose in silence: what goes again, when, and what is asked. The time is told by hand.
 
+mod common;
+
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Config, Done, Endpoint, Level, Memory, Message, Path, Peer, Place,
-    Posting, Ticket,
+    Action, AtomicRequest, Config, Done, Endpoint, Level, Message, Path, Peer, Place, Posting,
+    Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::{Door, Head};
+
+use common::Room;
 
 const DATAGRAMS: Path = Path {
     payload_max: 1_000,
@@ -406,20 +410,6 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
     b.end_batch(PEER, ONE);
     settle(&mut a, &mut b);
     assert_eq!((lost(&a), a.is_drained()), (0, true));
-}
-
-/// Memory that only has a size.
-#[derive(Clone, Debug, PartialEq)]
-struct Room(u64);
-
-impl Memory for Room {
-    fn size(&self) -> u64 {
-        self.0
-    }
-
-    fn address(&self) -> u64 {
-        0
-    }
 }
 
 /// The other side of every test, and the paths to it.

@@ -1,13 +1,17 @@
 //! The smallest cases of what the simulator has found in the endpoint, and the table of a receive's states.
 
+mod common;
+
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Config, Done, Endpoint, Failure, Fault, Level, Look, Memory, Message,
-    Path, Peer, Place, Posting, Remote, Ticket, Work,
+    Action, AtomicRequest, Config, Done, Endpoint, Failure, Fault, Level, Look, Message, Path,
+    Peer, Place, Posting, Remote, Ticket, Work,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::head::{Head, Long};
+
+use common::Room;
 
 const WINDOW: u32 = 1_000;
 const PIECES: Path = Path {
@@ -365,20 +369,6 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let is_pulled = matches!(b.poll_action(), Some(Action::Pull { .. }));
     assert_eq!(is_pulled, pull);
     (b, if from == PEER { header.length as u64 } else { 0 })
-}
-
-/// Memory that only has a size.
-#[derive(Clone, Debug)]
-struct Room(u64);
-
-impl Memory for Room {
-    fn size(&self) -> u64 {
-        self.0
-    }
-
-    fn address(&self) -> u64 {
-        0
-    }
 }
 
 /// The other side of every test.

@@ -1,0 +1,17 @@
+//! What the tests of endpoints share.
+
+use landbridge_proto::endpoint::Memory;
+
+/// Memory that only has a size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Room(pub u64);
+
+impl Memory for Room {
+    fn size(&self) -> u64 {
+        self.0
+    }
+
+    fn address(&self) -> u64 {
+        0
+    }
+}
