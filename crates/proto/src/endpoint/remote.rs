@@ -129,7 +129,22 @@ impl<M: Memory> Endpoint<M> {
                 return;
             }
         }
-        self.complete_flushed(peer, id);
+        self.complete_answered(peer, id);
+    }
+
+    /// Operation `id` is answered, and done as soon as nothing of it may have to be sent again: out of memory that is the
+    /// caller's when it is done. (The answer may have come in pieces that confirm nothing, or behind a refusal.)
+    fn complete_answered(&mut self, peer: Peer, id: u32) {
+        let is_borrowed = self.ops.at(id).is_some_and(|op| op.is_borrowed);
+        let channel = &mut self.channels[peer.0 as usize];
+        let sent = channel.out.next();
+        if is_borrowed && channel.confirmed < sent {
+            channel.solicits = true;
+            channel.await_delivery(sent, id);
+            self.mark_busy(peer);
+        } else {
+            self.complete_flushed(peer, id);
+        }
     }
 
     pub(super) fn end_write(&mut self, peer: Peer, flags: u8, data: u64, total: u32) {
@@ -157,22 +172,11 @@ impl<M: Memory> Endpoint<M> {
         if self.ops.at(id).is_none_or(|op| op.peer != peer || !op.is_begun || is_message(op)) {
             return;
         }
-        let mut is_borrowed = false;
         if let Some(op) = self.ops.at_mut(id) {
             op.refused = Some(error as i32);
-            is_borrowed = op.is_borrowed;
         }
-        let channel = &mut self.channels[peer.0 as usize];
-        channel.strike(id);
-        let sent = channel.out.next();
-        if is_borrowed && channel.confirmed < sent {
-            // They may have to be sent again, out of memory that is the caller's when the operation has ended.
-            channel.solicits = true;
-            channel.await_delivery(sent, id);
-            self.mark_busy(peer);
-        } else {
-            self.complete_flushed(peer, id);
-        }
+        self.channels[peer.0 as usize].strike(id);
+        self.complete_answered(peer, id);
     }
 }
 
