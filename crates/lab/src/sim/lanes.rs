@@ -520,7 +520,9 @@ impl World {
         self.say(|| format!("{to} has {:?} of {from} in {:?}", reading.header.kind, reading.place));
         let is_diverted = matches!(reading.target, Target::Skip);
         // A signal has the number of the next new byte, which need not be new any more when it comes.
+        // A fragment never ends a frame: all of it come early, or are known.
         let is_opened = reading.header.kind.is_numbered()
+            && reading.header.kind != Kind::Fragment
             && self.opened[from][to].map(|(first, _)| first) == Some(reading.header.sequence);
         let is_early = matches!(reading.place, Place::Early { .. });
         if is_opened && !is_early && !(is_diverted && reading.is_elsewhere) {
