@@ -225,18 +225,21 @@ impl Inflow {
         !self.kept.is_empty()
     }
 
-    /// What a report says besides [`Self::taken`]: first bytes, and how many. No more than is kept, so it fits.
-    pub fn ranges(&self) -> [(u64, u32); REPORT_RANGES] {
+    /// What a report says besides `confirmed`, which may be less than [`Self::taken`]: first bytes, and how many. Of what is
+    /// kept no more than fits.
+    pub fn ranges(&self, confirmed: u64) -> [(u64, u32); REPORT_RANGES] {
         let mut chosen = self.chosen().map(|place| self.recent[place].range.clone());
         let mut ranges = core::array::from_fn(|_| {
             let range = chosen.next().unwrap_or(0..0);
             let start = range.start.max(self.taken);
             (start, range.end.saturating_sub(start) as u32)
         });
-        // Kept frames up to the first gap are here as well, but what is confirmed is only what is in its place.
+        // Kept frames up to the first gap are here as well, but what is confirmed is only what is in its place, and while a
+        // refusal waits not even that. Who repeats it all for ever has no room for what the peer waits for.
         let whole = self.arrived.whole();
-        if self.taken < whole {
-            ranges[REPORT_RANGES - 1] = (self.taken, (whole - self.taken) as u32);
+        if confirmed < whole {
+            let bytes = u32::try_from(whole - confirmed).unwrap_or(u32::MAX);
+            ranges[REPORT_RANGES - 1] = (confirmed, bytes);
         }
         ranges
     }
@@ -282,7 +285,7 @@ mod tests {
         assert_eq!(inflow.standing(&(10..30)), Ok(Standing::Early));
         assert_eq!(inflow.keep(10, frame(20)), Ok(true));
         inflow.handle_kept(10, 10..30);
-        assert_eq!((inflow.next_kept(), inflow.ranges()[0]), (None, (10, 20)));
+        assert_eq!((inflow.next_kept(), inflow.ranges(inflow.taken())[0]), (None, (10, 20)));
         assert_eq!(inflow.standing(&(10..30)), Ok(Standing::Known));
         assert_eq!(inflow.standing(&(0..10)), Ok(Standing::Next));
         inflow.take_in(10);
@@ -315,7 +318,7 @@ mod tests {
             inflow.keep(start, frame(5)).unwrap();
             inflow.handle_kept(start, start..start + 5);
         }
-        assert_eq!(inflow.ranges(), [(70, 5), (50, 5), (30, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(70, 5), (50, 5), (30, 5)]);
     }
 
     #[test]
@@ -325,14 +328,14 @@ mod tests {
             inflow.keep(start, frame(5)).unwrap();
             inflow.handle_kept(start, start..start + 5);
         }
-        assert_eq!(inflow.ranges(), [(90, 5), (70, 5), (50, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(90, 5), (70, 5), (50, 5)]);
         assert!(inflow.handle_told());
-        assert_eq!(inflow.ranges(), [(30, 5), (10, 5), (90, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(30, 5), (10, 5), (90, 5)]);
         assert!(!inflow.handle_told());
-        assert_eq!(inflow.ranges(), [(90, 5), (70, 5), (50, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(90, 5), (70, 5), (50, 5)]);
         inflow.keep(35, frame(5)).unwrap();
         inflow.handle_kept(35, 35..40);
-        assert_eq!(inflow.ranges(), [(30, 10), (90, 5), (70, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(30, 10), (90, 5), (70, 5)]);
     }
 
     #[test]
@@ -358,7 +361,7 @@ mod tests {
         }
         while inflow.handle_told() {}
         assert!(inflow.handle_known(&(20..25)));
-        assert_eq!(inflow.ranges()[0], (20, 5));
+        assert_eq!(inflow.ranges(inflow.taken())[0], (20, 5));
         inflow.take_in(10);
         assert!(!inflow.handle_known(&(0..10)), "`taken` says it");
     }
@@ -375,7 +378,7 @@ mod tests {
     }
 
     fn named(inflow: &Inflow) -> Vec<u64> {
-        let ranges = inflow.ranges();
+        let ranges = inflow.ranges(inflow.taken());
         ranges.iter().filter(|&&(_, bytes)| bytes > 0).map(|&(start, _)| start).collect()
     }
 
