@@ -199,7 +199,7 @@ def section(result: dict) -> str:
         "",
         "Messages there and back between 2 ranks (`bench/turns.py`; QUIC: one stream, encrypted), an emulated link of 1 Gbit/s",
         "(125 MB/s with all headers) that loses a share of packets in either direction. MB/s as IMB PingPong counts them, with",
-        f"messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, {result['rounds']} rounds, medians; in"
+        f"messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, {stamp.rounds(result['rounds'])}, medians; in"
         " parentheses how many times one TCP connection",
         'of ours with CUBIC. "< 0.4": no round was done in the time of the cell; "–": nothing at all.',
         *stamp.lines(result),
@@ -255,6 +255,10 @@ def picture(result: dict) -> str:
     size = result["sizes"][0] >> 20
     notes = ["MB/s on an emulated link of 1 Gbit/s; higher is better. Filled: ours over UDP; –: not one round in time."]
     return dots.chart(f"Messages of {size} MiB there and back on a lossy link", notes, panels, groups)
+
+
+def quick() -> dict:
+    return measure(1, QUICK_LOSSES, QUICK_ROUND_TRIPS_MS)
 
 
 def arguments():

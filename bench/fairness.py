@@ -73,18 +73,28 @@ PAIRS += [Pair("cubic", "cubic", False), Pair("bbr", "cubic", False)]
 
 
 def measure(rounds: int = ROUNDS, seconds: float = SECONDS, pairs=tuple(PAIRS), settings=None) -> dict:
-    """Writes build/results/bench-fairness.json: MB/s of both, for each pair and round."""
+    """Writes build/results/bench-fairness.json: MB/s of both, for each pair and round that ran."""
     samples: list[list[list[float]]] = [[] for _ in pairs]
+    failed = ["" for _ in pairs]
     for turn in range(rounds):
-        for pair, found in zip(pairs, samples):
+        for number, pair in enumerate(pairs):
             print(f"fairness: round {turn + 1} of {rounds}: {' beside '.join(pair.names)}: ", end="", flush=True)
-            found.append(rates := one_run(pair, seconds, turn % 2 == 1, settings or {}))
+            try:
+                rates = one_run(pair, seconds, turn % 2 == 1, settings or {})
+            except labs.Failed as error:
+                failed[number] = str(error)
+                print(f"does not run: {error}", flush=True)
+                continue
+            samples[number].append(rates)
             print(f"{rates[0]:.1f} and {rates[1]:.1f} MB/s, index {jain(rates):.3f}", flush=True)
+    if not any(samples):
+        raise labs.Failed(f"no pair runs: {failed[0]}")
     result = {
         "pairs": [[*pair.names, pair.ours] for pair in pairs],
         "samples": samples,
         "medians": [[statistics.median(column) for column in zip(*found)] for found in samples],
         "indices": [[jain(rates) for rates in found] for found in samples],
+        "failed": failed,
         "rounds": rounds,
         "seconds": seconds,
         "settings": settings or {},
@@ -166,7 +176,7 @@ def section(result: dict) -> str:
         "## Beside a TCP flow on the same link",
         "",
         "Two flows from one host to another over an emulated link of 1 Gbit/s (125 MB/s with all headers) with a round trip",
-        f"of 10 ms and a queue of one round trip, counted over the same {result['seconds']:g} s; {result['rounds']} rounds, in turns the",
+        f"of 10 ms and a queue of one round trip, counted over the same {result['seconds']:g} s; {stamp.rounds(result['rounds'])}, in turns the",
         "one and the other begins; medians. UDP: 1 MiB messages of a rank. Jain's index: 1 if both have the same, 0.5 if one",
         "has all (Jain, Chiu and Hawe 1984). Pairs of two TCP flows are yardsticks.",
         *stamp.lines(result),
@@ -176,10 +186,16 @@ def section(result: dict) -> str:
     ]
     for (first, second, ours), rates, indices in zip(result["pairs"], result["medians"], result["indices"]):
         name = f"**{first}**" if ours else first
+        if not rates:
+            lines.append(f"| {name} | {second} | does not run | | | | |")
+            continue
         each = ", ".join(f"{index:.2f}" for index in indices)
         share = f"{sum(rates) / LINK_MB_S:.0%}"
         middle = statistics.median(indices)
         lines.append(f"| {name} | {second} | {rates[0]:.1f} | {rates[1]:.1f} | {share} | {middle:.2f} | {each} |")
+    for (first, second, _), why in zip(result["pairs"], result["failed"]):
+        if why:
+            lines += ["", f"{first} beside {second}, at least once: {why.splitlines()[0]}."]
     return "\n".join(lines) + "\n"
 
 
@@ -187,6 +203,7 @@ def picture(result: dict) -> str:
     groups = [
         (f"{first} | {second}", {"first flow": rates[0], "second flow": rates[1]})
         for (first, second, _), rates in zip(result["pairs"], result["medians"])
+        if rates
     ]
     return svg.bars("Two flows on one link of 1 Gbit/s, 10 ms", groups, "MB/s", [(LINK_MB_S / 2, "half")])
 

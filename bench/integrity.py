@@ -172,7 +172,7 @@ def section(result: dict) -> str:
     lines = [
         "## What reliability and the end-to-end check cost",
         "",
-        f"IMB-MPI1 with 2 ranks, {result['rounds']} rounds, medians. Ratios are of the way over that",
+        f"IMB-MPI1 with 2 ranks, {stamp.rounds(result['rounds'])}, medians. Ratios are of the way over that",
         f'"off" or "before": below 1 is better for times, above 1 for bandwidth. Targets: {TARGET["us"]} and {TARGET["MB/s"]}.',
     ]
     if result["before"]:
