@@ -223,13 +223,18 @@ def in_table(cell: Cell, base: Cell, way: str, loss: str, rtt: float) -> str:
     """A number, and for what is no TCP its ratio to one TCP connection; targets are for our own ways."""
     if way.startswith("tcp"):
         return shown(Cell(cell.rate, cell.bound))
-    least = base.rate if base.rate is not None else base.bound
-    if cell.rate is None or not least:
-        target = target_of(way, loss, rtt)
-        return shown(cell) + (f" (missed: {target})" if cell.rate is None and target else "")
-    ratio, target = cell.rate / least, target_of(way, loss, rtt)
-    more = "" if base.rate is not None else "> "
-    return f"{shown(cell)} ({more}{ratio:.2f}x{'' if ratio >= target else f', missed: {target}'})"
+    target = target_of(way, loss, rtt)
+    ours, tcp = (it.rate if it.rate is not None else it.bound for it in (cell, base))
+    if not ours or not tcp:
+        return shown(cell)
+    ratio, notes = ours / tcp, []
+    # Of two bounds nothing follows.
+    if cell.rate is not None:
+        notes.append(f"{'' if base.rate is not None else '> '}{ratio:.2f}x")
+    if ratio < target:
+        # Where TCP has a bound only, the ratio may be any that is larger.
+        notes.append(f"{'missed' if base.rate is not None else 'not shown'}: {target}")
+    return shown(cell) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def target_of(way: str, loss: str, rtt: float) -> float:
@@ -253,7 +258,7 @@ def picture(result: dict) -> str:
         ]
         groups.append(dots.Group(f"{loss} loss", rows))
     size = result["sizes"][0] >> 20
-    notes = ["MB/s on an emulated link of 1 Gbit/s; higher is better. Filled: ours over UDP; –: not one round in time."]
+    notes = ["An emulated link of 1 Gbit/s; higher is better.", "Filled: ours over UDP. –: not one round in its time."]
     return dots.chart(f"Messages of {size} MiB there and back on a lossy link", notes, panels, groups)
 
 

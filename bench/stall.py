@@ -197,12 +197,11 @@ def picture(result: dict) -> str:
     groups = []
     for low in range(0, LAST_MS + 1, STEP_MS):
         high = low + STEP_MS if low < LAST_MS else float("inf")
-        found = {
-            f"rail {rail} cut": sum(cut["rail"] == rail and low <= cut["pause_ms"] < high for cut in result["cuts"])
-            for rail in (0, 1)
-        }
-        groups.append((f"{low}-{high:g} ms" if low < LAST_MS else "more", found))
-    title = f"Pauses of {len(result['cuts'])} cuts by their length (target: {TARGET_MS:g} ms at most)"
+        lengths = [(cut["rail"], cut["pause_ms"]) for cut in result["cuts"]]
+        numbers = {rail: sum(rail == other and low <= length < high for other, length in lengths) for rail in (0, 1)}
+        found = {f"rail {rail} cut": number for rail, number in numbers.items() if number}
+        groups.append((f"{low}–{high:g}" if low < LAST_MS else f"{low}–", found))
+    title = f"Pauses of {len(result['cuts'])} cuts by their length in ms (target: at most {TARGET_MS:g})"
     return svg.bars(title, groups, "cuts")
 
 
