@@ -95,7 +95,9 @@ impl Flow {
             under_way == 0 || under_way + self.datagram <= self.congestion.window_bytes();
         self.pacer.handle_time(now);
         self.is_behind |= self.pacer.is_behind(now);
-        self.pacer.set_awaited(now, wants && has_room);
+        // Cubic's rate is more than its window needs; it would only lose what it sends at once.
+        let awaits = wants && has_room && self.kind == Kind::Bbr;
+        self.pacer.set_awaited(now, awaits);
         let is_paced = self.pacer.delay_nanos(now, self.datagram) > 0;
         self.is_open = has_room && !is_paced;
         self.is_held = wants && (self.is_held || !self.is_open);

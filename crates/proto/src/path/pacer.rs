@@ -21,8 +21,8 @@ pub const BURST_BYTES_MIN: u64 = 2 * 1472;
 /// batch as large as one for a fast link. It is also how late a poll may come without loss of rate.
 pub const BURST_NANOS: u64 = 2 * MILLISECOND;
 
-/// Whoever is so much late at most makes up for it: longer than a turn of other processes, where processors are busy.
-pub const LATE_NANOS: u64 = 8 * MILLISECOND;
+/// Whoever is so much late at most makes up for it: a turn of another process, where processors are shared.
+pub const LATE_NANOS: u64 = 4 * MILLISECOND;
 
 /// Lets bytes leave at a rate.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl Pacer {
 
     /// Something has waited for so long that part of its rate is lost.
     pub fn is_behind(&self, now: Time) -> bool {
-        self.is_awaited && self.credit_at(now) >= self.full()
+        self.is_awaited && self.rate.is_some() && self.credit_at(now) >= self.full()
     }
 
     /// It is `now`: to be told before a wait, or a clock that has jumped back would make it as long as the jump.
@@ -162,8 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_nothing_waits() {
+    fn without_a_rate_nothing_waits_and_nobody_is_behind() {
         let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.set_awaited(Time(0), true);
+        assert!(!pacer.is_behind(Time(SECOND)));
         pacer.handle_sent(Time(0), 1 << 40);
         assert_eq!(pacer.delay_nanos(Time(0), 1 << 40), 0);
     }
