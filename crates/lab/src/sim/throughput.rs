@@ -29,8 +29,17 @@ const PAYLOAD_MAX: u32 = 1500 - 28 - 8 - 40 - 48 - 4;
 const LATE_MAX: u64 = 50 * MICROSECOND;
 /// Messages after the first.
 const MORE: usize = 8;
+/// What a busy machine gives a process at a time.
+const SLICE: u64 = 3 * MILLISECOND;
 /// Longer than this nobody would wait.
 const LONGEST: u64 = 200 * SECOND;
+
+/// Turns of ping-pong before those that are measured, and those.
+const TURNS: [usize; 2] = [4, 30];
+
+/// Contexts of operations.
+const SENT: usize = 0;
+const RECEIVED: usize = 1;
 
 const PEER: Peer = Peer(0);
 const PATH: PathId = PathId(0);
@@ -45,6 +54,8 @@ pub struct Line {
     pub kind: Kind,
     /// Bytes of a message.
     pub size: u64,
+    /// Other processes want the processors too: each end has one for so long, then is away for as long, and so on.
+    pub slice: u64,
 }
 
 /// How it went.
@@ -80,7 +91,9 @@ struct End {
     free_at: Time,
     reads_at: Option<Time>,
     wakes_at: Option<Time>,
+    /// Messages of its own of which it knows that they were delivered, and messages that it has received.
     done: usize,
+    received: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,6 +129,17 @@ pub fn run(line: Line, seed: u64) -> Outcome {
     Outcome { first, later, sent: model.sent, needless: model.needless }
 }
 
+/// Nanoseconds of one message of those that go there and back in turn.
+///
+/// # Panics
+/// If a message is never delivered.
+pub fn ping_pong(line: Line, seed: u64) -> u64 {
+    let mut model = Model::new(line, seed);
+    let [before, counted] = TURNS;
+    (0..before).for_each(|_| _ = model.turn());
+    (0..counted).map(|_| model.turn()).sum::<u64>() / (2 * counted as u64)
+}
+
 impl Model {
     fn new(line: Line, seed: u64) -> Self {
         let end = |index: u32| {
@@ -135,6 +159,7 @@ impl Model {
                 reads_at: None,
                 wakes_at: None,
                 done: 0,
+                received: 0,
             }
         };
         Self {
@@ -151,29 +176,49 @@ impl Model {
 
     /// Sends one message, and says how long it took until its sender knew that it was delivered.
     fn message(&mut self) -> u64 {
+        let done = self.ends[0].done + 1;
+        self.send(0);
+        self.run_until(|model| model.ends[0].done >= done)
+    }
+
+    /// Sends one message there and one back when it has come, as IMB's PingPong does; says how long that took.
+    fn turn(&mut self) -> u64 {
         let start = self.now;
-        let ticket = Ticket { context: 0, notify: true };
+        for from in [0, 1] {
+            let received = self.ends[1 - from].received + 1;
+            self.send(from);
+            self.run_until(|model| model.ends[1 - from].received >= received);
+        }
+        self.now.nanos_since(start)
+    }
+
+    fn send(&mut self, from: usize) {
+        let ticket = |context| Ticket { context, notify: true };
         let posting = Posting {
             source: None,
             memory: Room(self.line.size),
             tag: Some((1, 0)),
-            ticket,
+            ticket: ticket(RECEIVED),
             multi: false,
         };
-        self.ends[1].endpoint.recv(posting);
+        self.ends[1 - from].endpoint.recv(posting);
         let message = Message {
             peer: PEER,
             memory: Room(self.line.size),
             tag: Some(1),
             data: None,
-            ticket,
+            ticket: ticket(SENT),
             level: Level::Delivered,
         };
-        let done = self.ends[0].done + 1;
-        self.ends[0].endpoint.send(message).expect("one operation");
-        self.pump(0);
-        self.pump(1);
-        while self.ends[0].done < done {
+        self.ends[from].endpoint.send(message).expect("one operation");
+        self.pump(from);
+        self.pump(1 - from);
+    }
+
+    /// Says how long it took.
+    fn run_until(&mut self, is_over: impl Fn(&Self) -> bool) -> u64 {
+        let start = self.now;
+        while !is_over(self) {
             let Reverse((at, _, end, event)) = self.events.pop().expect("something that happens");
             self.now = self.now.max(at);
             let taken = self.now.nanos_since(start);
@@ -185,7 +230,7 @@ impl Model {
 
     fn handle(&mut self, at: usize, event: Event) {
         let now = self.now;
-        let late = now.after(self.random.below(LATE_MAX));
+        let late = self.late(at, now);
         let end = &mut self.ends[at];
         match event {
             Event::Arrive(packet) => {
@@ -245,7 +290,9 @@ impl Model {
             match action {
                 Action::Done(done) => {
                     assert_eq!(done.error, None);
-                    self.ends[at].done += 1;
+                    let end = &mut self.ends[at];
+                    *if done.ticket.context == SENT { &mut end.done } else { &mut end.received } +=
+                        1;
                 }
                 Action::Release { frame, .. } => drop(self.ends[at].early.remove(&frame)),
                 Action::Fill { .. } | Action::Forget { .. } => (),
@@ -263,7 +310,7 @@ impl Model {
             while self.transmit(at) {}
         }
         let Some(wake) = self.ends[at].endpoint.next_wake() else { return };
-        let wake = wake.max(self.now).after(self.random.below(LATE_MAX));
+        let wake = self.late(at, wake.max(self.now));
         if self.ends[at].wakes_at.is_none_or(|other| wake < other || other < self.now) {
             self.ends[at].wakes_at = Some(wake);
             self.push(wake, at, Event::Wake);
@@ -296,6 +343,18 @@ impl Model {
         (RATE / SECOND.div_ceil(self.line.round_trip)).max(256 << 10)
     }
 
+    /// When the process at this end notices what happens then.
+    fn late(&mut self, end: usize, then: Time) -> Time {
+        let noticed = then.after(self.random.below(LATE_MAX));
+        let slice = self.line.slice;
+        if slice == 0 {
+            return noticed;
+        }
+        // The ends' turns are not the same.
+        let into = (noticed.0 + end as u64 * slice * 2 / 3) % (2 * slice);
+        if into < slice { noticed } else { noticed.after(2 * slice - into) }
+    }
+
     fn push(&mut self, at: Time, end: usize, event: Event) {
         self.count += 1;
         self.events.push(Reverse((at, self.count, end, event)));
@@ -320,31 +379,64 @@ fn path(kind: Kind) -> Path {
     }
 }
 
-/// Prints the table.
+/// Prints the tables.
 pub fn print() {
-    println!("Mb/s of payload over 1 Gb/s: the first message, and the eight after it");
+    println!("Mb/s of payload over 1 Gb/s, one way: the first message, and the eight after it");
     println!("| size | round trip | lost | Cubic | Bbr | Cubic again in vain | Bbr |");
     println!("|---|---|---|---|---|---|---|");
-    for size in [1 << 20, 4 << 20, 16 << 20] {
-        for millis in [1, 10, 50] {
-            for lost in [0, 10, 100, 500] {
-                let round_trip = millis * MILLISECOND;
-                let of = |kind| run(Line { round_trip, lost, kind, size }, 7);
-                let [cubic, bbr] = [of(Kind::Cubic), of(Kind::Bbr)];
-                let rate = |nanos: u64| size * 8 * 1_000 / nanos.max(1);
-                let vain = |it: Outcome| 100.0 * it.needless as f64 / it.sent as f64;
-                println!(
-                    "| {} MiB | {millis} ms | {} % | {}, {} | {}, {} | {:.3} % | {:.3} % |",
-                    size >> 20,
-                    lost as f64 / 100.0,
-                    rate(cubic.first),
-                    rate(cubic.later),
-                    rate(bbr.first),
-                    rate(bbr.later),
-                    vain(cubic),
-                    vain(bbr)
-                );
-            }
-        }
+    for (name, line) in lines() {
+        let of = |kind| run(Line { kind, ..line }, 7);
+        let [cubic, bbr] = [of(Kind::Cubic), of(Kind::Bbr)];
+        let vain = |it: Outcome| 100.0 * it.needless as f64 / it.sent as f64;
+        println!(
+            "{name} {}, {} | {}, {} | {:.3} % | {:.3} % |",
+            rate(line, cubic.first),
+            rate(line, cubic.later),
+            rate(line, bbr.first),
+            rate(line, bbr.later),
+            vain(cubic),
+            vain(bbr)
+        );
     }
+    println!(
+        "\nThe same there and back in turn, behind {} turns; \"bound\": half a round trip,",
+        TURNS[0]
+    );
+    println!(
+        "and the time that the line takes for a message that is sent at once and not lost. Second numbers: ends that"
+    );
+    println!("have a processor for {} ms, then none for as long.", SLICE / MILLISECOND);
+    println!("| size | round trip | lost | Cubic | Bbr | bound |");
+    println!("|---|---|---|---|---|---|");
+    for (name, line) in lines() {
+        let of = |kind, slice| rate(line, ping_pong(Line { kind, slice, ..line }, 7));
+        let [cubic, bbr] = [Kind::Cubic, Kind::Bbr].map(|kind| [of(kind, 0), of(kind, SLICE)]);
+        let bound = rate(line, bound(line));
+        println!("{name} {}, {} | {}, {} | {bound} |", cubic[0], cubic[1], bbr[0], bbr[1]);
+    }
+}
+
+/// Every size, delay and loss, and the beginning of its line in a table.
+fn lines() -> impl Iterator<Item = (String, Line)> {
+    let sizes = [1u64, 4, 16].into_iter();
+    let trips = sizes.flat_map(|size| [1, 10, 50].map(|millis| (size, millis)));
+    trips.flat_map(|(size, millis)| [0, 10, 100, 500].map(|lost| (size, millis, lost))).map(
+        |(size, millis, lost)| {
+            let percent = lost as f64 / 100.0;
+            let name = format!("| {size} MiB | {millis} ms | {percent} % |");
+            let round_trip = millis * MILLISECOND;
+            (name, Line { round_trip, lost, kind: Kind::Bbr, size: size << 20, slice: 0 })
+        },
+    )
+}
+
+/// Mb/s if a message takes so long.
+fn rate(line: Line, nanos: u64) -> u64 {
+    line.size * 8 * 1_000 / nanos.max(1)
+}
+
+fn bound(line: Line) -> u64 {
+    let datagrams = line.size.div_ceil(PAYLOAD_MAX as u64);
+    line.round_trip / 2
+        + nanos_for(line.size + datagrams * (HEADER_BYTES as u64 + 20 + OVERHEAD), RATE)
 }

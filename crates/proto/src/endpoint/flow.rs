@@ -45,6 +45,10 @@ pub(super) struct Flow {
     is_open: bool,
     /// More may leave then, as far as the pacer is concerned.
     open_at: Option<Time>,
+    /// What leaves next has been there before, and could not.
+    is_held: bool,
+    /// We were away when more might have left: the next to leave says less than the path can do.
+    is_behind: bool,
     /// Large datagrams lost since one arrived.
     large_lost: u32,
 }
@@ -64,6 +68,8 @@ impl Flow {
             run: 1,
             is_open: true,
             open_at: None,
+            is_held: false,
+            is_behind: false,
             large_lost: 0,
         }
     }
@@ -88,8 +94,13 @@ impl Flow {
         let has_room =
             under_way == 0 || under_way + self.datagram <= self.congestion.window_bytes();
         self.pacer.handle_time(now);
+        self.is_behind |= self.pacer.is_behind(now);
+        // Cubic's rate is more than its window needs; it would only lose what it sends at once.
+        let awaits = wants && has_room && self.kind == Kind::Bbr;
+        self.pacer.set_awaited(now, awaits);
         let is_paced = self.pacer.delay_nanos(now, self.datagram) > 0;
         self.is_open = has_room && !is_paced;
+        self.is_held = wants && (self.is_held || !self.is_open);
         self.open_at = None;
         if wants && !self.is_open {
             self.run = self.flight.next();
@@ -123,10 +134,11 @@ impl Flow {
             sent_at: now,
             delivered: self.congestion.delivered_bytes(),
             is_again,
-            is_limited: false,
+            is_limited: core::mem::take(&mut self.is_behind),
             is_over: false,
         });
-        self.congestion.handle_sent(now, bytes, self.flight.bytes());
+        let was_held = core::mem::take(&mut self.is_held);
+        self.congestion.handle_sent(now, bytes, self.flight.bytes(), was_held);
         self.pacer.handle_sent(now, bytes);
         self.probe.start(now);
         order

@@ -77,11 +77,12 @@ impl Congestion {
         }
     }
 
-    /// So many bytes left; `in_flight` are under way with them.
-    pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
+    /// So many bytes left; `in_flight` are under way with them. `was_held`: they were there before, and held back by the
+    /// window or the rate, so if nothing was under way it was not for want of work.
+    pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64, was_held: bool) {
         match self {
             Congestion::Cubic(_) => {}
-            Congestion::Bbr(bbr) => bbr.handle_sent(now, bytes, in_flight),
+            Congestion::Bbr(bbr) => bbr.handle_sent(now, bytes, in_flight, was_held),
         }
     }
 
@@ -308,7 +309,7 @@ mod tests {
                     let rtt_nanos = (draw(2) == 0).then_some(rtt);
                     let is_app_limited = draw(2) == 0;
                     match draw(5) {
-                        0 => path.handle_sent(now, bytes, delivered_at_send),
+                        0 => path.handle_sent(now, bytes, delivered_at_send, draw(2) == 0),
                         1 => path.handle_lost(now, bytes, sent_at),
                         2 => path.handle_timeout(now),
                         3 => path.set_mtu(bytes),

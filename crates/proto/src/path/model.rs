@@ -191,7 +191,7 @@ impl Sender {
         self.in_flight += PACKET_BYTES;
         let delivered_at_send = self.congestion.delivered_bytes();
         self.packets.push_back(Packet { number, sent_at: now, delivered_at_send, is_acked: false });
-        self.congestion.handle_sent(now, PACKET_BYTES, self.in_flight);
+        self.congestion.handle_sent(now, PACKET_BYTES, self.in_flight, number > 0);
         self.pacer.handle_sent(now, PACKET_BYTES);
         number
     }

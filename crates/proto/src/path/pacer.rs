@@ -3,9 +3,9 @@
 //!
 //! Whoever sends asks how long to wait, sends, and says what it sent. What leaves is then at most
 //! one burst more than the rate allows, over any span. A batch larger than the bucket may leave when
-//! the bucket is full, and is waited for afterwards. What was not used while nothing was to be sent,
-//! or while nobody asked, is lost: so a sender that asks less often than the bucket fills stays below
-//! its rate.
+//! the bucket is full, and is waited for afterwards. What was not used while nothing was to be sent
+//! is lost. While something waits for the bucket, it holds more: a process that shares its processor with others asks
+//! a few milliseconds late, and would else never reach its rate.
 
 use super::time::{MILLISECOND, SECOND, Time, bytes_in};
 
@@ -21,12 +21,17 @@ pub const BURST_BYTES_MIN: u64 = 2 * 1472;
 /// batch as large as one for a fast link. It is also how late a poll may come without loss of rate.
 pub const BURST_NANOS: u64 = 2 * MILLISECOND;
 
+/// Whoever is so much late at most makes up for it: a turn of another process, where processors are shared.
+pub const LATE_NANOS: u64 = 4 * MILLISECOND;
+
 /// Lets bytes leave at a rate.
 #[derive(Clone, Debug)]
 pub struct Pacer {
     /// Bytes per second; nothing is held back without one.
     rate: Option<u64>,
     burst_bytes: u64,
+    /// Something waits for it.
+    is_awaited: bool,
     /// Bytes that may leave, times [`SECOND`]: no call is too short to count. Below zero after a
     /// batch larger than what was there.
     credit: i128,
@@ -38,7 +43,8 @@ impl Pacer {
     /// a sender can ask seldom. No rate yet: everything may leave.
     pub fn new(burst_bytes: u64) -> Pacer {
         let burst_bytes = burst_bytes.max(BURST_BYTES_MIN);
-        Pacer { rate: None, burst_bytes, credit: scaled(burst_bytes), filled_at: Time(0) }
+        let credit = scaled(burst_bytes);
+        Pacer { rate: None, burst_bytes, is_awaited: false, credit, filled_at: Time(0) }
     }
 
     /// From now on this rate, in bytes per second. What has been saved up stays, as far as the
@@ -49,7 +55,20 @@ impl Pacer {
         }
         self.fill(now);
         self.rate = rate.map(|rate| rate.max(1));
-        self.credit = self.credit.min(scaled(self.capacity()));
+        self.credit = self.credit.min(self.full());
+    }
+
+    /// From now on something waits for nothing but the time, or nothing does.
+    pub fn set_awaited(&mut self, now: Time, is_awaited: bool) {
+        if self.is_awaited != is_awaited {
+            self.fill(now);
+            self.is_awaited = is_awaited;
+        }
+    }
+
+    /// Something has waited for so long that part of its rate is lost.
+    pub fn is_behind(&self, now: Time) -> bool {
+        self.is_awaited && self.rate.is_some() && self.credit_at(now) >= self.full()
     }
 
     /// It is `now`: to be told before a wait, or a clock that has jumped back would make it as long as the jump.
@@ -79,10 +98,18 @@ impl Pacer {
         }
     }
 
-    /// What the bucket holds at most, at its present rate.
+    /// What the bucket holds at most, at its present rate, while nothing waits.
     pub fn capacity(&self) -> u64 {
         let Some(rate) = self.rate else { return self.burst_bytes };
         bytes_in(BURST_NANOS, rate).clamp(BURST_BYTES_MIN, self.burst_bytes)
+    }
+
+    fn full(&self) -> i128 {
+        let late = match (self.rate, self.is_awaited) {
+            (Some(rate), true) => bytes_in(LATE_NANOS, rate),
+            _ => 0,
+        };
+        scaled(self.capacity().saturating_add(late))
     }
 
     fn fill(&mut self, now: Time) {
@@ -91,7 +118,7 @@ impl Pacer {
     }
 
     fn credit_at(&self, now: Time) -> i128 {
-        let full = scaled(self.capacity());
+        let full = self.full();
         let Some(rate) = self.rate else { return full };
         let gained = i128::from(now.nanos_since(self.filled_at)) * i128::from(rate);
         self.credit.saturating_add(gained).min(full)
@@ -135,8 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_nothing_waits() {
+    fn without_a_rate_nothing_waits_and_nobody_is_behind() {
         let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+        pacer.set_awaited(Time(0), true);
+        assert!(!pacer.is_behind(Time(SECOND)));
         pacer.handle_sent(Time(0), 1 << 40);
         assert_eq!(pacer.delay_nanos(Time(0), 1 << 40), 0);
     }
@@ -193,6 +222,27 @@ mod tests {
         let later = Time(3600 * SECOND);
         pacer.handle_sent(later, BATCH_BYTES_MAX);
         assert_eq!(pacer.delay_nanos(later, 1250), 10_000);
+    }
+
+    #[test]
+    fn who_waits_and_is_looked_at_late_loses_nothing_for_a_while() {
+        for (late, lost) in [(3 * MILLISECOND, false), (LATE_NANOS * 2, true)] {
+            let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+            pacer.set_rate(Time(0), Some(GIGABIT));
+            pacer.handle_sent(Time(0), BATCH_BYTES_MAX);
+            pacer.set_awaited(Time(0), true);
+            let now = Time(late);
+            assert_eq!(pacer.is_behind(now), lost);
+            let due = bytes_in(late.min(LATE_NANOS), GIGABIT);
+            pacer.handle_sent(now, due);
+            let left = if lost { BATCH_BYTES_MAX } else { 0 };
+            assert_eq!(pacer.delay_nanos(now, 1250), if left > 0 { 0 } else { 10_000 });
+            // What was saved up by waiting is not kept for later.
+            pacer.set_awaited(now, false);
+            let later = Time(SECOND);
+            pacer.handle_sent(later, BATCH_BYTES_MAX);
+            assert_eq!(pacer.delay_nanos(later, 1250), 10_000);
+        }
     }
 
     #[test]

@@ -19,8 +19,11 @@
 //!
 //! The rate is measured once in each round trip: the bytes delivered in it, over the time it took to
 //! send them or to acknowledge them, whichever was longer, so that acknowledgements that come in a
-//! bunch do not feign a fast path. The greatest of twelve rounds counts. Rounds in which the program had
-//! too little to send do not count, unless they show more.
+//! bunch do not feign a fast path. Both are taken from what was acknowledged at one moment to what was
+//! at another: what comes behind a pause is not measured by the round trip before its first
+//! acknowledgement, unless it is so short that there is nothing else. The greatest of twelve rounds counts. Rounds in which
+//! the program had too little to send, or was away when it might have sent, do not count, unless they show more; nor do
+//! they end Startup, unless the path has delivered more slowly than it was given.
 //!
 //! Loss alone changes nothing, up to a bound: if more than an eighth of a round is lost, there is no
 //! room for the window, and it is held below what it was, to be let out step by step. This is the
@@ -28,6 +31,8 @@
 //! would give up the very paths for which BBR is chosen here.
 
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use state::State;
 
@@ -57,6 +62,9 @@ const MARGIN_PERCENT: u64 = 99;
 /// One in so many parts of a round lost is too much. Random loss of one in twenty must not be, even
 /// in a round with some bad luck; a sender that is a quarter too fast is.
 const LOSS_PART_MAX: u64 = 8;
+/// Behind a pause, a shorter time between acknowledgements says more about who reads them than about the path.
+const SPACING_NANOS_MIN: u64 = MILLISECOND;
+
 /// In a round with fewer losses than this a part says nothing.
 const LOSS_DATAGRAMS_MIN: u64 = 8;
 /// How much of what got through in spite of too much loss may be under way, and how this bound grows
@@ -108,9 +116,16 @@ pub struct Bbr {
 struct Round {
     /// Something sent when so much was delivered ends it.
     end: u64,
+    /// Acknowledged in it.
+    bytes: u64,
+    /// When it started, if nothing was under way then.
+    flight_at: Option<Time>,
+    /// What the round before has shown, and whether that counts: its last acknowledgement may go on.
+    before: Option<(Spacing, bool)>,
+    /// From this acknowledgement on the rate is measured: all delivered then, and at what moment.
     delivered: u64,
     started_at: Time,
-    /// When what was acknowledged at its start had been sent.
+    /// When the last of what was acknowledged at that moment had been sent.
     sent_at: Time,
     /// The last acknowledgement in it, and when what it is for had been sent.
     acked_at: Time,
@@ -118,6 +133,42 @@ struct Round {
     lost: u64,
     in_flight_max: u64,
     is_app_limited: bool,
+}
+
+/// Bytes from one acknowledgement to another, and how long it took to send and to acknowledge them.
+#[derive(Clone, Copy, Debug)]
+struct Spacing {
+    bytes: u64,
+    sent_nanos: u64,
+    acked_nanos: u64,
+}
+
+impl Spacing {
+    fn rate(self) -> u64 {
+        rate_of(self.bytes, self.acked_nanos.max(self.sent_nanos))
+    }
+
+    /// They arrived more slowly than they were sent: the path has shown what it carries.
+    fn is_held_up(self) -> bool {
+        self.acked_nanos >= percent_of(self.sent_nanos, FULL_PERCENT)
+    }
+}
+
+impl Round {
+    fn spacing(&self, delivered: u64) -> Option<Spacing> {
+        let bytes = delivered.saturating_sub(self.delivered);
+        let sent_nanos = self.acked_sent_at.nanos_since(self.sent_at);
+        let acked_nanos = self.acked_at.nanos_since(self.started_at);
+        let nanos = acked_nanos.max(sent_nanos);
+        let is_long = nanos >= SPACING_NANOS_MIN || (nanos > 0 && self.flight_at.is_none());
+        (is_long && bytes > 0).then_some(Spacing { bytes, sent_nanos, acked_nanos })
+    }
+
+    /// The rate with the round trip before the first acknowledgement: never more than what the path carries. 0 if it did not
+    /// start with nothing under way.
+    fn flight_rate(&self) -> u64 {
+        self.flight_at.map_or(0, |start| rate_of(self.bytes, self.acked_at.nanos_since(start)))
+    }
 }
 
 /// Whether the rate has stopped to grow.
@@ -176,11 +227,15 @@ impl Bbr {
         self.mtu = mtu_bytes.max(1);
     }
 
-    /// So many bytes left; `in_flight` are under way with them.
-    pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
+    /// So many bytes left; `in_flight` are under way with them. `was_held`: see [`super::congestion::Congestion::handle_sent`].
+    pub fn handle_sent(&mut self, now: Time, bytes: u64, in_flight: u64, was_held: bool) {
         self.in_flight = in_flight;
         if in_flight <= bytes {
-            self.start_flight(now);
+            self.is_rtt_due |=
+                self.rtt.is_some_and(|rtt| now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX / 2);
+            if !was_held {
+                self.start_flight(now);
+            }
         }
         self.round.in_flight_max = self.round.in_flight_max.max(in_flight);
     }
@@ -193,11 +248,17 @@ impl Bbr {
         self.end_timeout(acked.sent_at);
         self.measure_bunch(now, acked.bytes);
         let is_stale = self.measure_rtt(now, acked.rtt_nanos);
-        self.round.acked_at = now;
-        self.round.acked_sent_at = acked.sent_at;
+        let is_first = self.round.bytes == 0;
+        self.round.bytes = self.round.bytes.saturating_add(acked.bytes);
+        (self.round.acked_at, self.round.acked_sent_at) = (now, acked.sent_at);
         if acked.delivered_at_send >= self.round.end {
-            self.end_round();
-            self.start_round(now, acked.sent_at, self.delivered);
+            let shown = self.end_round();
+            self.start_round(self.delivered);
+            self.round.before = shown;
+            self.measure_from(now, acked.sent_at);
+        } else if is_first && self.round.flight_at.is_some() || now == self.round.started_at {
+            self.extend_before(acked);
+            self.measure_from(now, acked.sent_at);
         }
         self.enter_next(now, is_stale);
         self.grow(acked.bytes);
@@ -251,35 +312,55 @@ impl Bbr {
     /// Nothing was under way. What came before is a round, if it was anything; the time until now
     /// was idle and is part of none.
     fn start_flight(&mut self, now: Time) {
-        if self.delivered > self.round.delivered {
+        if self.round.bytes > 0 {
             self.end_round();
         }
         // Only what is sent after the first acknowledgement can end it, or it would be one datagram.
-        self.start_round(now, now, self.delivered.saturating_add(1));
+        self.start_round(self.delivered.saturating_add(1));
+        self.round.flight_at = Some(now);
         self.bunching = Bunching { since: now, bytes: 0 };
-        self.is_rtt_due |=
-            self.rtt.is_some_and(|rtt| now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX / 2);
     }
 
-    fn start_round(&mut self, now: Time, sent_at: Time, end: u64) {
-        let (started_at, delivered, in_flight_max) = (now, self.delivered, self.in_flight);
-        self.round =
-            Round { end, delivered, started_at, sent_at, in_flight_max, ..Round::default() };
+    fn start_round(&mut self, end: u64) {
+        let in_flight_max = self.in_flight;
+        self.round = Round { end, in_flight_max, ..Round::default() };
     }
 
-    fn end_round(&mut self) {
+    /// The rate is measured from now on.
+    fn measure_from(&mut self, now: Time, sent_at: Time) {
+        let round = &mut self.round;
+        (round.delivered, round.started_at, round.sent_at) = (self.delivered, now, sent_at);
+    }
+
+    /// What is acknowledged at the moment at which a round has begun came in the time of the one before. In this one it would
+    /// have taken no time, and feign a fast path.
+    fn extend_before(&mut self, acked: Acked) {
+        let since = self.round.sent_at;
+        let Some((spacing, counts)) = &mut self.round.before else { return };
+        spacing.bytes = spacing.bytes.saturating_add(acked.bytes);
+        spacing.sent_nanos = spacing.sent_nanos.saturating_add(acked.sent_at.nanos_since(since));
+        let rate = spacing.rate();
+        if *counts || rate > self.rate.value() {
+            self.rate.raise(rate);
+        }
+    }
+
+    /// Says what it has shown, and whether that counts.
+    fn end_round(&mut self) -> Option<(Spacing, bool)> {
         let round = self.round;
-        let bytes = self.delivered.saturating_sub(round.delivered);
-        let acked_nanos = round.acked_at.nanos_since(round.started_at);
-        let nanos = acked_nanos.max(round.acked_sent_at.nanos_since(round.sent_at));
-        let rate = rate_of(bytes, nanos);
-        if nanos > 0 && (!round.is_app_limited || rate >= self.rate.value()) {
+        let spacing = round.spacing(self.delivered);
+        let rate = spacing.map_or(0, Spacing::rate).max(round.flight_rate());
+        let counts = rate > 0 && (!round.is_app_limited || rate >= self.rate.value());
+        if counts {
             self.rate.push(rate);
             self.bunch.push(0);
+        }
+        if rate > 0 && (!round.is_app_limited || spacing.is_some_and(Spacing::is_held_up)) {
             self.judge_growth();
         }
-        self.judge_loss(bytes, round.lost);
+        self.judge_loss(round.bytes, round.lost);
         self.is_round_over = true;
+        spacing.map(|spacing| (spacing, counts))
     }
 
     fn judge_growth(&mut self) {
@@ -458,162 +539,3 @@ const _: () = {
     // From one Up to the next.
     assert!(state::CYCLE_ROUNDS <= RATE_ROUNDS);
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MTU: u64 = 1000;
-    const RTT: u64 = 10 * MILLISECOND;
-
-    /// A sender of a window at a time, or what the path carries: all of it arrives a round trip
-    /// later, except so many bytes. The round is over when the next one begins.
-    fn round(bbr: &mut Bbr, now: &mut Time, carried: u64, lost: u64, is_app_limited: bool) {
-        flight(bbr, now, carried, lost, is_app_limited, 0);
-    }
-
-    /// The same, with something else under way all the time.
-    fn flight(
-        bbr: &mut Bbr,
-        now: &mut Time,
-        carried: u64,
-        lost: u64,
-        is_app_limited: bool,
-        others: u64,
-    ) {
-        let delivered_at_send = bbr.delivered_bytes();
-        let sent_at = *now;
-        let window = bbr.window_bytes().min(carried);
-        bbr.handle_sent(sent_at, window, window + others);
-        *now = now.after(RTT);
-        let bytes = window - lost.min(window);
-        let rtt_nanos = Some(RTT);
-        bbr.handle_lost(*now, lost, sent_at);
-        let acked = Acked { bytes, sent_at, delivered_at_send, rtt_nanos, is_app_limited };
-        bbr.handle_acked(*now, acked);
-    }
-
-    fn cruising() -> (Bbr, Time) {
-        let (mut bbr, mut now) = (Bbr::new(MTU), Time(SECOND));
-        for _ in 0..20 {
-            round(&mut bbr, &mut now, 1_000_000, 0, false);
-        }
-        assert!(bbr.full.is_full);
-        (bbr, now)
-    }
-
-    #[test]
-    fn a_path_is_found_and_startup_ends() {
-        let mut bbr = Bbr::new(MTU);
-        assert_eq!((bbr.window_bytes(), bbr.rate_bytes_per_second()), (10_000, None));
-        let mut now = Time(SECOND);
-        round(&mut bbr, &mut now, 1_000_000, 0, false);
-        assert!(bbr.window_bytes() >= 20_000);
-        let (bbr, _) = cruising();
-        // A million bytes in ten milliseconds.
-        assert_eq!((bbr.rate.value(), bbr.product()), (100_000_000, 1_000_000));
-        assert_eq!(bbr.window_bytes(), 2_000_000 + 3 * BATCH_BYTES_MAX + bbr.bunch.value());
-    }
-
-    #[test]
-    fn a_rate_is_forgotten_after_some_rounds_but_not_for_want_of_work() {
-        let (bbr, now) = cruising();
-        for (is_app_limited, rate) in [(true, 100_000_000), (false, 50_000_000)] {
-            let (mut bbr, mut now) = (bbr.clone(), now);
-            for _ in 0..=RATE_ROUNDS {
-                round(&mut bbr, &mut now, 500_000, 0, is_app_limited);
-            }
-            assert_eq!(bbr.rate.value(), rate);
-        }
-    }
-
-    #[test]
-    fn random_loss_bounds_nothing_and_much_loss_does_until_it_ends() {
-        let (mut bbr, mut now) = cruising();
-        for _ in 0..50 {
-            round(&mut bbr, &mut now, 1_000_000, 60_000, false);
-            assert_eq!(bbr.bound, None);
-        }
-        round(&mut bbr, &mut now, 1_000_000, 200_000, false);
-        round(&mut bbr, &mut now, 1_000_000, 0, false);
-        // Down to what fills the path without a queue, at the rate of what was not lost.
-        assert_eq!(bbr.window_bytes(), 940_000);
-        for _ in 0..80 {
-            round(&mut bbr, &mut now, 1_000_000, 0, false);
-        }
-        assert_eq!(bbr.bound, None);
-    }
-
-    #[test]
-    fn an_old_round_trip_is_measured_again_with_little_under_way() {
-        let (mut bbr, mut now) = cruising();
-        bbr.rtt = Some(Shortest { nanos: RTT / 2, seen_at: now });
-        let mut probed = 0;
-        for _ in 0..1100 {
-            // Never idle: something is always under way.
-            flight(&mut bbr, &mut now, 1_000_000, 0, false, MTU);
-            if bbr.state() == State::ProbeRtt {
-                assert!(bbr.window_bytes() <= bbr.product());
-                probed += 1;
-            }
-        }
-        // Ten seconds later, for a fifth of a second.
-        assert!((20..25).contains(&probed), "{probed} rounds");
-        assert_eq!(bbr.rtt.map(|rtt| rtt.nanos), Some(RTT));
-    }
-
-    #[test]
-    fn a_pause_shows_the_round_trip_without_a_probe() {
-        let (mut bbr, mut now) = cruising();
-        bbr.rtt = Some(Shortest { nanos: RTT / 2, seen_at: now });
-        now = now.after(3600 * SECOND);
-        round(&mut bbr, &mut now, 1_000_000, 0, false);
-        assert_ne!(bbr.state(), State::ProbeRtt);
-        assert_eq!(bbr.rtt.map(|rtt| rtt.nanos), Some(RTT));
-        assert_eq!(bbr.rate.value(), 100_000_000);
-    }
-
-    #[test]
-    fn a_timeout_stops_and_an_answer_tells_why() {
-        let (bbr, now) = cruising();
-        let window = bbr.window_bytes();
-        for (sent_at, expected) in [(now, window), (now.after(1), 4 * MTU)] {
-            let mut bbr = bbr.clone();
-            bbr.handle_timeout(now);
-            bbr.handle_timeout(now.after(5));
-            assert_eq!(bbr.window_bytes(), 2 * MTU);
-            let (bytes, rtt_nanos, delivered_at_send) = (1, None, 0);
-            let answer =
-                Acked { bytes, sent_at, delivered_at_send, rtt_nanos, is_app_limited: false };
-            bbr.handle_acked(now.after(RTT), answer);
-            assert!(bbr.window_bytes().abs_diff(expected) <= MTU);
-        }
-    }
-
-    #[test]
-    fn acknowledgements_in_a_bunch_do_not_feign_a_fast_path() {
-        let mut bbr = Bbr::new(MTU);
-        let mut acks = std::vec::Vec::new();
-        // One datagram each millisecond, acknowledged in bunches of twenty.
-        for step in 0..400u64 {
-            let now = Time(step * MILLISECOND);
-            bbr.handle_sent(now, MTU, bbr.in_flight + MTU);
-            acks.push((now, bbr.delivered_bytes()));
-            if step % 20 == 19 {
-                for (sent_at, delivered_at_send) in acks.drain(..) {
-                    let rtt_nanos = Some(now.nanos_since(sent_at));
-                    let acked = Acked {
-                        bytes: MTU,
-                        sent_at,
-                        delivered_at_send,
-                        rtt_nanos,
-                        is_app_limited: false,
-                    };
-                    bbr.handle_acked(now, acked);
-                }
-            }
-        }
-        let rate = bbr.rate.value();
-        assert!((900_000..=1_100_000).contains(&rate), "{rate}");
-    }
-}
