@@ -26,7 +26,7 @@ impl Relay {
                 _ if port.is_up() => return Err("its address is attached already"),
                 Some(last) if last > incarnation => return Err("it has been started anew since"),
                 // What waits there is for an earlier start.
-                Some(last) if last < incarnation => self.detach(known),
+                Some(last) if last < incarnation && !self.is_recovering() => self.detach(known),
                 _ => link = Some(known),
             }
         }
@@ -35,6 +35,11 @@ impl Relay {
             link.unwrap_or_else(|| self.open_port(Party::Endpoint(address), State::Away { since }));
         self.table.set_endpoint(address, Some(link));
         self.port_mut(link).incarnation = Some(incarnation);
+        let Self { ports, pool, histories, .. } = self;
+        if let (Some(histories), Some(port)) = (histories, &mut ports[link.0 as usize]) {
+            let _ = port.discard(pool);
+            histories.entry(address).or_default().replay(address, port, pool);
+        }
         self.come_back(link);
         Ok(link)
     }
@@ -53,7 +58,9 @@ impl Relay {
         let Some(port) = &mut ports[link.0 as usize] else { return };
         port.writer.rest.pop(pool, port.writer.rest.len());
         let open = core::mem::take(&mut port.writer.record).open();
-        self.lose(link, open);
+        if !self.is_recovering() {
+            self.lose(link, open);
+        }
         self.release_line(link);
     }
 

@@ -38,6 +38,7 @@
 //! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write, `handle_sent`,
 //! `keep`) before the buffer is touched again or another input is handled.
 
+mod history;
 mod links;
 mod notice;
 mod port;
@@ -57,6 +58,7 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+use history::{History, Sending};
 use port::{Party, Piece, Port, State};
 use record::Entry;
 
@@ -181,6 +183,8 @@ pub struct Relay {
     /// See [`Relay::set_patience`].
     endpoint_away_millis: u64,
     counters: Counters,
+    /// Of each endpoint, if they may come back.
+    histories: Option<BTreeMap<Address, History>>,
     /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
     endpoint_bound: usize,
 }
@@ -212,6 +216,7 @@ impl Relay {
             lanes: 0,
             endpoint_away_millis: ENDPOINT_AWAY_MILLIS_MAX,
             counters: Counters::default(),
+            histories: None,
             endpoint_bound: ENDPOINT_QUEUE_BYTES_MAX,
         };
         for number in 0..relay.table.cluster_count() {
@@ -227,6 +232,16 @@ impl Relay {
     /// How long frames wait for an endpoint whose link has broken.
     pub fn set_patience(&mut self, endpoint_away_millis: u64) {
         self.endpoint_away_millis = endpoint_away_millis;
+    }
+
+    /// From now on endpoints that were killed may come back, as if nothing had happened.
+    pub fn set_recovering(&mut self) {
+        self.histories = Some(BTreeMap::new());
+    }
+
+    /// See [`Relay::set_recovering`].
+    pub fn is_recovering(&self) -> bool {
+        self.histories.is_some()
     }
 
     /// What the relay has done so far.
@@ -307,19 +322,45 @@ impl Relay {
             self.handle_sign(from, &header).map_err(Stop::Broken)?;
             return Ok(length);
         }
+        let mut sending = None;
+        if let (Some(histories), Party::Endpoint(address)) =
+            (&mut self.histories, self.ports[from.0 as usize].as_ref().map_or(Party::Endpoint(Address::ANONYMOUS), |port| port.party))
+        {
+            let history = histories.entry(address).or_default();
+            if header.kind == Kind::Intake {
+                history.take_in(header.sequence, header.credit);
+                return Ok(length);
+            }
+            match history.compare(&rest[..length]) {
+                Sending::New(digest) => sending = Some((address, digest)),
+                Sending::Repeated => return Ok(length),
+                Sending::Other => {
+                    return Err(Stop::Broken(Malformed("it does not repeat what it did before")));
+                }
+            }
+        }
+        let outcome = self.pass_on(from, bytes, at, &header);
+        if let (Ok(_), Some((address, digest)), Some(histories)) = (&outcome, sending, &mut self.histories) {
+            histories.entry(address).or_default().note_sent(digest);
+        }
+        outcome
+    }
+
+    fn pass_on(&mut self, from: LinkId, bytes: &mut [u8], at: usize, header: &Header) -> Result<usize, Stop> {
+        let length = HEADER_BYTES + header.length as usize;
         if header.kind == Kind::Goodbye {
             self.port_mut(from).has_said_goodbye = true;
         }
         match self.table.route(header.target) {
-            _ if header.hops >= HOPS_MAX => self.turn_back(&header),
-            Route::Link(to) => return self.forward(from, to, bytes, at, &header),
+            _ if header.hops >= HOPS_MAX => self.turn_back(header),
+            Route::Link(to) => return self.forward(from, to, bytes, at, header),
             Route::Awaited => {
                 let since = self.now_millis;
                 let to = self.open_port(Party::Endpoint(header.target), State::Away { since });
                 self.table.set_endpoint(header.target, Some(to));
-                return self.forward(from, to, bytes, at, &header);
+                return self.forward(from, to, bytes, at, header);
             }
-            Route::Left | Route::Nowhere => self.turn_back(&header),
+            Route::Left | Route::Nowhere => self.turn_back(header),
         }
         Ok(length)
     }
@@ -373,6 +414,18 @@ impl Relay {
         let length = HEADER_BYTES + header.length as usize;
         let bound = self.bound(to);
         let its_turn = self.turn == Some((from, to));
+        if let (Some(histories), Party::Endpoint(address)) = (&mut self.histories, self.ports[to.0 as usize].as_ref().map_or(Party::Endpoint(Address::ANONYMOUS), |port| port.party)) {
+            bytes[at + 6] += 1;
+            histories.entry(address).or_default().give(&bytes[at..at + length]);
+            self.counters.frames += 1;
+            self.counters.bytes += length as u64;
+            let port = self.port_mut(to);
+            if port.is_up() {
+                port.take(Piece { at, length }, header);
+                self.touch(to);
+            }
+            return Ok(length);
+        }
         let port = self.port_mut(to);
         match port.state {
             State::Lost => {

@@ -51,6 +51,14 @@ enum RelayState {
 }
 
 impl Relay {
+    /// The link to it.
+    pub fn link(&self) -> Option<usize> {
+        match self.state {
+            RelayState::Up(id) => Some(id),
+            _ => None,
+        }
+    }
+
     /// Whether it is in use.
     pub fn is_up(&self) -> bool {
         matches!(self.state, RelayState::Up(_))
@@ -71,6 +79,11 @@ impl Engine {
         let deadline = Instant::now() + ATTACH_TIME_MAX;
         while self.relay.state == RelayState::Dialling && Instant::now() < deadline {
             self.look(10);
+        }
+        if self.is_recorded()
+            && let Err(error) = self.learn_record()
+        {
+            log!(Warn, "relay: {error}");
         }
         if self.relay.state == RelayState::Dialling {
             log!(
