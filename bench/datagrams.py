@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """What paths of datagrams carry on a link that loses packets, against TCP, libfabric's own datagrams and QUIC.
 
-    bench/datagrams.py                              every loss and round trip, one round; half an hour
+    bench/datagrams.py                              every loss and round trip, one round; twelve minutes at most
+    bench/datagrams.py --quick                      no loss and 1 %, 10 ms; two minutes
     bench/datagrams.py --loss 0,1 --rtt 10 --rounds 3 --ways tcp-cubic,bbr
 
-IMB PingPong between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`) and over UDP, each with two kinds
-of congestion control, and over libfabric's `udp;ofi_rxd`; and the same messages there and back over one stream of quinn, by
-a program of ours (bench/quic), which encrypts them. A way that is so slow that its time is over has no number. TCP's kind is that of the
-kernel's routes (`congctl`): CUBIC is Linux's own default, but this machine may have another.
+Messages there and back (bench/turns.py) between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`) and
+over UDP, each with two kinds of congestion control, and over libfabric's `udp;ofi_rxd`; and the same messages over one
+stream of quinn, by a program of ours (bench/quic), which encrypts them. TCP's kind is that of the kernel's routes
+(`congctl`): CUBIC is Linux's own default, but this machine may have another.
+
+Each cell has its time, all cells together have theirs. A way that is too slow for one message there and back in the time
+of its cell has a bound instead of a number ("< 0.4"), one that brought nothing to begin with a dash.
 """
 
 import argparse
@@ -17,13 +21,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-import imb  # noqa: E402
 import labs  # noqa: E402
 import stamp  # noqa: E402
-from support import paths  # noqa: E402
+from support import dots, paths  # noqa: E402
 
 WAYS = {
     "tcp-cubic": ("TCP, CUBIC", {"udp": "off"}),
@@ -36,7 +41,7 @@ WAYS = {
 }
 RXD = "udp;ofi_rxd"
 QUIC = paths.ROOT / "target" / "quic" / "release" / "landbridge-bench-quic"
-QUIC_ADDRESS = "10.1.0.12:4433"
+QUIC_HOST, QUIC_PORT = "10.1.0.12", 4433
 # With what ours is compared.
 BASE = "tcp-cubic"
 LOSSES, ROUND_TRIPS_MS = ("0 %", "0.1 %", "1 %", "5 %"), (1, 10, 50)
@@ -44,9 +49,17 @@ SIZES = (1 << 20, 4 << 20)
 ROUNDS = 1
 # No loss: at least so much of TCP. 1 % and 10 ms: at least so many times one connection.
 TARGET_QUIET, TARGET_LOSSY = 0.9, 5.0
-# Of one size at most, after as many seconds of warm-up messages as a lossy start takes.
-SECONDS, TURNS = 4, 200
-LIMIT_S = 75.0
+# The quick cells: where the targets are.
+QUICK_LOSSES, QUICK_ROUND_TRIPS_MS = ("0 %", "1 %"), (10,)
+TURNS = Path(__file__).resolve().parent / "turns.py"
+# Of a size, after its first rounds, where a line is not so slow that one round takes longer.
+SECONDS = 2.0
+# Of a cell with all sizes: a job takes a second to start. `quic` has half of it for each size.
+LIMIT_S, LIMIT_MIN_S = 11.0, 6.0
+# Of all cells of a round: were they to take longer, those that come last have less time.
+MINUTES = 12.0
+# Rounds that our QUIC program does before it prints a line.
+QUIC_ROUNDS = 3
 SUBNET = "10.1.0.0/24"
 LAB = """name = "datagrams"
 [[site]]
@@ -57,26 +70,45 @@ lan = {{ rate = "1 Gbit/s", delay = "{delay_us} us", loss = "{loss}" }}
 """
 
 
-def measure(rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple(WAYS), settings=None) -> dict:
-    """Writes build/results/bench-datagrams.json: MB/s by case, way and size, for each round; None where time was over."""
+@dataclass
+class Cell:
+    """What one run of one way says about one size. Both None: nothing came of it."""
+
+    rate: float | None = None  # MB/s
+    bound: float | None = None  # less than so many MB/s
+    by: str = ""  # "tcp" or "udp", where the program knows
+
+    @property
+    def row(self) -> list:
+        return [self.rate, self.bound, self.by]
+
+
+def measure(
+    rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple(WAYS), settings=None, minutes=MINUTES
+) -> dict:
+    """Writes build/results/bench-datagrams.json: for each way, case and round a Cell's row for each size."""
+    paths.RESULTS.mkdir(parents=True, exist_ok=True)
     if any(way.startswith("quic") for way in ways):
         build_quic()
     cases = [(loss, rtt) for loss in losses for rtt in round_trips]
     samples = {way: [[] for _ in cases] for way in ways}
     for turn in range(rounds):
+        ends, left = time.monotonic() + 60 * minutes, len(cases) * len(ways)
         for number, (loss, rtt) in enumerate(cases):
             for way in ways:
-                what = f"{loss} loss, {rtt} ms, {WAYS[way][0]}"
+                what = f"{loss} loss, {rtt:g} ms, {WAYS[way][0]}"
                 print(f"datagrams: round {turn + 1} of {rounds}: {what}: ", end="", flush=True)
-                found = one_run(loss, rtt, way, WAYS[way][1] | (settings or {}))
-                samples[way][number].append(found)
-                print(", ".join("-" if rate is None else f"{rate:.1f}" for rate in found), "MB/s", flush=True)
+                limit_s = min(LIMIT_S, max(LIMIT_MIN_S, (ends - time.monotonic()) / left))
+                found = one_run(loss, rtt, way, WAYS[way][1] | (settings or {}), limit_s)
+                left -= 1
+                samples[way][number].append([cell.row for cell in found])
+                print(", ".join(shown(cell) for cell in found), "MB/s", flush=True)
     result = {
         "cases": cases,
         "sizes": SIZES,
         "rounds": rounds,
         "samples": samples,
-        "medians": {way: [medians(rows) for rows in found] for way, found in samples.items()},
+        "cells": {way: [merged(found) for found in rows] for way, rows in samples.items()},
         "settings": settings or {},
         "stamp": stamp.now(),
     }
@@ -84,44 +116,69 @@ def measure(rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple
     return result
 
 
-def medians(rows: list[list[float | None]]) -> list[float | None]:
-    columns = [[rate for rate in column if rate is not None] for column in zip(*rows)]
-    return [statistics.median(column) if column else None for column in columns]
+def merged(rounds: list[list[list]]) -> list[list]:
+    """The median for each size; where no round had a number, the highest bound. `by` is that of any round over TCP."""
+    cells = []
+    for column in zip(*rounds):
+        rates = [rate for rate, _, _ in column if rate is not None]
+        bounds = [bound for _, bound, _ in column if bound is not None]
+        by = "tcp" if any(by == "tcp" for _, _, by in column) else column[0][2]
+        rate = statistics.median(rates) if rates else None
+        cells.append(Cell(rate, max(bounds, default=None) if rate is None else None, by).row)
+    return cells
 
 
-def one_run(loss: str, rtt_ms: float, way: str, settings: dict[str, str]) -> list[float | None]:
+def one_run(loss: str, rtt_ms: float, way: str, settings: dict[str, str], limit_s: float) -> list[Cell]:
     with tempfile.TemporaryDirectory() as folder:
-        file, lengths = Path(folder) / "lab.toml", Path(folder) / "lengths"
+        file = Path(folder) / "lab.toml"
         file.write_text(LAB.format(delay_us=int(rtt_ms * 500), loss=loss))
-        lengths.write_text("\n".join(map(str, SIZES)) + "\n")
-        program = [str(imb.IMB), "PingPong", "-npmin", "2", "-msglen", str(lengths)]
-        program += ["-iter", str(TURNS), "-time", str(SECONDS)]
         kind = "bbr" if way.endswith("bbr") else "cubic"
-        words = labs.in_turn([*with_control(kind), job_of(way, kind, settings, program)])
-        log = ""
+        words = labs.in_turn([*with_control(kind), job_of(way, kind, settings, limit_s)])
         with labs.Background(file, labs.name("datagrams"), words) as job:
             try:
-                job.wait(LIMIT_S)
+                job.wait(limit_s)
             except labs.Failed:
                 pass
-            log = job.log.read_text(errors="replace")
-    if way.startswith("quic"):
-        rates = {int(size): float(rate) for size, rate in re.findall(r"^(\d+) \d+ ([\d.]+)$", log, re.M)}
-        return [rates.get(size) for size in SIZES]
-    rows = imb.parse(log).rows
-    return [rows[size]["Mbytes/sec"] if size in rows else None for size in SIZES]
+            ended, log = time.monotonic(), job.log.read_text(errors="replace")
+    return [read(log, size, ended, QUIC_ROUNDS if way.startswith("quic") else 1) for size in SIZES]
 
 
-def job_of(way: str, kind: str, settings: dict[str, str], program: list[str]) -> list[str]:
+def read(log: str, size: int, ended: float, rounds_min: int) -> Cell:
+    """The last line about a size. Without one, fewer than `rounds_min` rounds were done in the time it had."""
+    if lines := re.findall(rf"^{size} \d+ ([\d.]+) ?(tcp|udp|)$", log, re.M):
+        return Cell(float(lines[-1][0]), by=lines[-1][1])
+    if begun := re.search(rf"^begun {size} ([\d.]+)$", log, re.M):
+        over = re.search(rf"^over {size} ([\d.]+)$", log, re.M)
+        seconds = (float(over[1]) if over else ended) - float(begun[1])
+        return Cell(bound=2 * rounds_min * size / max(seconds, 0.1) / 1e6)
+    return Cell()
+
+
+def shown(cell: Cell) -> str:
+    if cell.rate is not None:
+        return f"{figure(cell.rate)}{' by TCP' if cell.by == 'tcp' else ''}"
+    return "–" if cell.bound is None else f"< {figure(cell.bound)}"
+
+
+def figure(rate: float) -> str:
+    return f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+
+
+def job_of(way: str, kind: str, settings: dict[str, str], limit_s: float) -> list[str]:
+    program = [paths.python("mpich"), str(TURNS), str(SECONDS), *map(str, SIZES)]
     if way == "rxd":
         return [str(paths.LANDBRIDGE), "run", "-n", "2", "--ranks-per-node", "1", "--provider", RXD, "--", *program]
     if not way.startswith("quic"):
         return labs.job(2, 1, settings, program)
     on = f"{paths.LANDBRIDGE} lab on"
-    serve = f"{on} near-2 -- {QUIC} serve {QUIC_ADDRESS} {kind}"
-    ping = f"{on} near-1 -- {QUIC} ping {QUIC_ADDRESS} {kind} {SECONDS} {' '.join(map(str, SIZES))}"
-    # The server is ended with the lab.
-    return ["sh", "-c", f"{serve} & sleep 0.5; {ping}"]
+    script, limit = "", f"timeout {limit_s / len(SIZES) - 0.4:.1f}"
+    clock = "cut -d' ' -f1 /proc/uptime"  # CLOCK_MONOTONIC, but for time in which the machine slept
+    for number, size in enumerate(SIZES):
+        # Its server waits long for a client that is gone, so each size has one of its own. All end with the lab.
+        address = f"{QUIC_HOST}:{QUIC_PORT + number}"
+        script += f"{on} near-2 -- {QUIC} serve {address} {kind} & sleep 0.3; echo begun {size} $({clock})\n"
+        script += f"{on} near-1 -- {limit} {QUIC} ping {address} {kind} {SECONDS} {size}; echo over {size} $({clock})\n"
+    return ["sh", "-c", script]
 
 
 def build_quic() -> None:
@@ -140,36 +197,73 @@ def section(result: dict) -> str:
     lines = [
         "## Datagrams on a lossy link",
         "",
-        "IMB-MPI1 PingPong, 2 ranks, an emulated link of 1 Gbit/s (125 MB/s with all headers) that loses a share of packets in",
-        f"either direction. MB/s with messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])},",
-        f"{result['rounds']} rounds, medians; in parentheses how many times one TCP connection of ours with CUBIC.",
+        "Messages there and back between 2 ranks (`bench/turns.py`; QUIC: one stream, encrypted), an emulated link of 1 Gbit/s",
+        "(125 MB/s with all headers) that loses a share of packets in either direction. MB/s as IMB PingPong counts them, with",
+        f"messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, {stamp.rounds(result['rounds'])}, medians; in"
+        " parentheses how many times one TCP connection",
+        'of ours with CUBIC. "< 0.4": no round was done in the time of the cell; "–": nothing at all.',
         *stamp.lines(result),
         "",
     ]
-    ways = list(result["medians"])
+    ways = list(result["cells"])
     lines.append(f"| loss | round trip | {' | '.join(WAYS[way][0] for way in ways)} |")
     lines.append("|---|--:|" + "--:|" * len(ways))
+    nothing = [[Cell().row] * len(result["sizes"])] * len(result["cases"])
     for number, (loss, rtt) in enumerate(result["cases"]):
-        tcp = result["medians"].get(BASE, [[None] * len(SIZES)] * len(result["cases"]))[number]
+        base = [Cell(*row) for row in result["cells"].get(BASE, nothing)[number]]
         cells = []
         for way in ways:
-            found = result["medians"][way][number]
-            cells.append(", ".join(cell(*it, way, loss, rtt) for it in zip(found, tcp)))
+            found = [Cell(*row) for row in result["cells"][way][number]]
+            cells.append("; ".join(in_table(*pair, way, loss, rtt) for pair in zip(found, base)))
         lines.append(f"| {loss} | {rtt:g} ms | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def cell(rate: float | None, tcp: float | None, way: str, loss: str, rtt: float) -> str:
-    if rate is None:
-        return "–"
-    if way.startswith("tcp") or not tcp:
-        return f"{rate:.1f}"
-    ratio, target = rate / tcp, 0.0
-    if loss == "0 %":
-        target = TARGET_QUIET
-    elif (loss, rtt) == ("1 %", 10):
-        target = TARGET_LOSSY
-    return f"{rate:.1f} ({ratio:.2f}x{'' if ratio >= target else f', missed: {target}'})"
+def in_table(cell: Cell, base: Cell, way: str, loss: str, rtt: float) -> str:
+    """A number, and for what is no TCP its ratio to one TCP connection; targets are for our own ways."""
+    if way.startswith("tcp"):
+        return shown(Cell(cell.rate, cell.bound))
+    target = target_of(way, loss, rtt)
+    ours, tcp = (it.rate if it.rate is not None else it.bound for it in (cell, base))
+    if not ours or not tcp:
+        return shown(cell)
+    ratio, notes = ours / tcp, []
+    # Of two bounds nothing follows.
+    if cell.rate is not None:
+        notes.append(f"{'' if base.rate is not None else '> '}{ratio:.2f}x")
+    if ratio < target:
+        # Where TCP has a bound only, the ratio may be any that is larger.
+        notes.append(f"{'missed' if base.rate is not None else 'not shown'}: {target}")
+    return shown(cell) + (f" ({', '.join(notes)})" if notes else "")
+
+
+def target_of(way: str, loss: str, rtt: float) -> float:
+    if "congestion" not in WAYS[way][1]:
+        return 0.0
+    return TARGET_QUIET if loss == "0 %" else TARGET_LOSSY if (loss, rtt) == ("1 %", 10) else 0.0
+
+
+def picture(result: dict) -> str:
+    """Of the first size: a panel for each round trip, a group for each loss."""
+    cases = [tuple(case) for case in result["cases"]]
+    trips = list(dict.fromkeys(rtt for _, rtt in cases))
+    panels = [dots.Panel(f"round trip {rtt:g} ms", "MB/s") for rtt in trips]
+    groups = []
+    for loss in dict.fromkeys(loss for loss, _ in cases):
+        at = [cases.index((loss, rtt)) for rtt in trips]
+        # A rate of nothing has no place on a logarithmic axis.
+        rows = [
+            dots.Row(WAYS[way][0], [found[i][0][0] or None for i in at], "congestion" in WAYS[way][1])
+            for way, found in result["cells"].items()
+        ]
+        groups.append(dots.Group(f"{loss} loss", rows))
+    size = result["sizes"][0] >> 20
+    notes = ["An emulated link of 1 Gbit/s; higher is better.", "Filled: ours over UDP. –: not one round in its time."]
+    return dots.chart(f"Messages of {size} MiB there and back on a lossy link", notes, panels, groups)
+
+
+def quick() -> dict:
+    return measure(1, QUICK_LOSSES, QUICK_ROUND_TRIPS_MS)
 
 
 def arguments():
@@ -177,6 +271,8 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="no loss and 1 %%, round trips of 10 ms")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all cells of a round")
     parser.add_argument("--loss", default="0,0.1,1,5", help="per cent, with commas")
     parser.add_argument("--rtt", default=",".join(map(str, ROUND_TRIPS_MS)), help="milliseconds, with commas")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
@@ -188,11 +284,12 @@ if __name__ == "__main__":
     options = arguments()
     wanted = [f"{share} %" for share in options.loss.split(",")]
     trips = [float(trip) for trip in options.rtt.split(",")]
+    if options.quick:
+        wanted, trips = QUICK_LOSSES, QUICK_ROUND_TRIPS_MS
     chosen = dict(word.split("=", 1) for word in options.set)
+    asked = options.ways.split(",")
     sys.exit(
         labs.main(
-            lambda: section(
-                measure(max(options.rounds, 1), wanted, trips, options.ways.split(","), chosen)
-            )
+            lambda: section(measure(max(options.rounds, 1), wanted, trips, asked, chosen, options.minutes))
         )
     )

@@ -2,6 +2,7 @@
 """What two rails carry together, against one of them alone.
 
     bench/rails.py                      three rounds, four minutes
+    bench/rails.py --quick              one round, 64 KiB and 1 MiB; a minute
     bench/rails.py --rounds 1 --sizes 65536,1048576
 
 IMB Uniband between two hosts of labs/two-rails.toml (1 Gbit/s each rail): over rail 0 alone, over both, and over
@@ -20,13 +21,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
 import stamp  # noqa: E402
-from support import paths  # noqa: E402
+from support import paths, svg  # noqa: E402
 
 TARGET_BOTH, TARGET_SLOW = 1.95, 1.0
 # The size the first target is about.
 TARGET_SIZE = 1 << 20
 SIZES = (64 << 10, 1 << 20, 4 << 20)
+QUICK_SIZES = SIZES[:2]
 ROUNDS = 3
+LINK_MB_S = 125.0
 # For each repetition that it is told, Uniband here sends 8 windows of 64 messages (the lab counts them). So many
 # bytes per size, but one repetition at least: 2 s on one rail, with 4 MiB messages 18 s.
 MESSAGES, VOLUME = 8 * 64, 256 << 20
@@ -115,7 +118,7 @@ def section(result: dict) -> str:
     lines = [
         "## Two rails",
         "",
-        f"IMB-MPI1 Uniband, 2 ranks, {result['rounds']} rounds, in `labs/two-rails.toml`: two rails of 1 Gbit/s (125 MB/s",
+        f"IMB-MPI1 Uniband, 2 ranks, {stamp.rounds(result['rounds'])}, in `labs/two-rails.toml`: two rails of 1 Gbit/s (125 MB/s",
         "with all headers), emulated on the processors the ranks run on. MB/s, medians.",
         *stamp.lines(result),
         "",
@@ -135,6 +138,16 @@ def section(result: dict) -> str:
     return "\n".join([*lines, f"rail at once, {both / one:.2f} times as much."]) + "\n"
 
 
+def picture(result: dict) -> str:
+    groups = [
+        (f"{size >> 10} KiB", {way: row[number] for way, row in result["medians"].items()})
+        for number, size in enumerate(result["sizes"])
+    ]
+    groups.append(("plain TCP", dict(zip((ALONE, BOTH), result["tcp"].values()))))
+    marks = [(LINK_MB_S, "one rail"), (2 * LINK_MB_S, "two")]
+    return svg.bars("Two rails of 1 Gbit/s", groups, "MB/s", marks)
+
+
 def verdict(ratio: float, target: float) -> str:
     return f"{ratio:.2f}x" + ("" if ratio >= target else f" (missed: {target})")
 
@@ -144,6 +157,7 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes, with commas")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the jobs")
     return parser.parse_args()
@@ -153,4 +167,6 @@ if __name__ == "__main__":
     options = arguments()
     chosen = dict(word.split("=", 1) for word in options.set)
     asked = [int(size) for size in options.sizes.split(",")]
+    if options.quick:
+        options.rounds, asked = 1, QUICK_SIZES
     sys.exit(labs.main(lambda: section(measure(max(options.rounds, 1), asked, chosen))))

@@ -1,14 +1,14 @@
 """docs/BENCHMARKS.md out of the result files that bench/run.py leaves.
 
-A section is replaced by what was measured here; what was not measured here stays as it is in the document.
+A section is replaced, with what people have written below it, by what has been measured anew; the others stay as they
+are in the document. Pictures: docs/pictures/NAME.svg.
 """
 
 import json
-import os
-import platform
 import re
-from pathlib import Path
 
+import datagrams
+import fairness
 import hop_cost
 import hotspots
 import integrity
@@ -21,23 +21,38 @@ from support import paths, svg
 
 DOCUMENT = paths.ROOT / "docs" / "BENCHMARKS.md"
 ORDER = ["node", "tcp", "node-pairs", "tcp-pairs", "relays", "allreduce", "alltoall"]
-OTHERS = [("wan", wan), ("hop-cost", hop_cost), ("profile", hotspots)]
-OTHERS += [("integrity", integrity), ("rails", rails), ("stall", stall), ("streams", streams)]
+PICTURES = paths.ROOT / "docs" / "pictures"
+# Modules with a `section`, some with a `picture` too.
+OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
+OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams}
 
 
-def write() -> None:
-    results = {name: load(name) for name in ORDER}
-    measured = {name: result for name, result in results.items() if result}
-    sections = [section(name, result) for name, result in measured.items()]
-    (paths.ROOT / "docs" / "pictures").mkdir(parents=True, exist_ok=True)
-    for name, result in measured.items():
-        picture(name, result)
-    for name, source in OTHERS:
-        if result := load(name):
-            sections.append(source.section(result))
+def write(names: list[str] | None = None) -> None:
+    """Of all that there are results of, or of `names` alone."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    sections = [text for name in [*ORDER, *OTHERS, "idle"] if names is None or name in names for text in made(name)]
     old = DOCUMENT.read_text() if DOCUMENT.exists() else ""
-    DOCUMENT.write_text("\n".join([head(), *merged(old, [*sections, *idle_section()])]))
+    DOCUMENT.write_text("\n".join([head(old), *merged(old, sections)]))
     print(f"bench: wrote {DOCUMENT.relative_to(paths.ROOT)}")
+
+
+def made(name: str) -> list[str]:
+    """The section about what was measured last, if anything was; its picture is written."""
+    result = load(name)
+    if not result:
+        return []
+    if name == "idle":
+        return [idle_section(result)]
+    if name in ORDER:
+        picture(name, result)
+        return [section(name, result)]
+    source = OTHERS[name]
+    text = source.section(result)
+    if not hasattr(source, "picture"):
+        return [text]
+    (PICTURES / f"{name}.svg").write_text(source.picture(result))
+    title = text.partition("\n")[0].removeprefix("## ")
+    return [f"{text.rstrip()}\n\n![{title}](pictures/{name}.svg)\n"]
 
 
 def merged(old: str, measured: list[str]) -> list[str]:
@@ -52,7 +67,10 @@ def load(name: str):
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def head() -> str:
+def head(old: str) -> str:
+    """The machine stays that of the sections that name none."""
+    known = re.search(r"^Machine: (.+?)\. Sections", old, re.M | re.S)
+    machine = known[1] if known else stamp.machine()
     return f"""# Benchmarks
 
 Written by `make bench`. Every comparison uses the same MPICH 5.0.2 and the same IMB binary; the peers
@@ -61,23 +79,14 @@ peer: below 1 is better for times, above 1 for bandwidth. MB is 10^6 bytes. Miss
 medians. On a virtual machine, whose two cores are now two cores of the host and now one, a median says which was
 more frequent: therefore the ratio of the best rounds stands below it.
 
-Machine: {machine()}. Sections say when they were measured, and of which commit; what is not
-measured again stays as it was.
+Machine: {machine}. Sections say when they were measured, and of which commit, newer
+ones on which machine too; what is not measured again stays as it was.
 """
-
-
-def machine() -> str:
-    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
-    gib = int(memory[1]) / (1 << 20)
-    cores = os.cpu_count()
-    name = cpu[1] if cpu else platform.machine()
-    return f"{name}, {cores} cores, {gib:.0f} GiB, Linux {platform.release()}"
 
 
 def section(name: str, result: dict) -> str:
     columns = [f"{size_name(size)}, {unit}" for size, unit in result["columns"]]
-    lines = [f"## {result['title']}", "", f"{result['benchmark']}, {result['rounds']} rounds."]
+    lines = [f"## {result['title']}", "", f"{result['benchmark']}, {stamp.rounds(result['rounds'])}."]
     lines += [*stamp.lines(result), ""]
     lines += [f"| way | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
     for way, values in result["medians"].items():
@@ -134,15 +143,11 @@ def picture(name: str, result: dict) -> None:
         bars = {w: best / v if unit == "us" else v / best for w, v in values.items()}
         kind = "1/latency" if unit == "us" else "bandwidth"
         groups.append((f"{size_name(size)} {kind}", bars))
-    file = paths.ROOT / "docs" / "pictures" / f"{name}.svg"
+    file = PICTURES / f"{name}.svg"
     file.write_text(svg.bars(f"{result['title']} (best = 1, higher is better)", groups))
 
 
-def idle_section() -> list[str]:
-    """The section about idle memory, if that was measured."""
-    result = load("idle")
-    if not result:
-        return []
+def idle_section(result: dict) -> str:
     rows = [("relay, per attached rank", "relay_bytes_per_rank", 16)]
     rows += [("provider, per silent peer", "rank_bytes_per_peer", 4)]
     lines = ["## Idle memory", "", *stamp.lines(result), "", "| what | KiB | target | |", "|---|--:|--:|---|"]
@@ -151,4 +156,4 @@ def idle_section() -> list[str]:
         lines.append(f"| {what} | {kib:.1f} | {target} | {'' if kib <= target else 'missed'} |")
     lines += ["", "A rank's is that of the whole process: what its MPI library keeps is in it. Below zero:",
               "something in it shrinks with the size of the job, by more than peers cost."]
-    return ["\n".join(lines) + "\n"]
+    return "\n".join(lines) + "\n"

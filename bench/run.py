@@ -2,14 +2,16 @@
 """The comparisons of `make bench`, each against its peers in the same run.
 
     bench/run.py                    all comparisons, then docs/BENCHMARKS.md
-    bench/run.py node tcp           only these
-    bench/run.py rails stall        two rails; integrity and streams are further names
+    bench/run.py node tcp           only these; in the document only their sections are replaced
+    bench/run.py --list             the names
+    bench/run.py --quick rails      to try it out: the fewest rounds, the most important cases
     bench/run.py --rounds 7         more rounds (default 5)
-    bench/run.py --report           only write the document, from what was measured last
+    bench/run.py --report [NAME]    only write the document, from what was measured last
 
 The peers take turns (A B C, A B C, ...), so that a change of the machine's mood hits all of them;
 what is reported is the median of the rounds. A peer that does not run here is named with its error.
-What leaves: build/results/bench-NAME.json and the document.
+What leaves: build/results/bench-NAME.json and the document. Exit codes: 1 if something does not run at all, 130 if
+interrupted; what had been measured until then is in the document.
 """
 
 import argparse
@@ -22,6 +24,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "scripts"), str(HERE)]
+import datagrams  # noqa: E402
+import fairness  # noqa: E402
 import hop_cost  # noqa: E402
 import hops  # noqa: E402
 import hotspots  # noqa: E402
@@ -92,43 +96,54 @@ def profiled() -> list:
 
 def main() -> int:
     options = arguments()
-
-    def is_wanted(name: str) -> bool:
-        return not options.names or name in options.names
-
+    known = jobs(options)
+    if options.list:
+        print("\n".join(known))
+        return 0
+    if unknown := set(options.names) - set(known):
+        print(f"no such comparison: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        return 2
+    wanted = [name for name in known if not options.names or name in options.names]
+    if options.report:
+        report.write(options.names or None)
+        return 0
+    paths.RESULTS.mkdir(parents=True, exist_ok=True)
     process.adopt_orphans()
-    if not options.report:
-        for comparison in comparisons():
-            if is_wanted(comparison.name):
-                measure(comparison, options.rounds)
-        if is_wanted("wan"):
-            wan.measure(min(options.rounds, 3))
-        if is_wanted("hop-cost"):
-            hop_cost.measure(options.rounds)
-        if is_wanted("idle"):
-            idle.measure()
-        if is_wanted("profile"):
-            hotspots.measure(profiled())
-        measure_faults(options, is_wanted)
-    report.write()
-    return 0
+    done, code = [], 0
+    for name in wanted:
+        try:
+            known[name]()
+            done.append(name)
+        except labs.Failed as failed:
+            print(f"  {name} does not run: {failed}")
+            code = 1
+        except KeyboardInterrupt:
+            process.end_descendants()
+            print("interrupted", file=sys.stderr)
+            code = 130
+            break
+    if done:
+        report.write(done)
+    return code
 
 
-def measure_faults(options, is_wanted) -> None:
-    """What is about several paths, faults and their price."""
-    few = min(options.rounds, 3)
-    jobs = [
-        ("integrity", lambda: integrity.measure(options.rounds, before=options.before)),
-        ("rails", lambda: rails.measure(few)),
-        ("stall", stall.measure),
-        ("streams", streams.measure),
-    ]
-    for name, job in jobs:
-        if is_wanted(name):
-            try:
-                job()
-            except labs.Failed as failed:
-                print(f"  {name} does not run: {failed}")
+def jobs(options) -> dict:
+    """What can be measured, by name, in the order in which it is."""
+    rounds = 1 if options.quick else options.rounds
+    few = min(rounds, 3)
+    found = {it.name: lambda it=it: measure(it, rounds) for it in comparisons()}
+    found["wan"] = lambda: wan.measure(few)
+    found["hop-cost"] = lambda: hop_cost.measure(rounds)
+    found["idle"] = idle.measure
+    found["profile"] = lambda: hotspots.measure(profiled())
+    # What is about several paths, faults and their price.
+    found["integrity"] = lambda: integrity.measure(rounds, before=options.before)
+    found["rails"] = lambda: rails.measure(few, rails.QUICK_SIZES if options.quick else rails.SIZES)
+    found["datagrams"] = datagrams.quick if options.quick else datagrams.measure
+    found["fairness"] = fairness.quick if options.quick else fairness.measure
+    found["stall"] = lambda: stall.measure(stall.QUICK_CUTS if options.quick else stall.CUTS)
+    found["streams"] = streams.quick if options.quick else streams.measure
+    return found
 
 
 def arguments():
@@ -136,6 +151,8 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--list", action="store_true")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--before", type=Path, metavar="DIR", help="for integrity: a provider without reliability")
     parser.add_argument("names", nargs="*", metavar="NAME")

@@ -2,7 +2,8 @@
 """How long an application stands still when one of its two rails dies in the middle of a message.
 
     bench/stall.py                      50 cuts, rails in turn; three minutes
-    bench/stall.py --cuts 6             fewer
+    bench/stall.py --quick              6 cuts, half a minute
+    bench/stall.py --cuts 12            as many
     bench/stall.py --set suspect_after=50ms
 
 In labs/two-rails.toml one rank sends 1 MiB messages to another, two under way, and the receiver writes down when
@@ -25,10 +26,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import labs  # noqa: E402
 import stamp  # noqa: E402
-from support import paths  # noqa: E402
+from support import paths, svg  # noqa: E402
 
 TARGET_MS = 200.0
-CUTS = 50
+CUTS, QUICK_CUTS = 50, 6
+# Of the picture: pauses this long apart are told apart, all above the last stand together.
+STEP_MS, LAST_MS = 20, 240
 CUT_S, REST_S = 1.5, 0.8
 SIZE, DEPTH = 1 << 20, 2
 FLOW = Path(__file__).resolve().parent / "flow.py"
@@ -189,11 +192,25 @@ def section(result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def picture(result: dict) -> str:
+    """How many pauses were how long."""
+    groups = []
+    for low in range(0, LAST_MS + 1, STEP_MS):
+        high = low + STEP_MS if low < LAST_MS else float("inf")
+        lengths = [(cut["rail"], cut["pause_ms"]) for cut in result["cuts"]]
+        numbers = {rail: sum(rail == other and low <= length < high for other, length in lengths) for rail in (0, 1)}
+        found = {f"rail {rail} cut": number for rail, number in numbers.items() if number}
+        groups.append((f"{low}–{high:g}" if low < LAST_MS else f"{low}–", found))
+    title = f"Pauses of {len(result['cuts'])} cuts by their length in ms (target: at most {TARGET_MS:g})"
+    return svg.bars(title, groups, "cuts")
+
+
 def arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cuts", type=int, default=CUTS)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=1, help="of the moments of the cuts")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the job")
     return parser.parse_args()
@@ -202,4 +219,5 @@ def arguments():
 if __name__ == "__main__":
     options = arguments()
     chosen = dict(word.split("=", 1) for word in options.set)
-    sys.exit(labs.main(lambda: section(measure(max(options.cuts, 1), chosen, options.seed))))
+    wanted = QUICK_CUTS if options.quick else max(options.cuts, 1)
+    sys.exit(labs.main(lambda: section(measure(wanted, chosen, options.seed))))

@@ -1,8 +1,11 @@
 """When and of what a result was measured: a part of each result file, a line in its section."""
 
 import os
+import platform
+import re
 import subprocess
 import time
+from pathlib import Path
 
 from support import paths
 
@@ -14,7 +17,15 @@ def now() -> dict:
         words = ["git", "describe", "--always", "--dirty"]
         commit = subprocess.run(words, cwd=paths.ROOT, capture_output=True, text=True).stdout.strip()
     load = os.getloadavg()[0]
-    return {"at": time.strftime("%Y-%m-%d %H:%M"), "commit": commit, "load": round(load, 1)}
+    return {"at": time.strftime("%Y-%m-%d %H:%M"), "commit": commit, "load": round(load, 1), "machine": machine()}
+
+
+def machine() -> str:
+    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
+    gib = int(memory[1]) / (1 << 20)
+    name = cpu[1] if cpu else platform.machine()
+    return f"{name}, {os.cpu_count()} cores, {gib:.0f} GiB, Linux {platform.release()}"
 
 
 def lines(result: dict) -> list[str]:
@@ -22,4 +33,9 @@ def lines(result: dict) -> list[str]:
     made = result.get("stamp")
     if not made:
         return []
-    return [f"Measured {made['at']}, commit {made['commit']}; load at the end {made['load']}."]
+    on = f", on {made['machine']}" if "machine" in made else ""
+    return [f"Measured {made['at']}, commit {made['commit']}{on}; load at the end {made['load']}."]
+
+
+def rounds(number: int) -> str:
+    return f"{number} round{'s' if number != 1 else ''}"

@@ -39,7 +39,7 @@ class Panel:
 @dataclass(frozen=True)
 class Row:
     name: str
-    values: list[float]  # one for each panel, above zero
+    values: list[float | None]  # one for each panel, above zero; None: a dash and no dot
     ours: bool = False  # a filled dot and a bold number
 
 
@@ -85,7 +85,7 @@ def chart(title: str, notes: list[str], panels: list[Panel], groups: list[Group]
 
 
 def axis(number: int, groups: list[Group]) -> Axis:
-    values = [row.values[number] for group in groups for row in group.rows]
+    values = [value for group in groups for row in group.rows if (value := row.values[number]) is not None]
     values += [group.marks[number][0] for group in groups if any(group.marks[number:number + 1])]
     # Without a value there is nothing to draw, but an empty picture is still a picture.
     low, high = min(values, default=1.0), max(values, default=10.0)
@@ -119,9 +119,13 @@ def drawn_group(group: Group, panels: list[Panel], axes: list[Axis], top: float)
         middle = top + GROUP + ROW * (place + 0.5)
         parts.append(text(EDGE + 14, middle + 4, row.name, 12.5))
         for panel, scale, value in zip(panels, axes, row.values):
+            weight = "bold" if row.ours else ""
+            if value is None:
+                parts.append(text(numbers_end(scale), middle + 4, "–", 12.5, weight, "end"))
+                continue
             hint = f"{group.name}, {row.name}: {figure(value)} {panel.unit}"
             parts += dot(scale, value, middle, row.ours, hint)
-            number, weight = f"{figure(value)} {panel.unit}", "bold" if row.ours else ""
+            number = f"{figure(value)} {panel.unit}"
             parts.append(text(numbers_end(scale), middle + 4, number, 12.5, weight, "end"))
     return parts
 
@@ -157,4 +161,4 @@ def text(x, base, words: str, size, weight="", anchor="start", kind="") -> str:
 
 
 def figure(value: float) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+    return f"{value:.2g}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:.0f}"

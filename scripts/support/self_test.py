@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import wheels  # noqa: E402
-from support import dots  # noqa: E402
+from support import dots, svg  # noqa: E402
 
 # Width of a letter beside its height, of a wide bold face: no reader's font is wider.
 LETTER = 0.7
@@ -38,9 +38,30 @@ class Chart(unittest.TestCase):
         for words in (">1.8 us<", ">5384 us<", "far, ours: 5384 us", ">link: 5<", ">1000<"):
             self.assertIn(words, text)
 
+    def test_what_has_no_value_has_a_dash_and_no_dot(self):
+        rows = [dots.Row("one", [None, 0.25]), dots.Row("two", [5.0, None], True)]
+        panels = [dots.Panel("time", "us"), dots.Panel("speed", "MB/s")]
+        text = dots.chart("A title", [], panels, [dots.Group("near", rows)])
+        self.assertEqual((text.count("<circle"), text.count(">–<")), (2, 2))
+        self.assertIn(">0.25 MB/s<", text)
+
     def test_positions_are_logarithmic(self):
         axis = dots.Axis(100, 0, 2)
         self.assertEqual([axis.at(v) - 100 for v in (1, 10, 100)], [0, dots.PLOT / 2, dots.PLOT])
+
+
+class Bars(unittest.TestCase):
+    def test_a_bar_for_each_value_an_axis_in_round_steps_and_marks(self):
+        groups = [("1 MiB", {"one": 119.0, "two": 240.0}), ("4 MiB", {"two": 0.0})]
+        text = svg.bars("A title", groups, "MB/s", [(250.0, "link")])
+        ElementTree.fromstring(text)
+        self.assertEqual(text.count("<rect x"), 3 + 2)  # bars, and a box for each series
+        for words in (">0<", ">50<", ">250<", ">link<", "two: 240 MB/s"):
+            self.assertIn(words, text)
+        self.assertNotIn(">300<", text)
+
+    def test_nothing_to_draw_is_a_picture_too(self):
+        ElementTree.fromstring(svg.bars("A title", []))
 
 
 class Progress(unittest.TestCase):

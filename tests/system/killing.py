@@ -17,6 +17,8 @@ VICTIM = 2
 START_LIMIT_S = 30.0
 # From the kill until the whole job has ended. The launcher gives ranks a moment to end by themselves.
 END_LIMIT_S = 15.0
+# Until ranks that nobody tells know that one is gone; they should within a second.
+FIND_OUT_LIMIT_S = 6.0
 
 
 def main() -> int:
@@ -32,11 +34,17 @@ def main() -> int:
     two = [*common.landbridge_run(options, RANKS, "--clusters", "2"), *program]
     kill(checks, "landbridge run, two clusters", two, {}, True)
     own = [str(options.venvs / "mpich" / "bin" / "mpiexec"), "-n", str(RANKS), *program]
-    kill(checks, "mpiexec", own, common.settings(options, "mpich"), False)
+    alone = common.settings(options, "mpich")
+    kill(checks, "mpiexec", own, alone, False)
+    for path, udp in (("tcp", "off"), ("udp", "on")):
+        more = {"LANDBRIDGE_PATHS": "tcp", "LANDBRIDGE_UDP": udp}
+        command = [*own, "--alone"]
+        kill(checks, f"mpiexec that sleeps, {path}", command, alone | more, False, is_asleep=True)
     return checks.end()
 
 
-def kill(checks, name, command, environment, is_ours):
+def kill(checks, name, command, environment, is_ours, is_asleep=False):
+    """`is_asleep`: the launcher does nothing until the other ranks have ended by themselves."""
     if not checks.wants(name):
         return
     files, sockets = shared_files(), socket_names()
@@ -51,11 +59,20 @@ def kill(checks, name, command, environment, is_ours):
     os.set_blocking(job.stdout.fileno(), False)
     output = bytearray()
     try:
-        victim = find_victim(job, output)
-        if victim is None:
+        ranks = find_ranks(job, output)
+        if ranks is None:
             checks.check(name, False, "the ranks did not start", output.decode(errors="replace"))
             return
-        os.kill(victim, signal.SIGKILL)
+        launchers = [pid for pid in process.descendants() if is_asleep and pid not in ranks]
+        for pid in launchers:
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(ranks[VICTIM], signal.SIGKILL)
+        if is_asleep:
+            alone_s = wait_for_ranks(ranks)
+            measured = "they do not" if alone_s is None else f"after {alone_s:.2f} s"
+            checks.check(f"{name}: the others find out", alone_s is not None, measured)
+        for pid in launchers:
+            os.kill(pid, signal.SIGCONT)
         seconds = wait_for_end(job, output)
         wait_until_alone()
     finally:
@@ -64,14 +81,24 @@ def kill(checks, name, command, environment, is_ours):
     leftovers(checks, name, files, sockets, is_ours)
 
 
-def find_victim(job, output):
-    """The process of the victim, once every rank runs."""
+def find_ranks(job, output):
+    """The process of each rank, once every rank runs."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and job.poll() is None:
         read(job, output)
         found = dict(re.findall(rb"^pid: (\d+) (\d+)$", output, re.M))
         if len(found) == RANKS:
-            return int(found[str(VICTIM).encode()])
+            return [int(found[str(rank).encode()]) for rank in range(RANKS)]
+        time.sleep(0.02)
+    return None
+
+
+def wait_for_ranks(ranks):
+    """Seconds until all have ended; None if they do not."""
+    started = time.monotonic()
+    while time.monotonic() < started + FIND_OUT_LIMIT_S:
+        if not set(ranks) & set(process.descendants()):
+            return time.monotonic() - started
         time.sleep(0.02)
     return None
 

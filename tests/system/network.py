@@ -64,6 +64,12 @@ RAIL_FAULTS: dict[str, Events] = {
     "second rail down for good": down("near-2", "lan1", 1.0),
     "one rail at a tenth": [(0, "link . near-LAN1 --rate 100Mbit/s")],
 }
+# Nothing leads to the second host any more.
+CUT_OFF: Events = down("near-2", "lan0", 1.0) + down("near-2", "lan1", 1.0)
+# The first host is deaf to the second over UDP, whatever goes the other way; so long after all ranks have met.
+DEAF_S = 2.0
+DEAF = "add table inet deaf; add chain inet deaf in { type filter hook input priority 0; }; " \
+    "add rule inet deaf in ip saddr 10.1.0.0/23 meta l4proto udp drop"
 # Once more with `udp=on`.
 OVER_UDP = ["5 % loss", "corruption", "reordering", "duplication", "interfaces down and up", "first rail down for good"]
 WAN_FAULTS: dict[str, Events] = {
@@ -88,6 +94,8 @@ class Case:
     within_s: float | None = None
     # What it prints when all ranks have met; None: faults begin before the program does.
     started: str | None = "started"
+    # It is to end with an error.
+    fails: bool = False
 
 
 def main() -> int:
@@ -125,6 +133,7 @@ def every_case(options, folder: Path) -> list[Case]:
     cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
     cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], folder, over_udp=True))
     cases.append(benchmark(options, "5 % loss", over_udp=True))
+    cases += [deaf(options), cut_off(options, over_udp=False), cut_off(options, over_udp=True)]
     for fault, events in WAN_FAULTS.items():
         cases += [mpich(options, fault, events, hosts=4)]
     return cases
@@ -142,6 +151,26 @@ def mpich(options, fault: str, events: Events, hosts: int = 2, over_udp: bool = 
     name += " over UDP" if over_udp else ""
     within = RUN_S + SLACK_S if hosts == 2 else None
     return Case(name, [*words_of_run(options, hosts, *extra), *program], {}, events, r"^done: \d+", within)
+
+
+def deaf(options) -> Case:
+    """UDP works in one direction only, which is noticed in the middle of messages."""
+    case = mpich(options, "UDP lost in one direction", [], over_udp=True)
+    # Only who is in the lab can tell a host's firewall.
+    change = f"sleep {DEAF_S}; {options.bin / 'landbridge'} lab on near-1 -- nft '{DEAF}' && echo deaf"
+    watch = f'while IFS= read -r line; do echo "$line"; case $line in started) {change};; esac; done'
+    case.command = ["bash", "-o", "pipefail", "-c", f'"$@" | {watch}', "bash", *case.command]
+    case.proof = r"^deaf\n(.*\n)*done: \d+"
+    return case
+
+
+def cut_off(options, over_udp: bool) -> Case:
+    """The other rank gives up, long before the launcher's connections do."""
+    case = mpich(options, "a host cut off for good", CUT_OFF, over_udp=over_udp)
+    place = case.command.index("run") + 1
+    case.command[place:place] = ["--set", "peer_timeout=3s"]
+    case.proof, case.fails = r"could not be reached for 3s: it is given up", True
+    return case
 
 
 def open_mpi(options, fault: str, events: Events, folder: Path, over_udp: bool = False) -> Case:
@@ -213,7 +242,8 @@ def run_case(checks, case: Case, environment: dict[str, str]) -> None:
     measured += f", exit code {job.process.returncode}" if seconds is not None else ""
     if is_proved and not in_time:
         measured += f": stood still (at most {case.within_s} s)"
-    checks.check(case.name, job.process.returncode == 0 and is_proved and in_time, measured, output)
+    is_expected = (job.process.returncode != 0) == case.fails
+    checks.check(case.name, is_expected and is_proved and in_time, measured, output)
 
 
 def disturb(options, job, case: Case, name: str) -> str:

@@ -120,6 +120,27 @@ fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
 }
 
 #[test]
+fn who_may_not_confirm_yet_says_all_the_same_what_need_not_come_again() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(5), None, TICKET).unwrap();
+    b.refuse_write(a.next(ONE).unwrap());
+    a.close_path(PEER, ONE);
+    let ask = a.next(TWO).unwrap();
+    assert_eq!(ask.kind(), Kind::Ask);
+    b.take_in(TWO, ask);
+    let report = b.next(TWO).unwrap();
+    let Ok(Head::Report { ranges, .. }) = Head::parse(Kind::Report, 0, &report.head) else {
+        panic!("{:?}", report.header)
+    };
+    assert_eq!(report.header.delivered, 0, "the refusal has not left");
+    assert!(ranges.contains(&(0, 37)), "{ranges:?}");
+    a.take_in(TWO, report);
+    assert!(a.next(TWO).is_none_or(|frame| !frame.kind().is_numbered()), "it would go for ever");
+    settle(&mut a, &mut b);
+    assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
+}
+
+#[test]
 fn a_signal_before_a_refusal_confirms_nothing_that_the_refusal_is_about() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(5), None, TICKET).unwrap();

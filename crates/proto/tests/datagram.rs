@@ -201,6 +201,21 @@ fn two_full_datagrams_are_confirmed_at_once_and_less_after_a_moment() {
     assert_eq!(b.next(ONE).unwrap().kind(), Kind::Ack);
 }
 
+/// The peer's way here works and ours there does not: it was never opened on this side.
+#[test]
+fn what_comes_by_a_path_that_only_the_peer_uses_is_confirmed_at_once() {
+    let (mut a, mut b) = pair(Path { spare: true, ..STREAM });
+    a.open_path(PEER, TWO, DATAGRAMS);
+    a.send(Message { level: Level::Handed, ..message(5) }).unwrap();
+    b.take_in(TWO, &a.next(TWO).unwrap());
+    while b.next_busy().is_some() {}
+    b.end_batch(PEER, TWO);
+    assert_eq!(b.next_busy(), Some(PEER), "nothing waits where nobody tells the time");
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    settle(&mut a, &mut b);
+    assert!(a.is_drained());
+}
+
 #[test]
 fn one_report_after_another_tells_of_every_gap() {
     let (mut a, mut b) = pair(DATAGRAMS);

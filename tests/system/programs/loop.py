@@ -1,4 +1,7 @@
-"""Reduces in a loop until something ends it. Every rank prints `pid: RANK PROCESS` once it has met all others."""
+"""Reduces in a loop until something ends it. Every rank prints `pid: RANK PROCESS` once it has met all others.
+
+With `--alone` a rank that gets an error says so and ends at once, without a word to the launcher.
+"""
 
 import os
 import sys
@@ -17,5 +20,11 @@ WORLD.Alltoall(numpy.zeros(WORLD.size), numpy.zeros(WORLD.size))
 os.write(1, f"pid: {WORLD.rank} {os.getpid()}\n".encode())
 end = time.monotonic() + LIMIT_S
 while time.monotonic() < end:
-    WORLD.Allreduce(mine, total)
+    try:
+        WORLD.Allreduce(mine, total)
+    except MPI.Exception as error:
+        if "--alone" not in sys.argv:
+            raise
+        os.write(1, f"error: {error}\n".encode())
+        os._exit(1)
 sys.exit("nobody ended the job")

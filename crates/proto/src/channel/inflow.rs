@@ -32,6 +32,8 @@ pub struct Inflow {
     arrived: RangeSet<RANGES_MAX>,
     /// Ranges that came early, the latest first, and whether they have been reported.
     recent: Vec<Recent>,
+    /// Where there are others that have not been reported and found no room there.
+    forgotten: Option<Range<u64>>,
     kept: BTreeMap<u64, Kept>,
     kept_bytes: u64,
 }
@@ -42,8 +44,8 @@ struct Recent {
     is_told: bool,
 }
 
-/// Ranges that are remembered for reports: as many as one call of the driver may well bring, if every other datagram is
-/// missing.
+/// Ranges that are remembered for reports at a time: as many as one call of the driver may well bring, if every other
+/// datagram is missing. With more the reports take turns.
 const RECENT_MAX: usize = 32;
 
 /// A frame that came early, whole or in fragments.
@@ -147,15 +149,54 @@ impl Inflow {
             return;
         };
         kept.got += new as u32;
-        self.note_recent(range);
+        self.note_recent(range.start);
     }
 
-    fn note_recent(&mut self, range: Range<u64>) {
-        let Some(grown) = self.arrived.above_at(range.start) else { return };
+    /// Bytes `range`, which are here, have come once more: the sender does not know, for a report is lost or says too little.
+    /// They are reported again; false if [`Self::taken`] alone says it.
+    pub fn handle_known(&mut self, range: &Range<u64>) -> bool {
+        if range.end <= self.taken {
+            return false;
+        }
+        // Perhaps only a part of them is here.
+        let is_here = |&at: &u64| self.arrived.above_at(at).is_some();
+        if let Some(at) = [range.start, range.end - 1].into_iter().find(is_here) {
+            self.note_recent(at);
+        }
+        true
+    }
+
+    /// The range with byte `at` is to be reported.
+    fn note_recent(&mut self, at: u64) {
+        let Some(grown) = self.arrived.above_at(at) else { return };
         // Those that it has swallowed make room for older ones.
         self.recent.retain(|other| other.range.end < grown.start || grown.end < other.range.start);
-        self.recent.truncate(RECENT_MAX - 1);
+        if self.recent.len() == RECENT_MAX {
+            self.forget_one();
+        }
         self.recent.insert(0, Recent { range: grown, is_told: false });
+    }
+
+    /// Makes room: what has been reported goes first.
+    fn forget_one(&mut self) {
+        let told = self.recent.iter().rposition(|other| other.is_told);
+        let oldest = self.recent.remove(told.unwrap_or(RECENT_MAX - 1));
+        if !oldest.is_told {
+            let known = self.forgotten.take().unwrap_or(oldest.range.clone());
+            self.forgotten =
+                Some(known.start.min(oldest.range.start)..known.end.max(oldest.range.end));
+        }
+    }
+
+    /// All that is remembered has been reported: what was forgotten has its turn, the highest first.
+    fn remember(&mut self) {
+        let Some(Range { start, end }) = self.forgotten.take() else { return };
+        let above = self.arrived.above().iter().rev();
+        let mut among = above.filter(|range| range.start < end && range.end > start);
+        self.recent.clear();
+        let untold = |range: &Range<u64>| Recent { range: range.clone(), is_told: false };
+        self.recent.extend(among.by_ref().take(RECENT_MAX).map(untold));
+        self.forgotten = among.next().map(|next| start..next.end);
     }
 
     /// The kept frame whose turn has come, by its first byte.
@@ -184,18 +225,21 @@ impl Inflow {
         !self.kept.is_empty()
     }
 
-    /// What a report says besides [`Self::taken`]: first bytes, and how many. No more than is kept, so it fits.
-    pub fn ranges(&self) -> [(u64, u32); REPORT_RANGES] {
+    /// What a report says besides `confirmed`, which may be less than [`Self::taken`]: first bytes, and how many. Of what is
+    /// kept no more than fits.
+    pub fn ranges(&self, confirmed: u64) -> [(u64, u32); REPORT_RANGES] {
         let mut chosen = self.chosen().map(|place| self.recent[place].range.clone());
         let mut ranges = core::array::from_fn(|_| {
             let range = chosen.next().unwrap_or(0..0);
             let start = range.start.max(self.taken);
             (start, range.end.saturating_sub(start) as u32)
         });
-        // Kept frames up to the first gap are here as well, but what is confirmed is only what is in its place.
+        // Kept frames up to the first gap are here as well, but what is confirmed is only what is in its place, and while a
+        // refusal waits not even that. Who repeats it all for ever has no room for what the peer waits for.
         let whole = self.arrived.whole();
-        if self.taken < whole {
-            ranges[REPORT_RANGES - 1] = (self.taken, (whole - self.taken) as u32);
+        if confirmed < whole {
+            let bytes = u32::try_from(whole - confirmed).unwrap_or(u32::MAX);
+            ranges[REPORT_RANGES - 1] = (confirmed, bytes);
         }
         ranges
     }
@@ -218,6 +262,9 @@ impl Inflow {
         }
         let taken = self.taken;
         self.recent.retain(|other| other.range.end > taken);
+        if self.recent.iter().all(|other| other.is_told) {
+            self.remember();
+        }
         self.recent.iter().any(|other| !other.is_told)
     }
 
@@ -238,7 +285,7 @@ mod tests {
         assert_eq!(inflow.standing(&(10..30)), Ok(Standing::Early));
         assert_eq!(inflow.keep(10, frame(20)), Ok(true));
         inflow.handle_kept(10, 10..30);
-        assert_eq!((inflow.next_kept(), inflow.ranges()[0]), (None, (10, 20)));
+        assert_eq!((inflow.next_kept(), inflow.ranges(inflow.taken())[0]), (None, (10, 20)));
         assert_eq!(inflow.standing(&(10..30)), Ok(Standing::Known));
         assert_eq!(inflow.standing(&(0..10)), Ok(Standing::Next));
         inflow.take_in(10);
@@ -271,7 +318,7 @@ mod tests {
             inflow.keep(start, frame(5)).unwrap();
             inflow.handle_kept(start, start..start + 5);
         }
-        assert_eq!(inflow.ranges(), [(70, 5), (50, 5), (30, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(70, 5), (50, 5), (30, 5)]);
     }
 
     #[test]
@@ -281,14 +328,58 @@ mod tests {
             inflow.keep(start, frame(5)).unwrap();
             inflow.handle_kept(start, start..start + 5);
         }
-        assert_eq!(inflow.ranges(), [(90, 5), (70, 5), (50, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(90, 5), (70, 5), (50, 5)]);
         assert!(inflow.handle_told());
-        assert_eq!(inflow.ranges(), [(30, 5), (10, 5), (90, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(30, 5), (10, 5), (90, 5)]);
         assert!(!inflow.handle_told());
-        assert_eq!(inflow.ranges(), [(90, 5), (70, 5), (50, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(90, 5), (70, 5), (50, 5)]);
         inflow.keep(35, frame(5)).unwrap();
         inflow.handle_kept(35, 35..40);
-        assert_eq!(inflow.ranges(), [(30, 10), (90, 5), (70, 5)]);
+        assert_eq!(inflow.ranges(inflow.taken()), [(30, 10), (90, 5), (70, 5)]);
+    }
+
+    #[test]
+    fn all_that_came_early_is_named_however_much_there_is() {
+        const MANY: usize = 5 * RECENT_MAX + 7;
+        let mut inflow = Inflow::default();
+        let starts: Vec<u64> = (1..=MANY as u64).map(|place| place * 10).collect();
+        for &start in &starts {
+            inflow.keep(start, frame(5)).unwrap();
+            inflow.handle_kept(start, start..start + 5);
+        }
+        assert_eq!(all_named(&mut inflow), starts);
+        assert_eq!(named(&inflow).len(), REPORT_RANGES, "the latest are named again");
+        assert!(!inflow.handle_told());
+    }
+
+    #[test]
+    fn what_comes_once_more_is_named_again() {
+        let mut inflow = Inflow::default();
+        for start in (10..=90).step_by(10) {
+            inflow.keep(start, frame(5)).unwrap();
+            inflow.handle_kept(start, start..start + 5);
+        }
+        while inflow.handle_told() {}
+        assert!(inflow.handle_known(&(20..25)));
+        assert_eq!(inflow.ranges(inflow.taken())[0], (20, 5));
+        inflow.take_in(10);
+        assert!(!inflow.handle_known(&(0..10)), "`taken` says it");
+    }
+
+    /// The first bytes of all ranges that reports name, until none has anything new to say.
+    fn all_named(inflow: &mut Inflow) -> Vec<u64> {
+        let mut all = named(inflow);
+        while inflow.handle_told() {
+            all.extend(named(inflow));
+        }
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    fn named(inflow: &Inflow) -> Vec<u64> {
+        let ranges = inflow.ranges(inflow.taken());
+        ranges.iter().filter(|&&(_, bytes)| bytes > 0).map(|&(start, _)| start).collect()
     }
 
     #[test]

@@ -458,6 +458,12 @@ impl<M: Clone> Channel<M> {
         self.awaiting.insert(place, (end, id));
     }
 
+    /// What may be confirmed: while a refusal waits to be sent, nothing new.
+    #[inline]
+    pub fn confirmed_now(&self) -> u64 {
+        if self.refusals > 0 { self.told } else { self.into.taken() }
+    }
+
     /// Takes operation `id` off everything that waits, so that no later operation is mistaken for it.
     pub fn strike(&mut self, id: u32) {
         let is_of = |item: &Item<M>| match *item {

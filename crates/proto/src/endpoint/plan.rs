@@ -104,13 +104,7 @@ impl Plan {
     /// number is from before a refusal that may be under way.
     #[inline]
     fn confirms<M: Clone>(&self, channel: &Channel<M>) -> u64 {
-        if self.origin == Origin::Again {
-            0
-        } else if channel.refusals > 0 {
-            channel.told
-        } else {
-            channel.into.taken()
-        }
+        if self.origin == Origin::Again { 0 } else { channel.confirmed_now() }
     }
 
     /// Bytes that this first piece announces.
@@ -416,7 +410,10 @@ fn plan_aside<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
 
 fn plan_errand<M: Clone>(channel: &Channel<M>, errand: Errand) -> Plan {
     let head = match errand {
-        Errand::Report(answers, _) => Head::Report { answers, ranges: channel.into.ranges() },
+        Errand::Report(answers, _) => {
+            let confirmed = channel.confirmed_now();
+            Head::Report { answers, ranges: channel.into.ranges(confirmed) }
+        }
         Errand::Probe(_) => Head::Ask { number: channel.out.next_ask() },
         Errand::Door(door) => Head::Door(door),
     };

@@ -141,8 +141,7 @@ impl<M: Memory> Endpoint<M> {
             }
             Standing::Known => {
                 self.handle_delivered(peer, header.delivered, header.sequence);
-                // The peer would not send it again if it knew.
-                self.channels[peer.0 as usize].ack_wanted = true;
+                self.note_known(peer, frame.start, frame.start + whole);
                 Ok(Place::Nowhere)
             }
             Standing::Early => {
@@ -199,7 +198,7 @@ impl<M: Memory> Endpoint<M> {
             return Err(Fault("a fragment longer than its frame"));
         }
         if self.standing(peer, fragment.start, fragment.payload)? == Standing::Known {
-            self.channels[peer.0 as usize].ack_wanted = true;
+            self.note_known(peer, fragment.start, fragment.start + fragment.payload);
             return Ok(Place::Nowhere);
         }
         if first < self.channels[peer.0 as usize].into.taken() {
@@ -207,6 +206,17 @@ impl<M: Memory> Endpoint<M> {
         }
         let range = fragment.start..fragment.start + fragment.payload;
         self.keep(peer, path, first, Kept::new(kind, flags & !PASSING_FLAGS, whole), range, offset)
+    }
+
+    /// Bytes that are here have come once more: the peer would not send them again if it knew.
+    fn note_known(&mut self, peer: Peer, start: u64, end: u64) {
+        let channel = &mut self.channels[peer.0 as usize];
+        if channel.into.handle_known(&(start..end)) {
+            channel.owe_report(0, None);
+            self.mark_busy(peer);
+        } else {
+            channel.ack_wanted = true;
+        }
     }
 
     /// Bytes `range` of the frame that begins at byte `frame` are kept for later, if there is room.
@@ -222,6 +232,10 @@ impl<M: Memory> Endpoint<M> {
         let channel = &mut self.channels[peer.0 as usize];
         // The rest of what is here in part comes as the sender has cut it since: this is an old copy, and must not spoil it.
         if channel.into.has_some(&range) {
+            if channel.into.handle_known(&range) {
+                channel.owe_report(0, None);
+                self.mark_busy(peer);
+            }
             return Ok(Place::Nowhere);
         }
         if !channel.into.keep(frame, kept).map_err(fault)? {

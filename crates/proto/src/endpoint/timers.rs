@@ -10,6 +10,7 @@
 
 use super::channel::Channel;
 use super::flow::CONFIRM_NANOS;
+use super::way::Path;
 use super::{Endpoint, Memory, Peer};
 use crate::channel::PathId;
 use crate::channel::probe::{Probe, WAIT_NANOS_FIRST};
@@ -146,8 +147,12 @@ impl<M: Memory> Endpoint<M> {
     pub fn end_batch(&mut self, peer: Peer, path: PathId) {
         let now = self.now;
         let channel = &mut self.channels[peer.0 as usize];
-        let Some(way) = channel.way(path).filter(|way| way.path.datagram.is_some()) else { return };
-        let full = 2 * way.path.payload_max as u64;
+        let full = match channel.way(path).map(|way| way.path) {
+            Some(Path { datagram: Some(_), payload_max, .. }) => 2 * payload_max as u64,
+            Some(_) => return,
+            // Only the peer sends by it, and nobody tells the time here for its sake: nothing may wait.
+            None => 0,
+        };
         let untold = channel.into.taken().saturating_sub(channel.told);
         if channel.failed.is_some() || untold == 0 {
             return;

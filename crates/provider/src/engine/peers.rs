@@ -218,8 +218,9 @@ impl Engine {
         let mut ways = Vec::new();
         let is_addressed = self.core.address(peer) != Address::ANONYMOUS;
         // Nobody needs the relay who has another path, and who has it needs it once.
-        let is_cut_off = self.neighbours[peer.0 as usize].routes.is_empty();
-        if paths.relay && !identity.relays.is_empty() && is_addressed && is_cut_off {
+        let routes = &self.neighbours[peer.0 as usize].routes;
+        let has_path = routes.iter().any(|route| self.may_carry(route.link));
+        if paths.relay && !identity.relays.is_empty() && is_addressed && !has_path {
             ways.push(Way::Relay);
         }
         let Some(bytes) = self.neighbours[peer.0 as usize].name else {

@@ -20,7 +20,7 @@ use super::Engine;
 use super::doors::dial_tcp;
 use super::handshake::Carrier;
 use super::links::RELAY_PATH;
-use super::neighbours::Out;
+use super::neighbours::{Out, Route};
 use super::peers::Purpose;
 use crate::log;
 
@@ -242,9 +242,11 @@ impl Engine {
                 seen.push(ends);
             }
         }
-        let has_direct = !seen.is_empty();
+        let routes = self.neighbours[peer.0 as usize].routes.clone();
+        let is_direct = |route: &Route| route.path != RELAY_PATH && self.may_carry(route.link);
+        let has_direct = routes.iter().any(is_direct);
         self.has_several |= several;
-        for route in neighbour.routes.clone() {
+        for route in routes {
             let Some(link) = self.links[route.link].as_ref() else {
                 continue;
             };

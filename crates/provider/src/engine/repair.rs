@@ -1,9 +1,11 @@
 //! Paths that broke, and how they come back.
 //!
 //! When a path is lost, frames go on by another if there is one; what it may have lost goes again (the protocol sees to
-//! that). All the same it is dialled again, at once and then with longer and longer pauses. When no path is left the
-//! peer is *cut off*: its operations wait, quietly, up to the `peer_timeout`; only then, or when whoever answers in its
-//! place says that nobody is there, it is given up.
+//! that). All the same it is dialled again, at once and then with longer and longer pauses. When no path is left by which
+//! anything gets through, the peer is *cut off* ([`Engine::is_cut_off`]): its operations wait, quietly, up to the
+//! `peer_timeout`; only then, or when whoever answers in its place says that nobody is there, it is given up.
+//!
+//! What may never happen: a peer that is cut off is waited for without end, whatever paths still stand.
 
 use std::io;
 use std::net::IpAddr;
@@ -28,10 +30,11 @@ const TWIN_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// Attempts to have a path again.
 pub struct Repair {
-    since: Instant,
+    /// Since when the peer is cut off, if it is.
+    cut: Option<Instant>,
     next: Instant,
     pause: Duration,
-    /// Rounds in a row in which every way was refused.
+    /// Rounds in a row in which every way was refused, since it is cut off.
     refusals: u32,
     /// Some way of this round was not refused, but led nowhere.
     has_hope: bool,
@@ -44,8 +47,19 @@ impl Repair {
     }
 
     fn new() -> Self {
-        let now = Instant::now();
-        Self { since: now, next: now, pause: PAUSE_MIN, refusals: 0, has_hope: false }
+        let next = Instant::now();
+        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope: false }
+    }
+}
+
+impl Link {
+    /// Whether anything gets through by it, as far as is known: it is no line that is doubted, and no connection that has
+    /// been silent for so long that another is tried beside it.
+    pub(super) fn works(&self) -> bool {
+        match &self.carrier {
+            Carrier::Datagram(line) => line.is_open() && !line.is_doubted(),
+            _ => !self.is_suspect,
+        }
     }
 }
 
@@ -71,10 +85,6 @@ impl Engine {
             Some(link) => neighbour.out = Out::Up(link),
             None => neighbour.out = Out::Cut,
         }
-        if let (None, Some(repair)) = (other, &mut neighbour.repair) {
-            // Only now is it cut off.
-            (repair.since, repair.refusals) = (Instant::now(), 0);
-        }
         let goes_on = if other.is_some() { "goes on by another" } else { "is made anew" };
         log!(Warn, "a path to {address} is lost and {goes_on}: {error}");
         self.core.close_path(peer, lost.path);
@@ -82,9 +92,40 @@ impl Engine {
         self.drain_actions();
         let is_rail = self.rail_lost(peer, ends, id);
         let is_needed = self.twin(peer, ends).is_none() && !is_rail;
-        if is_needed || other.is_none() {
+        // Datagrams alone do not show that a peer has died.
+        if is_needed || !self.has_connection(peer) {
             self.begin_repair(peer);
         }
+    }
+
+    /// Whether nothing gets through to `peer` any more, as far as is known.
+    pub(super) fn is_cut_off(&self, peer: Peer) -> bool {
+        let routes = &self.neighbours[peer.0 as usize].routes;
+        // A link that is in use just now is not in its place.
+        !routes.iter().any(|route| self.links[route.link].as_ref().is_none_or(|link| link.works()))
+    }
+
+    /// Whether `peer` has a path that is no line of datagrams.
+    fn has_connection(&self, peer: Peer) -> bool {
+        let is_line = |link: &Link| link.socket().is_some();
+        let routes = &self.neighbours[peer.0 as usize].routes;
+        routes.iter().any(|route| !self.links[route.link].as_deref().is_some_and(is_line))
+    }
+
+    /// Since when `peer`, of which a path is to be had again, is cut off, if it is.
+    fn cut_since(&mut self, peer: Peer) -> Option<Instant> {
+        let is_cut = self.is_cut_off(peer);
+        let repair = self.neighbours[peer.0 as usize].repair.as_mut()?;
+        match repair.cut {
+            _ if !is_cut => repair.cut = None,
+            Some(_) => (),
+            // Only now does a refusal say much, and there is reason for haste.
+            None => {
+                let (cut, has_hope) = (Some(Instant::now()), repair.has_hope);
+                *repair = Repair { cut, has_hope, ..Repair::new() };
+            }
+        }
+        repair.cut
     }
 
     /// The relay does not lead to `peer`, at least not now.
@@ -119,14 +160,17 @@ impl Engine {
 
     pub(super) fn begin_repair(&mut self, peer: Peer) {
         let neighbour = &mut self.neighbours[peer.0 as usize];
-        if neighbour.repair.is_some() || neighbour.is_dialling {
+        if neighbour.repair.is_some() {
             return;
         }
         neighbour.repair = Some(Repair::new());
+        let is_dialling = neighbour.is_dialling;
         if !self.repairs.contains(&peer) {
             self.repairs.push(peer);
         }
-        self.redial(peer);
+        if !is_dialling {
+            self.redial(peer);
+        }
     }
 
     fn redial(&mut self, peer: Peer) {
@@ -135,6 +179,7 @@ impl Engine {
         if let Some(repair) = &mut neighbour.repair {
             repair.has_hope = false;
         }
+        self.question_lines(peer);
         self.dial(peer);
     }
 
@@ -152,22 +197,20 @@ impl Engine {
     /// No way to `peer` has led to it this time.
     pub(super) fn repair_later(&mut self, peer: Peer) {
         let (address, redial_max) = (self.core.address(peer), self.identity.redial_max);
+        let is_cut = self.cut_since(peer).is_some();
         let neighbour = &mut self.neighbours[peer.0 as usize];
         let Some(repair) = &mut neighbour.repair else {
             return;
         };
-        let is_cut = !matches!(neighbour.out, Out::Up(_));
         let is_refused = is_cut && !repair.has_hope;
         repair.refusals = if is_refused { repair.refusals + 1 } else { 0 };
-        if is_cut && repair.refusals >= REFUSALS_MAX {
+        if repair.refusals >= REFUSALS_MAX {
             log!(Warn, "the connection to {address} is lost, and nobody answers there");
             return self.fail_peer(peer, libc::ECONNRESET);
         }
         repair.next = Instant::now() + repair.pause;
         repair.pause = (repair.pause * 2).min(redial_max);
-        if is_cut {
-            neighbour.out = Out::Cut;
-        }
+        self.set_out(peer, Out::Cut);
     }
 
     /// Looks after the paths that are to be had again. To be called every few milliseconds while there are any.
@@ -175,19 +218,20 @@ impl Engine {
     pub(super) fn check_repairs(&mut self) {
         let now = Instant::now();
         for peer in std::mem::take(&mut self.repairs) {
+            let cut = self.cut_since(peer);
             let neighbour = &self.neighbours[peer.0 as usize];
             let Some(repair) = &neighbour.repair else {
                 continue;
             };
-            let is_cut = match neighbour.out {
-                // The only path, and nothing gets through.
-                Out::Up(id) => self.links[id].as_ref().is_some_and(|link| link.is_suspect),
-                _ => true,
-            };
-            let patience = self.identity.peer_timeout;
-            if is_cut && repair.since.elapsed() > patience {
-                let (address, waited) = (self.core.address(peer), patience);
-                log!(Warn, "{address} could not be reached for {waited:?}: it is given up");
+            let (address, patience) = (self.core.address(peer), self.identity.peer_timeout);
+            if cut.is_some() && self.core.has_left(peer) {
+                // Its goodbye came later than the end of its connection.
+                log!(Debug, "{address} has left");
+                self.fail_peer(peer, libc::ECONNRESET);
+                continue;
+            }
+            if cut.is_some_and(|cut| cut.elapsed() > patience) {
+                log!(Warn, "{address} could not be reached for {patience:?}: it is given up");
                 self.fail_peer(peer, libc::ETIMEDOUT);
                 continue;
             }

@@ -125,9 +125,9 @@ impl Engine {
             let links = routes.iter().filter_map(|route| self.links[route.link].as_ref());
             links.filter(|other| other.ends != ends)
         });
-        let has_other = others.clone().next().is_some();
+        let has_other = others.clone().any(|other| other.works());
         // With all of them silent it is the other node, or this one, that is busy.
-        let goes_on = others.any(|other| other.silent < LOOK_GAP);
+        let goes_on = others.any(|other| other.works() && other.silent < LOOK_GAP);
         let suspect_after = self.identity.suspect_after;
         let doubt_after = (suspect_after / DOUBT_SHARE).max(slack);
         let Some(link) = self.links[id].as_mut() else {

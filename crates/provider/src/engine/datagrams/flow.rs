@@ -136,6 +136,13 @@ impl Flow {
         self.awaits.get_or_insert(now);
     }
 
+    /// Nothing else shows whether the peer is still there: it is to answer, or the silence counts.
+    pub fn question(&mut self, now: Time) {
+        if self.is_open() {
+            self.awaits.get_or_insert(now);
+        }
+    }
+
     /// Something has arrived by it that the peer would not send if it heard nothing. True if that ends a doubt.
     #[inline]
     pub fn handle_heard(&mut self) -> bool {

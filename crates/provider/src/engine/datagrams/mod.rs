@@ -341,6 +341,26 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether link `id` may carry frames though it is not certain that they get through. Not a line that is doubted: there
+    /// may be a better way.
+    pub(super) fn may_carry(&self, id: usize) -> bool {
+        let link = self.links[id].as_ref();
+        link.is_none_or(|link| link.socket().is_none() || link.works())
+    }
+
+    /// No connection to `peer` shows whether it is still there: its lines are asked.
+    pub(super) fn question_lines(&mut self, peer: Peer) {
+        if self.datagrams.is_none() {
+            return;
+        }
+        let now = self.idle.time();
+        for id in self.lines_of(peer) {
+            if let Some((_, line)) = self.line(id) {
+                line.flow.question(now);
+            }
+        }
+    }
+
     /// Line `id` is no more: its peer is gone.
     pub(super) fn forget_line(&mut self, id: usize, line: &Line) {
         let own_token = line.own_token;
@@ -439,9 +459,9 @@ impl Engine {
                     line.has_worked = true;
                 }
                 log!(Info, "{}: udp to {to}", self.core.address(peer));
-                let neighbour = &mut self.neighbours[peer.0 as usize];
-                if neighbour.out == Out::Cut {
-                    (neighbour.out, neighbour.repair) = (Out::Up(id), None);
+                if self.neighbours[peer.0 as usize].out != Out::Gone {
+                    // Whatever is being dialled is dialled all the same: a line is no connection.
+                    self.set_out(peer, Out::Up(id));
                 }
             }
             News::Resized => {
@@ -585,6 +605,19 @@ impl Engine {
         let (&token, told) = datagrams.told.first_key_value().expect("somebody was told");
         let socket = &datagrams.sockets[told.socket];
         (SocketAddr::new(socket.ip, socket.port), token)
+    }
+
+    /// The first line is found not to work, and is tried anew.
+    pub(super) fn close_line_for_tests(&mut self) {
+        let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
+        let links = self.links.iter();
+        let first = links.map(Option::as_deref).position(|link| link.is_some_and(is_open));
+        let id = first.expect("a line");
+        if let Some((_, line)) = self.line(id) {
+            let now = Time(0);
+            line.flow.close(now);
+        }
+        self.close_line(id, "a test");
     }
 
     /// Sends these bytes behind the right token by the first line; false if there is no line.

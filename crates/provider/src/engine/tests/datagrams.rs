@@ -63,6 +63,22 @@ impl Pair {
         assert!(sent == received, "what arrives is what was sent");
     }
 
+    /// The connection between them is broken, as the first finds.
+    fn cut_connection(&mut self) {
+        let engine = &mut self.one.engine;
+        let is_stream = |link: &Option<Box<Link>>| link.as_ref().is_some_and(|it| it.is_stream());
+        let id = engine.links.iter().position(is_stream).expect("a connection");
+        engine.link_down(id, &std::io::ErrorKind::ConnectionReset.into());
+    }
+
+    /// Nobody takes connections where either is said to.
+    fn hide_doors(&mut self) {
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        for party in [&mut self.one, &mut self.other] {
+            party.engine.neighbours[0].name = Some(name_at(closed, 1));
+        }
+    }
+
     /// Bytes that the first has sent over UDP.
     fn bytes_over_udp(&mut self) -> u64 {
         let engine = &self.one.engine;
@@ -115,4 +131,45 @@ fn spoilt_datagrams_of_a_peer_count_as_lost() {
     until(|| pair.turn() && pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 4);
     pair.exchange(100_000);
     assert!(pair.other.engine.has_lines());
+}
+
+/// No kernel confirms a datagram, so nothing but silence shows that a process has died.
+#[test]
+fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
+    let Pair { mut one, other, .. } = Pair::open();
+    let start = Instant::now();
+    drop(other);
+    until(|| {
+        one.engine.progress();
+        one.engine.neighbours[0].out == Out::Gone
+    });
+    assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
+    assert!(!one.engine.has_lines());
+}
+
+#[test]
+fn a_line_alone_carries_and_its_connection_is_dialled_all_the_same() {
+    let mut pair = Pair::open();
+    pair.hide_doors();
+    pair.cut_connection();
+    pair.exchange(100_000);
+    let start = Instant::now();
+    until(|| pair.turn() && start.elapsed() > Duration::from_millis(800));
+    let neighbour = &pair.one.engine.neighbours[0];
+    assert!(neighbour.repair.is_some() && matches!(neighbour.out, Out::Up(_)));
+    pair.exchange(100_000);
+}
+
+#[test]
+fn a_line_that_opens_is_used_whatever_is_being_dialled() {
+    for out in [Out::Cut, Out::Dialling, Out::AwaitTurn, Out::AwaitRelay] {
+        let mut pair = Pair::open();
+        pair.hide_doors();
+        pair.one.engine.close_line_for_tests();
+        pair.cut_connection();
+        pair.one.engine.neighbours[0].out = out;
+        until(|| pair.turn() && pair.one.is_linked());
+        assert!(pair.one.engine.neighbours[0].repair.is_some(), "{out:?}");
+        pair.exchange(100_000);
+    }
 }
