@@ -107,7 +107,9 @@ impl Agent {
         let outcome = self.start_in_place(&assignment, index);
         self.assignment = Some(assignment);
         let text = match &outcome {
-            Ok(()) => format!("rank {number} was killed by {}: started anew", sys::signal_name(signal)),
+            Ok(()) => {
+                format!("rank {number} was killed by {}: started anew", sys::signal_name(signal))
+            }
             Err(error) => format!("rank {number} was killed and cannot be started anew: {error:#}"),
         };
         self.parent.send(&Message::Note { text });

@@ -12,10 +12,12 @@ use alloc::vec::Vec;
 
 use crate::id::Address;
 use crate::route::queue::Pool;
+use crate::route::table::LinkId;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 
 use super::notice::empty;
-use super::port::Port;
+use super::port::{Party, Piece, Port};
+use super::{Malformed, Relay, Stop};
 
 /// See the module head.
 #[derive(Debug, Default)]
@@ -86,10 +88,83 @@ impl History {
             rest = others;
         }
     }
+}
 
-    /// Frames given and sent, and bytes kept.
-    pub fn size(&self) -> (usize, usize, usize) {
-        (self.intakes.len(), self.sent.len(), self.given.len())
+impl Relay {
+    /// A frame of `from`: whether it goes on its way, and then its digest. It does not if the endpoint only does again what
+    /// it did before, or tells of what it has taken in.
+    #[inline]
+    pub(super) fn recall(
+        &mut self,
+        from: LinkId,
+        header: &Header,
+        frame: &[u8],
+    ) -> Result<Option<Option<u64>>, Stop> {
+        let Some(history) = self.history_of(from) else { return Ok(Some(None)) };
+        if header.kind == Kind::Intake {
+            history.take_in(header.sequence, header.credit);
+            return Ok(None);
+        }
+        match history.compare(frame) {
+            Sending::New(digest) => Ok(Some(Some(digest))),
+            Sending::Repeated => Ok(None),
+            Sending::Other => {
+                Err(Stop::Broken(Malformed("it does not do again what it did before")))
+            }
+        }
+    }
+
+    /// A frame of `from` with this digest is on its way.
+    #[inline]
+    pub(super) fn note_sending(&mut self, from: LinkId, digest: Option<u64>) {
+        if let (Some(digest), Some(history)) = (digest, self.history_of(from)) {
+            history.note_sent(digest);
+        }
+    }
+
+    /// Gives a frame to an endpoint that may come back; one that is away gets it then. There is no bound: whoever is
+    /// recorded must not have to wait.
+    pub(super) fn forward_recorded(
+        &mut self,
+        to: LinkId,
+        bytes: &mut [u8],
+        at: usize,
+        header: &Header,
+    ) -> usize {
+        let length = HEADER_BYTES + header.length as usize;
+        bytes[at + 6] += 1;
+        if let Some(history) = self.history_of(to) {
+            history.give(&bytes[at..at + length]);
+        }
+        self.counters.frames += 1;
+        self.counters.bytes += length as u64;
+        let port = self.port_mut(to);
+        if port.is_up() {
+            port.take(Piece { at, length }, header);
+            self.touch(to);
+        }
+        length
+    }
+
+    /// The history of the endpoint at `link`, if it may come back.
+    #[inline]
+    pub(super) fn history_of(&mut self, link: LinkId) -> Option<&mut History> {
+        let histories = self.histories.as_mut()?;
+        match self.ports[link.0 as usize].as_ref()?.party {
+            Party::Endpoint(address) => Some(histories.entry(address).or_default()),
+            _ => None,
+        }
+    }
+
+    /// The endpoint at `link` has attached: it is given once more all that it was given before.
+    pub(super) fn replay(&mut self, link: LinkId) {
+        let Self { ports, pool, histories, .. } = self;
+        let (Some(histories), Some(port)) = (histories, &mut ports[link.0 as usize]) else {
+            return;
+        };
+        let Party::Endpoint(address) = port.party else { return };
+        port.discard(pool);
+        histories.entry(address).or_default().replay(address, port, pool);
     }
 }
 

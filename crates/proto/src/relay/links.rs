@@ -35,11 +35,7 @@ impl Relay {
             link.unwrap_or_else(|| self.open_port(Party::Endpoint(address), State::Away { since }));
         self.table.set_endpoint(address, Some(link));
         self.port_mut(link).incarnation = Some(incarnation);
-        let Self { ports, pool, histories, .. } = self;
-        if let (Some(histories), Some(port)) = (histories, &mut ports[link.0 as usize]) {
-            let _ = port.discard(pool);
-            histories.entry(address).or_default().replay(address, port, pool);
-        }
+        self.replay(link);
         self.come_back(link);
         Ok(link)
     }

@@ -58,7 +58,7 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
-use history::{History, Sending};
+use history::History;
 use port::{Party, Piece, Port, State};
 use record::Entry;
 
@@ -322,31 +322,23 @@ impl Relay {
             self.handle_sign(from, &header).map_err(Stop::Broken)?;
             return Ok(length);
         }
-        let mut sending = None;
-        if let (Some(histories), Party::Endpoint(address)) =
-            (&mut self.histories, self.ports[from.0 as usize].as_ref().map_or(Party::Endpoint(Address::ANONYMOUS), |port| port.party))
-        {
-            let history = histories.entry(address).or_default();
-            if header.kind == Kind::Intake {
-                history.take_in(header.sequence, header.credit);
-                return Ok(length);
-            }
-            match history.compare(&rest[..length]) {
-                Sending::New(digest) => sending = Some((address, digest)),
-                Sending::Repeated => return Ok(length),
-                Sending::Other => {
-                    return Err(Stop::Broken(Malformed("it does not repeat what it did before")));
-                }
-            }
-        }
-        let outcome = self.pass_on(from, bytes, at, &header);
-        if let (Ok(_), Some((address, digest)), Some(histories)) = (&outcome, sending, &mut self.histories) {
-            histories.entry(address).or_default().note_sent(digest);
-        }
-        outcome
+        let Some(sending) = self.recall(from, &header, &rest[..length])? else {
+            return Ok(length);
+        };
+        let taken = self.pass_on(from, bytes, at, &header)?;
+        self.note_sending(from, sending);
+        Ok(taken)
     }
 
-    fn pass_on(&mut self, from: LinkId, bytes: &mut [u8], at: usize, header: &Header) -> Result<usize, Stop> {
+    /// Gives a frame to its output, or tells its source why not.
+    #[inline]
+    fn pass_on(
+        &mut self,
+        from: LinkId,
+        bytes: &mut [u8],
+        at: usize,
+        header: &Header,
+    ) -> Result<usize, Stop> {
         let length = HEADER_BYTES + header.length as usize;
         if header.kind == Kind::Goodbye {
             self.port_mut(from).has_said_goodbye = true;
@@ -414,17 +406,8 @@ impl Relay {
         let length = HEADER_BYTES + header.length as usize;
         let bound = self.bound(to);
         let its_turn = self.turn == Some((from, to));
-        if let (Some(histories), Party::Endpoint(address)) = (&mut self.histories, self.ports[to.0 as usize].as_ref().map_or(Party::Endpoint(Address::ANONYMOUS), |port| port.party)) {
-            bytes[at + 6] += 1;
-            histories.entry(address).or_default().give(&bytes[at..at + length]);
-            self.counters.frames += 1;
-            self.counters.bytes += length as u64;
-            let port = self.port_mut(to);
-            if port.is_up() {
-                port.take(Piece { at, length }, header);
-                self.touch(to);
-            }
-            return Ok(length);
+        if self.histories.is_some() && matches!(self.port(to).party, Party::Endpoint(_)) {
+            return Ok(self.forward_recorded(to, bytes, at, header));
         }
         let port = self.port_mut(to);
         match port.state {

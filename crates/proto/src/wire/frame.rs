@@ -108,8 +108,10 @@ impl Kind {
     /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
     #[inline]
     pub fn is_numbered(self) -> bool {
-        let is_signal =
-            matches!(self, Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door | Kind::Intake);
+        let is_signal = matches!(
+            self,
+            Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door | Kind::Intake
+        );
         !is_signal && !self.is_notice()
     }
 

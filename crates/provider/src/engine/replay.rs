@@ -63,7 +63,8 @@ impl Engine {
     /// Hears from the relay what an earlier start of this process has taken in.
     pub(super) fn learn_record(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + RECORD_TIME_MAX;
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "the relay does not say what was before");
+        let late =
+            || io::Error::new(io::ErrorKind::TimedOut, "the relay does not say what was before");
         loop {
             let Some(ring) = self.relay_ring() else { return Err(late()) };
             let Some(frame) = ring.peek()? else {
@@ -85,7 +86,11 @@ impl Engine {
                     return Ok(());
                 }
                 (Kind::Intake, polls, frames) => replay.record.push_back((polls, frames)),
-                _ => return Err(io::Error::other("the relay begins with something else than what was before")),
+                _ => {
+                    return Err(io::Error::other(
+                        "the relay begins with something else than what was before",
+                    ));
+                }
             }
         }
     }
@@ -132,7 +137,9 @@ impl Engine {
             }
         }
         self.frames_per_turn = super::receive::FRAMES_PER_TURN;
-        if let Some(replay) = self.replay.as_ref().filter(|replay| replay.record.is_empty() && wanted > 0) {
+        if let Some(replay) =
+            self.replay.as_ref().filter(|replay| replay.record.is_empty() && wanted > 0)
+        {
             log!(Info, "live again, after {} frames", replay.repeated);
         }
         wanted as usize - left

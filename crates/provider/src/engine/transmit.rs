@@ -138,7 +138,9 @@ impl Engine {
             // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
             unsafe { integrity::fill_in(link.sum, &mut frame, pieces) };
             let sent = match &mut link.carrier {
-                Carrier::Shm(ring) if self.replay.is_some() => send_at_last(ring, frame.front(), pieces)?,
+                Carrier::Shm(ring) if self.replay.is_some() => {
+                    send_at_last(ring, frame.front(), pieces)?
+                }
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
                 // SAFETY: as above.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
