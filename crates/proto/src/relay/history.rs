@@ -7,7 +7,7 @@
 //!
 //! What may never happen: a new start sends something else than the earlier one, and anybody is given it.
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use crate::id::Address;
@@ -19,9 +19,57 @@ use super::notice::empty;
 use super::port::{Party, Piece, Port};
 use super::{Malformed, Relay, Stop};
 
+/// What all histories of a relay together may take. Whose history would need more can come back no longer.
+pub const HISTORIES_BYTES_MAX: u64 = 4 << 30;
+
+/// The histories of all endpoints of a relay.
+#[derive(Debug, Default)]
+pub(super) struct Histories {
+    all: BTreeMap<Address, History>,
+    bytes: u64,
+    /// [`HISTORIES_BYTES_MAX`]; less in tests that fill it.
+    bytes_max: u64,
+}
+
+impl Histories {
+    pub fn new(bytes_max: u64) -> Self {
+        Self { all: BTreeMap::new(), bytes: 0, bytes_max }
+    }
+
+    /// Of an endpoint, if it may come back; there is room for `bytes` more.
+    #[inline]
+    fn of(&mut self, address: Address, bytes: usize) -> Option<&mut History> {
+        let history = self.all.entry(address).or_default();
+        if history.is_given_up {
+            return None;
+        }
+        if self.bytes + bytes as u64 > self.bytes_max {
+            self.bytes -= history.bytes();
+            *history = History { is_given_up: true, ..History::default() };
+            return None;
+        }
+        self.bytes += bytes as u64;
+        Some(history)
+    }
+
+    /// A frame made here is given to an endpoint.
+    pub fn give(&mut self, address: Address, frame: &[u8]) {
+        if let Some(history) = self.of(address, frame.len()) {
+            history.give(frame);
+        }
+    }
+
+    /// Whether a new start of an endpoint can be brought to where it was.
+    pub fn can_return(&self, address: Address) -> bool {
+        self.all.get(&address).is_none_or(|history| !history.is_given_up)
+    }
+}
+
 /// See the module head.
 #[derive(Debug, Default)]
 pub(super) struct History {
+    /// It was too long.
+    is_given_up: bool,
     /// Frames that were given to it, in order.
     given: Vec<u8>,
     /// After how many polls it has taken in how many of them.
@@ -43,7 +91,16 @@ pub(super) enum Sending {
     Other,
 }
 
+/// Bytes that an intake and the digest of a frame take.
+const INTAKE_BYTES: usize = size_of::<(u64, u32)>();
+const DIGEST_BYTES: usize = size_of::<u64>();
+
 impl History {
+    fn bytes(&self) -> u64 {
+        let lists = self.intakes.len() * INTAKE_BYTES + self.sent.len() * DIGEST_BYTES;
+        (self.given.len() + lists) as u64
+    }
+
     pub fn give(&mut self, frame: &[u8]) {
         self.given.extend_from_slice(frame);
     }
@@ -100,11 +157,13 @@ impl Relay {
         header: &Header,
         frame: &[u8],
     ) -> Result<Option<Option<u64>>, Stop> {
-        let Some(history) = self.history_of(from) else { return Ok(Some(None)) };
         if header.kind == Kind::Intake {
-            history.take_in(header.sequence, header.credit);
+            if let Some(history) = self.history_of(from, INTAKE_BYTES) {
+                history.take_in(header.sequence, header.credit);
+            }
             return Ok(None);
         }
+        let Some(history) = self.history_of(from, 0) else { return Ok(Some(None)) };
         match history.compare(frame) {
             Sending::New(digest) => Ok(Some(Some(digest))),
             Sending::Repeated => Ok(None),
@@ -117,25 +176,26 @@ impl Relay {
     /// A frame of `from` with this digest is on its way.
     #[inline]
     pub(super) fn note_sending(&mut self, from: LinkId, digest: Option<u64>) {
-        if let (Some(digest), Some(history)) = (digest, self.history_of(from)) {
+        if let Some(digest) = digest
+            && let Some(history) = self.history_of(from, DIGEST_BYTES)
+        {
             history.note_sent(digest);
         }
     }
 
-    /// Gives a frame to an endpoint that may come back; one that is away gets it then. There is no bound: whoever is
-    /// recorded must not have to wait.
+    /// Gives a frame to an endpoint that may come back; one that is away gets it then. Its queue has no bound, for whoever
+    /// is recorded must not have to wait. False: it may not come back.
     pub(super) fn forward_recorded(
         &mut self,
         to: LinkId,
         bytes: &mut [u8],
         at: usize,
         header: &Header,
-    ) -> usize {
+    ) -> bool {
         let length = HEADER_BYTES + header.length as usize;
+        let Some(history) = self.history_of(to, length) else { return false };
         bytes[at + 6] += 1;
-        if let Some(history) = self.history_of(to) {
-            history.give(&bytes[at..at + length]);
-        }
+        history.give(&bytes[at..at + length]);
         self.counters.frames += 1;
         self.counters.bytes += length as u64;
         let port = self.port_mut(to);
@@ -143,15 +203,15 @@ impl Relay {
             port.take(Piece { at, length }, header);
             self.touch(to);
         }
-        length
+        true
     }
 
-    /// The history of the endpoint at `link`, if it may come back.
+    /// The history of the endpoint at `link`, with room for so many bytes more, if it may come back.
     #[inline]
-    pub(super) fn history_of(&mut self, link: LinkId) -> Option<&mut History> {
+    fn history_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut History> {
         let histories = self.histories.as_mut()?;
         match self.ports[link.0 as usize].as_ref()?.party {
-            Party::Endpoint(address) => Some(histories.entry(address).or_default()),
+            Party::Endpoint(address) => histories.of(address, bytes),
             _ => None,
         }
     }
@@ -163,8 +223,10 @@ impl Relay {
             return;
         };
         let Party::Endpoint(address) = port.party else { return };
-        port.discard(pool);
-        histories.entry(address).or_default().replay(address, port, pool);
+        if let Some(history) = histories.of(address, 0) {
+            port.discard(pool);
+            history.replay(address, port, pool);
+        }
     }
 }
 

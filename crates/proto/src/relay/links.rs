@@ -19,6 +19,9 @@ impl Relay {
         if self.cluster_of(address) != Some(self.table.own()) {
             return Err("its process belongs to another cluster");
         }
+        if self.histories.as_ref().is_some_and(|all| incarnation > 0 && !all.can_return(address)) {
+            return Err("what it was given was too much to be kept: it cannot come back");
+        }
         let mut link = None;
         if let Route::Link(known) = self.table.route(address) {
             let port = self.port(known);

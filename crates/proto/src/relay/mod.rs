@@ -58,7 +58,8 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
-use history::History;
+pub use history::HISTORIES_BYTES_MAX;
+use history::Histories;
 use port::{Party, Piece, Port, State};
 use record::Entry;
 
@@ -184,7 +185,7 @@ pub struct Relay {
     endpoint_away_millis: u64,
     counters: Counters,
     /// Of each endpoint, if they may come back.
-    histories: Option<BTreeMap<Address, History>>,
+    histories: Option<Histories>,
     /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
     endpoint_bound: usize,
 }
@@ -236,7 +237,7 @@ impl Relay {
 
     /// From now on endpoints that were killed may come back, as if nothing had happened.
     pub fn set_recovering(&mut self) {
-        self.histories = Some(BTreeMap::new());
+        self.histories = Some(Histories::new(HISTORIES_BYTES_MAX));
     }
 
     /// See [`Relay::set_recovering`].
@@ -406,8 +407,8 @@ impl Relay {
         let length = HEADER_BYTES + header.length as usize;
         let bound = self.bound(to);
         let its_turn = self.turn == Some((from, to));
-        if self.histories.is_some() && matches!(self.port(to).party, Party::Endpoint(_)) {
-            return Ok(self.forward_recorded(to, bytes, at, header));
+        if self.histories.is_some() && self.forward_recorded(to, bytes, at, header) {
+            return Ok(length);
         }
         let port = self.port_mut(to);
         match port.state {

@@ -87,7 +87,7 @@ impl Relay {
             header.emit(&mut bytes);
             port.push_notice(pool, &bytes, &header);
             if let (Some(histories), Party::Endpoint(address)) = (&mut *histories, port.party) {
-                histories.entry(address).or_default().give(&bytes);
+                histories.give(address, &bytes);
             }
         }
         self.touch(link);

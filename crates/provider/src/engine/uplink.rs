@@ -144,6 +144,9 @@ impl Engine {
 
     /// The connection to the relay, over link `id`, is lost: it is made anew, and peers that have no other path wait for it.
     pub(super) fn relay_lost(&mut self, id: usize) {
+        if self.is_recorded() {
+            return self.relay_lost_for_good(id);
+        }
         for index in 0..self.neighbours.len() {
             let neighbour = &mut self.neighbours[index];
             let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
@@ -162,6 +165,18 @@ impl Engine {
         self.relay.cut = Some(Cut { since: now, next: now, pause: PAUSE_MIN });
         self.relay.state = RelayState::Cut;
         self.check_relay();
+    }
+
+    /// Whoever is recorded cannot go on without: what it takes in and sends would be in no record.
+    #[cold]
+    fn relay_lost_for_good(&mut self, id: usize) {
+        log!(Warn, "without its relay this process cannot go on: all its peers are given up");
+        self.relay_gone();
+        for index in 0..self.neighbours.len() {
+            if self.neighbours[index].routes.iter().any(|route| route.link == id) {
+                self.fail_peer(Peer(index as u32), libc::ECONNRESET);
+            }
+        }
     }
 
     /// Whether the connection to the relay is to be had again.
