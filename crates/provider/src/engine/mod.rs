@@ -20,6 +20,7 @@
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
 //! | `integrity` | checks of what goes over a network |
 //! | `repair` | paths that broke, and how they come back |
+//! | `replay` | what is taken in, so that it can be done again |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | paths over UDP |
 //! | `silence` | paths that have fallen silent |
