@@ -171,6 +171,7 @@ SYSTEM = [
     ("addresses", "a program sees the same addresses whatever the network does"),
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),
+    ("recovery", "ranks that are killed come back"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),
     ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),
     ("soak", "three minutes of random faults under unmodified programs"),

@@ -174,8 +174,8 @@ fn the_tables_of_settings_are_those_of_the_code() {
 /// Each line begins as it does in a log; `…` stands for what differs from one to the next.
 #[test]
 fn the_lines_that_a_user_sees_are_those_of_the_code() {
-    let text = read("docs/NETWORK.md");
     let mut files = vec!["crates/launch/src/links.rs".into(), "crates/launch/src/watch.rs".into()];
+    files.push("crates/launch/src/agent/groups.rs".into());
     files.push("crates/drive/src/engine/epoll/silence.rs".into());
     for folder in ["crates/provider/src/engine", "crates/provider/src/engine/datagrams"] {
         let entries = fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap);
@@ -185,7 +185,8 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     // A text may go on in the next line of the source.
     let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();
     let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
-    for row in rows(&text, "## What is seen (checked)") {
+    let documents = ["docs/NETWORK.md", "docs/RECOVERY.md"].map(read);
+    for row in documents.iter().flat_map(|text| rows(text, "## What is seen (checked)")) {
         for part in unquoted(&row[0]).split('…').map(str::trim) {
             assert!(source.contains(part), "no line says {part:?}");
         }
@@ -204,6 +205,7 @@ fn links_lead_somewhere() {
         "docs/HACKING.md",
         "docs/LAB.md",
         "docs/NETWORK.md",
+        "docs/RECOVERY.md",
         "docs/TOPOLOGY.md",
         "docs/SETTINGS.md",
     ];

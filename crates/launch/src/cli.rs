@@ -113,6 +113,7 @@ Examples:
   landbridge run --topology grid.toml ./a.out      clusters and relays as the file says
   landbridge run --topology grid.toml -n 2 --ranks-per-cluster 1 ./pingpong
   landbridge run -n 4 --set peer_timeout=10min ./a.out   see `landbridge settings`
+  landbridge run -n 4 --recover ./a.out            a rank that is killed comes back
 
 Ranks fill the hosts in order. The job's exit code is that of the first rank that fails, 128 + N
 if it was killed by signal N, 124 after --timeout, and 1 after an MPI_Abort with a code that is no
@@ -158,6 +159,9 @@ pub struct RunArguments {
     /// End the job after this many seconds, with exit code 124
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<u64>,
+    /// Start ranks anew that are killed, and let them come back to where they were (MPICH; see docs/RECOVERY.md)
+    #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
+    pub recover: bool,
     /// Write the relays' logs to this file
     #[arg(long, value_name = "FILE")]
     pub relay_log: Option<PathBuf>,

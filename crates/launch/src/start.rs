@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cli::RunArguments;
+use crate::cli::{RunArguments, SettingOptions};
 use crate::control::order::Task;
 use crate::control::{Job, Node};
 use crate::hosts;
@@ -74,6 +74,10 @@ fn topology(arguments: &RunArguments) -> Result<Topology> {
     if arguments.ranks.is_none() && arguments.ranks_per_node.is_none() {
         bail!("say how many ranks with -n");
     }
+    if let (true, Some(ranks)) = (arguments.recover, arguments.ranks) {
+        // What a killed rank needs to come back is with a relay.
+        return hosts::cut(&here(), 1, ranks);
+    }
     Ok(hosts::topology(vec![(here(), None)], &here()))
 }
 
@@ -87,7 +91,11 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
     let has_topology =
         arguments.clusters.is_none() && arguments.hosts.is_empty() && arguments.hostfile.is_none();
     let topology = topology_file(arguments.topology.as_deref()).filter(|_| has_topology);
-    let settings = Settings::find(&arguments.settings, &exported(arguments)?, topology.as_deref())?;
+    let SettingOptions { file, set } = &arguments.settings;
+    let recover = arguments.recover.then(|| "recover=on".to_string());
+    let set = set.iter().cloned().chain(recover).collect();
+    let options = SettingOptions { file: file.clone(), set };
+    let settings = Settings::find(&options, &exported(arguments)?, topology.as_deref())?;
     show::warn_of_misspelt();
     if arguments.verbose {
         for it in settings.changed() {

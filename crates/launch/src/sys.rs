@@ -86,6 +86,12 @@ pub fn own_session() -> io::Result<()> {
     check(unsafe { libc::setsid() })
 }
 
+/// Gives a child the same addresses at every start, for use between fork and exec (personality(2)).
+pub fn fix_addresses() -> io::Result<()> {
+    // SAFETY: a plain system call.
+    check(unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) })
+}
+
 /// Lets `fd` stay open over exec. For use between fork and exec.
 pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     // SAFETY: changes one flag of a descriptor of this process.

@@ -117,6 +117,7 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
         peer_timeout: settings.peer_timeout,
         wan_streams: settings.wan_streams,
         redial_max: settings.redial_max,
+        recover: settings.recover,
         spin: config.spin_micros.map(Duration::from_micros),
         job: config.job,
         key: config.key,

@@ -5,7 +5,7 @@ use std::env;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use landbridge_proto::setting::{PEER_TIMEOUT, REDIAL_MAX, Setting, Value, WAN_STREAMS};
+use landbridge_proto::setting::{PEER_TIMEOUT, RECOVER, REDIAL_MAX, Setting, Value, WAN_STREAMS};
 
 /// See the module head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Settings {
     pub wan_streams: usize,
     /// Longest pause before a relay is dialled again.
     pub redial_max: Duration,
+    /// Whether killed processes may come back.
+    pub recover: bool,
 }
 
 impl Settings {
@@ -39,6 +41,7 @@ impl Settings {
             peer_timeout: time(&PEER_TIMEOUT)?,
             wan_streams: read(&WAN_STREAMS)?.number().context("a number")? as usize,
             redial_max: time(&REDIAL_MAX)?,
+            recover: read(&RECOVER)?.is_on().context("a switch")?,
         })
     }
 }
@@ -51,7 +54,7 @@ mod tests {
     fn what_is_not_set_is_as_by_default() {
         let settings = Settings::from(|_| None).unwrap();
         let (peer_timeout, redial_max) = (Duration::from_secs(60), Duration::from_secs(2));
-        assert_eq!(settings, Settings { peer_timeout, wan_streams: 1, redial_max });
+        assert_eq!(settings, Settings { peer_timeout, wan_streams: 1, redial_max, recover: false });
         assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);
     }
 

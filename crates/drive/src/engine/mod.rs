@@ -46,6 +46,8 @@ pub struct Setup {
     pub wan_streams: usize,
     /// Longest pause before a relay is dialled again.
     pub redial_max: Duration,
+    /// Endpoints that were killed may come back.
+    pub recover: bool,
     /// How long to spin before sleeping; `None`: as long as it pays on this machine.
     pub spin: Option<Duration>,
 }

@@ -3,6 +3,7 @@
 
 use anyhow::Result;
 
+use super::again::Asked;
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
 use crate::cleanup;
@@ -59,6 +60,11 @@ impl Group {
     }
 }
 
+/// Whether ranks that are killed are to be started anew.
+fn recovers(job: &Job) -> bool {
+    job.environment.iter().any(|(name, value)| name == "LANDBRIDGE_RECOVER" && value == "on")
+}
+
 impl Agent {
     // --- starting and ending them
 
@@ -80,10 +86,80 @@ impl Agent {
                 task: &job.task,
                 plan: &plan,
                 neighbours: None,
+                incarnation: recovers(job).then_some(0),
             };
             self.start_rank(job, node, &start)?;
         }
         Ok(())
+    }
+
+    /// Starts a rank anew that was killed, if that is wanted. Nobody else hears of it.
+    pub(super) fn start_again(&mut self, index: usize, ending: Ending) -> bool {
+        let Ending::Killed(signal) = ending else { return false };
+        if self.phase != Phase::Working || self.ranks[index].again.is_none() {
+            return false;
+        }
+        self.handle_pmi(index);
+        self.drain_servers();
+        self.handle_output(index);
+        let Some(assignment) = self.assignment.take() else { return false };
+        let number = self.ranks[index].rank;
+        let outcome = self.start_in_place(&assignment, index);
+        self.assignment = Some(assignment);
+        let text = match &outcome {
+            Ok(()) => {
+                format!("rank {number} was killed by {}: started anew", sys::signal_name(signal))
+            }
+            Err(error) => format!("rank {number} was killed and cannot be started anew: {error:#}"),
+        };
+        self.parent.send(&Message::Note { text });
+        outcome.is_ok()
+    }
+
+    fn start_in_place(&mut self, assignment: &Assignment, index: usize) -> Result<()> {
+        let Assignment { job, node } = assignment;
+        let plan = mpi::prepare(&job.task, &job.environment)?;
+        let old = &mut self.ranks[index];
+        let Some(mut again) = old.again.take() else { return Ok(()) };
+        again.begin();
+        let start = Start {
+            group: 0,
+            index: old.rank,
+            rank: old.group_rank,
+            size: job.size,
+            task: &job.task,
+            plan: &plan,
+            neighbours: None,
+            incarnation: Some(again.starts),
+        };
+        let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
+        rank.again = Some(again);
+        self.exits.watch(rank.pid);
+        self.ranks[index] = rank;
+        Ok(())
+    }
+
+    /// A line of a rank to its process manager.
+    fn handle_question(&mut self, index: usize, line: &str) {
+        let rank = &mut self.ranks[index];
+        let number = rank.rank;
+        let asked = rank.again.as_mut().map_or(Asked::New, |again| again.ask(line));
+        match asked {
+            Asked::New => {
+                if let Some(group) = self.groups.get_mut(&self.ranks[index].group) {
+                    group.server.handle_line(number, line);
+                }
+            }
+            Asked::Known(answer) => {
+                if let Some(pmi) = &mut rank.pmi {
+                    pmi.send(&answer);
+                }
+            }
+            Asked::Awaited => (),
+            Asked::Other { before } => self.fail(format!(
+                "rank {number} does not repeat what it did before: it asked its process manager {line:?}, before {before:?}"
+            )),
+        }
     }
 
     fn start_rank(&mut self, job: &Job, node: &Node, start: &Start) -> Result<()> {
@@ -145,6 +221,7 @@ impl Agent {
                     task,
                     plan: &plan,
                     neighbours: Some(living + own),
+                    incarnation: None,
                 };
                 self.start_rank(job, node, &start)?;
             }
@@ -219,11 +296,12 @@ impl Agent {
         let Some(pmi) = &mut rank.pmi else { return };
         let Some(group) = self.groups.get_mut(&rank.group) else { return };
         let number = rank.rank;
+        let mut lines_of = Vec::new();
         match pmi.read() {
             Ok(inputs) => {
                 for input in inputs {
                     match input {
-                        Input::Line(line) => group.server.handle_line(number, &line),
+                        Input::Line(line) => lines_of.push(line),
                         Input::Block(lines) => group.server.handle_block(number, &lines),
                     }
                 }
@@ -235,6 +313,9 @@ impl Agent {
                 ));
                 return;
             }
+        }
+        for line in lines_of {
+            self.handle_question(index, &line);
         }
         if let Some(pmi) = &mut self.ranks[index].pmi {
             pmi.flush();
@@ -290,8 +371,11 @@ impl Agent {
     }
 
     fn reply(&mut self, rank: u32, line: &str) {
-        let local = self.ranks.iter_mut().find(|local| local.rank == rank);
-        if let Some(pmi) = local.and_then(|local| local.pmi.as_mut()) {
+        let Some(local) = self.ranks.iter_mut().find(|local| local.rank == rank) else { return };
+        if local.again.as_mut().is_some_and(|again| !again.answer(line)) {
+            return;
+        }
+        if let Some(pmi) = &mut local.pmi {
             pmi.send(line);
         }
     }

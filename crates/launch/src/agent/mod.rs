@@ -8,6 +8,7 @@
 //! as ssh say on standard error is read by a small thread for each, `spawn/said.rs`.)
 //! What it reports about its ranks is in the order in which it happened to them.
 
+mod again;
 mod end;
 mod exits;
 mod groups;
@@ -230,7 +231,9 @@ impl Agent {
             let runs = |rank: &LocalRank| rank.pid == pid && rank.ending.is_none();
             if let Some(index) = self.ranks.iter().position(runs) {
                 self.ranks[index].ending = Some(ending);
-                self.unreported.push(index);
+                if !self.start_again(index, ending) {
+                    self.unreported.push(index);
+                }
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
                 if self.phase == Phase::Working {
@@ -438,9 +441,17 @@ impl Agent {
         // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
         let everything = rank.ending.is_some() && !rank.reported;
         let parent = &mut self.parent;
+        let mut again = rank.again.take();
         rank.read_output(everything, |stream, bytes| {
-            parent.send(&Message::Output { rank: number, stream, bytes });
+            let bytes = match &mut again {
+                Some(again) => again.print(stream, bytes),
+                None => bytes,
+            };
+            if !bytes.is_empty() {
+                parent.send(&Message::Output { rank: number, stream, bytes });
+            }
         });
+        rank.again = again;
     }
 
     fn deliver_stdin(&mut self, bytes: Vec<u8>) {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use super::again::Again;
 use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
 use crate::link::set_nonblocking;
@@ -37,6 +38,8 @@ pub struct Start<'a> {
     pub plan: &'a mpi::Plan,
     /// Processes of the job on this host, if somebody has counted them.
     pub neighbours: Option<u32>,
+    /// Of a rank that may be started anew: how often it has been.
+    pub incarnation: Option<u32>,
 }
 
 pub struct LocalRank {
@@ -48,6 +51,8 @@ pub struct LocalRank {
     pub pid: u32,
     pub ending: Option<Ending>,
     pub reported: bool,
+    /// Of a rank that may be started anew.
+    pub again: Option<Again>,
     pub pmi: Option<PmiSocket>,
     pub stdin: Option<OwnedFd>,
     stdin_unsent: VecDeque<u8>,
@@ -73,12 +78,16 @@ impl LocalRank {
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
+        let is_repeatable = start.incarnation.is_some();
         let open_files = sys::rank_open_files();
         // SAFETY: all of it only makes async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
                 sys::prepare_child(parent, libc::SIGKILL)?;
                 sys::own_session()?;
+                if is_repeatable {
+                    sys::fix_addresses()?;
+                }
                 if let Some(limit) = open_files {
                     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
                 }
@@ -93,6 +102,7 @@ impl LocalRank {
             pid: child.id(),
             ending: None,
             reported: false,
+            again: start.incarnation.map(|_| Again::default()),
             pmi: Some(PmiSocket::new(ours.into())?),
             stdin: child.stdin.take().map(nonblocking).transpose()?,
             stdin_unsent: VecDeque::new(),
@@ -191,6 +201,10 @@ fn contract_variables(job: &Job, node: &Node, relay: &str, start: &Start) -> Vec
     ];
     if let Some(neighbours) = start.neighbours {
         variables.push(("LANDBRIDGE_NODE_SIZE", neighbours.to_string()));
+    }
+    if let Some(incarnation) = start.incarnation {
+        // The same length for every start: it lies on the stack.
+        variables.push(("LANDBRIDGE_INCARNATION", format!("{incarnation:09}")));
     }
     if let Some(address) = &node.address {
         variables.push(("LANDBRIDGE_ADDRESS", address.clone()));

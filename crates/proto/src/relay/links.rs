@@ -19,6 +19,9 @@ impl Relay {
         if self.cluster_of(address) != Some(self.table.own()) {
             return Err("its process belongs to another cluster");
         }
+        if self.histories.as_ref().is_some_and(|all| incarnation > 0 && !all.can_return(address)) {
+            return Err("what it was given was too much to be kept: it cannot come back");
+        }
         let mut link = None;
         if let Route::Link(known) = self.table.route(address) {
             let port = self.port(known);
@@ -26,7 +29,7 @@ impl Relay {
                 _ if port.is_up() => return Err("its address is attached already"),
                 Some(last) if last > incarnation => return Err("it has been started anew since"),
                 // What waits there is for an earlier start.
-                Some(last) if last < incarnation => self.detach(known),
+                Some(last) if last < incarnation && !self.is_recovering() => self.detach(known),
                 _ => link = Some(known),
             }
         }
@@ -35,6 +38,7 @@ impl Relay {
             link.unwrap_or_else(|| self.open_port(Party::Endpoint(address), State::Away { since }));
         self.table.set_endpoint(address, Some(link));
         self.port_mut(link).incarnation = Some(incarnation);
+        self.replay(link);
         self.come_back(link);
         Ok(link)
     }
@@ -53,7 +57,9 @@ impl Relay {
         let Some(port) = &mut ports[link.0 as usize] else { return };
         port.writer.rest.pop(pool, port.writer.rest.len());
         let open = core::mem::take(&mut port.writer.record).open();
-        self.lose(link, open);
+        if !self.is_recovering() {
+            self.lose(link, open);
+        }
         self.release_line(link);
     }
 

@@ -38,6 +38,7 @@
 //! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write, `handle_sent`,
 //! `keep`) before the buffer is touched again or another input is handled.
 
+mod history;
 mod links;
 mod notice;
 mod port;
@@ -57,6 +58,8 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+pub use history::HISTORIES_BYTES_MAX;
+use history::Histories;
 use port::{Party, Piece, Port, State};
 use record::Entry;
 
@@ -181,6 +184,8 @@ pub struct Relay {
     /// See [`Relay::set_patience`].
     endpoint_away_millis: u64,
     counters: Counters,
+    /// Of each endpoint, if they may come back.
+    histories: Option<Histories>,
     /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
     endpoint_bound: usize,
 }
@@ -212,6 +217,7 @@ impl Relay {
             lanes: 0,
             endpoint_away_millis: ENDPOINT_AWAY_MILLIS_MAX,
             counters: Counters::default(),
+            histories: None,
             endpoint_bound: ENDPOINT_QUEUE_BYTES_MAX,
         };
         for number in 0..relay.table.cluster_count() {
@@ -227,6 +233,16 @@ impl Relay {
     /// How long frames wait for an endpoint whose link has broken.
     pub fn set_patience(&mut self, endpoint_away_millis: u64) {
         self.endpoint_away_millis = endpoint_away_millis;
+    }
+
+    /// From now on endpoints that were killed may come back, as if nothing had happened.
+    pub fn set_recovering(&mut self) {
+        self.histories = Some(Histories::new(HISTORIES_BYTES_MAX));
+    }
+
+    /// See [`Relay::set_recovering`].
+    pub fn is_recovering(&self) -> bool {
+        self.histories.is_some()
     }
 
     /// What the relay has done so far.
@@ -307,19 +323,37 @@ impl Relay {
             self.handle_sign(from, &header).map_err(Stop::Broken)?;
             return Ok(length);
         }
+        let Some(sending) = self.recall(from, &header, &rest[..length])? else {
+            return Ok(length);
+        };
+        let taken = self.pass_on(from, bytes, at, &header)?;
+        self.note_sending(from, sending);
+        Ok(taken)
+    }
+
+    /// Gives a frame to its output, or tells its source why not.
+    #[inline]
+    fn pass_on(
+        &mut self,
+        from: LinkId,
+        bytes: &mut [u8],
+        at: usize,
+        header: &Header,
+    ) -> Result<usize, Stop> {
+        let length = HEADER_BYTES + header.length as usize;
         if header.kind == Kind::Goodbye {
             self.port_mut(from).has_said_goodbye = true;
         }
         match self.table.route(header.target) {
-            _ if header.hops >= HOPS_MAX => self.turn_back(&header),
-            Route::Link(to) => return self.forward(from, to, bytes, at, &header),
+            _ if header.hops >= HOPS_MAX => self.turn_back(header),
+            Route::Link(to) => return self.forward(from, to, bytes, at, header),
             Route::Awaited => {
                 let since = self.now_millis;
                 let to = self.open_port(Party::Endpoint(header.target), State::Away { since });
                 self.table.set_endpoint(header.target, Some(to));
-                return self.forward(from, to, bytes, at, &header);
+                return self.forward(from, to, bytes, at, header);
             }
-            Route::Left | Route::Nowhere => self.turn_back(&header),
+            Route::Left | Route::Nowhere => self.turn_back(header),
         }
         Ok(length)
     }
@@ -373,6 +407,9 @@ impl Relay {
         let length = HEADER_BYTES + header.length as usize;
         let bound = self.bound(to);
         let its_turn = self.turn == Some((from, to));
+        if self.histories.is_some() && self.forward_recorded(to, bytes, at, header) {
+            return Ok(length);
+        }
         let port = self.port_mut(to);
         match port.state {
             State::Lost => {

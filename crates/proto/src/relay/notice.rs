@@ -78,7 +78,7 @@ impl Relay {
             return;
         }
         let bound = self.bound(link);
-        let Self { ports, pool, .. } = self;
+        let Self { ports, pool, histories, .. } = self;
         let Some(port) = &mut ports[link.0 as usize] else { return };
         while port.waiting_bytes() <= bound {
             let Some(((to, about), kind)) = port.owed.pop_first() else { break };
@@ -86,6 +86,9 @@ impl Relay {
             let mut bytes = [0; HEADER_BYTES];
             header.emit(&mut bytes);
             port.push_notice(pool, &bytes, &header);
+            if let (Some(histories), Party::Endpoint(address)) = (&mut *histories, port.party) {
+                histories.give(address, &bytes);
+            }
         }
         self.touch(link);
     }

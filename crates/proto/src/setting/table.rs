@@ -146,6 +146,16 @@ pub const WAN_STREAMS: Setting = Setting {
     sentence: "Parallel TCP streams between two relays.",
 };
 
+pub const RECOVER: Setting = Setting {
+    name: "recover",
+    default: "off",
+    unit: "on or off",
+    kind: Kind::Switch,
+    scope: Scope::Job,
+    readers: &[Reader::Process, Reader::Relay, Reader::Launcher],
+    sentence: "Whether relays keep what a killed process needs to come back.",
+};
+
 // --- of the launcher
 
 pub const TOPOLOGY: Setting = Setting {
@@ -204,6 +214,15 @@ pub const SIZE: Setting = Setting {
     scope: Scope::Process,
     readers: &[Reader::Process],
     sentence: "How many processes the job has.",
+};
+pub const INCARNATION: Setting = Setting {
+    name: "incarnation",
+    default: "0",
+    unit: "number",
+    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "How often this process has been started before.",
 };
 pub const CLUSTER: Setting = Setting {
     name: "cluster",
@@ -268,12 +287,14 @@ pub const SETTINGS: &[&Setting] = &[
     &RETAIN,
     &COPY_MAX,
     &WAN_STREAMS,
+    &RECOVER,
     &TOPOLOGY,
     &SETTINGS_FILE,
     &JOB,
     &KEY,
     &INDEX,
     &SIZE,
+    &INCARNATION,
     &CLUSTER,
     &NODE,
     &NODE_SIZE,

@@ -73,11 +73,14 @@ pub enum Kind {
     Lost = 20,
     /// Another address at which the sender takes connections.
     Door = 21,
+    /// Between an endpoint and its relay: after so many polls (`sequence`) the endpoint has taken in so many frames
+    /// (`credit`). From a relay, with 0 for both: that is all.
+    Intake = 22,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 21] = [
+    pub const ALL: [Kind; 22] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -99,13 +102,16 @@ impl Kind {
         Kind::Again,
         Kind::Lost,
         Kind::Door,
+        Kind::Intake,
     ];
 
     /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
     #[inline]
     pub fn is_numbered(self) -> bool {
-        let is_signal =
-            matches!(self, Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door);
+        let is_signal = matches!(
+            self,
+            Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door | Kind::Intake
+        );
         !is_signal && !self.is_notice()
     }
 

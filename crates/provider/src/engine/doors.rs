@@ -64,7 +64,8 @@ impl Own {
         } else {
             sockaddr_name(ip, port)
         };
-        let unix = identity.paths.shm.then(|| unix_name(identity, own_format, unique, port));
+        let unix = (identity.paths.shm && !identity.recovers)
+            .then(|| unix_name(identity, own_format, unique, port));
         let unix = unix.and_then(|name| {
             let opened = open_unix(&name);
             opened.inspect_err(|error| log!(Warn, "no shared memory: @{name}: {error}")).ok()
@@ -73,7 +74,7 @@ impl Own {
         let introduction = Introduction {
             role: Role::Endpoint,
             address,
-            incarnation: 0,
+            incarnation: identity.incarnation,
             cluster: identity.cluster,
             pid: std::process::id(),
             eager_window: identity.eager_window(),

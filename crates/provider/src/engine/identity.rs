@@ -51,6 +51,10 @@ pub struct Identity {
     pub copy_max: u32,
     /// Whether direct paths go over UDP too, and what decides how fast they send.
     pub datagrams: Option<congestion::Kind>,
+    /// It may be killed and come back: all goes through the relay, and is recorded there.
+    pub recovers: bool,
+    /// How often it has been started before.
+    pub incarnation: u32,
 }
 
 /// A way to this cluster's relay.
@@ -92,6 +96,7 @@ impl Identity {
         };
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
+        let recovers = param::RECOVER.is_on()?;
         Ok(Identity {
             job,
             key,
@@ -101,7 +106,7 @@ impl Identity {
             node: node(),
             ip: own_ip()?,
             relays: relays()?,
-            paths: paths()?,
+            paths: if recovers { Paths { shm: true, tcp: false, relay: true } } else { paths()? },
             neighbours: neighbours()?,
             integrity,
             integrity_shm: if param::INTEGRITY_SHM.is_on()? { integrity } else { Sum::Off },
@@ -111,7 +116,9 @@ impl Identity {
             rails: rails()?,
             rail_networks: param::RAILS.networks()?,
             copy_max: u32::try_from(param::COPY_MAX.bytes()?).unwrap_or(u32::MAX),
-            datagrams: datagrams()?,
+            datagrams: if recovers { None } else { datagrams()? },
+            recovers,
+            incarnation: number(&param::INCARNATION)?.unwrap_or(0) as u32,
         })
     }
 

@@ -20,6 +20,7 @@
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
 //! | `integrity` | checks of what goes over a network |
 //! | `repair` | paths that broke, and how they come back |
+//! | `replay` | what is taken in, so that it can be done again |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | paths over UDP |
 //! | `silence` | paths that have fallen silent |
@@ -43,6 +44,7 @@ mod peers;
 mod rails;
 mod receive;
 mod repair;
+mod replay;
 pub mod request;
 mod serve;
 mod silence;
@@ -154,6 +156,10 @@ pub struct Engine {
     /// Unexpected payload, by place of the number the protocol gives it.
     stores: Vec<Option<Box<[u8]>>>,
     stage: Vec<u8>,
+    /// What is taken in is recorded.
+    replay: Option<replay::Replay>,
+    /// Of one ring, before others get their turn.
+    frames_per_turn: usize,
     /// Operands of the atomic operation at hand.
     scratch: Vec<u8>,
     idle: Idle,
@@ -208,6 +214,8 @@ impl Engine {
             dropped: Vec::new(),
             stores: Vec::new(),
             stage: vec![0; STAGE_BYTES],
+            replay: identity.recovers.then(replay::Replay::default),
+            frames_per_turn: receive::FRAMES_PER_TURN,
             scratch: Vec::new(),
             idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
         };
@@ -295,7 +303,11 @@ impl Engine {
         let source = self.source_of(request.source)?;
         // A program that peeks in a loop always has an answer in its completion queue, whose reading then looks at nothing
         // else: the looking at the network must be done here.
-        self.poll();
+        if self.is_recorded() {
+            self.poll_recorded();
+        } else {
+            self.poll();
+        }
         self.core.look(Look {
             source,
             tag: request.tag,

@@ -229,6 +229,9 @@ impl Engine {
         if bytes == self.own.name {
             return vec![Way::Loop];
         }
+        if identity.recovers {
+            return ways;
+        }
         let Some((address, unix, is_near)) = self.direct_ways(&bytes) else {
             return ways;
         };
@@ -568,7 +571,11 @@ impl Engine {
             link.path = PathId(number);
         }
         let path = link.path;
-        let traits = link.traits(neighbour.readable.is_some(), self.identity.copy_max);
+        let traits = link.traits(
+            neighbour.readable.is_some(),
+            self.identity.copy_max,
+            self.identity.recovers,
+        );
         neighbour.routes.push(Route { path, link: id });
         self.core.open_path(peer, path, traits);
         true

@@ -20,7 +20,7 @@ use crate::log;
 /// Reads of one stream before others get their turn.
 const READS_PER_TURN: usize = 8;
 /// Frames of one ring before others get their turn.
-const FRAMES_PER_TURN: usize = 32;
+pub(super) const FRAMES_PER_TURN: usize = 32;
 
 impl Engine {
     /// Takes in what has arrived in the ring of link `id`; the number of frames.
@@ -59,7 +59,7 @@ impl Engine {
         let Carrier::Shm(ring) = &mut link.carrier else {
             return Ok(());
         };
-        while *frames < FRAMES_PER_TURN
+        while *frames < self.frames_per_turn
             && let Some(frame) = ring.peek()?
         {
             self.take_frame(peer, path, sum, frame)?;

@@ -93,6 +93,7 @@ impl Engine {
         // SAFETY: the memory is the caller's during this call.
         unsafe { integrity::fill_in(link.sum, &mut frame, pieces.as_slice()) };
         let sent = match &mut link.carrier {
+            Carrier::Shm(_) if self.replay.is_some() => return false,
             Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces.as_slice()),
             // SAFETY: the memory is the caller's during this call; what is held is copied below.
             Carrier::Stream(stream) => {
@@ -137,6 +138,9 @@ impl Engine {
             // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
             unsafe { integrity::fill_in(link.sum, &mut frame, pieces) };
             let sent = match &mut link.carrier {
+                Carrier::Shm(ring) if self.replay.is_some() => {
+                    send_at_last(ring, frame.front(), pieces)?
+                }
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
                 // SAFETY: as above.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
@@ -241,4 +245,16 @@ fn send_to_ring(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> Sent
         *slice = IoSlice::new(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
     }
     if ring.send(front, &slices[..pieces.len()]) { Sent::All } else { Sent::Busy }
+}
+
+/// As [`send_to_ring`], but waits for room: what the program sees must not depend on how much there is.
+#[cold]
+fn send_at_last(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> io::Result<Sent> {
+    while send_to_ring(ring, front, pieces) == Sent::Busy {
+        if !ring.drain_doorbell() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        std::thread::yield_now();
+    }
+    Ok(Sent::All)
 }

@@ -51,6 +51,14 @@ enum RelayState {
 }
 
 impl Relay {
+    /// The link to it.
+    pub fn link(&self) -> Option<usize> {
+        match self.state {
+            RelayState::Up(id) => Some(id),
+            _ => None,
+        }
+    }
+
     /// Whether it is in use.
     pub fn is_up(&self) -> bool {
         matches!(self.state, RelayState::Up(_))
@@ -71,6 +79,11 @@ impl Engine {
         let deadline = Instant::now() + ATTACH_TIME_MAX;
         while self.relay.state == RelayState::Dialling && Instant::now() < deadline {
             self.look(10);
+        }
+        if self.is_recorded()
+            && let Err(error) = self.learn_record()
+        {
+            log!(Warn, "relay: {error}");
         }
         if self.relay.state == RelayState::Dialling {
             log!(
@@ -131,6 +144,9 @@ impl Engine {
 
     /// The connection to the relay, over link `id`, is lost: it is made anew, and peers that have no other path wait for it.
     pub(super) fn relay_lost(&mut self, id: usize) {
+        if self.is_recorded() {
+            return self.relay_lost_for_good(id);
+        }
         for index in 0..self.neighbours.len() {
             let neighbour = &mut self.neighbours[index];
             let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
@@ -149,6 +165,18 @@ impl Engine {
         self.relay.cut = Some(Cut { since: now, next: now, pause: PAUSE_MIN });
         self.relay.state = RelayState::Cut;
         self.check_relay();
+    }
+
+    /// Whoever is recorded cannot go on without: what it takes in and sends would be in no record.
+    #[cold]
+    fn relay_lost_for_good(&mut self, id: usize) {
+        log!(Warn, "without its relay this process cannot go on: all its peers are given up");
+        self.relay_gone();
+        for index in 0..self.neighbours.len() {
+            if self.neighbours[index].routes.iter().any(|route| route.link == id) {
+                self.fail_peer(Peer(index as u32), libc::ECONNRESET);
+            }
+        }
     }
 
     /// Whether the connection to the relay is to be had again.

@@ -119,6 +119,9 @@ impl Engine {
     /// should not keep the processor from whoever it waits for.
     #[inline]
     pub fn progress(&mut self) -> Advice {
+        if self.is_recorded() {
+            return self.progress_recorded();
+        }
         self.core.end_deferral();
         if self.has_several || self.core.needs_time() {
             self.core.set_time(self.idle.time());
@@ -144,6 +147,27 @@ impl Engine {
             patience.note_nothing(now, around)
         });
         advice.unwrap_or(Advice::GoOn)
+    }
+
+    #[cold]
+    fn progress_recorded(&mut self) -> Advice {
+        let events = self.poll_recorded();
+        let now = self.idle.clock.now();
+        self.idle.last_poll = now;
+        let around = Surroundings { is_alone: self.idle.is_alone(), waits_for_relay: true };
+        let me = self.epoll.as_raw_fd();
+        let advice = Patience::of_this_thread(|patience| {
+            self.idle.driver = patience.token();
+            if events > 0 {
+                patience.note_event(now, me);
+                return Advice::GoOn;
+            }
+            patience.note_nothing(now, around)
+        });
+        match self.is_repeating() {
+            true => Advice::GoOn,
+            false => advice.unwrap_or(Advice::GoOn),
+        }
     }
 
     /// In a tight loop of a program that has a processor for itself: a little more patience before it is told "nothing".
@@ -194,6 +218,10 @@ impl Engine {
 
     #[inline]
     fn poll_once(&mut self) -> usize {
+        if self.is_recorded() {
+            self.flush();
+            return 0;
+        }
         let mut events = 0;
         if self.core.needs_time() {
             self.handle_time();

@@ -20,7 +20,12 @@ impl Loop<'_> {
         let connection = &self.connections[slot];
         let is_gone = match (&connection.phase, &connection.transport) {
             // Its end is the process's.
-            (Phase::Endpoint { .. }, Some(Transport::Near(_))) => true,
+            (Phase::Endpoint { .. }, Some(Transport::Near(_))) if !self.relay.is_recovering() => {
+                true
+            }
+            (Phase::Endpoint { link, .. }, _) if self.relay.is_recovering() => {
+                !self.relay.may_return(*link)
+            }
             (Phase::Endpoint { link, .. }, _) => {
                 connection.has_ended && !self.relay.may_return(*link)
             }

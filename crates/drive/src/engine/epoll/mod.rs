@@ -156,6 +156,9 @@ impl<'w> Loop<'w> {
         let clusters = setup.clusters.len();
         let mut relay = Relay::new(setup.own, setup.clusters, now)
             .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        if setup.recover {
+            relay.set_recovering();
+        }
         relay.set_patience(setup.peer_timeout.as_millis() as u64);
         let incarnation = u32::from_le_bytes(sys::random()?);
         let introduction = Introduction {

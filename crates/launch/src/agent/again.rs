@@ -1,0 +1,112 @@
+//! What a rank that is started anew has already said and heard: its questions to its process manager with their answers,
+//! and how much it has printed.
+//!
+//! A new start asks the same questions in the same order and gets the same answers; what it prints again is swallowed.
+
+use crate::control::Stream;
+
+/// See the module head.
+#[derive(Debug, Default)]
+pub struct Again {
+    exchanges: Vec<Exchange>,
+    /// Of these, how many the present start has come to.
+    asked: usize,
+    /// Bytes printed on standard output and error, by any start;
+    printed: [u64; 2],
+    /// and by this one.
+    repeated: [u64; 2],
+    /// How often it has been started anew.
+    pub starts: u32,
+}
+
+#[derive(Debug)]
+struct Exchange {
+    question: String,
+    answer: Option<String>,
+}
+
+/// What to do about a question.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Nobody has asked it before.
+    New,
+    /// It was answered so.
+    Known(String),
+    /// It was asked before, and is answered yet.
+    Awaited,
+    /// Another one was asked in its place before.
+    Other { before: String },
+}
+
+impl Again {
+    /// The process is started anew.
+    pub fn begin(&mut self) {
+        (self.asked, self.repeated) = (0, [0, 0]);
+        self.starts += 1;
+    }
+
+    pub fn ask(&mut self, question: &str) -> Asked {
+        let place = self.asked;
+        self.asked += 1;
+        match self.exchanges.get(place) {
+            None => {
+                self.exchanges.push(Exchange { question: question.to_string(), answer: None });
+                Asked::New
+            }
+            Some(known) if known.question != question => {
+                Asked::Other { before: known.question.clone() }
+            }
+            Some(Exchange { answer: Some(answer), .. }) => Asked::Known(answer.clone()),
+            Some(_) => Asked::Awaited,
+        }
+    }
+
+    /// The oldest open question is answered. Whether the present start has asked it.
+    pub fn answer(&mut self, answer: &str) -> bool {
+        let Some(place) = self.exchanges.iter().position(|known| known.answer.is_none()) else {
+            return true;
+        };
+        self.exchanges[place].answer = Some(answer.to_string());
+        place < self.asked
+    }
+
+    /// What of these bytes has not been printed before.
+    pub fn print(&mut self, stream: Stream, bytes: Vec<u8>) -> Vec<u8> {
+        let place = usize::from(stream == Stream::Stderr);
+        let start = self.repeated[place];
+        self.repeated[place] += bytes.len() as u64;
+        let known = self.printed[place].saturating_sub(start).min(bytes.len() as u64);
+        self.printed[place] = self.printed[place].max(self.repeated[place]);
+        bytes[known as usize..].to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_questions_get_the_same_answers() {
+        let mut again = Again::default();
+        assert_eq!(again.ask("a"), Asked::New);
+        assert!(again.answer("1"));
+        assert_eq!(again.ask("b"), Asked::New);
+        again.begin();
+        assert_eq!(again.ask("a"), Asked::Known("1".into()));
+        assert!(!again.answer("2"), "it has not come so far");
+        assert_eq!(again.ask("b"), Asked::Known("2".into()));
+        assert_eq!(again.ask("c"), Asked::New);
+        again.begin();
+        assert_eq!(again.ask("x"), Asked::Other { before: "a".into() });
+    }
+
+    #[test]
+    fn nothing_is_printed_twice() {
+        let mut again = Again::default();
+        assert_eq!(again.print(Stream::Stdout, b"abc".to_vec()), b"abc");
+        again.begin();
+        assert_eq!(again.print(Stream::Stdout, b"ab".to_vec()), b"");
+        assert_eq!(again.print(Stream::Stdout, b"cde".to_vec()), b"de");
+        assert_eq!(again.print(Stream::Stderr, b"f".to_vec()), b"f");
+    }
+}

@@ -1,0 +1,246 @@
+//! What brings a process that was killed back to where it was: all that its relay has given it, when it took that in,
+//! and what it has sent since.
+//!
+//! A process is deterministic but for what it takes in, and when. So a new start of it that is given the same frames,
+//! in the same order, at the same polls ([`Kind::Intake`]), does the same and sends the same. What the earlier start has
+//! sent already is compared and goes nowhere: nobody else notices.
+//!
+//! What may never happen: a new start sends something else than the earlier one, and anybody is given it.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use crate::id::Address;
+use crate::route::queue::Pool;
+use crate::route::table::LinkId;
+use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+
+use super::notice::empty;
+use super::port::{Party, Piece, Port};
+use super::{Malformed, Relay, Stop};
+
+/// What all histories of a relay together may take. Whose history would need more can come back no longer.
+pub const HISTORIES_BYTES_MAX: u64 = 4 << 30;
+
+/// The histories of all endpoints of a relay.
+#[derive(Debug, Default)]
+pub(super) struct Histories {
+    all: BTreeMap<Address, History>,
+    bytes: u64,
+    /// [`HISTORIES_BYTES_MAX`]; less in tests that fill it.
+    bytes_max: u64,
+}
+
+impl Histories {
+    pub fn new(bytes_max: u64) -> Self {
+        Self { all: BTreeMap::new(), bytes: 0, bytes_max }
+    }
+
+    /// Of an endpoint, if it may come back; there is room for `bytes` more.
+    #[inline]
+    fn of(&mut self, address: Address, bytes: usize) -> Option<&mut History> {
+        let history = self.all.entry(address).or_default();
+        if history.is_given_up {
+            return None;
+        }
+        if self.bytes + bytes as u64 > self.bytes_max {
+            self.bytes -= history.bytes();
+            *history = History { is_given_up: true, ..History::default() };
+            return None;
+        }
+        self.bytes += bytes as u64;
+        Some(history)
+    }
+
+    /// A frame made here is given to an endpoint.
+    pub fn give(&mut self, address: Address, frame: &[u8]) {
+        if let Some(history) = self.of(address, frame.len()) {
+            history.give(frame);
+        }
+    }
+
+    /// Whether a new start of an endpoint can be brought to where it was.
+    pub fn can_return(&self, address: Address) -> bool {
+        self.all.get(&address).is_none_or(|history| !history.is_given_up)
+    }
+}
+
+/// See the module head.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    /// It was too long.
+    is_given_up: bool,
+    /// Frames that were given to it, in order.
+    given: Vec<u8>,
+    /// After how many polls it has taken in how many of them.
+    intakes: Vec<(u64, u32)>,
+    /// A digest of each frame that it has sent.
+    sent: Vec<u64>,
+    /// Of these, how many its present start has sent.
+    repeated: usize,
+}
+
+/// A frame that an endpoint sends, compared with what its earlier start has sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// The earlier one had not come so far.
+    New(u64),
+    /// The same.
+    Repeated,
+    /// Something else.
+    Other,
+}
+
+/// Bytes that an intake and the digest of a frame take.
+const INTAKE_BYTES: usize = size_of::<(u64, u32)>();
+const DIGEST_BYTES: usize = size_of::<u64>();
+
+impl History {
+    fn bytes(&self) -> u64 {
+        let lists = self.intakes.len() * INTAKE_BYTES + self.sent.len() * DIGEST_BYTES;
+        (self.given.len() + lists) as u64
+    }
+
+    pub fn give(&mut self, frame: &[u8]) {
+        self.given.extend_from_slice(frame);
+    }
+
+    pub fn take_in(&mut self, polls: u64, frames: u32) {
+        self.intakes.push((polls, frames));
+    }
+
+    pub fn compare(&mut self, frame: &[u8]) -> Sending {
+        let digest = digest(frame);
+        match self.sent.get(self.repeated) {
+            None => Sending::New(digest),
+            Some(before) if *before == digest => {
+                self.repeated += 1;
+                Sending::Repeated
+            }
+            Some(_) => Sending::Other,
+        }
+    }
+
+    /// It has been passed on.
+    pub fn note_sent(&mut self, digest: u64) {
+        self.sent.push(digest);
+        self.repeated += 1;
+    }
+
+    /// A new start of `address` begins: it is told everything once more.
+    pub fn replay(&mut self, address: Address, port: &mut Port, pool: &mut Pool) {
+        self.repeated = 0;
+        let intakes: VecDeque<(u64, u32)> = self.intakes.iter().copied().chain([(0, 0)]).collect();
+        for (polls, frames) in intakes {
+            let intake = empty(Kind::Intake, Address::ANONYMOUS, address);
+            let intake = Header { sequence: polls, credit: frames, ..intake };
+            let mut bytes = [0; HEADER_BYTES];
+            intake.emit(&mut bytes);
+            port.push_notice(pool, &bytes, &intake);
+        }
+        let mut rest = &self.given[..];
+        while let Ok(header) = Header::parse(rest) {
+            let (frame, others) = rest.split_at(HEADER_BYTES + header.length as usize);
+            port.push_notice(pool, frame, &header);
+            rest = others;
+        }
+    }
+}
+
+impl Relay {
+    /// A frame of `from`: whether it goes on its way, and then its digest. It does not if the endpoint only does again what
+    /// it did before, or tells of what it has taken in.
+    #[inline]
+    pub(super) fn recall(
+        &mut self,
+        from: LinkId,
+        header: &Header,
+        frame: &[u8],
+    ) -> Result<Option<Option<u64>>, Stop> {
+        if header.kind == Kind::Intake {
+            if let Some(history) = self.history_of(from, INTAKE_BYTES) {
+                history.take_in(header.sequence, header.credit);
+            }
+            return Ok(None);
+        }
+        let Some(history) = self.history_of(from, 0) else { return Ok(Some(None)) };
+        match history.compare(frame) {
+            Sending::New(digest) => Ok(Some(Some(digest))),
+            Sending::Repeated => Ok(None),
+            Sending::Other => {
+                Err(Stop::Broken(Malformed("it does not do again what it did before")))
+            }
+        }
+    }
+
+    /// A frame of `from` with this digest is on its way.
+    #[inline]
+    pub(super) fn note_sending(&mut self, from: LinkId, digest: Option<u64>) {
+        if let Some(digest) = digest
+            && let Some(history) = self.history_of(from, DIGEST_BYTES)
+        {
+            history.note_sent(digest);
+        }
+    }
+
+    /// Gives a frame to an endpoint that may come back; one that is away gets it then. Its queue has no bound, for whoever
+    /// is recorded must not have to wait. False: it may not come back.
+    pub(super) fn forward_recorded(
+        &mut self,
+        to: LinkId,
+        bytes: &mut [u8],
+        at: usize,
+        header: &Header,
+    ) -> bool {
+        let length = HEADER_BYTES + header.length as usize;
+        let Some(history) = self.history_of(to, length) else { return false };
+        bytes[at + 6] += 1;
+        history.give(&bytes[at..at + length]);
+        self.counters.frames += 1;
+        self.counters.bytes += length as u64;
+        let port = self.port_mut(to);
+        if port.is_up() {
+            port.take(Piece { at, length }, header);
+            self.touch(to);
+        }
+        true
+    }
+
+    /// The history of the endpoint at `link`, with room for so many bytes more, if it may come back.
+    #[inline]
+    fn history_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut History> {
+        let histories = self.histories.as_mut()?;
+        match self.ports[link.0 as usize].as_ref()?.party {
+            Party::Endpoint(address) => histories.of(address, bytes),
+            _ => None,
+        }
+    }
+
+    /// The endpoint at `link` has attached: it is given once more all that it was given before.
+    pub(super) fn replay(&mut self, link: LinkId) {
+        let Self { ports, pool, histories, .. } = self;
+        let (Some(histories), Some(port)) = (histories, &mut ports[link.0 as usize]) else {
+            return;
+        };
+        let Party::Endpoint(address) = port.party else { return };
+        if let Some(history) = histories.of(address, 0) {
+            port.discard(pool);
+            history.replay(address, port, pool);
+        }
+    }
+}
+
+/// Of all bytes of a frame.
+fn digest(frame: &[u8]) -> u64 {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut words = frame.chunks_exact(8);
+    for word in &mut words {
+        // Chunks of eight bytes have eight bytes.
+        let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+        state = (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29);
+    }
+    for byte in words.remainder() {
+        state = (state ^ *byte as u64).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29);
+    }
+    state
+}

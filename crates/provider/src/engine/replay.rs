@@ -1,0 +1,169 @@
+//! Taking in what the network brings so that it can be done again: by a new start of this process, should it be killed.
+//!
+//! All that this process gets comes through its relay, in one order, and enters at *polls*: calls of the program that look
+//! for it. How many frames each poll has taken in is the only thing that chance decides; the relay hears it before anything
+//! that follows from it ([`Kind::Intake`]). A new start is told all of it, and takes in the same frames at the same
+//! polls; then it is live.
+//!
+//! What may never happen: a frame is taken in anywhere else; whether a frame goes out depends on how full a ring is.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::{Duration, Instant};
+
+use landbridge_proto::id::Address;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+
+use super::Engine;
+use super::handshake::Carrier;
+use crate::log;
+
+/// How long the relay may take to tell what was.
+const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// See the module head.
+#[derive(Default)]
+pub struct Replay {
+    /// Polls since the last one that took something in.
+    polls: u64,
+    /// What is to be done again: after so many polls, so many frames.
+    record: VecDeque<(u64, u32)>,
+    is_known: bool,
+    /// Frames taken in again.
+    repeated: u64,
+}
+
+impl Replay {
+    /// Another poll: how many frames it is to take in. `None`: as many as there are.
+    fn poll(&mut self) -> Option<u32> {
+        self.polls += 1;
+        let &(polls, frames) = self.record.front()?;
+        if polls > self.polls {
+            return Some(0);
+        }
+        self.record.pop_front();
+        self.polls = 0;
+        self.repeated += frames as u64;
+        Some(frames)
+    }
+}
+
+impl Engine {
+    /// Whether what is taken in is recorded.
+    #[inline]
+    pub(super) fn is_recorded(&self) -> bool {
+        self.replay.is_some()
+    }
+
+    /// Whether it does again what was done before.
+    pub(super) fn is_repeating(&self) -> bool {
+        self.replay.as_ref().is_some_and(|replay| !replay.record.is_empty())
+    }
+
+    /// Hears from the relay what an earlier start of this process has taken in.
+    pub(super) fn learn_record(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + RECORD_TIME_MAX;
+        let late =
+            || io::Error::new(io::ErrorKind::TimedOut, "the relay does not say what was before");
+        loop {
+            let Some(ring) = self.relay_ring() else { return Err(late()) };
+            let Some(frame) = ring.peek()? else {
+                if Instant::now() > deadline {
+                    return Err(late());
+                }
+                std::thread::yield_now();
+                continue;
+            };
+            let header = Header::parse(frame).map_err(|bad| io::Error::other(bad.0))?;
+            ring.consume();
+            let replay = self.replay.as_mut().ok_or_else(late)?;
+            match (header.kind, header.sequence, header.credit) {
+                (Kind::Intake, 0, 0) => {
+                    replay.is_known = true;
+                    if !replay.record.is_empty() {
+                        log!(Info, "started anew: {} polls are done again", replay.record.len());
+                    }
+                    return Ok(());
+                }
+                (Kind::Intake, polls, frames) => replay.record.push_back((polls, frames)),
+                _ => {
+                    return Err(io::Error::other(
+                        "the relay begins with something else than what was before",
+                    ));
+                }
+            }
+        }
+    }
+
+    fn relay_ring(&mut self) -> Option<&mut landbridge_drive::link::shm::ShmLink> {
+        let id = self.relay.link()?;
+        match &mut self.links[id].as_mut()?.carrier {
+            Carrier::Shm(ring) => Some(ring),
+            _ => None,
+        }
+    }
+
+    /// A poll of the program: takes in what it did before, or what there is. The number of frames.
+    pub(super) fn poll_recorded(&mut self) -> usize {
+        self.core.end_deferral();
+        let Some(wanted) = self.replay.as_mut().map(Replay::poll) else { return 0 };
+        let Some(id) = self.relay.link() else { return 0 };
+        let frames = match wanted {
+            Some(wanted) => self.take_in_again(id, wanted),
+            None => {
+                let frames = self.poll_ring(id);
+                if frames > 0 {
+                    self.record_intake(frames as u32);
+                }
+                frames
+            }
+        };
+        self.flush();
+        frames
+    }
+
+    fn take_in_again(&mut self, id: usize, wanted: u32) -> usize {
+        let mut left = wanted as usize;
+        let deadline = Instant::now() + RECORD_TIME_MAX;
+        while left > 0 {
+            self.frames_per_turn = left;
+            match self.poll_ring(id) {
+                0 if Instant::now() > deadline => {
+                    log!(Warn, "the relay does not give again what it has given before");
+                    break;
+                }
+                0 => std::thread::yield_now(),
+                frames => left -= frames,
+            }
+        }
+        self.frames_per_turn = super::receive::FRAMES_PER_TURN;
+        if let Some(replay) =
+            self.replay.as_ref().filter(|replay| replay.record.is_empty() && wanted > 0)
+        {
+            log!(Info, "live again, after {} frames", replay.repeated);
+        }
+        wanted as usize - left
+    }
+
+    /// Tells the relay, before anything follows from it.
+    fn record_intake(&mut self, frames: u32) {
+        let Some(replay) = self.replay.as_mut() else { return };
+        let polls = std::mem::take(&mut replay.polls);
+        let intake = Header {
+            length: 0,
+            kind: Kind::Intake,
+            flags: 0,
+            hops: 0,
+            source: self.own.address,
+            target: Address::ANONYMOUS,
+            sequence: polls,
+            delivered: 0,
+            credit: frames,
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        intake.emit(&mut bytes);
+        while self.relay_ring().is_some_and(|ring| !ring.send(&bytes, &[])) {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,59 @@
+"""Numbers go round a ring and into sums for a while: every rank prints what it has, and when it can tell nothing from
+nothing it prints nothing. `--any`: rank 0 takes whatever comes and prints the order, which the others hear."""
+
+import argparse
+import math
+import sys
+import time
+
+from mpi4py import MPI
+
+ROUNDS_PER_SUM = 20
+NUMBERS = 500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--pause", type=float, default=0.005, help="seconds of each round")
+    parser.add_argument("--any", action="store_true")
+    options = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    take = whatever_comes if options.any else round_about
+    take(comm, options)
+    say(f"rank {comm.rank} ends")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def round_about(comm, options) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    numbers = [float(comm.rank + n) for n in range(NUMBERS)]
+    for turn in range(options.rounds):
+        numbers = comm.sendrecv(numbers, right, turn, None, left, turn)
+        numbers = [math.sin(number) + comm.rank for number in numbers]
+        if turn % ROUNDS_PER_SUM == 0:
+            say(f"rank {comm.rank} turn {turn}: {comm.allreduce(sum(numbers))!r}")
+        time.sleep(options.pause)
+
+
+def whatever_comes(comm, options) -> None:
+    """Each of the others sends numbered messages; rank 0 tells each in which place its message came."""
+    status = MPI.Status()
+    if comm.rank:
+        for turn in range(options.rounds):
+            comm.send(turn, 0, turn)
+            say(f"place {comm.recv(None, 0, turn)}: rank {comm.rank} message {turn}")
+        return
+    for place in range(options.rounds * (comm.size - 1)):
+        while not comm.iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            time.sleep(options.pause / 10)
+        turn = comm.recv(None, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        say(f"heard {place}: rank {status.source} message {turn}")
+        comm.send(place, status.source, turn)
+
+
+main()
