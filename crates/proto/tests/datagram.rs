@@ -5,12 +5,12 @@ mod common;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
     Action, AtomicRequest, Config, Done, Endpoint, Level, Message, Path, Peer, Place, Posting,
-    Ticket,
+    Remote, Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time};
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
 use landbridge_proto::wire::head::{Door, Head};
 
 use common::Room;
@@ -199,6 +199,52 @@ fn two_full_datagrams_are_confirmed_at_once_and_less_after_a_moment() {
     }
     b.end_batch(PEER, ONE);
     assert_eq!(b.next(ONE).unwrap().kind(), Kind::Ack);
+}
+
+#[test]
+fn without_room_for_copies_a_message_is_done_when_it_has_arrived() {
+    let (mut a, mut b) = pair(STREAM);
+    let short = || Message { level: Level::Handed, ..message(500) };
+    a.send(short()).unwrap();
+    let copied = a.next(ONE).unwrap();
+    assert_eq!(a.done().len(), 1, "its copy stands in for it");
+    a.set_copying(PEER, false);
+    a.send(short()).unwrap();
+    let frame = a.poll_transmit(PEER, ONE).unwrap();
+    assert!(!frame.wants_copy);
+    let kept = a.next(ONE).unwrap();
+    assert!(a.done().is_empty() && a.keeps_for(PEER));
+    assert!(kept.header.flags & flag::WANT_ACK != 0, "nobody else would ask");
+    b.take_in(ONE, &copied);
+    b.take_in(ONE, &kept);
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    assert_eq!((a.done().len(), a.keeps_for(PEER)), (1, false));
+}
+
+#[test]
+fn copies_that_are_wanted_back_are_asked_about_once() {
+    let (mut a, mut b) = pair(STREAM);
+    a.send(Message { level: Level::Handed, ..message(500) }).unwrap();
+    b.take_in(ONE, &a.next(ONE).unwrap());
+    assert!(b.next(ONE).is_none() && a.keeps_for(PEER), "nobody asks");
+    a.solicit(PEER);
+    b.take_in(ONE, &a.next(ONE).unwrap());
+    a.solicit(PEER);
+    assert!(a.next(ONE).is_none(), "once");
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    assert!(!a.keeps_for(PEER));
+}
+
+/// Who reads may not have its answer confirmed before the region goes away.
+#[test]
+fn what_is_read_here_is_copied_in_any_case() {
+    let (mut a, mut b) = pair(STREAM);
+    a.read(Remote { peer: PEER, key: 1, offset: 0 }, Room(10), TICKET).unwrap();
+    b.take_in(ONE, &a.next(ONE).unwrap());
+    let Some(Action::Serve { op, length, .. }) = b.poll_action() else { panic!("a read") };
+    b.set_copying(PEER, false);
+    b.serve(PEER, op, Room(length));
+    assert!(b.poll_transmit(PEER, ONE).unwrap().wants_copy);
 }
 
 /// The peer's way here works and ours there does not: it was never opened on this side.

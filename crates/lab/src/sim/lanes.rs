@@ -77,6 +77,14 @@ impl World {
         let Some(peer) = node.peers[to] else {
             return Ok(false);
         };
+        if self.random.below(32) == 0 {
+            let has_room = self.random.below(4) > 0;
+            node.endpoint.set_copying(peer, has_room);
+            if !has_room {
+                node.endpoint.solicit(peer);
+                self.tally.count("times without room for copies");
+            }
+        }
         let Some(frame) = node.endpoint.poll_transmit(peer, path) else {
             node.ready.remove(&(to, lane));
             return Ok(true);

@@ -42,6 +42,8 @@ pub(super) struct Channel<M> {
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
     pub out: Outflow<M>,
+    /// What leaves and may have to go again may be copied: see [`Endpoint::set_copying`].
+    pub may_copy: bool,
     pub into: Inflow,
     /// All bytes below have been taken in here, as the peer last heard it.
     pub told: u64,
@@ -51,6 +53,8 @@ pub(super) struct Channel<M> {
     pub confirm_at: u64,
     /// We wait to hear what the peer has taken in, and nothing that is sent asks for it.
     pub solicits: bool,
+    /// All below has been asked about by [`Endpoint::solicit`].
+    pub solicited: u64,
     /// How often in a row an answer of the application took that along at once.
     pub prompt_answers: u8,
     /// What is to be said that is no byte of the channel.
@@ -188,11 +192,13 @@ impl<M: Clone> Channel<M> {
             watch: Watch::default(),
             queue: VecDeque::new(),
             out: Outflow::default(),
+            may_copy: true,
             into: Inflow::default(),
             told: 0,
             ack_wanted: false,
             confirm_at: 0,
             solicits: false,
+            solicited: 0,
             prompt_answers: 0,
             errands: Vec::new(),
             answered: None,

@@ -107,6 +107,11 @@ impl Plan {
         if self.origin == Origin::Again { 0 } else { channel.confirmed_now() }
     }
 
+    /// Whether its payload is of remote memory, which no operation holds: it is copied in any case.
+    pub fn is_answer(&self) -> bool {
+        matches!(self.kind, Kind::ReadData | Kind::AtomicReply)
+    }
+
     /// Bytes that this first piece announces.
     pub fn ahead(&self) -> u64 {
         match self.head {
@@ -429,7 +434,12 @@ fn plan_new<M: Memory>(
 ) -> Option<Plan> {
     loop {
         let item = channel.queue.front()?;
-        let path = &channel.way(number)?.path;
+        let mut path = &channel.way(number)?.path;
+        let uncopied;
+        if !channel.may_copy {
+            uncopied = Path { copy_max: 0, ..*path };
+            path = &uncopied;
+        }
         let planned = match *item {
             Item::First(id) => ops.at(id).map(|op| plan_first(channel, path, id, op)),
             Item::Rest(id) => ops.at(id).map(|op| plan_rest(path, id, op)),

@@ -37,9 +37,34 @@ impl<M: Memory> Endpoint<M> {
             planned_memory(channel, &self.ops, &plan).map(|memory| (memory, plan.at, plan.payload))
         };
         let is_small = plan.payload > 0 && plan.payload <= copy_max as u64;
-        let wants_copy = plan.origin == Origin::New && !lossless && is_small;
+        let may_copy = channel.may_copy || plan.is_answer();
+        let wants_copy = plan.origin == Origin::New && !lossless && is_small && may_copy;
         let is_again = plan.origin == Origin::Again;
         Some(Outgoing { bytes, length, check_at, payload, wants_copy, is_again })
+    }
+
+    /// Whether there is room for copies of what goes to `peer` and may have to go again. Without it payload stays with the
+    /// application until the peer has it, and its operation is done only then. (What others read here is copied in any
+    /// case: no operation holds that memory.) To be called before [`Self::poll_transmit`] and [`Self::pass`].
+    #[inline]
+    pub fn set_copying(&mut self, peer: Peer, may_copy: bool) {
+        self.channels[peer.0 as usize].may_copy = may_copy;
+    }
+
+    /// Whether something that went to `peer` is kept, lest it has to go again.
+    #[inline]
+    pub fn keeps_for(&self, peer: Peer) -> bool {
+        self.channels[peer.0 as usize].out.retained() > 0
+    }
+
+    /// Asks `peer` to confirm what is kept for it, once for each byte: memory is wanted back, and nothing else may ever ask.
+    pub fn solicit(&mut self, peer: Peer) {
+        let channel = &mut self.channels[peer.0 as usize];
+        let sent = channel.out.next();
+        if channel.out.retained() > 0 && channel.solicited < sent {
+            (channel.solicited, channel.solicits) = (sent, true);
+            self.mark_busy(peer);
+        }
     }
 
     /// The short way for a message whose bytes the path takes during this call and whose completion nobody waits for: its
@@ -60,6 +85,9 @@ impl<M: Memory> Endpoint<M> {
             return None;
         }
         let (checked, lossless) = (way.path.checked, way.path.lossless);
+        if !lossless && !channel.may_copy {
+            return None;
+        }
         let plan = numbered(passing.plan(), channel, lossless);
         let (bytes, length, check_at) = plan.front(self.config.address, channel, checked);
         let wants_copy = !lossless;

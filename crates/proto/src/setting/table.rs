@@ -124,7 +124,7 @@ pub const RETAIN: Setting = Setting {
     kind: Kind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "Not in use yet. Memory that a process keeps for copies its peers have not confirmed, over all peers.",
+    sentence: "Memory that a process keeps for copies its peers have not confirmed, over all peers. Beyond it nothing is copied: sends end when they are confirmed.",
 };
 pub const COPY_MAX: Setting = Setting {
     name: "copy_max",

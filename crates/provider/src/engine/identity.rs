@@ -49,6 +49,7 @@ pub struct Identity {
     pub rail_networks: Vec<Network>,
     /// Messages up to this are copied, so that they can be sent again.
     pub copy_max: u32,
+    pub retain: u64,
     /// Whether direct paths go over UDP too, and what decides how fast they send.
     pub datagrams: Option<congestion::Kind>,
     /// It may be killed and come back: all goes through the relay, and is recorded there.
@@ -115,6 +116,7 @@ impl Identity {
             suspect_after: param::SUSPECT_AFTER.duration()?,
             rails: rails()?,
             rail_networks: param::RAILS.networks()?,
+            retain: param::RETAIN.bytes()?,
             copy_max: u32::try_from(param::COPY_MAX.bytes()?).unwrap_or(u32::MAX),
             datagrams: if recovers { None } else { datagrams()? },
             recovers,

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use landbridge_drive::link::stream::{PIECES_MAX, Piece};
 use landbridge_proto::endpoint::Memory;
@@ -18,7 +19,25 @@ pub enum Bytes {
     /// Several.
     Many(Arc<[Piece]>, usize),
     /// Our own copy.
-    Owned(Arc<[u8]>),
+    Owned(Arc<Copied>),
+}
+
+/// A copy of our own, counted as long as somebody holds it.
+pub struct Copied(Box<[u8]>);
+
+/// Bytes in copies of this process, over all endpoints.
+static COPIED_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        COPIED_BYTES.fetch_sub(self.0.len(), Ordering::Relaxed);
+    }
+}
+
+/// How many bytes this process holds in copies.
+#[inline]
+pub fn copied_bytes() -> u64 {
+    COPIED_BYTES.load(Ordering::Relaxed) as u64
 }
 
 // SAFETY: the pieces are the application's until their operation completes, whatever thread drives the engine.
@@ -46,13 +65,19 @@ impl Bytes {
         }
     }
 
+    /// These bytes, which are ours from now on.
+    pub fn own(bytes: Vec<u8>) -> Self {
+        COPIED_BYTES.fetch_add(bytes.len(), Ordering::Relaxed);
+        Bytes::Owned(Arc::new(Copied(bytes.into())))
+    }
+
     /// A copy of the bytes, in one piece.
     ///
     /// # Safety
     /// The memory is valid.
     pub unsafe fn to_owned(&self) -> Self {
         // SAFETY: the caller's promise.
-        Bytes::Owned(unsafe { self.copy() }.into())
+        Bytes::own(unsafe { self.copy() })
     }
 
     /// Bytes `at..at + len`, to be kept beyond their operation: a copy, or the handle of one.
@@ -61,7 +86,7 @@ impl Bytes {
     /// The memory is valid.
     pub unsafe fn keep(&self, at: u64, len: u64) -> Self {
         if let (Bytes::Owned(bytes), 0) = (self, at)
-            && bytes.len() as u64 == len
+            && bytes.0.len() as u64 == len
         {
             return self.clone();
         }
@@ -70,7 +95,7 @@ impl Bytes {
             // SAFETY: the caller's promise.
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
         }
-        Bytes::Owned(copy.into())
+        Bytes::own(copy)
     }
 
     /// The bytes.
@@ -101,7 +126,7 @@ impl Bytes {
             Bytes::One(piece) => std::slice::from_ref(piece),
             Bytes::Many(pieces, _) => pieces,
             Bytes::Owned(bytes) => {
-                one = [Piece { base: bytes.as_ptr().cast_mut(), len: bytes.len() }];
+                one = [Piece { base: bytes.0.as_ptr().cast_mut(), len: bytes.0.len() }];
                 &one
             }
         };
@@ -148,7 +173,7 @@ impl Memory for Bytes {
         match self {
             Bytes::One(piece) => piece.len as u64,
             Bytes::Many(_, size) => *size as u64,
-            Bytes::Owned(bytes) => bytes.len() as u64,
+            Bytes::Owned(bytes) => bytes.0.len() as u64,
         }
     }
 
@@ -157,7 +182,7 @@ impl Memory for Bytes {
         match self {
             Bytes::One(piece) => piece.base.expose_provenance() as u64,
             Bytes::Many(..) => 0,
-            Bytes::Owned(bytes) => bytes.as_ptr().expose_provenance() as u64,
+            Bytes::Owned(bytes) => bytes.0.as_ptr().expose_provenance() as u64,
         }
     }
 }

@@ -73,7 +73,7 @@ use datagrams::Datagrams;
 use doors::Own;
 use identity::Identity;
 use links::Link;
-use memory::Bytes;
+use memory::{Bytes, copied_bytes};
 use neighbours::Neighbour;
 use request::{
     AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, PeekRequest, RecvRequest, RemoteIov,
@@ -162,6 +162,8 @@ pub struct Engine {
     frames_per_turn: usize,
     /// Operands of the atomic operation at hand.
     scratch: Vec<u8>,
+    /// Bytes in copies beyond which nothing more is copied.
+    retain: u64,
     idle: Idle,
 }
 
@@ -217,6 +219,7 @@ impl Engine {
             replay: identity.recovers.then(replay::Replay::default),
             frames_per_turn: receive::FRAMES_PER_TURN,
             scratch: Vec::new(),
+            retain: identity.retain,
             idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
         };
         engine.attach();
@@ -235,6 +238,7 @@ impl Engine {
             return Ok(());
         }
         self.demand_way(peer, request.inject)?;
+        self.demand_room(peer, request.inject)?;
         let message = endpoint::Message {
             peer,
             memory: Self::memory(request.payload, request.inject),
@@ -264,6 +268,20 @@ impl Engine {
         self.core.mark_busy(peer);
         self.poll();
         if has_way(self) { Ok(()) } else { Err(Errno::EAGAIN) }
+    }
+
+    /// What is copied while the copies that are kept have reached their bound has to wait until some are confirmed. Not if
+    /// none of them is for this peer: one that takes nothing must not keep others from progress.
+    #[inline]
+    fn demand_room(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
+        let has_room =
+            |engine: &Self| copied_bytes() < engine.retain || !engine.core.keeps_for(peer);
+        if !is_copied || has_room(self) {
+            return Ok(());
+        }
+        self.core.solicit(peer);
+        self.poll();
+        if has_room(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
 
     /// After the protocol was given something to do: what it wants done now, and its frames. (An operation for a peer that
@@ -344,6 +362,7 @@ impl Engine {
         let remote = endpoint::Remote { peer, key, offset };
         let ticket = Ticket { context: request.context, notify: request.notify };
         self.demand_way(peer, request.inject)?;
+        self.demand_room(peer, request.inject)?;
         let memory = Self::memory(request.local, request.inject);
         let started = match request.kind {
             RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
@@ -368,11 +387,12 @@ impl Engine {
             offset: remote.offset,
         };
         self.demand_way(peer, request.inject)?;
+        self.demand_room(peer, true)?;
         // SAFETY: the caller's memory is valid during its call.
         let operands = unsafe {
             let mut bytes = Bytes::borrow(request.operand).copy();
             bytes.extend(Bytes::borrow(request.compare).copy());
-            Bytes::Owned(bytes.into())
+            Bytes::own(bytes)
         };
         let result = wanted.fetch.then(|| Bytes::borrow(request.result));
         let ticket = Ticket { context: request.context, notify: request.notify };

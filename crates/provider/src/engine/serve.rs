@@ -138,9 +138,7 @@ impl Engine {
     /// Performs a peer's atomic operation; its operands are in `scratch`.
     fn perform(&mut self, peer: Peer, request: &AtomicRequest) {
         match self.apply(request) {
-            Ok(old) if request.fetch => {
-                self.core.answer(peer, request.op, Bytes::Owned(old.into()))
-            }
+            Ok(old) if request.fetch => self.core.answer(peer, request.op, Bytes::own(old)),
             Ok(_) => (),
             Err(errno) => self.core.refuse(peer, request.op, errno.0),
         }

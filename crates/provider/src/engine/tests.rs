@@ -1,5 +1,6 @@
 //! Two engines of one process that talk to each other.
 
+mod copies;
 mod datagrams;
 
 use std::io::{Read, Write as _};

@@ -9,13 +9,13 @@ use landbridge_drive::check::Sum;
 use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
 use landbridge_proto::channel::{PATHS_MAX, PathId};
-use landbridge_proto::endpoint::{Memory, Passing, Peer};
+use landbridge_proto::endpoint::{Memory, Outgoing, Passing, Peer};
 
 use super::Engine;
 use super::handshake::Carrier;
 use super::integrity;
 use super::links::Link;
-use super::memory::Bytes;
+use super::memory::{Bytes, copied_bytes};
 use super::neighbours::Out;
 use super::request::{Completion, Kind, SendRequest};
 
@@ -86,6 +86,7 @@ impl Engine {
         let size = memory.size();
         let passing = Passing { peer, tag: request.tag, data: request.data, size };
         let path = link.path;
+        self.core.set_copying(peer, copied_bytes() < self.retain);
         let Some(mut frame) = self.core.pass(&passing, path) else {
             return false;
         };
@@ -132,7 +133,7 @@ impl Engine {
             Carrier::Shm(_) | Carrier::Stream(_) => (),
         }
         let path = link.path;
-        while let Some(mut frame) = self.core.poll_transmit(peer, path) {
+        while let Some(mut frame) = self.next_frame(peer, path) {
             let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
             // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
@@ -173,6 +174,13 @@ impl Engine {
             self.drain_actions();
         }
         Ok(())
+    }
+
+    /// The next frame for a path of `peer`. What it carries is copied only as far as there is room for copies.
+    #[inline]
+    pub(super) fn next_frame(&mut self, peer: Peer, path: PathId) -> Option<Outgoing<'_, Bytes>> {
+        self.core.set_copying(peer, copied_bytes() < self.retain);
+        self.core.poll_transmit(peer, path)
     }
 
     fn transmit_to_self(&mut self, peer: Peer, path: PathId) -> io::Result<()> {

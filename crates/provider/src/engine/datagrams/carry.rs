@@ -86,7 +86,7 @@ impl Engine {
         peer: Peer,
     ) -> io::Result<Sent> {
         let path = link.path;
-        while let Some(mut frame) = self.core.poll_transmit(peer, path) {
+        while let Some(mut frame) = self.next_frame(peer, path) {
             let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
             // SAFETY: the memory is valid until `transmitted` says that the frame has left.

@@ -9,20 +9,27 @@ use super::super::datagrams::Datagrams;
 use super::*;
 
 /// Both, and the number under which the first knows the other.
-struct Pair {
-    one: Party,
-    other: Party,
-    number: FiAddr,
+pub(super) struct Pair {
+    pub one: Party,
+    pub other: Party,
+    pub number: FiAddr,
 }
 
 impl Pair {
     /// Joined by TCP over the loopback, with a line that is open on both sides.
     fn open() -> Self {
-        let (mut one, mut other) = (Party::open(), Party::open());
-        for party in [&mut one, &mut other] {
+        let mut pair = Self::join(|party| {
             let datagrams = Datagrams::new(congestion::Kind::Cubic);
             party.engine.datagrams = Some(Box::new(datagrams));
-        }
+        });
+        until(|| pair.turn() && pair.one.engine.has_lines() && pair.other.engine.has_lines());
+        pair
+    }
+
+    /// Joined by TCP over the loopback, prepared like this before.
+    pub fn join(prepare: fn(&mut Party)) -> Self {
+        let (mut one, mut other) = (Party::open(), Party::open());
+        [&mut one, &mut other].into_iter().for_each(prepare);
         let door = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
         let (theirs, _) = door.accept().unwrap();
@@ -33,12 +40,10 @@ impl Pair {
             let carrier = Carrier::Stream(Box::new(StreamLink::new(socket.into()).unwrap()));
             party.engine.link_up(Some(peer), carrier, 1, number == back).unwrap();
         }
-        let mut pair = Pair { one, other, number };
-        until(|| pair.turn() && pair.one.engine.has_lines() && pair.other.engine.has_lines());
-        pair
+        Pair { one, other, number }
     }
 
-    fn turn(&mut self) -> bool {
+    pub fn turn(&mut self) -> bool {
         self.one.engine.progress();
         self.other.engine.progress();
         true
@@ -145,6 +150,16 @@ fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
     });
     assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
     assert!(!one.engine.has_lines());
+}
+
+#[test]
+fn closing_does_not_wait_for_a_peer_that_has_died() {
+    let Pair { mut one, other, number } = Pair::open();
+    one.send(number).unwrap();
+    drop(other);
+    let start = Instant::now();
+    one.engine.close();
+    assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
 }
 
 #[test]
