@@ -133,13 +133,14 @@ impl Engine {
             Carrier::Shm(_) | Carrier::Stream(_) => (),
         }
         let path = link.path;
+        let is_recorded = self.is_recorded();
         while let Some(mut frame) = self.next_frame(peer, path) {
             let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
             // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
             unsafe { integrity::fill_in(link.sum, &mut frame, pieces) };
             let sent = match &mut link.carrier {
-                Carrier::Shm(ring) if self.replay.is_some() => {
+                Carrier::Shm(ring) if is_recorded => {
                     send_at_last(ring, frame.front(), pieces)?
                 }
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
