@@ -130,6 +130,8 @@ pub struct Dial {
     pause_millis_max: u64,
     /// Why each address could not be reached, as far as that has been told since the link was up.
     told: Vec<(String, String)>,
+    /// Over UDP it could not be reached here: TCP is next.
+    fallback: Option<SocketAddr>,
 }
 
 impl Dial {
@@ -144,6 +146,7 @@ impl Dial {
             pause_millis: DIAL_MILLIS_MIN,
             pause_millis_max,
             told: Vec::new(),
+            fallback: None,
         };
         (0..setup.wan_streams.clamp(1, LANES_MAX) as u32).map(new).collect()
     }
@@ -206,10 +209,19 @@ impl Loop<'_> {
     }
 
     fn welcome(&mut self, socket: OwnedFd, remote: Remote, door: Door) {
-        self.report.accepted += 1;
         let transport = rustix::io::ioctl_fionbio(&socket, true)
             .map_err(|error| error.to_string())
             .and_then(|()| self.transport_of(socket, door));
+        self.let_in(transport, remote, door);
+    }
+
+    pub(super) fn let_in(
+        &mut self,
+        transport: Result<Transport, String>,
+        remote: Remote,
+        door: Door,
+    ) {
+        self.report.accepted += 1;
         if self.strangers_count >= STRANGERS_MAX {
             self.dismiss_oldest_stranger();
         }
@@ -284,11 +296,10 @@ impl Loop<'_> {
     }
 
     fn certified_cluster(&self, slot: usize) -> Result<ClusterId, String> {
-        match &self.connections[slot].transport {
-            Some(Transport::Tls(link)) => link.peer_cluster(self.clusters),
-            _ => None,
-        }
-        .ok_or_else(|| "its certificate is that of no relay of this job".into())
+        let transport = self.connections[slot].transport.as_ref();
+        transport
+            .and_then(|transport| transport.peer_cluster(self.clusters))
+            .ok_or_else(|| "its certificate is that of no relay of this job".into())
     }
 
     fn admit_endpoint(
@@ -481,7 +492,11 @@ impl Loop<'_> {
                 continue;
             }
             dial.due_millis = None;
-            let Some(address) = dial.next_address() else { continue };
+            let fallback = dial.fallback.take();
+            let Some(address) = fallback.or_else(|| dial.next_address()) else { continue };
+            if fallback.is_none() && self.dial_over_udp(cluster, stream, address, now_millis) {
+                continue;
+            }
             if let Err(why) = self.dial(cluster, stream, address, now_millis) {
                 self.handle_dial_failure(cluster, stream, &Remote::Ip(address), &why);
             }
@@ -506,6 +521,25 @@ impl Loop<'_> {
             self.watch.handle_link(cluster, remote, LinkState::Unreachable(why));
         }
         self.schedule_dial(cluster, stream);
+    }
+
+    /// TCP is next, at once; when that link is to be made again later, UDP has another try.
+    pub(super) fn handle_udp_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        why: &str,
+    ) {
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        (dial.fallback, dial.due_millis) = (Some(address), Some(sys::now_millis()));
+        if !is_up && dial.is_news(format!("{address}/udp"), why) {
+            self.watch.log(format_args!(
+                "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",
+                cluster.0
+            ));
+        }
     }
 
     fn dial(

@@ -25,7 +25,7 @@ pub enum Door {
     Ranks,
     /// The Unix socket, for endpoints of the own node.
     Unix,
-    /// TLS, for other relays.
+    /// TLS or QUIC, for other relays.
     Relays,
     /// We knocked at the relay of this cluster, for a stream of this number.
     Dialled(ClusterId, u32),
@@ -85,11 +85,8 @@ impl Stranger {
     /// Why the stranger is refused.
     pub fn advance(&mut self, transport: &mut Transport, own: &Own) -> Result<Progress, String> {
         loop {
-            if let Transport::Tls(link) = transport {
-                link.advance().map_err(|error| tls_refusal(&error))?;
-                if !link.is_ready() {
-                    return Ok(Progress::Waits);
-                }
+            if !transport.shake_hands().map_err(|error| tls_refusal(&error))? {
+                return Ok(Progress::Waits);
             }
             if !self.is_certified {
                 return Ok(Progress::Certified);
@@ -127,7 +124,7 @@ impl Stranger {
                 }
                 self.step = Step::Memory(introduction);
             }
-            Step::Memory(introduction) => match ShmLink::receive_memory(transport.fd()) {
+            Step::Memory(introduction) => match receive_memory(transport) {
                 Ok(memory) => return Ok(Some(Progress::Known(introduction, Some(memory)))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.step = Step::Memory(introduction);
@@ -202,6 +199,10 @@ fn say(transport: &mut Transport, bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
+fn receive_memory(transport: &Transport) -> io::Result<OwnedFd> {
+    ShmLink::receive_memory(transport.fd().ok_or(io::ErrorKind::Unsupported)?)
+}
+
 fn fresh_nonce() -> Result<Nonce, String> {
     sys::random().map_err(|error| format!("no random numbers: {error}"))
 }
@@ -215,6 +216,7 @@ fn tls_refusal(error: &io::Error) -> String {
         io::ErrorKind::UnexpectedEof => "it left before the hello was over".into(),
         // The network's own: TLS has not had a say yet.
         _ if error.raw_os_error().is_some() => error.to_string(),
+        io::ErrorKind::TimedOut => error.to_string(),
         _ => format!("TLS: {error}"),
     }
 }
