@@ -14,8 +14,6 @@
 
 mod socket;
 mod terms;
-#[cfg(test)]
-mod tests;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -537,7 +535,7 @@ impl Line {
 
 /// Why a connection has ended.
 fn explain(reason: &ConnectionError) -> io::Error {
-    let other = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
+    let other = |text: String| io::Error::other(text);
     match reason {
         ConnectionError::ApplicationClosed(_) => io::ErrorKind::UnexpectedEof.into(),
         ConnectionError::TimedOut => {

@@ -74,6 +74,11 @@ impl Stranger {
         Self { door, deadline_millis, step: Step::Connecting, is_certified, buffer: Vec::new() }
     }
 
+    /// Whether nothing has been said yet.
+    pub fn is_connecting(&self) -> bool {
+        matches!(self.step, Step::Connecting)
+    }
+
     /// Its certificate is good: the hello may begin.
     pub fn set_certified(&mut self) {
         self.is_certified = true;
@@ -216,7 +221,8 @@ fn tls_refusal(error: &io::Error) -> String {
         io::ErrorKind::UnexpectedEof => "it left before the hello was over".into(),
         // The network's own: TLS has not had a say yet.
         _ if error.raw_os_error().is_some() => error.to_string(),
-        io::ErrorKind::TimedOut => error.to_string(),
+        // QUIC says of itself what it is.
+        io::ErrorKind::TimedOut | io::ErrorKind::Other => error.to_string(),
         _ => format!("TLS: {error}"),
     }
 }
