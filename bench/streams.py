@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""How much of a long wide-area link parallel streams between two relays fill.
+"""How much of a long wide-area link parallel streams between two relays fill, and one stream over UDP.
 
-    bench/streams.py                        1, 4, 16 and 64 streams, with and without loss; four minutes
+    bench/streams.py                        1, 4, 16 and 64 streams, and UDP, with and without loss; five minutes
     bench/streams.py --streams 1,16 --loss 0 --pairs 4 --seconds 5
+    bench/streams.py --udp --loss 0,0.1,1   one stream over TCP, and one over UDP with either congestion control
 
 Two clusters of two hosts, joined by a link of 1 Gbit/s with a round trip of 100 ms. Pairs of ranks, one on either
 side, send messages of 1 MiB one way, 64 of all pairs under way, as IMB's Uniband does; counted is what has come
@@ -25,7 +26,10 @@ import stamp  # noqa: E402
 from support import paths  # noqa: E402
 
 LINK_MB_S = 125.0
-STREAMS, LOSSES, PAIRS = (1, 4, 16, 64), ("0 %", "0.1 %"), (1, 4)
+# So many streams over TCP, or one over UDP.
+UDP = {"udp": "bbr", "udp-cubic": "cubic"}
+STREAMS, LOSSES, PAIRS = (1, 4, 16, 64, "udp"), ("0 %", "0.1 %"), (1, 4)
+TCP_AND_UDP = (1, *UDP)
 ROUNDS = 1
 SIZE, WINDOW = 1 << 20, 64
 # TCP needs a dozen round trips to find the rate, and longer after its first loss.
@@ -61,7 +65,7 @@ def measure(
     for turn in range(rounds):
         for case, found in zip(cases, rates):
             loss, count, number = case
-            what = f"{loss} loss, {count} pairs, {number} streams"
+            what = f"{loss} loss, {count} pairs, {named(number)}"
             print(f"streams: round {turn + 1} of {rounds}: {what}: ", end="", flush=True)
             found.append(one_run(loss, count, number, seconds))
             print(f"{found[-1]:.1f} MB/s", flush=True)
@@ -77,7 +81,7 @@ def measure(
     return result
 
 
-def one_run(loss: str, pairs: int, streams: int, seconds: float) -> float:
+def one_run(loss: str, pairs: int, streams: int | str, seconds: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         file, notes = Path(folder) / "lab.toml", Path(folder) / "notes"
         file.write_text(LAB.format(hosts=HOSTS, loss=loss))
@@ -86,6 +90,8 @@ def one_run(loss: str, pairs: int, streams: int, seconds: float) -> float:
         # Half the world on either side: the flow's pairs are across the link.
         per_node = max(1, pairs // HOSTS)
         settings = {"wan_streams": str(streams)}
+        if streams in UDP:
+            settings = {"wan_udp": "on", "congestion": UDP[streams]}
         words = labs.job(2 * pairs, per_node, settings, program)
         words[words.index("--") : words.index("--")] = ["--ranks-per-cluster", str(pairs)]
         receivers = [notes / str(rank) for rank in range(pairs)]
@@ -115,7 +121,7 @@ def section(result: dict) -> str:
     ]
     found = {tuple(case): value for case, value in zip(result["cases"], result["medians"])}
     numbers = list(dict.fromkeys(number for _, _, number in found))
-    lines += [f"| loss | pairs | {' | '.join(plural(number) for number in numbers)} |"]
+    lines += [f"| loss | pairs | {' | '.join(named(number) for number in numbers)} |"]
     lines.append("|---|--:|" + "--:|" * len(numbers))
     for loss, pairs in dict.fromkeys((loss, pairs) for loss, pairs, _ in found):
         cells = [f"{(value := found[loss, pairs, number]):.1f} ({value / LINK_MB_S:.0%})" for number in numbers]
@@ -123,7 +129,9 @@ def section(result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plural(streams: int) -> str:
+def named(streams: int | str) -> str:
+    if streams in UDP:
+        return f"UDP, {UDP[streams].upper()}"
     return f"{streams} stream{'s' if streams != 1 else ''}"
 
 
@@ -132,7 +140,10 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--streams", default=",".join(map(str, STREAMS)), help="1 to 64, with commas")
+    parser.add_argument(
+        "--streams", default=",".join(map(str, STREAMS)), help="1 to 64, udp, udp-cubic; with commas"
+    )
+    parser.add_argument("--udp", action="store_true", help=f"the same as --streams {','.join(map(str, TCP_AND_UDP))}")
     parser.add_argument("--loss", default="0,0.1", help="per cent, with commas")
     parser.add_argument("--pairs", default=",".join(map(str, PAIRS)), help="with commas")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that are counted, after the warm-up")
@@ -143,6 +154,10 @@ def numbers_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+def streams_of(text: str) -> tuple[int | str, ...]:
+    return tuple(word if word in UDP else int(word) for word in text.split(","))
+
+
 if __name__ == "__main__":
     options = arguments()
     wanted = [f"{share} %" for share in options.loss.split(",")]
@@ -151,7 +166,7 @@ if __name__ == "__main__":
             lambda: section(
                 measure(
                     max(options.rounds, 1),
-                    numbers_of(options.streams),
+                    TCP_AND_UDP if options.udp else streams_of(options.streams),
                     wanted,
                     numbers_of(options.pairs),
                     options.seconds,

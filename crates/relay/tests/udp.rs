@@ -213,3 +213,21 @@ impl Crowd {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+/// TCP: two signs of life each second, and the clock.
+#[test]
+fn an_idle_link_wakes_its_relays_seldom() {
+    let waits = |variables: &[(&str, &str)]| {
+        let (mut zero, one) = RelayProcess::pair_with(variables);
+        // Until the size of datagrams has been found.
+        std::thread::sleep(Duration::from_secs(2));
+        let before = zero.counter("waits");
+        std::thread::sleep(Duration::from_secs(4));
+        let waits = zero.counter("waits") - before;
+        drop(one);
+        waits
+    };
+    let (tcp, udp) = (waits(&[]), waits(&[UDP]));
+    println!("in 4 s: {tcp} waits over TCP, {udp} over UDP");
+    assert!(udp < 100, "{udp} waits");
+}

@@ -12,6 +12,7 @@
 //! What may never happen: plaintext on the wire; a byte of a stream from whom the job's authority has made no certificate;
 //! more than [`LINES_MAX`] connections, or more than [`WINDOW_BYTES`] kept of one in each direction.
 
+mod line;
 mod socket;
 mod terms;
 
@@ -25,13 +26,14 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::id::ClusterId;
 use quinn_proto::{
-    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint,
-    EndpointEvent, Event, Incoming, ReadError, StreamEvent, StreamId, Transmit, VarInt, WriteError,
+    ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint, EndpointEvent, Incoming,
+    Transmit, VarInt,
 };
 use rustls::pki_types::CertificateDer;
 
 use super::socket::{Read, Written};
 use super::tls::{Identity, certified_cluster, relay_name};
+use line::Line;
 use socket::QuicSocket;
 use terms::Terms;
 pub use terms::{Congestion, WINDOW_BYTES};
@@ -40,8 +42,6 @@ pub use terms::{Congestion, WINDOW_BYTES};
 pub const LINES_MAX: usize = 2048;
 /// With so many connections, who comes must show first that it is where it says it is.
 const LINES_CALM_MAX: usize = 64;
-/// Bytes accepted beyond what may be under way: more would only delay.
-const UNSENT_BYTES: u64 = 256 << 10;
 /// Receiving calls before others have their turn.
 const RECEIVES_MAX: usize = 4;
 /// Runs of datagrams that one connection sends before others have their turn.
@@ -76,21 +76,6 @@ struct Hub {
     told: Vec<usize>,
     arrived: Vec<usize>,
     outgoing: Vec<u8>,
-}
-
-struct Line {
-    connection: Connection,
-    stream: Option<StreamId>,
-    /// Whom news are for.
-    token: Option<u64>,
-    news: News,
-    is_connected: bool,
-    is_touched: bool,
-    /// A link holds it.
-    is_held: bool,
-    is_drained: bool,
-    lost: Option<ConnectionError>,
-    timer: Option<Instant>,
 }
 
 impl QuicHub {
@@ -218,18 +203,7 @@ impl Hub {
         if self.lines.len() <= handle.0 {
             self.lines.resize_with(handle.0 + 1, || None);
         }
-        self.lines[handle.0] = Some(Box::new(Line {
-            connection,
-            stream: None,
-            token: None,
-            news: News::default(),
-            is_connected: false,
-            is_touched: false,
-            is_held: true,
-            is_drained: false,
-            lost: None,
-            timer: None,
-        }));
+        self.lines[handle.0] = Some(Box::new(Line::new(connection)));
         self.lines_count += 1;
         self.touch(handle.0);
     }
@@ -482,74 +456,6 @@ fn wait_for(socket: &QuicSocket, time: Duration) {
     let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time));
 }
 
-impl Line {
-    fn handle(&mut self, event: Event) {
-        match event {
-            Event::Connected => {
-                self.is_connected = true;
-                if self.connection.side().is_client() {
-                    // There is credit for one from the start.
-                    self.stream = self.connection.streams().open(Dir::Bi);
-                }
-                self.news.is_readable = true;
-            }
-            Event::Stream(StreamEvent::Opened { dir: Dir::Bi }) => {
-                if self.stream.is_none() {
-                    self.stream = self.connection.streams().accept(Dir::Bi);
-                }
-                self.news.is_readable = true;
-            }
-            Event::Stream(StreamEvent::Readable { .. }) => self.news.is_readable = true,
-            Event::Stream(StreamEvent::Writable { .. }) => self.news.is_writable = true,
-            Event::Stream(StreamEvent::Stopped { .. }) => self.news.is_over = true,
-            Event::ConnectionLost { reason } => {
-                self.lost = Some(reason);
-                self.news.is_over = true;
-            }
-            _ => (),
-        }
-    }
-
-    /// Accepts no more than what may be under way, and a little to go on with: what waits here is overtaken by nobody.
-    fn tune(&mut self) {
-        let under_way = self.connection.congestion_state().window();
-        let window = under_way + under_way / 2 + UNSENT_BYTES;
-        self.connection.set_send_window(window.min(WINDOW_BYTES.into()));
-    }
-
-    fn finish(&mut self) {
-        if let Some(stream) = self.stream {
-            let _ = self.connection.send_stream(stream).finish();
-        }
-    }
-
-    /// Whether something that was written may still arrive.
-    fn is_waiting(&mut self) -> bool {
-        self.lost.is_none() && self.connection.streams().send_streams() > 0
-    }
-
-    fn end(&self) -> Option<io::Error> {
-        self.lost.as_ref().map(explain)
-    }
-}
-
-/// Why a connection has ended.
-fn explain(reason: &ConnectionError) -> io::Error {
-    let other = |text: String| io::Error::other(text);
-    match reason {
-        ConnectionError::ApplicationClosed(_) => io::ErrorKind::UnexpectedEof.into(),
-        ConnectionError::TimedOut => {
-            io::Error::new(io::ErrorKind::TimedOut, "nothing has been heard of it over UDP")
-        }
-        ConnectionError::Reset => {
-            io::Error::new(io::ErrorKind::ConnectionReset, "it knows nothing of this connection")
-        }
-        ConnectionError::TransportError(error) => other(format!("QUIC: {error}")),
-        ConnectionError::ConnectionClosed(close) => other(format!("QUIC: it says: {close}")),
-        error => other(format!("QUIC: {error}")),
-    }
-}
-
 /// One connection of a hub. Dropped, it is closed.
 pub struct QuicLink {
     hub: QuicHub,
@@ -613,63 +519,6 @@ impl QuicLink {
         let written = self.with(|line| line.write(slices));
         self.touch();
         written
-    }
-}
-
-impl Line {
-    /// Also gives whether the peer is to be told that there is room again.
-    fn read(&mut self, buffer: &mut [u8]) -> (io::Result<Read>, bool) {
-        let Some(stream) = self.stream else {
-            return (Err(self.end().unwrap_or(io::ErrorKind::WouldBlock.into())), false);
-        };
-        let mut stream = self.connection.recv_stream(stream);
-        let Ok(mut chunks) = stream.read(true) else {
-            return (Ok(Read { bytes: 0, more: false }), false);
-        };
-        let mut bytes = 0;
-        let result = loop {
-            if bytes == buffer.len() {
-                break Ok(true);
-            }
-            match chunks.next(buffer.len() - bytes) {
-                Ok(Some(chunk)) => {
-                    buffer[bytes..bytes + chunk.bytes.len()].copy_from_slice(&chunk.bytes);
-                    bytes += chunk.bytes.len();
-                }
-                Ok(None) => break Ok(false),
-                Err(error) => break Err(error),
-            }
-        };
-        let credit = chunks.finalize().should_transmit();
-        let result = match result {
-            Ok(more) => Ok(Read { bytes, more: more || bytes > 0 }),
-            Err(_) if bytes > 0 => Ok(Read { bytes, more: self.lost.is_some() }),
-            Err(ReadError::Blocked) => Err(self.end().unwrap_or(io::ErrorKind::WouldBlock.into())),
-            Err(ReadError::Reset(_)) => Err(io::ErrorKind::ConnectionReset.into()),
-        };
-        (result, credit)
-    }
-
-    fn write<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<Written> {
-        let stream = match (self.stream, &self.lost) {
-            (Some(stream), None) => stream,
-            _ => return Err(self.end().unwrap_or(io::ErrorKind::BrokenPipe.into())),
-        };
-        let mut stream = self.connection.send_stream(stream);
-        let mut bytes = 0;
-        for mut slice in slices {
-            while !slice.is_empty() {
-                match stream.write(slice) {
-                    Ok(taken) => {
-                        bytes += taken;
-                        slice = &slice[taken..];
-                    }
-                    Err(WriteError::Blocked) => return Ok(Written { bytes, blocked: true }),
-                    Err(_) => return Err(io::ErrorKind::BrokenPipe.into()),
-                }
-            }
-        }
-        Ok(Written { bytes, blocked: false })
     }
 }
 
