@@ -363,7 +363,7 @@ impl Hub {
                     break;
                 }
                 self.outgoing.clear();
-                let run_max = self.socket.run_max();
+                let run_max = self.socket.run_max(line.connection.current_mtu().into());
                 match line.connection.poll_transmit(now, run_max, &mut self.outgoing) {
                     Some(transmit) => self.socket.send(&transmit, &self.outgoing[..transmit.size]),
                     None => {

@@ -18,6 +18,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// Room for what one receiving call may bring in one place: no packet is larger.
 const SLOT_BYTES: usize = 64 << 10;
+/// Datagrams that go out with one call are one packet to the kernel.
+const RUN_BYTES_MAX: usize = 65_000;
 /// Places for one receiving call.
 const SLOTS: usize = 8;
 
@@ -89,9 +91,9 @@ impl QuicSocket {
         !self.state.may_fragment()
     }
 
-    /// Datagrams that may go out with one call.
-    pub fn run_max(&self) -> usize {
-        self.state.max_gso_segments()
+    /// Datagrams of `size` bytes that may go out with one call.
+    pub fn run_max(&self, size: usize) -> usize {
+        self.state.max_gso_segments().min(RUN_BYTES_MAX / size.max(1)).max(1)
     }
 
     /// Whether the kernel has no room: nothing more may be sent before [`Self::resume`] says so.
