@@ -153,7 +153,8 @@ def wan_udp(options, fault: str, events: Events) -> Case:
 
 def wan_without_udp(options, folder: Path) -> Case:
     """A firewall lets no UDP through."""
-    case = wan_udp(options, "UDP blocked by a firewall", [])
+    case = wan_udp(options, "UDP dropped by a firewall", [])
+    case.name = case.name.removesuffix(" over UDP")
     case.lab = folder / "no-udp.toml"
     case.lab.write_text(LAB_FILE.read_text().replace(*NO_UDP))
     case.proof = r"(?s)over UDP: .*; TCP is tried.*linked to the relay of cluster \d at [\d.:]+$.*^done: \d+"
