@@ -230,6 +230,13 @@ mod tests {
         let text = links.handle(1, 0, "192.0.2.1:7799", "");
         assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now"));
         assert!(links.are_up());
+        let text = links.handle(1, 0, "192.0.2.1:7799/udp", "it has closed the connection");
+        assert!(
+            text.is_some_and(|text| !text.contains("udp")),
+            "an address is what can be dialled"
+        );
+        let text = links.handle(1, 0, "192.0.2.1:7799/udp", "");
+        assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now (udp)"));
     }
 
     #[test]
