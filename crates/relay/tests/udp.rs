@@ -3,6 +3,8 @@
 mod common;
 
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Authority, PATIENCE, Plan, Rank, RelayProcess, command, pattern};
@@ -211,6 +213,66 @@ impl Crowd {
         self.hub.collect(Instant::now());
         self.hub.transmit(Instant::now());
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_dialler_whose_address_changes_keeps_its_connection() {
+    let authority = Authority::new();
+    let mut zero = RelayProcess::start_with(&Plan::new(0, &authority).wan(), command(&[UDP]));
+    let translator = Translator::to(zero.relays.unwrap());
+    let plan = Plan::new(1, &authority).peer(0, translator.address);
+    let mut one = RelayProcess::start_with(&plan, command(&[UDP]));
+    one.wait_for("linked to the relay of cluster 0");
+    are_connected(&zero, &one);
+    translator.change();
+    let (zero_again, one_again) = (&zero, &one);
+    let (mut here, mut there) = (Rank::attach(zero_again, 2), Rank::attach(one_again, 6));
+    for number in 0..100 {
+        here.send(6, number, b"there");
+        there.send(2, number, b"here");
+        assert_eq!(here.receive_frame().1, b"here");
+        assert_eq!(there.receive_frame().1, b"there");
+    }
+    assert_eq!((zero.counter("breaks"), one.counter("breaks")), (0, 0));
+}
+
+/// Hands datagrams on under an address of its own, which may change.
+struct Translator {
+    address: SocketAddr,
+    changes: Arc<AtomicUsize>,
+}
+
+impl Translator {
+    fn to(door: SocketAddr) -> Self {
+        let open = || {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket
+        };
+        let (front, backs) = (open(), [open(), open()]);
+        let (address, changes) = (front.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let seen = Arc::downgrade(&changes);
+        std::thread::spawn(move || {
+            let (mut inside, mut bytes) = (None, [0; 65_536]);
+            while let Some(changes) = seen.upgrade() {
+                let back = &backs[changes.load(Ordering::Relaxed)];
+                while let Ok((size, from)) = front.recv_from(&mut bytes) {
+                    inside = Some(from);
+                    back.send_to(&bytes[..size], door).unwrap();
+                }
+                // What still comes to the old address comes in vain.
+                while let Ok((size, _)) = back.recv_from(&mut bytes) {
+                    front.send_to(&bytes[..size], inside.unwrap()).unwrap();
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        Self { address, changes }
+    }
+
+    fn change(&self) {
+        self.changes.store(1, Ordering::Relaxed);
     }
 }
 
