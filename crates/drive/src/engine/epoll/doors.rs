@@ -579,11 +579,23 @@ impl Loop<'_> {
         address: SocketAddr,
         why: &str,
     ) {
-        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
         let now = sys::now_millis();
         let Some(dial) = self.dial_of(cluster, stream) else { return };
         (dial.fallback, dial.due_millis) = (Some(address), Some(now));
         dial.udp_failed_millis = (!std::mem::take(&mut dial.is_second)).then_some(now);
+        self.tell_of_udp_failure(cluster, stream, address, why);
+    }
+
+    /// Once for each reason.
+    pub(super) fn tell_of_udp_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        why: &str,
+    ) {
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
         if !is_up && dial.is_news(format!("{address}/udp"), why) {
             self.watch.log(format_args!(
                 "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",

@@ -169,7 +169,7 @@ impl Loop<'_> {
         let link = match hub.and_then(|hub| hub.dial(cluster, to, Instant::now())) {
             Ok(link) => link,
             Err(why) => {
-                self.watch.log(format_args!("cannot use UDP to {to}: {why}; TCP is tried"));
+                self.tell_of_udp_failure(cluster, stream, to, &why);
                 return false;
             }
         };
