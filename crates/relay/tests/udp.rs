@@ -16,6 +16,8 @@ const UDP: (&str, &str) = ("LANDBRIDGE_WAN_UDP", "on");
 
 /// So many strangers together are more than are let in without being asked to come again.
 const CROWD: usize = 100;
+/// A stranger with a good certificate costs less; without one there is no stream.
+const STRANGER_BYTES_MAX: u64 = 100 << 10;
 const _: () = assert!(CROWD < LINES_MAX);
 
 fn are_connected(zero: &RelayProcess, one: &RelayProcess) {
@@ -168,7 +170,11 @@ fn garbage_and_a_crowd_at_the_door_disturb_nobody() {
         }
     };
     shout(2_000);
+    let memory = zero.memory_bytes();
     let crowd = Crowd::new(&authority, 1, door, CROWD);
+    let each = zero.memory_bytes().saturating_sub(memory) / CROWD as u64;
+    println!("each of a crowd costs {each} bytes");
+    assert!(each < STRANGER_BYTES_MAX, "{each} bytes");
     let plan = Plan::new(1, &authority).peer(0, door);
     let mut one = RelayProcess::start_with(&plan, command(&[UDP]));
     let line = one.wait_for("linked to the relay of cluster 0");
