@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""How much of a long wide-area link parallel streams between two relays fill.
+"""How much of a long wide-area link parallel streams between two relays fill, and one stream over UDP.
 
-    bench/streams.py                        1, 4, 16 and 64 streams, with and without loss; four minutes
+    bench/streams.py                        1, 4, 16 and 64 streams, and UDP, with and without loss; five minutes
     bench/streams.py --quick                1, 16 and 64 streams, four pairs; a minute and a half
     bench/streams.py --streams 1,16 --loss 0 --pairs 4 --seconds 5
+    bench/streams.py --udp --loss 0,0.1,1   one stream over TCP, and one over UDP with either congestion control
 
 Two clusters of two hosts, joined by a link of 1 Gbit/s with a round trip of 100 ms. Pairs of ranks, one on either
 side, send messages of 1 MiB one way, 64 of all pairs under way, as IMB's Uniband does; counted is what has come
@@ -26,7 +27,10 @@ import stamp  # noqa: E402
 from support import paths, svg  # noqa: E402
 
 LINK_MB_S = 125.0
-STREAMS, LOSSES, PAIRS = (1, 4, 16, 64), ("0 %", "0.1 %"), (1, 4)
+# So many streams over TCP, or one over UDP.
+UDP = {"udp": "bbr", "udp-cubic": "cubic"}
+STREAMS, LOSSES, PAIRS = (1, 4, 16, 64, "udp"), ("0 %", "0.1 %"), (1, 4)
+TCP_AND_UDP = (1, *UDP)
 QUICK_STREAMS, QUICK_PAIRS = (1, 16, 64), (4,)
 # So many times one stream; no more than the link carries.
 TARGET = 12.0
@@ -65,7 +69,7 @@ def measure(
     for turn in range(rounds):
         for case, found in zip(cases, rates):
             loss, count, number = case
-            what = f"{loss} loss, {count} pairs, {number} streams"
+            what = f"{loss} loss, {count} pairs, {named(number)}"
             print(f"streams: round {turn + 1} of {rounds}: {what}: ", end="", flush=True)
             found.append(one_run(loss, count, number, seconds))
             print(f"{found[-1]:.1f} MB/s", flush=True)
@@ -81,7 +85,7 @@ def measure(
     return result
 
 
-def one_run(loss: str, pairs: int, streams: int, seconds: float) -> float:
+def one_run(loss: str, pairs: int, streams: int | str, seconds: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         file, notes = Path(folder) / "lab.toml", Path(folder) / "notes"
         file.write_text(LAB.format(hosts=HOSTS, loss=loss))
@@ -90,6 +94,8 @@ def one_run(loss: str, pairs: int, streams: int, seconds: float) -> float:
         # Half the world on either side: the flow's pairs are across the link.
         per_node = max(1, pairs // HOSTS)
         settings = {"wan_streams": str(streams)}
+        if streams in UDP:
+            settings = {"wan_udp": "on", "congestion": UDP[streams]}
         words = labs.job(2 * pairs, per_node, settings, program)
         words[words.index("--") : words.index("--")] = ["--ranks-per-cluster", str(pairs)]
         receivers = [notes / str(rank) for rank in range(pairs)]
@@ -119,7 +125,7 @@ def section(result: dict) -> str:
     ]
     found = {tuple(case): value for case, value in zip(result["cases"], result["medians"])}
     numbers = list(dict.fromkeys(number for _, _, number in found))
-    lines += [f"| loss | pairs | {' | '.join(plural(number) for number in numbers)} | {plural(numbers[-1])} / 1 |"]
+    lines += [f"| loss | pairs | {' | '.join(named(number) for number in numbers)} | {named(most(numbers))} / 1 |"]
     lines.append("|---|--:|" + "--:|" * (len(numbers) + 1))
     for loss, pairs in dict.fromkeys((loss, pairs) for loss, pairs, _ in found):
         rates = [found[loss, pairs, number] for number in numbers]
@@ -128,31 +134,40 @@ def section(result: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def verdict(rates: list[float], numbers: list[int]) -> str:
-    """The last over that of one stream, the best if it is another, and how much of the target the link has room for."""
-    one = dict(zip(numbers, rates)).get(1)
+def most(numbers) -> int:
+    """Most streams over TCP."""
+    return max(number for number in numbers if number not in UDP)
+
+
+def verdict(rates: list[float], numbers: list) -> str:
+    """The most streams over one, the best number of them if it is another, and how much of the target the link has room for."""
+    over_tcp = {number: rate for number, rate in zip(numbers, rates) if number not in UDP}
+    one, last = over_tcp.get(1), over_tcp[most(numbers)]
     if not one:
         return "–"
     notes = []
-    if rates[-1] < TARGET * one:
+    if last < TARGET * one:
         room = LINK_MB_S / one
         notes.append(f"missed: {TARGET:g}x" + (f", the link has room for {room:.1f}x" if room < TARGET else ""))
-    if max(rates) > rates[-1]:
-        notes.append(f"{plural(numbers[rates.index(max(rates))])}: {max(rates) / one:.1f}x")
-    return f"{rates[-1] / one:.1f}x" + (f" ({'; '.join(notes)})" if notes else "")
+    best = max(over_tcp, key=over_tcp.get)
+    if over_tcp[best] > last:
+        notes.append(f"{named(best)}: {over_tcp[best] / one:.1f}x")
+    return f"{last / one:.1f}x" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def picture(result: dict) -> str:
     found = {tuple(case): value for case, value in zip(result["cases"], result["medians"])}
     groups = []
     for loss, pairs in dict.fromkeys((loss, pairs) for loss, pairs, _ in found):
-        bars = {plural(number): rate for (a, b, number), rate in found.items() if (a, b) == (loss, pairs)}
+        bars = {named(number): rate for (a, b, number), rate in found.items() if (a, b) == (loss, pairs)}
         groups.append((f"{loss}, {pairs} pair{'s' if pairs != 1 else ''}", bars))
     title = "Parallel streams, round trip 100 ms, by loss and pairs of ranks"
     return svg.bars(title, groups, "MB/s", [(LINK_MB_S, "the link")])
 
 
-def plural(streams: int) -> str:
+def named(streams: int | str) -> str:
+    if streams in UDP:
+        return f"UDP, {UDP[streams].upper()}"
     return f"{streams} stream{'s' if streams != 1 else ''}"
 
 
@@ -166,7 +181,10 @@ def arguments():
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--streams", default=",".join(map(str, STREAMS)), help="1 to 64, with commas")
+    parser.add_argument(
+        "--streams", default=",".join(map(str, STREAMS)), help="1 to 64, udp, udp-cubic; with commas"
+    )
+    parser.add_argument("--udp", action="store_true", help=f"the same as --streams {','.join(map(str, TCP_AND_UDP))}")
     parser.add_argument("--loss", default="0,0.1", help="per cent, with commas")
     parser.add_argument("--pairs", default=",".join(map(str, PAIRS)), help="with commas")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="that are counted, after the warm-up")
@@ -177,15 +195,25 @@ def numbers_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+def streams_of(text: str) -> tuple[int | str, ...]:
+    return tuple(word if word in UDP else int(word) for word in text.split(","))
+
+
 if __name__ == "__main__":
     options = arguments()
     wanted = [f"{share} %" for share in options.loss.split(",")]
-    numbers, pairs = numbers_of(options.streams), numbers_of(options.pairs)
-    rounds = max(options.rounds, 1)
     sys.exit(
         labs.main(
             lambda: section(
-                quick() if options.quick else measure(rounds, numbers, wanted, pairs, options.seconds)
+                quick()
+                if options.quick
+                else measure(
+                    max(options.rounds, 1),
+                    TCP_AND_UDP if options.udp else streams_of(options.streams),
+                    wanted,
+                    numbers_of(options.pairs),
+                    options.seconds,
+                )
             )
         )
     )

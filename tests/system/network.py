@@ -20,6 +20,8 @@ import common
 from support import process
 
 LAB_FILE = common.ROOT / "labs" / "two-rails.toml"
+# What the near cluster accepts from outside in one case: the port of its relay, TCP alone.
+NO_UDP = ('name = "near"', 'name = "near"\ninbound = [7711]')
 SUMS = common.ROOT / "crates" / "lab" / "src" / "soak" / "sums.py"
 HEAT = common.ROOT / "examples" / "heat.py"
 # For so long the program exchanges messages, and for so long most faults last.
@@ -80,6 +82,12 @@ WAN_FAULTS: dict[str, Events] = {
         (HEAL_S, "link . near-far --restore"),
     ],
 }
+# Once more with `wan_udp=on`, and what the job says of it at the end.
+WAN_OVER_UDP: dict[str, Events] = {
+    "wide-area link cut for 8 s": [(1.0, "link . near-far --down"), (9.0, "link . near-far --up")],
+    "1 % loss on the wide-area link": WAN_FAULTS["1 % loss on the wide-area link"],
+    "relay stopped for 5 s": WAN_FAULTS["relay stopped for 5 s"],
+}
 
 
 @dataclass
@@ -96,6 +104,7 @@ class Case:
     started: str | None = "started"
     # It is to end with an error.
     fails: bool = False
+    lab: Path = LAB_FILE
 
 
 def main() -> int:
@@ -136,7 +145,29 @@ def every_case(options, folder: Path) -> list[Case]:
     cases += [deaf(options), cut_off(options, over_udp=False), cut_off(options, over_udp=True)]
     for fault, events in WAN_FAULTS.items():
         cases += [mpich(options, fault, events, hosts=4)]
+    for fault, events in WAN_OVER_UDP.items():
+        cases += [wan_udp(options, fault, events)]
+    cases += [wan_without_udp(options, folder)]
     return cases
+
+
+def wan_udp(options, fault: str, events: Events) -> Case:
+    """The same between relays that talk over UDP; their log (-v) shows that they do."""
+    case = mpich(options, fault, events, hosts=4)
+    case.name += " over UDP"
+    case.command[2:2] = ["-v", "--set", "wan_udp=on"]
+    case.proof = r"(?s)linked to the relay of cluster \d at \S+/udp.*^done: \d+"
+    return case
+
+
+def wan_without_udp(options, folder: Path) -> Case:
+    """A firewall lets no UDP through."""
+    case = wan_udp(options, "UDP dropped by a firewall", [])
+    case.name = case.name.removesuffix(" over UDP")
+    case.lab = folder / "no-udp.toml"
+    case.lab.write_text(LAB_FILE.read_text().replace(*NO_UDP))
+    case.proof = r"(?s)over UDP: .*; TCP is tried.*linked to the relay of cluster \d at [\d.:]+$.*^done: \d+"
+    return case
 
 
 def words_of_run(options, hosts: int, *words: str) -> list[str]:
@@ -214,8 +245,8 @@ def no_lab(options) -> str:
     return "" if probe.ok else process.tail(probe.output, 1) or probe.why
 
 
-def lab_run(options, name: str) -> list[str]:
-    return [str(options.bin / "landbridge"), "lab", "run", str(LAB_FILE), "--name", name, "--"]
+def lab_run(options, name: str, file: Path = LAB_FILE) -> list[str]:
+    return [str(options.bin / "landbridge"), "lab", "run", str(file), "--name", name, "--"]
 
 
 def try_case(checks, case: Case) -> None:
@@ -226,7 +257,7 @@ def try_case(checks, case: Case) -> None:
 
 def run_case(checks, case: Case, environment: dict[str, str]) -> None:
     name = f"network-{os.getpid()}"
-    job = Job([*lab_run(checks.options, name), *case.command], environment)
+    job = Job([*lab_run(checks.options, name, case.lab), *case.command], environment)
     try:
         trouble = disturb(checks.options, job, case, name)
         seconds = job.wait(min(checks.options.limit, JOB_LIMIT_S)) if not trouble else None

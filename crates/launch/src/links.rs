@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// Breaks of a link in use that the user is told of; later ones are in the relays' logs alone.
 const BREAKS_TOLD_MAX: u32 = 5;
+/// What a relay puts behind the address of one that it talks to over UDP.
+const OVER_UDP: &str = "/udp";
 /// Links named at most when a job ends for want of them.
 const NAMED_MAX: usize = 8;
 
@@ -86,8 +88,12 @@ impl Links {
     ) -> Option<String> {
         let wanted = |link: &&mut Link| (link.pair.from, link.pair.to) == (from, to);
         let link = self.links.iter_mut().find(wanted)?;
+        let (address, is_udp) = match address.strip_suffix(OVER_UDP) {
+            Some(address) => (address, true),
+            None => (address, false),
+        };
         match problem {
-            "" => link.handle_up(),
+            "" => link.handle_up(is_udp),
             _ => link.handle_problem(address, problem, self.patience),
         }
     }
@@ -106,13 +112,14 @@ impl Links {
 }
 
 impl Link {
-    fn handle_up(&mut self) -> Option<String> {
+    fn handle_up(&mut self, is_udp: bool) -> Option<String> {
         self.is_up = true;
         self.problem = None;
         let [from, to] = &self.places;
         let was_missed = std::mem::take(&mut self.is_missed);
-        was_missed
-            .then(|| format!("the relays of {} and {} are linked now", from.cluster, to.cluster))
+        let how = if is_udp { " (udp)" } else { "" };
+        let text = format!("the relays of {} and {} are linked now{how}", from.cluster, to.cluster);
+        was_missed.then_some(text)
     }
 
     fn handle_problem(
@@ -223,6 +230,13 @@ mod tests {
         let text = links.handle(1, 0, "192.0.2.1:7799", "");
         assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now"));
         assert!(links.are_up());
+        let text = links.handle(1, 0, "192.0.2.1:7799/udp", "it has closed the connection");
+        assert!(
+            text.is_some_and(|text| !text.contains("udp")),
+            "an address is what can be dialled"
+        );
+        let text = links.handle(1, 0, "192.0.2.1:7799/udp", "");
+        assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now (udp)"));
     }
 
     #[test]

@@ -41,7 +41,8 @@ const BACKLOG: i32 = 4096;
         (cat relay.toml; echo ---; cat) | landbridge-relay --config -\n\n\
         It prints one line when it is ready, and its log on standard error. SIGUSR1 logs its\n\
         counters; SIGTERM and SIGINT end it, and so does the end of standard input after --config -.\n\
-        Environment: LANDBRIDGE_PEER_TIMEOUT, LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX."
+        Environment: LANDBRIDGE_PEER_TIMEOUT, LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX,\n\
+        LANDBRIDGE_WAN_UDP, LANDBRIDGE_CONGESTION."
 )]
 struct Arguments {
     /// The TOML document that describes the relay; `-` reads it from standard input, up to a line
@@ -117,6 +118,7 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
         peer_timeout: settings.peer_timeout,
         wan_streams: settings.wan_streams,
         redial_max: settings.redial_max,
+        wan_udp: settings.wan_udp,
         recover: settings.recover,
         spin: config.spin_micros.map(Duration::from_micros),
         job: config.job,

@@ -5,7 +5,10 @@ use std::env;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use landbridge_proto::setting::{PEER_TIMEOUT, RECOVER, REDIAL_MAX, Setting, Value, WAN_STREAMS};
+use landbridge_drive::link::quic::Congestion;
+use landbridge_proto::setting::{
+    CONGESTION, PEER_TIMEOUT, RECOVER, REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
+};
 
 /// See the module head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub struct Settings {
     pub wan_streams: usize,
     /// Longest pause before a relay is dialled again.
     pub redial_max: Duration,
+    /// Whether relays are reached over UDP, and how fast that sends.
+    pub wan_udp: Option<Congestion>,
     /// Whether killed processes may come back.
     pub recover: bool,
 }
@@ -37,10 +42,16 @@ impl Settings {
             parsed.map_err(|why| anyhow!("{name}: {why}"))
         };
         let time = |row| read(row)?.duration().context("a time");
+        let word = |row| read(row)?.word().context("a word");
+        let congestion = match word(&CONGESTION)? {
+            "cubic" => Congestion::Cubic,
+            _ => Congestion::Bbr,
+        };
         Ok(Self {
             peer_timeout: time(&PEER_TIMEOUT)?,
             wan_streams: read(&WAN_STREAMS)?.number().context("a number")? as usize,
             redial_max: time(&REDIAL_MAX)?,
+            wan_udp: (word(&WAN_UDP)? == "on").then_some(congestion),
             recover: read(&RECOVER)?.is_on().context("a switch")?,
         })
     }
@@ -54,7 +65,8 @@ mod tests {
     fn what_is_not_set_is_as_by_default() {
         let settings = Settings::from(|_| None).unwrap();
         let (peer_timeout, redial_max) = (Duration::from_secs(60), Duration::from_secs(2));
-        assert_eq!(settings, Settings { peer_timeout, wan_streams: 1, redial_max, recover: false });
+        let expected = Settings { peer_timeout, wan_streams: 1, redial_max, wan_udp: None, recover: false };
+        assert_eq!(settings, expected);
         assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);
     }
 
@@ -66,6 +78,8 @@ mod tests {
         let settings = set("LANDBRIDGE_PEER_TIMEOUT", "5s").unwrap();
         assert_eq!(settings.peer_timeout, Duration::from_secs(5));
         assert_eq!(set("LANDBRIDGE_WAN_STREAMS", "64").unwrap().wan_streams, 64);
+        assert_eq!(set("LANDBRIDGE_WAN_UDP", "on").unwrap().wan_udp, Some(Congestion::Bbr));
+        assert_eq!(set("LANDBRIDGE_CONGESTION", "cubic").unwrap().wan_udp, None);
         let error = set("LANDBRIDGE_WAN_STREAMS", "65").unwrap_err();
         assert!(error.to_string().starts_with("LANDBRIDGE_WAN_STREAMS: "), "{error}");
     }

@@ -20,11 +20,30 @@ const BACK: Duration = Duration::from_secs(12);
 
 #[test]
 fn a_cut_is_noticed_soon_and_healed_without_anybody_unreachable() {
+    notice_and_heal(CUT_SECONDS, &[("LANDBRIDGE_WAN_STREAMS", "3")]);
+}
+
+#[test]
+fn a_cut_is_noticed_as_soon_and_healed_over_udp() {
+    let variables = [("LANDBRIDGE_WAN_STREAMS", "3"), ("LANDBRIDGE_WAN_UDP", "on")];
+    assert!(notice_and_heal(CUT_SECONDS, &variables).contains("/udp"));
+}
+
+#[test]
+fn that_udp_was_cut_off_with_all_the_rest_does_not_count() {
+    // Noticed after some five seconds; UDP is tried for four, TCP after that.
+    let line =
+        notice_and_heal(11, &[("LANDBRIDGE_WAN_STREAMS", "3"), ("LANDBRIDGE_WAN_UDP", "on")]);
+    assert!(line.contains("/udp"), "{line}");
+}
+
+/// Gives the line that says that the link is back.
+fn notice_and_heal(cut_seconds: u64, variables: &[(&str, &str)]) -> String {
     if let Err(why) = own_network() {
         println!("skipped: {why}");
-        return;
+        return "/udp".into();
     }
-    let (mut zero, mut one) = RelayProcess::pair_with(&[("LANDBRIDGE_WAN_STREAMS", "3")]);
+    let (mut zero, mut one) = RelayProcess::pair_with(variables);
     zero.wait_for_counter("lanes", |lanes| lanes == 3);
     let (mut here, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
     let mut sent = send(&mut here, 0, Duration::from_millis(200));
@@ -32,7 +51,7 @@ fn a_cut_is_noticed_soon_and_healed_without_anybody_unreachable() {
     cut(zero.relays.unwrap().port());
     let start = Instant::now();
     let seconds = std::env::var("LANDBRIDGE_TEST_CUT_SECONDS").ok();
-    let seconds = seconds.map_or(CUT_SECONDS, |text| text.parse().unwrap());
+    let seconds = seconds.map_or(cut_seconds, |text| text.parse().unwrap());
     sent = send(&mut here, sent, Duration::from_secs(1));
     for relay in [&mut zero, &mut one] {
         relay.wait_for("the link to the relay");
@@ -44,7 +63,7 @@ fn a_cut_is_noticed_soon_and_healed_without_anybody_unreachable() {
     }
     heal();
     let healed = Instant::now();
-    one.wait_for("linked to the relay of cluster 0");
+    let back = one.wait_for("linked to the relay of cluster 0");
     println!("back {:?} after the cut, which lasted {:?}", healed.elapsed(), healed - start);
     assert!(healed.elapsed() < BACK, "{:?}", healed.elapsed());
     for relay in [&mut zero, &mut one] {
@@ -61,6 +80,7 @@ fn a_cut_is_noticed_soon_and_healed_without_anybody_unreachable() {
     println!("{missing} of {sent} frames are missing");
     assert!(missing > 0, "what was under way is lost");
     assert!(zero.counter("lost") > 0, "and its source is told");
+    back
 }
 
 #[test]
@@ -85,13 +105,14 @@ fn a_rank_that_is_cut_off_is_noticed_and_taken_back() {
     assert_eq!((header.kind, header.source), (Kind::Lost, two.address));
 }
 
-/// Drops everything from and to a TCP port.
+/// Drops everything from and to a port.
 fn cut(port: u16) {
     let port = port.to_string();
     nft(&["add", "table", "inet", "cut"]);
     nft(&["add", "chain", "inet", "cut", "wire", "{ type filter hook input priority 0; }"]);
-    for side in ["sport", "dport"] {
-        nft(&["add", "rule", "inet", "cut", "wire", "tcp", side, &port, "drop"]);
+    for (protocol, side) in [("tcp", "sport"), ("tcp", "dport"), ("udp", "sport"), ("udp", "dport")]
+    {
+        nft(&["add", "rule", "inet", "cut", "wire", protocol, side, &port, "drop"]);
     }
 }
 

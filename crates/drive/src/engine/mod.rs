@@ -16,6 +16,7 @@ use landbridge_proto::id::{ClusterId, JobId, JobKey};
 use landbridge_proto::relay::Counters;
 use landbridge_proto::route::table::Range;
 
+use crate::link::quic::Congestion;
 use crate::link::tls::Identity;
 
 /// What a relay is to do.
@@ -44,6 +45,8 @@ pub struct Setup {
     pub peer_timeout: Duration,
     /// Streams to each relay that this one connects to.
     pub wan_streams: usize,
+    /// Whether links to other relays are made over UDP where that gets through, and how fast they send.
+    pub wan_udp: Option<Congestion>,
     /// Longest pause before a relay is dialled again.
     pub redial_max: Duration,
     /// Endpoints that were killed may come back.

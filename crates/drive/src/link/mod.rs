@@ -2,6 +2,7 @@
 
 pub mod datagram;
 pub mod near;
+pub mod quic;
 pub mod shm;
 pub mod socket;
 pub mod stream;

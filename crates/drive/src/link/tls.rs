@@ -30,6 +30,9 @@ const OUTPUT_BYTES: usize = 16 * SEALED_BYTES;
 /// A record this small is not worth encrypting straight from where it lies.
 const STRAIGHT_BYTES_MIN: usize = RECORD_BYTES;
 
+/// The name of what relays speak, inside QUIC.
+const PROTOCOL: &[u8] = b"landbridge";
+
 /// What a relay shows to and asks of other relays.
 #[derive(Clone)]
 pub struct Identity {
@@ -78,6 +81,14 @@ impl Identity {
         server.send_tls13_tickets = 0;
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
+
+    /// The same for QUIC, which demands that both sides name what they speak.
+    pub fn for_quic(&self) -> (ClientConfig, ServerConfig) {
+        let (mut client, mut server) = ((*self.client).clone(), (*self.server).clone());
+        client.alpn_protocols = vec![PROTOCOL.into()];
+        server.alpn_protocols = vec![PROTOCOL.into()];
+        (client, server)
+    }
 }
 
 fn certificates(pem: &str, name: &str) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -102,6 +113,15 @@ fn provider() -> CryptoProvider {
 /// The name in the certificate of the relay of `cluster`.
 pub fn relay_name(cluster: ClusterId) -> String {
     format!("relay-{}.landbridge", cluster.0)
+}
+
+/// Which of `clusters` clusters a certificate is made for.
+pub fn certified_cluster(certificate: &CertificateDer<'_>, clusters: usize) -> Option<ClusterId> {
+    let certificate = ParsedCertificate::try_from(certificate).ok()?;
+    (0..clusters).map(|number| ClusterId(number as u16)).find(|cluster| {
+        let name = ServerName::try_from(relay_name(*cluster));
+        name.is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
+    })
 }
 
 enum Connection {
@@ -204,11 +224,7 @@ impl TlsLink {
             Connection::Client(connection) => connection.peer_certificates(),
             Connection::Server(connection) => connection.peer_certificates(),
         };
-        let certificate = ParsedCertificate::try_from(certificates?.first()?).ok()?;
-        (0..clusters).map(|number| ClusterId(number as u16)).find(|cluster| {
-            let name = ServerName::try_from(relay_name(*cluster));
-            name.is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
-        })
+        certified_cluster(certificates?.first()?, clusters)
     }
 
     /// Moves the handshake on as far as it goes without waiting.

@@ -46,7 +46,7 @@ pub const CONGESTION: Setting = Setting {
     unit: "cubic or bbr",
     kind: Kind::Choice(&["cubic", "bbr"]),
     scope: Scope::Job,
-    readers: &[Reader::Process],
+    readers: &[Reader::Process, Reader::Relay],
     sentence: "What decides how fast a UDP path sends. CUBIC takes every lost packet for a full queue.",
 };
 pub const RAILS: Setting = Setting {
@@ -143,7 +143,17 @@ pub const WAN_STREAMS: Setting = Setting {
     kind: Kind::Count { min: 1, max: 64 },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    sentence: "Parallel TCP streams between two relays.",
+    sentence: "Parallel streams between two relays.",
+};
+pub const WAN_UDP: Setting = Setting {
+    name: "wan_udp",
+    default: "off",
+    unit: "off or on",
+    kind: Kind::Choice(&["off", "on"]),
+    scope: Scope::Job,
+    readers: &[Reader::Relay],
+    sentence: "Whether relays talk to each other over UDP (QUIC) where that gets through, at the port of `wan_listen`. \
+               Where it does not they use TCP.",
 };
 
 pub const RECOVER: Setting = Setting {
@@ -287,6 +297,7 @@ pub const SETTINGS: &[&Setting] = &[
     &RETAIN,
     &COPY_MAX,
     &WAN_STREAMS,
+    &WAN_UDP,
     &RECOVER,
     &TOPOLOGY,
     &SETTINGS_FILE,

@@ -34,6 +34,9 @@ const CLOSED_MILLIS: u64 = 100;
 /// The first pause before a relay is dialled again; doubled each time, up to what the user allows.
 const DIAL_MILLIS_MIN: u64 = 100;
 
+/// A network where UDP is dropped and TCP is not answers a TCP dial sooner.
+const VERDICT_MILLIS_MAX: u64 = 900;
+
 enum Listener {
     Tcp(TcpListener, Door),
     Unix(UnixListener),
@@ -130,6 +133,14 @@ pub struct Dial {
     pause_millis_max: u64,
     /// Why each address could not be reached, as far as that has been told since the link was up.
     told: Vec<(String, String)>,
+    /// Over UDP it could not be reached here: TCP is next.
+    fallback: Option<SocketAddr>,
+    /// When UDP has failed, if TCP may still show that it was the whole network.
+    udp_failed_millis: Option<u64>,
+    /// UDP has failed twice in a row, or is about to be tried for the second time.
+    is_second: bool,
+    /// TCP is let go of in favour of UDP.
+    is_let_go: bool,
 }
 
 impl Dial {
@@ -144,6 +155,10 @@ impl Dial {
             pause_millis: DIAL_MILLIS_MIN,
             pause_millis_max,
             told: Vec::new(),
+            fallback: None,
+            udp_failed_millis: None,
+            is_second: false,
+            is_let_go: false,
         };
         (0..setup.wan_streams.clamp(1, LANES_MAX) as u32).map(new).collect()
     }
@@ -166,6 +181,16 @@ impl Dial {
                 true
             }
         }
+    }
+
+    /// TCP gets through: but so late after UDP has failed that this was the network's fault? It is tried once more.
+    fn doubts_udp_verdict(&mut self, now_millis: u64) -> bool {
+        let failed = self.udp_failed_millis.take();
+        self.is_let_go = failed.is_some_and(|at| now_millis > at + VERDICT_MILLIS_MAX);
+        self.is_second |= self.is_let_go;
+        // The same address, not the one after it.
+        self.next -= usize::from(self.is_let_go);
+        self.is_let_go
     }
 
     fn next_address(&mut self) -> Option<SocketAddr> {
@@ -206,10 +231,19 @@ impl Loop<'_> {
     }
 
     fn welcome(&mut self, socket: OwnedFd, remote: Remote, door: Door) {
-        self.report.accepted += 1;
         let transport = rustix::io::ioctl_fionbio(&socket, true)
             .map_err(|error| error.to_string())
             .and_then(|()| self.transport_of(socket, door));
+        self.let_in(transport, remote, door);
+    }
+
+    pub(super) fn let_in(
+        &mut self,
+        transport: Result<Transport, String>,
+        remote: Remote,
+        door: Door,
+    ) {
+        self.report.accepted += 1;
         if self.strangers_count >= STRANGERS_MAX {
             self.dismiss_oldest_stranger();
         }
@@ -241,6 +275,10 @@ impl Loop<'_> {
     // ---- strangers ---------------------------------------------------------------------
 
     pub(super) fn serve_stranger(&mut self, slot: usize) {
+        if self.lets_go_for_udp(slot) {
+            self.doom(slot, "UDP is tried once more".into());
+            return;
+        }
         let connection = &mut self.connections[slot];
         let (Phase::Stranger(stranger), Some(transport)) =
             (&mut connection.phase, &mut connection.transport)
@@ -273,6 +311,21 @@ impl Loop<'_> {
         }
     }
 
+    /// Whether a dial over TCP, which has just got through, makes way for another one over UDP.
+    fn lets_go_for_udp(&mut self, slot: usize) -> bool {
+        let connection = &self.connections[slot];
+        let (Phase::Stranger(stranger), Remote::Ip(_)) = (&connection.phase, &connection.remote)
+        else {
+            return false;
+        };
+        let Door::Dialled(cluster, number) = stranger.door else { return false };
+        if connection.is_ending || !stranger.is_connecting() {
+            return false;
+        }
+        let dial = self.dial_of(cluster, number);
+        dial.is_some_and(|dial| dial.doubts_udp_verdict(sys::now_millis()))
+    }
+
     /// A relay has shown a certificate: whose is it?
     fn certify(&mut self, slot: usize) -> Result<(), String> {
         let cluster = self.certified_cluster(slot)?;
@@ -284,11 +337,10 @@ impl Loop<'_> {
     }
 
     fn certified_cluster(&self, slot: usize) -> Result<ClusterId, String> {
-        match &self.connections[slot].transport {
-            Some(Transport::Tls(link)) => link.peer_cluster(self.clusters),
-            _ => None,
-        }
-        .ok_or_else(|| "its certificate is that of no relay of this job".into())
+        let transport = self.connections[slot].transport.as_ref();
+        transport
+            .and_then(|transport| transport.peer_cluster(self.clusters))
+            .ok_or_else(|| "its certificate is that of no relay of this job".into())
     }
 
     fn admit_endpoint(
@@ -378,6 +430,7 @@ impl Loop<'_> {
             dial.due_millis = None;
             dial.pause_millis = DIAL_MILLIS_MIN;
             dial.told.clear();
+            (dial.udp_failed_millis, dial.is_second) = (None, false);
         }
         self.drain(&[]);
         Ok(())
@@ -481,7 +534,11 @@ impl Loop<'_> {
                 continue;
             }
             dial.due_millis = None;
-            let Some(address) = dial.next_address() else { continue };
+            let fallback = dial.fallback.take();
+            let Some(address) = fallback.or_else(|| dial.next_address()) else { continue };
+            if fallback.is_none() && self.dial_over_udp(cluster, stream, address, now_millis) {
+                continue;
+            }
             if let Err(why) = self.dial(cluster, stream, address, now_millis) {
                 self.handle_dial_failure(cluster, stream, &Remote::Ip(address), &why);
             }
@@ -497,7 +554,13 @@ impl Loop<'_> {
         why: &str,
     ) {
         let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
-        let dial = self.dial_of(cluster, stream);
+        let mut dial = self.dial_of(cluster, stream);
+        if let Some(dial) = &mut dial
+            && std::mem::take(&mut dial.is_let_go)
+        {
+            dial.due_millis = Some(sys::now_millis());
+            return;
+        }
         if !is_up && dial.is_some_and(|dial| dial.is_news(remote.to_string(), why)) {
             self.watch.log(format_args!(
                 "cannot reach the relay of cluster {} at {remote}: {why}; it is tried again and again",
@@ -506,6 +569,39 @@ impl Loop<'_> {
             self.watch.handle_link(cluster, remote, LinkState::Unreachable(why));
         }
         self.schedule_dial(cluster, stream);
+    }
+
+    /// TCP is next, at once; when that link is to be made again later, UDP has another try.
+    pub(super) fn handle_udp_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        why: &str,
+    ) {
+        let now = sys::now_millis();
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        (dial.fallback, dial.due_millis) = (Some(address), Some(now));
+        dial.udp_failed_millis = (!std::mem::take(&mut dial.is_second)).then_some(now);
+        self.tell_of_udp_failure(cluster, stream, address, why);
+    }
+
+    /// Once for each reason.
+    pub(super) fn tell_of_udp_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        why: &str,
+    ) {
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        if !is_up && dial.is_news(format!("{address}/udp"), why) {
+            self.watch.log(format_args!(
+                "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",
+                cluster.0
+            ));
+        }
     }
 
     fn dial(

@@ -104,7 +104,10 @@ impl Loop<'_> {
         match door {
             Door::Dialled(cluster, stream) => {
                 self.report.refused += 1;
-                self.handle_dial_failure(cluster, stream, remote, why);
+                match remote {
+                    Remote::Udp(at) => self.handle_udp_failure(cluster, stream, *at, why),
+                    _ => self.handle_dial_failure(cluster, stream, remote, why),
+                }
             }
             _ => self.refuse(remote, why),
         }

@@ -17,12 +17,14 @@ mod silence;
 mod stranger;
 mod transport;
 mod waiting;
+mod wan;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use landbridge_proto::id::{Address, ClusterId};
 use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Stop};
@@ -40,6 +42,7 @@ use silence::Silences;
 use stranger::{Door, Own, Stranger};
 use transport::Transport;
 use waiting::Waiter;
+use wan::Wan;
 
 /// Bytes read at once: as much as a socket's buffer commonly holds, and four frames at least, so
 /// that little of what is read is the beginning of a frame that must be moved.
@@ -89,6 +92,7 @@ struct Loop<'w> {
     strangers_count: usize,
     refusals: Refusals,
     dials: Vec<Dial>,
+    wan: Wan,
     /// Connections to serve.
     ready: VecDeque<usize>,
     /// Connections to close, and why.
@@ -146,12 +150,15 @@ struct Stream {
 
 enum Remote {
     Ip(SocketAddr),
+    Udp(SocketAddr),
     Process(i32),
 }
 
 impl<'w> Loop<'w> {
     fn new(setup: Setup, watch: &'w mut dyn Watch) -> io::Result<Self> {
         let now = sys::now_millis();
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wan = Wan::open(&epoll, &setup, watch);
         let dials = setup.peers.iter().flat_map(|peer| Dial::all(peer, &setup, now)).collect();
         let clusters = setup.clusters.len();
         let mut relay = Relay::new(setup.own, setup.clusters, now)
@@ -172,7 +179,6 @@ impl<'w> Loop<'w> {
             cookie: 0,
             name: [0; NAME_BYTES],
         };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (index, control) in setup.controls.iter().enumerate() {
             let data = EventData::new_u64(doors::CONTROL_BASE + index as u64);
             match epoll::add(&epoll, control, data, EventFlags::IN) {
@@ -199,6 +205,7 @@ impl<'w> Loop<'w> {
             strangers_count: 0,
             refusals: Refusals::default(),
             dials,
+            wan,
             ready: VecDeque::new(),
             doomed: Vec::new(),
             buffer: vec![0; READ_BYTES].into_boxed_slice(),
@@ -218,32 +225,36 @@ impl<'w> Loop<'w> {
             self.wait(&mut events)?;
             for event in events.iter() {
                 if self.handle_event(event.data.u64(), event.flags) == Next::Stop {
+                    self.wan.wind_up();
                     return Ok(self.report());
                 }
             }
+            self.take_in_wan();
             self.look_at_blocked();
             self.waiter.collect_near(&mut self.connections, &mut self.ready);
             self.serve_ready();
             self.resume();
             self.close_doomed();
             self.tick();
+            self.wan.transmit(&self.epoll);
         }
     }
 
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let may_sleep = self.ready.is_empty() && self.doomed.is_empty();
+        let may_sleep = self.ready.is_empty() && self.doomed.is_empty() && !self.wan.is_busy();
         let is_calm = !self.needs_clock();
         let needs_calm_clock = self.relay.has_lanes() || self.silences.needs_clock();
         let sleep_millis = match is_calm {
             true => needs_calm_clock.then_some(CALM_TICK_MILLIS),
             false => Some(TICK_MILLIS),
         };
+        let sleep = sleep_millis.map(Duration::from_millis);
         self.waiter.wait(
             &self.epoll,
             events,
             &mut self.connections,
             may_sleep,
-            sleep_millis,
+            self.wan.sleep_max(sleep),
             &mut self.report.waits,
         )
     }
@@ -264,6 +275,10 @@ impl<'w> Loop<'w> {
         }
         if token >= doors::DOOR_BASE {
             self.answer_door((token - doors::DOOR_BASE) as usize);
+            return Next::GoOn;
+        }
+        if token >= wan::HUB_BASE {
+            self.wan.note_readable((token - wan::HUB_BASE) as usize);
             return Next::GoOn;
         }
         let key = Key { slot: (token & 0xffff_ffff) as usize, generation: (token >> 32) as u32 };
@@ -496,8 +511,12 @@ impl<'w> Loop<'w> {
         let connection = &mut self.connections[slot];
         let token = (connection.generation as u64) << 32 | slot as u64;
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        if let Err(error) =
-            epoll::add(&self.epoll, transport.fd(), EventData::new_u64(token), flags)
+        if let Transport::Quic(link) = &transport {
+            link.set_token(token);
+        }
+        let data = EventData::new_u64(token);
+        if let Some(fd) = transport.fd()
+            && let Err(error) = epoll::add(&self.epoll, fd, data, flags)
         {
             self.free.push(slot);
             return Err(error.into());
@@ -590,6 +609,7 @@ impl fmt::Display for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Remote::Ip(address) => address.fmt(f),
+            Remote::Udp(address) => write!(f, "{address}/udp"),
             Remote::Process(0) => write!(f, "a process of this node"),
             Remote::Process(pid) => write!(f, "process {pid} of this node"),
         }

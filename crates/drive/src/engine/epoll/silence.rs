@@ -66,7 +66,9 @@ impl Loop<'_> {
     fn is_worth_watching(&mut self, key: Key) -> bool {
         let Some(connection) = self.find(key) else { return false };
         let Some(transport) = &connection.transport else { return false };
-        let Some(silence) = sys::silence(transport.fd()) else { return false };
+        // QUIC notices for itself, after the same time.
+        let Some(fd) = transport.fd() else { return false };
+        let Some(silence) = sys::silence(fd) else { return false };
         let millis_max = match connection.phase {
             // While this side takes nothing in, the other side may be unable to say anything.
             Phase::Peer { .. } if connection.is_paused => return true,

@@ -25,7 +25,7 @@ pub enum Door {
     Ranks,
     /// The Unix socket, for endpoints of the own node.
     Unix,
-    /// TLS, for other relays.
+    /// TLS or QUIC, for other relays.
     Relays,
     /// We knocked at the relay of this cluster, for a stream of this number.
     Dialled(ClusterId, u32),
@@ -74,6 +74,11 @@ impl Stranger {
         Self { door, deadline_millis, step: Step::Connecting, is_certified, buffer: Vec::new() }
     }
 
+    /// Whether nothing has been said yet.
+    pub fn is_connecting(&self) -> bool {
+        matches!(self.step, Step::Connecting)
+    }
+
     /// Its certificate is good: the hello may begin.
     pub fn set_certified(&mut self) {
         self.is_certified = true;
@@ -85,11 +90,8 @@ impl Stranger {
     /// Why the stranger is refused.
     pub fn advance(&mut self, transport: &mut Transport, own: &Own) -> Result<Progress, String> {
         loop {
-            if let Transport::Tls(link) = transport {
-                link.advance().map_err(|error| tls_refusal(&error))?;
-                if !link.is_ready() {
-                    return Ok(Progress::Waits);
-                }
+            if !transport.shake_hands().map_err(|error| tls_refusal(&error))? {
+                return Ok(Progress::Waits);
             }
             if !self.is_certified {
                 return Ok(Progress::Certified);
@@ -127,7 +129,7 @@ impl Stranger {
                 }
                 self.step = Step::Memory(introduction);
             }
-            Step::Memory(introduction) => match ShmLink::receive_memory(transport.fd()) {
+            Step::Memory(introduction) => match receive_memory(transport) {
                 Ok(memory) => return Ok(Some(Progress::Known(introduction, Some(memory)))),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.step = Step::Memory(introduction);
@@ -202,6 +204,10 @@ fn say(transport: &mut Transport, bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
+fn receive_memory(transport: &Transport) -> io::Result<OwnedFd> {
+    ShmLink::receive_memory(transport.fd().ok_or(io::ErrorKind::Unsupported)?)
+}
+
 fn fresh_nonce() -> Result<Nonce, String> {
     sys::random().map_err(|error| format!("no random numbers: {error}"))
 }
@@ -215,6 +221,8 @@ fn tls_refusal(error: &io::Error) -> String {
         io::ErrorKind::UnexpectedEof => "it left before the hello was over".into(),
         // The network's own: TLS has not had a say yet.
         _ if error.raw_os_error().is_some() => error.to_string(),
+        // QUIC says of itself what it is.
+        io::ErrorKind::TimedOut | io::ErrorKind::Other => error.to_string(),
         _ => format!("TLS: {error}"),
     }
 }

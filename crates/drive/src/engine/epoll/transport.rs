@@ -3,7 +3,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use landbridge_proto::id::ClusterId;
+
 use crate::link::near::Near;
+use crate::link::quic::QuicLink;
 use crate::link::socket::{Read, Socket, Written};
 use crate::link::tls::TlsLink;
 
@@ -11,15 +14,39 @@ use crate::link::tls::TlsLink;
 pub enum Transport {
     Plain(Socket),
     Tls(Box<TlsLink>),
+    Quic(QuicLink),
     Near(Box<Near>),
 }
 
 impl Transport {
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    /// The descriptor to wait on, if it is this connection's alone.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Transport::Plain(socket) => socket.fd(),
-            Transport::Tls(link) => link.fd(),
-            Transport::Near(near) => near.fd(),
+            Transport::Plain(socket) => Some(socket.fd()),
+            Transport::Tls(link) => Some(link.fd()),
+            Transport::Quic(_) => None,
+            Transport::Near(near) => Some(near.fd()),
+        }
+    }
+
+    /// Moves the handshake on, if there is one below the hello. False: it is not over yet.
+    ///
+    /// # Errors
+    /// If the peer breaks it off, or its certificate is refused.
+    pub fn shake_hands(&mut self) -> io::Result<bool> {
+        match self {
+            Transport::Tls(link) => link.advance().map(|()| link.is_ready()),
+            Transport::Quic(link) => link.advance().map(|()| link.is_ready()),
+            Transport::Plain(_) | Transport::Near(_) => Ok(true),
+        }
+    }
+
+    /// Which of `clusters` clusters the certificate is made for that the peer has shown.
+    pub fn peer_cluster(&self, clusters: usize) -> Option<ClusterId> {
+        match self {
+            Transport::Tls(link) => link.peer_cluster(clusters),
+            Transport::Quic(link) => link.peer_cluster(clusters),
+            Transport::Plain(_) | Transport::Near(_) => None,
         }
     }
 
@@ -27,6 +54,7 @@ impl Transport {
         match self {
             Transport::Plain(socket) => socket.read(buffer),
             Transport::Tls(link) => link.read(buffer),
+            Transport::Quic(link) => link.read(buffer),
             Transport::Near(near) => near.read(buffer),
         }
     }
@@ -40,6 +68,7 @@ impl Transport {
         match self {
             Transport::Plain(socket) => socket.write(slices),
             Transport::Tls(link) => link.write(slices),
+            Transport::Quic(link) => link.write(slices),
             Transport::Near(near) => near.write(slices, lengths),
         }
     }

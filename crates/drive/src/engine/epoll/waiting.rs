@@ -119,7 +119,7 @@ impl Waiter {
         events: &mut Vec<epoll::Event>,
         connections: &mut [Connection],
         may_sleep: bool,
-        sleep_millis: Option<u64>,
+        sleep: Option<Duration>,
         waits: &mut u64,
     ) -> io::Result<()> {
         let mut look = |timeout: Option<Duration>| {
@@ -146,9 +146,8 @@ impl Waiter {
         if !self.park_all(connections) {
             return look(Some(Duration::ZERO)).map(drop);
         }
-        let timeout = sleep_millis.map(Duration::from_millis);
         let start = (may_spin && !is_worth_it).then(Instant::now);
-        let count = look(timeout)?;
+        let count = look(sleep)?;
         if count > 0 && start.is_some_and(|start| start.elapsed() < SOON) {
             self.vain_spins = 0;
         }
