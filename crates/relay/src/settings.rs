@@ -65,7 +65,8 @@ mod tests {
     fn what_is_not_set_is_as_by_default() {
         let settings = Settings::from(|_| None).unwrap();
         let (peer_timeout, redial_max) = (Duration::from_secs(60), Duration::from_secs(2));
-        let expected = Settings { peer_timeout, wan_streams: 1, redial_max, wan_udp: None, recover: false };
+        let expected =
+            Settings { peer_timeout, wan_streams: 1, redial_max, wan_udp: None, recover: false };
         assert_eq!(settings, expected);
         assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);
     }

@@ -102,6 +102,11 @@ impl Agent {
         self.handle_pmi(index);
         self.drain_servers();
         self.handle_output(index);
+        if let Some(group) = self.groups.get(&self.ranks[index].group) {
+            // It may have been killed before it had given its shared memory's name back: its next start takes the same one.
+            let killed = self.ranks[index].group_rank;
+            cleanup::remove_mpich_files(group.server.kvsname(), |rank| rank == killed);
+        }
         let Some(assignment) = self.assignment.take() else { return false };
         let number = self.ranks[index].rank;
         let outcome = self.start_in_place(&assignment, index);

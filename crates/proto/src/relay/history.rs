@@ -7,7 +7,7 @@
 //!
 //! What may never happen: a new start sends something else than the earlier one, and anybody is given it.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::id::Address;
@@ -130,10 +130,11 @@ impl History {
     /// A new start of `address` begins: it is told everything once more.
     pub fn replay(&mut self, address: Address, port: &mut Port, pool: &mut Pool) {
         self.repeated = 0;
-        let intakes: VecDeque<(u64, u32)> = self.intakes.iter().copied().chain([(0, 0)]).collect();
-        for (polls, frames) in intakes {
+        for (polls, frames) in self.intakes.iter().copied().chain([(0, 0)]) {
             let intake = empty(Kind::Intake, Address::ANONYMOUS, address);
-            let intake = Header { sequence: polls, credit: frames, ..intake };
+            // Until it has sent that again nothing else may be taken in.
+            let sent = self.sent.len() as u64;
+            let intake = Header { sequence: polls, credit: frames, delivered: sent, ..intake };
             let mut bytes = [0; HEADER_BYTES];
             intake.emit(&mut bytes);
             port.push_notice(pool, &bytes, &intake);

@@ -28,7 +28,9 @@ pub struct Replay {
     polls: u64,
     /// What is to be done again: after so many polls, so many frames.
     record: VecDeque<(u64, u32)>,
-    is_known: bool,
+    /// Frames that this start has sent, and an earlier one.
+    sent: u64,
+    sent_before: u64,
     /// Frames taken in again.
     repeated: u64,
 }
@@ -37,7 +39,9 @@ impl Replay {
     /// Another poll: how many frames it is to take in. `None`: as many as there are.
     fn poll(&mut self) -> Option<u32> {
         self.polls += 1;
-        let &(polls, frames) = self.record.front()?;
+        let next = self.record.front().copied();
+        // What was sent after the last intake was sent by who had taken in nothing more.
+        let (polls, frames) = next.or((self.sent < self.sent_before).then_some((u64::MAX, 0)))?;
         if polls > self.polls {
             return Some(0);
         }
@@ -57,7 +61,9 @@ impl Engine {
 
     /// Whether it does again what was done before.
     pub(super) fn is_repeating(&self) -> bool {
-        self.replay.as_ref().is_some_and(|replay| !replay.record.is_empty())
+        let is_behind =
+            |replay: &Replay| !replay.record.is_empty() || replay.sent < replay.sent_before;
+        self.replay.as_ref().is_some_and(is_behind)
     }
 
     /// Hears from the relay what an earlier start of this process has taken in.
@@ -79,7 +85,7 @@ impl Engine {
             let replay = self.replay.as_mut().ok_or_else(late)?;
             match (header.kind, header.sequence, header.credit) {
                 (Kind::Intake, 0, 0) => {
-                    replay.is_known = true;
+                    replay.sent_before = header.delivered;
                     if !replay.record.is_empty() {
                         log!(Info, "started anew: {} polls are done again", replay.record.len());
                     }
@@ -145,6 +151,14 @@ impl Engine {
         wanted as usize - left
     }
 
+    /// A frame has gone to the relay.
+    #[inline]
+    pub(super) fn note_sent(&mut self) {
+        if let Some(replay) = &mut self.replay {
+            replay.sent += 1;
+        }
+    }
+
     /// Tells the relay, before anything follows from it.
     fn record_intake(&mut self, frames: u32) {
         let Some(replay) = self.replay.as_mut() else { return };
@@ -165,5 +179,21 @@ impl Engine {
         while self.relay_ring().is_some_and(|ring| !ring.send(&bytes, &[])) {
             std::thread::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_frames_at_the_same_polls_and_nothing_new_before_all_is_sent_again() {
+        let record = VecDeque::from([(2, 5), (1, 1)]);
+        let mut replay = Replay { record, sent_before: 3, sent: 2, ..Replay::default() };
+        let polls: Vec<_> = (0..6).map(|_| replay.poll()).collect();
+        assert_eq!(polls, [Some(0), Some(5), Some(1), Some(0), Some(0), Some(0)]);
+        replay.sent = 3;
+        assert_eq!(replay.poll(), None);
+        assert_eq!(replay.polls, 4, "the next intake counts from the last");
     }
 }

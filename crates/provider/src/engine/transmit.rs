@@ -140,9 +140,7 @@ impl Engine {
             // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
             unsafe { integrity::fill_in(link.sum, &mut frame, pieces) };
             let sent = match &mut link.carrier {
-                Carrier::Shm(ring) if is_recorded => {
-                    send_at_last(ring, frame.front(), pieces)?
-                }
+                Carrier::Shm(ring) if is_recorded => send_at_last(ring, frame.front(), pieces)?,
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
                 // SAFETY: as above.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
@@ -166,6 +164,7 @@ impl Engine {
             };
             if sent == Sent::All {
                 self.core.transmitted(peer, path, true, copy);
+                self.note_sent();
             } else {
                 let is_again = frame.is_again;
                 self.core.transmitted(peer, path, is_again, copy);
