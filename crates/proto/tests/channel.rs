@@ -355,6 +355,22 @@ fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
     assert_eq!(b.next_kept(PEER), Some(whole.header.sequence));
 }
 
+/// The driver had asked it before, and the other path leaves the message to it: nobody would have asked it again.
+#[test]
+fn a_path_that_is_spare_no_longer_is_asked_for_what_waits() {
+    let (mut a, _) = pair();
+    a.set_path(PEER, TWO, Path { spare: true, ..PIECES });
+    a.send(message(5, Level::Handed)).unwrap();
+    a.next(ONE).unwrap();
+    a.send(message(5, Level::Handed)).unwrap();
+    while a.next_busy().is_some() {}
+    assert!(a.next(TWO).is_none(), "it is spare");
+    a.set_path(PEER, TWO, PIECES);
+    assert!(a.next(ONE).is_none(), "the other would have it there sooner");
+    assert_eq!(a.next_busy(), Some(PEER));
+    assert_eq!(a.next(TWO).unwrap().kind(), Kind::Tagged);
+}
+
 #[test]
 fn an_answer_takes_the_way_of_the_question() {
     for (dead, alive) in [(ONE, TWO), (TWO, ONE)] {

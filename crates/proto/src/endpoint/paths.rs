@@ -63,8 +63,9 @@ impl<M: Memory> Endpoint<M> {
             } else if ends && channel.has_datagrams && !channel.sends_by(number) {
                 // What was said by it may never have arrived.
                 channel.repeat();
-                self.mark_busy(peer);
             }
+            // A path that had nothing to carry may be the one for what waits now, and the others leave it to that one.
+            self.mark_busy(peer);
         }
     }
 
