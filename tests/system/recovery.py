@@ -28,9 +28,10 @@ def main() -> int:
     process.adopt_orphans()
     checks = common.Checks(options)
     chance = random.Random(options.seed)
-    moment = lambda: chance.uniform(0.2, 1.5)  # noqa: E731
+    moment = lambda: chance.uniform(0.2, 0.9)  # noqa: E731
     program = [common.python(options), str(common.PROGRAMS / "ring.py")]
-    ring = [*program, "--rounds", "300"]
+    # Longer than all kills of a case take.
+    ring = [*program, "--rounds", "900"]
     undisturbed = sorted(job(options, ring, [])[1])
     cases = {
         "as a job begins": [(0.3, 1)],
@@ -44,9 +45,10 @@ def main() -> int:
     for name, kills in cases.items():
         if checks.wants(name):
             code, lines, output = job(options, ring, kills)
-            is_same = sorted(lines) == undisturbed
-            measured = f"exit code {code}, {'the same' if is_same else 'other'} output"
-            checks.check(name, code == 0 and is_same and len(undisturbed) > RANKS, measured, output)
+            is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
+            starts = output.count("started anew")
+            measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} new starts"
+            checks.check(name, code == 0 and is_same and starts == len(kills), measured, output)
     name = "who takes whatever comes"
     if checks.wants(name):
         kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0)]
@@ -55,14 +57,30 @@ def main() -> int:
         told = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
         is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
-        checks.check(name, code == 0 and is_one, measured, output)
+        checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+    name = "who does something else than before"
+    if checks.wants(name):
+        code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)])
+        is_said = "this process cannot go on" in output
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on"
+        checks.check(name, code == 1 and is_said, measured, output)
+    name = "who crashes by its own fault"
+    if checks.wants(name):
+        crash = [*program, "--rounds", "30", "--crash"]
+        code, _, output = job(options, crash, [])
+        starts = output.count("started anew")
+        checks.check(name, code == 128 + signal.SIGSEGV and starts == 1, f"exit code {code}, {starts} new starts", output)
+    name = "where it cannot be"
+    if checks.wants(name):
+        code, _, output = job(options, program, [], "--clusters", "2")
+        checks.check(name, code == 1 and "--recover is for one cluster" in output, f"exit code {code}", output)
     return checks.end()
 
 
-def job(options, program, kills):
+def job(options, program, kills, *words):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
     more, this one."""
-    command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60"), *program]
+    command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *words), *program]
     running = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -34,9 +34,26 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
         plan.nodes.iter().for_each(describe);
     }
     let settings = settings(arguments)?;
+    check_recovery(&settings, &plan)?;
     let job = job(arguments, id, &plan, &settings)?;
     let relays = Relays::new(&job, &plan, settings.peer_timeout())?;
     run::run(job, plan.nodes, relays, options(arguments)?)
+}
+
+/// What is recorded of ranks is with one relay, on their node.
+fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
+    let is_it = |(name, value): (String, String)| name == "LANDBRIDGE_RECOVER" && value == "on";
+    let fits = match &plan.nodes[..] {
+        [top] => top.children.is_empty() && !plan.relays.is_empty(),
+        _ => false,
+    };
+    if !fits && settings.variables().any(is_it) {
+        bail!(
+            "--recover is for one cluster whose ranks all run on the host of its relay: this machine (-n and no \
+             topology), or a topology of that kind; see docs/RECOVERY.md"
+        );
+    }
+    Ok(())
 }
 
 /// What stands where the program should may be an option that is not known.

@@ -3,6 +3,7 @@ nothing it prints nothing. `--any`: rank 0 takes whatever comes and prints the o
 
 import argparse
 import math
+import signal
 import sys
 import time
 
@@ -17,10 +18,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--pause", type=float, default=0.005, help="seconds of each round")
     parser.add_argument("--any", action="store_true")
+    parser.add_argument("--crash", action="store_true", help="rank 1 does, in the end")
+    parser.add_argument("--drift", action="store_true", help="send what is another number each time")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
     take = whatever_comes if options.any else round_about
     take(comm, options)
+    if options.crash and comm.rank == 1:
+        signal.raise_signal(signal.SIGSEGV)
     say(f"rank {comm.rank} ends")
 
 
@@ -33,6 +38,8 @@ def round_about(comm, options) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     numbers = [float(comm.rank + n) for n in range(NUMBERS)]
     for turn in range(options.rounds):
+        if options.drift:
+            numbers[0] = time.time()
         numbers = comm.sendrecv(numbers, right, turn, None, left, turn)
         numbers = [math.sin(number) + comm.rank for number in numbers]
         if turn % ROUNDS_PER_SUM == 0:
@@ -45,6 +52,7 @@ def whatever_comes(comm, options) -> None:
     status = MPI.Status()
     if comm.rank:
         for turn in range(options.rounds):
+            time.sleep(4 * options.pause)
             comm.send(turn, 0, turn)
             say(f"place {comm.recv(None, 0, turn)}: rank {comm.rank} message {turn}")
         return

@@ -225,6 +225,10 @@ impl Hub {
             let (mut events, mut responses) = (Vec::new(), Vec::new());
             let (endpoint, outgoing) = (&mut self.endpoint, &mut self.outgoing);
             let more = self.socket.receive(|batch| {
+                // Nobody can be answered there, and the kernel's refusal would end the cutting of runs for all.
+                if batch.from.port() == 0 || batch.from.ip().is_unspecified() {
+                    return;
+                }
                 for datagram in batch.datagrams() {
                     outgoing.clear();
                     match endpoint.handle(now, batch.from, batch.to, batch.ecn, datagram, outgoing)

@@ -17,7 +17,12 @@ pub struct Again {
     repeated: [u64; 2],
     /// How often it has been started anew.
     pub starts: u32,
+    /// The signal that killed it last.
+    killed_by: i32,
 }
+
+/// So often a rank is started anew.
+const STARTS_MAX: u32 = 100;
 
 #[derive(Debug)]
 struct Exchange {
@@ -39,6 +44,14 @@ pub enum Asked {
 }
 
 impl Again {
+    /// Whether a rank that this signal has killed is worth another start: a fault of its own would come again.
+    pub fn is_worth_it(&mut self, signal: i32) -> bool {
+        let own =
+            [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGFPE, libc::SIGILL, libc::SIGSYS];
+        let is_same = std::mem::replace(&mut self.killed_by, signal) == signal;
+        self.starts < STARTS_MAX && !(is_same && own.contains(&signal))
+    }
+
     /// The process is started anew.
     pub fn begin(&mut self) {
         (self.asked, self.repeated) = (0, [0, 0]);
@@ -98,6 +111,18 @@ mod tests {
         assert_eq!(again.ask("c"), Asked::New);
         again.begin();
         assert_eq!(again.ask("x"), Asked::Other { before: "a".into() });
+    }
+
+    #[test]
+    fn who_crashes_twice_in_the_same_way_is_not_started_again() {
+        let mut again = Again::default();
+        for _ in 0..5 {
+            assert!(again.is_worth_it(libc::SIGKILL));
+        }
+        assert!(again.is_worth_it(libc::SIGSEGV));
+        assert!(!again.is_worth_it(libc::SIGSEGV));
+        again.starts = STARTS_MAX;
+        assert!(!again.is_worth_it(libc::SIGKILL));
     }
 
     #[test]

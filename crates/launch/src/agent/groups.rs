@@ -96,9 +96,12 @@ impl Agent {
     /// Starts a rank anew that was killed, if that is wanted. Nobody else hears of it.
     pub(super) fn start_again(&mut self, index: usize, ending: Ending) -> bool {
         let Ending::Killed(signal) = ending else { return false };
-        if self.phase != Phase::Working || self.ranks[index].again.is_none() {
+        let again = self.ranks[index].again.as_mut();
+        if self.phase != Phase::Working || !again.is_some_and(|again| again.is_worth_it(signal)) {
             return false;
         }
+        // Whatever it has started would do its part twice.
+        sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
         self.handle_pmi(index);
         self.drain_servers();
         self.handle_output(index);

@@ -159,6 +159,9 @@ impl Relay {
         frame: &[u8],
     ) -> Result<Option<Option<u64>>, Stop> {
         if header.kind == Kind::Intake {
+            if header.length > 0 || header.sequence == 0 || header.credit == 0 {
+                return Err(Stop::Broken(Malformed("it has taken in nothing, and says so")));
+            }
             if let Some(history) = self.history_of(from, INTAKE_BYTES) {
                 history.take_in(header.sequence, header.credit);
             }

@@ -223,6 +223,10 @@ impl Engine {
             idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
         };
         engine.attach();
+        if engine.is_recorded() && !engine.relay.is_up() {
+            log!(Warn, "no relay on this node, and nothing can be recorded without");
+            return Err(Errno::EIO);
+        }
         Ok(engine)
     }
 

@@ -18,7 +18,7 @@ use super::Engine;
 use super::handshake::Carrier;
 use crate::log;
 
-/// How long the relay may take to tell what was.
+/// How long the relay may take to go on telling what was.
 const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// See the module head.
@@ -68,13 +68,13 @@ impl Engine {
 
     /// Hears from the relay what an earlier start of this process has taken in.
     pub(super) fn learn_record(&mut self) -> io::Result<()> {
-        let deadline = Instant::now() + RECORD_TIME_MAX;
+        let mut deadline = Instant::now() + RECORD_TIME_MAX;
         let late =
             || io::Error::new(io::ErrorKind::TimedOut, "the relay does not say what was before");
         loop {
             let Some(ring) = self.relay_ring() else { return Err(late()) };
             let Some(frame) = ring.peek()? else {
-                if Instant::now() > deadline {
+                if Instant::now() > deadline || !ring.drain_doorbell() {
                     return Err(late());
                 }
                 std::thread::yield_now();
@@ -82,6 +82,7 @@ impl Engine {
             };
             let header = Header::parse(frame).map_err(|bad| io::Error::other(bad.0))?;
             ring.consume();
+            deadline = Instant::now() + RECORD_TIME_MAX;
             let replay = self.replay.as_mut().ok_or_else(late)?;
             match (header.kind, header.sequence, header.credit) {
                 (Kind::Intake, 0, 0) => {
@@ -112,6 +113,10 @@ impl Engine {
     /// A poll of the program: takes in what it did before, or what there is. The number of frames.
     pub(super) fn poll_recorded(&mut self) -> usize {
         self.core.end_deferral();
+        if self.idle.has_not_looked(self.idle.clock.now()) {
+            // It brings nothing but the end of the relay, after which nothing goes on.
+            self.look(0);
+        }
         let Some(wanted) = self.replay.as_mut().map(Replay::poll) else { return 0 };
         let Some(id) = self.relay.link() else { return 0 };
         let frames = match wanted {
@@ -130,15 +135,10 @@ impl Engine {
 
     fn take_in_again(&mut self, id: usize, wanted: u32) -> usize {
         let mut left = wanted as usize;
-        let deadline = Instant::now() + RECORD_TIME_MAX;
         while left > 0 {
             self.frames_per_turn = left;
             match self.poll_ring(id) {
-                0 if Instant::now() > deadline => {
-                    log!(Warn, "the relay does not give again what it has given before");
-                    break;
-                }
-                0 => std::thread::yield_now(),
+                0 => self.wait_for_relay(),
                 frames => left -= frames,
             }
         }
@@ -149,6 +149,23 @@ impl Engine {
             log!(Info, "live again, after {} frames", replay.repeated);
         }
         wanted as usize - left
+    }
+
+    /// The relay must do something before anything else can happen; this process ends if it is gone.
+    fn wait_for_relay(&mut self) {
+        if !self.relay_ring().is_some_and(|ring| ring.drain_doorbell()) {
+            self.end_process("its relay has closed the connection");
+        }
+        std::thread::yield_now();
+    }
+
+    /// Whoever is recorded cannot go on without: what it took in and sent would be in no record, and what it did might be
+    /// something else than before. Ends the process, which ends the job.
+    #[cold]
+    pub(super) fn end_process(&self, why: &str) -> ! {
+        log!(Warn, "this process cannot go on: {why}");
+        // SAFETY: ends the process at once; nothing of it may run any more.
+        unsafe { libc::_exit(1) }
     }
 
     /// A frame has gone to the relay.
@@ -177,7 +194,7 @@ impl Engine {
         let mut bytes = [0; HEADER_BYTES];
         intake.emit(&mut bytes);
         while self.relay_ring().is_some_and(|ring| !ring.send(&bytes, &[])) {
-            std::thread::yield_now();
+            self.wait_for_relay();
         }
     }
 }

@@ -259,7 +259,7 @@ fn send_to_ring(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> Sent
 #[cold]
 fn send_at_last(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> io::Result<Sent> {
     while send_to_ring(ring, front, pieces) == Sent::Busy {
-        if !ring.drain_doorbell() {
+        if !ring.drain_doorbell() || ring.peek().is_err() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         std::thread::yield_now();

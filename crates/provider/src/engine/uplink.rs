@@ -19,6 +19,9 @@ use crate::log;
 /// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// And where it is recorded: the relay may be busy with telling others what was.
+const RECORDED_TIME_MAX: Duration = Duration::from_secs(30);
+
 /// The connection to this cluster's relay.
 #[derive(Default)]
 pub struct Relay {
@@ -76,14 +79,15 @@ impl Engine {
         if let Err(error) = self.dial_relay() {
             return log!(Warn, "relay: {error}");
         }
-        let deadline = Instant::now() + ATTACH_TIME_MAX;
+        let patience = if self.is_recorded() { RECORDED_TIME_MAX } else { ATTACH_TIME_MAX };
+        let deadline = Instant::now() + patience;
         while self.relay.state == RelayState::Dialling && Instant::now() < deadline {
             self.look(10);
         }
         if self.is_recorded()
             && let Err(error) = self.learn_record()
         {
-            log!(Warn, "relay: {error}");
+            self.end_process(&format!("relay: {error}"));
         }
         if self.relay.state == RelayState::Dialling {
             log!(
@@ -101,6 +105,8 @@ impl Engine {
             let (socket, is_unix) = match way {
                 RelayWay::Unix(_) if !identity.paths.shm => continue,
                 RelayWay::Unix(name) => (dial_unix(name), true),
+                // A record needs memory that outlives this process.
+                RelayWay::Tcp(_) if identity.recovers => continue,
                 RelayWay::Tcp(address) => (dial_tcp(*address), false),
             };
             // Before the hello: it may end within the call.
@@ -145,7 +151,7 @@ impl Engine {
     /// The connection to the relay, over link `id`, is lost: it is made anew, and peers that have no other path wait for it.
     pub(super) fn relay_lost(&mut self, id: usize) {
         if self.is_recorded() {
-            return self.relay_lost_for_good(id);
+            self.end_process("its relay has closed the connection");
         }
         for index in 0..self.neighbours.len() {
             let neighbour = &mut self.neighbours[index];
@@ -165,18 +171,6 @@ impl Engine {
         self.relay.cut = Some(Cut { since: now, next: now, pause: PAUSE_MIN });
         self.relay.state = RelayState::Cut;
         self.check_relay();
-    }
-
-    /// Whoever is recorded cannot go on without: what it takes in and sends would be in no record.
-    #[cold]
-    fn relay_lost_for_good(&mut self, id: usize) {
-        log!(Warn, "without its relay this process cannot go on: all its peers are given up");
-        self.relay_gone();
-        for index in 0..self.neighbours.len() {
-            if self.neighbours[index].routes.iter().any(|route| route.link == id) {
-                self.fail_peer(Peer(index as u32), libc::ECONNRESET);
-            }
-        }
     }
 
     /// Whether the connection to the relay is to be had again.

@@ -52,7 +52,7 @@ static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// When an engine looked last, and at what.
 pub struct Idle {
-    clock: Clock,
+    pub(super) clock: Clock,
     /// As far as is known, every process of the node has a processor of its own.
     has_room: bool,
     /// Epoll watches the bell of waiting threads.
@@ -102,7 +102,7 @@ impl Idle {
 
     /// Whether the last look at the kernel's events is too long ago.
     #[inline]
-    fn has_not_looked(&self, now: u64) -> bool {
+    pub(super) fn has_not_looked(&self, now: u64) -> bool {
         now > self.last_look + LOOK_GAP_MICROS * self.clock.ticks_per_micro
     }
 
@@ -201,6 +201,10 @@ impl Engine {
 
     /// Takes in what there is; the number of events handled.
     pub fn poll(&mut self) -> usize {
+        if self.is_recorded() {
+            self.flush();
+            return 0;
+        }
         self.core.end_deferral();
         self.poll_once() + self.look_if_late(self.idle.clock.now())
     }
@@ -313,7 +317,8 @@ impl Engine {
         };
         if let Carrier::Shm(ring) = &mut link.carrier {
             if !ring.drain_doorbell() {
-                while self.poll_ring(id) > 0 {}
+                // Whoever is recorded takes in nothing but at its polls.
+                while !self.is_recorded() && self.poll_ring(id) > 0 {}
                 self.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
             }
             return;

@@ -29,6 +29,8 @@ pub struct Line {
     pub is_held: bool,
     pub is_drained: bool,
     pub lost: Option<ConnectionError>,
+    /// The other side takes nothing more.
+    is_stopped: bool,
     pub timer: Option<Instant>,
 }
 
@@ -44,6 +46,7 @@ impl Line {
             is_held: true,
             is_drained: false,
             lost: None,
+            is_stopped: false,
             timer: None,
         }
     }
@@ -66,7 +69,10 @@ impl Line {
             }
             Event::Stream(StreamEvent::Readable { .. }) => self.news.is_readable = true,
             Event::Stream(StreamEvent::Writable { .. }) => self.news.is_writable = true,
-            Event::Stream(StreamEvent::Stopped { .. }) => self.news.is_over = true,
+            Event::Stream(StreamEvent::Stopped { .. }) => {
+                self.is_stopped = true;
+                self.news.is_over = true;
+            }
             Event::ConnectionLost { reason } => {
                 self.lost = Some(reason);
                 self.news.is_over = true;
@@ -94,7 +100,8 @@ impl Line {
     }
 
     pub fn end(&self) -> Option<io::Error> {
-        self.lost.as_ref().map(explain)
+        let stopped = || self.is_stopped.then(|| io::ErrorKind::ConnectionReset.into());
+        self.lost.as_ref().map(explain).or_else(stopped)
     }
 
     /// Also gives whether the peer is to be told that there is room again.
@@ -165,7 +172,10 @@ fn explain(reason: &ConnectionError) -> io::Error {
             io::Error::new(io::ErrorKind::ConnectionReset, "it knows nothing of this connection")
         }
         ConnectionError::TransportError(error) => other(format!("QUIC: {error}")),
-        ConnectionError::ConnectionClosed(close) => other(format!("QUIC: it says: {close}")),
+        ConnectionError::ConnectionClosed(close) => {
+            // What it says besides anybody may have written.
+            other(format!("QUIC: it says: {}", close.error_code))
+        }
         error => other(format!("QUIC: {error}")),
     }
 }

@@ -44,13 +44,18 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Each datagram by itself; they share one allocation.
+    /// Each datagram by itself. They share one allocation, but those of handshakes (RFC 9000, 17.2): what a stranger sends
+    /// may be kept for a while, and must not keep more than itself.
     pub fn datagrams(&self) -> impl Iterator<Item = BytesMut> + use<> {
         let mut rest = BytesMut::from(self.bytes);
         let stride = self.stride.max(1);
         std::iter::from_fn(move || match rest.len() {
             0 => None,
-            left => Some(rest.split_to(stride.min(left))),
+            left => {
+                let part = rest.split_to(stride.min(left));
+                let is_handshake = part[0] & 0x80 != 0;
+                Some(if is_handshake { BytesMut::from(&part[..]) } else { part })
+            }
         })
     }
 }
