@@ -142,7 +142,7 @@ def every_case(options, folder: Path) -> list[Case]:
     cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
     cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], folder, over_udp=True))
     cases.append(benchmark(options, "5 % loss", over_udp=True))
-    cases += [deaf(options), cut_off(options, over_udp=False), cut_off(options, over_udp=True)]
+    cases += [from_the_start(options), deaf(options), cut_off(options, over_udp=False), cut_off(options, over_udp=True)]
     for fault, events in WAN_FAULTS.items():
         cases += [mpich(options, fault, events, hosts=4)]
     for fault, events in WAN_OVER_UDP.items():
@@ -182,6 +182,13 @@ def mpich(options, fault: str, events: Events, hosts: int = 2, over_udp: bool = 
     name += " over UDP" if over_udp else ""
     within = RUN_S + SLACK_S if hosts == 2 else None
     return Case(name, [*words_of_run(options, hosts, *extra), *program], {}, events, r"^done: \d+", within)
+
+
+def from_the_start(options) -> Case:
+    """The network of a host fails before its rank has reached anybody."""
+    case = mpich(options, "an interface down as it begins", down("near-2", "lan0", 0.0, 4.0))
+    case.started, case.within_s = None, None
+    return case
 
 
 def deaf(options) -> Case:

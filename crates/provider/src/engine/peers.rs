@@ -29,7 +29,7 @@ use super::links::{self, Link};
 use super::memory::may_read;
 use super::neighbours::{Out, Route};
 use super::rails;
-use super::repair::Repair;
+use super::repair::{Repair, is_away};
 use crate::arena;
 use crate::log;
 
@@ -481,7 +481,10 @@ impl Engine {
             Purpose::Rail(peer, address) => self.rail_failed(peer, address, error),
             Purpose::Relay => {
                 log!(Warn, "relay: {error}");
-                if self.dial_relay().is_err() {
+                let is_last = self.dial_relay().is_err();
+                if is_last && is_away(error) {
+                    self.await_network();
+                } else if is_last {
                     self.relay_refused();
                 }
             }

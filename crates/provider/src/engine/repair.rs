@@ -63,6 +63,12 @@ impl Link {
     }
 }
 
+/// Whether it is the network that is in the way, and may be there again.
+pub(super) fn is_away(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    matches!(error.kind(), HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
+}
+
 impl Engine {
     /// The path of `peer` over link `id`, which joined the addresses `ends`, is lost, for a reason that need not be final. It is
     /// to be had again, unless there is another connection between the same addresses.
@@ -185,6 +191,12 @@ impl Engine {
 
     /// An attempt to reach `peer` has failed.
     pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
+        let neighbour = &mut self.neighbours[peer.0 as usize];
+        if neighbour.repair.is_none() && is_away(error) && neighbour.routes.is_empty() {
+            // The network fails before there has been any path: that is waited for as at any other time.
+            neighbour.repair = Some(Repair::new());
+            self.repairs.push(peer);
+        }
         let Some(repair) = &mut self.neighbours[peer.0 as usize].repair else {
             return;
         };

@@ -14,6 +14,7 @@ use super::doors::{dial_tcp, dial_unix};
 use super::identity::RelayWay;
 use super::neighbours::Out;
 use super::peers::Purpose;
+use super::repair::is_away;
 use crate::log;
 
 /// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
@@ -100,6 +101,7 @@ impl Engine {
     /// Tries the next way to the relay.
     pub(super) fn dial_relay(&mut self) -> io::Result<()> {
         let identity = self.identity;
+        let mut may_come = false;
         while let Some(way) = identity.relays.get(self.relay.tried) {
             self.relay.tried += 1;
             let (socket, is_unix) = match way {
@@ -114,11 +116,25 @@ impl Engine {
             let greeted = socket.and_then(|socket| self.greet(socket, is_unix, Purpose::Relay));
             match greeted {
                 Ok(()) => return Ok(()),
-                Err(error) => log!(Info, "relay {way:?}: {error}"),
+                Err(error) => {
+                    may_come |= is_away(&error);
+                    log!(Info, "relay {way:?}: {error}");
+                }
             }
         }
         self.relay.state = RelayState::Gone;
+        if may_come {
+            self.await_network();
+        }
         Err(io::Error::other("no relay answers"))
+    }
+
+    /// The network is away: the relay is dialled again and again.
+    pub(super) fn await_network(&mut self) {
+        let now = Instant::now();
+        self.relay.state = RelayState::Cut;
+        let fresh = Cut { since: now, next: now + PAUSE_MIN, pause: PAUSE_MIN };
+        self.relay.cut.get_or_insert(fresh);
     }
 
     /// Sends to `peer` through the relay, once it is there.
@@ -131,7 +147,10 @@ impl Engine {
                 self.share_work(peer);
             }
             RelayState::Gone => return Err(io::Error::other("the relay is gone")),
-            RelayState::Unknown => self.dial_relay()?,
+            RelayState::Unknown => match self.dial_relay() {
+                Err(error) if self.relay.cut.is_none() => return Err(error),
+                _ => (),
+            },
             RelayState::Dialling | RelayState::Cut => (),
         }
         Ok(())
