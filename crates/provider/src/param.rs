@@ -20,7 +20,7 @@ pub struct Knob(&'static Setting);
 
 pub const LOG: Knob = Knob(&setting::LOG);
 pub const PATHS: Knob = Knob(&setting::PATHS);
-/// `off`, `on` or `only`.
+/// `off` or `on`.
 pub const UDP: Knob = Knob(&setting::UDP);
 /// `cubic` or `bbr`.
 pub const CONGESTION: Knob = Knob(&setting::CONGESTION);

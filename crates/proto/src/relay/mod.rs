@@ -31,6 +31,9 @@
 //! rest has lost nothing. Endpoints send no such signs, hence everything that was written to them
 //! lately counts as lost.
 //!
+//! **Processes that come back** ([`Relay::set_recovering`]). The relay then keeps what it gives to each endpoint, and swallows
+//! what a new start of one sends again: see `history`. Queues towards endpoints have no bound but that of what is kept.
+//!
 //! What may never happen: a frame is taken from its source and neither delivered nor told of, too
 //! many notices ([`Counters::notices_dropped`]) apart; memory beyond the bounds below; an input that
 //! waits for ever while its output moves.
