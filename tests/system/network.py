@@ -142,7 +142,8 @@ def every_case(options, folder: Path) -> list[Case]:
     cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
     cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], folder, over_udp=True))
     cases.append(benchmark(options, "5 % loss", over_udp=True))
-    cases += [from_the_start(options), deaf(options), cut_off(options, over_udp=False), cut_off(options, over_udp=True)]
+    cases += [from_the_start(options), damaged_hellos(options), deaf(options)]
+    cases += [cut_off(options, over_udp) for over_udp in (False, True)]
     for fault, events in WAN_FAULTS.items():
         cases += [mpich(options, fault, events, hosts=4)]
     for fault, events in WAN_OVER_UDP.items():
@@ -187,6 +188,16 @@ def mpich(options, fault: str, events: Events, hosts: int = 2, over_udp: bool = 
 def from_the_start(options) -> Case:
     """The network of a host fails before its rank has reached anybody."""
     case = mpich(options, "an interface down as it begins", down("near-2", "lan0", 0.0, 4.0))
+    case.started, case.within_s = None, None
+    return case
+
+
+def damaged_hellos(options) -> Case:
+    """Most first words between ranks and relays are damaged, which looks like a wrong key."""
+    rails = ("near-LAN0", "near-LAN1")
+    events = [(0.0, f"link . {rail} --corrupt 10% --repair-checksums true") for rail in rails]
+    events += [(4.0, f"link . {rail} --restore") for rail in rails]
+    case = mpich(options, "bits flipped as it begins", events, hosts=4)
     case.started, case.within_s = None, None
     return case
 

@@ -16,6 +16,7 @@ use common::{
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit::HELLO_MILLIS_MAX;
 use landbridge_proto::wire::frame::Kind;
+use landbridge_proto::wire::frame::seal;
 use landbridge_proto::wire::guard::guard;
 use landbridge_proto::wire::hello::{Dialler, OPEN_BYTES, Role};
 
@@ -165,6 +166,11 @@ fn members_that_break_the_protocol_lose_their_link_only() {
     unreachable[4] = Kind::Unreachable as u8;
     let mut lost = good(1);
     lost[4] = Kind::Lost as u8;
+    for bytes in [&mut unreachable, &mut lost] {
+        bytes[16..24].copy_from_slice(&seal(Address::new(3, 0), Address::new(1, 0)).to_le_bytes());
+    }
+    let mut travelled = good(1);
+    travelled[6] = 16;
     for bytes in [&mut absurd, &mut long, &mut unreachable, &mut lost] {
         bytes[7] = guard(bytes);
     }
@@ -175,6 +181,7 @@ fn members_that_break_the_protocol_lose_their_link_only() {
         (frame(Address::new(2, 0), Address::new(1, 0), 0, b"x"), "not come from the endpoint"),
         (unreachable, "only relays may say"),
         (lost, "only relays may say"),
+        (travelled, "has passed relays already"),
     ] {
         let mut rank = Rank::attach(&scene.relay, 3);
         rank.stream.write_all(&bytes).unwrap();

@@ -165,6 +165,11 @@ impl<M: Memory> Endpoint<M> {
         self.config.min_multi_recv = bytes;
     }
 
+    /// Whether there has been anything to or from `address`.
+    pub fn is_known(&self, address: Address) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
     /// Numbers a peer. Peers with an index are found again by address; anonymous ones are the caller's to remember.
     pub fn peer(&mut self, address: Address) -> Peer {
         if let Some(&peer) = self.by_address.get(&address) {

@@ -373,6 +373,10 @@ impl Relay {
                 if header.source != address {
                     return Err(Malformed("a frame does not come from the endpoint of its link"));
                 }
+                // Not guarded: damaged, it would look like a frame that goes round in circles.
+                if header.hops != 0 {
+                    return Err(Malformed("an endpoint's frame has passed relays already"));
+                }
                 if header.kind.is_notice() {
                     return Err(Malformed("only relays may say that a target is unreachable"));
                 }

@@ -1,6 +1,7 @@
 //! What sources of frames are told when these do not arrive.
 
 use super::*;
+use crate::wire::frame::seal;
 use record::Class;
 
 impl Relay {
@@ -96,15 +97,6 @@ impl Relay {
 
 /// A frame that is nothing but its header.
 pub(super) fn empty(kind: Kind, source: Address, target: Address) -> Header {
-    Header {
-        length: 0,
-        kind,
-        flags: 0,
-        hops: 0,
-        source,
-        target,
-        sequence: 0,
-        delivered: 0,
-        credit: 0,
-    }
+    let sequence = if kind.is_notice() { seal(source, target) } else { 0 };
+    Header { length: 0, kind, flags: 0, hops: 0, source, target, sequence, delivered: 0, credit: 0 }
 }

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::id::Address;
+use crate::wire::frame::seal;
 use crate::wire::guard::guard;
 use world::World;
 
@@ -396,6 +397,11 @@ fn links_that_lie_are_closed() {
     unreachable[4] = Kind::Unreachable as u8;
     let mut lost = frame(rank(1), rank(2), 0, 0);
     lost[4] = Kind::Lost as u8;
+    let mut travelled = frame(rank(1), rank(2), 0, 0);
+    travelled[6] = HOPS_MAX;
+    for bytes in [&mut unreachable, &mut lost] {
+        bytes[16..24].copy_from_slice(&seal(rank(1), rank(2)).to_le_bytes());
+    }
     for bytes in [&mut oversize, &mut unreachable, &mut lost] {
         bytes[7] = guard(bytes);
     }
@@ -406,12 +412,13 @@ fn links_that_lie_are_closed() {
         (one, oversize),
         (one, unreachable),
         (one, lost),
+        (one, travelled),
         (peer, frame(rank(2), rank(1), 0, 1)),
         (peer, frame(rank(5), rank(6), 0, 1)),
     ] {
         assert!(matches!(feed(&mut relay, link, bytes).stop, Stop::Broken(_)));
     }
-    assert_eq!(relay.counters().malformed, 8);
+    assert_eq!(relay.counters().malformed, 9);
     let mut looping = frame(rank(5), rank(1), 0, 1);
     looping[6] = HOPS_MAX;
     feed(&mut relay, peer, looping);

@@ -159,7 +159,7 @@ pub struct Header {
     pub source: Address,
     /// Endpoint that receives.
     pub target: Address,
-    /// Number of the first byte after the header.
+    /// Number of the first byte after the header; of a notice, its [`seal`].
     pub sequence: u64,
     /// See the module head.
     pub delivered: u64,
@@ -241,8 +241,17 @@ impl Header {
         if self.hops > HOPS_MAX {
             return Err(Malformed("a frame has passed too many relays"));
         }
+        if self.kind.is_notice() && self.sequence != seal(self.source, self.target) {
+            return Err(Malformed("whom a notice is about is not what was sent"));
+        }
         Ok(())
     }
+}
+
+/// What the `sequence` of a notice is: relays know nothing of the checks that endpoints agree on, and whoever believed a
+/// damaged notice would give up the wrong peer.
+pub fn seal(source: Address, target: Address) -> u64 {
+    !(u64::from(source.0) | u64::from(target.0) << 32)
 }
 
 #[cfg(test)]
@@ -299,15 +308,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_notice_whose_addresses_were_changed_is_none() {
+        for kind in [Kind::Unreachable, Kind::Lost] {
+            let mut bytes = [0; HEADER_BYTES];
+            sample(kind).emit(&mut bytes);
+            for bit in 64..192 {
+                let mut changed = bytes;
+                changed[bit / 8] ^= 1 << (bit % 8);
+                assert!(Header::parse(&changed).is_err(), "bit {bit}");
+            }
+        }
+    }
+
     fn sample(kind: Kind) -> Header {
+        let (source, target) = (Address::new(7, 1), Address::new(9, 0));
         Header {
             length: 77,
             kind,
             flags: flag::LONG,
             hops: 3,
-            source: Address::new(7, 1),
-            target: Address::new(9, 0),
-            sequence: u64::MAX - 1,
+            source,
+            target,
+            sequence: if kind.is_notice() { seal(source, target) } else { u64::MAX - 1 },
             delivered: 1 << 40,
             credit: 5,
         }

@@ -29,7 +29,7 @@ use super::links::{self, Link};
 use super::memory::may_read;
 use super::neighbours::{Out, Route};
 use super::rails;
-use super::repair::{Repair, is_away};
+use super::repair::Repair;
 use crate::arena;
 use crate::log;
 
@@ -481,11 +481,8 @@ impl Engine {
             Purpose::Rail(peer, address) => self.rail_failed(peer, address, error),
             Purpose::Relay => {
                 log!(Warn, "relay: {error}");
-                let is_last = self.dial_relay().is_err();
-                if is_last && is_away(error) {
-                    self.await_network();
-                } else if is_last {
-                    self.relay_refused();
+                if self.dial_relay().is_err() {
+                    self.relay_refused(error);
                 }
             }
         }

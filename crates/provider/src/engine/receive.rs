@@ -178,6 +178,10 @@ impl Engine {
         if header.target != self.own.address {
             return Err(fault("the relay delivers a frame for somebody else"));
         }
+        if header.kind.is_notice() && !self.core.is_known(header.source) {
+            // The target of a frame of ours was damaged on its way to the relay.
+            return Ok(None);
+        }
         let peer = self.peer_addressed(header.source);
         match header.kind {
             FrameKind::Unreachable => self.handle_unreachable(peer),

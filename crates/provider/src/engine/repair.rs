@@ -24,6 +24,9 @@ use crate::log;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// So many rounds of attempts that were all refused in a row show that nobody is there. (One may be a door that is full.)
 const REFUSALS_MAX: u32 = 4;
+/// So many when somebody answered who did not seem to belong to the job: what was said may have been damaged on its way,
+/// and a hello has no other checksum than its proof.
+pub(super) const SPOILT_MAX: u32 = 10;
 /// A connection that has stood for so long was not made at the same time as another one between the same two: that one
 /// has been made because this one is broken.
 const TWIN_AGE_MAX: Duration = Duration::from_secs(2);
@@ -38,6 +41,8 @@ pub struct Repair {
     refusals: u32,
     /// Some way of this round was not refused, but led nowhere.
     has_hope: bool,
+    /// On some way of this round somebody answered who did not seem to belong to the job.
+    is_spoilt: bool,
 }
 
 impl Repair {
@@ -48,7 +53,8 @@ impl Repair {
 
     fn new() -> Self {
         let next = Instant::now();
-        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope: false }
+        let (has_hope, is_spoilt) = (false, false);
+        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope, is_spoilt }
     }
 }
 
@@ -67,6 +73,17 @@ impl Link {
 pub(super) fn is_away(error: &io::Error) -> bool {
     use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(error.kind(), HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
+}
+
+/// Whether somebody was there, and the hello went wrong: another may go right.
+pub(super) fn is_spoilt(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionReset, UnexpectedEof};
+    is_denied(error) || matches!(error.kind(), ConnectionReset | UnexpectedEof)
+}
+
+/// Whether who is there does not seem to belong to the job.
+pub(super) fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
 }
 
 impl Engine {
@@ -127,8 +144,9 @@ impl Engine {
             Some(_) => (),
             // Only now does a refusal say much, and there is reason for haste.
             None => {
-                let (cut, has_hope) = (Some(Instant::now()), repair.has_hope);
-                *repair = Repair { cut, has_hope, ..Repair::new() };
+                let cut = Some(Instant::now());
+                let Repair { has_hope, is_spoilt, .. } = *repair;
+                *repair = Repair { cut, has_hope, is_spoilt, ..Repair::new() };
             }
         }
         repair.cut
@@ -183,7 +201,7 @@ impl Engine {
         let neighbour = &mut self.neighbours[peer.0 as usize];
         neighbour.ways = None;
         if let Some(repair) = &mut neighbour.repair {
-            repair.has_hope = false;
+            (repair.has_hope, repair.is_spoilt) = (false, false);
         }
         self.question_lines(peer);
         self.dial(peer);
@@ -192,7 +210,8 @@ impl Engine {
     /// An attempt to reach `peer` has failed.
     pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
         let neighbour = &mut self.neighbours[peer.0 as usize];
-        if neighbour.repair.is_none() && is_away(error) && neighbour.routes.is_empty() {
+        let may_come = is_away(error) || is_spoilt(error);
+        if neighbour.repair.is_none() && may_come && neighbour.routes.is_empty() {
             // The network fails before there has been any path: that is waited for as at any other time.
             neighbour.repair = Some(Repair::new());
             self.repairs.push(peer);
@@ -203,7 +222,8 @@ impl Engine {
         // Nobody is there, or somebody else.
         let is_refused =
             matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::AddrInUse);
-        repair.has_hope |= !is_refused;
+        repair.has_hope |= !is_refused && !is_denied(error);
+        repair.is_spoilt |= is_denied(error);
     }
 
     /// No way to `peer` has led to it this time.
@@ -216,7 +236,8 @@ impl Engine {
         };
         let is_refused = is_cut && !repair.has_hope;
         repair.refusals = if is_refused { repair.refusals + 1 } else { 0 };
-        if repair.refusals >= REFUSALS_MAX {
+        let refusals_max = if repair.is_spoilt { SPOILT_MAX } else { REFUSALS_MAX };
+        if repair.refusals >= refusals_max {
             log!(Warn, "the connection to {address} is lost, and nobody answers there");
             return self.fail_peer(peer, libc::ECONNRESET);
         }

@@ -265,6 +265,27 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
     assert_eq!(one.engine.neighbours[heard[0].0 as usize].out, Out::Unknown);
 }
 
+/// What a door has said may have been damaged on its way: a hello has no checksum.
+#[test]
+fn whoever_answers_strangely_is_called_again_but_not_for_ever() {
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    door.set_nonblocking(true).unwrap();
+    let mut party = Party::open();
+    let number = party.av.insert(name_at(door.local_addr().unwrap(), 1));
+    party.send(number).unwrap();
+    let (mut calls, mut told) = (0, None);
+    until(|| {
+        party.engine.progress();
+        if let Ok((mut caller, _)) = door.accept() {
+            calls += 1;
+            assert!(caller.write_all(&[b'x'; 500]).is_ok());
+        }
+        told = party.next();
+        told.is_some()
+    });
+    assert_eq!((calls, told), (repair::SPOILT_MAX, Some(Err(Errno(libc::ECONNRESET)))));
+}
+
 /// The name of nobody in particular, on another node, who can be called at `address`.
 /// The side that has lost a connection to a further address may be the only one that has noticed, whoever dialled.
 #[test]

@@ -14,7 +14,7 @@ use super::doors::{dial_tcp, dial_unix};
 use super::identity::RelayWay;
 use super::neighbours::Out;
 use super::peers::Purpose;
-use super::repair::is_away;
+use super::repair::{SPOILT_MAX, is_away, is_denied, is_spoilt};
 use crate::log;
 
 /// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
@@ -38,6 +38,8 @@ struct Cut {
     since: Instant,
     next: Instant,
     pause: Duration,
+    /// In a row that were answered by somebody who did not seem to belong to the job.
+    denials: u32,
 }
 
 /// First pause between two of them; doubled each time.
@@ -67,6 +69,11 @@ impl Relay {
     pub fn is_up(&self) -> bool {
         matches!(self.state, RelayState::Up(_))
     }
+
+    /// Whether nothing is tried to have it.
+    fn is_settled(&self) -> bool {
+        !matches!(self.state, RelayState::Dialling | RelayState::Cut)
+    }
 }
 
 impl Engine {
@@ -77,12 +84,15 @@ impl Engine {
         if !is_wanted || self.own.address == Address::ANONYMOUS {
             return;
         }
-        if let Err(error) = self.dial_relay() {
+        if let Err(error) = self.dial_relay()
+            && self.relay.cut.is_none()
+        {
             return log!(Warn, "relay: {error}");
         }
         let patience = if self.is_recorded() { RECORDED_TIME_MAX } else { ATTACH_TIME_MAX };
         let deadline = Instant::now() + patience;
-        while self.relay.state == RelayState::Dialling && Instant::now() < deadline {
+        while !self.relay.is_settled() && Instant::now() < deadline {
+            self.check_relay();
             self.look(10);
         }
         if self.is_recorded()
@@ -90,7 +100,7 @@ impl Engine {
         {
             self.end_process(&format!("relay: {error}"));
         }
-        if self.relay.state == RelayState::Dialling {
+        if !self.relay.is_settled() {
             log!(
                 Warn,
                 "the relay does not answer yet; until it does, other clusters are out of reach"
@@ -130,11 +140,11 @@ impl Engine {
     }
 
     /// The network is away: the relay is dialled again and again.
-    pub(super) fn await_network(&mut self) {
+    fn await_network(&mut self) -> &mut Cut {
         let now = Instant::now();
         self.relay.state = RelayState::Cut;
-        let fresh = Cut { since: now, next: now + PAUSE_MIN, pause: PAUSE_MIN };
-        self.relay.cut.get_or_insert(fresh);
+        let fresh = Cut { since: now, next: now + PAUSE_MIN, pause: PAUSE_MIN, denials: 0 };
+        self.relay.cut.get_or_insert(fresh)
     }
 
     /// Sends to `peer` through the relay, once it is there.
@@ -187,7 +197,7 @@ impl Engine {
         }
         self.drain_actions();
         let now = Instant::now();
-        self.relay.cut = Some(Cut { since: now, next: now, pause: PAUSE_MIN });
+        self.relay.cut = Some(Cut { since: now, next: now, pause: PAUSE_MIN, denials: 0 });
         self.relay.state = RelayState::Cut;
         self.check_relay();
     }
@@ -220,10 +230,13 @@ impl Engine {
     }
 
     /// An attempt to reach the relay has failed, and there is no other way to it.
-    pub(super) fn relay_refused(&mut self) {
-        if self.relay.cut.is_some() {
-            self.relay.state = RelayState::Cut;
-        } else {
+    pub(super) fn relay_refused(&mut self, error: &io::Error) {
+        if self.relay.cut.is_none() && !is_away(error) && !is_spoilt(error) {
+            return self.relay_gone();
+        }
+        let cut = self.await_network();
+        cut.denials = if is_denied(error) { cut.denials + 1 } else { 0 };
+        if cut.denials >= SPOILT_MAX {
             self.relay_gone();
         }
     }
