@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Authority, PATIENCE, Plan, Rank, RelayProcess, command, pattern};
-use landbridge_drive::link::quic::{Congestion, LINES_MAX, QuicHub, QuicLink};
+use landbridge_drive::link::quic::{Congestion, LINES_MAX, Pool, QuicHub, QuicLink};
 use landbridge_drive::link::tls::Identity;
 use landbridge_proto::id::ClusterId;
 
@@ -220,7 +220,7 @@ impl Crowd {
         let (certificate, key) = authority.issue(cluster);
         let identity = Identity::new(&authority.pem(), &certificate, &key).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        let hub = QuicHub::bind(any, &identity, Congestion::Bbr, false).unwrap();
+        let hub = QuicHub::bind(any, &identity, Congestion::Bbr, false, &Pool::default()).unwrap();
         let dial = |_| hub.dial(ClusterId(0), door, Instant::now()).unwrap();
         let mut crowd = Self { links: (0..count).map(dial).collect(), hub };
         let start = Instant::now();
