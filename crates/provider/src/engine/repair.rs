@@ -38,6 +38,8 @@ pub struct Repair {
     refusals: u32,
     /// Some way of this round was not refused, but led nowhere.
     has_hope: bool,
+    /// A path has been lost, and not only fallen silent.
+    pub has_lost: bool,
 }
 
 impl Repair {
@@ -46,9 +48,9 @@ impl Repair {
         self.pause
     }
 
-    fn new() -> Self {
+    fn new(has_lost: bool) -> Self {
         let next = Instant::now();
-        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope: false }
+        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope: false, has_lost }
     }
 }
 
@@ -100,7 +102,7 @@ impl Engine {
         let is_needed = self.twin(peer, ends).is_none() && !is_rail;
         // Datagrams alone do not show that a peer has died.
         if is_needed || !self.has_connection(peer) {
-            self.begin_repair(peer);
+            self.begin_repair(peer, true);
         }
     }
 
@@ -128,7 +130,7 @@ impl Engine {
             // Only now does a refusal say much, and there is reason for haste.
             None => {
                 let (cut, has_hope) = (Some(Instant::now()), repair.has_hope);
-                *repair = Repair { cut, has_hope, ..Repair::new() };
+                *repair = Repair { cut, has_hope, ..Repair::new(repair.has_lost) };
             }
         }
         repair.cut
@@ -164,12 +166,13 @@ impl Engine {
         }
     }
 
-    pub(super) fn begin_repair(&mut self, peer: Peer) {
+    pub(super) fn begin_repair(&mut self, peer: Peer, has_lost: bool) {
         let neighbour = &mut self.neighbours[peer.0 as usize];
-        if neighbour.repair.is_some() {
+        if let Some(repair) = &mut neighbour.repair {
+            repair.has_lost |= has_lost;
             return;
         }
-        neighbour.repair = Some(Repair::new());
+        neighbour.repair = Some(Repair::new(has_lost));
         let is_dialling = neighbour.is_dialling;
         if !self.repairs.contains(&peer) {
             self.repairs.push(peer);
@@ -194,7 +197,7 @@ impl Engine {
         let neighbour = &mut self.neighbours[peer.0 as usize];
         if neighbour.repair.is_none() && is_away(error) && neighbour.routes.is_empty() {
             // The network fails before there has been any path: that is waited for as at any other time.
-            neighbour.repair = Some(Repair::new());
+            neighbour.repair = Some(Repair::new(true));
             self.repairs.push(peer);
         }
         let Some(repair) = &mut self.neighbours[peer.0 as usize].repair else {
