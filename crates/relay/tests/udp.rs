@@ -136,7 +136,8 @@ fn where_udp_works_for_a_moment_only_tcp_is_used() {
 #[test]
 fn a_port_that_is_taken_for_udp_leaves_tcp() {
     let authority = Authority::new();
-    let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+    // Free for TCP, as it has just been.
+    let taken = both_at_one_port().1;
     let plan =
         Plan::new(0, &authority).line(&format!("wan_listen = \"{}\"", taken.local_addr().unwrap()));
     let mut zero = RelayProcess::start_with(&plan, command(&[UDP]));
@@ -304,6 +305,16 @@ impl Translator {
     }
 }
 
+/// Others of this machine may have the port for one of the two.
+fn both_at_one_port() -> (TcpListener, UdpSocket) {
+    let try_one = || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = UdpSocket::bind(listener.local_addr().unwrap()).ok()?;
+        Some((listener, socket))
+    };
+    std::iter::repeat_with(try_one).flatten().next().unwrap()
+}
+
 /// Hands TCP on, and UDP while it is not shut.
 struct Gate {
     address: SocketAddr,
@@ -312,9 +323,8 @@ struct Gate {
 
 impl Gate {
     fn to(door: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (listener, front) = both_at_one_port();
         let address = listener.local_addr().unwrap();
-        let front = UdpSocket::bind(address).unwrap();
         let back = UdpSocket::bind("127.0.0.1:0").unwrap();
         let is_shut = Arc::new(AtomicBool::new(false));
         std::thread::spawn(move || {
