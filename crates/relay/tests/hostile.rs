@@ -15,8 +15,7 @@ use common::{
 };
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit::HELLO_MILLIS_MAX;
-use landbridge_proto::wire::frame::Kind;
-use landbridge_proto::wire::frame::seal;
+use landbridge_proto::wire::frame::{Kind, seal};
 use landbridge_proto::wire::guard::guard;
 use landbridge_proto::wire::hello::{Dialler, OPEN_BYTES, Role};
 

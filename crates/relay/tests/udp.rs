@@ -2,13 +2,13 @@
 
 mod common;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Authority, PATIENCE, Plan, Rank, RelayProcess, command, pattern};
-use landbridge_drive::link::quic::{Congestion, LINES_MAX, QuicHub, QuicLink};
+use landbridge_drive::link::quic::{Congestion, LINES_MAX, Pool, QuicHub, QuicLink};
 use landbridge_drive::link::tls::Identity;
 use landbridge_proto::id::ClusterId;
 
@@ -112,9 +112,32 @@ fn where_udp_is_not_answered_tcp_is_used() {
 }
 
 #[test]
+fn where_udp_works_for_a_moment_only_tcp_is_used() {
+    let authority = Authority::new();
+    let mut zero = RelayProcess::start_with(&Plan::new(0, &authority).wan(), command(&[UDP]));
+    let gate = Gate::to(zero.relays.unwrap());
+    let plan = Plan::new(1, &authority).peer(0, gate.address);
+    let mut one = RelayProcess::start_with(&plan, command(&[UDP]));
+    let mut wait_until_linked = |one: &mut RelayProcess| {
+        zero.wait_for("linked to the relay of cluster 1");
+        one.wait_for("linked to the relay of cluster 0").contains("/udp")
+    };
+    for _ in 0..3 {
+        assert!(wait_until_linked(&mut one));
+        gate.is_shut.store(true, Ordering::Relaxed);
+        one.wait_for("is down: nothing has been heard of it over UDP");
+        gate.is_shut.store(false, Ordering::Relaxed);
+    }
+    one.wait_for("breaks again and again over UDP; TCP is used for the next 60 s");
+    assert!(!wait_until_linked(&mut one), "UDP again");
+    are_connected(&zero, &one);
+}
+
+#[test]
 fn a_port_that_is_taken_for_udp_leaves_tcp() {
     let authority = Authority::new();
-    let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+    // Free for TCP, as it has just been.
+    let taken = both_at_one_port().1;
     let plan =
         Plan::new(0, &authority).line(&format!("wan_listen = \"{}\"", taken.local_addr().unwrap()));
     let mut zero = RelayProcess::start_with(&plan, command(&[UDP]));
@@ -198,7 +221,7 @@ impl Crowd {
         let (certificate, key) = authority.issue(cluster);
         let identity = Identity::new(&authority.pem(), &certificate, &key).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        let hub = QuicHub::bind(any, &identity, Congestion::Bbr, false).unwrap();
+        let hub = QuicHub::bind(any, &identity, Congestion::Bbr, false, &Pool::default()).unwrap();
         let dial = |_| hub.dial(ClusterId(0), door, Instant::now()).unwrap();
         let mut crowd = Self { links: (0..count).map(dial).collect(), hub };
         let start = Instant::now();
@@ -279,6 +302,60 @@ impl Translator {
 
     fn change(&self) {
         self.changes.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Others of this machine may have the port for one of the two.
+fn both_at_one_port() -> (TcpListener, UdpSocket) {
+    let try_one = || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = UdpSocket::bind(listener.local_addr().unwrap()).ok()?;
+        Some((listener, socket))
+    };
+    std::iter::repeat_with(try_one).flatten().next().unwrap()
+}
+
+/// Hands TCP on, and UDP while it is not shut.
+struct Gate {
+    address: SocketAddr,
+    is_shut: Arc<AtomicBool>,
+}
+
+impl Gate {
+    fn to(door: SocketAddr) -> Self {
+        let (listener, front) = both_at_one_port();
+        let address = listener.local_addr().unwrap();
+        let back = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let is_shut = Arc::new(AtomicBool::new(false));
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let (near, far) = (near.unwrap(), TcpStream::connect(door).unwrap());
+                for (mut from, mut to) in [(&near, &far), (&far, &near)]
+                    .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+                {
+                    std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+                }
+            }
+        });
+        let seen = Arc::downgrade(&is_shut);
+        front.set_nonblocking(true).unwrap();
+        back.set_nonblocking(true).unwrap();
+        std::thread::spawn(move || {
+            let (mut inside, mut bytes) = (None, [0; 65_536]);
+            while let Some(is_shut) = seen.upgrade() {
+                let is_open = !is_shut.load(Ordering::Relaxed);
+                while let Ok((size, from)) = front.recv_from(&mut bytes) {
+                    inside = Some(from);
+                    let _ = is_open.then(|| back.send_to(&bytes[..size], door).unwrap());
+                }
+                while let Ok((size, _)) = back.recv_from(&mut bytes) {
+                    let to = inside.unwrap();
+                    let _ = is_open.then(|| front.send_to(&bytes[..size], to).unwrap());
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        Self { address, is_shut }
     }
 }
 

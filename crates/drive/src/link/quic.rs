@@ -10,11 +10,15 @@
 //! are served, [`QuicHub::transmit`] after that. In between links are read and written, which sends nothing yet.
 //!
 //! What may never happen: plaintext on the wire; a byte of a stream from whom the job's authority has made no certificate;
-//! more than [`LINES_MAX`] connections, or more than [`WINDOW_BYTES`] kept of one in each direction.
+//! more than [`LINES_MAX`] connections, or more kept of them than [`share`] allows.
 
+mod ending;
 mod line;
+mod share;
 mod socket;
 mod terms;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -22,25 +26,26 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use landbridge_proto::id::ClusterId;
 use quinn_proto::{
-    ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint, EndpointEvent, Incoming,
-    Transmit, VarInt,
+    ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint, Incoming, Transmit,
 };
 use rustls::pki_types::CertificateDer;
 
 use super::socket::{Read, Written};
 use super::tls::{Identity, certified_cluster, relay_name};
 use line::Line;
+pub use share::Pool;
 use socket::QuicSocket;
+pub use terms::Congestion;
 use terms::Terms;
-pub use terms::{Congestion, WINDOW_BYTES};
 
 /// Connections through one socket, those that are ending included. Beyond, strangers get no answer.
 pub const LINES_MAX: usize = 2048;
-/// With so many connections, who comes must show first that it is where it says it is.
+/// With so many connections, who comes must show first that it is where it says it is, and a stranger that goes leaves
+/// nothing behind.
 const LINES_CALM_MAX: usize = 64;
 /// Receiving calls before others have their turn.
 const RECEIVES_MAX: usize = 4;
@@ -66,6 +71,7 @@ struct Hub {
     socket: QuicSocket,
     endpoint: Endpoint,
     client: ClientConfig,
+    pool: Pool,
     /// By handle.
     lines: Vec<Option<Box<Line>>>,
     lines_count: usize,
@@ -79,7 +85,7 @@ struct Hub {
 }
 
 impl QuicHub {
-    /// A hub at `local`, port 0 for any; it answers strangers if it `listens`.
+    /// A hub at `local`, port 0 for any; it answers strangers if it `listens`. Its connections share `pool`.
     ///
     /// # Errors
     /// If the address cannot be had, or the identity is of no use.
@@ -88,6 +94,7 @@ impl QuicHub {
         identity: &Identity,
         congestion: Congestion,
         listens: bool,
+        pool: &Pool,
     ) -> io::Result<Self> {
         let terms = Terms::new(identity, congestion).map_err(io::Error::other)?;
         let socket = QuicSocket::bind(local)?;
@@ -97,6 +104,7 @@ impl QuicHub {
             socket,
             endpoint,
             client: terms.client,
+            pool: pool.clone(),
             lines: Vec::new(),
             lines_count: 0,
             touched: Vec::new(),
@@ -183,13 +191,7 @@ impl QuicHub {
 
     /// Whether somebody has still more to send than one turn allows.
     pub fn is_busy(&self) -> bool {
-        let hub = self.0.borrow();
-        !hub.touched.is_empty() && !hub.socket.is_blocked()
-    }
-
-    /// Ends all connections, after what was written has arrived or `patience` has passed.
-    pub fn wind_up(&self, patience: Duration) {
-        self.0.borrow_mut().wind_up(patience);
+        self.0.borrow().is_busy()
     }
 }
 
@@ -333,7 +335,7 @@ impl Hub {
         }
         line.tune();
         while let Some(event) = line.connection.poll() {
-            line.handle(event);
+            line.handle(event, &self.pool);
         }
         if line.news != News::default() && line.token.is_some() {
             self.told.push(index);
@@ -367,7 +369,7 @@ impl Hub {
                     break;
                 }
                 self.outgoing.clear();
-                let run_max = self.socket.run_max(line.connection.current_mtu().into());
+                let run_max = self.socket.run_max(line.connection.current_mtu().into(), now);
                 match line.connection.poll_transmit(now, run_max, &mut self.outgoing) {
                     Some(transmit) => self.socket.send(&transmit, &self.outgoing[..transmit.size]),
                     None => {
@@ -397,67 +399,6 @@ impl Hub {
         self.timers.extend(timer.map(|at| (at, index)));
         line.timer = timer;
     }
-
-    // ---- the end -----------------------------------------------------------------------
-
-    /// Nobody holds the line any more.
-    fn release(&mut self, index: usize, now: Instant) {
-        if let Some(line) = &mut self.lines[index] {
-            line.is_held = false;
-            (line.token, line.news) = (None, News::default());
-            line.connection.close(now, VarInt::from_u32(0), bytes::Bytes::new());
-            self.touch(index);
-        }
-    }
-
-    fn forget_if_over(&mut self, index: usize) {
-        let Some(line) = &self.lines[index] else { return };
-        if !line.is_drained || line.is_held {
-            return;
-        }
-        if let Some(at) = line.timer {
-            self.timers.remove(&(at, index));
-        }
-        self.lines[index] = None;
-        self.lines_count -= 1;
-        self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
-    }
-
-    fn wind_up(&mut self, patience: Duration) {
-        let deadline = Instant::now() + patience;
-        for index in 0..self.lines.len() {
-            if let Some(line) = &mut self.lines[index] {
-                line.finish();
-                self.touch(index);
-            }
-        }
-        loop {
-            let now = Instant::now();
-            self.receive(now);
-            self.collect(now);
-            self.transmit(now);
-            let left = deadline.saturating_duration_since(now);
-            if left.is_zero() || !self.lines.iter_mut().flatten().any(|line| line.is_waiting()) {
-                break;
-            }
-            let wake =
-                self.timers.first().map_or(left, |(at, _)| at.saturating_duration_since(now));
-            wait_for(&self.socket, wake.min(left));
-        }
-        for index in 0..self.lines.len() {
-            self.release(index, Instant::now());
-        }
-        self.transmit(Instant::now());
-    }
-}
-
-/// Until a datagram comes, at least a millisecond.
-fn wait_for(socket: &QuicSocket, time: Duration) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let fd = socket.fd();
-    let time = time.max(Duration::from_millis(1));
-    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-    let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time));
 }
 
 /// One connection of a hub. Dropped, it is closed.

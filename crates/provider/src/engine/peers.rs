@@ -508,6 +508,7 @@ impl Engine {
             link.ends = rails::ends_of(stream.fd());
         }
         link.is_theirs = is_dialled_by_peer;
+        let ends = link.ends;
         let id = free_slot(&mut self.links);
         link.watch(&self.epoll, id)?;
         match link.carrier {
@@ -527,12 +528,15 @@ impl Engine {
             self.close_link(id);
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "enough paths lead there"));
         }
-        let neighbour = &mut self.neighbours[peer.0 as usize];
-        neighbour.is_dialling &= is_dialled_by_peer;
-        neighbour.repair = None;
+        // What is dialled again is the peer's own address: a further one that comes back sooner does not stand in for it.
+        if !self.is_rail(peer, ends, is_dialled_by_peer) {
+            let neighbour = &mut self.neighbours[peer.0 as usize];
+            neighbour.is_dialling &= is_dialled_by_peer;
+            neighbour.repair = None;
+        }
         // If both sides dialled, one connection serves both directions better (confirmations travel with data): the one
         // whose dialler has the smaller name.
-        let is_smaller = Some(self.own.name) < neighbour.name;
+        let is_smaller = Some(self.own.name) < self.neighbours[peer.0 as usize].name;
         let has_twin = self.drop_broken_twins(peer, id);
         let is_up = matches!(self.neighbours[peer.0 as usize].out, Out::Up(_));
         if !(is_up && has_twin && is_smaller == is_dialled_by_peer) {

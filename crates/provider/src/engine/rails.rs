@@ -182,6 +182,24 @@ impl Engine {
         true
     }
 
+    /// Whether a connection between `ends` leads to a further address: of the peer, or of ours if it `is_theirs`.
+    pub(super) fn is_rail(
+        &mut self,
+        peer: Peer,
+        ends: Option<(IpAddr, IpAddr)>,
+        is_theirs: bool,
+    ) -> bool {
+        let (main, further) = (self.identity.ip, &self.identity.rails);
+        let is_ours = ends.is_some_and(|(own, _)| own != main && further.contains(&own));
+        (is_theirs && is_ours) || self.rail_between(peer, ends).is_some()
+    }
+
+    #[cfg(test)]
+    pub(super) fn expect_rail_for_tests(&mut self, peer: Peer, address: SocketAddr) {
+        let (next, pause) = (Instant::now(), PAUSE_MIN);
+        self.rails.push(Rail { peer, address, state: State::Theirs, next, pause });
+    }
+
     fn rail_between(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<&mut Rail> {
         let (_, ip) = ends?;
         self.rails.iter_mut().find(|rail| rail.peer == peer && rail.address.ip() == ip)

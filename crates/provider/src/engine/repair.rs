@@ -43,6 +43,8 @@ pub struct Repair {
     has_hope: bool,
     /// On some way of this round somebody answered who did not seem to belong to the job.
     is_spoilt: bool,
+    /// A path has been lost, and not only fallen silent.
+    pub has_lost: bool,
 }
 
 impl Repair {
@@ -51,10 +53,10 @@ impl Repair {
         self.pause
     }
 
-    fn new() -> Self {
+    fn new(has_lost: bool) -> Self {
         let next = Instant::now();
         let (has_hope, is_spoilt) = (false, false);
-        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope, is_spoilt }
+        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope, is_spoilt, has_lost }
     }
 }
 
@@ -117,7 +119,7 @@ impl Engine {
         let is_needed = self.twin(peer, ends).is_none() && !is_rail;
         // Datagrams alone do not show that a peer has died.
         if is_needed || !self.has_connection(peer) {
-            self.begin_repair(peer);
+            self.begin_repair(peer, true);
         }
     }
 
@@ -145,8 +147,8 @@ impl Engine {
             // Only now does a refusal say much, and there is reason for haste.
             None => {
                 let cut = Some(Instant::now());
-                let Repair { has_hope, is_spoilt, .. } = *repair;
-                *repair = Repair { cut, has_hope, is_spoilt, ..Repair::new() };
+                let Repair { has_hope, is_spoilt, has_lost, .. } = *repair;
+                *repair = Repair { cut, has_hope, is_spoilt, ..Repair::new(has_lost) };
             }
         }
         repair.cut
@@ -182,12 +184,13 @@ impl Engine {
         }
     }
 
-    pub(super) fn begin_repair(&mut self, peer: Peer) {
+    pub(super) fn begin_repair(&mut self, peer: Peer, has_lost: bool) {
         let neighbour = &mut self.neighbours[peer.0 as usize];
-        if neighbour.repair.is_some() {
+        if let Some(repair) = &mut neighbour.repair {
+            repair.has_lost |= has_lost;
             return;
         }
-        neighbour.repair = Some(Repair::new());
+        neighbour.repair = Some(Repair::new(has_lost));
         let is_dialling = neighbour.is_dialling;
         if !self.repairs.contains(&peer) {
             self.repairs.push(peer);
@@ -213,7 +216,7 @@ impl Engine {
         let may_come = is_away(error) || is_spoilt(error);
         if neighbour.repair.is_none() && may_come && neighbour.routes.is_empty() {
             // The network fails before there has been any path: that is waited for as at any other time.
-            neighbour.repair = Some(Repair::new());
+            neighbour.repair = Some(Repair::new(true));
             self.repairs.push(peer);
         }
         let Some(repair) = &mut self.neighbours[peer.0 as usize].repair else {

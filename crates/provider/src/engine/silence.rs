@@ -100,7 +100,7 @@ impl Engine {
 
     /// Link `id` has healed by itself.
     #[cold]
-    fn trust_again(&mut self, id: usize) {
+    pub(super) fn trust_again(&mut self, id: usize) {
         let Some(link) = self.links[id].as_mut() else {
             return;
         };
@@ -110,7 +110,8 @@ impl Engine {
             return;
         };
         if was_suspect {
-            self.neighbours[peer.0 as usize].repair = None;
+            // Unless another path has been lost meanwhile.
+            self.neighbours[peer.0 as usize].repair.take_if(|repair| !repair.has_lost);
         }
         self.core.doubt_path(peer, path, false);
     }
@@ -145,7 +146,7 @@ impl Engine {
             Some(_) if goes_on && !link.is_doubted && silent >= doubt_after => self.doubt(id),
             Some(peer) if !has_other && silent > LONELY_PATIENCE + slack && !link.is_suspect => {
                 link.is_suspect = true;
-                self.begin_repair(peer);
+                self.begin_repair(peer, false);
             }
             None if silent > LONELY_PATIENCE + slack => self.link_down(id, &late()),
             _ => (),

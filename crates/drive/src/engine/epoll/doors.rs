@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 use super::stranger::{Door, Progress, Stranger};
 use super::transport::Transport;
+use super::trust::Trust;
 use super::{Key, Loop, Phase, Remote, STRANGERS_MAX, Stream};
 use crate::engine::{LinkState, Peer, Setup};
 use crate::link::near::Near;
@@ -141,6 +142,7 @@ pub struct Dial {
     is_second: bool,
     /// TCP is let go of in favour of UDP.
     is_let_go: bool,
+    trust: Trust,
 }
 
 impl Dial {
@@ -159,6 +161,7 @@ impl Dial {
             udp_failed_millis: None,
             is_second: false,
             is_let_go: false,
+            trust: Trust::default(),
         };
         (0..setup.wan_streams.clamp(1, LANES_MAX) as u32).map(new).collect()
     }
@@ -431,6 +434,8 @@ impl Loop<'_> {
             dial.pause_millis = DIAL_MILLIS_MIN;
             dial.told.clear();
             (dial.udp_failed_millis, dial.is_second) = (None, false);
+            let is_udp = matches!(self.connections[slot].remote, Remote::Udp(_));
+            dial.trust.note_up(is_udp, sys::now_millis());
         }
         self.drain(&[]);
         Ok(())
@@ -536,7 +541,8 @@ impl Loop<'_> {
             dial.due_millis = None;
             let fallback = dial.fallback.take();
             let Some(address) = fallback.or_else(|| dial.next_address()) else { continue };
-            if fallback.is_none() && self.dial_over_udp(cluster, stream, address, now_millis) {
+            let may_use_udp = fallback.is_none() && dial.trust.is_udp_worth_trying(now_millis);
+            if may_use_udp && self.dial_over_udp(cluster, stream, address, now_millis) {
                 continue;
             }
             if let Err(why) = self.dial(cluster, stream, address, now_millis) {
@@ -600,6 +606,19 @@ impl Loop<'_> {
             self.watch.log(format_args!(
                 "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",
                 cluster.0
+            ));
+        }
+    }
+
+    /// A stream that we have dialled has broken. Over UDP that may have been once too often.
+    pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        if let Some(millis) = dial.trust.note_break(was_said, sys::now_millis()) {
+            self.watch.log(format_args!(
+                "stream {stream} to the relay of cluster {} breaks again and again over UDP; TCP is used for the next \
+                 {} s",
+                cluster.0,
+                millis / 1_000
             ));
         }
     }

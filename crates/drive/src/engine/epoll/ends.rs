@@ -95,6 +95,7 @@ impl Loop<'_> {
             self.watch.handle_link(cluster, remote, LinkState::Down(why));
         }
         if stream.is_dialled {
+            self.note_break(cluster, stream.number, why == CLOSED);
             self.schedule_dial(cluster, stream.number);
         }
     }

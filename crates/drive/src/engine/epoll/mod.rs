@@ -16,6 +16,7 @@ mod refusals;
 mod silence;
 mod stranger;
 mod transport;
+mod trust;
 mod waiting;
 mod wan;
 

@@ -15,7 +15,7 @@ use super::stranger::{Door, Stranger};
 use super::transport::Transport;
 use super::{Loop, Remote};
 use crate::engine::{Setup, Watch};
-use crate::link::quic::{Congestion, News, QuicHub};
+use crate::link::quic::{Congestion, News, Pool, QuicHub};
 use crate::link::tls::Identity;
 
 /// Tokens from here on are hubs.
@@ -28,6 +28,7 @@ pub struct Wan {
     identity: Option<Identity>,
     /// `None`: no UDP.
     congestion: Option<Congestion>,
+    pool: Pool,
     hubs: Vec<Entry>,
 }
 
@@ -49,7 +50,8 @@ impl Wan {
     /// Opens the listening socket, if there is to be one.
     pub fn open(epoll: &OwnedFd, setup: &Setup, watch: &mut dyn Watch) -> Self {
         let identity = setup.identity.clone();
-        let mut wan = Self { identity, congestion: setup.wan_udp, hubs: Vec::new() };
+        let mut wan =
+            Self { identity, congestion: setup.wan_udp, pool: Pool::default(), hubs: Vec::new() };
         let at = setup.relays.as_ref().and_then(|listener| listener.local_addr().ok());
         if let (Some(at), Some(_)) = (at, wan.congestion)
             && let Err(why) = wan.add(epoll, at, Role::Listens)
@@ -63,7 +65,7 @@ impl Wan {
         let (Some(identity), Some(congestion)) = (&self.identity, self.congestion) else {
             return Err("UDP is off".into());
         };
-        let hub = QuicHub::bind(at, identity, congestion, role == Role::Listens)
+        let hub = QuicHub::bind(at, identity, congestion, role == Role::Listens, &self.pool)
             .map_err(|error| error.to_string())?;
         let index = self.hubs.len();
         let entry = Entry { hub, role, is_readable: false, is_blocked: false };
@@ -121,9 +123,7 @@ impl Wan {
 
     /// The relay ends.
     pub fn wind_up(&mut self) {
-        for entry in &self.hubs {
-            entry.hub.wind_up(WIND_UP);
-        }
+        QuicHub::wind_up(self.hubs.iter().map(|entry| &entry.hub), WIND_UP);
     }
 }
 

@@ -1,16 +1,17 @@
 //! One QUIC connection with its one stream, between its hub and its link.
 //!
 //! What enters: the events of its state machine, and the link's reads and writes. What leaves: news for whoever drives the
-//! engine. What may never happen: more is taken in than [`WINDOW_BYTES`], or much more than may leave soon.
+//! engine. What may never happen: more is taken in than its [`Share`] allows, or much more than may leave soon.
 
 use std::io;
 use std::time::Instant;
 
 use quinn_proto::{
-    Connection, ConnectionError, Dir, Event, ReadError, StreamEvent, StreamId, WriteError,
+    Connection, ConnectionError, Dir, Event, ReadError, StreamEvent, StreamId, VarInt, WriteError,
 };
 
-use super::{News, WINDOW_BYTES};
+use super::News;
+use super::share::{Pool, Share, WINDOW_BYTES_MIN};
 use crate::link::socket::{Read, Written};
 
 /// Bytes accepted beyond what may be under way: more would only delay.
@@ -24,6 +25,8 @@ pub struct Line {
     pub token: Option<u64>,
     pub news: News,
     pub is_connected: bool,
+    /// What it may keep, once it is connected.
+    share: Option<Share>,
     pub is_touched: bool,
     /// A link holds it.
     pub is_held: bool,
@@ -42,6 +45,7 @@ impl Line {
             token: None,
             news: News::default(),
             is_connected: false,
+            share: None,
             is_touched: false,
             is_held: true,
             is_drained: false,
@@ -51,10 +55,12 @@ impl Line {
         }
     }
 
-    pub fn handle(&mut self, event: Event) {
+    pub fn handle(&mut self, event: Event, pool: &Pool) {
         match event {
             Event::Connected => {
                 self.is_connected = true;
+                self.share = Some(Share::new(pool));
+                self.tune();
                 if self.connection.side().is_client() {
                     // There is credit for one from the start.
                     self.stream = self.connection.streams().open(Dir::Bi);
@@ -75,17 +81,23 @@ impl Line {
             }
             Event::ConnectionLost { reason } => {
                 self.lost = Some(reason);
+                self.share = None;
                 self.news.is_over = true;
             }
             _ => (),
         }
     }
 
-    /// Accepts no more than what may be under way, and a little to go on with: what waits here is overtaken by nobody.
+    /// Accepts no more than what may be under way, and a little to go on with: what waits here is overtaken by nobody. Takes
+    /// in no more than is its share.
     pub fn tune(&mut self) {
         let under_way = self.connection.congestion_state().window();
         let window = under_way + under_way / 2 + UNSENT_BYTES;
-        self.connection.set_send_window(window.min(WINDOW_BYTES.into()));
+        let window_max = self.share.as_ref().map_or(WINDOW_BYTES_MIN, Share::sending);
+        self.connection.set_send_window(window.min(window_max));
+        if let Some(window) = self.share.as_mut().and_then(Share::adjust) {
+            self.connection.set_receive_window(VarInt::from_u32(window as u32));
+        }
     }
 
     pub fn finish(&mut self) {
@@ -128,6 +140,9 @@ impl Line {
             }
         };
         let credit = chunks.finalize().should_transmit();
+        if let Some(share) = &mut self.share {
+            share.note_read(bytes as u64);
+        }
         let result = match result {
             Ok(more) => Ok(Read { bytes, more: more || bytes > 0 }),
             Err(_) if bytes > 0 => Ok(Read { bytes, more: self.lost.is_some() }),

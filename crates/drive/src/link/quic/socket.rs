@@ -8,6 +8,7 @@
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use quinn_proto::{EcnCodepoint, Transmit};
@@ -20,6 +21,10 @@ const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 const SLOT_BYTES: usize = 64 << 10;
 /// Datagrams that go out with one call are one packet to the kernel.
 const RUN_BYTES_MAX: usize = 65_000;
+/// After the kernel has refused to cut a run, each datagram goes alone for so long;
+const ALONE_MIN: Duration = Duration::from_secs(1);
+/// doubled while it refuses, up to this.
+const ALONE_MAX: Duration = Duration::from_secs(64);
 /// Places for one receiving call.
 const SLOTS: usize = 8;
 
@@ -27,9 +32,21 @@ const SLOTS: usize = 8;
 pub struct QuicSocket {
     socket: UdpSocket,
     state: UdpSocketState,
+    offload: Offload,
     slots: Box<[u8]>,
     /// What the kernel had no room for.
     waiting: Option<(Transmit, Vec<u8>)>,
+}
+
+/// When the kernel is asked again to cut runs, after it has refused one: that may have been the matter of one way, or of
+/// one moment, and `quinn_udp` does not ask again by itself.
+struct Offload {
+    /// It does at all, here.
+    is_had: bool,
+    /// How long after the next refusal.
+    pause: Duration,
+    due: Option<Instant>,
+    asked: Option<Instant>,
 }
 
 /// Datagrams that came together, from one peer.
@@ -78,7 +95,8 @@ impl QuicSocket {
         let socket = UdpSocket::from(socket);
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         let slots = vec![0; SLOTS * SLOT_BYTES].into_boxed_slice();
-        Ok(Self { socket, state, slots, waiting: None })
+        let offload = Offload::new(&state);
+        Ok(Self { socket, state, offload, slots, waiting: None })
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -97,7 +115,12 @@ impl QuicSocket {
     }
 
     /// Datagrams of `size` bytes that may go out with one call.
-    pub fn run_max(&self, size: usize) -> usize {
+    pub fn run_max(&mut self, size: usize, now: Instant) -> usize {
+        if self.offload.is_to_be_asked_for(&self.state, now)
+            && let Ok(state) = UdpSocketState::new(UdpSockRef::from(&self.socket))
+        {
+            self.state = state;
+        }
         self.state.max_gso_segments().min(RUN_BYTES_MAX / size.max(1)).max(1)
     }
 
@@ -125,7 +148,7 @@ impl QuicSocket {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.waiting = Some((clone(transmit), bytes.into()));
             }
-            // A card or a kernel that cannot cut runs: each alone, from now on (see `run_max`).
+            // A card or a kernel that cannot cut runs: each alone, for a while (see `Offload`).
             Err(_) => {
                 let size = transmit.segment_size.unwrap_or(bytes.len());
                 for datagram in bytes.chunks(size.max(1)).filter(|_| size < bytes.len()) {
@@ -175,6 +198,100 @@ impl QuicSocket {
     }
 }
 
+impl Offload {
+    fn new(state: &UdpSocketState) -> Self {
+        let is_had = state.max_gso_segments() > 1;
+        Self { is_had, pause: ALONE_MIN, due: None, asked: None }
+    }
+
+    fn is_to_be_asked_for(&mut self, state: &UdpSocketState, now: Instant) -> bool {
+        if !self.is_had || state.max_gso_segments() > 1 {
+            return false;
+        }
+        let Some(due) = self.due else {
+            let has_worked = |asked: Instant| now.saturating_duration_since(asked) > ALONE_MAX;
+            if self.asked.is_some_and(has_worked) {
+                self.pause = ALONE_MIN;
+            }
+            self.due = Some(now + self.pause);
+            self.pause = (2 * self.pause).min(ALONE_MAX);
+            return false;
+        };
+        let is_due = now >= due;
+        if is_due {
+            (self.due, self.asked) = (None, Some(now));
+        }
+        is_due
+    }
+}
+
 fn clone(transmit: &Transmit) -> Transmit {
     Transmit { ..*transmit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More than the kernel cuts one run into.
+    const TOO_MANY: usize = 2_000;
+
+    /// How many datagrams have come, and by how many kernel's packets.
+    fn arrivals(socket: &mut QuicSocket) -> (usize, usize) {
+        let (mut datagrams, mut batches) = (0, 0);
+        let start = Instant::now();
+        while batches == 0 && start.elapsed() < Duration::from_secs(10) {
+            while socket.receive(|batch| {
+                datagrams += batch.datagrams().count();
+                batches += 1;
+            }) {}
+        }
+        (datagrams, batches)
+    }
+
+    #[test]
+    fn one_refusal_of_the_kernel_costs_runs_for_a_while_only() {
+        let any = "127.0.0.1:0".parse().unwrap();
+        let (mut near, mut far) = (QuicSocket::bind(any).unwrap(), QuicSocket::bind(any).unwrap());
+        let mut now = Instant::now();
+        let run_max = near.run_max(100, now);
+        if run_max == 1 {
+            println!("skipped: this kernel cuts no runs");
+            return;
+        }
+        let destination = far.local_addr().unwrap();
+        let transmit = |size, segment| Transmit {
+            destination,
+            ecn: None,
+            size,
+            segment_size: Some(segment),
+            src_ip: None,
+        };
+        let mut pause = ALONE_MIN;
+        for _ in 0..10 {
+            near.send(&transmit(TOO_MANY, 1), &[1; TOO_MANY]);
+            assert!(arrivals(&mut far).0 > 0, "each has gone alone");
+            while arrivals_now(&mut far) {}
+            assert_eq!(near.run_max(100, now), 1);
+            assert_eq!(near.run_max(100, now + pause - Duration::from_millis(1)), 1);
+            now += pause;
+            assert_eq!(near.run_max(100, now), run_max, "after {pause:?}");
+            pause = (2 * pause).min(ALONE_MAX);
+        }
+        near.send(&transmit(1_000, 100), &[2; 1_000]);
+        let (datagrams, batches) = arrivals(&mut far);
+        assert_eq!((datagrams, batches), (10, 1), "as one run");
+
+        // What has worked for long is judged afresh.
+        now += ALONE_MAX + Duration::from_secs(1);
+        near.send(&transmit(TOO_MANY, 1), &[1; TOO_MANY]);
+        assert_eq!(near.run_max(100, now), 1);
+        assert_eq!(near.run_max(100, now + ALONE_MIN), run_max);
+    }
+
+    fn arrivals_now(socket: &mut QuicSocket) -> bool {
+        let mut is_any = false;
+        while socket.receive(|_| is_any = true) {}
+        is_any
+    }
 }

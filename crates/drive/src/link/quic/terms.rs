@@ -10,11 +10,9 @@ use quinn_proto::{
     ServerConfig, TransportConfig, VarInt,
 };
 
+use super::share::{WINDOW_BYTES, WINDOW_BYTES_MIN};
 use crate::link::tls::Identity;
 
-/// Bytes of one connection that a receiver has room for out of their order, and a sender keeps until they are confirmed:
-/// 1 Gb/s times 100 ms is 12.5 MB, and what comes behind a lost datagram waits one more round trip for it.
-pub const WINDOW_BYTES: u32 = 32 << 20;
 /// A connection on which nothing is heard for this long is broken, a dial on which nothing is heard too: as long as a
 /// TCP stream between relays may be silent.
 const SILENCE_MAX: Duration = Duration::from_millis(4_000);
@@ -74,7 +72,9 @@ fn transport(congestion: Congestion) -> TransportConfig {
     discovery.upper_bound(DATAGRAM_BYTES_MAX);
     let mut confirmations = AckFrequencyConfig::default();
     confirmations.ack_eliciting_threshold(VarInt::from_u32(UNCONFIRMED_DATAGRAMS));
-    let window = VarInt::from_u32(WINDOW_BYTES);
+    // What a connection may send before it has been let in; `Share` decides later.
+    let first = VarInt::from_u32(WINDOW_BYTES_MIN as u32);
+    let window = VarInt::from_u32(WINDOW_BYTES as u32);
     let silence = VarInt::from_u32(SILENCE_MAX.as_millis() as u32);
     let controller: Arc<dyn ControllerFactory + Send + Sync> = match congestion {
         Congestion::Bbr => Arc::new(BbrConfig::default()),
@@ -85,8 +85,8 @@ fn transport(congestion: Congestion) -> TransportConfig {
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
         .stream_receive_window(window)
-        .receive_window(window)
-        .send_window(WINDOW_BYTES.into())
+        .receive_window(first)
+        .send_window(WINDOW_BYTES_MIN)
         .max_idle_timeout(Some(IdleTimeout::from(silence)))
         .keep_alive_interval(Some(KEEP_ALIVE))
         .initial_rtt(ROUND_TRIP_UNKNOWN)

@@ -1,0 +1,78 @@
+//! Paths that are lost, and which others stand in for them.
+
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
+
+use super::*;
+
+/// A connection to a port at this address, and the other end.
+fn connection(ip: &str) -> (TcpStream, TcpStream) {
+    let door = TcpListener::bind((ip, 0)).unwrap();
+    let near = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+    (near, door.accept().unwrap().0)
+}
+
+fn link_up(party: &mut Party, peer: Peer, socket: TcpStream) -> usize {
+    let carrier = Carrier::Stream(Box::new(StreamLink::new(socket.into()).unwrap()));
+    party.engine.link_up(Some(peer), carrier, 1, false).unwrap()
+}
+
+/// An endpoint with a connection to a peer, at whose address nobody takes any just now.
+fn linked() -> (Party, Peer, usize, OwnedFd, TcpStream) {
+    let taken = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&taken, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = SocketAddr::try_from(getsockname(&taken).unwrap()).unwrap();
+    let mut party = Party::open();
+    let number = party.av.insert(name_at(address, 1));
+    let peer = party.engine.peer_of(number).unwrap();
+    let (near, far) = connection("127.0.0.1");
+    let id = link_up(&mut party, peer, near);
+    (party, peer, id, taken, far)
+}
+
+fn has_repair(party: &Party, peer: Peer) -> bool {
+    party.engine.neighbours[peer.0 as usize].repair.is_some()
+}
+
+#[test]
+fn a_further_address_that_comes_back_first_does_not_stand_in_for_the_main_one() {
+    let (mut party, peer, main, taken, _far) = linked();
+    let (near, far) = connection("127.0.0.2");
+    party.engine.expect_rail_for_tests(peer, near.peer_addr().unwrap());
+    let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+    party.engine.link_down(main, &reset);
+    assert!(has_repair(&party, peer));
+    let rail = link_up(&mut party, peer, near);
+    assert_eq!(party.engine.neighbours[peer.0 as usize].out, Out::Up(rail));
+
+    // Somebody is there again.
+    listen(&taken, 8).unwrap();
+    let door = TcpListener::from(taken);
+    door.set_nonblocking(true).unwrap();
+    until(|| {
+        party.engine.progress();
+        door.accept().is_ok()
+    });
+    let (near, _far) = connection("127.0.0.1");
+    link_up(&mut party, peer, near);
+    assert!(!has_repair(&party, peer));
+    drop(far);
+}
+
+#[test]
+fn a_path_that_is_heard_again_does_not_stand_in_for_one_that_was_lost() {
+    for is_lost in [false, true] {
+        let (mut party, peer, main, _taken, _far) = linked();
+        let (near, _far) = connection("127.0.0.3");
+        let silent = link_up(&mut party, peer, near);
+        party.engine.links[silent].as_mut().unwrap().is_suspect = true;
+        party.engine.begin_repair(peer, false);
+        if is_lost {
+            let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+            party.engine.link_down(main, &reset);
+        }
+        party.engine.trust_again(silent);
+        assert_eq!(has_repair(&party, peer), is_lost);
+    }
+}
