@@ -189,7 +189,7 @@ fn members_that_break_the_protocol_lose_their_link_only() {
         assert!(line.contains(why), "{line}");
         scene.still_works();
     }
-    assert_eq!(scene.relay.counter("malformed"), 6);
+    assert_eq!(scene.relay.counter("malformed"), 7);
 }
 
 #[test]
