@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use landbridge_lab::net::file;
 use landbridge_lab::net::plan::{Inbound, Plan};
-use landbridge_lab::net::units::{Rate, Span};
+use landbridge_lab::net::units::{Rate, Share, Span};
 
 #[test]
 fn every_lab_file_is_valid() {
@@ -61,6 +61,16 @@ fn the_soak_has_two_equal_rails_and_a_wide_area_link() {
     assert_eq!(near.rails[0].shape, near.rails[1].shape);
     assert!(!near.rails[0].subnet.overlaps(near.rails[1].subnet));
     assert_eq!(plan.links.len(), 1);
+}
+
+#[test]
+fn the_long_line_loses_packets_and_lets_udp_through() {
+    let plan = lab("long-line");
+    assert_eq!(plan.sites[0].inbound, Inbound::Anything);
+    for shape in &plan.links[0].shapes {
+        assert_eq!(shape.delay, Span { nanos: 50_000_000 });
+        assert!(shape.loss > Share::default());
+    }
 }
 
 fn lab(name: &str) -> Plan {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use landbridge_proto::setting;
 
 use crate::cli::{RunArguments, SettingOptions};
 use crate::control::order::Task;
@@ -21,7 +22,8 @@ use crate::topology::Topology;
 /// Runs the job; its exit code.
 pub fn run(arguments: &RunArguments) -> Result<i32> {
     check_program(arguments)?;
-    let topology = topology(arguments)?;
+    let settings = settings(arguments)?;
+    let topology = topology(arguments, settings.recovers())?;
     let wishes = Wishes {
         ranks: arguments.ranks,
         ranks_per_node: arguments.ranks_per_node,
@@ -33,7 +35,6 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     if arguments.verbose {
         plan.nodes.iter().for_each(describe);
     }
-    let settings = settings(arguments)?;
     check_recovery(&settings, &plan)?;
     let job = job(arguments, id, &plan, &settings)?;
     let relays = Relays::new(&job, &plan, settings.peer_timeout())?;
@@ -42,12 +43,11 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
 
 /// What is recorded of ranks is with one relay, on their node.
 fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
-    let is_it = |(name, value): (String, String)| name == "LANDBRIDGE_RECOVER" && value == "on";
     let fits = match &plan.nodes[..] {
         [top] => top.children.is_empty() && !plan.relays.is_empty(),
         _ => false,
     };
-    if !fits && settings.variables().any(is_it) {
+    if !fits && settings.recovers() {
         bail!(
             "--recover is for one cluster whose ranks all run on the host of its relay: this machine (-n and no \
              topology), or a topology of that kind; see docs/RECOVERY.md"
@@ -72,7 +72,7 @@ pub fn here() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn topology(arguments: &RunArguments) -> Result<Topology> {
+fn topology(arguments: &RunArguments, recovers: bool) -> Result<Topology> {
     if let Some(clusters) = arguments.clusters {
         let ranks = arguments.ranks.context("say how many ranks with -n")?;
         return hosts::cut(&here(), clusters, ranks);
@@ -91,7 +91,7 @@ fn topology(arguments: &RunArguments) -> Result<Topology> {
     if arguments.ranks.is_none() && arguments.ranks_per_node.is_none() {
         bail!("say how many ranks with -n");
     }
-    if let (true, Some(ranks)) = (arguments.recover, arguments.ranks) {
+    if let (true, Some(ranks)) = (recovers, arguments.ranks) {
         // What a killed rank needs to come back is with a relay.
         return hosts::cut(&here(), 1, ranks);
     }
@@ -147,6 +147,10 @@ fn job(
     }
     environment.extend(exported(arguments)?);
     environment.extend(settings.variables());
+    if settings.recovers() {
+        // However it was spelt: agents look for this.
+        environment.insert(setting::RECOVER.variable(), "on".to_string());
+    }
     Ok(Job {
         kvsname: format!("kvs_{id}"),
         id,

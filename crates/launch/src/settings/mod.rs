@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use landbridge_proto::setting::{self, Reader, SETTINGS, Scope, Setting};
+use landbridge_proto::setting::{self, Reader, SETTINGS, Scope, Setting, Value};
 
 use crate::cli::SettingOptions;
 use file::{File, Places};
@@ -98,9 +98,17 @@ impl Settings {
 
     /// How long what cannot be reached is waited for.
     pub fn peer_timeout(&self) -> Duration {
-        let row = self.rows.iter().find(|it| it.row.name == "peer_timeout");
-        let value = row.and_then(|it| it.row.parse(&it.text).ok());
-        value.and_then(|value| value.duration()).unwrap_or_default()
+        self.value(&setting::PEER_TIMEOUT).and_then(|value| value.duration()).unwrap_or_default()
+    }
+
+    /// Whether ranks that are killed are to be started anew.
+    pub fn recovers(&self) -> bool {
+        self.value(&setting::RECOVER).and_then(|value| value.is_on()).unwrap_or_default()
+    }
+
+    fn value(&self, row: &Setting) -> Option<Value> {
+        let found = self.rows.iter().find(|it| it.row == row)?;
+        row.parse(&found.text).ok()
     }
 
     /// Those that do not have their default value.
