@@ -73,6 +73,17 @@ fn the_long_line_loses_packets_and_lets_udp_through() {
     }
 }
 
+#[test]
+fn what_only_prints_ends_without_a_word_when_nobody_reads_on() {
+    use std::os::unix::process::ExitStatusExt;
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_landbridge-lab"));
+    command.arg("check").arg(labs_dir().join("two-sites.toml")).stdout(writer);
+    let output = command.output().unwrap();
+    assert_eq!((&*output.stderr, output.status.signal()), (&[][..], Some(13)));
+}
+
 fn lab(name: &str) -> Plan {
     file::load(&labs_dir().join(format!("{name}.toml"))).unwrap()
 }
