@@ -36,7 +36,7 @@ pub(super) fn parse(kind: Kind, text: &str) -> Result<Value, String> {
 fn time(text: &str) -> Result<u64, String> {
     let advice = || {
         let units = TIMES.map(|(unit, _)| unit).join(", ");
-        format!("{text:?} is no time: write a whole number and one of {units}, such as 200ms")
+        format!("{text:?} is no time: write a whole number and its unit ({units}), such as 200ms")
     };
     let (digits, unit) = split(text);
     if unit.is_empty() && !digits.is_empty() {
@@ -207,7 +207,7 @@ mod tests {
             (
                 TIME,
                 "5m",
-                "\"5m\" is no time: write a whole number and one of us, ms, s, min, h, such as",
+                "\"5m\" is no time: write a whole number and its unit (us, ms, s, min, h), such as",
             ),
             (TIME, "", "write a whole number and its unit"),
             (TIME, "s", "write a whole number and its unit"),
