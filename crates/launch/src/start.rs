@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use landbridge_proto::setting;
 
 use crate::cli::{RunArguments, SettingOptions};
 use crate::control::order::Task;
@@ -43,11 +42,12 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
 
 /// What is recorded of ranks is with one relay, on their node.
 fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
+    let is_it = |(name, value): (String, String)| name == "LANDBRIDGE_RECOVER" && value == "on";
     let fits = match &plan.nodes[..] {
         [top] => top.children.is_empty() && !plan.relays.is_empty(),
         _ => false,
     };
-    if !fits && settings.recovers() {
+    if !fits && settings.variables().any(is_it) {
         bail!(
             "--recover is for one cluster whose ranks all run on the host of its relay: this machine (-n and no \
              topology), or a topology of that kind; see docs/RECOVERY.md"
@@ -147,10 +147,6 @@ fn job(
     }
     environment.extend(exported(arguments)?);
     environment.extend(settings.variables());
-    if settings.recovers() {
-        // However it was spelt: agents look for this.
-        environment.insert(setting::RECOVER.variable(), "on".to_string());
-    }
     Ok(Job {
         kvsname: format!("kvs_{id}"),
         id,

@@ -114,7 +114,7 @@ fn recover_is_the_same_as_a_flag_and_as_a_setting() {
     }
     let output = run_with(&lb, &[("LANDBRIDGE_RECOVER", "1")], &["run", "--hosts", "here", "true"]);
     assert_code(&output, 1);
-    assert!(stderr(&output).contains("is for one cluster"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--recover is for"), "{}", stderr(&output));
 }
 
 #[test]

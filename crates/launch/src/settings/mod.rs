@@ -90,10 +90,14 @@ impl Settings {
         Ok(Settings { rows, file: file.map(|file| file.path) })
     }
 
-    /// What somebody has said, as variables for whoever reads them.
+    /// What somebody has said, as variables for whoever reads them; a switch as `on` or `off`, however it was spelt.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
         let is_said = |it: &&InForce| !matches!(it.source, Source::Default | Source::Launcher);
-        self.rows.iter().filter(is_said).map(|it| (it.row.variable(), it.text.clone()))
+        self.rows.iter().filter(is_said).map(|it| {
+            let switch = it.row.parse(&it.text).ok().and_then(|value| value.is_on());
+            let text = switch.map_or(&*it.text, |is_on| if is_on { "on" } else { "off" });
+            (it.row.variable(), text.to_string())
+        })
     }
 
     /// How long what cannot be reached is waited for.
