@@ -8,6 +8,7 @@ PYTHON ?= python3
 
 help:
 	@echo "make build      the launcher, the relay, the lab and the provider, in $(RELEASE)"
+	@echo "make wheels     stock MPI libraries with mpi4py, into build/venv"
 	@echo "make demo       stock MPI programs over two clusters, with a table and a picture"
 	@echo "make test       every test that ends within an hour; parts alone: $(PYTHON) scripts/test.py --list"
 	@echo "make test-all   the slow ones too"

@@ -278,7 +278,21 @@ fn main() -> ExitCode {
     }
 }
 
+/// What only prints, briefly or for long, ends when nobody reads it any more, as `ls` does, without a word. Labs
+/// do not: they have something to take down.
+fn end_without_reader(action: &Action) {
+    use Action::{Check, Interface, Link, On, Relay, Simulate};
+    if matches!(
+        action,
+        Check { .. } | On { .. } | Link(_) | Interface { .. } | Relay { .. } | Simulate(_)
+    ) {
+        // SAFETY: the default disposition; no handler of ours is involved.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+}
+
 fn act(action: Action) -> anyhow::Result<u8> {
+    end_without_reader(&action);
     match action {
         Action::Run { file, name, command } => match file::load(&file) {
             Ok(_) => run::keep(&Run { file, name, command }),

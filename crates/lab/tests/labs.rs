@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use landbridge_lab::net::file;
 use landbridge_lab::net::plan::{Inbound, Plan};
-use landbridge_lab::net::units::{Rate, Span};
+use landbridge_lab::net::units::{Rate, Share, Span};
 
 #[test]
 fn every_lab_file_is_valid() {
@@ -61,6 +61,27 @@ fn the_soak_has_two_equal_rails_and_a_wide_area_link() {
     assert_eq!(near.rails[0].shape, near.rails[1].shape);
     assert!(!near.rails[0].subnet.overlaps(near.rails[1].subnet));
     assert_eq!(plan.links.len(), 1);
+}
+
+#[test]
+fn the_long_line_loses_packets_and_lets_udp_through() {
+    let plan = lab("long-line");
+    assert_eq!(plan.sites[0].inbound, Inbound::Anything);
+    for shape in &plan.links[0].shapes {
+        assert_eq!(shape.delay, Span { nanos: 50_000_000 });
+        assert!(shape.loss > Share::default());
+    }
+}
+
+#[test]
+fn what_only_prints_ends_without_a_word_when_nobody_reads_on() {
+    use std::os::unix::process::ExitStatusExt;
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_landbridge-lab"));
+    command.arg("check").arg(labs_dir().join("two-sites.toml")).stdout(writer);
+    let output = command.output().unwrap();
+    assert_eq!((&*output.stderr, output.status.signal()), (&[][..], Some(13)));
 }
 
 fn lab(name: &str) -> Plan {

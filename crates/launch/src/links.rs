@@ -38,6 +38,8 @@ pub struct Links {
     links: Vec<Link>,
     /// How long one may be missing: the job's `peer_timeout`.
     patience: Duration,
+    /// UDP was asked for.
+    wants_udp: bool,
 }
 
 struct Link {
@@ -47,13 +49,20 @@ struct Link {
     /// The last thing the user has been told is that there is no link.
     is_missed: bool,
     breaks: u32,
+    /// The user knows that it is over TCP though he has asked for UDP.
+    is_tcp_told: bool,
     /// Why it is not up, and at which address.
     problem: Option<String>,
 }
 
 impl Links {
     pub fn new(patience: Duration) -> Links {
-        Links { links: Vec::new(), patience }
+        Links { links: Vec::new(), patience, wants_udp: false }
+    }
+
+    /// The job has asked for UDP between relays (`wan_udp`).
+    pub fn over_udp(self, wants_udp: bool) -> Links {
+        Links { wants_udp, ..self }
     }
 
     /// How long to wait for those that are missing as the job starts.
@@ -69,6 +78,7 @@ impl Links {
             is_up: false,
             is_missed: false,
             breaks: 0,
+            is_tcp_told: false,
             problem: None,
         }));
     }
@@ -93,7 +103,7 @@ impl Links {
             None => (address, false),
         };
         match problem {
-            "" => link.handle_up(is_udp),
+            "" => link.handle_up(is_udp, self.wants_udp),
             _ => link.handle_problem(address, problem, self.patience),
         }
     }
@@ -112,11 +122,14 @@ impl Links {
 }
 
 impl Link {
-    fn handle_up(&mut self, is_udp: bool) -> Option<String> {
+    fn handle_up(&mut self, is_udp: bool, wants_udp: bool) -> Option<String> {
         self.is_up = true;
         self.problem = None;
-        let [from, to] = &self.places;
         let was_missed = std::mem::take(&mut self.is_missed);
+        if wants_udp && !is_udp && !std::mem::replace(&mut self.is_tcp_told, true) {
+            return Some(self.no_udp_text());
+        }
+        let [from, to] = &self.places;
         let how = if is_udp { " (udp)" } else { "" };
         let text = format!("the relays of {} and {} are linked now{how}", from.cluster, to.cluster);
         was_missed.then_some(text)
@@ -148,6 +161,16 @@ impl Link {
         format!(
             "the link between the relays of {from} and {to} is down: {problem}; the relay of {from} \
              dials again, and messages wait for up to {patience:?}{last}"
+        )
+    }
+
+    fn no_udp_text(&self) -> String {
+        let [from, to] = &self.places;
+        let (from, to, address) = (&from.cluster, &to.cluster, &self.pair.address);
+        let port = address.rsplit_once(':').map_or("", |(_, port)| port);
+        format!(
+            "wan_udp is on, but UDP does not get through to {address}: the relays of {from} and {to} are \
+             linked over TCP (a firewall must let UDP port {port} through, too)"
         )
     }
 
@@ -246,6 +269,20 @@ mod tests {
         assert_eq!(links.handle(0, 1, "192.0.2.2:40000", "down"), None, "the other end of it");
         assert!(links.are_up());
         assert!(Links::new(Duration::ZERO).are_up());
+    }
+
+    #[test]
+    fn a_link_over_tcp_where_udp_was_asked_for_is_told_once() {
+        let mut links = links().over_udp(true);
+        let text = links.handle(1, 0, "192.0.2.1:7799", "").unwrap();
+        for piece in ["UDP does not get through to gw:7799", "linked over TCP", "UDP port 7799"] {
+            assert!(text.contains(piece), "{piece} in {text}");
+        }
+        links.handle(1, 0, "192.0.2.1:7799", "it has closed the connection");
+        let text = links.handle(1, 0, "192.0.2.1:7799", "");
+        assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now"));
+        let mut links = self::links().over_udp(true);
+        assert_eq!(links.handle(1, 0, "192.0.2.1:7799/udp", ""), None);
     }
 
     #[test]

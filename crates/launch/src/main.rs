@@ -48,6 +48,9 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> Result<i32> {
+    if let Command::Env(_) | Command::Settings(_) | Command::Doctor(_) = command {
+        sys::end_without_reader();
+    }
     match command {
         Command::Run(arguments) => start::run(&arguments),
         Command::Agent => agent::main().map(|()| 0),

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use landbridge_proto::setting;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use serde::Serialize;
 
@@ -59,6 +60,14 @@ struct Peer {
     address: String,
 }
 
+/// Whether relays are to talk over UDP.
+fn wants_udp(job: &Job) -> bool {
+    let name = setting::WAN_UDP.variable();
+    let said = job.environment.iter().find(|(variable, _)| *variable == name);
+    let value = said.and_then(|(_, text)| setting::WAN_UDP.parse(text).ok());
+    value.and_then(|value| value.word()) == Some("on")
+}
+
 impl Relays {
     /// `patience`: how long links between relays may be missing.
     pub fn new(job: &Job, plan: &Plan, patience: Duration) -> Result<Relays> {
@@ -81,7 +90,7 @@ impl Relays {
                 .iter()
                 .map(|node| (node.cluster_name.clone(), node.name.clone()))
                 .collect(),
-            links: Links::new(patience),
+            links: Links::new(patience).over_udp(wants_udp(job)),
         })
     }
 

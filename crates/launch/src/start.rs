@@ -21,7 +21,8 @@ use crate::topology::Topology;
 /// Runs the job; its exit code.
 pub fn run(arguments: &RunArguments) -> Result<i32> {
     check_program(arguments)?;
-    let topology = topology(arguments)?;
+    let settings = settings(arguments)?;
+    let topology = topology(arguments, settings.recovers())?;
     let wishes = Wishes {
         ranks: arguments.ranks,
         ranks_per_node: arguments.ranks_per_node,
@@ -33,7 +34,6 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     if arguments.verbose {
         plan.nodes.iter().for_each(describe);
     }
-    let settings = settings(arguments)?;
     check_recovery(&settings, &plan)?;
     let job = job(arguments, id, &plan, &settings)?;
     let relays = Relays::new(&job, &plan, settings.peer_timeout())?;
@@ -72,7 +72,7 @@ pub fn here() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn topology(arguments: &RunArguments) -> Result<Topology> {
+fn topology(arguments: &RunArguments, recovers: bool) -> Result<Topology> {
     if let Some(clusters) = arguments.clusters {
         let ranks = arguments.ranks.context("say how many ranks with -n")?;
         return hosts::cut(&here(), clusters, ranks);
@@ -91,7 +91,7 @@ fn topology(arguments: &RunArguments) -> Result<Topology> {
     if arguments.ranks.is_none() && arguments.ranks_per_node.is_none() {
         bail!("say how many ranks with -n");
     }
-    if let (true, Some(ranks)) = (arguments.recover, arguments.ranks) {
+    if let (true, Some(ranks)) = (recovers, arguments.ranks) {
         // What a killed rank needs to come back is with a relay.
         return hosts::cut(&here(), 1, ranks);
     }

@@ -46,6 +46,13 @@ impl AsFd for Signals {
     }
 }
 
+/// For a command that only prints: whoever reads it may go when he has read enough, and it ends then, as
+/// `ls` does, without a word.
+pub fn end_without_reader() {
+    // SAFETY: the default disposition; no handler of ours is involved.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 fn signal_set(signals: &[i32]) -> libc::sigset_t {
     // SAFETY: an all-zero set is a valid place for sigemptyset to fill; numbers are constants.
     unsafe {

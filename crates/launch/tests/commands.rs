@@ -93,6 +93,23 @@ fn doctor_sees_that_a_library_does_not_take_a_broken_provider() {
 }
 
 #[test]
+fn what_only_prints_ends_without_a_word_when_nobody_reads_on() {
+    use std::os::unix::process::ExitStatusExt;
+    let lb = Landbridge::new("reader-gone");
+    lb.directory.write("liblandbridge-fi.so", "");
+    for arguments in [&["doctor"][..], &["settings"], &["env", "--mpi", "mpich"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = lb.command(arguments).stdout(writer).output().unwrap();
+        assert_eq!(
+            (stderr(&output).as_str(), output.status.signal()),
+            ("", Some(13)),
+            "{arguments:?}"
+        );
+    }
+}
+
+#[test]
 fn relay_and_lab_are_the_programs_beside_this_one() {
     let lb = Landbridge::new("siblings");
     lb.directory.write_script("landbridge-lab", "#!/bin/sh\necho lab \"$@\"; exit 7\n");

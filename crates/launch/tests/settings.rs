@@ -87,6 +87,37 @@ fn relays_get_what_they_read() {
 }
 
 #[test]
+fn recover_is_the_same_as_a_flag_and_as_a_setting() {
+    let lb = Landbridge::new("settings-recover");
+    let scratch = Scratch::new("settings-recover");
+    let file = scratch.write("s.toml", "recover = true\n").display().to_string();
+    let rows: [(&[&str], Variables); 6] = [
+        (&["--recover"], &[]),
+        (&["--set", "recover=on"], &[]),
+        (&["--set", "recover=1"], &[]),
+        (&["-x", "LANDBRIDGE_RECOVER=yes"], &[]),
+        (&["--settings", &file], &[]),
+        (&[], &[("LANDBRIDGE_RECOVER", "ON")]),
+    ];
+    for (options, variables) in rows {
+        let line =
+            [&["run", "-n", "2"], options, &["sh", "-c", "echo $LANDBRIDGE_RECOVER"]].concat();
+        let output = run_with(&lb, variables, &line);
+        assert_code(&output, 0);
+        assert_eq!(stdout(&output), "on\non\n", "{options:?} {variables:?}");
+        // It cannot be known what a shell will start.
+        assert!(
+            stderr(&output).contains("--recover works with MPICH alone"),
+            "{}",
+            stderr(&output)
+        );
+    }
+    let output = run_with(&lb, &[("LANDBRIDGE_RECOVER", "1")], &["run", "--hosts", "here", "true"]);
+    assert_code(&output, 1);
+    assert!(stderr(&output).contains("--recover is for"), "{}", stderr(&output));
+}
+
+#[test]
 fn nothing_starts_with_a_setting_that_is_wrong() {
     let lb = Landbridge::new("settings-wrong");
     let scratch = Scratch::new("settings-wrong");

@@ -89,7 +89,7 @@ fn a_relay_that_ends_sends_what_it_has_taken_and_says_that_it_has_ended() {
     }
     let start = Instant::now();
     let line = one.wait_for("is down");
-    assert!(line.contains("as at the end of a job"), "{line}");
+    assert!(line.contains("as when its process ends"), "{line}");
     assert!(start.elapsed() < Duration::from_secs(2), "it was said, not found out");
 }
 

@@ -210,8 +210,10 @@ fn show(emulator: &Emulator) -> String {
 fn change(emulator: &mut Emulator, link: &str, changes: &[&str]) -> Result<String, String> {
     let directions = emulator.directions(link);
     if directions.is_empty() {
-        let names: Vec<&str> = emulator.links().map(|(name, ..)| name).collect();
-        return Err(format!("there is no link `{link}`; there are {}", names.join(", ")));
+        let names = emulator.names().join(", ");
+        return Err(format!(
+            "there is no link `{link}`; there are {names} (one direction: 'a>b' in place of a-b)"
+        ));
     }
     let mut text = String::new();
     for (direction, is_up) in directions {
@@ -296,6 +298,9 @@ mod tests {
         assert_eq!((count(": "), count("2 Mbit/s"), count("loss")), (4, 4, 2), "{text}");
         let error = answer(&mut emulator, "set a-LAN1 loss=many").unwrap_err();
         assert!(error.contains("is not a share"), "{error}");
+        let error = answer(&mut emulator, "set a-LAN7 down").unwrap_err();
+        let names = "a-LAN0, a-LAN1, a-1-LAN0, a-gw-LAN0, a-1-LAN1, a-gw-LAN1";
+        assert!(error.contains(&format!("there are {names} (")), "{error}");
         assert!(!show(&emulator).contains("LAN0: unlimited rate, delay 0 ns, loss"));
     }
 
@@ -307,7 +312,7 @@ mod tests {
             ("", "a request is"),
             ("set a-x-b restore=now", "no `restore`"),
             ("set", "which link?"),
-            ("set a-c down", "there are a-x>b, b>a-x"),
+            ("set a-c down", "there are a-x-b (one direction"),
             ("set a-x-b rate=3Mbit/s colour=red", "no `colour`"),
             ("set a-x-b loss=200%", "is not a share"),
         ] {

@@ -167,6 +167,22 @@ impl Emulator {
         found.flatten().collect()
     }
 
+    /// What links are called: rails first, then each link by one name for both its directions.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for (rail, _) in self.links.iter().filter_map(|named| named.rail.as_ref()) {
+            if !names.contains(rail) {
+                names.push(rail.clone());
+            }
+        }
+        for named in &self.links {
+            if !names.iter().any(|name| means(name, &named.name)) {
+                names.push(named.name.replacen('>', "-", 1));
+            }
+        }
+        names
+    }
+
     /// A direction's shape in the lab file, by name.
     pub fn original(&self, direction: &str) -> Option<&Shape> {
         let named = self.links.iter().find(|named| named.name == direction)?;

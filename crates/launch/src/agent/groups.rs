@@ -62,7 +62,7 @@ impl Group {
 
 /// Whether ranks that are killed are to be started anew.
 fn recovers(job: &Job) -> bool {
-    job.environment.iter().any(|(name, value)| name == "LANDBRIDGE_RECOVER" && value == "on")
+    mpi::recovers(&job.environment)
 }
 
 impl Agent {
@@ -76,6 +76,9 @@ impl Agent {
         let plan = mpi::prepare(&job.task, &job.environment)?;
         if job.verbose && node.holds(0) {
             self.parent.send(&Message::Note { text: plan.note.clone() });
+        }
+        if let Some(text) = plan.doubt.clone().filter(|_| node.holds(0)) {
+            self.parent.send(&Message::Note { text });
         }
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let start = Start {

@@ -7,11 +7,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Finding, probe};
-use crate::mpi::PROVIDER;
+use super::{Finding, own_name, probe};
 use crate::mpi::detect::{Family, Found, library_in};
 use crate::mpi::elf::{Elf, Search};
+use crate::mpi::{PROVIDER, own_libfabric};
 use crate::sibling;
+use crate::spawn::ssh::quote;
 
 /// Programs whose place tells where an MPI library is installed.
 const LAUNCHERS: [&str; 4] = ["mpiexec", "mpirun", "mpichversion", "ompi_info"];
@@ -57,8 +58,10 @@ fn check_library(found: &Found) -> Finding {
         Ok(answer) => Finding::bad(
             format!("{name}: libfabric {} ({place}) does not load the provider", answer.version),
             format!(
-                "see why: FI_LOG_LEVEL=debug FI_PROVIDER_PATH={} landbridge doctor-probe {place}",
-                directory.display()
+                "see why: FI_LOG_LEVEL=debug FI_PROVIDER_PATH={} {} doctor-probe {}",
+                quote(&directory.display().to_string()),
+                own_name(),
+                quote(&place.to_string()),
             ),
         ),
         Err(error) => Finding::bad(format!("{name}: {place}: {error}"), "is it a whole library?"),
@@ -168,10 +171,8 @@ fn paths(variable: &str) -> Vec<PathBuf> {
 fn libfabric_of(found: &Found) -> Option<PathBuf> {
     const NAME: &str = "libfabric.so.1";
     let elf = Elf::read(&found.library)?;
-    let directory = found.library.parent()?;
-    let beside = [directory.join(NAME), directory.join("../opt/mpi/libfabric/lib").join(NAME)];
     if found.family == Family::Intel
-        && let Some(path) = beside.into_iter().find(|path| path.is_file())
+        && let Some(path) = own_libfabric(&found.library)
     {
         return Some(path);
     }

@@ -16,6 +16,7 @@ use anyhow::Result;
 
 use crate::cli::DoctorArguments;
 use crate::sibling;
+use crate::spawn::ssh::quote;
 
 /// How a finding bears on running jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,12 @@ impl Finding {
 
     fn bad(text: impl Into<String>, advice: impl Into<String>) -> Finding {
         Finding { grade: Grade::Bad, text: text.into(), advice: Some(advice.into()) }
+    }
+
+    /// The same where something else works in its place.
+    fn less_bad(self) -> Finding {
+        let grade = if self.grade == Grade::Bad { Grade::Notice } else { self.grade };
+        Finding { grade, ..self }
     }
 }
 
@@ -102,6 +109,12 @@ fn files() -> Vec<Finding> {
         Err(error) => findings.push(Finding::bad(error.to_string(), "make build")),
     }
     findings
+}
+
+/// This program as a shell finds it, wherever it lies.
+fn own_name() -> String {
+    let name = |path: std::path::PathBuf| quote(&path.display().to_string());
+    std::env::current_exe().map_or_else(|_| "landbridge".to_string(), name)
 }
 
 /// Neither reads nor prints.

@@ -1,11 +1,13 @@
 //! Which paths work between two processes: a job of two test processes for each path, with the
-//! first MPI library of those found that `landbridge run` can start.
+//! first MPI library of those found that `landbridge run` can start and with which all of them work.
 
+use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-use super::Finding;
+use super::{Finding, Grade, own_name};
 use crate::mpi::detect::{Family, Found};
 use crate::sibling;
+use crate::spawn::ssh::quote;
 
 /// A job that has not ended by then hangs.
 const TIMEOUT_S: &str = "30";
@@ -17,47 +19,77 @@ const PATHS: [(&str, &[&str]); 3] = [
     ("relay", &["-n", "2", "--clusters", "2", "--set", "paths=relay"]),
 ];
 
+/// The path is what is tried: not what this shell says about topologies or providers.
+const NOT_OURS: [&str; 2] = ["LANDBRIDGE_TOPOLOGY", "FI_PROVIDER"];
+
 pub fn check(libraries: &[Found]) -> Vec<Finding> {
     let starts = |found: &&Found| matches!(found.family, Family::Mpich | Family::Intel);
-    let Some(library) = libraries.iter().find(starts) else {
+    let mut usable = libraries.iter().filter(starts).peekable();
+    if usable.peek().is_none() {
         let text = "not tried: no MPI library was found that `landbridge run` can start";
         let advice = "name the place of an MPICH or Intel MPI: landbridge doctor --in DIR";
         return vec![Finding::notice(text, advice)];
-    };
+    }
     if sibling::provider_directory().is_err() {
         return vec![Finding::notice("not tried: the provider is missing", "make build")];
     }
-    PATHS.iter().map(|(name, arguments)| check_path(name, arguments, library)).collect()
+    first_that_works(usable, |library| {
+        PATHS.iter().map(|(name, arguments)| check_path(name, arguments, library)).collect()
+    })
+}
+
+/// What was found with the first library with which everything works. Those before it stand in no job's way
+/// then, and are told of as what works in part only; without any, all that is wrong is wrong.
+fn first_that_works<'a>(
+    libraries: impl Iterator<Item = &'a Found>,
+    mut attempt: impl FnMut(&Found) -> Vec<Finding>,
+) -> Vec<Finding> {
+    let mut earlier: Vec<Finding> = Vec::new();
+    for library in libraries {
+        let name = format!("with {} {}", library.family.name(), library.library.display());
+        let found = attempt(library);
+        if found.iter().all(|it| it.grade == Grade::Good) {
+            let earlier = earlier.into_iter().map(Finding::less_bad);
+            return earlier.chain([Finding::good(name)]).chain(found).collect();
+        }
+        let with_name = |it: Finding| Finding { text: format!("{name}: {}", it.text), ..it };
+        earlier.extend(found.into_iter().map(with_name));
+    }
+    earlier
 }
 
 fn check_path(name: &str, arguments: &[&str], library: &Found) -> Finding {
-    let advice = format!(
-        "see why: landbridge run -v {} -x FI_LOG_LEVEL=info landbridge doctor-peer {}",
-        arguments.join(" "),
-        library.library.display()
-    );
     match measure(arguments, library) {
         Ok((latency, bandwidth)) => {
             Finding::good(format!("{name}: 8 B in {latency} us, 1 MiB at {bandwidth} MB/s"))
         }
-        Err(error) => Finding::bad(format!("{name}: {error}"), advice),
+        Err(error) => Finding::bad(format!("{name}: {error}"), see_why(arguments, library)),
     }
+}
+
+/// The same job once more, for a shell, telling what it does.
+fn see_why(arguments: &[&str], library: &Found) -> String {
+    let is_set = |name: &&&str| std::env::var_os(name).is_some();
+    let unset: String = NOT_OURS.iter().filter(is_set).map(|name| format!("-u {name} ")).collect();
+    let unset = if unset.is_empty() { unset } else { format!("env {unset}") };
+    // Intel MPI says only when asked which libfabric it has not found.
+    let debug = if library.family == Family::Intel { " -x I_MPI_DEBUG=5" } else { "" };
+    let (own, arguments) = (own_name(), arguments.join(" "));
+    let library = quote(&library.library.display().to_string());
+    format!(
+        "see why: {unset}{own} run -v {arguments} -x FI_LOG_LEVEL=info{debug} {own} doctor-peer {library}"
+    )
 }
 
 fn measure(arguments: &[&str], library: &Found) -> Result<(String, String), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new(&program)
-        .args(["run", "--timeout", TIMEOUT_S])
-        .args(arguments)
-        .arg(&program)
-        .arg("doctor-peer")
-        .arg(&library.library)
-        // The path is what is tried: not what this shell says about topologies or providers.
-        .env_remove("LANDBRIDGE_TOPOLOGY")
-        .env_remove("FI_PROVIDER")
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| error.to_string())?;
+    let words = [OsStr::new("doctor-peer"), library.library.as_os_str()];
+    let mut command = Command::new(&program);
+    command.args(["run", "--timeout", TIMEOUT_S]).args(arguments).arg(&program).args(words);
+    for name in NOT_OURS {
+        command.env_remove(name);
+    }
+    let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     match words[..] {
@@ -66,7 +98,69 @@ fn measure(arguments: &[&str], library: &Found) -> Result<(String, String), Stri
         }
         _ => {
             let trouble = String::from_utf8_lossy(&output.stderr);
-            Err(trouble.lines().last().unwrap_or("no answer").to_string())
+            let last = trouble.lines().last().unwrap_or("no answer");
+            Err(last.trim_start_matches("landbridge: ").to_string())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn library(family: Family) -> Found {
+        Found { family, library: format!("/mpi/{family:?}.so").into(), needs_path: false }
+    }
+
+    fn attempt(broken: Family) -> impl FnMut(&Found) -> Vec<Finding> {
+        move |found| {
+            let tcp = if found.family == broken {
+                Finding::bad("tcp: no", "see why")
+            } else {
+                Finding::good("tcp: quick")
+            };
+            vec![Finding::good("shm: quick"), tcp]
+        }
+    }
+
+    fn told(findings: &[Finding]) -> Vec<(Grade, &str)> {
+        findings.iter().map(|it| (it.grade, it.text.as_str())).collect()
+    }
+
+    #[test]
+    fn a_library_that_does_not_work_stands_in_nobodys_way_while_another_does() {
+        let both = [library(Family::Intel), library(Family::Mpich)];
+        let mut tried = 0;
+        let found = first_that_works(both.iter(), |it| {
+            tried += 1;
+            attempt(Family::OpenMpi)(it)
+        });
+        let intel = (Grade::Good, "with Intel MPI /mpi/Intel.so");
+        let quick = [(Grade::Good, "shm: quick"), (Grade::Good, "tcp: quick")];
+        assert_eq!((tried, told(&found)), (1, vec![intel, quick[0], quick[1]]));
+
+        let found = first_that_works(both.iter(), attempt(Family::Intel));
+        let expected = vec![
+            (Grade::Good, "with Intel MPI /mpi/Intel.so: shm: quick"),
+            (Grade::Notice, "with Intel MPI /mpi/Intel.so: tcp: no"),
+            (Grade::Good, "with MPICH /mpi/Mpich.so"),
+            quick[0],
+            quick[1],
+        ];
+        assert_eq!(told(&found), expected);
+
+        let found = first_that_works(both[..1].iter(), attempt(Family::Intel));
+        assert_eq!(found[1].grade, Grade::Bad);
+    }
+
+    #[test]
+    fn the_way_to_see_why_makes_intel_mpi_say_what_it_has_not_found() {
+        let words = see_why(PATHS[0].1, &library(Family::Intel));
+        assert!(
+            words.contains(" run -v -n 2 --set paths=shm -x FI_LOG_LEVEL=info -x I_MPI_DEBUG=5 "),
+            "{words}"
+        );
+        assert!(words.ends_with(" doctor-peer /mpi/Intel.so"), "{words}");
+        assert!(!see_why(PATHS[0].1, &library(Family::Mpich)).contains("I_MPI"));
     }
 }

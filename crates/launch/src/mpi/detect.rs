@@ -2,7 +2,8 @@
 //!
 //! A program is an ELF file (its needed libraries are followed as the dynamic linker would), a
 //! script (its interpreter counts), or Python (the library that mpi4py would load counts). A
-//! wrapper such as `strace ./a.out` is looked through: the first argument that uses MPI counts.
+//! wrapper such as `strace ./a.out` is looked through: the first argument that uses MPI, or is an MPI
+//! library, counts.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -64,10 +65,22 @@ impl<'a> Detector<'a> {
         let path = self.variable("PATH");
         self.library_of_program(program, 0).or_else(|| {
             arguments.iter().take(ARGUMENTS_MAX).find_map(|argument| {
-                let program = find_program(argument, self.wdir, path).ok()?;
-                self.library_of_program(&program, 0)
+                self.library_named(argument).or_else(|| {
+                    let program = find_program(argument, self.wdir, path).ok()?;
+                    self.library_of_program(&program, 0)
+                })
             })
         })
+    }
+
+    /// An argument that is an MPI library, for a program that loads it by this name (as the doctor's test
+    /// processes do). What such a library loads in its turn lies beside it, where no run path leads.
+    fn library_named(&self, argument: &str) -> Option<Found> {
+        let path = Path::new(self.wdir).join(argument);
+        let name = path.file_name()?.to_str()?;
+        let is_library = name.starts_with("lib") && name.contains(".so");
+        let found = is_library.then(|| library_file(&path)).flatten()?;
+        Some(Found { needs_path: true, ..found })
     }
 
     fn variable(&self, name: &str) -> &OsStr {
@@ -256,6 +269,22 @@ mod tests {
         let environment = Environment::from([("PATH".into(), "/bin:/usr/bin".into())]);
         let detector = Detector::new(&environment, "/");
         assert_eq!(detector.library(Path::new("/bin/sh"), &["-c".to_string()]), None);
+    }
+
+    #[test]
+    fn a_library_that_is_named_counts_for_a_program_that_loads_it() {
+        let venv = concat!(env!("CARGO_MANIFEST_DIR"), "/../../build/venv");
+        let library = format!("{venv}/mpich/lib/libmpi.so.12");
+        if !Path::new(&library).is_file() {
+            return;
+        }
+        let environment = Environment::new();
+        let detector = Detector::new(&environment, "/");
+        let library_of =
+            |argument: &str| detector.library(Path::new("/bin/sh"), &[argument.to_string()]);
+        let found = library_of(&library).unwrap();
+        assert_eq!((found.family, found.needs_path), (Family::Mpich, true));
+        assert_eq!(library_of("/bin/libmpi.so.12"), None);
     }
 
     #[test]

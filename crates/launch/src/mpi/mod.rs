@@ -31,6 +31,8 @@ pub struct Plan {
     pub environment: Environment,
     /// For `-v`.
     pub note: String,
+    /// What may come to nothing with this program.
+    pub doubt: Option<String>,
 }
 
 /// `settings`: the job's environment, which wins over what this host has.
@@ -52,6 +54,10 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
     let program = find_program(&task.program, &task.wdir, &path)?;
     let found = Detector::new(&environment, &task.wdir).library(&program, &task.arguments);
     check_family(found.as_ref(), &task.program)?;
+    let recovers = recovers(settings);
+    if recovers {
+        check_recovery(found.as_ref(), &task.program)?;
+    }
     set_provider(&mut environment)?;
     set_library(&mut environment, found.as_ref());
     let note = match &found {
@@ -61,7 +67,31 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
         }
         None => format!("{} uses no MPI library that could be found", program.display()),
     };
-    Ok(Plan { program, environment, note })
+    let doubt = (recovers && found.is_none()).then(|| {
+        format!(
+            "--recover works with MPICH alone, and which MPI library {} uses could not be found out",
+            task.program
+        )
+    });
+    Ok(Plan { program, environment, note, doubt })
+}
+
+/// Whether ranks that are killed are to be started anew. `settings`: the job's environment.
+pub fn recovers(settings: &[(String, String)]) -> bool {
+    settings.iter().any(|(name, value)| name == "LANDBRIDGE_RECOVER" && value == "on")
+}
+
+/// Only MPICH has been made to do the same again: others end at the first kill, in confusing ways.
+fn check_recovery(found: Option<&Found>, program: &str) -> Result<()> {
+    match found {
+        Some(found) if found.family != Family::Mpich => bail!(
+            "--recover works with MPICH alone, and {program} uses {} ({}): compile it with an MPICH 5, such as \
+             that of `pip install mpich`, or start it without --recover; see docs/RECOVERY.md",
+            found.family.name(),
+            found.library.display()
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn check_family(found: Option<&Found>, program: &str) -> Result<()> {
@@ -99,25 +129,38 @@ pub fn set_library(environment: &mut Environment, found: Option<&Found>) {
     }
     let Some(found) = found else { return };
     let Some(directory) = found.library.parent() else { return };
+    let own_libfabric = match found.family {
+        Family::Intel => own_libfabric(&found.library),
+        _ => None,
+    };
     if found.needs_path {
-        let path = join_paths(directory.as_os_str(), variable(environment, "LD_LIBRARY_PATH"));
-        environment.insert("LD_LIBRARY_PATH".into(), path);
+        // The one named last is searched first.
+        for place in [own_libfabric.as_deref().and_then(Path::parent), Some(directory)] {
+            let Some(place) = place else { continue };
+            let path = join_paths(place.as_os_str(), variable(environment, "LD_LIBRARY_PATH"));
+            environment.insert("LD_LIBRARY_PATH".into(), path);
+        }
     }
-    if found.family == Family::Intel && !has_own_libfabric(directory) {
+    if found.family == Family::Intel && own_libfabric.is_none() {
         set_default(environment, "I_MPI_OFI_LIBRARY_INTERNAL", "0");
     }
 }
 
-/// Intel MPI 2021.19 from PyPI comes without a libfabric: then the system's is used.
-fn has_own_libfabric(directory: &Path) -> bool {
-    let places = [
-        "libfabric.so.1",
-        "../opt/mpi/libfabric/lib/libfabric.so.1",
-        "../libfabric/lib/libfabric.so.1",
-        "../../opt/mpi/libfabric/lib/libfabric.so.1",
-        "../../libfabric/lib/libfabric.so.1",
+/// The libfabric that came with this Intel MPI. That of PyPI in version 2021.19 comes without one: then the
+/// system's is used.
+pub fn own_libfabric(library: &Path) -> Option<PathBuf> {
+    const PLACES: [&str; 5] = [
+        "",
+        "../opt/mpi/libfabric/lib",
+        "../libfabric/lib",
+        "../../opt/mpi/libfabric/lib",
+        "../../libfabric/lib",
     ];
-    places.iter().any(|place| directory.join(place).is_file())
+    let directory = library.parent()?;
+    PLACES
+        .iter()
+        .map(|place| directory.join(place).join("libfabric.so.1"))
+        .find(|path| path.is_file())
 }
 
 /// Makes libfabric load our provider, unless the user has chosen another one.
@@ -261,6 +304,37 @@ mod tests {
         assert!(error.to_string().contains("landbridge env --mpi openmpi"));
         assert!(check_family(Some(&found(Family::MpichWithoutOfi)), "./a.out").is_err());
         assert!(check_family(None, "./a.out").is_ok());
+    }
+
+    #[test]
+    fn ranks_come_back_under_mpich_alone() {
+        let check = |family| check_recovery(Some(&found(family)), "./a.out");
+        assert!(check(Family::Mpich).is_ok() && check_recovery(None, "./a.out").is_ok());
+        let error = check(Family::Intel).unwrap_err().to_string();
+        assert!(error.contains("./a.out uses Intel MPI (/opt/mpi/lib/libmpi.so.12)"), "{error}");
+    }
+
+    #[test]
+    fn a_library_that_is_named_finds_the_libfabric_it_came_with() {
+        let root = std::env::temp_dir().join(format!("lb-libfabric-{}", std::process::id()));
+        let (lib, own) = (root.join("lib"), root.join("lib/../opt/mpi/libfabric/lib"));
+        std::fs::create_dir_all(&lib).unwrap();
+        std::fs::create_dir_all(&own).unwrap();
+        let found =
+            Found { family: Family::Intel, library: lib.join("libmpi.so.12"), needs_path: true };
+        let path = || {
+            let mut settings = Environment::new();
+            set_library(&mut settings, Some(&found));
+            let system = variable(&settings, "I_MPI_OFI_LIBRARY_INTERNAL") == "0";
+            (variable(&settings, "LD_LIBRARY_PATH").to_owned(), system)
+        };
+        assert_eq!(path(), (lib.clone().into(), true));
+        std::fs::write(own.join("libfabric.so.1"), "").unwrap();
+        let expected = format!("{}:{}", lib.display(), own.display());
+        assert_eq!(path(), (expected.into(), false));
+        std::fs::write(lib.join("libfabric.so.1"), "").unwrap();
+        assert_eq!(std::env::split_paths(&path().0).next(), Some(lib.clone()));
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use landbridge_proto::setting::{self, Reader, SETTINGS, Scope, Setting};
+use landbridge_proto::setting::{self, Reader, SETTINGS, Scope, Setting, Value};
 
 use crate::cli::SettingOptions;
 use file::{File, Places};
@@ -90,17 +90,29 @@ impl Settings {
         Ok(Settings { rows, file: file.map(|file| file.path) })
     }
 
-    /// What somebody has said, as variables for whoever reads them.
+    /// What somebody has said, as variables for whoever reads them; a switch as `on` or `off`, however it was spelt.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
         let is_said = |it: &&InForce| !matches!(it.source, Source::Default | Source::Launcher);
-        self.rows.iter().filter(is_said).map(|it| (it.row.variable(), it.text.clone()))
+        self.rows.iter().filter(is_said).map(|it| {
+            let switch = it.row.parse(&it.text).ok().and_then(|value| value.is_on());
+            let text = switch.map_or(&*it.text, |is_on| if is_on { "on" } else { "off" });
+            (it.row.variable(), text.to_string())
+        })
     }
 
     /// How long what cannot be reached is waited for.
     pub fn peer_timeout(&self) -> Duration {
-        let row = self.rows.iter().find(|it| it.row.name == "peer_timeout");
-        let value = row.and_then(|it| it.row.parse(&it.text).ok());
-        value.and_then(|value| value.duration()).unwrap_or_default()
+        self.value(&setting::PEER_TIMEOUT).and_then(|value| value.duration()).unwrap_or_default()
+    }
+
+    /// Whether ranks that are killed are to be started anew.
+    pub fn recovers(&self) -> bool {
+        self.value(&setting::RECOVER).and_then(|value| value.is_on()).unwrap_or_default()
+    }
+
+    fn value(&self, row: &Setting) -> Option<Value> {
+        let found = self.rows.iter().find(|it| it.row == row)?;
+        row.parse(&found.text).ok()
     }
 
     /// Those that do not have their default value.

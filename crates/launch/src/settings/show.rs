@@ -16,11 +16,7 @@ pub fn run(arguments: &SettingsArguments) -> Result<()> {
     let settings = Settings::find(&arguments.settings, &[], topology.as_deref())?;
     warn_of_misspelt();
     let text = if arguments.json { json(&settings) } else { listing(&settings) };
-    match io::Write::write_all(&mut io::stdout(), text.as_bytes()) {
-        // Whoever has read enough may go.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result?),
-    }
+    Ok(io::Write::write_all(&mut io::stdout(), text.as_bytes())?)
 }
 
 /// Says on stderr which variables look like settings and are none.

@@ -34,8 +34,10 @@ pub(super) fn parse(kind: Kind, text: &str) -> Result<Value, String> {
 }
 
 fn time(text: &str) -> Result<u64, String> {
-    let advice =
-        || format!("{text:?} is no time: write a whole number and its unit, such as 200ms");
+    let advice = || {
+        let units = TIMES.map(|(unit, _)| unit).join(", ");
+        format!("{text:?} is no time: write a whole number and its unit ({units}), such as 200ms")
+    };
     let (digits, unit) = split(text);
     if unit.is_empty() && !digits.is_empty() {
         return Err(format!("{text:?} has no unit: write {digits}s or {digits}ms"));
@@ -202,6 +204,11 @@ mod tests {
     fn what_is_wrong_is_explained() {
         let rows = [
             (TIME, "60", "\"60\" has no unit: write 60s or 60ms"),
+            (
+                TIME,
+                "5m",
+                "\"5m\" is no time: write a whole number and its unit (us, ms, s, min, h), such as",
+            ),
             (TIME, "", "write a whole number and its unit"),
             (TIME, "s", "write a whole number and its unit"),
             (TIME, "1.5s", "write a whole number and its unit"),

@@ -33,6 +33,10 @@ const PIECE_BYTES: u32 = 64 << 10;
 /// And what a socket may hold that has not left: more would be promised to a slow rail while a quick one is idle.
 const UNSENT_BYTES: u32 = 128 << 10;
 
+/// A path that has carried less than this, a few headers, is not told of as the job ends: a connection that stood by
+/// beside another one between the same addresses.
+const TOLD_BYTES_MIN: u64 = 256;
+
 /// A further address of a peer, and the attempts to reach it.
 pub struct Rail {
     peer: Peer,
@@ -228,6 +232,9 @@ impl Engine {
                 else {
                     continue;
                 };
+                if done.bytes < TOLD_BYTES_MIN {
+                    continue;
+                }
                 let ends = link.ends.map_or(String::new(), |(own, to)| format!(" {own} to {to}"));
                 let (address, what) = (self.core.address(peer), link.describe());
                 let mut known = String::new();

@@ -61,8 +61,8 @@ const TICK_MILLIS: u64 = 100;
 /// and how often if all is well.
 const CALM_TICK_MILLIS: u64 = 1_000;
 
-/// Why a link ends that the other side has closed: a relay or a rank that ends does so.
-const CLOSED: &str = "it has closed the connection, as at the end of a job";
+/// Why a link ends that the other side has closed: so does whoever ends, in good order or killed.
+const CLOSED: &str = "it has closed the connection, as when its process ends";
 
 const _: () = assert!(READ_BYTES >= 2 * STEP_BYTES);
 
