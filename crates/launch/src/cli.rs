@@ -81,6 +81,8 @@ fn seconds(text: &str) -> Result<u64, String> {
 pub enum Command {
     /// Start an MPI program on this machine, on hosts, or over clusters
     Run(Box<RunArguments>),
+    /// List the jobs that run from this machine, and the process of each rank
+    Ps(PsArguments),
     /// Print settings with which an MPI library's own launcher uses the provider
     Env(EnvArguments),
     /// List what can be set, the value in force, and where it comes from
@@ -200,6 +202,28 @@ pub struct SettingsArguments {
     pub topology: Option<PathBuf>,
     #[command(flatten)]
     pub settings: SettingOptions,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const PS_HELP: &str = "\
+Examples:
+  landbridge ps                                    every job of this user, with its ranks
+  landbridge ps 3f2a                               the job whose name begins so
+  landbridge ps --json                             the same for programs
+  kill -9 $(landbridge ps --json | jq '.[0].ranks[2].pid')   under --recover rank 2 comes back
+
+The state of a rank is `starting`, `running`, `starting anew` (it was killed, and is not where it was
+yet), or `ended` with the reason. The incarnation says how often it has been started anew. A process id is that on
+the rank's node; jobs in a lab of this machine are seen from outside, too, with the numbers that their processes have there.";
+
+#[derive(Args)]
+#[command(after_help = PS_HELP)]
+pub struct PsArguments {
+    /// Only jobs whose name begins so
+    #[arg(value_name = "JOB")]
+    pub job: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -19,6 +19,7 @@ mod links;
 mod mpi;
 mod plan;
 mod pmi;
+mod ps;
 mod relays;
 mod run;
 mod settings;
@@ -55,6 +56,7 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Lab(passed) => become_sibling("landbridge-lab", &passed.arguments),
         Command::Env(arguments) => env::run(&arguments).map(|()| 0),
         Command::Settings(arguments) => settings::show::run(&arguments).map(|()| 0),
+        Command::Ps(arguments) => ps::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::DoctorPeer { library } => doctor::peer::run(&library).map(|()| 0),
         Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),

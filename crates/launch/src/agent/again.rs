@@ -17,6 +17,8 @@ pub struct Again {
     repeated: [u64; 2],
     /// How often it has been started anew.
     pub starts: u32,
+    /// It has been, and was not seen to be where it was yet.
+    is_away: bool,
     /// The signal that killed it last.
     killed_by: i32,
 }
@@ -56,6 +58,16 @@ impl Again {
     pub fn begin(&mut self) {
         (self.asked, self.repeated) = (0, [0, 0]);
         self.starts += 1;
+        self.is_away = true;
+    }
+
+    /// Whether it has asked and printed again all that was asked and printed before; said once for each start.
+    pub fn returns(&mut self) -> bool {
+        let mut streams = self.repeated.iter().zip(&self.printed);
+        let is_behind = self.asked < self.exchanges.len() || streams.any(|(is, was)| is < was);
+        let was_away = self.is_away;
+        self.is_away &= is_behind;
+        was_away && !is_behind
     }
 
     pub fn ask(&mut self, question: &str) -> Asked {
@@ -111,6 +123,21 @@ mod tests {
         assert_eq!(again.ask("c"), Asked::New);
         again.begin();
         assert_eq!(again.ask("x"), Asked::Other { before: "a".into() });
+    }
+
+    #[test]
+    fn it_is_back_when_all_is_asked_and_printed_again() {
+        let mut again = Again::default();
+        assert!(!again.returns(), "it has never been away");
+        again.ask("a");
+        again.print(Stream::Stdout, b"abc".to_vec());
+        again.print(Stream::Stderr, b"x".to_vec());
+        again.begin();
+        again.print(Stream::Stdout, b"abcd".to_vec());
+        again.ask("a");
+        assert!(!again.returns());
+        again.print(Stream::Stderr, b"x".to_vec());
+        assert!(again.returns() && !again.returns());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::again::Asked;
+use super::again::{Again, Asked};
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
 use crate::cleanup;
@@ -63,6 +63,12 @@ impl Group {
 /// Whether ranks that are killed are to be started anew.
 fn recovers(job: &Job) -> bool {
     job.environment.iter().any(|(name, value)| name == "LANDBRIDGE_RECOVER" && value == "on")
+}
+
+/// Which process a rank has now.
+fn alive(rank: &LocalRank, is_back: bool) -> Message {
+    let start = rank.again.as_ref().map_or(0, |again| again.starts);
+    Message::Alive { group: rank.group, rank: rank.rank, pid: rank.pid, start, is_back }
 }
 
 impl Agent {
@@ -143,8 +149,18 @@ impl Agent {
         let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
         rank.again = Some(again);
         self.exits.watch(rank.pid);
+        self.parent.send(&alive(&rank, false));
         self.ranks[index] = rank;
         Ok(())
+    }
+
+    /// Tells of ranks that have been started anew and are where they were.
+    pub(super) fn report_returned(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ending.is_none()) {
+            if rank.again.as_mut().is_some_and(Again::returns) {
+                self.parent.send(&alive(rank, true));
+            }
+        }
     }
 
     /// A line of a rank to its process manager.
@@ -173,6 +189,7 @@ impl Agent {
     fn start_rank(&mut self, job: &Job, node: &Node, start: &Start) -> Result<()> {
         let rank = LocalRank::start(job, node, &self.relay_address, start)?;
         self.exits.watch(rank.pid);
+        self.parent.send(&alive(&rank, true));
         self.ranks.push(rank);
         Ok(())
     }

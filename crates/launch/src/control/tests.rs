@@ -99,6 +99,7 @@ fn every_message() -> Vec<Message> {
         Message::StdinTaken { bytes: 7 },
         Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
         Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
+        Message::Alive { group: 3, rank: 2, pid: 70, start: 1, is_back: true },
         Message::Stuck { rank: 5 },
         Message::Failed { text: "no".into() },
         Message::Note { text: "so".into() },
