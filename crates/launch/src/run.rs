@@ -372,6 +372,7 @@ impl Launcher {
             }
             Message::Alive { group, rank, pid, start, is_back } => {
                 self.roll.handle_alive(group, rank, pid, start, is_back);
+                self.show_status();
             }
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
@@ -458,6 +459,7 @@ impl Launcher {
             self.watch.handle_exit(&node, rank, ending, stage, Instant::now());
         }
         self.roll.handle_exit(rank, ending);
+        self.show_status();
         if self.groups.handle_exit(group) {
             self.roll.forget(group);
             self.servers.remove(&group);
@@ -631,6 +633,7 @@ impl Launcher {
         self.code = code;
         self.phase = Phase::Ending(Instant::now());
         self.gather.end();
+        self.show_status();
         self.send_to_all(&Message::End { at_once: false });
         // An agent that has not answered yet has started nothing: its connection can just go.
         for child in self.children.iter().filter(|child| !child.process.link.has_answered()) {

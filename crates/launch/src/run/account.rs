@@ -2,11 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{Child, Launcher};
+use super::{Child, Launcher, Phase};
 use crate::control::{Job, Node};
 use crate::groups::Groups;
 use crate::ps::desk::{self, Account, Desk};
-use crate::ps::roll::Place;
+use crate::ps::roll::{Counts, Place};
 
 /// Characters of the program and its arguments that are told.
 const PROGRAM_CHARS_MAX: usize = 200;
@@ -55,6 +55,19 @@ impl Launcher {
             ranks: roll.lines(|rank| whereabouts(groups, children, rank)),
             ..fixed.clone()
         });
+    }
+
+    /// Says at the foot of the terminal how things stand while ranks come back.
+    pub(super) fn show_status(&mut self) {
+        if !self.counter.fixed.recover {
+            return;
+        }
+        let Counts { running, starting_anew, restarts, .. } = self.roll.counts();
+        let is_over = matches!(self.phase, Phase::Ending(_));
+        let text = format!(
+            "landbridge: {running} ranks up, {starting_anew} coming back, {restarts} new starts so far"
+        );
+        self.output.set_status((starting_anew > 0 && !is_over).then_some(text));
     }
 
     pub(super) fn place(&self, rank: u32) -> String {
