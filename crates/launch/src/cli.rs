@@ -77,6 +77,15 @@ fn seconds(text: &str) -> Result<u64, String> {
     }
 }
 
+/// `--max-restarts-within`: a time with its unit, in seconds.
+fn span(text: &str) -> Result<u64, String> {
+    let units = [("min", 60), ("s", 1), ("h", 3600)];
+    let found = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
+    let seconds = found.and_then(|(digits, unit)| digits.parse::<u64>().ok()?.checked_mul(*unit));
+    let seconds = seconds.filter(|&seconds| seconds > 0 && i64::try_from(seconds).is_ok());
+    seconds.ok_or_else(|| "give a whole number and its unit, such as 90s, 10min or 1h".into())
+}
+
 #[derive(Subcommand)]
 pub enum Command {
     /// Start an MPI program on this machine, on hosts, or over clusters
@@ -164,6 +173,12 @@ pub struct RunArguments {
     /// Start ranks anew that are killed, and let them come back to where they were (MPICH; see docs/RECOVERY.md)
     #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
     pub recover: bool,
+    /// With --recover: end the job when a rank has been started anew so often [20] within the time
+    #[arg(long, value_name = "N")]
+    pub max_restarts: Option<u32>,
+    /// that this says, such as 90s, 10min or 1h [10min]
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    pub max_restarts_within: Option<u64>,
     /// Write the relays' logs to this file
     #[arg(long, value_name = "FILE")]
     pub relay_log: Option<PathBuf>,
@@ -301,6 +316,14 @@ mod tests {
         let words = with_long_np(["lb", "run", "-np", "4", "./a", "-np"].map(Into::into).to_vec());
         let Command::Run(run) = Cli::try_parse_from(words).ok().unwrap().command else { panic!() };
         assert_eq!((run.ranks, run.program), (Some(4), vec!["./a".into(), "-np".into()]));
+    }
+
+    #[test]
+    fn a_span_has_a_unit() {
+        assert_eq!(["90s", "10min", "2h"].map(span), [Ok(90), Ok(600), Ok(7200)]);
+        for wrong in ["90", "min", "0s", "1.5h", "-1s", "99999999999999999999h", "10m"] {
+            assert!(span(wrong).unwrap_err().contains("such as 90s"), "{wrong}");
+        }
     }
 
     #[test]

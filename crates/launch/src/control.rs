@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
+use crate::restart::Limits;
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
@@ -49,6 +50,8 @@ pub struct Job {
     /// Takes precedence over what the agent itself finds in its environment.
     pub environment: Vec<(String, String)>,
     pub verbose: bool,
+    /// Of new starts, where ranks that are killed come back.
+    pub limits: Limits,
 }
 
 /// One agent and the agents below it.

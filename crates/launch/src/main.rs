@@ -21,6 +21,7 @@ mod plan;
 mod pmi;
 mod ps;
 mod relays;
+mod restart;
 mod run;
 mod settings;
 mod sibling;

@@ -59,6 +59,7 @@ fn assignment() -> Assignment {
             task: task(),
             environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
             verbose: true,
+            limits: Limits { restarts_max: 3, within_s: 9 },
         },
         node: node("n1", 0, vec![node("n2", 2, vec![])]),
     }

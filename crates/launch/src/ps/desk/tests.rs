@@ -52,6 +52,7 @@ fn who_asks_is_answered_and_nothing_is_left() {
     assert_eq!(ask(&mut desk, b"rule 1\n"), b"");
     assert!(desk.clients.is_empty(), "whoever says something else is left at once");
     assert_eq!(ask(&mut desk, b"roll"), b"");
+    desk.serve(Instant::now(), account);
     assert_eq!(desk.clients.len(), 0, "it has gone");
     drop(desk);
     assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0);
