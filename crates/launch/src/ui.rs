@@ -235,7 +235,8 @@ fn write_status(bytes: &[u8]) -> bool {
 
 fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(rustix::stdio::stderr());
-    size.map_or(80, |size| usize::from(size.ws_col.max(20)))
+    // Some terminals say 0 for what they do not know.
+    size.ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(80)
 }
 
 fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<String> {

@@ -111,7 +111,8 @@ impl Punishing {
 
     fn tools(&self) -> anyhow::Result<Tools> {
         let (landbridge, venvs) = command::programs_and_venvs(self.venvs.as_deref())?;
-        let mut words = vec!["--recover".to_owned()];
+        // As often as we like: it is not the ranks' fault.
+        let mut words = ["--recover", "--max-restarts=1000000"].map(String::from).to_vec();
         words.extend(self.clusters.map(|clusters| format!("--clusters={clusters}")));
         Ok(Tools {
             landbridge,

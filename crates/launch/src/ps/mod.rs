@@ -149,7 +149,7 @@ fn table(account: &Account, now: u64) -> String {
         seconds % 60
     );
     if *recover {
-        let _ = write!(text, "  --recover, {restarts} new starts");
+        let _ = write!(text, "  --recover, new starts: {restarts}");
     }
     text.push('\n');
     let head = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
@@ -213,7 +213,7 @@ mod tests {
     fn the_table_says_where_each_rank_is_and_how_it_goes() {
         let launcher = std::process::id();
         let expected = format!(
-            "job 01234567  ./a.out x  launcher {launcher}  1:01:01  --recover, 2 new starts\n\
+            "job 01234567  ./a.out x  launcher {launcher}  1:01:01  --recover, new starts: 2\n\
              \x20 rank  pid   node  cluster  incarnation  state\n\
              \x20 0     4710  n1    here     0            running\n\
              \x20 1     4711  n1    here     1            starting anew\n\

@@ -65,7 +65,7 @@ impl Launcher {
         let Counts { running, starting_anew, restarts, .. } = self.roll.counts();
         let is_over = matches!(self.phase, Phase::Ending(_));
         let text = format!(
-            "landbridge: {running} ranks up, {starting_anew} coming back, {restarts} new starts so far"
+            "landbridge: {running} ranks up, {starting_anew} coming back; new starts so far: {restarts}"
         );
         self.output.set_status((starting_anew > 0 && !is_over).then_some(text));
     }
