@@ -101,7 +101,7 @@ impl Iterator for Kills {
             _ => Whom::One,
         };
         let draw = self.draw();
-        self.is_double = whom == Whom::One && self.draw() % 5 == 0;
+        self.is_double = whom == Whom::One && self.draw().is_multiple_of(5);
         Some(Blow { at: Duration::from_millis(self.now_ms), whom, draw })
     }
 }
@@ -268,11 +268,11 @@ mod tests {
         assert_eq!(struck(&killer, Whom::Two, u64::MAX, &[0, 2]), [2, 0]);
         assert_eq!(struck(&killer, Whom::Two, 1, &[4]), [4]);
         assert_eq!(struck(&killer, Whom::All, 9, &[0, 2, 3]), [0, 2, 3]);
-        assert_eq!(struck(&killer, Whom::One, 9, &[]), []);
-        assert_eq!(struck(&killer, Whom::Same, 9, &[0, 2]), []);
+        assert!(struck(&killer, Whom::One, 9, &[]).is_empty());
+        assert!(struck(&killer, Whom::Same, 9, &[0, 2]).is_empty());
         killer.last = Some(2);
         assert_eq!(struck(&killer, Whom::Same, 9, &[0, 2]), [2]);
     }
 
-    const FIRST_OF_SEED_7: (u128, Whom) = (0, Whom::One);
+    const FIRST_OF_SEED_7: (u128, Whom) = (677, Whom::One);
 }

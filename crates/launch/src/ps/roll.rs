@@ -162,7 +162,10 @@ pub fn words(ending: Ending) -> String {
 mod tests {
     use super::*;
 
-    fn lines(roll: &Roll) -> Vec<(u32, Option<u32>, u32, &'static str, Option<String>)> {
+    /// Process, its id, how often it was started anew, state, ending.
+    type Short = (u32, Option<u32>, u32, &'static str, Option<String>);
+
+    fn lines(roll: &Roll) -> Vec<Short> {
         let lines = roll.lines(|rank| Place { rank: rank.to_string(), ..Place::default() });
         let of = |line: Line| {
             (line.process, line.pid, line.incarnation, line.state.words(), line.ending)
