@@ -86,7 +86,7 @@ fn a_launcher_that_was_killed_is_forgotten() {
         let own = tmp.filter(|path| path.to_string_lossy().starts_with("/tmp/landbridge-"));
         own.map(|directory| directory.join(&name)).any(|path| path.exists())
     };
-    assert!(is_left());
+    // Another test that asks may have cleaned up already: that files go is tested with `ps` itself.
     assert!(job_names(&lb).iter().all(|other| *other != name));
     assert!(!is_left());
     lb.assert_nothing_left();
