@@ -161,7 +161,7 @@ def system_steps() -> list[Step]:
             *where,
             *words,
             limit_s=LIMITS_S.get(name, 400),
-            again=name != "soak",
+            again=name not in ("soak", "punish"),
         )
         for name, what, *words in SYSTEM
         if (paths.ROOT / "tests" / "system" / f"{name}.py").exists()
@@ -175,12 +175,13 @@ SYSTEM = [
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),
     ("recovery", "ranks that are killed come back"),
+    ("punish", "a good minute of killing ranks at random"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),
     ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),
     ("soak", "three minutes of random faults under unmodified programs"),
 ]
 # What passes only at the second attempt is told as flaky, and is a fault to be found.
-LIMITS_S = {"network": 900, "soak": 420}
+LIMITS_S = {"network": 900, "soak": 420, "punish": 360}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:

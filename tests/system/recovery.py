@@ -61,20 +61,41 @@ def main() -> int:
     name = "who does something else than before"
     if checks.wants(name):
         code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)])
-        is_said = "this process cannot go on" in output
-        measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on"
+        is_said = "this process cannot go on" in output and output.count(": started anew") == 1
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on, once"
         checks.check(name, code == 1 and is_said, measured, output)
     name = "who crashes by its own fault"
     if checks.wants(name):
         crash = [*program, "--rounds", "30", "--crash"]
         code, _, output = job(options, crash, [])
-        starts = output.count("started anew")
-        checks.check(name, code == 128 + signal.SIGSEGV and starts == 1, f"exit code {code}, {starts} new starts", output)
+        is_right = gives_up(output, 2, "a fault of the program")
+        measured = f"exit code {code}, {'says' if is_right else 'does not say'} that it is its own fault"
+        checks.check(name, code == 128 + signal.SIGSEGV and is_right, measured, output)
+    name = "who leaves without MPI_Finalize"
+    if checks.wants(name):
+        code, _, output = job(options, [*program, "--rounds", "30", "--leave"], [])
+        is_right = gives_up(output, 2, "a fault of the program")
+        measured = f"exit code {code}, {'says' if is_right else 'does not say'} that it is its own fault"
+        checks.check(name, code == 3 and is_right, measured, output)
+    name = "who is killed more often than allowed"
+    if checks.wants(name):
+        kills = [(START_S + moment(), 1), (START_S + moment(), 1), (START_S + moment(), 1)]
+        words = ["--max-restarts", "2", "--max-restarts-within", "1h"]
+        code, _, output = job(options, ring, kills, *words)
+        is_right = gives_up(output, 2, "it has been 2 times within 3600 s")
+        measured = f"exit code {code}, {'says' if is_right else 'does not say'} how often"
+        checks.check(name, code == 128 + signal.SIGKILL and is_right, measured, output)
     name = "where it cannot be"
     if checks.wants(name):
         code, _, output = job(options, program, [], "--clusters", "2")
         checks.check(name, code == 1 and "--recover is for one cluster" in output, f"exit code {code}", output)
     return checks.end()
+
+
+def gives_up(output: str, restarts: int, why: str) -> bool:
+    """Whether a rank was started anew so often and then given up for this reason, and every start of it is told."""
+    starts = re.findall(r"^  start \d+: after .* s, for .* s: ", output, re.M)
+    return output.count(": started anew") == restarts and why in output and len(starts) == restarts + 1
 
 
 def job(options, program, kills, *words):

@@ -13,6 +13,7 @@ use landbridge_lab::net::run::{self, EXIT_LAB_FAILED, Inherited, Run};
 use landbridge_lab::net::{control, file, namespace::Machine, probe};
 use landbridge_lab::sim::command::Simulate;
 use landbridge_lab::soak::command::Soaking;
+use landbridge_lab::soak::punish::Punishing;
 
 #[derive(Parser)]
 #[command(
@@ -90,6 +91,9 @@ enum Action {
     /// Run MPI programs over and over while the network of a lab fails by chance
     #[command(after_long_help = SOAK_HELP)]
     Soak(Soaking),
+    /// Run MPI programs over and over while their ranks are killed by chance
+    #[command(after_long_help = PUNISH_HELP)]
+    Punish(Punishing),
     /// Run endpoints against each other under seeds, and check all they say
     Simulate(Simulate),
     #[command(hide = true)]
@@ -257,6 +261,19 @@ run ended right: exit code 0, every message what was sent, and the heat equation
 bit, that of a serial run and of the undisturbed one. The same seed makes the same faults at the
 same times.";
 
+const PUNISH_HELP: &str = "\
+Examples:
+  landbridge lab punish                                  three minutes of everything
+  landbridge lab punish --minutes 60 --mean 10 --seed 7
+  landbridge lab punish --program whatever --mean 1
+  landbridge lab punish --seed 7 --schedule              who would be killed, and when
+
+Every program runs once undisturbed and then in turns under `landbridge run --recover`, four ranks on
+one host, while ranks are killed with SIGKILL: one, two, all of them, or the one again that is just coming back.
+The exit code is 0 only if every run ended right: exit code 0, and the result, bit for bit, that of the undisturbed
+run; where it depends on the order in which messages come, one history that all ranks have seen alike. The same
+seed kills at the same times.";
+
 const LINK_HELP: &str = "\
 Examples:
   landbridge lab link two-sites                          show all links and what they have done
@@ -315,6 +332,7 @@ fn act(action: Action) -> anyhow::Result<u8> {
         }
         Action::Relay { lab, site, state } => ask(&lab, &format!("relay {site} {state}")),
         Action::Soak(soaking) => soaking.execute(),
+        Action::Punish(punishing) => punishing.execute(),
         Action::Simulate(simulate) => Ok(simulate.execute()),
         Action::Probe { probe } => run_probe(probe),
     }

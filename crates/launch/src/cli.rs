@@ -77,10 +77,21 @@ fn seconds(text: &str) -> Result<u64, String> {
     }
 }
 
+/// `--max-restarts-within`: a time with its unit, in seconds.
+fn span(text: &str) -> Result<u64, String> {
+    let units = [("min", 60), ("s", 1), ("h", 3600)];
+    let found = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)));
+    let seconds = found.and_then(|(digits, unit)| digits.parse::<u64>().ok()?.checked_mul(*unit));
+    let seconds = seconds.filter(|&seconds| seconds > 0 && i64::try_from(seconds).is_ok());
+    seconds.ok_or_else(|| "give a whole number and its unit, such as 90s, 10min or 1h".into())
+}
+
 #[derive(Subcommand)]
 pub enum Command {
     /// Start an MPI program on this machine, on hosts, or over clusters
     Run(Box<RunArguments>),
+    /// List the jobs that run from this machine, and the process of each rank
+    Ps(PsArguments),
     /// Print settings with which an MPI library's own launcher uses the provider
     Env(EnvArguments),
     /// List what can be set, the value in force, and where it comes from
@@ -162,6 +173,12 @@ pub struct RunArguments {
     /// Start ranks anew that are killed, and let them come back to where they were (MPICH; see docs/RECOVERY.md)
     #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
     pub recover: bool,
+    /// With --recover: end the job when a rank has been started anew so often [20] within the time
+    #[arg(long, value_name = "N")]
+    pub max_restarts: Option<u32>,
+    /// that this says, such as 90s, 10min or 1h [10min]
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    pub max_restarts_within: Option<u64>,
     /// Write the relays' logs to this file
     #[arg(long, value_name = "FILE")]
     pub relay_log: Option<PathBuf>,
@@ -200,6 +217,28 @@ pub struct SettingsArguments {
     pub topology: Option<PathBuf>,
     #[command(flatten)]
     pub settings: SettingOptions,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const PS_HELP: &str = "\
+Examples:
+  landbridge ps                                    every job of this user, with its ranks
+  landbridge ps 3f2a                               the job whose name begins so
+  landbridge ps --json                             the same for programs
+  kill -9 $(landbridge ps --json | jq '.[0].ranks[2].pid')   under --recover rank 2 comes back
+
+The state of a rank is `starting`, `running`, `starting anew` (it was killed, and is not where it was
+yet), or `ended` with the reason. The incarnation says how often it has been started anew. A process id is that on
+the rank's node; jobs in a lab of this machine are seen from outside, too, with the numbers that their processes have there.";
+
+#[derive(Args)]
+#[command(after_help = PS_HELP)]
+pub struct PsArguments {
+    /// Only jobs whose name begins so
+    #[arg(value_name = "JOB")]
+    pub job: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -277,6 +316,14 @@ mod tests {
         let words = with_long_np(["lb", "run", "-np", "4", "./a", "-np"].map(Into::into).to_vec());
         let Command::Run(run) = Cli::try_parse_from(words).ok().unwrap().command else { panic!() };
         assert_eq!((run.ranks, run.program), (Some(4), vec!["./a".into(), "-np".into()]));
+    }
+
+    #[test]
+    fn a_span_has_a_unit() {
+        assert_eq!(["90s", "10min", "2h"].map(span), [Ok(90), Ok(600), Ok(7200)]);
+        for wrong in ["90", "min", "0s", "1.5h", "-1s", "99999999999999999999h", "10m"] {
+            assert!(span(wrong).unwrap_err().contains("such as 90s"), "{wrong}");
+        }
     }
 
     #[test]

@@ -15,10 +15,11 @@ use serde::{Deserialize, Serialize};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
+use crate::restart::Limits;
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -49,6 +50,8 @@ pub struct Job {
     /// Takes precedence over what the agent itself finds in its environment.
     pub environment: Vec<(String, String)>,
     pub verbose: bool,
+    /// Of new starts, where ranks that are killed come back.
+    pub limits: Limits,
 }
 
 /// One agent and the agents below it.
@@ -205,6 +208,15 @@ pub enum Message {
         ending: Ending,
         stage: Stage,
     },
+    /// A rank has this process, its `start`th that was started anew; whether it has come back to
+    /// where the one before it was.
+    Alive {
+        group: u32,
+        rank: u32,
+        pid: u32,
+        start: u32,
+        is_back: bool,
+    },
     /// A rank has ended while another one, which can never go on now, waits in a barrier.
     Stuck {
         rank: u32,
@@ -270,6 +282,7 @@ mod kind {
     pub const SPAWN: u8 = 45;
     pub const STARTED: u8 = 46;
     pub const RELAY_LINK: u8 = 47;
+    pub const ALIVE: u8 = 48;
 }
 
 impl Message {
@@ -391,6 +404,11 @@ impl Message {
                 out.number(*stage as u32);
                 kind::EXITED
             }
+            Message::Alive { group, rank, pid, start, is_back } => {
+                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back)];
+                numbers.into_iter().for_each(|number| out.number(number));
+                kind::ALIVE
+            }
             Message::Stuck { rank } => {
                 out.number(*rank);
                 kind::STUCK
@@ -455,6 +473,13 @@ impl Message {
                 rank: body.number()?,
                 ending: body.ending()?,
                 stage: body.stage()?,
+            },
+            kind::ALIVE => Message::Alive {
+                group: body.number()?,
+                rank: body.number()?,
+                pid: body.number()?,
+                start: body.number()?,
+                is_back: body.number()? != 0,
             },
             kind::STUCK => Message::Stuck { rank: body.number()? },
             kind::FAILED => Message::Failed { text: body.text()? },

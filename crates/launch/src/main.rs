@@ -19,7 +19,9 @@ mod links;
 mod mpi;
 mod plan;
 mod pmi;
+mod ps;
 mod relays;
+mod restart;
 mod run;
 mod settings;
 mod sibling;
@@ -58,6 +60,7 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Lab(passed) => become_sibling("landbridge-lab", &passed.arguments),
         Command::Env(arguments) => env::run(&arguments).map(|()| 0),
         Command::Settings(arguments) => settings::show::run(&arguments).map(|()| 0),
+        Command::Ps(arguments) => ps::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::DoctorPeer { library } => doctor::peer::run(&library).map(|()| 0),
         Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),

@@ -4,6 +4,8 @@
 //! accept connections first; then the ranks. From then on reports come up and are judged by
 //! [`Watch`]; at the end, good or bad, every agent is told to end and has to say it has.
 
+mod account;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -19,11 +21,13 @@ use crate::groups::{Asker, Groups, Outcome};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Names, Server, Stage};
 use crate::pmi::spawn::{Request, answer};
+use crate::ps::roll::Roll;
 use crate::relays::Relays;
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
 use crate::ui::Output;
 use crate::watch::{Cause, SETTLE, Verdict, Watch};
+use account::{Counter, place};
 
 /// Agents have this long to end everything before their connections are cut.
 const END_GRACE: Duration = Duration::from_secs(10);
@@ -74,6 +78,8 @@ pub struct Launcher {
     names: Names,
     groups: Groups,
     watch: Watch,
+    roll: Roll,
+    counter: Counter,
     output: Output,
     phase: Phase,
     relays: Relays,
@@ -112,6 +118,12 @@ impl Launcher {
     ) -> Result<Launcher> {
         let groups = Groups::new(job, &nodes);
         let server = server(0, 0..nodes.len());
+        let mut output = Output::new(options.label);
+        let counter = Counter::open(job, |text| {
+            if options.verbose {
+                output.say(text);
+            }
+        });
         let mut children = Vec::new();
         for node in nodes {
             let mut process = spawn::start(&node.spawn)?;
@@ -126,7 +138,9 @@ impl Launcher {
             signals,
             names: Names::default(),
             watch: Watch::new(job.size),
-            output: Output::new(options.label),
+            roll: Roll::new(job.size),
+            counter,
+            output,
             phase: Phase::Gathering,
             relays,
             deadline: options.timeout.map(|timeout| Instant::now() + timeout),
@@ -156,6 +170,7 @@ impl Launcher {
             self.ping();
             self.look_for_the_silent();
             self.judge();
+            self.serve();
             self.output.handle_time(Instant::now());
             self.children.iter_mut().for_each(|child| child.process.link.flush());
             self.output.flush();
@@ -216,6 +231,8 @@ impl Launcher {
             fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             fds.extend(link.output().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
         }
+        let asking = self.counter.desk().descriptors();
+        fds.extend(asking.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let waiting = self.output.waiting();
         fds.extend(waiting.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
         let wants_stdin = self.stdin_open && self.stdin_window > 0 && self.phase == Phase::Running;
@@ -239,7 +256,8 @@ impl Launcher {
         let gather = self.gather.next_time();
         let left = self.watch.next_time();
         let ends = [self.deadline, self.relay_deadline, self.settled_at, left];
-        let next = ends.into_iter().chain([output, gather, Some(ping)]).flatten().min();
+        let asking = self.counter.desk().next_time();
+        let next = ends.into_iter().chain([output, gather, asking, Some(ping)]).flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -352,6 +370,10 @@ impl Launcher {
                 self.stdin_open &= rank != 0;
                 self.handle_exit(group, rank, ending, stage);
             }
+            Message::Alive { group, rank, pid, start, is_back } => {
+                self.roll.handle_alive(group, rank, pid, start, is_back);
+                self.show_status();
+            }
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
@@ -436,7 +458,10 @@ impl Launcher {
             let node = self.node_of(rank);
             self.watch.handle_exit(&node, rank, ending, stage, Instant::now());
         }
+        self.roll.handle_exit(rank, ending);
+        self.show_status();
         if self.groups.handle_exit(group) {
+            self.roll.forget(group);
             self.servers.remove(&group);
         }
     }
@@ -477,6 +502,7 @@ impl Launcher {
                 self.servers.remove(&group);
                 indices.iter().for_each(|&rank| self.output.handle_end(rank));
                 self.watch.handle_revoke(indices.into_iter());
+                self.roll.forget(group);
                 self.refuse_spawn(asker, &problem);
             }
         }
@@ -607,42 +633,12 @@ impl Launcher {
         self.code = code;
         self.phase = Phase::Ending(Instant::now());
         self.gather.end();
+        self.show_status();
         self.send_to_all(&Message::End { at_once: false });
         // An agent that has not answered yet has started nothing: its connection can just go.
         for child in self.children.iter().filter(|child| !child.process.link.has_answered()) {
             sys::kill(child.process.pid, libc::SIGTERM);
         }
-    }
-
-    fn place(&self, rank: u32) -> String {
-        place(&self.groups, &self.children, rank)
-    }
-
-    /// A name for the node of a rank that no other node has.
-    fn node_of(&self, rank: u32) -> String {
-        if let Some((_, node, cluster)) = self.groups.place_of(rank) {
-            return format!("{cluster}/{node}");
-        }
-        let node = self.children.iter().find_map(|child| find_node(&child.node, rank));
-        node.map_or(String::new(), |node| format!("{}/{}", node.cluster_name, node.name))
-    }
-}
-
-/// Where a rank runs, for the user.
-fn place(groups: &Groups, children: &[Child], rank: u32) -> String {
-    if let Some((name, node, cluster)) = groups.place_of(rank) {
-        return match children.len() {
-            1 => format!("{name} on node {node}"),
-            _ => format!("{name} on node {node} (cluster {cluster})"),
-        };
-    }
-    let node = children.iter().find_map(|child| find_node(&child.node, rank));
-    match node {
-        Some(node) if children.len() > 1 => {
-            format!("rank {rank} on node {} (cluster {})", node.name, node.cluster_name)
-        }
-        Some(node) => format!("rank {rank} on node {}", node.name),
-        None => format!("rank {rank}"),
     }
 }
 
@@ -650,12 +646,4 @@ fn place(groups: &Groups, children: &[Child], rank: u32) -> String {
 fn server(group: u32, clusters: impl IntoIterator<Item = usize>) -> Server {
     let facts = Facts { group, kvsname: String::new(), universe: 0, mapping: String::new() };
     Server::new(facts, [], clusters, &Delta::new())
-}
-
-fn find_node(node: &Node, rank: u32) -> Option<&Node> {
-    let own = node.first_rank..node.first_rank + node.rank_count;
-    if own.contains(&rank) {
-        return Some(node);
-    }
-    node.children.iter().find_map(|child| find_node(child, rank))
 }

@@ -13,6 +13,7 @@ use crate::control::{Job, Node};
 use crate::hosts;
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
+use crate::restart::Limits;
 use crate::run;
 use crate::settings::{Settings, show};
 use crate::sys;
@@ -162,7 +163,16 @@ fn job(
         },
         environment: environment.into_iter().collect(),
         verbose: arguments.verbose,
+        limits: limits(arguments),
     })
+}
+
+fn limits(arguments: &RunArguments) -> Limits {
+    let Limits { restarts_max, within_s } = Limits::default();
+    Limits {
+        restarts_max: arguments.max_restarts.unwrap_or(restarts_max),
+        within_s: arguments.max_restarts_within.unwrap_or(within_s),
+    }
 }
 
 fn options(arguments: &RunArguments) -> Result<run::Options> {

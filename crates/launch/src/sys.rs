@@ -243,6 +243,46 @@ pub fn signal_name(signal: i32) -> String {
     name.to_string()
 }
 
+/// Process id and user at the other end of a Unix socket; the process is 0 if it cannot be seen from here. Not through
+/// rustix, whose type has no room for that.
+pub fn peer(stream: &impl AsFd) -> io::Result<(u32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes to `peer`; both live during the call.
+    check(unsafe {
+        libc::getsockopt(
+            raw(stream),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut size,
+        )
+    })?;
+    Ok((peer.pid.cast_unsigned(), peer.uid))
+}
+
+/// This user, as it is called here.
+pub fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// This user, as it is called outside of the user namespace around us, if there is one.
+pub fn user_outside() -> u32 {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    outside(&map, user())
+}
+
+/// By the lines of a map (first id inside, first id outside, how many).
+fn outside(map: &str, user: u32) -> u32 {
+    let find = |line: &str| {
+        let numbers: Vec<u32> = line.split_whitespace().flat_map(str::parse).collect();
+        let [inside, outside, count] = numbers[..] else { return None };
+        let place = user.checked_sub(inside).filter(|&place| place < count)?;
+        outside.checked_add(place)
+    };
+    map.lines().find_map(find).unwrap_or(user)
+}
+
 /// Waits until a descriptor is ready or `timeout` is over.
 pub fn wait(fds: &mut [rustix::event::PollFd<'_>], timeout: Option<std::time::Duration>) {
     // A time that does not fit is an age: the same as no timeout.
@@ -284,6 +324,14 @@ mod tests {
         assert!(!descendants(&[child.id()]).contains(&child.id()));
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn users_have_a_name_outside_of_their_namespace() {
+        assert_eq!(outside("         0       1000          1\n", 0), 1000);
+        assert_eq!(outside("0 0 4294967295\n", 1000), 1000);
+        assert_eq!(outside("0 1000 1\n1 100000 10\n", 3), 100_002);
+        assert_eq!(outside("", 7), 7);
     }
 
     #[test]

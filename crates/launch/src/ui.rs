@@ -7,6 +7,8 @@
 //! launcher: it writes only as much as the other side is known to take. What cannot be written
 //! yet is held; [`Output::is_full`] tells the launcher to take in no more.
 
+mod status;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::control::Stream;
 use crate::link::BACKLOG_BYTES_MAX;
+use status::Status;
 
 /// A pipe that polls as writable takes this many bytes without blocking (PIPE_BUF).
 const WRITE_BYTES: usize = 4096;
@@ -36,6 +39,7 @@ pub struct Output {
     lines: BTreeMap<(u32, usize), Unfinished>,
     /// What ranks are called whose label is not their number.
     names: BTreeMap<u32, String>,
+    status: Status,
 }
 
 struct Unfinished {
@@ -53,7 +57,13 @@ impl Output {
             bereaved: Vec::new(),
             lines: BTreeMap::new(),
             names: BTreeMap::new(),
+            status: Status::new(rustix::termios::isatty(rustix::stdio::stderr())),
         }
+    }
+
+    /// What is said at the foot of the terminal for now, if there is one.
+    pub fn set_status(&mut self, text: Option<String>) {
+        self.status.set(text);
     }
 
     pub fn is_full(&self) -> bool {
@@ -152,8 +162,19 @@ impl Output {
 
     /// Writes what stdout and stderr take now.
     pub fn flush(&mut self) {
+        if let Some(bytes) = self.status.erase(!self.is_empty()) {
+            if !write_status(bytes) {
+                return;
+            }
+            self.status.handle_erased();
+        }
         for index in 0..2 {
             while !self.queues[index].is_empty() && self.write_once(index) {}
+        }
+        if let Some(line) = self.status.line(columns()).filter(|_| self.is_empty())
+            && write_status(line.as_bytes())
+        {
+            self.status.handle_drawn();
         }
     }
 
@@ -168,15 +189,16 @@ impl Output {
             return false;
         }
         let fd = descriptor(index);
-        let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
-        crate::sys::wait(&mut poll, Some(std::time::Duration::ZERO));
-        if poll[0].revents().is_empty() {
+        if !takes(fd) {
             return false;
         }
         let queue = &mut self.queues[index];
         let bytes = queue.as_slices().0;
         match rustix::io::write(fd, &bytes[..bytes.len().min(WRITE_BYTES)]) {
-            Ok(count) => drop(queue.drain(..count)),
+            Ok(count) => {
+                self.status.handle_written(&bytes[..count]);
+                queue.drain(..count);
+            }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return false,
             Err(error) => self.close(index, error),
@@ -196,6 +218,25 @@ impl Output {
 
 fn descriptor(index: usize) -> BorrowedFd<'static> {
     if index == 0 { rustix::stdio::stdout() } else { rustix::stdio::stderr() }
+}
+
+/// Whether a write to it would not block.
+fn takes(fd: BorrowedFd) -> bool {
+    let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    crate::sys::wait(&mut poll, Some(Duration::ZERO));
+    !poll[0].revents().is_empty()
+}
+
+/// Whether it could be written; a line of a terminal is taken whole.
+fn write_status(bytes: &[u8]) -> bool {
+    let stderr = rustix::stdio::stderr();
+    takes(stderr) && rustix::io::write(stderr, bytes).is_ok()
+}
+
+fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(rustix::stdio::stderr());
+    // Some terminals say 0 for what they do not know.
+    size.ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0).unwrap_or(80)
 }
 
 fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<String> {

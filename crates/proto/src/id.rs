@@ -10,6 +10,10 @@ pub struct JobId(pub [u8; 16]);
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobKey(pub [u8; 32]);
 
+/// Exit code of a recorded process that our provider ends: what it does is not what an earlier start of it did, or can be
+/// in no record. Another start would not help. Users see 1.
+pub const EXIT_CANNOT_GO_ON: i32 = 183;
+
 /// An endpoint of a process of the job: 24 bits of process index, 8 bits of endpoint number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u32);

@@ -3,6 +3,7 @@ nothing it prints nothing. `--any`: rank 0 takes whatever comes and prints the o
 
 import argparse
 import math
+import os
 import signal
 import sys
 import time
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.005, help="seconds of each round")
     parser.add_argument("--any", action="store_true")
     parser.add_argument("--crash", action="store_true", help="rank 1 does, in the end")
+    parser.add_argument("--leave", action="store_true", help="rank 1 does, in the end, without MPI_Finalize")
     parser.add_argument("--drift", action="store_true", help="send what is another number each time")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
@@ -26,6 +28,8 @@ def main() -> None:
     take(comm, options)
     if options.crash and comm.rank == 1:
         signal.raise_signal(signal.SIGSEGV)
+    if options.leave and comm.rank == 1:
+        os._exit(3)
     say(f"rank {comm.rank} ends")
 
 

@@ -13,9 +13,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::fault::{Kind, Places};
-use super::program::{Program, Tools};
+use super::program::{Program, Tools, Way};
 use super::run::{Orders, Soak};
 use super::schedule::Schedule;
+use super::tally::Tally;
+use super::weather::Weather;
 use crate::net::file;
 use crate::net::namespace::LAB_DIR;
 use crate::net::plan::Plan;
@@ -25,7 +27,7 @@ use crate::net::run::{self, Run};
 pub const DEFAULT_LAB: &str = include_str!("../../../../labs/two-rails.toml");
 
 const EXIT_FAILED: u8 = 1;
-const EXIT_USAGE: u8 = 2;
+pub(super) const EXIT_USAGE: u8 = 2;
 /// As shells count: 128 and SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 
@@ -104,10 +106,7 @@ impl Soaking {
             bail!("`{}` can strike nowhere in this lab", kind.name());
         }
         for (name, value) in [("minutes", self.minutes), ("limit", self.limit)] {
-            // A week.
-            if !(0.0..=604_800.0).contains(&value) {
-                bail!("--{name} {value} is no time that one can wait");
-            }
+            check_time(name, value)?;
         }
         if !self.schedule {
             self.tools(&plan)?.check(&self.programs())?;
@@ -120,25 +119,19 @@ impl Soaking {
     }
 
     fn programs(&self) -> Vec<Program> {
-        if self.program.is_empty() { Program::ALL.to_vec() } else { self.program.clone() }
+        chosen(&self.program, Way::Soak)
     }
 
     fn tools(&self, plan: &Plan) -> anyhow::Result<Tools> {
-        let own = std::env::current_exe().context("cannot find this program")?;
-        let bin = own.parent().unwrap_or(Path::new("."));
-        let built = bin.join("../../build/venv");
-        let here = Path::new("build/venv");
-        let venvs = match &self.venvs {
-            Some(given) => given.clone(),
-            None if built.exists() && !here.exists() => built,
-            None => here.to_owned(),
-        };
+        let (landbridge, venvs) = programs_and_venvs(self.venvs.as_deref())?;
         Ok(Tools {
-            landbridge: bin.join("landbridge"),
-            // Ranks run in other folders' names; links in it are the environments' own.
-            venvs: std::path::absolute(venvs)?,
+            landbridge,
+            venvs,
             dir: Path::new(LAB_DIR).join("soak"),
             ranks: plan.sites.iter().map(|site| site.hosts.len()).sum(),
+            way: Way::Soak,
+            words: ["--ranks-per-node", "1"].map(String::from).to_vec(),
+            is_spread: true,
         })
     }
 
@@ -158,15 +151,7 @@ impl Soaking {
 
     /// Makes the lab around a soak with this seed.
     fn enter(&self, seed: u64) -> anyhow::Result<u8> {
-        let (file, _kept_open) = match &self.lab {
-            Some(path) => (path.clone(), None),
-            None => unnamed_file(DEFAULT_LAB).map(|(path, fd)| (path, Some(fd)))?,
-        };
-        let mut command = vec![std::env::current_exe()?.into_os_string()];
-        command.extend(["soak", "--inside"].map(OsString::from));
-        command.extend(self.words(seed));
-        let name = format!("soak-{}", std::process::id());
-        run::keep(&Run { file, name: Some(name), command })
+        enter("soak", self.lab.as_deref(), DEFAULT_LAB, self.words(seed))
     }
 
     /// The arguments that say the same as these.
@@ -191,9 +176,7 @@ impl Soaking {
     }
 
     fn soak(&self, seed: u64, plan: &Plan, schedule: Schedule) -> anyhow::Result<u8> {
-        let words = self.words(seed);
-        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-        let replay = format!("landbridge lab soak {}", words.join(" "));
+        let replay = replay("soak", &self.words(seed));
         let lab = std::env::var("LANDBRIDGE_LAB").unwrap_or_default();
         println!("soak: {replay}\nsoak: `landbridge lab link {lab}` shows the links meanwhile");
         let orders = Orders {
@@ -203,26 +186,88 @@ impl Soaking {
             limit: Duration::from_secs_f64(self.limit),
             replay,
         };
-        let (tally, is_interrupted) = Soak::run(&orders, schedule)?;
-        println!("\n{tally}");
-        let verdict = match (tally.is_all_right(), tally.has_failures()) {
-            (_, true) => "FAILED",
-            (true, false) => "every program ended right",
-            (false, false) => "no program has ended",
-        };
-        match is_interrupted {
-            true => println!("soak: interrupted; until then {verdict}; seed {seed}"),
-            false => println!("soak: {verdict}; seed {seed}"),
-        }
-        Ok(match (is_interrupted, tally.is_all_right()) {
-            (true, _) => EXIT_INTERRUPTED,
-            (false, true) => 0,
-            (false, false) => EXIT_FAILED,
-        })
+        let tally = Tally::new(Kind::ALL.map(|kind| (kind.name(), kind.what())));
+        let weather = Weather::new(schedule, self.time());
+        let (tally, is_interrupted) = Soak::run(&orders, weather, tally)?;
+        Ok(conclude("soak", seed, &tally, is_interrupted))
     }
 }
 
-fn new_seed() -> u64 {
+// --- what `punish` needs as well
+
+/// The programs that are asked for, or all that there are for this.
+pub(super) fn chosen(programs: &[Program], way: Way) -> Vec<Program> {
+    if programs.is_empty() { way.programs().to_vec() } else { programs.to_vec() }
+}
+
+/// Where `landbridge` is, and the virtual environments.
+pub(super) fn programs_and_venvs(given: Option<&Path>) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let bin = own.parent().unwrap_or(Path::new("."));
+    let built = bin.join("../../build/venv");
+    let here = Path::new("build/venv");
+    let venvs = match given {
+        Some(given) => given,
+        None if built.exists() && !here.exists() => &built,
+        None => here,
+    };
+    // Ranks run in other folders' names; links in it are the environments' own.
+    Ok((bin.join("landbridge"), std::path::absolute(venvs)?))
+}
+
+/// Starts this subcommand again in a lab, that of a file or else of this text.
+pub(super) fn enter(
+    name: &str,
+    lab: Option<&Path>,
+    text: &str,
+    words: Vec<OsString>,
+) -> anyhow::Result<u8> {
+    let (file, _kept_open) = match lab {
+        Some(path) => (path.to_owned(), None),
+        None => unnamed_file(text).map(|(path, fd)| (path, Some(fd)))?,
+    };
+    let mut command = vec![std::env::current_exe()?.into_os_string()];
+    command.extend([name, "--inside"].map(OsString::from));
+    command.extend(words);
+    let lab_name = format!("{name}-{}", std::process::id());
+    run::keep(&Run { file, name: Some(lab_name), command })
+}
+
+/// The command that does the same again.
+pub(super) fn replay(name: &str, words: &[OsString]) -> String {
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    format!("landbridge lab {name} {}", words.join(" "))
+}
+
+/// Prints the table and the verdict; the exit code.
+pub(super) fn conclude(name: &str, seed: u64, tally: &Tally, is_interrupted: bool) -> u8 {
+    println!("\n{tally}");
+    let verdict = match (tally.is_all_right(), tally.has_failures()) {
+        (_, true) => "FAILED",
+        (true, false) => "every program ended right",
+        (false, false) => "no program has ended",
+    };
+    match is_interrupted {
+        true => println!("{name}: interrupted; until then {verdict}; seed {seed}"),
+        false => println!("{name}: {verdict}; seed {seed}"),
+    }
+    match (is_interrupted, tally.is_all_right()) {
+        (true, _) => EXIT_INTERRUPTED,
+        (false, true) => 0,
+        (false, false) => EXIT_FAILED,
+    }
+}
+
+/// Whether one can wait so long; `name`: of the option that says so.
+pub(super) fn check_time(name: &str, value: f64) -> anyhow::Result<()> {
+    // A week.
+    if !(0.0..=604_800.0).contains(&value) {
+        bail!("--{name} {value} is no time that one can wait");
+    }
+    Ok(())
+}
+
+pub(super) fn new_seed() -> u64 {
     const SHORT_ENOUGH_TO_TYPE: u64 = 1_000_000;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_millis() as u64 % SHORT_ENOUGH_TO_TYPE
@@ -230,7 +275,7 @@ fn new_seed() -> u64 {
 
 /// A file of this text that is nowhere, and the path by which this process and its children read it.
 fn unnamed_file(text: &str) -> anyhow::Result<(PathBuf, OwnedFd)> {
-    let fd = rustix::fs::memfd_create("two-rails.toml", rustix::fs::MemfdFlags::empty())?;
+    let fd = rustix::fs::memfd_create("lab.toml", rustix::fs::MemfdFlags::empty())?;
     std::fs::File::from(fd.try_clone()?).write_all(text.as_bytes())?;
     Ok((PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd())), fd))
 }

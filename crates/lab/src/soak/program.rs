@@ -1,8 +1,9 @@
 //! What a soak runs, and how it is told that it ended right.
 //!
-//! None of these programs knows of Landbridge or of the lab: a benchmark from the wheels and two
+//! None of these programs knows of Landbridge or of the lab: a benchmark from the wheels and
 //! Python scripts, which are part of this program so that a soak needs no checkout beside the
-//! virtual environments with the MPI library.
+//! virtual environments with the MPI library. Those that are punished do the same every time they get
+//! the same messages: they do not look at the time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +14,8 @@ use anyhow::bail;
 
 const HEAT: &str = include_str!("../../../../examples/heat.py");
 const SUMS: &str = include_str!("sums.py");
+const WHATEVER: &str = include_str!("whatever.py");
+const RING: &str = include_str!("../../../../tests/system/programs/ring.py");
 
 /// Patterns of Intel's benchmark: two ranks, neighbours, all of them, and the two in one.
 const BENCHMARKS: [&str; 5] = ["PingPong", "Exchange", "Bcast", "Allreduce", "Alltoall"];
@@ -21,6 +24,13 @@ const BENCHMARK_BOUNDS: [&str; 6] = ["-msglog", "0:20", "-iter", "20", "-time", 
 /// Seconds of a round of messages, and a plate that takes about as long across a WAN of 5 ms.
 const SUMS_BOUNDS: [&str; 2] = ["--seconds", "8"];
 const HEAT_BOUNDS: [&str; 4] = ["--size", "128", "--steps", "400"];
+/// Of those that are punished: some seconds each on one machine.
+const PUNISHED_SUMS: [&str; 4] = ["--turns", "25", "--largest", "70000"];
+const PUNISHED_HEAT: [&str; 4] = ["--size", "128", "--steps", "1500"];
+const PUNISHED_RING: [&str; 2] = ["--rounds", "600"];
+const PUNISHED_WHATEVER: [&str; 2] = ["--rounds", "300"];
+/// The file with what a program has printed.
+pub const OUTPUT: &str = "output";
 
 /// A program that is run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -30,6 +40,19 @@ pub enum Program {
     /// [`Program::Sums`] over UDP.
     Udp,
     Heat,
+    /// Numbers that go around and into sums, all of them printed.
+    Ring,
+    /// Messages that are taken as they come.
+    Whatever,
+}
+
+/// What is done to programs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// The network fails.
+    Soak,
+    /// Ranks are killed.
+    Punish,
 }
 
 /// What programs are run with.
@@ -39,12 +62,33 @@ pub struct Tools {
     pub venvs: PathBuf,
     /// A folder of the soak's own.
     pub dir: PathBuf,
-    /// One on each host.
     pub ranks: usize,
+    pub way: Way,
+    /// What `landbridge run` is told beside the number of ranks.
+    pub words: Vec<String>,
+    /// Whether programs run over the lab's hosts; else on the one on which the lab's command is.
+    pub is_spread: bool,
+}
+
+impl Way {
+    /// What is run that way.
+    pub fn programs(self) -> &'static [Program] {
+        match self {
+            Way::Soak => &[Program::Imb, Program::Sums, Program::Udp, Program::Heat],
+            Way::Punish => &[Program::Heat, Program::Sums, Program::Ring, Program::Whatever],
+        }
+    }
 }
 
 impl Program {
-    pub const ALL: [Program; 4] = [Program::Imb, Program::Sums, Program::Udp, Program::Heat];
+    const ALL: [Program; 6] = [
+        Program::Imb,
+        Program::Sums,
+        Program::Udp,
+        Program::Heat,
+        Program::Ring,
+        Program::Whatever,
+    ];
 
     /// As the command line writes it.
     pub fn name(self) -> &'static str {
@@ -53,13 +97,18 @@ impl Program {
             Program::Sums => "sums",
             Program::Udp => "udp",
             Program::Heat => "heat",
+            Program::Ring => "ring",
+            Program::Whatever => "whatever",
         }
     }
 
-    /// `landbridge run` of it, one rank on each host.
+    /// `landbridge run` of it.
     pub fn command(self, tools: &Tools) -> Command {
         let mut command = Command::new(&tools.landbridge);
-        command.args(["run", "-n", &tools.ranks.to_string(), "--ranks-per-node", "1"]);
+        command.args(["run", "-n", &tools.ranks.to_string()]).args(&tools.words);
+        if !tools.is_spread {
+            command.env_remove("LANDBRIDGE_TOPOLOGY");
+        }
         if self == Program::Udp {
             command.args(["--set", "udp=on"]);
         }
@@ -72,14 +121,24 @@ impl Program {
                 command.env("LD_LIBRARY_PATH", tools.venvs.join("mpich/lib"));
             }
             Program::Sums | Program::Udp => {
-                command.arg(tools.dir.join("sums.py")).args(SUMS_BOUNDS);
+                let bounds = tools.either(&SUMS_BOUNDS[..], &PUNISHED_SUMS);
+                command.arg(tools.dir.join("sums.py")).args(bounds);
             }
             Program::Heat => {
-                command.arg(tools.dir.join("heat.py")).args(HEAT_BOUNDS);
+                let bounds = tools.either(&HEAT_BOUNDS, &PUNISHED_HEAT);
+                command.arg(tools.dir.join("heat.py")).args(bounds);
                 command.arg("--check").arg("--picture").arg(self.result(&tools.dir));
+            }
+            Program::Ring => {
+                command.arg(tools.dir.join("ring.py")).args(PUNISHED_RING);
+            }
+            Program::Whatever => {
+                command.arg(tools.dir.join("whatever.py")).args(PUNISHED_WHATEVER);
             }
         }
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("OPENBLAS_NUM_THREADS", "1");
+        // Of Python's own chance, which decides the order of its sets.
+        command.env("PYTHONHASHSEED", "0");
         command.env("TMPDIR", &tools.dir);
         command
     }
@@ -102,10 +161,27 @@ impl Program {
             Program::Sums | Program::Udp => Err("it did not reach its end".to_owned()),
             Program::Heat if output.contains("identical to the serial run") => Ok(()),
             Program::Heat => Err("its answer is not that of a serial run".to_owned()),
+            // What it prints is compared with the undisturbed run.
+            Program::Ring => Ok(()),
+            Program::Whatever => one_history(output),
         }
     }
 
-    /// The file that every run must write alike, bit for bit.
+    /// What every run must have written alike, bit for bit.
+    pub fn outcome(self, dir: &Path) -> Option<Vec<u8>> {
+        match self {
+            Program::Ring => {
+                let output = fs::read_to_string(dir.join(OUTPUT)).ok()?;
+                let own = output.lines().filter(|line| !line.starts_with("landbridge"));
+                let mut lines: Vec<&str> = own.collect();
+                lines.sort_unstable();
+                Some(lines.join("\n").into_bytes())
+            }
+            _ => fs::read(self.result(dir)).ok(),
+        }
+    }
+
+    /// The file in which it leaves its result, if it does.
     pub fn result(self, dir: &Path) -> PathBuf {
         dir.join(format!("{}.result", self.name()))
     }
@@ -113,6 +189,28 @@ impl Program {
     /// The file without which it cannot run.
     fn needs(self, venvs: &Path) -> PathBuf {
         venvs.join(if self == Program::Imb { "impi/bin/IMB-MPI1" } else { "mpich/bin/python" })
+    }
+}
+
+/// Whether what was taken, as the taker tells it, is what the senders were told: every place once, and no gap.
+fn one_history(output: &str) -> Result<(), String> {
+    let told = |word: &str| {
+        let lines = output.lines().filter_map(|line| line.strip_prefix(word)?.split_once(": "));
+        let mut all: Vec<(u64, &str)> =
+            lines.filter_map(|(place, what)| Some((place.parse().ok()?, what))).collect();
+        all.sort_unstable();
+        all
+    };
+    let (heard, places) = (told("heard "), told("place "));
+    let is_whole = heard.iter().zip(0..).all(|((place, _), number)| *place == number);
+    match (heard.is_empty(), is_whole, heard == places) {
+        (true, ..) => Err("nothing was taken".to_owned()),
+        (_, true, true) => Ok(()),
+        (_, false, _) => Err("places are taken twice, or by nobody".to_owned()),
+        (_, _, false) => {
+            let differs = heard.iter().zip(&places).find(|(one, other)| one != other);
+            Err(format!("the history is not one: {differs:?}"))
+        }
     }
 }
 
@@ -145,7 +243,16 @@ impl Tools {
     pub fn unpack(&self) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
         fs::write(self.dir.join("heat.py"), HEAT)?;
+        fs::write(self.dir.join("ring.py"), RING)?;
+        fs::write(self.dir.join("whatever.py"), WHATEVER)?;
         fs::write(self.dir.join("sums.py"), SUMS)
+    }
+
+    fn either<'a>(&self, soak: &'a [&'a str], punish: &'a [&'a str]) -> &'a [&'a str] {
+        match self.way {
+            Way::Soak => soak,
+            Way::Punish => punish,
+        }
     }
 }
 
@@ -154,10 +261,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_history_is_one_if_both_sides_tell_the_same() {
+        let one = "heard 0: rank 2 message 0\nplace 1: rank 1 message 0\nlandbridge: x\n\
+                   place 0: rank 2 message 0\nheard 1: rank 1 message 0\n";
+        assert_eq!(Program::Whatever.judge(one), Ok(()));
+        let other = one.replace("heard 1: rank 1 message 0", "heard 1: rank 1 message 1");
+        assert!(Program::Whatever.judge(&other).unwrap_err().contains("not one"));
+        let twice = format!("{one}heard 1: rank 1 message 0\n");
+        assert!(Program::Whatever.judge(&twice).unwrap_err().contains("twice"));
+        let gap = one.replace("1:", "2:");
+        assert!(Program::Whatever.judge(&gap).is_err());
+    }
+
+    #[test]
     fn a_program_that_says_too_little_has_failed() {
         for program in Program::ALL {
             assert_eq!(program.name().parse(), Ok(program));
-            assert!(program.judge("").is_err());
+            // Ring is judged by its outcome.
+            assert!(program == Program::Ring || program.judge("").is_err());
         }
         let mut text: String =
             BENCHMARKS.iter().map(|name| format!("# Benchmarking {name} \n")).collect();

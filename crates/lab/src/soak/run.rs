@@ -1,10 +1,8 @@
-//! The soak itself: one program at a time, faults as the schedule has them, until the time is up.
+//! The soak itself: one program at a time, and what disturbs it, until the time is up.
 //!
-//! One thread. It sleeps until a fault begins or ends, the program has ended or is overdue, or a
-//! signal comes. Programs first run once undisturbed: what fails then says nothing about faults.
-//! Faults are counted when the lab has made them happen; what cannot fail just now (a relay between
-//! two jobs) is skipped. When the time is up the last program runs to its end in a network that has
-//! healed.
+//! One thread. It sleeps until the trouble has something to do, the program has ended or is overdue, or a signal comes.
+//! Programs first run once undisturbed: what fails then says nothing about trouble. When the time is up the last program
+//! runs to its end without any more.
 
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -15,10 +13,8 @@ use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::program::{Program, Tools};
-use super::schedule::{Fault, Schedule};
+use super::program::{OUTPUT, Program, Tools};
 use super::tally::Tally;
-use crate::net::control;
 use crate::net::signal::{self, Signals};
 
 /// How long a program may take to end after SIGTERM: less than a lab leaves a command.
@@ -38,14 +34,38 @@ pub struct Orders {
     pub replay: String,
 }
 
+/// What disturbs programs. All times are since the first of them began.
+pub trait Trouble {
+    /// When it has something to do.
+    fn next_time(&mut self) -> Option<Duration>;
+    /// Does what is due.
+    fn act(&mut self, now: Duration, scene: &mut Scene);
+    /// No program runs any more.
+    fn end(&mut self);
+}
+
+/// Where trouble happens, and is told of.
+pub struct Scene {
+    /// The process of `landbridge run`.
+    pub program: u32,
+    pub tally: Tally,
+    began: Instant,
+    time: Duration,
+}
+
+impl Scene {
+    pub fn say(&self, what: &str) {
+        let (now, all) = (self.began.elapsed().as_secs_f64(), self.time.as_secs());
+        println!("[{now:7.1} of {all} s] {what}");
+    }
+}
+
 /// A soak that is running.
-pub struct Soak<'a> {
+pub struct Soak<'a, T> {
     orders: &'a Orders,
     signals: Signals,
-    faults: std::iter::Peekable<Schedule>,
-    active: Vec<Fault>,
-    began: Instant,
-    tally: Tally,
+    trouble: T,
+    scene: Scene,
     /// What undisturbed runs have written.
     results: Vec<(Program, Option<Vec<u8>>)>,
 }
@@ -65,23 +85,21 @@ enum Outcome {
     Signalled,
 }
 
-impl Soak<'_> {
-    /// Runs everything; the tally, and whether a signal ended it early.
-    pub fn run(orders: &Orders, schedule: Schedule) -> anyhow::Result<(Tally, bool)> {
+impl<T: Trouble> Soak<'_, T> {
+    /// Runs everything; the tally, and whether a signal ended it early. `tally`: the one to count in.
+    pub fn run(orders: &Orders, trouble: T, tally: Tally) -> anyhow::Result<(Tally, bool)> {
         let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
         orders.tools.unpack().context("cannot write the programs")?;
         let mut soak = Soak {
             orders,
             signals,
-            faults: schedule.peekable(),
-            active: Vec::new(),
-            began: Instant::now(),
-            tally: Tally::default(),
+            trouble,
+            scene: Scene { program: 0, tally, began: Instant::now(), time: orders.time },
             results: Vec::new(),
         };
-        let is_signalled = soak.try_undisturbed()? || soak.trouble()?;
-        soak.heal(None);
-        Ok((soak.tally, is_signalled))
+        let is_signalled = soak.try_undisturbed()? || soak.disturb()?;
+        soak.trouble.end();
+        Ok((soak.scene.tally, is_signalled))
     }
 
     /// Each program once; true when a signal came.
@@ -91,22 +109,22 @@ impl Soak<'_> {
                 Outcome::Signalled => return Ok(true),
                 Outcome::Right(took) => {
                     println!("undisturbed: {} ended right in {}", program.name(), seconds(took));
-                    let result = fs::read(program.result(&self.orders.tools.dir)).ok();
+                    let result = program.outcome(&self.orders.tools.dir);
                     self.results.push((program, result));
                 }
                 Outcome::Wrong(why, output) => {
                     let name = program.name();
                     println!("undisturbed: {name} FAILED: {why}\n{}", tail(&output));
-                    self.tally.failed(program, format!("{name}, undisturbed: {why}"));
+                    self.scene.tally.failed(program, format!("{name}, undisturbed: {why}"));
                 }
             }
         }
         Ok(false)
     }
 
-    /// Programs in turns while faults come; true when a signal came.
-    fn trouble(&mut self) -> anyhow::Result<bool> {
-        self.began = Instant::now();
+    /// Programs in turns while trouble comes; true when a signal came.
+    fn disturb(&mut self) -> anyhow::Result<bool> {
+        self.scene.began = Instant::now();
         let programs: Vec<Program> = self.results.iter().map(|(program, _)| *program).collect();
         let mut turns = programs.iter().copied().cycle();
         for number in 1.. {
@@ -115,27 +133,29 @@ impl Soak<'_> {
                 Outcome::Signalled => return Ok(true),
                 Outcome::Right(took) => {
                     let name = program.name();
-                    self.say(&format!("run {number}: {name} ended right in {}", seconds(took)));
-                    self.tally.right(program, took);
+                    self.scene
+                        .say(&format!("run {number}: {name} ended right in {}", seconds(took)));
+                    self.scene.tally.right(program, took);
                 }
                 Outcome::Wrong(why, output) => {
                     let what = format!("run {number}: {}: {why}", program.name());
                     let shown = tail(&output);
-                    self.say(&format!("{what}\n{shown}"));
+                    self.scene.say(&format!("{what}\n{shown}"));
                     let replay = &self.orders.replay;
-                    self.tally.failed(program, format!("{what}\n        again: {replay}\n{shown}"));
+                    let again = format!("{what}\n        again: {replay}\n{shown}");
+                    self.scene.tally.failed(program, again);
                 }
             }
         }
         Ok(false)
     }
 
-    /// Runs a program to its end; faults come only if the run has a number.
+    /// Runs a program to its end; trouble comes only if the run has a number.
     fn run_program(&mut self, program: Program, number: Option<u32>) -> anyhow::Result<Outcome> {
         let tools = &self.orders.tools;
         let result = program.result(&tools.dir);
         let _ = fs::remove_file(&result);
-        let log = tools.dir.join("output");
+        let log = tools.dir.join(OUTPUT);
         let output = File::create(&log)?;
         let mut command = program.command(tools);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
@@ -145,6 +165,7 @@ impl Soak<'_> {
         unsafe { command.pre_exec(signal::restore_in_child) };
         let started = Instant::now();
         let mut child = command.spawn().context("cannot start landbridge")?;
+        self.scene.program = child.id();
         let end = self.wait(&mut child, started, number.is_some())?;
         let took = started.elapsed();
         let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
@@ -166,7 +187,7 @@ impl Soak<'_> {
         let Some((_, Some(wanted))) = self.results.iter().find(|(of, _)| *of == program) else {
             return Ok(());
         };
-        let found = fs::read(program.result(&self.orders.tools.dir)).unwrap_or_default();
+        let found = program.outcome(&self.orders.tools.dir).unwrap_or_default();
         if found == *wanted { Ok(()) } else { Err("its result DIFFERS from the first one".into()) }
     }
 
@@ -179,12 +200,13 @@ impl Soak<'_> {
                 end_group(child)?;
                 return Ok(End::Overdue);
             }
-            if troubled {
-                self.keep_schedule();
-            }
             let mut pause = self.orders.limit.saturating_sub(started.elapsed());
-            if let Some(next) = self.next_change().filter(|_| troubled) {
-                pause = pause.min(next.saturating_sub(self.began.elapsed()));
+            if troubled {
+                let began = self.scene.began;
+                self.trouble.act(began.elapsed(), &mut self.scene);
+                let next = self.trouble.next_time();
+                let until = |next: Duration| next.saturating_sub(began.elapsed());
+                pause = next.map_or(pause, |next| pause.min(until(next)));
             }
             if self.sleep(pause)? {
                 end_group(child)?;
@@ -208,59 +230,8 @@ impl Soak<'_> {
         Ok(is_end)
     }
 
-    /// When `keep_schedule` has something to do, since the beginning.
-    fn next_change(&mut self) -> Option<Duration> {
-        let end = self.active.iter().map(|fault| fault.until).min();
-        let next = self.faults.peek().map(|fault| fault.from);
-        let next = next.filter(|from| *from < self.orders.time).or(self.time_left_to_heal());
-        end.into_iter().chain(next).min()
-    }
-
-    fn time_left_to_heal(&self) -> Option<Duration> {
-        (!self.active.is_empty()).then_some(self.orders.time)
-    }
-
-    /// Ends the faults whose time is over and begins those whose time has come.
-    fn keep_schedule(&mut self) {
-        let now = self.began.elapsed();
-        self.heal(self.is_time_left().then_some(now));
-        while let Some(fault) = self.faults.next_if(|fault| fault.from <= now) {
-            if fault.from < self.orders.time && fault.until > now {
-                self.begin(fault);
-            }
-        }
-    }
-
-    fn begin(&mut self, fault: Fault) {
-        let lasts = fault.until - fault.from;
-        let (kind, place) = (fault.trouble.kind, &fault.trouble.place);
-        match control::request(None, &fault.trouble.begin) {
-            Ok(_) => {
-                let (number, what) = (fault.number, kind.what());
-                self.say(&format!("fault {number}: {place}: {what}, for {}", seconds(lasts)));
-                self.tally.fault(kind, lasts);
-                self.active.push(fault);
-            }
-            Err(error) => self.say(&format!("fault {} left out: {error:#}", fault.number)),
-        }
-    }
-
-    /// Ends the faults that are over at `now`, or all of them.
-    fn heal(&mut self, now: Option<Duration>) {
-        let is_over = |fault: &mut Fault| now.is_none_or(|now| fault.until <= now);
-        for fault in self.active.extract_if(.., is_over).collect::<Vec<Fault>>() {
-            // A relay may have ended with its job.
-            let _ = control::request(None, &fault.trouble.end);
-        }
-    }
-
     fn is_time_left(&self) -> bool {
-        self.began.elapsed() < self.orders.time
-    }
-
-    fn say(&self, what: &str) {
-        let (now, all) = (self.began.elapsed().as_secs_f64(), self.orders.time.as_secs());
-        println!("[{now:7.1} of {all} s] {what}");
+        self.scene.began.elapsed() < self.orders.time
     }
 }
 
@@ -282,6 +253,9 @@ fn end_group(child: &mut Child) -> anyhow::Result<()> {
 
 /// Whether this is a line such as `MPIC_Wait(91)......: `, and says no more than that.
 fn is_call(line: &str) -> bool {
+    if line.starts_with("landbridge") {
+        return false;
+    }
     let rest = line.split_once(')').map(|(_, rest)| rest.trim_start_matches('.'));
     rest.is_some_and(|rest| rest.starts_with(':')) && !line.contains("poll failed")
 }
@@ -294,7 +268,7 @@ fn words(status: ExitStatus) -> String {
     }
 }
 
-fn seconds(time: Duration) -> String {
+pub(super) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
@@ -313,9 +287,10 @@ mod tests {
     fn call_stacks_do_not_hide_what_matters() {
         let output = "wrong: rank 1: 3 of 100\nMPIC_Wait(91)......: \nMPID_Barrier(165).: \n\
                       MPIDI_OFI_handle_cq_error(593): OFI poll failed (No route to host)\n\
-                      Abort(3) on node 2: see above\nlandbridge: rank 1 ended (1)\n";
+                      Abort(3) on node 2: see above\nlandbridge: rank 1 ended (1)\n\
+                      landbridge: rank 1 is given up (SIGKILL): so often\n";
         let kept = tail(output);
-        assert_eq!(kept.lines().count(), 4, "{kept}");
+        assert_eq!(kept.lines().count(), 5, "{kept}");
         assert!(kept.starts_with("    | wrong: rank 1") && !kept.contains("MPIC_Wait"), "{kept}");
     }
 }

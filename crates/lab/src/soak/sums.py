@@ -1,6 +1,7 @@
 """Messages of many sizes between all ranks, one-sided writes and reductions; every byte that comes is compared.
 
     sums.py [--seconds S] [--seed N]
+    sums.py --turns N [--largest BYTES]           the same messages whatever the time is
 
 Rank 0 prints `started` once all ranks have met, and `done: N` with the number of messages that were compared.
 A wrong byte ends the job with the line `wrong: …` and exit code 3.
@@ -28,13 +29,13 @@ def main() -> int:
     if WORLD.rank == 0:
         print("started", flush=True)
     end, turn, compared = time.monotonic() + options.seconds, 0, 0
-    while True:
-        for size in SIZES:
+    while turn != options.turns:
+        for size in (size for size in SIZES if size <= options.largest):
             compared += exchange(pool, turn, size)
         reduce_all(turn)
         compared += put(pool, window, turn)
         turn += 1
-        if WORLD.bcast(time.monotonic() > end, root=0):
+        if not options.turns and WORLD.bcast(time.monotonic() > end, root=0):
             break
     window.Free()
     total = WORLD.reduce(compared, root=0)
@@ -46,6 +47,8 @@ def main() -> int:
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--turns", type=int, default=0, help="so many instead")
+    parser.add_argument("--largest", type=int, default=max(SIZES), help="bytes of a message")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

@@ -1,9 +1,11 @@
 //! Process groups as one agent sees them: the job's first processes and those that ranks spawn. For
 //! each there is a process manager of its own, as long as processes of it live here or below.
 
+use std::time::Instant;
+
 use anyhow::Result;
 
-use super::again::Asked;
+use super::again::{Again, Asked};
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
 use crate::cleanup;
@@ -13,6 +15,7 @@ use crate::mpi;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Server};
 use crate::pmi::wire::Input;
+use crate::restart::{self, Decision, Limits, Why};
 use crate::sys;
 
 pub(super) struct Group {
@@ -65,6 +68,12 @@ fn recovers(job: &Job) -> bool {
     mpi::recovers(&job.environment)
 }
 
+/// Which process a rank has now.
+fn alive(rank: &LocalRank, is_back: bool) -> Message {
+    let start = rank.again.as_ref().map_or(0, |again| again.starts);
+    Message::Alive { group: rank.group, rank: rank.rank, pid: rank.pid, start, is_back }
+}
+
 impl Agent {
     // --- starting and ending them
 
@@ -96,18 +105,20 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts a rank anew that was killed, if that is wanted. Nobody else hears of it.
+    /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.
     pub(super) fn start_again(&mut self, index: usize, ending: Ending) -> bool {
-        let Ending::Killed(signal) = ending else { return false };
-        let again = self.ranks[index].again.as_mut();
-        if self.phase != Phase::Working || !again.is_some_and(|again| again.is_worth_it(signal)) {
+        if self.phase != Phase::Working || self.ranks[index].again.is_none() {
+            return false;
+        }
+        // All that it has said, to whomever, is part of where it was.
+        self.handle_pmi(index);
+        self.drain_servers();
+        self.handle_output(index);
+        if !self.is_to_come_back(index, ending) {
             return false;
         }
         // Whatever it has started would do its part twice.
         sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
-        self.handle_pmi(index);
-        self.drain_servers();
-        self.handle_output(index);
         if let Some(group) = self.groups.get(&self.ranks[index].group) {
             // It may have been killed before it had given its shared memory's name back: its next start takes the same one.
             let killed = self.ranks[index].group_rank;
@@ -117,14 +128,39 @@ impl Agent {
         let number = self.ranks[index].rank;
         let outcome = self.start_in_place(&assignment, index);
         self.assignment = Some(assignment);
+        let how = match ending {
+            Ending::Killed(signal) => format!("was killed by {}", sys::signal_name(signal)),
+            Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
+        };
         let text = match &outcome {
-            Ok(()) => {
-                format!("rank {number} was killed by {}: started anew", sys::signal_name(signal))
-            }
-            Err(error) => format!("rank {number} was killed and cannot be started anew: {error:#}"),
+            Ok(()) => format!("rank {number} {how}: started anew"),
+            Err(error) => format!("rank {number} {how} and cannot be started anew: {error:#}"),
         };
         self.parent.send(&Message::Note { text });
         outcome.is_ok()
+    }
+
+    /// What the rule says; the user hears why a rank is given up.
+    fn is_to_come_back(&mut self, index: usize, ending: Ending) -> bool {
+        let limits = self.assignment.as_ref().map_or(Limits::default(), |own| own.job.limits);
+        let rank = &mut self.ranks[index];
+        let Some(group) = self.groups.get(&rank.group) else { return false };
+        let Some(again) = rank.again.as_mut().filter(|again| !again.has_aborted) else {
+            return false;
+        };
+        let lives = again.end(ending, group.server.stage(rank.rank), Instant::now());
+        match restart::decide(lives, limits) {
+            Decision::StartAnew => true,
+            Decision::Over => false,
+            Decision::GiveUp(why) => {
+                let text = restart::told(rank.rank, lives, limits, &why);
+                if why == Why::CannotGoOn {
+                    rank.ending = Some(Ending::Exited(1));
+                }
+                self.parent.send(&Message::Note { text });
+                false
+            }
+        }
     }
 
     fn start_in_place(&mut self, assignment: &Assignment, index: usize) -> Result<()> {
@@ -132,7 +168,7 @@ impl Agent {
         let plan = mpi::prepare(&job.task, &job.environment)?;
         let old = &mut self.ranks[index];
         let Some(mut again) = old.again.take() else { return Ok(()) };
-        again.begin();
+        again.begin(Instant::now());
         let start = Start {
             group: 0,
             index: old.rank,
@@ -146,8 +182,18 @@ impl Agent {
         let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
         rank.again = Some(again);
         self.exits.watch(rank.pid);
+        self.parent.send(&alive(&rank, false));
         self.ranks[index] = rank;
         Ok(())
+    }
+
+    /// Tells of ranks that have been started anew and are where they were.
+    pub(super) fn report_returned(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.ending.is_none()) {
+            if rank.again.as_mut().is_some_and(Again::returns) {
+                self.parent.send(&alive(rank, true));
+            }
+        }
     }
 
     /// A line of a rank to its process manager.
@@ -176,6 +222,7 @@ impl Agent {
     fn start_rank(&mut self, job: &Job, node: &Node, start: &Start) -> Result<()> {
         let rank = LocalRank::start(job, node, &self.relay_address, start)?;
         self.exits.watch(rank.pid);
+        self.parent.send(&alive(&rank, true));
         self.ranks.push(rank);
         Ok(())
     }
@@ -354,6 +401,10 @@ impl Agent {
             }
             Event::BarrierDown { group, delta } => self.pass_down(group, delta),
             Event::Abort { rank, code, message } => {
+                // It wants the job to end, and must not come back.
+                let aborting = self.ranks.iter_mut().find(|local| local.rank == rank);
+                let again = aborting.and_then(|local| local.again.as_mut());
+                again.into_iter().for_each(Again::abort);
                 self.parent.send(&Message::Abort { rank, code, message });
             }
             Event::Name { rank, request } => self.parent.send(&Message::Name { rank, request }),

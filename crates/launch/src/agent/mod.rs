@@ -136,6 +136,7 @@ impl Agent {
                 self.handle_source(source);
             }
             self.drain_servers();
+            self.report_returned();
             self.report_stuck();
             self.retire_groups();
             self.keep_in_touch();

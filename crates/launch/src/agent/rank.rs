@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use rustix::event::PollFlags;
@@ -102,7 +103,7 @@ impl LocalRank {
             pid: child.id(),
             ending: None,
             reported: false,
-            again: start.incarnation.map(|_| Again::default()),
+            again: start.incarnation.map(|_| Again::new(Instant::now())),
             pmi: Some(PmiSocket::new(ours.into())?),
             stdin: child.stdin.take().map(nonblocking).transpose()?,
             stdin_unsent: VecDeque::new(),

@@ -59,6 +59,7 @@ fn assignment() -> Assignment {
             task: task(),
             environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
             verbose: true,
+            limits: Limits { restarts_max: 3, within_s: 9 },
         },
         node: node("n1", 0, vec![node("n2", 2, vec![])]),
     }
@@ -99,6 +100,7 @@ fn every_message() -> Vec<Message> {
         Message::StdinTaken { bytes: 7 },
         Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
         Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
+        Message::Alive { group: 3, rank: 2, pid: 70, start: 1, is_back: true },
         Message::Stuck { rank: 5 },
         Message::Failed { text: "no".into() },
         Message::Note { text: "so".into() },

@@ -35,6 +35,7 @@ fn job(size: u32) -> Job {
         task,
         environment: Vec::new(),
         verbose: false,
+        limits: Default::default(),
     }
 }
 

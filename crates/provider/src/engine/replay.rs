@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-use landbridge_proto::id::Address;
+use landbridge_proto::id::{Address, EXIT_CANNOT_GO_ON};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 use super::Engine;
@@ -165,7 +165,7 @@ impl Engine {
     pub(super) fn end_process(&self, why: &str) -> ! {
         log!(Warn, "this process cannot go on: {why}");
         // SAFETY: ends the process at once; nothing of it may run any more.
-        unsafe { libc::_exit(1) }
+        unsafe { libc::_exit(EXIT_CANNOT_GO_ON) }
     }
 
     /// A frame has gone to the relay.

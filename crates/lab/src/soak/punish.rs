@@ -1,0 +1,207 @@
+//! The subcommand `punish`: programs under `landbridge run --recover` while their ranks are killed by chance.
+//!
+//! As `soak`, it starts a lab whose command is this program again. The lab of a punishment is there to keep
+//! everything together and to leave nothing behind: one site, on whose first host all ranks run.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Args;
+
+use super::command::{self, EXIT_USAGE};
+use super::kills::{Killer, Kills, Whom};
+use super::program::{Program, Tools, Way};
+use super::run::{Orders, Soak};
+use super::tally::Tally;
+use crate::net::file;
+use crate::net::namespace::LAB_DIR;
+
+/// The lab of a punishment that is given none.
+const DEFAULT_LAB: &str = "name = \"punish\"\n\n[[site]]\nname = \"here\"\nhosts = 1\n";
+
+/// Arguments of `landbridge lab punish`.
+#[derive(Args)]
+pub struct Punishing {
+    /// How long ranks are killed; the last program then runs to its end
+    #[arg(long, default_value_t = 3.0)]
+    minutes: f64,
+    /// Mean time between two kills; the times are those of chance without memory
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
+    mean: f64,
+    /// Of all chance; default: another one each time, which is printed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Programs: heat, sums, ring, whatever; default: all
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    program: Vec<Program>,
+    /// Ranks of each program
+    #[arg(long, short = 'n', default_value_t = 4)]
+    ranks: usize,
+    /// Cut the machine into N clusters joined by relays
+    #[arg(long, value_name = "N")]
+    clusters: Option<usize>,
+    /// Lab file (TOML) over whose hosts programs run; default: a lab of one host
+    #[arg(long, value_name = "FILE", conflicts_with = "clusters")]
+    lab: Option<PathBuf>,
+    /// Seconds that one run of a program may take
+    #[arg(long, default_value_t = 150.0, value_name = "SECONDS")]
+    limit: f64,
+    /// Folder with the virtual environment mpich; default: build/venv here or beside the folder in
+    /// which this program was built
+    #[arg(long, value_name = "DIR")]
+    venvs: Option<PathBuf>,
+    /// Print the kills that would come, and do nothing
+    #[arg(long)]
+    schedule: bool,
+    /// This runs in the lab already: the punishment itself says so
+    #[arg(long, hide = true)]
+    inside: bool,
+}
+
+impl Punishing {
+    /// 0 if every program ended right, 1 if one did not, 2 if the arguments are wrong, 130 if a
+    /// signal ended it.
+    pub fn execute(&self) -> anyhow::Result<u8> {
+        if let Err(error) = self.check() {
+            eprintln!("landbridge lab punish: {error:#}");
+            return Ok(EXIT_USAGE);
+        }
+        let seed = self.seed.unwrap_or_else(command::new_seed);
+        if self.schedule {
+            self.print(seed);
+            return Ok(0);
+        }
+        match self.inside {
+            true => self.punish(seed),
+            false => command::enter("punish", self.lab.as_deref(), DEFAULT_LAB, self.words(seed)),
+        }
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        if let Some(path) = &self.lab {
+            file::load(path)?;
+        }
+        for (name, value) in [("minutes", self.minutes), ("limit", self.limit), ("mean", self.mean)]
+        {
+            command::check_time(name, value)?;
+        }
+        if self.mean < 0.05 {
+            bail!("--mean {}: no rank comes back so soon", self.mean);
+        }
+        let can = Way::Punish.programs();
+        if let Some(other) = self.program.iter().find(|program| !can.contains(program)) {
+            bail!("{} looks at the time, and does not do the same twice", other.name());
+        }
+        if self.schedule { Ok(()) } else { self.tools()?.check(&self.programs()) }
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.minutes * 60.0)
+    }
+
+    fn programs(&self) -> Vec<Program> {
+        command::chosen(&self.program, Way::Punish)
+    }
+
+    fn kills(&self, seed: u64) -> Kills {
+        Kills::new(seed, Duration::from_secs_f64(self.mean))
+    }
+
+    fn tools(&self) -> anyhow::Result<Tools> {
+        let (landbridge, venvs) = command::programs_and_venvs(self.venvs.as_deref())?;
+        // As often as we like: it is not the ranks' fault.
+        let mut words = ["--recover", "--max-restarts=1000000"].map(String::from).to_vec();
+        words.extend(self.clusters.map(|clusters| format!("--clusters={clusters}")));
+        Ok(Tools {
+            landbridge,
+            venvs,
+            dir: Path::new(LAB_DIR).join("punish"),
+            ranks: self.ranks,
+            way: Way::Punish,
+            words,
+            is_spread: self.lab.is_some(),
+        })
+    }
+
+    fn print(&self, seed: u64) {
+        println!("seed {seed}");
+        for blow in self.kills(seed).take_while(|blow| blow.at < self.time()) {
+            println!("{:8.1} s  {}", blow.at.as_secs_f64(), blow.whom.kind().1);
+        }
+    }
+
+    /// The arguments that say the same as these.
+    fn words(&self, seed: u64) -> Vec<OsString> {
+        let mut words: Vec<OsString> = Vec::new();
+        let mut add = |name: &str, value: OsString| words.extend([name.into(), value]);
+        add("--seed", seed.to_string().into());
+        add("--minutes", self.minutes.to_string().into());
+        add("--mean", self.mean.to_string().into());
+        add("--ranks", self.ranks.to_string().into());
+        add("--limit", self.limit.to_string().into());
+        if let Some(clusters) = self.clusters {
+            add("--clusters", clusters.to_string().into());
+        }
+        if !self.program.is_empty() {
+            let names: Vec<&str> = self.program.iter().map(|program| program.name()).collect();
+            add("--program", names.join(",").into());
+        }
+        for (name, path) in [("--lab", &self.lab), ("--venvs", &self.venvs)] {
+            if let Some(path) = path {
+                add(name, path.into());
+            }
+        }
+        words
+    }
+
+    fn punish(&self, seed: u64) -> anyhow::Result<u8> {
+        let replay = command::replay("punish", &self.words(seed));
+        println!("punish: {replay}");
+        let tools = self.tools()?;
+        let killer = Killer::new(tools.landbridge.clone(), self.kills(seed), self.time());
+        let orders = Orders {
+            tools,
+            programs: self.programs(),
+            time: self.time(),
+            limit: Duration::from_secs_f64(self.limit),
+            replay,
+        };
+        let tally = Tally::new(Whom::ALL.map(Whom::kind));
+        let (tally, is_interrupted) = Soak::run(&orders, killer, tally)?;
+        Ok(command::conclude("punish", seed, &tally, is_interrupted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        punish: Punishing,
+    }
+
+    #[test]
+    fn the_words_of_a_replay_say_the_same() {
+        let line = "x --minutes 0.5 --mean 2.5 --seed 9 --program ring,heat -n 3 --clusters 2";
+        let punish = Line::parse_from(line.split(' ')).punish;
+        let words = punish.words(9);
+        let again = Line::parse_from([OsString::from("x")].into_iter().chain(words.clone()));
+        assert_eq!(again.punish.words(9), words);
+        assert_eq!((again.punish.seed, again.punish.ranks), (Some(9), 3));
+        assert_eq!(again.punish.clusters, Some(2));
+    }
+
+    #[test]
+    fn what_looks_at_the_time_is_not_punished() {
+        let punish = Line::parse_from(["x", "--schedule", "--program", "imb"]).punish;
+        assert!(punish.check().unwrap_err().to_string().contains("looks at the time"));
+        assert!(Line::parse_from(["x", "--schedule"]).punish.check().is_ok());
+        assert!(file::parse(DEFAULT_LAB, "punish").is_ok());
+    }
+}

@@ -1,0 +1,71 @@
+//! The trouble of a soak: faults of the lab's network, as a schedule has them.
+//!
+//! Faults are counted when the lab has made them happen; what cannot fail just now (a relay between two jobs) is left
+//! out.
+
+use std::time::Duration;
+
+use super::run::{Scene, Trouble, seconds};
+use super::schedule::{Fault, Schedule};
+use crate::net::control;
+
+/// See the module head.
+pub struct Weather {
+    faults: std::iter::Peekable<Schedule>,
+    active: Vec<Fault>,
+    /// No fault begins after that, and all end.
+    time: Duration,
+}
+
+impl Weather {
+    pub fn new(schedule: Schedule, time: Duration) -> Weather {
+        Weather { faults: schedule.peekable(), active: Vec::new(), time }
+    }
+
+    fn begin(&mut self, fault: Fault, scene: &mut Scene) {
+        let lasts = fault.until - fault.from;
+        let (kind, place) = (fault.trouble.kind, &fault.trouble.place);
+        match control::request(None, &fault.trouble.begin) {
+            Ok(_) => {
+                let (number, what) = (fault.number, kind.what());
+                scene.say(&format!("fault {number}: {place}: {what}, for {}", seconds(lasts)));
+                scene.tally.fault(kind.name(), lasts);
+                self.active.push(fault);
+            }
+            Err(error) => scene.say(&format!("fault {} left out: {error:#}", fault.number)),
+        }
+    }
+
+    /// Ends the faults that are over at `now`, or all of them.
+    fn heal(&mut self, now: Option<Duration>) {
+        let is_over = |fault: &mut Fault| now.is_none_or(|now| fault.until <= now);
+        for fault in self.active.extract_if(.., is_over).collect::<Vec<Fault>>() {
+            // A relay may have ended with its job.
+            let _ = control::request(None, &fault.trouble.end);
+        }
+    }
+}
+
+impl Trouble for Weather {
+    fn next_time(&mut self) -> Option<Duration> {
+        let end = self.active.iter().map(|fault| fault.until).min();
+        let next = self.faults.peek().map(|fault| fault.from);
+        let to_heal = (!self.active.is_empty()).then_some(self.time);
+        let next = next.filter(|from| *from < self.time).or(to_heal);
+        end.into_iter().chain(next).min()
+    }
+
+    /// Ends the faults whose time is over and begins those whose time has come.
+    fn act(&mut self, now: Duration, scene: &mut Scene) {
+        self.heal((now < self.time).then_some(now));
+        while let Some(fault) = self.faults.next_if(|fault| fault.from <= now) {
+            if fault.from < self.time && fault.until > now {
+                self.begin(fault, scene);
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.heal(None);
+    }
+}

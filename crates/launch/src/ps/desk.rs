@@ -1,0 +1,186 @@
+//! Where a running job is asked how it goes: a Unix socket named after the job, in a directory of this user's own.
+//!
+//! A client says [`REQUEST`] and gets an [`Account`] as JSON, up to the end of the stream. Nothing it does can hold up the
+//! launcher, in whose loop this runs: every descriptor is non-blocking, at most [`CLIENTS_MAX`] are served at once, each
+//! for [`CLIENT_TIME`] at most. Only the user who runs the job is answered: nobody else can come near the socket, and
+//! who comes is looked at nevertheless.
+//!
+//! The directory does not depend on the environment, so that every terminal finds the same one; and it is named after
+//! the user as the world outside of a lab knows it. The file of a launcher that was killed stays until somebody
+//! finds that nobody listens there (`landbridge ps`).
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::event::PollFlags;
+use serde::{Deserialize, Serialize};
+
+use super::roll::Line;
+use crate::sys;
+
+/// What a client says.
+pub const REQUEST: &[u8] = b"roll 1\n";
+/// Clients that are served at the same time; others wait to be let in.
+const CLIENTS_MAX: usize = 8;
+/// A client that has not asked, or not taken its answer, after this long is left.
+const CLIENT_TIME: Duration = Duration::from_secs(5);
+
+/// What there is to say about a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    pub job: String,
+    /// The process of `landbridge run`.
+    pub launcher: u32,
+    /// The program with its arguments, as far as they fit into a line.
+    pub program: String,
+    /// Seconds since 1970.
+    pub began: u64,
+    /// Whether ranks that are killed come back.
+    pub recover: bool,
+    /// New starts since the job began.
+    pub restarts: u64,
+    pub ranks: Vec<Line>,
+}
+
+/// See the module head.
+#[derive(Default)]
+pub struct Desk {
+    listener: Option<UnixListener>,
+    path: PathBuf,
+    clients: Vec<Client>,
+}
+
+struct Client {
+    stream: UnixStream,
+    asked: Vec<u8>,
+    /// What is still to be sent, once it has asked.
+    answer: Option<Vec<u8>>,
+    sent: usize,
+    until: Instant,
+    is_over: bool,
+}
+
+impl Desk {
+    /// Listens for questions about a job.
+    pub fn open(directory: &Path, job: &str) -> Result<Desk> {
+        make(directory)?;
+        let path = directory.join(job);
+        // Who finds a name at which nobody listens removes it: it gets its name when somebody does.
+        let unready = directory.join(format!(".{job}"));
+        let listener = UnixListener::bind(&unready)
+            .and_then(|listener| std::fs::rename(&unready, &path).map(|()| listener))
+            .with_context(|| format!("cannot listen at {}", path.display()))?;
+        listener.set_nonblocking(true)?;
+        Ok(Desk { listener: Some(listener), path, clients: Vec::new() })
+    }
+
+    /// What to wait for.
+    pub fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+        let has_room = self.clients.len() < CLIENTS_MAX;
+        let listener = self.listener.iter().filter(move |_| has_room);
+        let listener = listener.map(|listener| (listener.as_fd(), PollFlags::IN));
+        let clients = self.clients.iter().map(|client| {
+            let flags = if client.answer.is_some() { PollFlags::OUT } else { PollFlags::IN };
+            (client.stream.as_fd(), flags)
+        });
+        listener.chain(clients)
+    }
+
+    /// When a client's time is over.
+    pub fn next_time(&self) -> Option<Instant> {
+        self.clients.iter().map(|client| client.until).min()
+    }
+
+    /// Does what can be done now.
+    pub fn serve(&mut self, now: Instant, account: impl Fn() -> Account) {
+        while let (Some(listener), true) = (&self.listener, self.clients.len() < CLIENTS_MAX) {
+            let Ok((stream, _)) = listener.accept() else { break };
+            let is_own = sys::peer(&stream).is_ok_and(|(_, user)| user == sys::user());
+            if is_own && stream.set_nonblocking(true).is_ok() {
+                self.clients.push(Client::new(stream, now + CLIENT_TIME));
+            }
+        }
+        for client in &mut self.clients {
+            client.read(&account);
+            client.write();
+        }
+        self.clients.retain(|client| !client.is_over && client.until > now);
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        if self.listener.is_some() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Client {
+    fn new(stream: UnixStream, until: Instant) -> Client {
+        Client { stream, asked: Vec::new(), answer: None, sent: 0, until, is_over: false }
+    }
+
+    fn read(&mut self, account: impl Fn() -> Account) {
+        let mut buffer = [0; REQUEST.len()];
+        while self.answer.is_none() && !self.is_over {
+            match self.stream.read(&mut buffer[self.asked.len()..]) {
+                Ok(0) => self.is_over = true,
+                Ok(count) => self.asked.extend(&buffer[self.asked.len()..][..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => self.is_over = true,
+            }
+            if self.asked == REQUEST {
+                self.answer = Some(serde_json::to_vec(&account()).unwrap_or_default());
+            } else if !REQUEST.starts_with(&self.asked) {
+                self.is_over = true;
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        let Some(answer) = &self.answer else { return };
+        while self.sent < answer.len() {
+            match self.stream.write(&answer[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => break,
+            }
+        }
+        self.is_over = true;
+    }
+}
+
+/// Where the jobs of this user are asked.
+pub fn directory() -> PathBuf {
+    PathBuf::from(format!("/tmp/landbridge-{}", sys::user_outside()))
+}
+
+fn make(directory: &Path) -> Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("cannot make {}", directory.display()))
+        }
+        _ => check(directory),
+    }
+}
+
+/// Anybody may make things in /tmp: what is not a directory of our own has been laid there by somebody else.
+pub fn check(directory: &Path) -> Result<()> {
+    let it = std::fs::symlink_metadata(directory)
+        .with_context(|| format!("cannot look at {}", directory.display()))?;
+    if !it.is_dir() || it.uid() != sys::user() || it.mode() & 0o077 != 0 {
+        bail!("{} is not a directory that only this user can open", directory.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! A desk with clients that ask, that stay silent, that ask for something else, and too many of them.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn scratch(name: &str) -> Scratch {
+    let name = format!("landbridge-desk-{name}-{}", std::process::id());
+    Scratch(std::env::temp_dir().join(name))
+}
+
+fn account() -> Account {
+    Account {
+        job: "0f".into(),
+        launcher: 1,
+        program: "./a \"b\"".into(),
+        began: 2,
+        recover: true,
+        restarts: 3,
+        ranks: Vec::new(),
+    }
+}
+
+/// A client that has said this, and what it has heard when the desk has been served.
+fn ask(desk: &mut Desk, words: &[u8]) -> Vec<u8> {
+    let mut client = UnixStream::connect(&desk.path).unwrap();
+    client.write_all(words).unwrap();
+    for _ in 0..3 {
+        desk.serve(Instant::now(), account);
+    }
+    client.set_nonblocking(true).unwrap();
+    let mut heard = Vec::new();
+    let _ = client.read_to_end(&mut heard);
+    heard
+}
+
+#[test]
+fn who_asks_is_answered_and_nothing_is_left() {
+    let directory = scratch("asks");
+    let mut desk = Desk::open(&directory.0, "job").unwrap();
+    let heard = ask(&mut desk, REQUEST);
+    assert_eq!(serde_json::from_slice::<Account>(&heard).unwrap(), account());
+    assert!(desk.clients.is_empty());
+    assert_eq!(ask(&mut desk, b"rule 1\n"), b"");
+    assert!(desk.clients.is_empty(), "whoever says something else is left at once");
+    assert_eq!(ask(&mut desk, b"roll"), b"");
+    desk.serve(Instant::now(), account);
+    assert_eq!(desk.clients.len(), 0, "it has gone");
+    drop(desk);
+    assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0);
+}
+
+#[test]
+fn who_stays_silent_is_left_and_a_crowd_waits() {
+    let directory = scratch("crowd");
+    let mut desk = Desk::open(&directory.0, "job").unwrap();
+    let connect = |_| UnixStream::connect(&desk.path).unwrap();
+    let crowd: Vec<UnixStream> = (0..CLIENTS_MAX + 2).map(connect).collect();
+    let now = Instant::now();
+    desk.serve(now, account);
+    assert_eq!(desk.clients.len(), CLIENTS_MAX);
+    assert_eq!(desk.descriptors().count(), CLIENTS_MAX, "the door is not looked at");
+    assert_eq!(desk.next_time(), Some(now + CLIENT_TIME));
+    desk.serve(now + CLIENT_TIME, account);
+    assert_eq!(desk.clients.len(), 0);
+    desk.serve(now + CLIENT_TIME, account);
+    assert_eq!(desk.clients.len(), 2);
+    drop(crowd);
+}
+
+#[test]
+fn a_directory_that_others_can_open_is_not_used() {
+    let directory = scratch("others");
+    std::fs::create_dir(&directory.0).unwrap();
+    std::fs::set_permissions(&directory.0, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let error = Desk::open(&directory.0, "job").err().unwrap();
+    assert!(error.to_string().contains("only this user"), "{error}");
+    std::fs::set_permissions(&directory.0, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let link = scratch("link");
+    std::os::unix::fs::symlink(&directory.0, &link.0).unwrap();
+    assert!(Desk::open(&link.0, "job").is_err());
+    std::fs::remove_file(&link.0).unwrap();
+    assert!(Desk::open(&directory.0, "job").is_ok());
+}

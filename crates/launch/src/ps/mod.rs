@@ -1,0 +1,249 @@
+//! `landbridge ps`: the jobs that this user runs from this machine, and their ranks.
+//!
+//! Each `landbridge run` answers for its own job (`desk`) with what its agents have reported (`roll`). This command asks
+//! all of them, takes away what launchers that are gone have left, and prints a table or JSON. Process ids of a job
+//! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
+
+pub mod desk;
+pub mod roll;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cli::PsArguments;
+use crate::sys;
+use desk::{Account, REQUEST};
+
+/// A launcher that has not answered after this long is stopped, or has very much to do.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// An account of a job of 100 000 ranks takes a third of this.
+const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// Runs the command; its exit code.
+pub fn run(arguments: &PsArguments) -> Result<i32> {
+    let wanted = arguments.job.as_deref().unwrap_or_default();
+    let accounts = accounts(&desk::directory(), wanted)?;
+    if accounts.is_empty() && !wanted.is_empty() {
+        bail!("no job whose name begins with {wanted} is run by this user from here");
+    }
+    let text = match (arguments.json, accounts.is_empty()) {
+        (true, _) => serde_json::to_string_pretty(&accounts)? + "\n",
+        (false, true) => {
+            eprintln!("landbridge: this user runs no job from this machine");
+            String::new()
+        }
+        (false, false) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let tables = accounts.iter().map(|account| table(account, now.as_secs()));
+            tables.collect::<Vec<_>>().join("\n")
+        }
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Whoever has read enough may go.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(0),
+        result => Ok(result.map(|()| 0)?),
+    }
+}
+
+/// Of every job whose id begins so, the oldest first. Files at which nobody listens any more are removed.
+fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).context("cannot look for jobs"),
+    };
+    desk::check(directory)?;
+    let mut accounts = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if !name.starts_with(wanted) || name.starts_with('.') {
+            continue;
+        }
+        match ask(&path) {
+            Ok(account) => accounts.extend(account),
+            Err(error) => eprintln!("landbridge: job {name}: {error:#}"),
+        }
+    }
+    accounts.sort_by(|a, b| (a.began, &a.job).cmp(&(b.began, &b.job)));
+    Ok(accounts)
+}
+
+/// What a launcher says; `None` if it is gone.
+fn ask(path: &PathBuf) -> Result<Option<Account>> {
+    let mut stream = match UnixStream::connect(path) {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            let _ = std::fs::remove_file(path);
+            return Ok(None);
+        }
+        Err(error) => return Err(error).context("it cannot be reached"),
+    };
+    let (launcher, user) = sys::peer(&stream)?;
+    if user != sys::user() {
+        bail!("another user answers for it");
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(REQUEST)?;
+    let mut answer = Vec::new();
+    let heard = (&stream).take(ANSWER_BYTES_MAX).read_to_end(&mut answer);
+    if answer.is_empty() && heard.is_ok() {
+        // It ended while it was asked.
+        return Ok(None);
+    }
+    heard.context("its launcher does not answer")?;
+    let mut account: Account =
+        serde_json::from_slice(&answer).context("its launcher is of another version")?;
+    see_from_here(&mut account, launcher);
+    Ok(Some(account))
+}
+
+/// Says process ids as they are seen from here. `launcher`: that of the launcher, 0 if it cannot be seen.
+fn see_from_here(account: &mut Account, launcher: u32) {
+    let space = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let theirs = space(&launcher.to_string());
+    if theirs.is_some() && theirs == space("self") {
+        return;
+    }
+    let seen = theirs.map(|theirs| numbers_in(&theirs)).unwrap_or_default();
+    account.launcher = launcher;
+    for line in &mut account.ranks {
+        line.pid = line.pid.and_then(|pid| seen.get(&pid).copied());
+    }
+}
+
+/// By their numbers in this namespace, the numbers that its processes have here.
+fn numbers_in(space: &Path) -> BTreeMap<u32, u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
+    let numbers = entries.flatten().filter_map(|entry| {
+        let here: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let is_it = std::fs::read_link(entry.path().join("ns/pid")).ok()? == space;
+        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+        let there = innermost_pid(&status).filter(|_| is_it)?;
+        Some((there, here))
+    });
+    numbers.collect()
+}
+
+/// The last of the process ids that `/proc/PID/status` tells.
+fn innermost_pid(status: &str) -> Option<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// For people.
+fn table(account: &Account, now: u64) -> String {
+    let Account { job, launcher, program, began, recover, restarts, ranks } = account;
+    let seconds = now.saturating_sub(*began);
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    let mut text = format!(
+        "job {}  {program}  launcher {}  {hours}:{minutes:02}:{:02}",
+        &job[..job.len().min(8)],
+        shown(Some(*launcher).filter(|&pid| pid > 0)),
+        seconds % 60
+    );
+    if *recover {
+        let _ = write!(text, "  --recover, new starts: {restarts}");
+    }
+    text.push('\n');
+    let head = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
+    let row = |line: &roll::Line| {
+        let ending = line.ending.as_ref().map(|ending| format!(" ({ending})"));
+        let state = format!("{}{}", line.state.words(), ending.unwrap_or_default());
+        let (node, cluster) = (line.node.clone(), line.cluster.clone());
+        [line.rank.clone(), shown(line.pid), node, cluster, line.incarnation.to_string(), state]
+    };
+    let rows: Vec<[String; 6]> = std::iter::once(head).chain(ranks.iter().map(row)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..6).map(|column| width(column).unwrap_or(0)).collect();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text.push_str("  ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn shown(pid: Option<u32>) -> String {
+    pid.map_or("-".to_string(), |pid| pid.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::roll::{Line, State};
+    use super::*;
+
+    fn account() -> Account {
+        let line = |process: u32, state, ending: Option<&str>| Line {
+            rank: process.to_string(),
+            process,
+            pid: ending.is_none().then_some(4710 + process),
+            node: "n1".into(),
+            cluster: "here".into(),
+            incarnation: process,
+            state,
+            ending: ending.map(String::from),
+        };
+        Account {
+            job: "0123456789abcdef".into(),
+            launcher: std::process::id(),
+            program: "./a.out x".into(),
+            began: 1_000,
+            recover: true,
+            restarts: 2,
+            ranks: vec![
+                line(0, State::Running, None),
+                line(1, State::StartingAnew, None),
+                line(2, State::Ended, Some("exit code 0")),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_table_says_where_each_rank_is_and_how_it_goes() {
+        let launcher = std::process::id();
+        let expected = format!(
+            "job 01234567  ./a.out x  launcher {launcher}  1:01:01  --recover, new starts: 2\n\
+             \x20 rank  pid   node  cluster  incarnation  state\n\
+             \x20 0     4710  n1    here     0            running\n\
+             \x20 1     4711  n1    here     1            starting anew\n\
+             \x20 2     -     n1    here     2            ended (exit code 0)\n"
+        );
+        assert_eq!(table(&account(), 1_000 + 3_661), expected);
+    }
+
+    #[test]
+    fn pids_that_cannot_be_seen_from_here_are_not_told() {
+        let mut own = account();
+        see_from_here(&mut own, std::process::id());
+        assert_eq!(own, account());
+        let mut others = account();
+        see_from_here(&mut others, 0);
+        assert!(others.ranks.iter().all(|line| line.pid.is_none()));
+        assert_eq!(innermost_pid("Name:\tx\nNSpid:\t4711\t12\nNSpgid:\t1\n"), Some(12));
+    }
+
+    #[test]
+    fn files_of_launchers_that_are_gone_are_removed() {
+        let name = format!("landbridge-ps-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let desk = desk::Desk::open(&directory, "there").unwrap();
+        // As a launcher leaves it that is killed.
+        drop(std::os::unix::net::UnixListener::bind(directory.join("gone")).unwrap());
+        assert!(ask(&directory.join("gone")).unwrap().is_none());
+        assert!(!directory.join("gone").exists() && directory.join("there").exists());
+        drop(desk);
+        assert_eq!(accounts(&directory, "").unwrap(), []);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

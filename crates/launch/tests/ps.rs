@@ -1,0 +1,98 @@
+//! `landbridge ps`, asked while jobs run, come back, end and are killed.
+
+mod common;
+
+use std::time::Instant;
+
+use common::{DEADLINE, Landbridge, Running, signal_process, stdout};
+use serde_json::Value;
+
+const PROGRAM: &str = "echo $PMI_RANK $$; exec sleep 600";
+
+/// What is said about the job of this launcher.
+fn job(lb: &Landbridge, running: &Running) -> Option<Value> {
+    let output = lb.run(&["ps", "--json"]);
+    common::assert_code(&output, 0);
+    let jobs: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let is_it = |job: &&Value| job["launcher"] == running.child.id();
+    jobs.as_array().unwrap().iter().find(is_it).cloned()
+}
+
+fn pids(running: &mut Running, count: usize) -> Vec<u32> {
+    let mut lines = running.wait_for_lines(count);
+    lines.sort();
+    lines.iter().map(|line| line.split_once(' ').unwrap().1.parse().unwrap()).collect()
+}
+
+#[test]
+fn every_rank_is_listed_until_the_job_ends() {
+    let lb = Landbridge::new("ps");
+    let mut running = lb.start(&["run", "-n", "2", "sh", "-c", PROGRAM]);
+    let pids = pids(&mut running, 2);
+    let found = job(&lb, &running).unwrap();
+    assert_eq!(found["recover"], false);
+    for rank in 0..2 {
+        let line = &found["ranks"][rank];
+        assert_eq!((&line["pid"], &line["state"]), (&pids[rank].into(), &"running".into()));
+        assert_eq!((&line["rank"], &line["incarnation"]), (&rank.to_string().into(), &0.into()));
+    }
+    let name = &found["job"].as_str().unwrap()[..12];
+    let table = stdout(&lb.run(&["ps", name]));
+    assert!(table.contains("sh -c echo") && table.contains(&pids[1].to_string()), "{table}");
+    let nobody = lb.run(&["ps", "no-such-job"]);
+    common::assert_code(&nobody, 1);
+    running.signal("INT");
+    let launcher = running.child.id();
+    running.finish();
+    let after = stdout(&lb.run(&["ps", "--json"]));
+    assert!(!after.contains(&format!("\"launcher\": {launcher},")), "{after}");
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_rank_that_comes_back_has_another_process() {
+    let lb = Landbridge::new("ps-back");
+    let mut running = lb.start(&["run", "-n", "2", "--recover", "sh", "-c", PROGRAM]);
+    let pids = pids(&mut running, 2);
+    signal_process(pids[1], "KILL");
+    let deadline = Instant::now() + DEADLINE;
+    let line = loop {
+        let line = job(&lb, &running).unwrap()["ranks"][1].clone();
+        if line["incarnation"] == 1 && line["state"] == "running" {
+            break line;
+        }
+        assert!(Instant::now() < deadline, "{line}");
+    };
+    assert_ne!(line["pid"], pids[1]);
+    let found = job(&lb, &running).unwrap();
+    assert_eq!((&found["restarts"], &found["recover"]), (&1.into(), &true.into()));
+    assert_eq!(found["ranks"][0]["pid"], pids[0]);
+    running.signal("INT");
+    running.finish();
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_launcher_that_was_killed_is_forgotten() {
+    let lb = Landbridge::new("ps-killed");
+    let mut running = lb.start(&["run", "-n", "1", "sh", "-c", PROGRAM]);
+    pids(&mut running, 1);
+    let name = job(&lb, &running).unwrap()["job"].as_str().unwrap().to_string();
+    running.signal("KILL");
+    running.finish();
+    let file = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().path();
+    let is_left = || {
+        let tmp = std::fs::read_dir("/tmp").unwrap().map(file);
+        let own = tmp.filter(|path| path.to_string_lossy().starts_with("/tmp/landbridge-"));
+        own.map(|directory| directory.join(&name)).any(|path| path.exists())
+    };
+    // Another test that asks may have cleaned up already: that files go is tested with `ps` itself.
+    assert!(job_names(&lb).iter().all(|other| *other != name));
+    assert!(!is_left());
+    lb.assert_nothing_left();
+}
+
+fn job_names(lb: &Landbridge) -> Vec<String> {
+    let jobs: Value = serde_json::from_slice(&lb.run(&["ps", "--json"]).stdout).unwrap();
+    jobs.as_array().unwrap().iter().map(|job| job["job"].as_str().unwrap().to_string()).collect()
+}
