@@ -604,8 +604,10 @@ impl<M: Memory> Endpoint<M> {
         is_last
     }
 
-    /// Ends what can no longer come from `peer`.
+    /// Ends what can no longer come from `peer`. Receives of nothing but its messages wait on if it has left of its own will,
+    /// as those of anybody who sends nothing: whoever posted them may mean to cancel them.
     pub(super) fn fail_receives(&mut self, peer: Peer, failure: Option<Failure>) {
+        let has_left = self.channels[peer.0 as usize].has_left;
         let cut: Vec<u32> = self
             .arrivals
             .ids()
@@ -618,6 +620,7 @@ impl<M: Memory> Endpoint<M> {
             .receives
             .ids()
             .filter(|&id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
+            .filter(|&id| !has_left || self.receives.at(id).is_some_and(|r| r.from.is_some()))
             .collect();
         // Multi-receives first, so that their last part gives the memory back.
         hit.sort_by_key(|&id| self.receives.at(id).is_some_and(|r| r.multi.is_none()));

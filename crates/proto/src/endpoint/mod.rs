@@ -247,7 +247,8 @@ impl<M: Memory> Endpoint<M> {
         let tagged = posting.tag.is_some();
         let (tag, ignore) = posting.tag.unwrap_or((0, 0));
         let source = posting.source.map_or(ANY, |peer| peer.0);
-        let failed = posting.source.and_then(|peer| self.channels[peer.0 as usize].failed);
+        let sender = posting.source.map(|peer| &self.channels[peer.0 as usize]);
+        let failed = sender.filter(|channel| !channel.has_left).and_then(|channel| channel.failed);
         let multi = posting.multi;
         let id = self.receives.insert(Receive::new(posting));
         let want = Want { tag, ignore, source, id };

@@ -266,6 +266,30 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
     assert_eq!(one.engine.neighbours[heard[0].0 as usize].out, Out::Unknown);
 }
 
+/// It may be meant to be cancelled; nobody who sends nothing makes a receive fail.
+#[test]
+fn what_is_to_come_from_a_peer_that_has_left_is_waited_for() {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let number = one.av.insert(other.name());
+    one.send(number).unwrap();
+    until(|| {
+        other.engine.progress();
+        one.engine.progress();
+        other.is_linked() && one.is_linked()
+    });
+    assert_eq!(one.next(), Some(Ok(())));
+    one.receive_from(number, &[]);
+    other.engine.close();
+    drop(other);
+    until(|| {
+        one.engine.progress();
+        one.engine.neighbours[0].out == Out::Gone
+    });
+    one.receive_from(number, &[]);
+    one.engine.progress();
+    assert_eq!(one.next(), None);
+}
+
 /// What a door has said may have been damaged on its way: a hello has no checksum.
 #[test]
 fn whoever_answers_strangely_is_called_again_but_not_for_ever() {
@@ -400,14 +424,12 @@ impl Party {
     }
 
     fn receive(&mut self, payload: &[Iov]) {
-        let request = RecvRequest {
-            source: abi::ADDR_UNSPEC,
-            payload,
-            tag: None,
-            context: 4,
-            notify: true,
-            multi: false,
-        };
+        self.receive_from(abi::ADDR_UNSPEC, payload);
+    }
+
+    fn receive_from(&mut self, source: FiAddr, payload: &[Iov]) {
+        let request =
+            RecvRequest { source, payload, tag: None, context: 4, notify: true, multi: false };
         self.engine.recv(&request).unwrap();
     }
 
