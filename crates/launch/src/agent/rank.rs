@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::again::Again;
+use super::clocks::Clocks;
 use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
 use crate::link::set_nonblocking;
@@ -40,6 +42,8 @@ pub struct Start<'a> {
     pub neighbours: Option<u32>,
     /// Of a rank that may be started anew: how often it has been.
     pub incarnation: Option<u32>,
+    /// And what it reads of clocks.
+    pub clocks: Option<Rc<Clocks>>,
 }
 
 pub struct LocalRank {
@@ -53,6 +57,7 @@ pub struct LocalRank {
     pub reported: bool,
     /// Of a rank that may be started anew.
     pub again: Option<Again>,
+    pub clocks: Option<Rc<Clocks>>,
     pub pmi: Option<PmiSocket>,
     pub stdin: Option<OwnedFd>,
     stdin_unsent: VecDeque<u8>,
@@ -75,6 +80,10 @@ impl LocalRank {
         if start.group > 0 {
             command.env("PMI_SPAWNED", "1");
         }
+        if let Some(clocks) = &start.clocks {
+            command.envs(clocks.variables(&plan.environment));
+        }
+        let record = start.clocks.as_ref().map(|clocks| sys::raw(&clocks.record()));
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
@@ -91,6 +100,7 @@ impl LocalRank {
                 if let Some(limit) = open_files {
                     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
                 }
+                record.map_or(Ok(()), sys::keep_over_exec)?;
                 sys::keep_over_exec(pmi_fd)
             });
         }
@@ -103,6 +113,7 @@ impl LocalRank {
             ending: None,
             reported: false,
             again: start.incarnation.map(|_| Again::default()),
+            clocks: start.clocks.clone(),
             pmi: Some(PmiSocket::new(ours.into())?),
             stdin: child.stdin.take().map(nonblocking).transpose()?,
             stdin_unsent: VecDeque::new(),
