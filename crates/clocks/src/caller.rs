@@ -9,9 +9,19 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use libc::size_t;
 
-/// How the file names of such libraries begin: our provider, its host, and what MPICH loads beside it and does not use.
-const TRANSPORTS: [&[u8]; 6] =
-    [b"liblandbridge", b"libfabric.so", b"libucs.so", b"libucm.so", b"libuct.so", b"libucp.so"];
+/// How the file names of such libraries begin: our provider, its host, and what MPI libraries load beside it.
+const TRANSPORTS: [&[u8]; 10] = [
+    b"liblandbridge",
+    b"libfabric.so",
+    b"libucs.so",
+    b"libucm.so",
+    b"libuct.so",
+    b"libucp.so",
+    b"libpsm",
+    b"libibverbs.so",
+    b"librdmacm.so",
+    b"libefa.so",
+];
 
 /// Libraries that have read clocks, in the order in which they did. Used by one thread.
 static KNOWN: [Library; KNOWN_MAX] = [const { Library::NONE }; KNOWN_MAX];

@@ -107,7 +107,7 @@ pub fn look() {
     let me = unsafe { libc::getpid() } as u64;
     if !first.begin(start + 1, me) && first.owner.load(Relaxed) != me {
         // SAFETY: nobody has been given the mapping.
-        unsafe { libc::munmap(head, CLOCKS_BYTES) };
+        unsafe { libc::syscall(libc::SYS_munmap, head, CLOCKS_BYTES) };
         forget();
         return;
     }
@@ -163,25 +163,29 @@ fn is_record(descriptor: c_int) -> bool {
 }
 
 fn map(descriptor: c_int) -> Option<*mut c_void> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-    // SAFETY: the kernel finds a free place.
-    let found = unsafe { libc::mmap(null_mut(), CLOCKS_BYTES, protection, flags, descriptor, 0) };
-    (found != libc::MAP_FAILED).then_some(found)
+    map_with(CLOCKS_BYTES, libc::MAP_SHARED | libc::MAP_NORESERVE, descriptor)
 }
 
 /// A page for [`OWNER`]; children have not what is at `record`, either.
 fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
-    // SAFETY: a fresh mapping, and advice about two of ours.
-    unsafe {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let page = libc::mmap(null_mut(), HEAD_BYTES, protection, flags, -1, 0);
-        let is_made = page != libc::MAP_FAILED
-            && libc::madvise(page, HEAD_BYTES, libc::MADV_WIPEONFORK) == 0
-            && libc::madvise(record, CLOCKS_BYTES, libc::MADV_DONTFORK) == 0;
-        is_made.then_some(page.cast())
-    }
+    let page = map_with(HEAD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+    // SAFETY: advice about two mappings of ours.
+    let is_taken = unsafe {
+        libc::syscall(libc::SYS_madvise, page, HEAD_BYTES, libc::MADV_WIPEONFORK) == 0
+            && libc::syscall(libc::SYS_madvise, record, CLOCKS_BYTES, libc::MADV_DONTFORK) == 0
+    };
+    is_taken.then_some(page.cast())
+}
+
+/// The system call itself: somebody may be just about to stand in front of the C library's function (UCX does, and reads
+/// the time meanwhile).
+fn map_with(bytes: usize, flags: c_int, descriptor: c_int) -> Option<*mut c_void> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the kernel finds a free place.
+    let found = unsafe {
+        libc::syscall(libc::SYS_mmap, 0_usize, bytes, protection, flags, descriptor, 0_usize)
+    };
+    (found > 0).then_some(found as *mut c_void)
 }
 
 /// What tells threads of a process apart, without a call.
