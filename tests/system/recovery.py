@@ -102,7 +102,7 @@ def drawing(options, checks, moment) -> None:
     if checks.wants(name):
         code, _, output = job(options, [*program, "--greedy", "--rounds", "300"], [(START_S + 4.0, 1)])
         said = ["its record of clocks and chance is full", "rank 1 was killed and cannot be started anew"]
-        is_said = all(output.count(text) == 1 for text in said)
+        is_said = all(text in output for text in said)
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
         checks.check(name, code == 128 + signal.SIGKILL and is_said, measured, output)
 

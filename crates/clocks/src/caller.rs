@@ -24,7 +24,7 @@ const TRANSPORTS: [&[u8]; 10] = [
 ];
 
 /// Libraries that have read clocks, in the order in which they did. Used by one thread.
-static KNOWN: [Library; KNOWN_MAX] = [const { Library::NONE }; KNOWN_MAX];
+static KNOWN: [Library; KNOWN_MAX] = [const { Library::none() }; KNOWN_MAX];
 /// More are looked up at each of their reads.
 const KNOWN_MAX: usize = 32;
 
@@ -35,11 +35,13 @@ struct Library {
 }
 
 impl Library {
-    const NONE: Library = Library {
-        begin: AtomicUsize::new(0),
-        bytes: AtomicUsize::new(0),
-        is_transport: AtomicUsize::new(0),
-    };
+    const fn none() -> Library {
+        Library {
+            begin: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            is_transport: AtomicUsize::new(0),
+        }
+    }
 }
 
 /// Whether the program reads, or a library that works for it.

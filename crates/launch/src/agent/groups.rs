@@ -134,7 +134,7 @@ impl Agent {
         let plan = mpi::prepare(&job.task, &job.environment)?;
         let old = &mut self.ranks[index];
         if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
-            bail!("it has read clocks more often than can be recorded");
+            bail!("its record of clocks and chance is full");
         }
         let Some(mut again) = old.again.take() else { return Ok(()) };
         again.begin();
