@@ -451,7 +451,8 @@ mod tests {
         record.clock(CPU, || 1000).unwrap();
         record.clock(REAL, || 1000).unwrap();
         head.begin(2, 0);
-        (record.clock(CPU, never).unwrap(), record.clock(REAL, never).unwrap());
+        record.clock(CPU, never).unwrap();
+        record.clock(REAL, never).unwrap();
         assert_eq!(record.clock(CPU, || 40), Ok(1000));
         assert_eq!(record.clock(CPU, || 45), Ok(1005));
         assert_eq!(record.clock(REAL, || 40), Ok(40), "somebody has put it back");
