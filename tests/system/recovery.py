@@ -17,6 +17,8 @@ RANKS = 4
 LIMIT_S = 60.0
 # A rank needs about this long to come to its first message: kills before that are kills at the start.
 START_S = 1.2
+# How lines begin that name the same draw: as it is made, in the end, and as rank 0 heard it.
+WORDS = ("now ", "drew ", "heard ")
 
 
 def main() -> int:
@@ -58,6 +60,8 @@ def main() -> int:
         is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+    drawing(options, checks, moment)
+    benchmark(options, checks, moment)
     name = "who does something else than before"
     if checks.wants(name):
         code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)])
@@ -98,7 +102,50 @@ def gives_up(output: str, restarts: int, why: str) -> bool:
     return output.count(": started anew") == restarts and why in output and len(starts) == restarts + 1
 
 
-def job(options, program, kills, *words):
+def drawing(options, checks, moment) -> None:
+    """Programs that clocks and chance decide for."""
+    program = [common.python(options), str(common.PROGRAMS / "chance.py")]
+    name = "who draws from clocks and chance"
+    if checks.wants(name):
+        kills = [(START_S + moment(), 1), (moment(), 2), (0.3, 2), (moment(), 0)]
+        code, lines, output = job(options, program, kills)
+        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in WORDS}
+        is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history of {len(told['now '])} draws"
+        checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+    name = "who draws and is not recorded"
+    if checks.wants(name):
+        code, _, output = job(options, program, [(START_S + 1.0, 1)], "--set", "recover_clocks=off")
+        is_said = "this process cannot go on" in output
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on"
+        checks.check(name, code == 1 and is_said, measured, output)
+    name = "who draws more than can be recorded"
+    if checks.wants(name):
+        code, _, output = job(options, [*program, "--greedy", "--rounds", "300"], [(START_S + 4.0, 1)])
+        said = ["its record of clocks and chance is full", "rank 1 was killed and cannot be started anew"]
+        is_said = all(text in output for text in said)
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
+        checks.check(name, code == 128 + signal.SIGKILL and is_said, measured, output)
+
+
+def benchmark(options, checks, moment) -> None:
+    """IMB, which lets MPI_Wtime decide how often it does what; on MPICH, for both have the same binary interface."""
+    name = "IMB-MPI1"
+    found = options.venvs / "impi" / "bin" / "IMB-MPI1"
+    if not checks.wants(name) or not found.exists():
+        return
+    bounds = ["-npmin", str(RANKS), "-iter", "300", "-time", "1", "-msglog", "0:6"]
+    kills = [(START_S + moment(), 1), (moment(), 0), (moment(), 3)]
+    library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib")}
+    code, lines, output = job(options, [str(found), "Sendrecv", "Allreduce", *bounds], kills, environment=library)
+    tables = [line for line in lines if "t_max" in line]
+    is_whole = len(tables) == 2 and any("Finalize" in line for line in lines)
+    starts = output.count("started anew")
+    measured = f"exit code {code}, {len(tables)} tables, {starts} new starts"
+    checks.check(name, code == 0 and is_whole and starts == len(kills), measured, output)
+
+
+def job(options, program, kills, *words, environment=None):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
     more, this one."""
     command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *words), *program]
@@ -109,6 +156,7 @@ def job(options, program, kills, *words):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | (environment or {}),
     )
     try:
         for seconds, rank in kills:

@@ -9,10 +9,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crate, and what it may use of ours (DESIGN: proto <- drive <- {provider, relay}, proto <- launch,
-/// {proto, drive} <- lab). No arrow leads back.
-const MAY_USE: [(&str, &[&str]); 6] = [
+/// proto <- clocks, {proto, drive} <- lab). No arrow leads back.
+const MAY_USE: [(&str, &[&str]); 7] = [
     ("proto", &[]),
     ("drive", &["proto"]),
+    ("clocks", &["proto"]),
     ("provider", &["drive", "proto"]),
     ("relay", &["drive", "proto"]),
     ("launch", &["proto"]),

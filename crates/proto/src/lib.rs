@@ -13,6 +13,7 @@
 //! | [`limit`] | every bound, with the reason for its value |
 //! | [`setting`] | every knob: its row, and how its text is read |
 //! | [`id`] | who is who: jobs, processes, endpoints, clusters |
+//! | [`clocks`] | what a program reads of clocks and chance, and how it is told it again |
 //! | [`range`] | sets of sequence numbers |
 //! | [`wire`] | bytes: frames, their heads, the hello |
 //! | [`path`] | one way to a peer: delay, rate, congestion, pacing, size of datagrams |
@@ -32,6 +33,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod channel;
+pub mod clocks;
 pub mod credit;
 pub mod endpoint;
 pub mod id;

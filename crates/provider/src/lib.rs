@@ -10,6 +10,7 @@ pub mod abi;
 pub mod arena;
 pub mod atomic;
 pub mod av;
+pub mod clocks;
 pub mod counter;
 pub mod engine;
 pub mod ffi;
@@ -52,6 +53,7 @@ static PROVIDER: Exported = Exported(UnsafeCell::new(abi::Provider {
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut abi::Provider {
     arena::reserve();
+    clocks::join();
     let provider = PROVIDER.0.get();
     // SAFETY: see `Exported`. We follow whatever version has loaded us.
     unsafe { (*provider).fi_version = host::version() };

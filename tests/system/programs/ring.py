@@ -43,7 +43,9 @@ def round_about(comm, options) -> None:
     numbers = [float(comm.rank + n) for n in range(NUMBERS)]
     for turn in range(options.rounds):
         if options.drift:
-            numbers[0] = time.time()
+            # A device is read like any file, and not recorded.
+            with open("/dev/urandom", "rb") as chance:
+                numbers[0] = float(chance.read(4)[0])
         numbers = comm.sendrecv(numbers, right, turn, None, left, turn)
         numbers = [math.sin(number) + comm.rank for number in numbers]
         if turn % ROUNDS_PER_SUM == 0:

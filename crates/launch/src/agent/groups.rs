@@ -1,11 +1,13 @@
 //! Process groups as one agent sees them: the job's first processes and those that ranks spawn. For
 //! each there is a process manager of its own, as long as processes of it live here or below.
 
+use std::rc::Rc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::again::{Again, Asked};
+use super::clocks::Clocks;
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
 use crate::cleanup;
@@ -90,7 +92,9 @@ impl Agent {
             self.parent.send(&Message::Note { text });
         }
         for rank in node.first_rank..node.first_rank + node.rank_count {
+            let clocks = if recovers(job) { Clocks::new(job)?.map(Rc::new) } else { None };
             let start = Start {
+                clocks,
                 group: 0,
                 index: rank,
                 rank,
@@ -167,9 +171,13 @@ impl Agent {
         let Assignment { job, node } = assignment;
         let plan = mpi::prepare(&job.task, &job.environment)?;
         let old = &mut self.ranks[index];
+        if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
+            bail!("its record of clocks and chance is full");
+        }
         let Some(mut again) = old.again.take() else { return Ok(()) };
         again.begin(Instant::now());
         let start = Start {
+            clocks: old.clocks.clone(),
             group: 0,
             index: old.rank,
             rank: old.group_rank,
@@ -280,6 +288,7 @@ impl Agent {
                     plan: &plan,
                     neighbours: Some(living + own),
                     incarnation: None,
+                    clocks: None,
                 };
                 self.start_rank(job, node, &start)?;
             }

@@ -9,6 +9,7 @@
 //! What it reports about its ranks is in the order in which it happened to them.
 
 mod again;
+mod clocks;
 mod end;
 mod exits;
 mod groups;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -11,6 +12,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::again::Again;
+use super::clocks::Clocks;
 use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
 use crate::link::set_nonblocking;
@@ -41,6 +43,8 @@ pub struct Start<'a> {
     pub neighbours: Option<u32>,
     /// Of a rank that may be started anew: how often it has been.
     pub incarnation: Option<u32>,
+    /// And what it reads of clocks.
+    pub clocks: Option<Rc<Clocks>>,
 }
 
 pub struct LocalRank {
@@ -54,6 +58,7 @@ pub struct LocalRank {
     pub reported: bool,
     /// Of a rank that may be started anew.
     pub again: Option<Again>,
+    pub clocks: Option<Rc<Clocks>>,
     pub pmi: Option<PmiSocket>,
     pub stdin: Option<OwnedFd>,
     stdin_unsent: VecDeque<u8>,
@@ -76,6 +81,10 @@ impl LocalRank {
         if start.group > 0 {
             command.env("PMI_SPAWNED", "1");
         }
+        if let Some(clocks) = &start.clocks {
+            command.envs(clocks.variables(&plan.environment));
+        }
+        let record = start.clocks.as_ref().map(|clocks| sys::raw(&clocks.record()));
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
@@ -92,6 +101,7 @@ impl LocalRank {
                 if let Some(limit) = open_files {
                     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
                 }
+                record.map_or(Ok(()), sys::keep_over_exec)?;
                 sys::keep_over_exec(pmi_fd)
             });
         }
@@ -104,6 +114,7 @@ impl LocalRank {
             ending: None,
             reported: false,
             again: start.incarnation.map(|_| Again::new(Instant::now())),
+            clocks: start.clocks.clone(),
             pmi: Some(PmiSocket::new(ours.into())?),
             stdin: child.stdin.take().map(nonblocking).transpose()?,
             stdin_unsent: VecDeque::new(),

@@ -165,6 +165,16 @@ pub const RECOVER: Setting = Setting {
     readers: &[Reader::Process, Reader::Relay, Reader::Launcher],
     sentence: "Whether relays keep what a killed process needs to come back.",
 };
+pub const RECOVER_CLOCKS: Setting = Setting {
+    name: "recover_clocks",
+    default: "on",
+    unit: "on or off",
+    kind: Kind::Switch,
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
+               is told the same.",
+};
 
 // --- of the launcher
 
@@ -299,6 +309,7 @@ pub const SETTINGS: &[&Setting] = &[
     &WAN_STREAMS,
     &WAN_UDP,
     &RECOVER,
+    &RECOVER_CLOCKS,
     &TOPOLOGY,
     &SETTINGS_FILE,
     &JOB,

@@ -16,7 +16,7 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 use super::Engine;
 use super::handshake::Carrier;
-use crate::log;
+use crate::{clocks, log};
 
 /// How long the relay may take to go on telling what was.
 const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
@@ -39,9 +39,11 @@ impl Replay {
     /// Another poll: how many frames it is to take in. `None`: as many as there are.
     fn poll(&mut self) -> Option<u32> {
         self.polls += 1;
+        let has_looked_before = clocks::count_poll();
         let next = self.record.front().copied();
-        // What was sent after the last intake was sent by who had taken in nothing more.
-        let (polls, frames) = next.or((self.sent < self.sent_before).then_some((u64::MAX, 0)))?;
+        // What was sent or looked for after the last intake was so by who had taken in nothing more.
+        let is_behind = has_looked_before || self.sent < self.sent_before;
+        let (polls, frames) = next.or(is_behind.then_some((u64::MAX, 0)))?;
         if polls > self.polls {
             return Some(0);
         }
@@ -63,7 +65,7 @@ impl Engine {
     pub(super) fn is_repeating(&self) -> bool {
         let is_behind =
             |replay: &Replay| !replay.record.is_empty() || replay.sent < replay.sent_before;
-        self.replay.as_ref().is_some_and(is_behind)
+        self.replay.as_ref().is_some_and(is_behind) || clocks::is_behind()
     }
 
     /// Hears from the relay what an earlier start of this process has taken in.

@@ -1,0 +1,56 @@
+//! The functions that programs find here instead of in the C library. Each hands on its arguments with one more: the
+//! address it was called from.
+
+use std::arch::naked_asm;
+use std::sync::atomic::AtomicU64;
+
+use crate::{answer, own};
+
+/// `name => body, register`: of the argument behind the last one, on x86-64 and on ARM.
+macro_rules! in_front_of {
+    ($($name:ident => $body:path, $x86:literal, $arm:literal;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!(concat!("mov ", $x86, ", [rsp]"), "jmp {body}", body = sym $body)
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!(concat!("mov ", $arm, ", x30"), "b {body}", body = sym $body)
+        }
+    )*};
+}
+
+in_front_of! {
+    clock_gettime => answer::clock_gettime, "rdx", "x2";
+    gettimeofday => answer::gettimeofday, "rdx", "x2";
+    timespec_get => answer::timespec_get, "rdx", "x2";
+    time => answer::time, "rsi", "x1";
+    clock => answer::clock, "rdi", "x0";
+    getrandom => answer::getrandom, "rcx", "x3";
+    getentropy => answer::getentropy, "rdx", "x2";
+    arc4random => answer::arc4random, "rdi", "x0";
+    arc4random_buf => answer::arc4random_buf, "rdx", "x2";
+    arc4random_uniform => answer::arc4random_uniform, "rsi", "x1";
+}
+
+/// Runs when the program is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        own::look();
+    }
+    at_load
+};
+
+/// For the provider: the place where it keeps how often the program has looked for messages; null if this process is not
+/// recorded.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_clocks_polls() -> *const AtomicU64 {
+    own::polls().map_or(std::ptr::null(), |polls| polls)
+}

@@ -1,0 +1,206 @@
+//! Whether this process is recorded, by which thread, and its record.
+//!
+//! The agent says where the record is (`LANDBRIDGE_CLOCKS`, a descriptor that stays open over exec) and which start of
+//! the rank this is. The first process that gets to say so in the record is that start: it remains so when it executes
+//! another program, and nobody that it starts ever is.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Release};
+
+use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Record};
+
+use crate::answer::say;
+use crate::caller;
+
+/// Names of variables, from the agent.
+const RECORD: &CStr = c"LANDBRIDGE_CLOCKS";
+const START: &CStr = c"LANDBRIDGE_INCARNATION";
+const PRELOAD: &CStr = c"LD_PRELOAD";
+
+/// Where the thread stands that is recorded, in a page that a child finds empty, whatever way it was made. Null: nobody is.
+static OWNER: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());
+static HAS_LOOKED: AtomicBool = AtomicBool::new(false);
+/// A read is being answered: one that interrupts it (in a handler of a signal) is not recorded.
+static IS_BUSY: AtomicBool = AtomicBool::new(false);
+/// For whom it is. It is written before [`OWNER`] and used by the owner alone.
+static MINE: Mine = Mine(UnsafeCell::new(MaybeUninit::uninit()));
+static HEAD: AtomicPtr<Head> = AtomicPtr::new(null_mut());
+
+struct Mine(UnsafeCell<MaybeUninit<Record<'static>>>);
+
+// SAFETY: see `MINE`; `IS_BUSY` keeps the owner's own interruptions out.
+unsafe impl Sync for Mine {}
+
+/// The record, for the time of one answer.
+pub struct Turn(());
+
+impl Turn {
+    #[inline]
+    pub fn record(&mut self) -> &mut Record<'static> {
+        // SAFETY: there is one turn at a time, and only after the record was written (`turn`).
+        unsafe { (*MINE.0.get()).assume_init_mut() }
+    }
+}
+
+impl Drop for Turn {
+    #[inline]
+    fn drop(&mut self) {
+        IS_BUSY.store(false, Relaxed);
+    }
+}
+
+/// The record, if a read that comes from there belongs into it.
+#[inline]
+pub fn turn(from: usize) -> Option<Turn> {
+    let mut owner = OWNER.load(Acquire);
+    if owner.is_null() {
+        if HAS_LOOKED.load(Relaxed) {
+            return None;
+        }
+        look();
+        owner = OWNER.load(Acquire);
+        if owner.is_null() {
+            return None;
+        }
+    }
+    // SAFETY: the page stays.
+    let is_owner = unsafe { (*owner).load(Relaxed) } == this_thread();
+    if !is_owner || IS_BUSY.load(Relaxed) {
+        return None;
+    }
+    IS_BUSY.store(true, Relaxed);
+    let mut turn = Turn(());
+    (caller::is_program(from) && !turn.record().is_full()).then_some(turn)
+}
+
+/// Where polls are counted, if this process is recorded.
+pub fn polls() -> Option<&'static AtomicU64> {
+    // SAFETY: null, or the head of the record, which stays mapped.
+    unsafe { HEAD.load(Acquire).as_ref() }.map(|head| &head.polls)
+}
+
+/// Finds out whether this process is recorded. The first call is made when the program is loaded, by its only thread.
+#[cold]
+pub fn look() {
+    if HAS_LOOKED.swap(true, Relaxed) {
+        return;
+    }
+    let Some((descriptor, start)) = number(RECORD).zip(number(START)) else { return };
+    let descriptor = descriptor as c_int;
+    if !is_record(descriptor) {
+        // Whoever started this program has closed it.
+        forget();
+        return;
+    }
+    let Some(head) = map(descriptor) else {
+        say(format_args!("clocks are not recorded: there is no memory for it"));
+        return;
+    };
+    // SAFETY: the memory file is a record, and stays mapped.
+    let first = unsafe { head.cast::<Head>().as_ref() };
+    let Some(first) = first else { return };
+    // SAFETY: plain system call.
+    let me = unsafe { libc::getpid() } as u64;
+    if !first.begin(start + 1, me) && first.owner.load(Relaxed) != me {
+        // SAFETY: nobody has been given the mapping.
+        unsafe { libc::syscall(libc::SYS_munmap, head, CLOCKS_BYTES) };
+        forget();
+        return;
+    }
+    let Some(owner) = owner_page(head) else {
+        say(format_args!("clocks are not recorded: this Linux is too old (before 4.14)"));
+        return;
+    };
+    // SAFETY: the mapping has so many bytes; nobody else has them while this process is the owner.
+    unsafe {
+        let entries = head.cast::<u8>().add(HEAD_BYTES);
+        let entries = std::slice::from_raw_parts_mut(entries, CLOCKS_BYTES - HEAD_BYTES);
+        (*MINE.0.get()).write(Record::new(first, entries));
+        (*owner).store(this_thread(), Relaxed);
+    }
+    HEAD.store(head.cast(), Release);
+    OWNER.store(owner, Release);
+}
+
+/// This process is none that is recorded: what it starts has not to do with that either.
+fn forget() {
+    // SAFETY: the variables are changed by the only thread.
+    unsafe {
+        libc::unsetenv(RECORD.as_ptr());
+        let list = libc::getenv(PRELOAD.as_ptr());
+        if list.is_null() || libc::strstr(list, c"liblandbridge_clocks".as_ptr()).is_null() {
+            return;
+        }
+        // Ours is the first; others are the user's.
+        match libc::strchr(list, c_int::from(b':')) {
+            rest if rest.is_null() => _ = libc::unsetenv(PRELOAD.as_ptr()),
+            rest => _ = libc::memmove(list.cast(), rest.add(1).cast(), libc::strlen(rest)),
+        }
+    }
+}
+
+fn number(name: &CStr) -> Option<u64> {
+    // SAFETY: a string that lives as long as nobody changes the variable.
+    unsafe {
+        let text: *mut c_char = libc::getenv(name.as_ptr());
+        if text.is_null() {
+            return None;
+        }
+        CStr::from_ptr(text).to_str().ok()?.parse().ok()
+    }
+}
+
+fn is_record(descriptor: c_int) -> bool {
+    // SAFETY: a record of which all zeros are a value; the kernel refuses what is no descriptor.
+    unsafe {
+        let mut about: libc::stat = std::mem::zeroed();
+        libc::fstat(descriptor, &mut about) == 0 && about.st_size == CLOCKS_BYTES as i64
+    }
+}
+
+fn map(descriptor: c_int) -> Option<*mut c_void> {
+    map_with(CLOCKS_BYTES, libc::MAP_SHARED | libc::MAP_NORESERVE, descriptor)
+}
+
+/// A page for [`OWNER`]; children have not what is at `record`, either.
+fn owner_page(record: *mut c_void) -> Option<*mut AtomicUsize> {
+    let page = map_with(HEAD_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+    // SAFETY: advice about two mappings of ours.
+    let is_taken = unsafe {
+        libc::syscall(libc::SYS_madvise, page, HEAD_BYTES, libc::MADV_WIPEONFORK) == 0
+            && libc::syscall(libc::SYS_madvise, record, CLOCKS_BYTES, libc::MADV_DONTFORK) == 0
+    };
+    is_taken.then_some(page.cast())
+}
+
+/// The system call itself: somebody may be just about to stand in front of the C library's function (UCX does, and reads
+/// the time meanwhile).
+fn map_with(bytes: usize, flags: c_int, descriptor: c_int) -> Option<*mut c_void> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the kernel finds a free place.
+    let found = unsafe {
+        libc::syscall(libc::SYS_mmap, 0_usize, bytes, protection, flags, descriptor, 0_usize)
+    };
+    (found > 0).then_some(found as *mut c_void)
+}
+
+/// What tells threads of a process apart, without a call.
+#[inline]
+fn this_thread() -> usize {
+    let pointer: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the first word of a thread's own block is its address.
+    unsafe {
+        std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register.
+    unsafe {
+        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
+    }
+    pointer
+}

@@ -1,0 +1,101 @@
+//! What a rank that may be started anew reads of clocks and chance: a memory file that outlives the rank, and the library
+//! that fills it and reads it again (`crates/clocks`), loaded in front of the rank's own.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use landbridge_proto::clocks::{CLOCKS_BYTES, FULL_AT};
+use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
+use rustix::fs::MemfdFlags;
+
+use crate::control::Job;
+use crate::mpi::{self, Environment};
+use crate::sibling;
+use crate::sys;
+
+/// The library; cargo gives it this name.
+const LIBRARY: &str = "liblandbridge_clocks.so";
+
+/// The record of one rank, for all its starts.
+pub struct Clocks {
+    record: OwnedFd,
+    library: PathBuf,
+}
+
+impl Clocks {
+    /// For a rank of this job; `None` if nobody wants it.
+    pub fn new(job: &Job) -> Result<Option<Clocks>> {
+        let variable = RECOVER_CLOCKS.variable();
+        let said = job.environment.iter().find(|(name, _)| *name == variable);
+        if said.is_some_and(|(_, text)| RECOVER_CLOCKS.parse(text) == Ok(Value::Switch(false))) {
+            return Ok(None);
+        }
+        let library = sibling::path(LIBRARY)?;
+        if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" \t:".contains(byte)) {
+            bail!(
+                "{} cannot be loaded in front of a program: there is a blank or a colon in its path (without it: \
+                 --set recover_clocks=off)",
+                library.display()
+            );
+        }
+        Ok(Some(Clocks { record: record().context("no memory file")?, library }))
+    }
+
+    pub fn record(&self) -> BorrowedFd<'_> {
+        self.record.as_fd()
+    }
+
+    /// Whether it had no room for something that the rank was told, so that another start cannot be.
+    pub fn is_full(&self) -> bool {
+        let mut word = [0; 8];
+        let read = rustix::io::pread(&self.record, &mut word[..], FULL_AT as u64);
+        read != Ok(word.len()) || word != [0; 8]
+    }
+
+    /// What the rank's environment says about it. `environment`: all else.
+    pub fn variables(&self, environment: &Environment) -> [(&'static str, std::ffi::OsString); 2] {
+        let mut libraries = self.library.clone().into_os_string();
+        let others = mpi::variable(environment, "LD_PRELOAD");
+        if !others.is_empty() {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        // The same length for every start, as the descriptor is the same.
+        let record = sys::raw(&self.record).to_string();
+        [("LD_PRELOAD", libraries), ("LANDBRIDGE_CLOCKS", record.into())]
+    }
+}
+
+/// All zeros, of which only what is written takes memory.
+fn record() -> rustix::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("landbridge-clocks", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, CLOCKS_BYTES as u64)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clocks() -> Clocks {
+        Clocks { record: record().unwrap(), library: "/opt/clocks.so".into() }
+    }
+
+    #[test]
+    fn a_record_is_full_once_it_says_so() {
+        let clocks = clocks();
+        assert!(!clocks.is_full());
+        rustix::io::pwrite(&clocks.record, &1_u64.to_ne_bytes(), FULL_AT as u64).unwrap();
+        assert!(clocks.is_full());
+    }
+
+    #[test]
+    fn what_the_user_loads_in_front_stays() {
+        let mut environment = Environment::new();
+        let libraries = |environment: &Environment| clocks().variables(environment)[0].1.clone();
+        assert_eq!(libraries(&environment), "/opt/clocks.so");
+        environment.insert("LD_PRELOAD".into(), "/x.so:/y.so".into());
+        assert_eq!(libraries(&environment), "/opt/clocks.so:/x.so:/y.so");
+    }
+}

@@ -1,0 +1,475 @@
+//! What a program reads of clocks and of chance, kept so that a new start of it is told the same.
+//!
+//! In: what is read, and how the system answers where nothing is on record. Out: what the earlier start was told. The
+//! record lies in memory that outlives the process: a [`Head`], then one entry for each read, in their order. A process
+//! can be killed between any two instructions, so an entry counts from when [`Head::recorded`] says so, which is before the
+//! program has its answer.
+//!
+//! What may never happen: a read is answered with what another one was told; a program has an answer that is in no record
+//! while it may still be started anew.
+
+use core::fmt;
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
+
+/// The record of one process, head and entries. Only what is written takes memory. Reading a clock takes two to
+/// five bytes.
+pub const CLOCKS_BYTES: usize = 256 << 20;
+
+/// Where the entries begin.
+pub const HEAD_BYTES: usize = 4096;
+
+/// Where in the record stands, as eight bytes, whether it is full.
+pub const FULL_AT: usize = offset_of!(Head, is_full);
+
+/// Clocks that are told apart.
+const CLOCKS: usize = 24;
+
+/// What begins a record: shared by all starts of a process, one after the other.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Head {
+    /// Which start of the process has it: 0 before the first.
+    start: AtomicU64,
+    /// The process id of that start.
+    pub owner: AtomicU64,
+    /// Not 0: something was told that had no room here.
+    is_full: AtomicU64,
+    /// How often any start has looked for messages, counted from its beginning.
+    pub polls: AtomicU64,
+    /// Bytes of entries.
+    recorded: AtomicU64,
+    /// Of these, how many this start has been told.
+    told: AtomicU64,
+    /// Reads of this start.
+    reads: AtomicU64,
+    /// What each clock said last.
+    last: [AtomicU64; CLOCKS],
+    /// What to add to each of them: some begin anew with the process.
+    ahead: [AtomicU64; CLOCKS],
+}
+
+const _: () = assert!(size_of::<Head>() <= HEAD_BYTES);
+
+impl Head {
+    /// A start of the process, counted from 1, takes hold of the record. False: it had it before, as another program.
+    pub fn begin(&self, start: u64, owner: u64) -> bool {
+        if self.start.load(Relaxed) == start {
+            return false;
+        }
+        let words = [&self.told, &self.reads].into_iter().chain(&self.last).chain(&self.ahead);
+        words.for_each(|word| word.store(0, Relaxed));
+        self.owner.store(owner, Relaxed);
+        self.start.store(start, Release);
+        true
+    }
+}
+
+/// Something that says what time it is. Below 16: the numbers of `clock_gettime`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock(u8);
+
+impl Clock {
+    /// `gettimeofday`, in microseconds.
+    pub const TIME_OF_DAY: Clock = Clock(16);
+    /// `time`, in seconds.
+    pub const TIME: Clock = Clock(17);
+    /// `timespec_get`, in nanoseconds.
+    pub const TIMESPEC: Clock = Clock(18);
+    /// `clock`, in microseconds.
+    pub const CLOCK: Clock = Clock(19);
+
+    /// Of `clock_gettime`: those that every system has.
+    #[inline]
+    pub const fn of(id: i32) -> Option<Clock> {
+        match id {
+            0..=7 | 11 => Some(Clock(id as u8)),
+            _ => None,
+        }
+    }
+
+    /// Whether somebody may put it back; the others never go back, whichever start is asked.
+    #[inline]
+    const fn is_of_the_day(self) -> bool {
+        matches!(self.0, 0 | 5 | 11 | 16 | 17 | 18)
+    }
+}
+
+/// Something that gives bytes which nobody can foresee.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// `getrandom`
+    Random = 0,
+    /// `getentropy`
+    Entropy = 1,
+    /// `arc4random` and its kin
+    Arc4 = 2,
+}
+
+/// One read, without its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// The time.
+    Clock(Clock),
+    /// So many bytes of chance.
+    Bytes(Source, u64),
+    /// What stands there is no entry.
+    Unknown,
+}
+
+impl fmt::Display for Question {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ids =
+            ["REALTIME", "MONOTONIC", "PROCESS_CPUTIME_ID", "THREAD_CPUTIME_ID", "MONOTONIC_RAW"];
+        let coarse = ["REALTIME_COARSE", "MONOTONIC_COARSE", "BOOTTIME"];
+        match self {
+            Question::Clock(Clock::TIME_OF_DAY) => write!(f, "gettimeofday"),
+            Question::Clock(Clock::TIME) => write!(f, "time"),
+            Question::Clock(Clock::TIMESPEC) => write!(f, "timespec_get"),
+            Question::Clock(Clock::CLOCK) => write!(f, "clock"),
+            Question::Clock(Clock(id)) => {
+                let name = ids.iter().chain(&coarse).nth(*id as usize).unwrap_or(&"TAI");
+                write!(f, "clock_gettime of CLOCK_{name}")
+            }
+            Question::Bytes(source, length) => {
+                let name = ["getrandom", "getentropy", "arc4random"][*source as usize];
+                write!(f, "{name} of {length} bytes")
+            }
+            Question::Unknown => write!(f, "nothing that is known"),
+        }
+    }
+}
+
+/// Why a read is not answered as usual.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// The earlier start has read something else in this place: nothing may be told.
+    Other {
+        /// Which read of the process, from 1.
+        read: u64,
+        /// Of this start.
+        now: Question,
+        /// Of the earlier one.
+        before: Question,
+    },
+    /// There is no room for this answer, which is true, nor for any other from now on.
+    Full(i64),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Other { read, now, before } => {
+                write!(f, "its read {read} of clocks and chance is {now}, and was {before}")
+            }
+            Problem::Full(_) => write!(f, "its record of clocks and chance is full"),
+        }
+    }
+}
+
+/// See the module head.
+pub struct Record<'a> {
+    head: &'a Head,
+    entries: &'a mut [u8],
+}
+
+/// Tags of entries: below, clocks.
+const BYTES_TAG: u8 = 32;
+const NUMBER_BYTES_MAX: usize = 10;
+
+impl<'a> Record<'a> {
+    /// `entries`: all the room there is for them.
+    pub fn new(head: &'a Head, entries: &'a mut [u8]) -> Self {
+        Self { head, entries }
+    }
+
+    /// Whether nothing more is recorded, and everybody asks the system.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.head.is_full.load(Relaxed) != 0
+    }
+
+    /// What `clock` says; `now` asks the system.
+    #[inline]
+    pub fn clock(&mut self, clock: Clock, now: impl FnOnce() -> i64) -> Result<i64, Problem> {
+        let at = self.head.told.load(Relaxed) as usize;
+        if at < self.head.recorded.load(Relaxed) as usize {
+            return self.recall_clock(clock, at);
+        }
+        let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
+        let value = self.not_before(clock, last, now());
+        let Some(room) = self.entries.get_mut(at..at + 1 + NUMBER_BYTES_MAX) else {
+            return Err(self.fill(value));
+        };
+        room[0] = clock.0;
+        let length = 1 + put_number(&mut room[1..], value.wrapping_sub(last));
+        self.head.recorded.store((at + length) as u64, Release);
+        self.note_clock(clock, value, at + length);
+        Ok(value)
+    }
+
+    /// Fills `into` from `source`; `draw` asks the system, and says as the system how many bytes it has given, or below 0
+    /// its error.
+    pub fn bytes(
+        &mut self,
+        source: Source,
+        into: &mut [u8],
+        draw: impl FnOnce(&mut [u8]) -> i64,
+    ) -> Result<i64, Problem> {
+        let at = self.head.told.load(Relaxed) as usize;
+        if at < self.head.recorded.load(Relaxed) as usize {
+            return self.recall_bytes(source, into, at);
+        }
+        let result = draw(into);
+        let given = usize::try_from(result).unwrap_or(0).min(into.len());
+        let length = 1 + 2 * NUMBER_BYTES_MAX + given;
+        let Some(room) = self.entries.get_mut(at..at + length) else {
+            return Err(self.fill(result));
+        };
+        room[0] = BYTES_TAG + source as u8;
+        let mut length = 1 + put_number(&mut room[1..], into.len() as i64);
+        length += put_number(&mut room[length..], result);
+        room[length..length + given].copy_from_slice(&into[..given]);
+        length += given;
+        self.head.recorded.store((at + length) as u64, Release);
+        self.note_told(at + length);
+        Ok(result)
+    }
+
+    #[cold]
+    fn recall_clock(&mut self, clock: Clock, at: usize) -> Result<i64, Problem> {
+        let (before, rest) = self.question(at);
+        match (before, self.number(rest)) {
+            (Question::Clock(known), Some((delta, end))) if known == clock => {
+                let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
+                let value = last.wrapping_add(delta);
+                self.note_clock(clock, value, end);
+                Ok(value)
+            }
+            _ => Err(self.other(Question::Clock(clock), before)),
+        }
+    }
+
+    fn recall_bytes(&mut self, source: Source, into: &mut [u8], at: usize) -> Result<i64, Problem> {
+        let now = Question::Bytes(source, into.len() as u64);
+        let (before, rest) = self.question(at);
+        let Some((result, rest)) = self.number(rest).filter(|_| now == before) else {
+            return Err(self.other(now, before));
+        };
+        let given = usize::try_from(result).unwrap_or(0).min(into.len());
+        let Some(bytes) = self.entries.get(rest..rest + given) else {
+            return Err(self.other(now, Question::Unknown));
+        };
+        into[..given].copy_from_slice(bytes);
+        self.note_told(rest + given);
+        Ok(result)
+    }
+
+    /// Clocks that never go back do not when a new start begins to ask them.
+    #[inline]
+    fn not_before(&self, clock: Clock, last: i64, now: i64) -> i64 {
+        let ahead = &self.head.ahead[clock.0 as usize];
+        let value = now.wrapping_add(ahead.load(Relaxed) as i64);
+        if value >= last || clock.is_of_the_day() {
+            return value;
+        }
+        ahead.store(last.wrapping_sub(now) as u64, Relaxed);
+        last
+    }
+
+    #[inline]
+    fn note_clock(&self, clock: Clock, value: i64, end: usize) {
+        self.head.last[clock.0 as usize].store(value as u64, Relaxed);
+        self.note_told(end);
+    }
+
+    #[inline]
+    fn note_told(&self, end: usize) {
+        self.head.told.store(end as u64, Relaxed);
+        self.head.reads.store(self.head.reads.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    #[cold]
+    fn fill(&self, answer: i64) -> Problem {
+        self.head.is_full.store(1, Release);
+        Problem::Full(answer)
+    }
+
+    #[cold]
+    fn other(&self, now: Question, before: Question) -> Problem {
+        Problem::Other { read: self.head.reads.load(Relaxed).wrapping_add(1), now, before }
+    }
+
+    /// What was read there, and where its answer begins.
+    fn question(&self, at: usize) -> (Question, usize) {
+        let Some(&tag) = self.entries.get(at) else { return (Question::Unknown, at) };
+        if (tag as usize) < CLOCKS {
+            return (Question::Clock(Clock(tag)), at + 1);
+        }
+        let source = [Source::Random, Source::Entropy, Source::Arc4]
+            .into_iter()
+            .find(|source| BYTES_TAG + *source as u8 == tag);
+        match (source, self.number(at + 1)) {
+            (Some(source), Some((length, rest))) => (Question::Bytes(source, length as u64), rest),
+            _ => (Question::Unknown, at),
+        }
+    }
+
+    /// The number that stands there, and where it ends.
+    fn number(&self, at: usize) -> Option<(i64, usize)> {
+        let mut folded = 0;
+        for (place, byte) in self.entries.get(at..)?.iter().take(NUMBER_BYTES_MAX).enumerate() {
+            folded |= ((byte & 0x7f) as u64) << (7 * place);
+            if byte & 0x80 == 0 {
+                return Some(((folded >> 1) as i64 ^ -((folded & 1) as i64), at + place + 1));
+            }
+        }
+        None
+    }
+}
+
+/// Writes a number in seven bits of each byte, small ones of either sign short. How many bytes it took.
+#[inline]
+fn put_number(room: &mut [u8], value: i64) -> usize {
+    let mut folded = ((value << 1) ^ (value >> 63)) as u64;
+    let mut length = 0;
+    while folded >= 0x80 {
+        room[length] = folded as u8 | 0x80;
+        folded >>= 7;
+        length += 1;
+    }
+    room[length] = folded as u8;
+    length + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::format;
+    use std::vec;
+
+    use super::*;
+
+    const MONOTONIC: Clock = Clock::of(1).unwrap();
+    const CPU: Clock = Clock::of(2).unwrap();
+    const REAL: Clock = Clock::of(0).unwrap();
+
+    fn never() -> i64 {
+        panic!("it is on record")
+    }
+
+    fn draw(into: &mut [u8]) -> i64 {
+        into.fill(7);
+        into.len() as i64
+    }
+
+    #[test]
+    fn a_new_start_is_told_the_same_and_then_the_truth() {
+        let (head, mut bytes) = (Head::default(), vec![0; 400]);
+        assert!(head.begin(1, 100));
+        let mut record = Record::new(&head, &mut bytes);
+        let times = [i64::MAX, 5, 5, i64::MIN, -3, 1_700_000_000_000_000_000];
+        for time in times {
+            assert_eq!(record.clock(REAL, || time), Ok(time));
+        }
+        let mut drawn = [0; 24];
+        assert_eq!(record.bytes(Source::Random, &mut drawn, draw), Ok(24));
+        assert_eq!(record.bytes(Source::Random, &mut drawn, |_| -11), Ok(-11));
+        assert_eq!(record.clock(Clock::TIME, || 3), Ok(3));
+        for start in 2..4 {
+            assert!(head.begin(start, 100 + start));
+            assert!(!head.begin(start, 0), "another program of the same process");
+            assert_eq!(head.owner.load(Relaxed), 100 + start);
+            for time in times {
+                assert_eq!(record.clock(REAL, never), Ok(time));
+            }
+            let mut again = [0; 24];
+            assert_eq!(record.bytes(Source::Random, &mut again, |_| never()), Ok(24));
+            assert_eq!(again, [7; 24]);
+            assert_eq!(record.bytes(Source::Random, &mut again, |_| never()), Ok(-11));
+            assert_eq!(record.clock(Clock::TIME, never), Ok(3));
+        }
+        assert_eq!(record.clock(REAL, || 9), Ok(9), "it has come to where the first one was");
+        head.begin(4, 0);
+        times.iter().for_each(|time| assert_eq!(record.clock(REAL, never), Ok(*time)));
+    }
+
+    #[test]
+    fn who_reads_something_else_is_told_nothing() {
+        let (head, mut bytes) = (Head::default(), vec![0; 200]);
+        head.begin(1, 0);
+        let mut record = Record::new(&head, &mut bytes);
+        record.clock(REAL, || 1).unwrap();
+        record.clock(MONOTONIC, || 2).unwrap();
+        record.bytes(Source::Entropy, &mut [0; 9], draw).unwrap();
+        head.begin(2, 0);
+        record.clock(REAL, never).unwrap();
+        let now = Question::Bytes(Source::Random, 4);
+        let before = Question::Clock(MONOTONIC);
+        let problem = record.bytes(Source::Random, &mut [0; 4], |_| never()).unwrap_err();
+        assert_eq!(problem, Problem::Other { read: 2, now, before });
+        let text = "its read 2 of clocks and chance is getrandom of 4 bytes, and was clock_gettime of CLOCK_MONOTONIC";
+        assert_eq!(format!("{problem}"), text);
+        record.clock(MONOTONIC, never).unwrap();
+        let other = record.bytes(Source::Entropy, &mut [0; 8], |_| never()).unwrap_err();
+        assert!(
+            format!("{other}").ends_with("is getentropy of 8 bytes, and was getentropy of 9 bytes")
+        );
+    }
+
+    #[test]
+    fn what_was_not_whole_when_it_was_killed_was_told_nobody() {
+        let (head, mut bytes) = (Head::default(), vec![0; 200]);
+        head.begin(1, 0);
+        Record::new(&head, &mut bytes).clock(REAL, || 1 << 40).unwrap();
+        let recorded = head.recorded.load(Relaxed);
+        Record::new(&head, &mut bytes).bytes(Source::Random, &mut [0; 50], draw).unwrap();
+        head.recorded.store(recorded, Relaxed);
+        head.begin(2, 0);
+        let mut record = Record::new(&head, &mut bytes);
+        record.clock(REAL, never).unwrap();
+        assert_eq!(record.clock(CPU, || 77), Ok(77));
+    }
+
+    #[test]
+    fn bytes_that_are_no_entry_are_told_nobody() {
+        for first in 0..=255 {
+            let (head, mut bytes) = (Head::default(), vec![first; 30]);
+            head.begin(1, 0);
+            head.recorded.store(30, Relaxed);
+            let mut record = Record::new(&head, &mut bytes);
+            let is_told = record.clock(REAL, never).is_ok();
+            assert_eq!(is_told, first == 0, "{first}");
+            assert!(record.bytes(Source::Arc4, &mut [0; 900], |_| never()).is_err());
+        }
+    }
+
+    #[test]
+    fn clocks_of_the_process_go_on_where_they_were() {
+        let (head, mut bytes) = (Head::default(), vec![0; 200]);
+        head.begin(1, 0);
+        let mut record = Record::new(&head, &mut bytes);
+        record.clock(CPU, || 1000).unwrap();
+        record.clock(REAL, || 1000).unwrap();
+        head.begin(2, 0);
+        record.clock(CPU, never).unwrap();
+        record.clock(REAL, never).unwrap();
+        assert_eq!(record.clock(CPU, || 40), Ok(1000));
+        assert_eq!(record.clock(CPU, || 45), Ok(1005));
+        assert_eq!(record.clock(REAL, || 40), Ok(40), "somebody has put it back");
+    }
+
+    #[test]
+    fn without_room_the_truth_is_told_and_the_record_is_at_its_end() {
+        let (head, mut bytes) = (Head::default(), vec![0; 64]);
+        head.begin(1, 0);
+        let mut record = Record::new(&head, &mut bytes);
+        assert_eq!(record.bytes(Source::Random, &mut [0; 90], draw), Err(Problem::Full(90)));
+        assert!(record.is_full());
+        let (head, mut bytes) = (Head::default(), vec![0; 64]);
+        head.begin(1, 0);
+        let mut record = Record::new(&head, &mut bytes);
+        let told = (0..).find(|&n| record.clock(MONOTONIC, || 60 * n) != Ok(60 * n)).unwrap();
+        assert_eq!(record.clock(MONOTONIC, || 5000), Err(Problem::Full(5000)));
+        assert!((25..=30).contains(&told), "two bytes each: {told}");
+    }
+}

@@ -1,0 +1,74 @@
+"""Draws numbers from clocks and from chance, lets them decide what it does, and tells each to rank 0 as it is drawn. Every
+rank prints what it drew, twice: as it is drawn and at the end; rank 0 prints what it heard. `--greedy`: rank 1 draws
+more than can be recorded."""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+import uuid
+
+from mpi4py import MPI
+
+# Longer than one draw, so that a clock decides how many are made.
+ROUND_S = 0.002
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--greedy", action="store_true")
+    options = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    if options.greedy and comm.rank == 1:
+        for _ in range(9):
+            os.urandom(1 << 25)
+    # A child is not recorded, and may put nothing into the record.
+    child = [sys.executable, "-c", "import time; print(time.time() > 1e9)"]
+    assert subprocess.run(child, capture_output=True, text=True, check=True).stdout == "True\n"
+    drawn = []
+    for turn in range(options.rounds):
+        tell_round(comm, turn, drawn)
+        comm.barrier()
+        time.sleep(random.random() / 20)
+    for text in drawn:
+        say(f"drew {comm.rank} {text}")
+    say(f"rank {comm.rank} ends")
+
+
+def tell_round(comm, turn: int, drawn: list[str]) -> None:
+    """As many draws as there is time for; rank 0 is told each, and when it was the last."""
+    if comm.rank == 0:
+        open_ranks = comm.size - 1
+        while open_ranks:
+            status = MPI.Status()
+            text = comm.recv(None, MPI.ANY_SOURCE, turn, status)
+            open_ranks -= text is None
+            if text:
+                say(f"heard {status.source} {text}")
+        return
+    begun = MPI.Wtime()
+    while True:
+        text = f"{turn} {draw(begun)}"
+        say(f"now {comm.rank} {text}")
+        drawn.append(text)
+        comm.send(text, 0, turn)
+        if MPI.Wtime() - begun > ROUND_S * random.random():
+            break
+    comm.send(None, 0, turn)
+
+
+def draw(begun: float) -> str:
+    words = "-".join({"hash", "seeds", "decide", "the", "order"})
+    times = f"{MPI.Wtime() - begun!r} {time.time_ns()} {time.perf_counter_ns()} {time.process_time_ns()}"
+    return f"{times} {random.random()!r} {uuid.uuid4()} {uuid.uuid1().time} {words}"
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+main()
