@@ -2,6 +2,7 @@
 
 mod copies;
 mod datagrams;
+mod recovery;
 
 use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;
