@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import common
@@ -24,10 +25,15 @@ LIMIT_S = 60.0
 START_S = 1.2
 TWO_CLUSTERS = ["--clusters", "2"]
 LAB = common.ROOT / "labs" / "two-sites.toml"
+FULL = "wide-area link that is full, three ranks"
 CUT, MENDED = (1.0, "--down"), (3.0, "--up")
 LAB_CASES = {
     "wide-area link cut for 2 s": [CUT, MENDED],
     "wide-area link cut for 2 s, one in each cluster": [CUT, (2.0, 1), (2.0, 2), MENDED],
+    # By then it has been asked more than once what has become of what was under way.
+    "wide-area link cut for 14 s, one in each cluster": [CUT, (14.0, 1), (14.2, 2), (15.0, "--up")],
+    # What a rank has said last may wait for the link when it is killed.
+    FULL: [(0.0, "--rate=20Mbit/s"), (2.0, 1), (4.0, 2), (5.0, 3), (9.0, "--rate=1Gbit/s")],
     "wide-area link cut for 2 s, as it is cut and as it is mended": [(0.95, 3), CUT, MENDED, (3.05, 0)],
 }
 
@@ -67,6 +73,13 @@ def main() -> int:
         undisturbed = sorted(job(options, ring, [], *words)[1]) if wanted else []
         for name in wanted:
             check_same(checks, name, job(options, ring, cases[name], *words), undisturbed, len(cases[name]))
+    name = "two clusters, with little patience for peers"
+    if checks.wants(name):
+        # Shorter than a start takes.
+        words = [*TWO_CLUSTERS, "--set", "peer_timeout=200ms"]
+        undisturbed = sorted(job(options, ring, [], *words)[1])
+        kills = [(START_S + moment(), 2), (moment(), 0)]
+        check_same(checks, name, job(options, ring, kills, *words), undisturbed, len(kills))
     for name, words in (("who takes whatever comes", []), ("two clusters, who takes whatever comes", TWO_CLUSTERS)):
         if not checks.wants(name):
             continue
@@ -92,7 +105,11 @@ def main() -> int:
         checks.check(name, code == 128 + signal.SIGSEGV and starts == 1, f"exit code {code}, {starts} new starts", output)
     name = "where it cannot be"
     if checks.wants(name):
-        code, _, output = job(options, program, [], "--hosts", "one:2,two:2")
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            # No relay.
+            file.write('[[cluster]]\nname = "one"\n[[cluster.host]]\nname = "localhost"\nslots = 4\n')
+            file.flush()
+            code, _, output = job(options, program, [], "--topology", file.name)
         checks.check(name, code == 1 and "--recover is for clusters" in output, f"exit code {code}", output)
     return checks.end()
 
@@ -115,11 +132,13 @@ def in_a_lab(checks, options, ring) -> None:
     if why_not:
         print(f"skipped: {', '.join(names)}: {why_not}")
         return
-    undisturbed = sorted(lab_job(options, ring, [])[1])
-    for name in names:
-        events = LAB_CASES[name]
-        kills = sum(isinstance(what, int) for _, what in events)
-        check_same(checks, name, lab_job(options, ring, events), undisturbed, kills)
+    long = [*ring[:2], "--numbers", "300000", "--rounds", "16"]
+    for program, ours in ((ring, [name for name in names if name != FULL]), (long, [name for name in names if name == FULL])):
+        undisturbed = sorted(lab_job(options, program, [])[1]) if ours else []
+        for name in ours:
+            events = LAB_CASES[name]
+            kills = sum(isinstance(what, int) for _, what in events)
+            check_same(checks, name, lab_job(options, program, events), undisturbed, kills)
 
 
 def lab_job(options, program, events):

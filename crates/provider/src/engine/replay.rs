@@ -38,8 +38,9 @@ pub struct Replay {
     /// Frames that this start has sent, and an earlier one.
     sent: u64,
     sent_before: u64,
-    /// Frames taken in again.
+    /// Frames taken in again, and polls at which time alone went on.
     repeated: u64,
+    waited: u64,
 }
 
 /// At the poll of this number since the one before: so many frames, after so much time.
@@ -107,6 +108,7 @@ impl Replay {
                 self.record.pop_front();
                 self.polls = 0;
                 self.repeated += next.frames as u64;
+                self.waited += (next.frames == 0) as u64;
                 Poll::Again(next)
             }
             // What was sent after the last intake was sent by who had taken in nothing more.
@@ -259,7 +261,8 @@ impl Engine {
         }
         self.frames_per_turn = super::receive::FRAMES_PER_TURN;
         if let Some(replay) = self.replay.as_ref().filter(|replay| replay.record.is_empty()) {
-            log!(Info, "live again, after {} frames", replay.repeated);
+            let (frames, waits) = (replay.repeated, replay.waited);
+            log!(Info, "live again, after {frames} frames; {waits} times something was due");
         }
         wanted as usize
     }

@@ -55,7 +55,9 @@ impl Recorded {
     }
 
     fn poll(&mut self, times: u32) {
-        (0..times).for_each(|_| drop(self.party.engine.progress()));
+        for _ in 0..times {
+            self.party.engine.progress();
+        }
     }
 
     /// What it has sent since the last call.
