@@ -184,7 +184,8 @@ impl Relay {
     fn give_up(&mut self, link: LinkId) {
         match self.port(link).party {
             Party::Endpoint(address) => {
-                if let Some(histories) = &mut self.histories {
+                let has_been = self.port(link).incarnation.is_some();
+                if let Some(histories) = self.histories.as_mut().filter(|_| has_been) {
                     histories.give_up(address, "it was away for too long, and has been given up");
                 }
                 self.detach(link);
