@@ -7,9 +7,10 @@
     scripts/test.py NAME ...        only these
 
 Each step is a command with a time limit; its whole output is in build/results/test-NAME.log, and the
-end of it is shown when it fails. A step that cannot run here is skipped, which is said with its
-reason. So is, in the summary, what passed only when it was run again. The whole has a budget of
-time; a step that it does not reach counts as failed. The exit code is 0 only if nothing failed.
+end of it is shown when it fails, and again below the summary: of a long run often only the end is
+kept. A step that cannot run here is skipped, which is said with its reason. So is, in the summary,
+what passed only when it was run again. The whole has a budget of time; a step that it does not
+reach counts as failed. The exit code is 0 only if nothing failed.
 """
 
 import argparse
@@ -29,6 +30,8 @@ SKIPPED = 77
 # Seconds for all steps that are not slow: an hour and a bit, so that with the build and the wheels a loaded machine stays
 # within an hour and a half. 
 BUDGET_S = 66 * 60.0
+# Lines of a failed step's log below the summary.
+END_LINES = 25
 
 
 @dataclass
@@ -246,10 +249,20 @@ def summarise(rows, seconds: float, left_out: list[Step]) -> int:
     load = os.getloadavg()[2]
     print(f"\n{', '.join(f'{n} {key}' for key, n in count.items())} in {seconds / 60:.1f} minutes")
     print(f"load of the machine in the last quarter of an hour: {load:.1f} on {os.cpu_count()} cores")
-    for step, result, *_ in rows:
-        if result == "failed":
-            print(f"again alone: python3 scripts/test.py {step.name}")
+    failed = [step for step, result, *_ in rows if result == "failed"]
+    for step in failed:
+        print(end_of_log(step))
+    for step in failed:
+        print(f"again alone: python3 scripts/test.py {step.name}")
     return 1 if count["failed"] else 0
+
+
+def end_of_log(step: Step) -> str:
+    log = paths.RESULTS / f"test-{step.name}.log"
+    if not log.exists():
+        return f"\n{step.name} has no log"
+    end = process.tail(log.read_text(errors="replace"), END_LINES)
+    return f"\nthe end of {log.relative_to(paths.ROOT)}:\n{end}\n"
 
 
 if __name__ == "__main__":

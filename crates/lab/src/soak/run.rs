@@ -120,9 +120,10 @@ impl Soak<'_> {
                 }
                 Outcome::Wrong(why, output) => {
                     let what = format!("run {number}: {}: {why}", program.name());
-                    self.say(&format!("{what}\n{}", tail(&output)));
+                    let shown = tail(&output);
+                    self.say(&format!("{what}\n{shown}"));
                     let replay = &self.orders.replay;
-                    self.tally.failed(program, format!("{what}\n        again: {replay}"));
+                    self.tally.failed(program, format!("{what}\n        again: {replay}\n{shown}"));
                 }
             }
         }
