@@ -182,7 +182,10 @@ def job(options, program, kills, *words):
     try:
         for seconds, rank in kills:
             time.sleep(seconds)
-            for pid in pids_of(rank):
+            # On a busy machine it may not have begun yet.
+            while not (pids := pids_of(rank)) and running.poll() is None:
+                time.sleep(0.01)
+            for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         out, err = running.communicate(timeout=LIMIT_S)
         return running.returncode, out.splitlines(), out + err
