@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Ranks are killed with SIGKILL under `landbridge run --recover`: the job ends as if nothing had been."""
+"""Ranks are killed with SIGKILL under `landbridge run --recover`: the job ends as if nothing had been.
+
+In one cluster, in two, and in two whose wide-area link is cut meanwhile: that needs a lab (labs/two-sites.toml), with the
+ranks on the gateways, where the relays are.
+"""
 
 import os
 import random
@@ -7,9 +11,11 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import common
+import network
 from support import process
 
 RANKS = 4
@@ -19,6 +25,19 @@ LIMIT_S = 60.0
 START_S = 1.2
 # How lines begin that name the same draw: as it is made, in the end, and as rank 0 heard it.
 WORDS = ("now ", "drew ", "heard ")
+TWO_CLUSTERS = ["--clusters", "2"]
+LAB = common.ROOT / "labs" / "two-sites.toml"
+FULL = "wide-area link that is full, three ranks"
+CUT, MENDED = (1.0, "--down"), (3.0, "--up")
+LAB_CASES = {
+    "wide-area link cut for 2 s": [CUT, MENDED],
+    "wide-area link cut for 2 s, one in each cluster": [CUT, (2.0, 1), (2.0, 2), MENDED],
+    # By then it has been asked more than once what has become of what was under way.
+    "wide-area link cut for 14 s, one in each cluster": [CUT, (14.0, 1), (14.2, 2), (15.0, "--up")],
+    # What a rank has said last may wait for the link when it is killed.
+    FULL: [(0.0, "--rate=20Mbit/s"), (2.0, 1), (4.0, 2), (5.0, 3), (9.0, "--rate=1Gbit/s")],
+    "wide-area link cut for 2 s, as it is cut and as it is mended": [(0.95, 3), CUT, MENDED, (3.05, 0)],
+}
 
 
 def main() -> int:
@@ -34,8 +53,7 @@ def main() -> int:
     program = [common.python(options), str(common.PROGRAMS / "ring.py")]
     # Longer than all kills of a case take.
     ring = [*program, "--rounds", "900"]
-    undisturbed = sorted(job(options, ring, [])[1])
-    cases = {
+    one_cluster = {
         "as a job begins": [(0.3, 1)],
         "rank 0": [(START_S + moment(), 0)],
         "another rank": [(START_S + moment(), 2)],
@@ -44,22 +62,37 @@ def main() -> int:
         "the same again while it comes back": [(START_S + moment(), 2), (0.4, 2), (0.3, 2)],
         "all": [(START_S + moment(), 0), (0.0, 1), (0.0, 2), (0.0, 3)],
     }
-    for name, kills in cases.items():
-        if checks.wants(name):
-            code, lines, output = job(options, ring, kills)
-            is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
-            starts = output.count("started anew")
-            measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} new starts"
-            checks.check(name, code == 0 and is_same and starts == len(kills), measured, output)
-    name = "who takes whatever comes"
+    # Ranks 0 and 1 are in the first one.
+    two_clusters = {
+        "two clusters, as a job begins": [(0.3, 3), (0.0, 1)],
+        "two clusters, rank 0": [(START_S + moment(), 0)],
+        "two clusters, one in each": [(START_S + moment(), 1), (0.0, 2)],
+        "two clusters, the same again while it comes back": [(START_S + moment(), 3), (0.4, 3), (0.3, 3)],
+        "two clusters, all": [(START_S + moment(), 3), (moment(), 2), (0.0, 1), (0.0, 0)],
+    }
+    for cases, words in ((one_cluster, []), (two_clusters, TWO_CLUSTERS)):
+        wanted = [name for name in cases if checks.wants(name)]
+        undisturbed = sorted(job(options, ring, [], *words)[1]) if wanted else []
+        for name in wanted:
+            check_same(checks, name, job(options, ring, cases[name], *words), undisturbed, len(cases[name]))
+    name = "two clusters, with little patience for peers"
     if checks.wants(name):
+        # Shorter than a start takes.
+        words = [*TWO_CLUSTERS, "--set", "peer_timeout=200ms"]
+        undisturbed = sorted(job(options, ring, [], *words)[1])
+        kills = [(START_S + moment(), 2), (moment(), 0)]
+        check_same(checks, name, job(options, ring, kills, *words), undisturbed, len(kills))
+    for name, words in (("who takes whatever comes", []), ("two clusters, who takes whatever comes", TWO_CLUSTERS)):
+        if not checks.wants(name):
+            continue
         kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0)]
-        code, lines, output = job(options, [*program, "--any", "--rounds", "150"], kills)
+        code, lines, output = job(options, [*program, "--any", "--rounds", "150"], kills, *words)
         heard = sorted(re.findall(r"^heard (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
         told = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
         is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+    in_a_lab(checks, options, ring)
     drawing(options, checks, moment)
     benchmark(options, checks, moment)
     name = "who does something else than before"
@@ -91,8 +124,12 @@ def main() -> int:
         checks.check(name, code == 128 + signal.SIGKILL and is_right, measured, output)
     name = "where it cannot be"
     if checks.wants(name):
-        code, _, output = job(options, program, [], "--clusters", "2")
-        checks.check(name, code == 1 and "--recover is for one cluster" in output, f"exit code {code}", output)
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            # No relay.
+            file.write('[[cluster]]\nname = "one"\n[[cluster.host]]\nname = "localhost"\nslots = 4\n')
+            file.flush()
+            code, _, output = job(options, program, [], "--topology", file.name)
+        checks.check(name, code == 1 and "--recover is for clusters" in output, f"exit code {code}", output)
     return checks.end()
 
 
@@ -145,6 +182,59 @@ def benchmark(options, checks, moment) -> None:
     checks.check(name, code == 0 and is_whole and starts == len(kills), measured, output)
 
 
+def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -> None:
+    """The job has ended well, printed what one without kills prints, and each kill has met somebody."""
+    code, lines, output = outcome
+    is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
+    starts = output.count("started anew")
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} new starts"
+    checks.check(name, code == 0 and is_same and starts == kills, measured, output)
+
+
+def in_a_lab(checks, options, ring) -> None:
+    """The wide-area link is cut for two seconds, and somebody is killed: before, in the middle, after."""
+    names = [name for name in LAB_CASES if checks.wants(name)]
+    if not names:
+        return
+    why_not = network.no_lab(options)
+    if why_not:
+        print(f"skipped: {', '.join(names)}: {why_not}")
+        return
+    long = [*ring[:2], "--numbers", "300000", "--rounds", "16"]
+    for program, ours in ((ring, [name for name in names if name != FULL]), (long, [name for name in names if name == FULL])):
+        undisturbed = sorted(lab_job(options, program, [])[1]) if ours else []
+        for name in ours:
+            events = LAB_CASES[name]
+            kills = sum(isinstance(what, int) for _, what in events)
+            check_same(checks, name, lab_job(options, program, events), undisturbed, kills)
+
+
+def lab_job(options, program, events):
+    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link."""
+    lab = f"recovery-{os.getpid()}"
+    words = ["--recover", "--timeout", "60"]
+    running = [*common.landbridge_run(options, RANKS, *words), *program]
+    command = [*network.lab_run(options, lab, LAB), sys.executable, str(common.PROGRAMS / "on_gateways.py"), *running]
+    started = network.Job(command, {})
+    try:
+        is_met = started.wait_for("turn 0:", LIMIT_S)
+        started.started = time.monotonic()
+        for at, what in events if is_met else []:
+            if not started.sleep_until(started.started + at):
+                break
+            if isinstance(what, int):
+                [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+            else:
+                link = [str(options.bin / "landbridge"), "lab", "link", lab, "north-south", what]
+                network.change(link, 0).check_returncode()
+        seconds = started.wait(LIMIT_S)
+    finally:
+        started.end()
+    output = started.output.decode(errors="replace")
+    lines = [line for line in output.splitlines() if line.startswith("rank ") and "started anew" not in line]
+    return started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s", lines, output
+
+
 def job(options, program, kills, *words, environment=None):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
     more, this one."""
@@ -161,7 +251,10 @@ def job(options, program, kills, *words, environment=None):
     try:
         for seconds, rank in kills:
             time.sleep(seconds)
-            for pid in pids_of(rank):
+            # On a busy machine it may not have begun yet.
+            while not (pids := pids_of(rank)) and running.poll() is None:
+                time.sleep(0.01)
+            for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         out, err = running.communicate(timeout=LIMIT_S)
         return running.returncode, out.splitlines(), out + err

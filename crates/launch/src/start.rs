@@ -41,17 +41,14 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     run::run(job, plan.nodes, relays, options(arguments)?)
 }
 
-/// What is recorded of ranks is with one relay, on their node.
+/// What is recorded of ranks is with their relay, on their node.
 fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     let is_it = |(name, value): (String, String)| name == "LANDBRIDGE_RECOVER" && value == "on";
-    let fits = match &plan.nodes[..] {
-        [top] => top.children.is_empty() && !plan.relays.is_empty(),
-        _ => false,
-    };
+    let fits = !plan.relays.is_empty() && plan.nodes.iter().all(|top| top.children.is_empty());
     if !fits && settings.variables().any(is_it) {
         bail!(
-            "--recover is for one cluster whose ranks all run on the host of its relay: this machine (-n and no \
-             topology), or a topology of that kind; see docs/RECOVERY.md"
+            "--recover is for clusters whose ranks all run on the host of their relay: this machine (-n, with \
+             --clusters or without), or a topology of that kind; see docs/RECOVERY.md"
         );
     }
     Ok(())

@@ -56,14 +56,16 @@ impl Admin {
         let relay = &report.relay;
         let mut text =
             format!("ended; it has passed on {} frames, {} bytes", relay.frames, relay.bytes);
-        let troubles = [
+        let counts = [
             ("malformed", relay.malformed),
             ("notices_dropped", relay.notices_dropped),
             ("lost", relay.lost),
             ("lost_bytes", relay.lost_bytes),
             ("refused", report.refused),
+            ("taken_in", relay.taken_in),
+            ("intake_bytes", relay.intake_bytes),
         ];
-        for (name, count) in troubles.into_iter().filter(|&(_, count)| count > 0) {
+        for (name, count) in counts.into_iter().filter(|&(_, count)| count > 0) {
             text.push_str(&format!(" {name}={count}"));
         }
         self.log(format_args!("{text}"));

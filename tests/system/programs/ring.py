@@ -17,6 +17,7 @@ NUMBERS = 500
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--numbers", type=int, default=NUMBERS, help="in each message")
     parser.add_argument("--pause", type=float, default=0.005, help="seconds of each round")
     parser.add_argument("--any", action="store_true")
     parser.add_argument("--crash", action="store_true", help="rank 1 does, in the end")
@@ -40,7 +41,7 @@ def say(line: str) -> None:
 
 def round_about(comm, options) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    numbers = [float(comm.rank + n) for n in range(NUMBERS)]
+    numbers = [float(comm.rank + n) for n in range(options.numbers)]
     for turn in range(options.rounds):
         if options.drift:
             # A device is read like any file, and not recorded.
@@ -51,6 +52,7 @@ def round_about(comm, options) -> None:
         if turn % ROUNDS_PER_SUM == 0:
             say(f"rank {comm.rank} turn {turn}: {comm.allreduce(sum(numbers))!r}")
         time.sleep(options.pause)
+    say(f"rank {comm.rank} has {sum(numbers)!r}")
 
 
 def whatever_comes(comm, options) -> None:

@@ -132,7 +132,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "frames={} bytes={} unreachable={} lost={} notices_dropped={} malformed={} pauses={} \
-             lost_bytes={} accepted={} refused={} attached={} links={} lanes={} strangers={} \
+             lost_bytes={} taken_in={} intake_bytes={} accepted={} refused={} attached={} links={} lanes={} strangers={} \
              queued_bytes={} breaks={} waits={} reads={} writes={}",
             relay.frames,
             relay.bytes,
@@ -142,6 +142,8 @@ impl fmt::Display for Report {
             relay.malformed,
             relay.pauses,
             relay.lost_bytes,
+            relay.taken_in,
+            relay.intake_bytes,
             self.accepted,
             self.refused,
             self.attached,

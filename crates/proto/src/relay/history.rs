@@ -2,10 +2,11 @@
 //! and what it has sent since.
 //!
 //! A process is deterministic but for what it takes in, and when. So a new start of it that is given the same frames,
-//! in the same order, at the same polls ([`Kind::Intake`]), does the same and sends the same. What the earlier start has
-//! sent already is compared and goes nowhere: nobody else notices.
+//! in the same order, at the same polls and the same times ([`Kind::Intake`]), does the same and sends the same. What the
+//! earlier start has sent already is compared and goes nowhere: nobody else notices.
 //!
-//! What may never happen: a new start sends something else than the earlier one, and anybody is given it.
+//! What may never happen: a new start sends something else than the earlier one, and anybody is given it; frames wait for
+//! one that cannot come back, and nobody is told.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,8 +16,10 @@ use crate::route::queue::Pool;
 use crate::route::table::LinkId;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 
+use super::intakes::{Intake, Intakes};
 use super::notice::empty;
 use super::port::{Party, Piece, Port};
+use super::record::Entry;
 use super::{Malformed, Relay, Stop};
 
 /// What all histories of a relay together may take. Whose history would need more can come back no longer.
@@ -40,16 +43,21 @@ impl Histories {
     #[inline]
     fn of(&mut self, address: Address, bytes: usize) -> Option<&mut History> {
         let history = self.all.entry(address).or_default();
-        if history.is_given_up {
+        if history.given_up.is_some() {
             return None;
         }
         if self.bytes + bytes as u64 > self.bytes_max {
-            self.bytes -= history.bytes();
-            *history = History { is_given_up: true, ..History::default() };
+            self.bytes -=
+                history.give_up("what it was given was too much to be kept: it cannot come back");
             return None;
         }
         self.bytes += bytes as u64;
         Some(history)
+    }
+
+    /// It may come back no longer.
+    pub fn give_up(&mut self, address: Address, why: &'static str) {
+        self.bytes -= self.all.entry(address).or_default().give_up(why);
     }
 
     /// A frame made here is given to an endpoint.
@@ -59,21 +67,21 @@ impl Histories {
         }
     }
 
-    /// Whether a new start of an endpoint can be brought to where it was.
-    pub fn can_return(&self, address: Address) -> bool {
-        self.all.get(&address).is_none_or(|history| !history.is_given_up)
+    /// Why no new start of an endpoint can be brought to where it was, if none can.
+    pub fn refusal(&self, address: Address) -> Option<&'static str> {
+        self.all.get(&address)?.given_up
     }
 }
 
 /// See the module head.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// It was too long.
-    is_given_up: bool,
+    /// Why there is nothing of it.
+    given_up: Option<&'static str>,
     /// Frames that were given to it, in order.
     given: Vec<u8>,
-    /// After how many polls it has taken in how many of them.
-    intakes: Vec<(u64, u32)>,
+    /// When it has taken in how many of them.
+    intakes: Intakes,
     /// A digest of each frame that it has sent.
     sent: Vec<u64>,
     /// Of these, how many its present start has sent.
@@ -91,22 +99,24 @@ pub(super) enum Sending {
     Other,
 }
 
-/// Bytes that an intake and the digest of a frame take.
-const INTAKE_BYTES: usize = size_of::<(u64, u32)>();
+/// Bytes that the digest of a frame takes.
 const DIGEST_BYTES: usize = size_of::<u64>();
 
 impl History {
     fn bytes(&self) -> u64 {
-        let lists = self.intakes.len() * INTAKE_BYTES + self.sent.len() * DIGEST_BYTES;
+        let lists = self.intakes.len() + self.sent.len() * DIGEST_BYTES;
         (self.given.len() + lists) as u64
+    }
+
+    /// Nothing is kept of it any more. So many bytes were.
+    fn give_up(&mut self, why: &'static str) -> u64 {
+        let bytes = self.bytes();
+        *self = Self { given_up: Some(why), ..Self::default() };
+        bytes
     }
 
     pub fn give(&mut self, frame: &[u8]) {
         self.given.extend_from_slice(frame);
-    }
-
-    pub fn take_in(&mut self, polls: u64, frames: u32) {
-        self.intakes.push((polls, frames));
     }
 
     pub fn compare(&mut self, frame: &[u8]) -> Sending {
@@ -130,11 +140,11 @@ impl History {
     /// A new start of `address` begins: it is told everything once more.
     pub fn replay(&mut self, address: Address, port: &mut Port, pool: &mut Pool) {
         self.repeated = 0;
-        for (polls, frames) in self.intakes.iter().copied().chain([(0, 0)]) {
+        // Until it has sent that again nothing else may be taken in.
+        let end = Intake { polls: 0, frames: 0, micros: self.sent.len() as u64 };
+        for Intake { polls, frames, micros } in self.intakes.iter().chain([end]) {
             let intake = empty(Kind::Intake, Address::ANONYMOUS, address);
-            // Until it has sent that again nothing else may be taken in.
-            let sent = self.sent.len() as u64;
-            let intake = Header { sequence: polls, credit: frames, delivered: sent, ..intake };
+            let intake = Header { sequence: polls, credit: frames, delivered: micros, ..intake };
             let mut bytes = [0; HEADER_BYTES];
             intake.emit(&mut bytes);
             port.push_notice(pool, &bytes, &intake);
@@ -159,11 +169,11 @@ impl Relay {
         frame: &[u8],
     ) -> Result<Option<Option<u64>>, Stop> {
         if header.kind == Kind::Intake {
-            if header.length > 0 || header.sequence == 0 || header.credit == 0 {
-                return Err(Stop::Broken(Malformed("it has taken in nothing, and says so")));
-            }
-            if let Some(history) = self.history_of(from, INTAKE_BYTES) {
-                history.take_in(header.sequence, header.credit);
+            let intake = Intake::of(header).map_err(Stop::Broken)?;
+            if let Some(history) = self.history_of(from, intake.bytes()) {
+                history.intakes.push(intake);
+                self.counters.intake_bytes += intake.bytes() as u64;
+                self.counters.taken_in += intake.frames as u64;
             }
             return Ok(None);
         }
@@ -187,8 +197,8 @@ impl Relay {
         }
     }
 
-    /// Gives a frame to an endpoint that may come back; one that is away gets it then. Its queue has no bound, for whoever
-    /// is recorded must not have to wait. False: it may not come back.
+    /// Gives a frame to an endpoint that may come back; one that is away gets it then, or its source hears that it never will.
+    /// Its queue has no bound, for whoever is recorded must not have to wait. False: it may not come back.
     pub(super) fn forward_recorded(
         &mut self,
         to: LinkId,
@@ -206,6 +216,8 @@ impl Relay {
         if port.is_up() {
             port.take(Piece { at, length }, header);
             self.touch(to);
+        } else {
+            self.lose(to, [Entry::of(header)].into());
         }
         true
     }
@@ -228,9 +240,19 @@ impl Relay {
         };
         let Party::Endpoint(address) = port.party else { return };
         if let Some(history) = histories.of(address, 0) {
+            // Nobody has given it that yet.
+            let owed = core::mem::take(&mut port.owed);
             port.discard(pool);
+            port.owed = owed;
             history.replay(address, port, pool);
         }
+    }
+
+    /// The process at `link` has been killed, and its next start is there: what it has still said is taken as it comes, for
+    /// whatever follows from it may be known already. To be followed by the rest of its input, and [`Relay::suspend`].
+    pub fn hear_out(&mut self, link: LinkId) {
+        self.leave_line(link);
+        self.port_mut(link).is_heard_out = true;
     }
 }
 

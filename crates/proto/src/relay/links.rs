@@ -19,8 +19,9 @@ impl Relay {
         if self.cluster_of(address) != Some(self.table.own()) {
             return Err("its process belongs to another cluster");
         }
-        if self.histories.as_ref().is_some_and(|all| incarnation > 0 && !all.can_return(address)) {
-            return Err("what it was given was too much to be kept: it cannot come back");
+        let refusal = self.histories.as_ref().and_then(|all| all.refusal(address));
+        if let Some(why) = refusal.filter(|_| incarnation > 0) {
+            return Err(why);
         }
         let mut link = None;
         if let Route::Link(known) = self.table.route(address) {
@@ -56,10 +57,13 @@ impl Relay {
         let Self { ports, pool, .. } = self;
         let Some(port) = &mut ports[link.0 as usize] else { return };
         port.writer.rest.pop(pool, port.writer.rest.len());
-        let open = core::mem::take(&mut port.writer.record).open();
-        if !self.is_recovering() {
-            self.lose(link, open);
+        let mut open = core::mem::take(&mut port.writer.record).open();
+        port.is_heard_out = false;
+        if self.is_recovering() {
+            // Its next start is given all of it again, what was owed to it too; sources hear only if there is none.
+            open.retain(|entry| entry.channel().is_some());
         }
+        self.lose(link, open);
         self.release_line(link);
     }
 
@@ -167,6 +171,9 @@ impl Relay {
     fn is_late(&self, port: &Port) -> bool {
         let State::Away { since } = port.state else { return false };
         let patience = match port.party {
+            Party::Endpoint(_) if self.is_recovering() => {
+                self.endpoint_away_millis.max(RETURN_MILLIS_MAX)
+            }
             Party::Endpoint(_) if port.incarnation.is_none() => ATTACH_MILLIS_MAX,
             Party::Endpoint(_) => self.endpoint_away_millis,
             _ => self.endpoint_away_millis.max(PEER_AWAY_MILLIS_MAX),
@@ -176,7 +183,13 @@ impl Relay {
 
     fn give_up(&mut self, link: LinkId) {
         match self.port(link).party {
-            Party::Endpoint(_) => self.detach(link),
+            Party::Endpoint(address) => {
+                let has_been = self.port(link).incarnation.is_some();
+                if let Some(histories) = self.histories.as_mut().filter(|_| has_been) {
+                    histories.give_up(address, "it was away for too long, and has been given up");
+                }
+                self.detach(link);
+            }
             _ => {
                 self.set_state(link, State::Lost);
                 self.give_up_queue(link);

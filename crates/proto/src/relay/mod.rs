@@ -42,6 +42,7 @@
 //! `keep`) before the buffer is touched again or another input is handled.
 
 mod history;
+mod intakes;
 mod links;
 mod notice;
 mod port;
@@ -92,6 +93,10 @@ pub const ATTACH_MILLIS_MAX: u64 = 30_000;
 /// (`peer_timeout`).
 pub const ENDPOINT_AWAY_MILLIS_MAX: u64 = 60_000;
 
+/// How long frames wait for an endpoint that may be started anew, or longer if the user says so. Whoever starts it ends the
+/// job if it does not come; until it does, it may be busy with what it does before it attaches.
+pub const RETURN_MILLIS_MAX: u64 = 600_000;
+
 /// How long frames wait for a peer relay, or as long as for an endpoint if that is longer. Long
 /// enough for it to be restarted or rerouted.
 pub const PEER_AWAY_MILLIS_MAX: u64 = 60_000;
@@ -130,6 +135,10 @@ pub struct Counters {
     pub pauses: u64,
     /// Bytes under way to peer relays when a stream broke: they may have been lost.
     pub lost_bytes: u64,
+    /// Frames that endpoints have taken in which may come back,
+    pub taken_in: u64,
+    /// and bytes that are kept of when they have.
+    pub intake_bytes: u64,
 }
 
 /// What became of an input's buffer.
@@ -417,6 +426,7 @@ impl Relay {
         if self.histories.is_some() && self.forward_recorded(to, bytes, at, header) {
             return Ok(length);
         }
+        let is_heard_out = self.port(from).is_heard_out;
         let port = self.port_mut(to);
         match port.state {
             State::Lost => {
@@ -428,6 +438,7 @@ impl Relay {
                 return Ok(length);
             }
             State::Away { .. } => (),
+            State::Up if is_heard_out => (),
             State::Up if port.waiting_bytes() < bound && (port.line.is_empty() || its_turn) => (),
             State::Up => {
                 self.join_line(from, to);

@@ -71,6 +71,8 @@ pub(super) struct Port {
     pub has_said_goodbye: bool,
 
     // as an input
+    /// Its frames pass outputs that are full: see [`super::Relay::hear_out`].
+    pub is_heard_out: bool,
     pub waits_for: Option<LinkId>,
     /// Of a lane: bytes of whole frames taken in,
     pub received: u64,
@@ -116,6 +118,7 @@ impl Port {
             state,
             incarnation: None,
             has_said_goodbye: false,
+            is_heard_out: false,
             waits_for: None,
             received: 0,
             told: 0,

@@ -74,8 +74,8 @@ pub enum Kind {
     /// Another address at which the sender takes connections.
     Door = 21,
     /// Between an endpoint and its relay: after so many polls (`sequence`) the endpoint has taken in so many frames
-    /// (`credit`). From a relay, with 0 for both: that is all;
-    /// and an earlier start of the endpoint has sent so many frames (`delivered`).
+    /// (`credit`), and time has gone on by so many microseconds (`delivered`), each since the intake before. From a relay,
+    /// with no polls: that is all; and an earlier start of the endpoint has sent so many frames (`delivered`).
     Intake = 22,
 }
 

@@ -161,11 +161,10 @@ impl Link {
     }
 
     /// What the path can do, for peers behind it.
-    pub fn traits(&self, may_pull: bool, copy_max: u32, is_recorded: bool) -> Path {
+    pub fn traits(&self, may_pull: bool, copy_max: u32) -> Path {
         let checked = self.sum != Sum::Off;
         if self.peer.is_none() {
-            let silent = Path::RELAY.silent && !is_recorded;
-            return Path { checked, silent, ..Path::RELAY };
+            return Path { checked, ..Path::RELAY };
         }
         match self.carrier {
             Carrier::Shm(_) => Path { checked, ..peers::ring_path(may_pull) },

@@ -216,12 +216,14 @@ impl Engine {
             dropped: Vec::new(),
             stores: Vec::new(),
             stage: vec![0; STAGE_BYTES],
-            replay: identity.recovers.then(replay::Replay::default),
+            replay: None,
             frames_per_turn: receive::FRAMES_PER_TURN,
             scratch: Vec::new(),
             retain: identity.retain,
             idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
         };
+        let start = engine.idle.time();
+        engine.replay = identity.recovers.then(|| replay::Replay::new(start));
         engine.attach();
         if engine.is_recorded() && !engine.relay.is_up() {
             log!(Warn, "no relay on this node, and nothing can be recorded without");

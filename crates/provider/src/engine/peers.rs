@@ -575,11 +575,7 @@ impl Engine {
             link.path = PathId(number);
         }
         let path = link.path;
-        let traits = link.traits(
-            neighbour.readable.is_some(),
-            self.identity.copy_max,
-            self.identity.recovers,
-        );
+        let traits = link.traits(neighbour.readable.is_some(), self.identity.copy_max);
         neighbour.routes.push(Route { path, link: id });
         self.core.open_path(peer, path, traits);
         true

@@ -275,7 +275,7 @@ impl Engine {
             let Some(link) = self.links[route.link].as_ref() else {
                 continue;
             };
-            let whole = link.traits(may_pull, self.identity.copy_max, self.identity.recovers);
+            let whole = link.traits(may_pull, self.identity.copy_max);
             let is_primary = neighbour_sends(&self.neighbours[peer.0 as usize].out, route.link);
             let is_twin = several && self.twin(peer, link.ends).is_some_and(|id| id != route.link);
             let spare = match (route.path, &link.carrier) {

@@ -1,17 +1,23 @@
 //! Taking in what the network brings so that it can be done again: by a new start of this process, should it be killed.
 //!
 //! All that this process gets comes through its relay, in one order, and enters at *polls*: calls of the program that look
-//! for it. How many frames each poll has taken in is the only thing that chance decides; the relay hears it before anything
-//! that follows from it ([`Kind::Intake`]). A new start is told all of it, and takes in the same frames at the same
-//! polls; then it is live.
+//! for it. How many frames each poll has taken in, and how late it is then, is all that chance decides; the relay hears it
+//! before anything that follows from it ([`Kind::Intake`]). A new start is told all of it, and takes in the same frames
+//! at the same polls and the same times; then it is live.
 //!
-//! What may never happen: a frame is taken in anywhere else; whether a frame goes out depends on how full a ring is.
+//! **Time.** The protocol sees a time of this process's own ([`Now`]). It stands still, but for polls that take something in
+//! and polls at which something is due by the real clock: there it catches up. So polls at which nothing comes to pass
+//! need no record, and what is asked after because of the time alone is asked after again at the same poll.
+//!
+//! What may never happen: a frame is taken in anywhere else, or the time goes on; whether a frame goes out depends on how
+//! full a ring is.
 
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
 use landbridge_proto::id::{Address, EXIT_CANNOT_GO_ON};
+use landbridge_proto::path::time::{MICROSECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 use super::Engine;
@@ -24,33 +30,92 @@ const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 /// See the module head.
 #[derive(Default)]
 pub struct Replay {
-    /// Polls since the last one that took something in.
+    now: Now,
+    /// Polls since the last intake.
     polls: u64,
-    /// What is to be done again: after so many polls, so many frames.
-    record: VecDeque<(u64, u32)>,
+    /// What is to be done again.
+    record: VecDeque<Intake>,
     /// Frames that this start has sent, and an earlier one.
     sent: u64,
     sent_before: u64,
-    /// Frames taken in again.
+    /// Frames taken in again, and polls at which time alone went on.
     repeated: u64,
+    waited: u64,
+}
+
+/// At the poll of this number since the one before: so many frames, after so much time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Intake {
+    polls: u64,
+    frames: u32,
+    micros: u64,
+}
+
+/// What a poll has to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Poll {
+    /// Nothing, as before.
+    Nothing,
+    /// What was done at this poll before.
+    Again(Intake),
+    /// What there is.
+    Live,
+}
+
+/// The time as the protocol sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Now {
+    micros: u64,
+    /// What the real clock showed when it was set last. (That of an earlier start may have been another clock's.)
+    real: u64,
+}
+
+impl Now {
+    /// By how much it has fallen behind the real clock.
+    fn lag(self, real: Time) -> u64 {
+        (real.0 / MICROSECOND).saturating_sub(self.real)
+    }
+
+    fn advance(&mut self, micros: u64, real: Time) {
+        self.micros = self.micros.saturating_add(micros);
+        self.real = real.0 / MICROSECOND;
+    }
+
+    fn time(self) -> Time {
+        Time(self.micros.saturating_mul(MICROSECOND))
+    }
 }
 
 impl Replay {
-    /// Another poll: how many frames it is to take in. `None`: as many as there are.
-    fn poll(&mut self) -> Option<u32> {
+    /// Before the first poll.
+    pub fn new(real: Time) -> Self {
+        let now = Now { micros: 0, real: real.0 / MICROSECOND };
+        Self { now, ..Self::default() }
+    }
+
+    /// As if so much more had passed by the real clock.
+    #[cfg(test)]
+    pub(super) fn pass_time(&mut self, micros: u64) {
+        self.now.real -= micros;
+    }
+
+    /// Another poll.
+    fn poll(&mut self) -> Poll {
         self.polls += 1;
         let has_looked_before = clocks::count_poll();
-        let next = self.record.front().copied();
-        // What was sent or looked for after the last intake was so by who had taken in nothing more.
-        let is_behind = has_looked_before || self.sent < self.sent_before;
-        let (polls, frames) = next.or(is_behind.then_some((u64::MAX, 0)))?;
-        if polls > self.polls {
-            return Some(0);
+        match self.record.front().copied() {
+            Some(next) if next.polls > self.polls => Poll::Nothing,
+            Some(next) => {
+                self.record.pop_front();
+                self.polls = 0;
+                self.repeated += next.frames as u64;
+                self.waited += (next.frames == 0) as u64;
+                Poll::Again(next)
+            }
+            // What was sent or looked for after the last intake was so by who had taken in nothing more.
+            None if has_looked_before || self.sent < self.sent_before => Poll::Nothing,
+            None => Poll::Live,
         }
-        self.record.pop_front();
-        self.polls = 0;
-        self.repeated += frames as u64;
-        Some(frames)
     }
 }
 
@@ -87,14 +152,17 @@ impl Engine {
             deadline = Instant::now() + RECORD_TIME_MAX;
             let replay = self.replay.as_mut().ok_or_else(late)?;
             match (header.kind, header.sequence, header.credit) {
-                (Kind::Intake, 0, 0) => {
+                (Kind::Intake, 0, _) => {
                     replay.sent_before = header.delivered;
                     if !replay.record.is_empty() {
                         log!(Info, "started anew: {} polls are done again", replay.record.len());
                     }
                     return Ok(());
                 }
-                (Kind::Intake, polls, frames) => replay.record.push_back((polls, frames)),
+                (Kind::Intake, polls, frames) => {
+                    let micros = header.delivered;
+                    replay.record.push_back(Intake { polls, frames, micros });
+                }
                 _ => {
                     return Err(io::Error::other(
                         "the relay begins with something else than what was before",
@@ -112,27 +180,75 @@ impl Engine {
         }
     }
 
-    /// A poll of the program: takes in what it did before, or what there is. The number of frames.
+    /// A poll of the program: takes in what it did before, or what there is, and does what is due. The number of frames.
     pub(super) fn poll_recorded(&mut self) -> usize {
         self.core.end_deferral();
+        let real = self.idle.time();
         if self.idle.has_not_looked(self.idle.clock.now()) {
             // It brings nothing but the end of the relay, after which nothing goes on.
             self.look(0);
         }
-        let Some(wanted) = self.replay.as_mut().map(Replay::poll) else { return 0 };
+        let Some(poll) = self.replay.as_mut().map(Replay::poll) else { return 0 };
         let Some(id) = self.relay.link() else { return 0 };
-        let frames = match wanted {
-            Some(wanted) => self.take_in_again(id, wanted),
-            None => {
-                let frames = self.poll_ring(id);
-                if frames > 0 {
-                    self.record_intake(frames as u32);
-                }
+        let frames = match poll {
+            Poll::Nothing => 0,
+            Poll::Again(intake) => {
+                let now = self.advance_time(intake.micros, real);
+                let frames = self.take_in_again(id, intake.frames);
+                self.do_what_is_due(now);
                 frames
             }
+            Poll::Live if self.has_cause(id, real) => {
+                let micros = self.replay.as_ref().map_or(0, |replay| replay.now.lag(real));
+                let now = self.advance_time(micros, real);
+                let frames = self.poll_ring(id);
+                self.record_intake(frames as u32, micros);
+                self.do_what_is_due(now);
+                frames
+            }
+            Poll::Live => 0,
         };
         self.flush();
         frames
+    }
+
+    /// Whether something has come, or is due by the real clock.
+    #[inline]
+    fn has_cause(&mut self, id: usize, real: Time) -> bool {
+        let is_due = |replay: &Replay| {
+            let lag = replay.now.lag(real);
+            let then = Now { micros: replay.now.micros + lag, ..replay.now };
+            lag > 0 && self.core.next_wake().is_some_and(|wake| wake <= then.time())
+        };
+        self.replay.as_ref().is_some_and(is_due) || self.has_frame(id)
+    }
+
+    /// Whether anything waits in the ring of link `id`, or it has ended.
+    #[inline]
+    fn has_frame(&mut self, id: usize) -> bool {
+        match self.links[id].as_mut().map(|link| &mut link.carrier) {
+            Some(Carrier::Shm(ring)) => !matches!(ring.peek(), Ok(None)),
+            _ => false,
+        }
+    }
+
+    /// The protocol's time goes on.
+    fn advance_time(&mut self, micros: u64, real: Time) -> Time {
+        let Some(replay) = &mut self.replay else { return real };
+        replay.now.advance(micros, real);
+        let now = replay.now.time();
+        self.core.set_time(now);
+        now
+    }
+
+    /// How long until something is due of which no frame tells, if ever.
+    pub(super) fn nanos_to_wake(&self) -> Option<u64> {
+        let wake = self.core.next_wake()?;
+        let real = self.idle.time();
+        let now = self.replay.as_ref().map_or(real, |replay| {
+            replay.now.time().after(replay.now.lag(real).saturating_mul(MICROSECOND))
+        });
+        Some(wake.nanos_since(now))
     }
 
     fn take_in_again(&mut self, id: usize, wanted: u32) -> usize {
@@ -145,12 +261,11 @@ impl Engine {
             }
         }
         self.frames_per_turn = super::receive::FRAMES_PER_TURN;
-        if let Some(replay) =
-            self.replay.as_ref().filter(|replay| replay.record.is_empty() && wanted > 0)
-        {
-            log!(Info, "live again, after {} frames", replay.repeated);
+        if let Some(replay) = self.replay.as_ref().filter(|replay| replay.record.is_empty()) {
+            let (frames, waits) = (replay.repeated, replay.waited);
+            log!(Info, "live again, after {frames} frames; {waits} times something was due");
         }
-        wanted as usize - left
+        wanted as usize
     }
 
     /// The relay must do something before anything else can happen; this process ends if it is gone.
@@ -179,7 +294,10 @@ impl Engine {
     }
 
     /// Tells the relay, before anything follows from it.
-    fn record_intake(&mut self, frames: u32) {
+    fn record_intake(&mut self, frames: u32, micros: u64) {
+        if frames == 0 && micros == 0 {
+            return;
+        }
         let Some(replay) = self.replay.as_mut() else { return };
         let polls = std::mem::take(&mut replay.polls);
         let intake = Header {
@@ -190,7 +308,7 @@ impl Engine {
             source: self.own.address,
             target: Address::ANONYMOUS,
             sequence: polls,
-            delivered: 0,
+            delivered: micros,
             credit: frames,
         };
         let mut bytes = [0; HEADER_BYTES];
@@ -205,14 +323,36 @@ impl Engine {
 mod tests {
     use super::*;
 
+    const fn intake(polls: u64, frames: u32, micros: u64) -> Intake {
+        Intake { polls, frames, micros }
+    }
+
     #[test]
-    fn the_same_frames_at_the_same_polls_and_nothing_new_before_all_is_sent_again() {
-        let record = VecDeque::from([(2, 5), (1, 1)]);
+    fn the_same_at_the_same_polls_and_nothing_new_before_all_is_sent_again() {
+        let record = VecDeque::from([intake(2, 5, 70), intake(1, 0, 9)]);
         let mut replay = Replay { record, sent_before: 3, sent: 2, ..Replay::default() };
-        let polls: Vec<_> = (0..6).map(|_| replay.poll()).collect();
-        assert_eq!(polls, [Some(0), Some(5), Some(1), Some(0), Some(0), Some(0)]);
+        let polls: Vec<_> = (0..5).map(|_| replay.poll()).collect();
+        let again = |polls, frames, micros| Poll::Again(intake(polls, frames, micros));
+        assert_eq!(
+            polls,
+            [Poll::Nothing, again(2, 5, 70), again(1, 0, 9), Poll::Nothing, Poll::Nothing]
+        );
         replay.sent = 3;
-        assert_eq!(replay.poll(), None);
-        assert_eq!(replay.polls, 4, "the next intake counts from the last");
+        assert_eq!(replay.poll(), Poll::Live);
+        assert_eq!(replay.polls, 3, "the next intake counts from the last");
+    }
+
+    #[test]
+    fn time_goes_on_where_it_stood_whatever_the_clock_of_the_next_start_shows() {
+        let real = |micros| Time(micros * MICROSECOND + 999);
+        let mut now = Replay::new(real(5_000)).now;
+        assert_eq!(now.time(), Time(0));
+        assert_eq!(now.lag(real(5_040)), 40);
+        now.advance(40, real(5_040));
+        // Another start, whose clock shows less.
+        let mut again = Replay::new(real(10)).now;
+        again.advance(40, real(15));
+        assert_eq!(again.time(), now.time());
+        assert_eq!((again.lag(real(25)), again.lag(real(3))), (10, 0));
     }
 }

@@ -2,6 +2,7 @@
 
 mod copies;
 mod datagrams;
+mod recovery;
 mod repairs;
 
 use std::io::{Read, Write as _};

@@ -386,8 +386,7 @@ impl Engine {
     /// How long nobody need look at this engine for the sake of time alone, at most `millis`.
     pub fn nap_nanos(&self, millis: i32) -> u64 {
         let most = millis as u64 * MILLISECOND;
-        let wake = self.core.next_wake();
-        wake.map_or(most, |wake| wake.nanos_since(self.idle.time()).min(most))
+        self.nanos_to_wake().map_or(most, |nanos| nanos.min(most))
     }
 
     /// Announces that nobody will look at this engine until its descriptor is readable. False: there is something to do

@@ -381,6 +381,9 @@ impl Loop<'_> {
                 false => "it has been started anew",
             };
             if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
+                if self.relay.is_recovering() {
+                    self.hear_out(old, link);
+                }
                 self.suspend(old, why);
             }
         }

@@ -400,8 +400,8 @@ impl<'w> Loop<'w> {
     }
 
     /// Forwards the frames in `buffer[..filled]`, of which the connection has kept the first bytes; writes what
-    /// they touch, and keeps the rest.
-    fn process(&mut self, slot: usize, link: LinkId, buffer: &mut [u8], filled: usize) {
+    /// they touch, and keeps the rest. False: they break the protocol.
+    fn process(&mut self, slot: usize, link: LinkId, buffer: &mut [u8], filled: usize) -> bool {
         let kept = std::mem::take(&mut self.connections[slot].rest);
         buffer[..kept.len()].copy_from_slice(&kept);
         self.kept_bytes -= kept.len();
@@ -411,10 +411,26 @@ impl<'w> Loop<'w> {
         connection.is_paused = taken.stop == Stop::Full;
         if let Stop::Broken(malformed) = taken.stop {
             self.doom(slot, malformed.to_string());
-            return;
+            return false;
         }
         connection.rest = buffer[taken.bytes..filled].into();
         self.kept_bytes += filled - taken.bytes;
+        true
+    }
+
+    /// Takes in all that a process that has ended has left, whether there is room for it or not.
+    fn hear_out(&mut self, slot: usize, link: LinkId) {
+        self.relay.hear_out(link);
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            let connection = &mut self.connections[slot];
+            let kept = connection.rest.len();
+            let Some(transport) = &mut connection.transport else { return };
+            let read = transport.read(&mut buffer[kept..]).map_or(0, |read| read.bytes);
+            if !self.process(slot, link, &mut buffer, kept + read) || read == 0 {
+                return;
+            }
+        }
     }
 
     /// Writes every output that has something new, and keeps what they do not take.

@@ -404,6 +404,12 @@ impl Engine {
     pub(super) fn handle_time(&mut self) {
         let now = self.idle.time();
         self.core.set_time(now);
+        self.do_what_is_due(now);
+    }
+
+    /// What the protocol has been waiting for, now that it is `now`.
+    #[inline]
+    pub(super) fn do_what_is_due(&mut self, now: Time) {
         if self.core.next_wake().is_some_and(|at| at <= now) {
             self.core.handle_time(now);
             self.drain_actions();

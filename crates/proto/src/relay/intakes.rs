@@ -1,0 +1,111 @@
+//! When an endpoint has taken something in, or has let its time go on: what a new start of it must be told to do the same.
+//!
+//! A list of them takes few bytes: numbers are counted from the intake before, and written seven bits to a byte.
+
+use alloc::vec::Vec;
+
+use crate::wire::frame::Header;
+use crate::wire::{Malformed, frame::Kind};
+
+/// What has come to pass at one poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Intake {
+    /// Polls since the intake before.
+    pub polls: u64,
+    /// Frames taken in. None: time has gone on, and something was due.
+    pub frames: u32,
+    /// By so much time has gone on since the intake before.
+    pub micros: u64,
+}
+
+impl Intake {
+    /// What an endpoint says.
+    pub fn of(header: &Header) -> Result<Self, Malformed> {
+        let &Header { kind, length, sequence: polls, credit: frames, delivered: micros, .. } =
+            header;
+        debug_assert_eq!(kind, Kind::Intake);
+        if length > 0 || polls == 0 || (frames == 0 && micros == 0) {
+            return Err(Malformed("it has taken in nothing, and says so"));
+        }
+        Ok(Self { polls, frames, micros })
+    }
+
+    fn numbers(self) -> [u64; 3] {
+        [self.polls, self.frames as u64, self.micros]
+    }
+
+    /// Bytes that it takes in a list.
+    pub fn bytes(self) -> usize {
+        self.numbers().into_iter().map(|number| number_bytes(number) as usize).sum()
+    }
+}
+
+/// See the module head.
+#[derive(Debug, Default)]
+pub(super) struct Intakes {
+    bytes: Vec<u8>,
+}
+
+impl Intakes {
+    /// Bytes that it takes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub fn push(&mut self, intake: Intake) {
+        for mut number in intake.numbers() {
+            while number >= 1 << 7 {
+                self.bytes.push(number as u8 | 1 << 7);
+                number >>= 7;
+            }
+            self.bytes.push(number as u8);
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Intake> {
+        let mut bytes = self.bytes.iter();
+        let mut number = move || {
+            let mut number = 0;
+            for place in 0.. {
+                let byte = *bytes.next()?;
+                number |= ((byte & 0x7f) as u64) << (7 * place);
+                if byte < 1 << 7 {
+                    break;
+                }
+            }
+            Some(number)
+        };
+        core::iter::from_fn(move || {
+            Some(Intake { polls: number()?, frames: number()? as u32, micros: number()? })
+        })
+    }
+}
+
+fn number_bytes(number: u64) -> u32 {
+    (u64::BITS - number.leading_zeros()).max(1).div_ceil(7)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::*;
+
+    #[test]
+    fn what_is_listed_is_told_again_in_as_many_bytes_as_were_said() {
+        let numbers = [0, 1, 127, 128, 16_383, 16_384, u32::MAX as u64, u64::MAX];
+        let intake = |polls, frames, micros| Intake { polls, frames, micros };
+        let mut all = vec![intake(1, 1, 0), intake(1, u32::MAX, u64::MAX)];
+        for polls in numbers {
+            all.extend(numbers.map(|micros| intake(polls, polls as u32, micros)));
+        }
+        let mut list = Intakes::default();
+        for intake in &all {
+            let before = list.len();
+            list.push(*intake);
+            assert_eq!(list.len() - before, intake.bytes(), "{intake:?}");
+        }
+        assert!(list.iter().eq(all));
+        assert_eq!(intake(100, 1, 15_000).bytes(), 4, "the usual one");
+    }
+}

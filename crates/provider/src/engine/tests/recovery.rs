@@ -1,0 +1,108 @@
+//! A process that is recorded, and a new start of it: the same at the same polls, whatever the clock shows.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use landbridge_drive::link::shm::{Mapper, ShmLink};
+use landbridge_proto::path::time::{MICROSECOND, SECOND};
+use landbridge_proto::wire::frame::Kind;
+
+use super::super::replay::Replay;
+use super::*;
+
+/// Longer than the protocol waits before it asks what has become of a frame.
+const LONG_MICROS: u64 = 5 * SECOND / MICROSECOND;
+
+/// An engine whose relay is this test, and the number of a peer beyond it.
+struct Recorded {
+    party: Party,
+    relay: ShmLink,
+    number: FiAddr,
+}
+
+impl Recorded {
+    fn start() -> Recorded {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let ours = ShmLink::dial(ours.into(), Mapper::ANYWHERE).unwrap();
+        let memory = ShmLink::receive_memory(theirs.as_fd()).unwrap();
+        let relay = ShmLink::accept(theirs.into(), memory, Mapper::ANYWHERE).unwrap();
+        let mut party = Party::open();
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 9));
+        let number = party.av.insert(name_at(nowhere, 1));
+        let engine = &mut party.engine;
+        engine.replay = Some(Replay::new(engine.idle.time()));
+        let id = engine.links.len();
+        engine.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
+        engine.rings.push(id);
+        engine.relay_up(id);
+        let peer = engine.peer_of(number).unwrap();
+        engine.use_link(peer, id);
+        Recorded { party, relay, number }
+    }
+
+    /// After a start that has told `intakes` and sent so many other frames.
+    fn start_again(intakes: &[Vec<u8>], sent: u64) -> Recorded {
+        let mut again = Recorded::start();
+        for intake in intakes {
+            assert!(again.relay.send(intake, &[]));
+        }
+        let told = Header::parse(&intakes[0]).unwrap();
+        let mut end = [0; HEADER_BYTES];
+        Header { sequence: 0, credit: 0, delivered: sent, ..told }.emit(&mut end);
+        assert!(again.relay.send(&end, &[]));
+        again.party.engine.learn_record().unwrap();
+        again
+    }
+
+    fn poll(&mut self, times: u32) {
+        for _ in 0..times {
+            self.party.engine.progress();
+        }
+    }
+
+    /// What it has sent since the last call.
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        while let Some(frame) = self.relay.peek().unwrap() {
+            frames.push(frame.to_vec());
+            self.relay.consume();
+        }
+        frames
+    }
+}
+
+fn kinds(frames: &[Vec<u8>]) -> Vec<Kind> {
+    frames.iter().map(|frame| Header::parse(frame).unwrap().kind).collect()
+}
+
+#[test]
+fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
+    let mut first = Recorded::start();
+    first.party.send(first.number).unwrap();
+    first.poll(3);
+    let before = first.sent();
+    assert_eq!(kinds(&before), [Kind::Message], "nothing is told of polls in vain");
+    first.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    first.poll(3);
+    let asked = first.sent();
+    assert_eq!(kinds(&asked), [Kind::Intake, Kind::Ask], "told in front of what follows");
+    let intake = Header::parse(&asked[0]).unwrap();
+    assert_eq!((intake.sequence, intake.credit), (4, 0));
+    assert!(intake.delivered >= LONG_MICROS);
+
+    let mut second = Recorded::start_again(&asked[..1], 2);
+    second.party.send(second.number).unwrap();
+    second.poll(3);
+    assert_eq!(second.sent(), before);
+    assert!(second.party.engine.is_repeating());
+    second.poll(1);
+    assert_eq!(second.sent(), asked[1..], "without a moment's wait");
+    assert!(!second.party.engine.is_repeating());
+    // It goes on as the first one would have.
+    second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.poll(1);
+    assert_eq!(second.sent().len(), 0, "the second question waits twice as long");
+    second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
+    second.poll(1);
+    assert_eq!(kinds(&second.sent()), [Kind::Intake, Kind::Ask]);
+}
