@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> Result<i32> {
-    if let Command::Env(_) | Command::Settings(_) | Command::Doctor(_) = command {
+    if let Command::Env(_) | Command::Settings(_) | Command::Doctor(_) | Command::Ps(_) = command {
         sys::end_without_reader();
     }
     match command {
