@@ -156,6 +156,12 @@ def drawing(options, checks, moment) -> None:
         is_said = "this process cannot go on" in output
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on"
         checks.check(name, code == 1 and is_said, measured, output)
+    name = "who looks at the clock another number of times"
+    if checks.wants(name):
+        code, _, output = job(options, [*program, "--drift"], [(START_S + 1.0, 1)])
+        is_said = "of clocks and chance is" in output and output.count(": started anew") == 1
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on, once"
+        checks.check(name, code == 1 and is_said, measured, output)
     name = "who draws more than can be recorded"
     if checks.wants(name):
         code, _, output = job(options, [*program, "--greedy", "--rounds", "300"], [(START_S + 4.0, 1)])

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::{self, Write};
 
 use landbridge_proto::clocks::{Clock, Problem, Source};
+use landbridge_proto::id::EXIT_CANNOT_GO_ON;
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
 use crate::own::{self, Turn};
@@ -196,7 +197,7 @@ fn trouble(problem: &Problem) -> i64 {
     }
     say(format_args!("this process cannot go on: {problem}"));
     // SAFETY: ends the process at once; nothing of it may run any more.
-    unsafe { libc::_exit(1) }
+    unsafe { libc::_exit(EXIT_CANNOT_GO_ON) }
 }
 
 fn fail(error: i64) -> c_int {

@@ -6,7 +6,7 @@
 //! | how it ended | what follows |
 //! |---|---|
 //! | exit code, MPI_Finalize done, or never an MPI program | the end: it has left as it wanted |
-//! | exit code 0 without MPI_Finalize | the end: if others wait for it they cannot go on, and that ends the job (`watch`) |
+//! | exit code 0 without MPI_Finalize | the end, though others may wait for it |
 //! | the provider's own word that it cannot go on | the end: another start would do the same |
 //! | any signal; another exit code without MPI_Finalize | another start, unless one of these holds |
 //! | … at the same place, in the same way, [`SAME_PLACE_MAX`] times running | the end: the program's own fault |

@@ -52,7 +52,9 @@ fn every_rank_is_listed_until_the_job_ends() {
 #[test]
 fn a_rank_that_comes_back_has_another_process() {
     let lb = Landbridge::new("ps-back");
-    let mut running = lb.start(&["run", "-n", "2", "--recover", "sh", "-c", PROGRAM]);
+    let options = ["--recover", "--set", "recover_clocks=off"];
+    let line = [&["run", "-n", "2"], &options[..], &["sh", "-c", PROGRAM]].concat();
+    let mut running = lb.start(&line);
     let pids = pids(&mut running, 2);
     signal_process(pids[1], "KILL");
     let deadline = Instant::now() + DEADLINE;

@@ -62,9 +62,9 @@ fn a_file_is_found_beside_the_topology_or_with_the_user() {
     scratch.write("landbridge.toml", "peer_timeout = \"3s\"\n");
     assert_eq!(said(&of_grid), "3s//\n", "one file is read, not two");
     let output = run_with(&lb, &[("LANDBRIDGE_TOPOLOGY", &grid)], &["settings"]);
-    let found =
-        format!("peer_timeout   3s             {}", scratch.0.join("landbridge.toml").display());
-    assert!(stdout(&output).contains(&format!("{found}, line 1\n")), "{}", stdout(&output));
+    let file = scratch.0.join("landbridge.toml");
+    let found = format!("peer_timeout 3s {}, line 1", file.display());
+    assert!(has_row(&stdout(&output), &found), "{}", stdout(&output));
 }
 
 #[test]
@@ -100,8 +100,9 @@ fn recover_is_the_same_as_a_flag_and_as_a_setting() {
         (&[], &[("LANDBRIDGE_RECOVER", "ON")]),
     ];
     for (options, variables) in rows {
-        let line =
-            [&["run", "-n", "2"], options, &["sh", "-c", "echo $LANDBRIDGE_RECOVER"]].concat();
+        // What the clocks need is not built for these tests.
+        let run = ["run", "-n", "2", "--set", "recover_clocks=off"];
+        let line = [&run, options, &["sh", "-c", "echo $LANDBRIDGE_RECOVER"]].concat();
         let output = run_with(&lb, variables, &line);
         assert_code(&output, 0);
         assert_eq!(stdout(&output), "on\non\n", "{options:?} {variables:?}");
@@ -181,9 +182,8 @@ fn settings_lists_every_row_and_no_secret() {
         assert!(text.contains(row.name) || text.contains(&row.variable()), "{}: {text}", row.name);
         assert!(text.contains(row.sentence), "{}: {text}", row.name);
     }
-    for line in ["udp            on             --set\n", "rails_exclude  none           default\n"]
-    {
-        assert!(text.contains(line), "{line:?} in {text}");
+    for row in ["udp on --set", "rails_exclude none default"] {
+        assert!(has_row(&text, row), "{row:?} in {text}");
     }
     let json = stdout(&run_with(&lb, &said, &["settings", "--json"]));
     let objects = json.lines().filter(|line| line.starts_with("  {\"name\": \"")).count();
@@ -205,4 +205,9 @@ fn env_exports_what_the_file_says() {
     let log = text.rfind("export LANDBRIDGE_LOG=info\n");
     assert!(log > text.find("export LANDBRIDGE_LOG=\"${LANDBRIDGE_LOG-warn}\"\n"), "{text}");
     assert!(!text.contains("RETAIN") && !text.contains("WAN_STREAMS"), "{text}");
+}
+
+/// Whether a line of a table holds these words, however wide its columns are.
+fn has_row(table: &str, wanted: &str) -> bool {
+    table.lines().any(|line| line.split_whitespace().eq(wanted.split_whitespace()))
 }

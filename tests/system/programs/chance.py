@@ -1,6 +1,6 @@
 """Draws numbers from clocks and from chance, lets them decide what it does, and tells each to rank 0 as it is drawn. Every
 rank prints what it drew, twice: as it is drawn and at the end; rank 0 prints what it heard. `--greedy`: rank 1 draws
-more than can be recorded."""
+more than can be recorded. `--drift`: what nobody records decides how often it looks at the clock."""
 
 import argparse
 import os
@@ -20,11 +20,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--greedy", action="store_true")
+    parser.add_argument("--drift", action="store_true")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
     if options.greedy and comm.rank == 1:
         for _ in range(9):
             os.urandom(1 << 25)
+    if options.drift:
+        with open("/dev/urandom", "rb") as device:
+            looks = int.from_bytes(device.read(2), "little")
+        [time.time() for _ in range(looks)]
+        os.urandom(8)
     # A child is not recorded, and may put nothing into the record.
     child = [sys.executable, "-c", "import time; print(time.time() > 1e9)"]
     assert subprocess.run(child, capture_output=True, text=True, check=True).stdout == "True\n"

@@ -124,6 +124,11 @@ impl<M: Memory> Receive<M> {
         self.from.as_ref().is_some_and(|from| from.peer == peer) || self.wanted_from == Some(peer)
     }
 
+    /// Whether a message fills it.
+    pub fn is_taken(&self) -> bool {
+        self.from.is_some()
+    }
+
     fn work(&self) -> Work {
         if self.tagged { Work::TaggedRecv } else { Work::Recv }
     }
@@ -620,7 +625,7 @@ impl<M: Memory> Endpoint<M> {
             .receives
             .ids()
             .filter(|&id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
-            .filter(|&id| !has_left || self.receives.at(id).is_some_and(|r| r.from.is_some()))
+            .filter(|&id| !has_left || self.receives.at(id).is_some_and(Receive::is_taken))
             .collect();
         // Multi-receives first, so that their last part gives the memory back.
         hit.sort_by_key(|&id| self.receives.at(id).is_some_and(|r| r.multi.is_none()));

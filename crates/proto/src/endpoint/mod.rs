@@ -382,10 +382,12 @@ impl<M: Memory> Endpoint<M> {
         self.actions.push_back(Action::Done(done));
     }
 
-    /// True if operations wait for `peer`.
+    /// True if operations wait for `peer`. (Receives of what one that has left might have sent wait for nobody.)
     pub fn has_work_for(&self, peer: Peer) -> bool {
+        let has_left = self.channels[peer.0 as usize].has_left;
+        let waits = |r: &Receive<M>| r.is_from(peer) && (r.is_taken() || !has_left);
         self.ops.ids().any(|id| self.op_is_for(id, peer))
-            || self.receives.ids().any(|id| self.receives.at(id).is_some_and(|r| r.is_from(peer)))
+            || self.receives.ids().any(|id| self.receives.at(id).is_some_and(waits))
     }
 
     /// True if nothing is held: no operation, no receive, no message that waits for one.

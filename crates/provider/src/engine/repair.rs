@@ -26,7 +26,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const REFUSALS_MAX: u32 = 4;
 /// So many when somebody answered who did not seem to belong to the job: what was said may have been damaged on its way,
 /// and a hello has no other checksum than its proof.
-pub(super) const SPOILT_MAX: u32 = 10;
+pub(super) const DENIALS_MAX: u32 = 10;
 /// A connection that has stood for so long was not made at the same time as another one between the same two: that one
 /// has been made because this one is broken.
 const TWIN_AGE_MAX: Duration = Duration::from_secs(2);
@@ -239,7 +239,7 @@ impl Engine {
         };
         let is_refused = is_cut && !repair.has_hope;
         repair.refusals = if is_refused { repair.refusals + 1 } else { 0 };
-        let refusals_max = if repair.is_spoilt { SPOILT_MAX } else { REFUSALS_MAX };
+        let refusals_max = if repair.is_spoilt { DENIALS_MAX } else { REFUSALS_MAX };
         if repair.refusals >= refusals_max {
             log!(Warn, "the connection to {address} is lost, and nobody answers there");
             return self.fail_peer(peer, libc::ECONNRESET);

@@ -309,7 +309,7 @@ fn whoever_answers_strangely_is_called_again_but_not_for_ever() {
         told = party.next();
         told.is_some()
     });
-    assert_eq!((calls, told), (repair::SPOILT_MAX, Some(Err(Errno(libc::ECONNRESET)))));
+    assert_eq!((calls, told), (repair::DENIALS_MAX, Some(Err(Errno(libc::ECONNRESET)))));
 }
 
 /// The name of nobody in particular, on another node, who can be called at `address`.

@@ -14,7 +14,7 @@ use super::doors::{dial_tcp, dial_unix};
 use super::identity::RelayWay;
 use super::neighbours::Out;
 use super::peers::Purpose;
-use super::repair::{SPOILT_MAX, is_away, is_denied, is_spoilt};
+use super::repair::{DENIALS_MAX, is_away, is_denied, is_spoilt};
 use crate::log;
 
 /// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
@@ -236,7 +236,7 @@ impl Engine {
         }
         let cut = self.await_network();
         cut.denials = if is_denied(error) { cut.denials + 1 } else { 0 };
-        if cut.denials >= SPOILT_MAX {
+        if cut.denials >= DENIALS_MAX {
             self.relay_gone();
         }
     }

@@ -135,7 +135,7 @@ fn what_was_lost_between_relays_while_an_endpoint_was_away_is_told_to_its_next_s
         let one = relay.attach(rank(1), start).unwrap();
         while relay.poll_flush().is_some() {}
         let end = (Kind::Intake, 0, 1);
-        assert_eq!(written(&mut relay, one), [end, (Kind::Lost, 0, 0)]);
+        assert_eq!(written(&mut relay, one), [end, (Kind::Lost, seal(far, rank(1)), 0)]);
         relay.suspend(one);
     }
 }
@@ -155,9 +155,9 @@ fn whoever_waits_for_one_that_never_comes_back_is_told() {
     assert_eq!((written(&mut relay, zero), written(&mut relay, lane).len()), (vec![], 1), "a sign");
     relay.handle_time(RETURN_MILLIS_MAX + 1);
     while relay.poll_flush().is_some() {}
-    let unreachable = (Kind::Unreachable, 0, 0);
-    assert_eq!(written(&mut relay, zero), [unreachable]);
-    assert_eq!(written(&mut relay, lane), [unreachable]);
+    let unreachable = |by: Address| (Kind::Unreachable, seal(rank(1), by), 0);
+    assert_eq!(written(&mut relay, zero), [unreachable(rank(0))]);
+    assert_eq!(written(&mut relay, lane), [unreachable(far)]);
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("away for too long"));
 }
 
