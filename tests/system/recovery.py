@@ -145,7 +145,8 @@ def drawing(options, checks, moment) -> None:
     name = "who draws from clocks and chance"
     if checks.wants(name):
         kills = [(START_S + moment(), 1), (moment(), 2), (0.3, 2), (moment(), 0)]
-        code, lines, output = job(options, program, kills)
+        # Longer than all of that takes.
+        code, lines, output = job(options, [*program, "--rounds", "200"], kills)
         told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in WORDS}
         is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history of {len(told['now '])} draws"
@@ -245,31 +246,37 @@ def job(options, program, kills, *words, environment=None):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
     more, this one."""
     command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *words), *program]
-    running = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | (environment or {}),
-    )
-    try:
-        for seconds, rank in kills:
-            time.sleep(seconds)
-            # On a busy machine it may not have begun yet.
-            while not (pids := pids_of(rank)) and running.poll() is None:
-                time.sleep(0.01)
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-        out, err = running.communicate(timeout=LIMIT_S)
-        return running.returncode, out.splitlines(), out + err
-    except subprocess.TimeoutExpired:
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate()
-        return f"none within {LIMIT_S:.0f} s", out.splitlines(), out + err
-    finally:
-        process.end_descendants()
+    # Files: nobody reads a pipe while kills are waited for, and a job waits for its reader.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        running = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            env=os.environ | (environment or {}),
+        )
+        deadline = time.monotonic() + LIMIT_S
+        try:
+            for seconds, rank in kills:
+                time.sleep(seconds)
+                # On a busy machine it may not have begun yet.
+                while not (pids := pids_of(rank)) and running.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+            code = running.wait(max(deadline - time.monotonic(), 1.0))
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGINT)
+            running.wait()
+            code = f"none within {LIMIT_S:.0f} s"
+        finally:
+            process.end_descendants()
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read())
+        return code, said[0].splitlines(), "".join(said)
 
 
 def pids_of(rank: int) -> list[int]:
