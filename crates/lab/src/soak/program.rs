@@ -157,6 +157,9 @@ impl Program {
                     (true, false) => Err("it did not reach its end".to_owned()),
                 }
             }
+            Program::Sums | Program::Udp if output.contains("\ndone: 0\n") => {
+                Err("it compared nothing".to_owned())
+            }
             Program::Sums | Program::Udp if output.contains("\ndone: ") => Ok(()),
             Program::Sums | Program::Udp => Err("it did not reach its end".to_owned()),
             Program::Heat if output.contains("identical to the serial run") => Ok(()),
@@ -289,6 +292,7 @@ mod tests {
         let error = Program::Imb.judge(&text.replace("Bcast", "Bcost")).unwrap_err();
         assert_eq!(error, "no table of Bcast");
         assert_eq!(Program::Sums.judge("started\ndone: 12\n"), Ok(()));
+        assert!(Program::Sums.judge("started\ndone: 0\n").unwrap_err().contains("nothing"));
         assert!(Program::Heat.judge("heat: answer DIFFERS from the serial run").is_err());
     }
 }

@@ -35,7 +35,7 @@ def main() -> int:
         reduce_all(turn)
         compared += put(pool, window, turn)
         turn += 1
-        if not options.turns and WORLD.bcast(time.monotonic() > end, root=0):
+        if options.turns is None and WORLD.bcast(time.monotonic() > end, root=0):
             break
     window.Free()
     total = WORLD.reduce(compared, root=0)
@@ -47,7 +47,7 @@ def main() -> int:
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--turns", type=int, default=0, help="so many instead")
+    parser.add_argument("--turns", type=int, help="so many instead")
     parser.add_argument("--largest", type=int, default=max(SIZES), help="bytes of a message")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
