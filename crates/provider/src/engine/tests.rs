@@ -29,21 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
 fn what_is_sent_to_a_peer_that_has_left_is_done_at_once() {
-    let (mut one, mut other) = (Party::open(), Party::open());
-    let number = one.av.insert(other.name());
-    one.send(number).unwrap();
-    until(|| {
-        other.engine.progress();
-        one.engine.progress();
-        other.is_linked() && one.is_linked()
-    });
-    assert_eq!(one.next(), Some(Ok(())));
-    other.engine.close();
-    drop(other);
-    until(|| {
-        one.engine.progress();
-        one.engine.neighbours[0].out == Out::Gone
-    });
+    let (mut one, other, number) = linked();
+    leave(other, &mut one);
     one.send(number).unwrap();
     assert_eq!(one.next(), Some(Ok(())), "taken in by nobody, as a moment earlier");
     one.write(number).unwrap();
@@ -270,22 +257,9 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
 /// It may be meant to be cancelled; nobody who sends nothing makes a receive fail.
 #[test]
 fn what_is_to_come_from_a_peer_that_has_left_is_waited_for() {
-    let (mut one, mut other) = (Party::open(), Party::open());
-    let number = one.av.insert(other.name());
-    one.send(number).unwrap();
-    until(|| {
-        other.engine.progress();
-        one.engine.progress();
-        other.is_linked() && one.is_linked()
-    });
-    assert_eq!(one.next(), Some(Ok(())));
+    let (mut one, other, number) = linked();
     one.receive_from(number, &[]);
-    other.engine.close();
-    drop(other);
-    until(|| {
-        one.engine.progress();
-        one.engine.neighbours[0].out == Out::Gone
-    });
+    leave(other, &mut one);
     one.receive_from(number, &[]);
     one.engine.progress();
     assert_eq!(one.next(), None);
@@ -458,6 +432,30 @@ impl Party {
             Err(_) => None,
         }
     }
+}
+
+/// Two, the first of which has sent the second something, and its number there.
+fn linked() -> (Party, Party, FiAddr) {
+    let (mut one, mut other) = (Party::open(), Party::open());
+    let number = one.av.insert(other.name());
+    one.send(number).unwrap();
+    until(|| {
+        other.engine.progress();
+        one.engine.progress();
+        other.is_linked() && one.is_linked()
+    });
+    assert_eq!(one.next(), Some(Ok(())));
+    (one, other, number)
+}
+
+/// One ends in good order, and the other has noticed.
+fn leave(mut one: Party, other: &mut Party) {
+    one.engine.close();
+    drop(one);
+    until(|| {
+        other.engine.progress();
+        other.engine.neighbours[0].out == Out::Gone
+    });
 }
 
 fn empty_message(target: FiAddr) -> SendRequest<'static> {
