@@ -257,6 +257,23 @@ def benchmark(options, fault: str, over_udp: bool = False) -> Case:
     return Case(name, command, environment, RAIL_FAULTS[fault], proof, started=None)
 
 
+def endure(verb: str, options, words: list[str], slack_s: float) -> int:
+    """The exit code of a driver that is `landbridge lab soak` or `punish` for `options.minutes`."""
+    common.quiet_environment()
+    process.adopt_orphans()
+    why_not = no_lab(options)
+    if why_not:
+        print(f"skipped: no lab can be built here: {why_not}")
+        return common.SKIPPED
+    seed = str(options.seed)
+    words = [*words, "--minutes", str(options.minutes), "--seed", seed, "--venvs", str(options.venvs)]
+    command = [str(options.bin / "landbridge"), "lab", verb, *words]
+    done = process.run(command, options.minutes * 60 + slack_s)
+    print(done.output)
+    print(f"{verb} with seed {seed}: {'every program ended right' if done.ok else done.why or done.code}")
+    return 0 if done.ok else 1
+
+
 def no_lab(options) -> str:
     """Why this machine or user can have no lab; empty if it can."""
     probe = process.run([*lab_run(options, "network-probe"), "true"], 30)

@@ -7,8 +7,7 @@ Who is killed and when is a function of the seed, `--seed`; what the programs ar
 import sys
 
 import common
-from network import no_lab
-from support import process
+from network import endure
 
 # Beyond the time asked for: undisturbed runs first, and the last program.
 SLACK_S = 200
@@ -16,19 +15,7 @@ SLACK_S = 200
 
 def main() -> int:
     options = common.arguments(__doc__, add_options)
-    common.quiet_environment()
-    process.adopt_orphans()
-    why_not = no_lab(options)
-    if why_not:
-        print(f"skipped: no lab can be built here: {why_not}")
-        return common.SKIPPED
-    seed, mean = str(options.seed), str(options.mean)
-    words = ["--minutes", str(options.minutes), "--mean", mean, "--seed", seed, "--venvs", str(options.venvs)]
-    command = [str(options.bin / "landbridge"), "lab", "punish", *words]
-    done = process.run(command, options.minutes * 60 + SLACK_S)
-    print(done.output)
-    print(f"punish with seed {seed}: {'every program ended right' if done.ok else done.why or done.code}")
-    return 0 if done.ok else 1
+    return endure("punish", options, ["--mean", str(options.mean)], SLACK_S)
 
 
 def add_options(parser):
