@@ -46,7 +46,11 @@ fn the_corpus_holds_good_input() {
             std::fs::write(&path, &bytes).unwrap();
         }
         let stored = std::fs::read(&path).unwrap_or_default();
-        assert!(stored == bytes, "{} is not what the code makes today", path.display());
+        assert!(
+            stored == bytes,
+            "{} is not what the code makes today; LANDBRIDGE_WRITE_SEEDS=1 cargo test writes it anew",
+            path.display()
+        );
     }
 }
 
