@@ -26,8 +26,8 @@ const TOLD_PEERS_MAX: usize = 64;
 /// Paths of a peer that are gone and remembered; what is beyond counts with the last.
 const PAST_MAX: usize = 16;
 
-/// How a path is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a path is, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     Up,
     /// It carries frames only while no other does.
@@ -205,9 +205,10 @@ impl Engine {
             entry.bytes += done.bytes;
             entry.bytes_again += done.bytes_again;
             entry.spoilt += u64::from(neighbour.spoilt[route.path.0 as usize]);
-            entry.state = link.state(done.is_spare);
-            entry.bytes_per_second = done.bytes_per_second;
-            entry.round_trip_nanos = done.round_trip_nanos;
+            // Two connections between the same addresses are one path.
+            entry.state = entry.state.min(link.state(done.is_spare));
+            entry.bytes_per_second = entry.bytes_per_second.or(done.bytes_per_second);
+            entry.round_trip_nanos = entry.round_trip_nanos.or(done.round_trip_nanos);
             if let (Carrier::Stream(stream), true) = (&link.carrier, route.path != RELAY_PATH)
                 && let Some(known) = sys::silence(stream.fd())
             {
@@ -230,7 +231,8 @@ impl Engine {
         let is_it = |link: &&Link| link.peer == Some(peer) && link.socket().is_some();
         let lines = self.links.iter().flatten().map(|link| &**link).filter(is_it);
         for line in lines.filter(|line| line.state(false) == State::Probing) {
-            entry_of(entries, line.what(), line.ends).state = State::Probing;
+            let entry = entry_of(entries, line.what(), line.ends);
+            entry.state = entry.state.min(State::Probing);
         }
     }
 
