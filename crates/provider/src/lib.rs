@@ -10,6 +10,7 @@ pub mod abi;
 pub mod arena;
 pub mod atomic;
 pub mod av;
+pub mod board;
 pub mod clocks;
 pub mod counter;
 pub mod engine;

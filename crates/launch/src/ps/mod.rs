@@ -5,6 +5,7 @@
 //! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
 
 pub mod desk;
+pub mod paths;
 pub mod roll;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cli::PsArguments;
 use crate::sys;
-use desk::{Account, REQUEST};
+use desk::{Account, Question};
 
 /// A launcher that has not answered after this long is stopped, or has very much to do.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -28,7 +29,8 @@ const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Runs the command; its exit code.
 pub fn run(arguments: &PsArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
-    let accounts = accounts(&desk::directory(), wanted)?;
+    let question = if arguments.paths { Question::Paths } else { Question::Roll };
+    let accounts = accounts(&desk::directory(), wanted, question)?;
     if accounts.is_empty() && !wanted.is_empty() {
         bail!("no job whose name begins with {wanted} is run by this user from here");
     }
@@ -40,7 +42,13 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
         }
         (false, false) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let tables = accounts.iter().map(|account| table(account, now.as_secs()));
+            let tables = accounts.iter().map(|account| match &account.paths {
+                Some(paths) => {
+                    let name = |process| name(account, process);
+                    head(account, now.as_secs()) + &paths.text(arguments.all, name)
+                }
+                None => table(account, now.as_secs()),
+            });
             tables.collect::<Vec<_>>().join("\n")
         }
     };
@@ -52,7 +60,7 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
 }
 
 /// Of every job whose id begins so, the oldest first. Files at which nobody listens any more are removed.
-fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
+pub fn accounts(directory: &Path, wanted: &str, question: Question) -> Result<Vec<Account>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -65,7 +73,7 @@ fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
         if !name.starts_with(wanted) || name.starts_with('.') {
             continue;
         }
-        match ask(&path) {
+        match ask(&path, question) {
             Ok(account) => accounts.extend(account),
             Err(error) => eprintln!("landbridge: job {name}: {error:#}"),
         }
@@ -75,7 +83,7 @@ fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
 }
 
 /// What a launcher says; `None` if it is gone.
-fn ask(path: &PathBuf) -> Result<Option<Account>> {
+fn ask(path: &PathBuf, question: Question) -> Result<Option<Account>> {
     let mut stream = match UnixStream::connect(path) {
         Ok(stream) => stream,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -90,7 +98,7 @@ fn ask(path: &PathBuf) -> Result<Option<Account>> {
         bail!("another user answers for it");
     }
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(REQUEST)?;
+    stream.write_all(question.words())?;
     let mut answer = Vec::new();
     let heard = (&stream).take(ANSWER_BYTES_MAX).read_to_end(&mut answer);
     if answer.is_empty() && heard.is_ok() {
@@ -137,9 +145,15 @@ fn innermost_pid(status: &str) -> Option<u32> {
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// For people.
-fn table(account: &Account, now: u64) -> String {
-    let Account { job, launcher, program, began, recover, restarts, ranks } = account;
+/// What a process is called: `1:0` is rank 0 of the first group that was spawned.
+fn name(account: &Account, process: u32) -> String {
+    let place = account.ranks.binary_search_by_key(&process, |line| line.process);
+    place.map_or_else(|_| format!("({process})"), |place| account.ranks[place].rank.clone())
+}
+
+/// The line above the ranks of a job.
+fn head(account: &Account, now: u64) -> String {
+    let Account { job, launcher, program, began, recover, restarts, .. } = account;
     let seconds = now.saturating_sub(*began);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     let mut text = format!(
@@ -152,6 +166,13 @@ fn table(account: &Account, now: u64) -> String {
         let _ = write!(text, "  --recover, new starts: {restarts}");
     }
     text.push('\n');
+    text
+}
+
+/// For people.
+fn table(account: &Account, now: u64) -> String {
+    let mut text = head(account, now);
+    let ranks = &account.ranks;
     let head = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
     let row = |line: &roll::Line| {
         let ending = line.ending.as_ref().map(|ending| format!(" ({ending})"));
@@ -206,6 +227,7 @@ mod tests {
                 line(1, State::StartingAnew, None),
                 line(2, State::Ended, Some("exit code 0")),
             ],
+            paths: None,
         }
     }
 
@@ -240,10 +262,10 @@ mod tests {
         let desk = desk::Desk::open(&directory, "there").unwrap();
         // As a launcher leaves it that is killed.
         drop(std::os::unix::net::UnixListener::bind(directory.join("gone")).unwrap());
-        assert!(ask(&directory.join("gone")).unwrap().is_none());
+        assert!(ask(&directory.join("gone"), Question::Roll).unwrap().is_none());
         assert!(!directory.join("gone").exists() && directory.join("there").exists());
         drop(desk);
-        assert_eq!(accounts(&directory, "").unwrap(), []);
+        assert_eq!(accounts(&directory, "", Question::Roll).unwrap(), []);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -101,6 +101,8 @@ pub(super) struct Port {
     pub in_owing: bool,
 
     pub writer: Writer,
+    /// Of a lane: it finishes what it has begun, and takes nothing new.
+    pub is_retired: bool,
     /// Of a peer relay: the streams to it,
     pub lanes: Vec<LinkId>,
     /// and which of them writes first.
@@ -135,6 +137,7 @@ impl Port {
             in_resume: false,
             in_owing: false,
             writer: Writer { rest: Queue::default(), record },
+            is_retired: false,
             lanes: Vec::new(),
             turn: 0,
         }

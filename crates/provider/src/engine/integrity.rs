@@ -121,8 +121,25 @@ pub fn check_in(body: &[u8], head: usize) -> u32 {
 /// What arrives by a path is not what was sent: the path is better made anew.
 #[cold]
 pub fn spoilt(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, why)
+    io::Error::new(io::ErrorKind::ConnectionAborted, Spoilt(why))
 }
+
+/// Whether an error is one of [`spoilt`].
+pub fn was_spoilt(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Spoilt>())
+}
+
+/// The reason of such an error.
+#[derive(Debug)]
+struct Spoilt(&'static str);
+
+impl std::fmt::Display for Spoilt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Spoilt {}
 
 impl Summing {
     /// Whether the whole payload is what was sent.

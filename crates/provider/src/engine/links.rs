@@ -21,7 +21,7 @@ use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::Engine;
 use super::handshake::Carrier;
-use super::integrity::Summing;
+use super::integrity::{self, Summing};
 use super::neighbours::Out;
 use super::peers::{self, Token, watch};
 use crate::log;
@@ -224,6 +224,7 @@ impl Engine {
     /// if it is in the middle of a payload from the peer, the rest of that is taken in first.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
+        self.settle_accounts(peer);
         let neighbour = &mut self.neighbours[peer.0 as usize];
         (neighbour.out, neighbour.repair) = (Out::Gone, None);
         neighbour.routes.clear();
@@ -276,16 +277,19 @@ impl Engine {
         let Some(peer) = link.peer else {
             log!(Warn, "the connection to the relay is lost: {error}");
             let (doomed, inside) = (link.doomed.take(), link.inside.take());
-            drop(link);
             if let (Some(errno), Some((peer, _))) = (doomed, inside) {
                 self.fail_peer(peer, errno);
             }
-            return self.relay_lost(id);
+            return self.relay_lost(id, &link, integrity::was_spoilt(error));
         };
         // What a ring holds outlives neither of its processes, nor does it break; and who breaks the protocol breaks it again.
         let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loop)
             || error.kind() == io::ErrorKind::InvalidData;
         let ends = link.ends;
+        if integrity::was_spoilt(error) {
+            self.count_spoilt(peer, link.path);
+        }
+        self.settle_account(peer, link.path, &link, !self.core.has_left(peer));
         drop(link);
         let address = self.core.address(peer);
         if !is_final && !self.core.has_left(peer) {

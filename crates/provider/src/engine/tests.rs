@@ -1,5 +1,6 @@
 //! Two engines of one process that talk to each other.
 
+mod closing;
 mod copies;
 mod datagrams;
 mod recovery;

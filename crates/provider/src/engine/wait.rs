@@ -14,6 +14,7 @@ use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 
+use crate::board::Slot;
 use crate::patience::{Advice, Clock, Patience, Surroundings};
 use crate::sync::Sleep;
 
@@ -295,6 +296,9 @@ impl Engine {
             self.check_relay();
         }
         self.check_silence();
+        if self.slot.as_ref().is_some_and(Slot::is_wanted) {
+            self.show_paths();
+        }
         if !self.rails.is_empty() && self.has_rails_to_try() {
             self.check_rails();
         }

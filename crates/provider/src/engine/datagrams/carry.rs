@@ -299,7 +299,7 @@ impl Engine {
         };
         if error.kind() != io::ErrorKind::InvalidData {
             self.datagrams().spoilt += 1;
-            return;
+            return peer.into_iter().for_each(|peer| self.count_spoilt(peer, path));
         }
         if let Some(peer) = peer {
             log!(Warn, "{}: {error}", self.core.address(peer));
