@@ -295,6 +295,7 @@ impl Engine {
             self.check_relay();
         }
         self.check_silence();
+        self.check_partings();
         if !self.rails.is_empty() && self.has_rails_to_try() {
             self.check_rails();
         }
