@@ -292,6 +292,9 @@ impl Engine {
         self.settle_account(peer, link.path, &link, !self.core.has_left(peer));
         drop(link);
         let address = self.core.address(peer);
+        if error.kind() == io::ErrorKind::InvalidData {
+            self.core.revoke_goodbye(peer);
+        }
         if !is_final && !self.core.has_left(peer) {
             return self.lose_route(peer, id, ends, error);
         }

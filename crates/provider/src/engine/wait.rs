@@ -299,6 +299,7 @@ impl Engine {
         if self.slot.as_ref().is_some_and(Slot::is_wanted) {
             self.show_paths();
         }
+        self.check_partings();
         if !self.rails.is_empty() && self.has_rails_to_try() {
             self.check_rails();
         }
