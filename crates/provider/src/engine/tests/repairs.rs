@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 
 use landbridge_drive::check::Sum;
-use landbridge_drive::link::stream::Piece;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::Path;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
