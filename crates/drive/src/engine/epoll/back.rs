@@ -147,7 +147,7 @@ mod tests {
         back.note_up(Some("127.0.0.1:7711".parse().unwrap()), 0);
         back.begin(AGAIN_MILLIS_MIN).unwrap();
         back.note_break();
-        assert!(!back.is_under_way.is_some() && !back.note_failure(AGAIN_MILLIS_MIN));
+        assert!(back.is_under_way.is_none() && !back.note_failure(AGAIN_MILLIS_MIN));
         assert_eq!(back.begin(u64::MAX), None);
     }
 }
