@@ -215,13 +215,14 @@ pub enum Message {
         stage: Stage,
     },
     /// A rank has this process, its `start`th that was started anew; whether it has come back to
-    /// where the one before it was.
+    /// where the one before it was, and otherwise how much of the way it has gone, if that is known.
     Alive {
         group: u32,
         rank: u32,
         pid: u32,
         start: u32,
         is_back: bool,
+        percent: Option<u8>,
     },
     /// A rank has ended while another one, which can never go on now, waits in a barrier.
     Stuck {
@@ -247,6 +248,9 @@ pub enum Message {
     /// Nothing of this agent, or of those below it, runs any more.
     Done,
 }
+
+/// In the place of a share that nobody knows.
+const UNKNOWN: u32 = u32::MAX;
 
 /// Why bytes from the other side are not a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -422,8 +426,9 @@ impl Message {
                 out.number(*stage as u32);
                 kind::EXITED
             }
-            Message::Alive { group, rank, pid, start, is_back } => {
-                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back)];
+            Message::Alive { group, rank, pid, start, is_back, percent } => {
+                let percent = percent.map_or(UNKNOWN, u32::from);
+                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back), percent];
                 numbers.into_iter().for_each(|number| out.number(number));
                 kind::ALIVE
             }
@@ -504,6 +509,7 @@ impl Message {
                 pid: body.number()?,
                 start: body.number()?,
                 is_back: body.number()? != 0,
+                percent: body.percent()?,
             },
             kind::STUCK => Message::Stuck { rank: body.number()? },
             kind::FAILED => Message::Failed { text: body.text()? },
@@ -636,6 +642,13 @@ impl<'a> Reader<'a> {
             0 => Some(Ending::Exited(value)),
             1 => Some(Ending::Killed(value)),
             _ => None,
+        }
+    }
+
+    fn percent(&mut self) -> Option<Option<u8>> {
+        match self.number()? {
+            UNKNOWN => Some(None),
+            share => u8::try_from(share).ok().filter(|share| *share <= 100).map(Some),
         }
     }
 

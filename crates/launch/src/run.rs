@@ -18,10 +18,11 @@ use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
 use crate::gather::{self, Gather, Word};
 use crate::groups::{Asker, Groups, Outcome};
+use crate::mpi;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Names, Server, Stage};
 use crate::pmi::spawn::{Request, answer};
-use crate::ps::roll::Roll;
+use crate::ps::roll::{Roll, Sight};
 use crate::relays::Relays;
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
@@ -137,7 +138,7 @@ impl Launcher {
             children,
             signals,
             names: Names::default(),
-            watch: Watch::new(job.size),
+            watch: Watch::new(job.size, mpi::recovers(&job.environment)),
             roll: Roll::new(job.size),
             counter,
             output,
@@ -370,8 +371,8 @@ impl Launcher {
                 self.stdin_open &= rank != 0;
                 self.handle_exit(group, rank, ending, stage);
             }
-            Message::Alive { group, rank, pid, start, is_back } => {
-                self.roll.handle_alive(group, rank, pid, start, is_back);
+            Message::Alive { group, rank, pid, start, is_back, percent } => {
+                self.roll.handle_alive(group, rank, Sight { pid, start, is_back, percent });
                 self.show_status();
             }
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),

@@ -37,7 +37,7 @@ pub const TEXT_BYTES_MAX: usize = SLOT_BYTES - TEXT_AT;
 
 const HEAD_BYTES: usize = 4096;
 const SLOT_BYTES: usize = (BOARD_BYTES - HEAD_BYTES) / SLOTS;
-const _: () = assert!(SLOT_BYTES & 7 == 0 && HEAD_BYTES & 7 == 0);
+const _: () = assert!(SLOT_BYTES.is_multiple_of(8) && HEAD_BYTES.is_multiple_of(8));
 
 /// Where slot `number` begins.
 pub fn slot_at(number: usize) -> usize {

@@ -85,7 +85,7 @@ impl Drop for Slot {
 
 impl Board {
     fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(at + 8 <= BOARD_BYTES && at & 7 == 0);
+        debug_assert!(at + 8 <= BOARD_BYTES && at.is_multiple_of(8));
         // SAFETY: inside the mapping, which stays, and aligned; every side takes these words for atomic ones.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at).cast()) }
     }

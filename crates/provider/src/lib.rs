@@ -15,6 +15,7 @@ pub mod clocks;
 pub mod counter;
 pub mod engine;
 pub mod ffi;
+pub mod home;
 pub mod host;
 pub mod info;
 pub mod mr;

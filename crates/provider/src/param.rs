@@ -48,6 +48,7 @@ pub const KEY: Knob = Knob(&setting::KEY);
 pub const INDEX: Knob = Knob(&setting::INDEX);
 pub const SIZE: Knob = Knob(&setting::SIZE);
 pub const RECOVER: Knob = Knob(&setting::RECOVER);
+pub const RECOVER_CLOCKS: Knob = Knob(&setting::RECOVER_CLOCKS);
 pub const INCARNATION: Knob = Knob(&setting::INCARNATION);
 pub const CLUSTER: Knob = Knob(&setting::CLUSTER);
 pub const NODE: Knob = Knob(&setting::NODE);
@@ -165,6 +166,7 @@ mod tests {
             RETAIN,
             COPY_MAX,
             RECOVER,
+            RECOVER_CLOCKS,
             JOB,
             KEY,
             INDEX,

@@ -83,7 +83,7 @@ impl Board {
             let length = (self.word(at + LENGTH_AT) as usize).min(TEXT_BYTES_MAX);
             let mut bytes = vec![0; length];
             let read = pread(&self.0, &mut bytes[..], (at + TEXT_AT) as u64);
-            let is_whole = read == Ok(length) && version & 1 == 0;
+            let is_whole = read == Ok(length) && version.is_multiple_of(2);
             if is_whole && version == self.word(at + VERSION_AT) {
                 let text = String::from_utf8_lossy(&bytes).into_owned();
                 return Some(Account { answered, text });

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::again::Again;
+use super::again::{Again, Looks};
 use super::board::Board;
 use super::clocks::Clocks;
 use crate::control::order::Task;
@@ -132,6 +132,16 @@ impl LocalRank {
             stdout: child.stdout.take().map(nonblocking).transpose()?,
             stderr: child.stderr.take().map(nonblocking).transpose()?,
         })
+    }
+
+    /// How often it has looked for messages, if that is counted.
+    pub fn looks(&self) -> Option<Looks> {
+        self.clocks.as_ref().map(|clocks| clocks.looks())
+    }
+
+    /// Whether it runs, and is on its way back to where it was.
+    pub fn is_away(&self) -> bool {
+        self.ending.is_none() && self.again.as_ref().is_some_and(Again::is_away)
     }
 
     pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

@@ -13,6 +13,7 @@ use crate::credit::{Credit, Lent};
 use crate::id::Address;
 use crate::path::time::Time;
 use crate::slab::Slab;
+use crate::tag::ANY;
 use crate::wire::frame::Kind;
 use crate::wire::head::{Door, Head};
 
@@ -89,6 +90,8 @@ pub(super) struct Channel<M> {
     pub failed: Option<i32>,
     /// The peer has said goodbye: it takes in nothing new.
     pub has_left: bool,
+    /// And we to it.
+    pub has_said_goodbye: bool,
     /// Stands in the endpoint's queue of busy peers.
     pub is_busy: bool,
 }
@@ -217,6 +220,7 @@ impl<M: Clone> Channel<M> {
             unasked: 0,
             failed: None,
             has_left: false,
+            has_said_goodbye: false,
             is_busy: false,
         }
     }
@@ -567,6 +571,19 @@ impl<M: Memory> Endpoint<M> {
     /// Whether `peer` has said goodbye.
     pub fn has_left(&self, peer: Peer) -> bool {
         self.channels[peer.0 as usize].has_left
+    }
+
+    /// `peer` has broken the protocol: that it has said goodbye counts for nothing, and what waits for it fails with it. To be
+    /// called before [`Self::fail`].
+    pub fn revoke_goodbye(&mut self, peer: Peer) {
+        self.channels[peer.0 as usize].has_left = false;
+    }
+
+    /// Peers that have said goodbye, for each receive that waits for nobody else.
+    pub fn awaited_in_vain(&self) -> impl Iterator<Item = Peer> {
+        let wanted = self.wanted.tagged.iter().chain(self.wanted.untagged.iter());
+        let sources = wanted.map(|want| want.source).filter(|source| *source != ANY).map(Peer);
+        sources.filter(|peer| self.has_left(*peer))
     }
 
     /// Whether `peer` has ever sent anything here.

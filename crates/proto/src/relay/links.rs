@@ -52,6 +52,7 @@ impl Relay {
     /// An endpoint's link has broken: frames wait for it to come back.
     pub fn suspend(&mut self, link: LinkId) {
         self.leave_line(link);
+        self.stop_telling(link);
         let since = self.now_millis;
         self.set_state(link, State::Away { since });
         let Self { ports, pool, .. } = self;
@@ -72,6 +73,7 @@ impl Relay {
     pub fn detach(&mut self, link: LinkId) {
         let Party::Endpoint(address) = self.port(link).party else { return };
         self.leave_line(link);
+        self.stop_telling(link);
         self.set_state(link, State::Lost);
         if self.may_return(link) {
             let open = core::mem::take(&mut self.port_mut(link).writer.record).open();

@@ -171,7 +171,7 @@ pub const RECOVER_CLOCKS: Setting = Setting {
     unit: "on or off",
     kind: Kind::Switch,
     scope: Scope::Job,
-    readers: &[Reader::Launcher],
+    readers: &[Reader::Process, Reader::Launcher],
     sentence: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
                is told the same.",
 };

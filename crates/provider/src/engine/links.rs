@@ -139,6 +139,21 @@ impl Link {
         }
     }
 
+    /// It has no room, and says when it has: there is no use in trying before.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        matches!(&self.carrier, Carrier::Stream(stream) if stream.is_holding())
+            || (self.is_stream() && !self.blocked.is_empty())
+    }
+
+    /// `peer` has frames for when it has room.
+    #[cold]
+    pub(super) fn await_room(&mut self, peer: Peer) {
+        if !self.blocked.contains(&peer) {
+            self.blocked.push_back(peer);
+        }
+    }
+
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
@@ -154,7 +169,7 @@ impl Link {
         match &mut self.carrier {
             Carrier::Stream(stream) if is_again => {
                 stream.own_held();
-                self.blocked.push_back(peer);
+                self.await_room(peer);
             }
             _ => self.holding = Some(peer),
         }
@@ -292,6 +307,9 @@ impl Engine {
         self.settle_account(peer, link.path, &link, !self.core.has_left(peer));
         drop(link);
         let address = self.core.address(peer);
+        if error.kind() == io::ErrorKind::InvalidData {
+            self.core.revoke_goodbye(peer);
+        }
         if !is_final && !self.core.has_left(peer) {
             return self.lose_route(peer, id, ends, error);
         }

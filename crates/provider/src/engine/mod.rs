@@ -21,6 +21,7 @@
 //! | `integrity` | checks of what goes over a network |
 //! | `repair` | paths that broke, and how they come back |
 //! | `replay` | what is taken in, so that it can be done again |
+//! | `partings` | receives that wait for who has left |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | paths over UDP |
 //! | `silence` | paths that have fallen silent |
@@ -41,6 +42,7 @@ mod ledger;
 mod links;
 mod memory;
 mod neighbours;
+mod partings;
 mod peers;
 mod rails;
 mod receive;
@@ -66,10 +68,10 @@ use landbridge_proto::endpoint::{self, Config, Endpoint, Look, Peer, Posting, Ti
 use crate::abi::{self, Errno, FiAddr};
 use crate::av::Av;
 use crate::board::Slot;
-use crate::log;
 use crate::mr;
 use crate::patience::Advice;
 use crate::sink::Sink;
+use crate::{clocks, log};
 
 use datagrams::Datagrams;
 use doors::Own;
@@ -145,6 +147,7 @@ pub struct Engine {
     /// Frames that came early, by the number of their first byte: head and payload, as far as they are there.
     early: BTreeMap<(Peer, u64), Box<[u8]>>,
     silence: silence::Silence,
+    partings: partings::Partings,
     /// Some peer has several paths: the protocol wants to know the time.
     has_several: bool,
     /// Paths over UDP, if they are wanted.
@@ -213,6 +216,7 @@ impl Engine {
             given_up: Vec::new(),
             early: BTreeMap::new(),
             silence: silence::Silence::new(),
+            partings: partings::Partings::new(),
             has_several: false,
             datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
             rails: Vec::new(),
@@ -233,6 +237,12 @@ impl Engine {
         if engine.is_recorded() && !engine.relay.is_up() {
             log!(Warn, "no relay on this node, and nothing can be recorded without");
             return Err(Errno::EIO);
+        }
+        if let Some(why) = clocks::lack().filter(|_| engine.is_recorded()) {
+            log!(
+                Warn,
+                "clocks and chance are not recorded: {why}; a new start of it may go another way"
+            );
         }
         Ok(engine)
     }

@@ -160,6 +160,7 @@ impl Engine {
                 Ok(taken) => taken,
                 Err(bad) => {
                     log!(Warn, "{}: {}", self.core.address(peer), bad.0);
+                    self.core.revoke_goodbye(peer);
                     return self.given_up.push((peer, libc::ECONNRESET));
                 }
             };

@@ -21,7 +21,7 @@ use crate::log;
 /// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// And where it is recorded: the relay may be busy with telling others what was.
+/// And where it is recorded, for then there is nothing to do without it: its machine may be very busy.
 const RECORDED_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The connection to this cluster's relay.
@@ -34,6 +34,8 @@ pub struct Relay {
     cut: Option<Cut>,
     /// Headers that arrived spoilt.
     spoilt: u64,
+    /// Why it was not reached last.
+    problem: Option<String>,
 }
 
 /// Attempts to reach it again.
@@ -103,10 +105,15 @@ impl Engine {
             self.check_relay();
             self.look(10);
         }
-        if self.is_recorded()
-            && let Err(error) = self.learn_record()
-        {
-            self.end_process(&format!("relay: {error}"));
+        if self.is_recorded() {
+            if !self.relay.is_up() {
+                let problem = self.relay.problem.take();
+                let problem = problem.unwrap_or(format!("it has not answered for {patience:?}"));
+                self.end_process(&format!("its relay cannot be reached: {problem}"));
+            }
+            if let Err(error) = self.learn_record() {
+                self.end_process(&format!("its relay has not taken it back: {error}"));
+            }
         }
         if !self.relay.is_settled() {
             log!(
@@ -137,6 +144,7 @@ impl Engine {
                 Err(error) => {
                     may_come |= is_away(&error);
                     log!(Info, "relay {way:?}: {error}");
+                    self.relay.problem = Some(error.to_string());
                 }
             }
         }
@@ -243,6 +251,7 @@ impl Engine {
 
     /// An attempt to reach the relay has failed, and there is no other way to it.
     pub(super) fn relay_refused(&mut self, error: &io::Error) {
+        self.relay.problem = Some(error.to_string());
         if self.relay.cut.is_none() && !is_away(error) && !is_spoilt(error) {
             return self.relay_gone();
         }

@@ -3,8 +3,8 @@
 //! A round of the loop: (1) wait, or only look if something is left to do; (2) take in what the
 //! events say; (3) serve each link that may have something, once: one read, all its frames
 //! forwarded, each touched output written once; (4) let inputs go on whose outputs have room again;
-//! (5) close what has broken; (6) look at the clock. A single message therefore costs one wait, one
-//! read and one write.
+//! (5) tell processes that were started anew one more piece of what was; (6) close what has broken;
+//! (7) look at the clock. A single message therefore costs one wait, one read and one write.
 //!
 //! Memory: no link owns a buffer; one read at a time uses one. A link keeps what it has read and cannot
 //! forward yet, and no more: the beginning of a frame, or, while it is paused, what it had read. Once
@@ -244,6 +244,7 @@ impl<'w> Loop<'w> {
             self.waiter.collect_near(&mut self.connections, &mut self.ready);
             self.serve_ready();
             self.resume();
+            self.tell();
             self.close_doomed();
             self.tick();
             self.wan.transmit(&self.epoll);
@@ -251,7 +252,10 @@ impl<'w> Loop<'w> {
     }
 
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let may_sleep = self.ready.is_empty() && self.doomed.is_empty() && !self.wan.is_busy();
+        let may_sleep = self.ready.is_empty()
+            && self.doomed.is_empty()
+            && !self.wan.is_busy()
+            && !self.relay.has_to_tell();
         let is_calm = !self.needs_clock();
         let needs_calm_clock = self.relay.has_lanes() || self.silences.needs_clock();
         let sleep_millis = match is_calm {
@@ -515,6 +519,13 @@ impl<'w> Loop<'w> {
                 self.enqueue(slot);
                 self.waiter.note_going(slot, &self.connections[slot]);
             }
+        }
+    }
+
+    /// Processes that were started anew hear the next piece of what was before.
+    fn tell(&mut self) {
+        if self.relay.has_to_tell() && self.relay.tell() {
+            self.drain(&[]);
         }
     }
 

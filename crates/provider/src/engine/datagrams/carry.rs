@@ -101,7 +101,7 @@ impl Engine {
             let copy = match frame.payload {
                 // SAFETY: as above.
                 Some((memory, at, len)) if frame.wants_copy => {
-                    Some(unsafe { memory.keep(at, len) })
+                    Some(unsafe { memory.keep(at, len, &mut Sum::Off.start()) })
                 }
                 _ => None,
             };

@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 
 use landbridge_drive::check::Sum;
-use landbridge_drive::link::stream::Piece;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::Path;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
@@ -93,9 +92,9 @@ fn message_frame() -> Vec<u8> {
     core.send(message).unwrap();
     core.open_path(peer, path, Path { checked: true, ..Path::RELAY });
     let mut frame = core.poll_transmit(peer, path).unwrap();
-    let payload = [Piece { base: bytes.as_mut_ptr(), len: bytes.len() }];
+    let payload = frame.payload;
     // SAFETY: the memory is on this stack.
-    unsafe { integrity::fill_in(Sum::Crc32c, &mut frame, &payload) };
+    unsafe { integrity::fill_in(Sum::Crc32c, &mut frame, payload) };
     [frame.front(), &bytes[..]].concat()
 }
 
