@@ -505,6 +505,39 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
     assert_eq!((lost(&a), a.is_drained()), (0, true));
 }
 
+#[test]
+fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
+    for kind in [congestion::Kind::Cubic, congestion::Kind::Bbr] {
+        let (mut a, mut b) = pair(Path { datagram: Some(kind), ..DATAGRAMS });
+        a.send(message(1_000)).unwrap();
+        let mut frames = vec![a.next(ONE).unwrap()];
+        // Questions come more and more rarely.
+        while let Some(wake) = a.next_wake().filter(|wake| *wake < at(600_000)) {
+            a.handle_time(wake);
+            frames.extend(std::iter::from_fn(|| a.next(ONE)));
+        }
+        let mut now = at(600_000);
+        for _ in 0..20 {
+            a.send(message(1_000)).unwrap();
+        }
+        let (mut done, mut millis) = (0, 0);
+        while done < 21 {
+            frames.drain(..).for_each(|frame| b.take_in(ONE, &frame));
+            b.end_batch(PEER, ONE);
+            b.handle_time(now);
+            a.set_time(now);
+            while let Some(back) = b.next(ONE) {
+                a.take_in(ONE, &back);
+            }
+            done += a.done().len();
+            a.handle_time(now);
+            frames.extend(std::iter::from_fn(|| a.next(ONE)));
+            (now, millis) = (now.after(MILLISECOND), millis + 1);
+            assert!(millis < 2_000, "{kind:?}: {done} of 21 messages in {millis} ms");
+        }
+    }
+}
+
 /// The other side of every test, and the paths to it.
 const PEER: Peer = Peer(0);
 const ONE: PathId = PathId(0);

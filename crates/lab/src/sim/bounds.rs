@@ -18,8 +18,9 @@ const ASKS_MAX: usize = 16;
 const SPOILT_MAX: usize = 64;
 /// Datagrams that may overtake one before it is lost (`OVERTAKEN_MAX`).
 const OVERTAKEN_MAX: usize = 1 << 10;
-/// Answers that one operation of the peer may have waiting: a grant or a refusal, and the bytes that it has asked for.
-const ANSWERS_MAX: usize = 2;
+/// Answers that one operation of the peer may have waiting: a grant or a refusal, and the bytes that it has asked for; and as
+/// much for one before it, which the peer believes to be over while pieces of it are still under way.
+const ANSWERS_MAX: usize = 4;
 /// One process in turn is looked at after so many steps.
 const STEPS: usize = 8;
 
