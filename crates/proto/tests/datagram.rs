@@ -455,6 +455,24 @@ fn a_report_goes_by_the_path_of_the_ask() {
 }
 
 #[test]
+fn a_report_goes_by_no_path_that_is_doubted() {
+    for path in [DATAGRAMS, STREAM, Path { overtakes: true, ..Path::RELAY }] {
+        let (mut a, mut b) = pair(path);
+        [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, path));
+        a.send(message(5)).unwrap();
+        a.next(ONE).or_else(|| a.next(TWO)).unwrap();
+        a.shake_path(PEER, ONE);
+        let ask = a.next(ONE).unwrap();
+        assert_eq!(ask.kind(), Kind::Ask);
+        // The other side is heard by this path, and knows that it does not hear.
+        b.doubt_path(PEER, ONE, true);
+        b.take_in(ONE, &ask);
+        assert!(b.next(ONE).is_none(), "{path:?}");
+        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::Report), "{path:?}");
+    }
+}
+
+#[test]
 fn an_address_goes_by_no_datagram_while_there_is_another_path() {
     let (mut a, _) = pair(DATAGRAMS);
     a.open_path(PEER, TWO, Path { spare: true, ..STREAM });

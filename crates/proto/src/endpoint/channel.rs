@@ -340,7 +340,9 @@ impl<M: Clone> Channel<M> {
         let may_go = |errand: &Errand| match errand.path() {
             _ if kind.is_some_and(|kind| kind != errand.kind()) => false,
             _ if errand.kind() == Kind::Door => self.may_tell_door(path),
-            Some(wanted) => wanted == path || self.way(wanted).is_none_or(|way| way.is_doubted),
+            Some(wanted) if self.way(wanted).is_some_and(|way| !way.is_doubted) => wanted == path,
+            // Who asks by a path that is doubted may be heard by it and hear nothing: the answer goes by what is left.
+            Some(_) => self.sends_by(path),
             None => self.sends_by(path) && self.speaks_by(path),
         };
         self.errands.iter().position(may_go)
