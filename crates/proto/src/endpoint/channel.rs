@@ -28,6 +28,8 @@ pub(super) struct Channel<M> {
     pub ways: Vec<Way>,
     /// Ways by which frames go out.
     senders: usize,
+    /// Of those, the doubted ones, a bit for each: there is no other.
+    doubted_senders: u8,
     /// See [`Self::is_measured`].
     is_measured: bool,
     /// See [`Self::may_overtake`].
@@ -184,6 +186,7 @@ impl<M: Clone> Channel<M> {
             path: Path::RELAY,
             ways: Vec::new(),
             senders: 0,
+            doubted_senders: 0,
             is_measured: false,
             may_overtake: false,
             heard_by: PathId(0),
@@ -266,9 +269,15 @@ impl<M: Clone> Channel<M> {
         self.may_overtake
     }
 
-    /// To be called when paths have changed.
-    pub fn count_senders(&mut self) {
+    /// To be called when paths have changed. Says, with a bit for each, by which doubted ways frames have gone out, for want of
+    /// others, and do no more.
+    pub fn count_senders(&mut self) -> u8 {
         self.senders = self.sending().count();
+        let are_doubted = self.sending().any(|way| way.is_doubted);
+        let doubted = self.ways.iter().enumerate().filter(|(_, way)| way.is_up && way.is_doubted);
+        let doubted = doubted.fold(0, |all, (number, _)| all | 1 << number);
+        let now = if are_doubted { doubted } else { 0 };
+        let left = core::mem::replace(&mut self.doubted_senders, now) & doubted & !now;
         let has_datagrams = self.sending().any(|way| way.path.datagram.is_some());
         self.is_measured = self.has_choice() || has_datagrams;
         // What a doubted way carries may yet arrive.
@@ -279,6 +288,7 @@ impl<M: Clone> Channel<M> {
         let mut up = self.ways.iter().filter(|way| way.is_up);
         self.has_datagrams = up.clone().any(|way| way.flow.is_some());
         self.is_silent = up.any(|way| way.path.silent);
+        left
     }
 
     /// Whether time matters.
