@@ -303,6 +303,34 @@ fn a_message_to_a_peer_that_has_left_counts_as_sent() {
 }
 
 #[test]
+fn goodbye_is_said_once_and_who_says_it_twice_breaks_the_protocol() {
+    let (mut a, mut b) = pair();
+    a.goodbye(PEER);
+    a.goodbye(PEER);
+    b.take_in(a.transmit().unwrap());
+    assert!(a.transmit().is_none() && b.has_left(PEER));
+    assert!(b.hear(8, Kind::Goodbye, 0, Head::Goodbye, 0).is_err());
+}
+
+#[test]
+fn who_breaks_the_protocol_has_not_left_in_good_order() {
+    let (mut a, mut b) = pair();
+    b.recv(Posting { source: Some(PEER), ..posting(5) });
+    a.goodbye(PEER);
+    b.take_in(a.transmit().unwrap());
+    assert_eq!(b.awaited_in_vain().collect::<Vec<_>>(), [PEER]);
+    assert!(b.hear(8, Kind::Goodbye, 0, Head::Goodbye, 0).is_err());
+    b.revoke_goodbye(PEER);
+    b.fail(PEER, 104);
+    b.send(message(5, Level::Delivered)).unwrap();
+    b.recv(Posting { source: Some(PEER), ..posting(5) });
+    let lost = Some(Failure::Errno(104));
+    let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
+    assert_eq!(errors, [lost, lost, lost]);
+    assert_eq!(b.awaited_in_vain().count(), 0);
+}
+
+#[test]
 fn eager_bytes_beyond_the_window_are_a_fault() {
     let (_, mut b) = pair();
     let head = Head::Message { tag: 1, data: 0, long: None };

@@ -13,6 +13,7 @@ use crate::credit::{Credit, Lent};
 use crate::id::Address;
 use crate::path::time::Time;
 use crate::slab::Slab;
+use crate::tag::ANY;
 use crate::wire::frame::Kind;
 use crate::wire::head::{Door, Head};
 
@@ -91,6 +92,8 @@ pub(super) struct Channel<M> {
     pub failed: Option<i32>,
     /// The peer has said goodbye: it takes in nothing new.
     pub has_left: bool,
+    /// And we to it.
+    pub has_said_goodbye: bool,
     /// Stands in the endpoint's queue of busy peers.
     pub is_busy: bool,
 }
@@ -220,6 +223,7 @@ impl<M: Clone> Channel<M> {
             unasked: 0,
             failed: None,
             has_left: false,
+            has_said_goodbye: false,
             is_busy: false,
         }
     }
@@ -512,6 +516,25 @@ impl<M: Clone> Channel<M> {
         self.failed.is_some() || !waits
     }
 
+    /// Whether nothing is under way by a path that loses in silence, or only what tells of our leaving. That is not worth
+    /// more than a moment's wait: the peer may compute for long, and hears of it from others if it is lost.
+    pub fn is_safe(&self) -> bool {
+        self.failed.is_some()
+            || (self.is_flushed() && !self.is_at_risk(|kind| kind != Kind::Goodbye))
+    }
+
+    /// The same, and the peer has heard of our leaving, or has left itself.
+    pub fn is_parted(&self) -> bool {
+        let has_heard = self.has_left || !self.is_at_risk(|kind| kind == Kind::Goodbye);
+        self.failed.is_some() || (self.is_safe() && has_heard)
+    }
+
+    /// Whether a frame of such a kind is under way by a path that loses in silence.
+    fn is_at_risk(&self, is_meant: impl Fn(Kind) -> bool) -> bool {
+        let is_silent = |path| self.way(path).is_none_or(|way| way.path.silent);
+        self.out.is_under_way(|kind, path| is_meant(kind) && is_silent(path))
+    }
+
     pub fn is_drained(&self) -> bool {
         self.failed.is_some() || (self.is_flushed() && self.out.unconfirmed() == 0)
     }
@@ -560,6 +583,19 @@ impl<M: Memory> Endpoint<M> {
     /// Whether `peer` has said goodbye.
     pub fn has_left(&self, peer: Peer) -> bool {
         self.channels[peer.0 as usize].has_left
+    }
+
+    /// `peer` has broken the protocol: that it has said goodbye counts for nothing, and what waits for it fails with it. To be
+    /// called before [`Self::fail`].
+    pub fn revoke_goodbye(&mut self, peer: Peer) {
+        self.channels[peer.0 as usize].has_left = false;
+    }
+
+    /// Peers that have said goodbye, for each receive that waits for nobody else.
+    pub fn awaited_in_vain(&self) -> impl Iterator<Item = Peer> {
+        let wanted = self.wanted.tagged.iter().chain(self.wanted.untagged.iter());
+        let sources = wanted.map(|want| want.source).filter(|source| *source != ANY).map(Peer);
+        sources.filter(|peer| self.has_left(*peer))
     }
 
     /// Whether `peer` has ever sent anything here.
