@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
+use crate::ps::paths::Paths;
 use crate::restart::Limits;
 use order::{Order, Task};
 
@@ -157,6 +158,11 @@ pub enum Message {
     },
     /// Nothing to do: the agent above is still there.
     Ping,
+    /// Say how the paths of the ranks are, each agent for its own, with so many rows at most.
+    Look {
+        serial: u32,
+        rows_max: u32,
+    },
     // Up the tree.
     /// This agent and all below it have their assignment.
     Ready,
@@ -234,6 +240,11 @@ pub enum Message {
     RelayLog {
         text: String,
     },
+    /// The answer of one agent to a `Look`.
+    Paths {
+        serial: u32,
+        paths: Box<Paths>,
+    },
     /// Nothing of this agent, or of those below it, runs any more.
     Done,
 }
@@ -270,6 +281,7 @@ mod kind {
     pub const PING: u8 = 9;
     pub const ORDER: u8 = 10;
     pub const REVOKE: u8 = 11;
+    pub const LOOK: u8 = 12;
     pub const READY: u8 = 32;
     pub const RELAY_READY: u8 = 33;
     pub const BARRIER_UP: u8 = 34;
@@ -287,6 +299,7 @@ mod kind {
     pub const STARTED: u8 = 46;
     pub const RELAY_LINK: u8 = 47;
     pub const ALIVE: u8 = 48;
+    pub const PATHS: u8 = 49;
 }
 
 impl Message {
@@ -353,6 +366,11 @@ impl Message {
                 kind::END
             }
             Message::Ping => kind::PING,
+            Message::Look { serial, rows_max } => {
+                out.number(*serial);
+                out.number(*rows_max);
+                kind::LOOK
+            }
             Message::Ready => kind::READY,
             Message::RelayReady { ranks, relays } => {
                 out.text(ranks);
@@ -430,6 +448,11 @@ impl Message {
                 out.text(text);
                 kind::RELAY_LOG
             }
+            Message::Paths { serial, paths } => {
+                out.number(*serial);
+                out.document(paths);
+                kind::PATHS
+            }
             Message::Done => kind::DONE,
         }
     }
@@ -451,6 +474,7 @@ impl Message {
             kind::STDIN_END => Message::StdinEnd,
             kind::END => Message::End { at_once: body.number()? != 0 },
             kind::PING => Message::Ping,
+            kind::LOOK => Message::Look { serial: body.number()?, rows_max: body.number()? },
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
             kind::RELAY_LINK => Message::RelayLink {
@@ -491,6 +515,7 @@ impl Message {
             kind::FAILED => Message::Failed { text: body.text()? },
             kind::NOTE => Message::Note { text: body.text()? },
             kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
+            kind::PATHS => Message::Paths { serial: body.number()?, paths: body.document()? },
             kind::DONE => Message::Done,
             _ => return None,
         };

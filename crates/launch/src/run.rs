@@ -257,7 +257,7 @@ impl Launcher {
         let gather = self.gather.next_time();
         let left = self.watch.next_time();
         let ends = [self.deadline, self.relay_deadline, self.settled_at, left];
-        let asking = self.counter.desk().next_time();
+        let asking = self.counter.next_time();
         let next = ends.into_iter().chain([output, gather, asking, Some(ping)]).flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
@@ -379,6 +379,7 @@ impl Launcher {
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
             Message::RelayLog { text } => self.log_relay(&text),
+            Message::Paths { serial, paths } => self.counter.handle_paths(serial, *paths),
             Message::Done => {
                 self.children[index].done = true;
                 self.output.handle_last();

@@ -108,7 +108,7 @@ pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
 
-/// Lets this process have as many open files as it may: an agent needs five for each rank. The
+/// Lets this process have as many open files as it may: an agent needs six for each rank. The
 /// soft limit that ranks get stays what it was: some programs take it for the size of a table.
 pub fn raise_open_files() {
     let limits = getrlimit(Resource::Nofile);

@@ -56,6 +56,46 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     assert_eq!(a.next_wake(), None, "there is nothing more to wait for");
 }
 
+/// A relay has it, and nobody sends it again when its source is gone.
+#[test]
+fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
+    let (mut a, mut b) = pair(Path::RELAY);
+    a.send(message(5)).unwrap();
+    let lost = a.next(ONE).unwrap();
+    a.goodbye(PEER);
+    let goodbye = a.next(ONE).unwrap();
+    assert_eq!((a.is_flushed(), a.is_safe(), a.is_parted()), (true, false, false));
+    // The relay says that it has lost something: it was the message.
+    a.shake_path(PEER, ONE);
+    b.take_in(ONE, &a.next(ONE).unwrap());
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    let again: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+    let kinds: Vec<Kind> = again.iter().map(Frame::kind).collect();
+    assert_eq!(kinds[..2], [lost.kind(), goodbye.kind()]);
+    assert!(a.is_flushed() && !a.is_safe());
+    again.iter().for_each(|frame| b.take_in(ONE, frame));
+    settle(&mut a, &mut b);
+    assert!(a.is_safe() && a.is_parted());
+}
+
+#[test]
+fn last_words_are_waited_for_only_while_somebody_listens() {
+    let (mut a, mut b) = pair(Path::RELAY);
+    a.goodbye(PEER);
+    a.next(ONE).unwrap();
+    assert_eq!((a.is_safe(), a.is_parted()), (true, false));
+    b.goodbye(PEER);
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    assert!(a.is_parted(), "it has left, too");
+    // What is in a socket outlives its sender.
+    let (mut a, _) = pair(STREAM);
+    a.send(message(5)).unwrap();
+    a.next(ONE).unwrap();
+    a.goodbye(PEER);
+    a.next(ONE).unwrap();
+    assert!(a.is_parted() && !a.is_drained());
+}
+
 #[test]
 fn who_computes_is_asked_less_and_less_often() {
     let (mut a, _) = pair(Path::RELAY);

@@ -55,6 +55,7 @@ pub const NODE: Knob = Knob(&setting::NODE);
 pub const NODE_SIZE: Knob = Knob(&setting::NODE_SIZE);
 pub const ADDRESS: Knob = Knob(&setting::ADDRESS);
 pub const RELAY: Knob = Knob(&setting::RELAY);
+pub const BOARD: Knob = Knob(&setting::BOARD);
 
 impl Knob {
     pub fn variable(self) -> String {
@@ -176,6 +177,7 @@ mod tests {
             NODE_SIZE,
             ADDRESS,
             RELAY,
+            BOARD,
         ];
         let is_here = |row: &Setting| here.iter().any(|knob| knob.0.name == row.name);
         for row in setting::SETTINGS {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use super::again::{Again, Asked};
+use super::board::Board;
 use super::clocks::Clocks;
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
@@ -68,6 +69,11 @@ impl Group {
     }
 }
 
+/// A rank runs as well without.
+fn new_board() -> Option<Rc<Board>> {
+    Board::new().ok().map(Rc::new)
+}
+
 /// Whether ranks that are killed are to be started anew.
 fn recovers(job: &Job) -> bool {
     mpi::recovers(&job.environment)
@@ -100,6 +106,7 @@ impl Agent {
             let clocks = if recovers(job) { Clocks::new(job)?.map(Rc::new) } else { None };
             let start = Start {
                 clocks,
+                board: new_board(),
                 group: 0,
                 index: rank,
                 rank,
@@ -184,6 +191,7 @@ impl Agent {
         again.begin(looks, Instant::now());
         let start = Start {
             clocks: old.clocks.clone(),
+            board: old.board.clone(),
             group: 0,
             index: old.rank,
             rank: old.group_rank,
@@ -304,6 +312,7 @@ impl Agent {
                     neighbours: Some(living + own),
                     incarnation: None,
                     clocks: None,
+                    board: new_board(),
                 };
                 self.start_rank(job, node, &start)?;
             }

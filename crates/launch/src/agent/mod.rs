@@ -9,6 +9,7 @@
 //! What it reports about its ranks is in the order in which it happened to them.
 
 mod again;
+mod board;
 mod clocks;
 mod end;
 mod exits;
@@ -30,6 +31,7 @@ use crate::gather::{self, Gather, Word};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
+use board::Look;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
@@ -86,6 +88,8 @@ struct Agent {
     done: bool,
     started_at: std::time::SystemTime,
     pinged_at: Instant,
+    /// Somebody wants to know how the paths of the ranks are.
+    look: Option<Look>,
     /// When it was said last how far ranks are on their way back.
     progress_told: Instant,
 }
@@ -125,6 +129,7 @@ impl Agent {
             done: false,
             started_at: std::time::SystemTime::now(),
             pinged_at: Instant::now(),
+            look: None,
             progress_told: Instant::now(),
         })
     }
@@ -146,6 +151,7 @@ impl Agent {
             self.retire_groups();
             self.keep_in_touch();
             self.look_for_the_silent();
+            self.advance_look();
             self.advance_end();
             self.parent.flush();
             self.children.iter_mut().for_each(|child| child.process.link.flush());
@@ -206,6 +212,8 @@ impl Agent {
         match self.phase {
             Phase::Working => {
                 let notice = self.gather.as_ref().and_then(Gather::next_time);
+                let look = self.look.as_ref().map(Look::next_time);
+                let notice = notice.into_iter().chain(look).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_away = self.ranks.iter().any(LocalRank::is_away);
                 let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
@@ -333,6 +341,7 @@ impl Agent {
             Message::StdinEnd => self.deliver_stdin_end(),
             Message::End { at_once } => self.begin_end(at_once),
             Message::Ping => {}
+            Message::Look { serial, rows_max } => self.begin_look(serial, rows_max),
             other => self.fail(format!("the agent was sent {other:?}")),
         }
     }

@@ -87,6 +87,7 @@ fn every_message() -> Vec<Message> {
         Message::StdinEnd,
         Message::End { at_once: true },
         Message::Ping,
+        Message::Look { serial: 3, rows_max: 9 },
         Message::Ready,
         Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
         Message::RelayLink { cluster: 3, address: "a:1".into(), problem: "x".into() },
@@ -106,6 +107,7 @@ fn every_message() -> Vec<Message> {
         Message::Failed { text: "no".into() },
         Message::Note { text: "so".into() },
         Message::RelayLog { text: "log".into() },
+        Message::Paths { serial: 3, paths: Box::new(Paths { ranks: 2, ..Paths::default() }) },
         Message::Done,
     ]
 }

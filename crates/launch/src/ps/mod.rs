@@ -5,6 +5,7 @@
 //! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
 
 pub mod desk;
+pub mod paths;
 pub mod roll;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cli::PsArguments;
 use crate::sys;
-use desk::{Account, REQUEST};
+use desk::{Account, Question};
 
 /// A launcher that has not answered after this long is stopped, or has very much to do.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -34,7 +35,8 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Runs the command; its exit code.
 pub fn run(arguments: &PsArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
-    let accounts = accounts(&desk::directory(), wanted)?;
+    let question = if arguments.paths { Question::Paths } else { Question::Roll };
+    let accounts = accounts(&desk::directory(), wanted, question)?;
     if accounts.is_empty() && !wanted.is_empty() {
         bail!("no job whose name begins with {wanted} is run by this user from here");
     }
@@ -46,7 +48,13 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
         }
         (false, false) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let tables = accounts.iter().map(|account| table(account, now.as_secs()));
+            let tables = accounts.iter().map(|account| match &account.paths {
+                Some(paths) => {
+                    let name = |process| name(account, process);
+                    head(account, now.as_secs()) + &paths.text(arguments.all, name)
+                }
+                None => table(account, now.as_secs()),
+            });
             tables.collect::<Vec<_>>().join("\n")
         }
     };
@@ -58,7 +66,7 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
 }
 
 /// Of every job whose id begins so, the oldest first. Files at which nobody listens any more are removed.
-fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
+pub fn accounts(directory: &Path, wanted: &str, question: Question) -> Result<Vec<Account>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -76,8 +84,9 @@ fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
     }
     // All at once: one that is stopped keeps nobody waiting for the others.
     let answers: Vec<_> = std::thread::scope(|scope| {
-        let ask =
-            |(name, path): (String, PathBuf)| scope.spawn(move || (name, ask(&path, PATIENCE)));
+        let ask = |(name, path): (String, PathBuf)| {
+            scope.spawn(move || (name, ask(&path, question, PATIENCE)))
+        };
         let asked: Vec<_> = asked.into_iter().map(ask).collect();
         asked.into_iter().filter_map(|asking| asking.join().ok()).collect()
     });
@@ -102,7 +111,7 @@ fn remove_unready(path: &Path) {
 }
 
 /// What a launcher says within this time; `None` if it is gone.
-fn ask(path: &Path, patience: Duration) -> Result<Option<Account>> {
+fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Account>> {
     let deadline = Instant::now() + patience;
     let Some(mut stream) = connect(path, deadline)? else { return Ok(None) };
     let (launcher, user) = sys::peer(&stream)?;
@@ -110,7 +119,7 @@ fn ask(path: &Path, patience: Duration) -> Result<Option<Account>> {
         bail!("another user answers for it");
     }
     // A fresh connection takes so few bytes at once.
-    stream.write_all(REQUEST)?;
+    stream.write_all(question.words())?;
     let answer = hear(stream, deadline).context("its launcher does not answer")?;
     if answer.is_empty() {
         // It ended while it was asked.
@@ -198,9 +207,15 @@ fn innermost_pid(status: &str) -> Option<u32> {
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// For people.
-fn table(account: &Account, now: u64) -> String {
-    let Account { job, launcher, program, began, recover, restarts, ranks } = account;
+/// What a process is called: `1:0` is rank 0 of the first group that was spawned.
+fn name(account: &Account, process: u32) -> String {
+    let place = account.ranks.binary_search_by_key(&process, |line| line.process);
+    place.map_or_else(|_| format!("({process})"), |place| account.ranks[place].rank.clone())
+}
+
+/// The line above the ranks of a job.
+fn head(account: &Account, now: u64) -> String {
+    let Account { job, launcher, program, began, recover, restarts, .. } = account;
     let seconds = now.saturating_sub(*began);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     let mut text = format!(
@@ -213,6 +228,13 @@ fn table(account: &Account, now: u64) -> String {
         let _ = write!(text, "  --recover, new starts: {restarts}");
     }
     text.push('\n');
+    text
+}
+
+/// For people.
+fn table(account: &Account, now: u64) -> String {
+    let mut text = head(account, now);
+    let ranks = &account.ranks;
     let head = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
     let row = |line: &roll::Line| {
         let state = match (&line.ending, line.percent) {
@@ -272,6 +294,7 @@ mod tests {
                 line(2, State::Ended, None, Some("exit code 0")),
                 line(3, State::StartingAnew, Some(43), None),
             ],
+            paths: None,
         }
     }
 
@@ -307,7 +330,7 @@ mod tests {
         let desk = desk::Desk::open(&directory, "there").unwrap();
         // As a launcher leaves it that is killed.
         drop(std::os::unix::net::UnixListener::bind(directory.join("gone")).unwrap());
-        assert!(ask(&directory.join("gone"), PATIENCE).unwrap().is_none());
+        assert!(ask(&directory.join("gone"), Question::Roll, PATIENCE).unwrap().is_none());
         assert!(!directory.join("gone").exists() && directory.join("there").exists());
         // One that was killed before it was ready, and one that is about to be.
         for (name, age) in [(".old", UNREADY_MAX * 2), (".new", Duration::ZERO)] {
@@ -315,9 +338,9 @@ mod tests {
             file.set_modified(SystemTime::now() - age).unwrap();
         }
         drop(desk);
-        assert_eq!(accounts(&directory, "nobody").unwrap(), []);
+        assert_eq!(accounts(&directory, "nobody", Question::Roll).unwrap(), []);
         assert!(!directory.join(".old").exists() && directory.join(".new").exists());
-        assert_eq!(accounts(&directory, "").unwrap(), []);
+        assert_eq!(accounts(&directory, "", Question::Roll).unwrap(), []);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -331,13 +354,13 @@ mod tests {
         let patience = Duration::from_millis(200);
         let mut held = Vec::new();
         let start = Instant::now();
-        let error = ask(&path, patience).unwrap_err();
+        let error = ask(&path, Question::Roll, patience).unwrap_err();
         assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
         // As many as the kernel keeps: from then on it lets nobody connect.
         while let Ok(stream) = sys::connect_at_once(&path) {
             held.push(stream);
         }
-        let error = ask(&path, patience).unwrap_err();
+        let error = ask(&path, Question::Roll, patience).unwrap_err();
         assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
         assert!(start.elapsed() > patience * 2 && start.elapsed() < Duration::from_secs(20));
         std::fs::remove_dir_all(&directory).unwrap();

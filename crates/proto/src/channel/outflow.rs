@@ -310,6 +310,12 @@ impl<M: Clone> Outflow<M> {
         self.awaited.is_some()
     }
 
+    /// Whether a frame, of those of a kind and on a path that are meant, is on its way.
+    pub fn is_under_way(&self, is_meant: impl Fn(Kind, PathId) -> bool) -> bool {
+        let mut flying = self.retained.iter().filter(|frame| frame.state == State::Flying);
+        flying.any(|frame| is_meant(frame.kind, frame.path))
+    }
+
     /// Whether something must go again.
     #[inline]
     pub fn has_lost(&self) -> bool {

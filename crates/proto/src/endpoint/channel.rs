@@ -504,6 +504,25 @@ impl<M: Clone> Channel<M> {
         self.failed.is_some() || !waits
     }
 
+    /// Whether nothing is under way by a path that loses in silence, or only what tells of our leaving. That is not worth
+    /// more than a moment's wait: the peer may compute for long, and hears of it from others if it is lost.
+    pub fn is_safe(&self) -> bool {
+        self.failed.is_some()
+            || (self.is_flushed() && !self.is_at_risk(|kind| kind != Kind::Goodbye))
+    }
+
+    /// The same, and the peer has heard of our leaving, or has left itself.
+    pub fn is_parted(&self) -> bool {
+        let has_heard = self.has_left || !self.is_at_risk(|kind| kind == Kind::Goodbye);
+        self.failed.is_some() || (self.is_safe() && has_heard)
+    }
+
+    /// Whether a frame of such a kind is under way by a path that loses in silence.
+    fn is_at_risk(&self, is_meant: impl Fn(Kind) -> bool) -> bool {
+        let is_silent = |path| self.way(path).is_none_or(|way| way.path.silent);
+        self.out.is_under_way(|kind, path| is_meant(kind) && is_silent(path))
+    }
+
     pub fn is_drained(&self) -> bool {
         self.failed.is_some() || (self.is_flushed() && self.out.unconfirmed() == 0)
     }

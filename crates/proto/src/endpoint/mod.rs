@@ -406,6 +406,17 @@ impl<M: Memory> Endpoint<M> {
             && !self.ops.ids().filter_map(|id| self.ops.at(id)).any(rests)
     }
 
+    /// True if everything has been handed to the paths, and what may be lost on them without a word has arrived: nobody
+    /// sends that again when this endpoint is gone. Last words ([`Self::goodbye`]) do not count.
+    pub fn is_safe(&self) -> bool {
+        self.is_flushed() && self.channels.iter().all(Channel::is_safe)
+    }
+
+    /// The same, and the last words have arrived wherever somebody waits for them.
+    pub fn is_parted(&self) -> bool {
+        self.is_flushed() && self.channels.iter().all(Channel::is_parted)
+    }
+
     /// True if every byte given to every peer has been taken in there, as far as they still live.
     pub fn is_drained(&self) -> bool {
         self.channels.iter().all(|channel| channel.is_drained())

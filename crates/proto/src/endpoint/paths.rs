@@ -39,9 +39,16 @@ impl<M: Memory> Endpoint<M> {
 
     /// What path `number` to `peer` has carried, and what is known of it.
     pub fn path_use(&self, peer: Peer, number: PathId) -> Option<PathUse> {
-        let way = self.channels[peer.0 as usize].way(number)?;
+        let channel = &self.channels[peer.0 as usize];
+        let way = channel.way(number)?;
+        let by_others = || channel.ways.iter().map(|way| way.carried - way.again).sum();
         Some(PathUse {
-            bytes: way.carried,
+            bytes: match way.path.lossless {
+                true => channel.out.next().saturating_sub(by_others()),
+                false => way.carried,
+            },
+            bytes_again: way.again,
+            is_spare: way.path.spare,
             bytes_per_second: way.rate.measured(),
             round_trip_nanos: way.round_trip.smoothed_nanos(),
             large_lost: way.flow.as_ref().map_or(0, |flow| flow.large_lost()),

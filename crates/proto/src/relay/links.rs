@@ -123,6 +123,20 @@ impl Relay {
         Ok(Reunion { lane, is_first, channels })
     }
 
+    /// Another stream takes the place of `lane`, which is well: it finishes the frame that it has begun, and takes nothing
+    /// new. What is under way to here still arrives by it.
+    pub fn retire(&mut self, lane: LinkId) {
+        let Party::Lane { peer, .. } = self.port(lane).party else { return };
+        self.port_mut(lane).is_retired = true;
+        self.port_mut(peer).lanes.retain(|other| *other != lane);
+    }
+
+    /// Whether all that `lane` was given has been taken in at its other end, as far as that has said so.
+    pub fn is_settled(&self, lane: LinkId) -> bool {
+        let writer = &self.port(lane).writer;
+        writer.rest.is_empty() && writer.record.open_bytes() == 0
+    }
+
     /// A stream to a peer relay is down. What was under way on it is lost; what waits goes by the
     /// others, or waits on for a while.
     pub fn disconnect(&mut self, lane: LinkId) {

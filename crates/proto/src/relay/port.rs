@@ -105,6 +105,8 @@ pub(super) struct Port {
     pub in_told: bool,
 
     pub writer: Writer,
+    /// Of a lane: it finishes what it has begun, and takes nothing new.
+    pub is_retired: bool,
     /// Of a peer relay: the streams to it,
     pub lanes: Vec<LinkId>,
     /// and which of them writes first.
@@ -141,6 +143,7 @@ impl Port {
             is_told: false,
             in_told: false,
             writer: Writer { rest: Queue::default(), record },
+            is_retired: false,
             lanes: Vec::new(),
             turn: 0,
         }

@@ -49,11 +49,12 @@ impl Relay {
         waits || !self.port(link).writer.rest.is_empty()
     }
 
-    /// Where the frames wait that `link` writes.
+    /// Where the frames wait that `link` writes: one that is retired writes none but its own rest.
     #[inline]
     fn output_of(&self, link: LinkId) -> LinkId {
-        match self.port(link).party {
-            Party::Lane { peer, .. } => peer,
+        let port = self.port(link);
+        match port.party {
+            Party::Lane { peer, .. } if !port.is_retired => peer,
             _ => link,
         }
     }

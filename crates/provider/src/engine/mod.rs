@@ -38,6 +38,7 @@ mod doors;
 mod handshake;
 mod identity;
 mod integrity;
+mod ledger;
 mod links;
 mod memory;
 mod neighbours;
@@ -66,6 +67,7 @@ use landbridge_proto::endpoint::{self, Config, Endpoint, Look, Peer, Posting, Ti
 
 use crate::abi::{self, Errno, FiAddr};
 use crate::av::Av;
+use crate::board::Slot;
 use crate::mr;
 use crate::patience::Advice;
 use crate::sink::Sink;
@@ -167,6 +169,8 @@ pub struct Engine {
     scratch: Vec<u8>,
     /// Bytes in copies beyond which nothing more is copied.
     retain: u64,
+    /// Where it is said how the paths are.
+    slot: Option<Slot>,
     idle: Idle,
 }
 
@@ -224,6 +228,7 @@ impl Engine {
             frames_per_turn: receive::FRAMES_PER_TURN,
             scratch: Vec::new(),
             retain: identity.retain,
+            slot: Slot::take(),
             idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
         };
         let start = engine.idle.time();
@@ -434,12 +439,13 @@ impl Engine {
         for peer in self.peers_in_touch() {
             self.core.goodbye(peer);
         }
-        self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_flushed);
-        if !self.core.is_flushed() {
+        // What a relay has taken may yet be lost between relays, and nobody sends it again when we are gone.
+        self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_safe);
+        if !self.core.is_safe() {
             log!(Warn, "closing waits for a peer to take what it was sent");
-            self.progress_until(FLUSH_TIME_MAX, Endpoint::is_flushed);
+            self.progress_until(FLUSH_TIME_MAX, Endpoint::is_safe);
         }
-        if !self.core.is_flushed() {
+        if !self.core.is_safe() {
             log!(Warn, "closed although a peer does not take what it is sent");
         }
         if self.has_lines() && !self.core.is_drained() {
@@ -449,6 +455,8 @@ impl Engine {
         // What is in a ring outlives us; what is in a socket does unless the peer's own last words are left unread.
         if self.streams > 0 {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_drained);
+        } else {
+            self.progress_until(DRAIN_TIME_MAX, Endpoint::is_parted);
         }
     }
 

@@ -33,10 +33,6 @@ const PIECE_BYTES: u32 = 64 << 10;
 /// And what a socket may hold that has not left: more would be promised to a slow rail while a quick one is idle.
 const UNSENT_BYTES: u32 = 128 << 10;
 
-/// A path that has carried less than this, a few headers, is not told of as the job ends: a connection that stood by
-/// beside another one between the same addresses.
-const TOLD_BYTES_MIN: u64 = 256;
-
 /// A further address of a peer, and the attempts to reach it.
 pub struct Rail {
     peer: Peer,
@@ -216,35 +212,6 @@ impl Engine {
         links.into_iter().find(|&id| {
             self.links[id].as_ref().is_some_and(|link| link.is_stream() && link.ends == Some(ends))
         })
-    }
-
-    /// Tells what the paths of every peer with several have carried.
-    pub(super) fn log_paths(&self) {
-        let dropped = self.datagrams.as_ref().map(|datagrams| datagrams.dropped());
-        if let Some((strange, spoilt)) = dropped.filter(|&dropped| dropped != (0, 0)) {
-            log!(Info, "datagrams dropped: {strange} of nobody known, {spoilt} spoilt");
-        }
-        for (index, neighbour) in self.neighbours.iter().enumerate() {
-            for route in neighbour.routes.iter().filter(|_| neighbour.routes.len() > 1) {
-                let peer = Peer(index as u32);
-                let (Some(link), Some(done)) =
-                    (self.links[route.link].as_ref(), self.core.path_use(peer, route.path))
-                else {
-                    continue;
-                };
-                if done.bytes < TOLD_BYTES_MIN {
-                    continue;
-                }
-                let ends = link.ends.map_or(String::new(), |(own, to)| format!(" {own} to {to}"));
-                let (address, what) = (self.core.address(peer), link.describe());
-                let mut known = String::new();
-                if let (Some(rate), Some(nanos)) = (done.bytes_per_second, done.round_trip_nanos) {
-                    let (rate, micros) = (rate as f64 / 1e6, nanos as f64 / 1e3);
-                    known = format!(", {rate:.0} MB/s, confirmed after {micros:.0} us");
-                }
-                log!(Info, "{address}: {what}{ends}: {} bytes sent{known}", done.bytes);
-            }
-        }
     }
 
     /// The direct paths of `peer` have changed: several share the work in small pieces, a single one takes all.

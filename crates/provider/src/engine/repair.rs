@@ -100,10 +100,17 @@ impl Engine {
         error: &io::Error,
     ) {
         let address = self.core.address(peer);
-        let neighbour = &mut self.neighbours[peer.0 as usize];
-        let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
+        let routes = &self.neighbours[peer.0 as usize].routes;
+        let Some(place) = routes.iter().position(|route| route.link == id) else {
             return;
         };
+        // A link that has ended has had its account settled.
+        let path = routes[place].path;
+        if let Some(link) = self.links[id].take() {
+            self.settle_account(peer, path, &link, true);
+            self.links[id] = Some(link);
+        }
+        let neighbour = &mut self.neighbours[peer.0 as usize];
         let lost = neighbour.routes.remove(place);
         let other = neighbour.routes.last().map(|route| route.link);
         match other {
@@ -300,7 +307,9 @@ impl Engine {
                 continue;
             }
             let why = io::Error::new(io::ErrorKind::ConnectionReset, "another has been made");
-            self.close_link(old);
+            if let Some(link) = self.close_link(old) {
+                self.settle_account(peer, link.path, &link, true);
+            }
             self.lose_route(peer, old, ends, &why);
         }
         has_twin

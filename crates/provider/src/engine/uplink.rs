@@ -12,6 +12,7 @@ use landbridge_proto::id::Address;
 use super::Engine;
 use super::doors::{dial_tcp, dial_unix};
 use super::identity::RelayWay;
+use super::links::Link;
 use super::neighbours::Out;
 use super::peers::Purpose;
 use super::repair::{DENIALS_MAX, is_away, is_denied, is_spoilt};
@@ -31,6 +32,8 @@ pub struct Relay {
     tried: usize,
     /// It has been lost, and is to be had again.
     cut: Option<Cut>,
+    /// Headers that arrived spoilt.
+    spoilt: u64,
     /// Why it was not reached last.
     problem: Option<String>,
 }
@@ -65,6 +68,11 @@ impl Relay {
             RelayState::Up(id) => Some(id),
             _ => None,
         }
+    }
+
+    /// Frames that arrived spoilt and of which nobody can say whose they were, if there were any.
+    pub fn spoilt(&self) -> Option<u64> {
+        Some(self.spoilt).filter(|&spoilt| spoilt > 0)
     }
 
     /// Whether it is in use.
@@ -186,7 +194,8 @@ impl Engine {
     }
 
     /// The connection to the relay, over link `id`, is lost: it is made anew, and peers that have no other path wait for it.
-    pub(super) fn relay_lost(&mut self, id: usize) {
+    pub(super) fn relay_lost(&mut self, id: usize, link: &Link, is_spoilt: bool) {
+        self.relay.spoilt += u64::from(is_spoilt);
         if self.is_recorded() {
             self.end_process("its relay has closed the connection");
         }
@@ -195,7 +204,10 @@ impl Engine {
             let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
                 continue;
             };
-            let lost = neighbour.routes.remove(place);
+            let lost = neighbour.routes[place];
+            self.settle_account(Peer(index as u32), lost.path, link, true);
+            let neighbour = &mut self.neighbours[index];
+            neighbour.routes.remove(place);
             if neighbour.out == Out::Up(id) {
                 neighbour.out =
                     neighbour.routes.last().map_or(Out::AwaitRelay, |r| Out::Up(r.link));

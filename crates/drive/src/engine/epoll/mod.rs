@@ -10,6 +10,7 @@
 //! forward yet, and no more: the beginning of a frame, or, while it is paused, what it had read. Once
 //! all links together keep [`KEPT_BYTES_MAX`], each reads no more at once than it needs to go on.
 
+mod back;
 mod doors;
 mod ends;
 mod refusals;
@@ -37,6 +38,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::{Engine, LinkState, Next, Report, Setup, Watch};
 use crate::link::tls::Identity;
 use crate::sys;
+use back::TAKES_OVER;
 use doors::{Dial, Doors};
 use refusals::Refusals;
 use silence::Silences;
@@ -104,6 +106,8 @@ struct Loop<'w> {
     kept_bytes: usize,
     waiter: Waiter,
     silences: Silences,
+    /// Streams that another has taken the place of.
+    retired: Vec<Key>,
     next_tick_millis: u64,
     report: Report,
 }
@@ -131,6 +135,10 @@ struct Connection {
     has_ended: bool,
     /// Written to, and therefore looked at until the other side has confirmed that.
     is_watched: bool,
+    /// Since when something was under way at each look; kept for streams to other relays.
+    awaits_since_millis: Option<u64>,
+    /// A stream to another relay that another has taken the place of, since then.
+    retired_millis: Option<u64>,
 }
 
 enum Phase {
@@ -213,6 +221,7 @@ impl<'w> Loop<'w> {
             kept_bytes: 0,
             waiter: Waiter::new(setup.spin),
             silences: Silences::default(),
+            retired: Vec::new(),
             next_tick_millis: now,
             report: Report::default(),
         })
@@ -270,6 +279,7 @@ impl<'w> Loop<'w> {
             || self.dials.iter().any(Dial::is_due_ever)
             || self.doors.is_closed()
             || self.refusals.needs_clock()
+            || self.silences.is_pressed()
     }
 
     fn handle_event(&mut self, token: u64, flags: EventFlags) -> Next {
@@ -459,10 +469,15 @@ impl<'w> Loop<'w> {
     fn write(&mut self, link: LinkId, buffer: &[u8]) {
         let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { return };
         let connection = &mut self.connections[slot];
+        let is_tcp_lane = connection.is_tcp_lane();
         let Some(transport) = &mut connection.transport else { return };
         if !connection.is_watched && !matches!(transport, Transport::Near(_)) {
             connection.is_watched = true;
             self.silences.watch(Key { slot, generation: connection.generation });
+        }
+        if connection.awaits_since_millis.is_none() && is_tcp_lane {
+            connection.awaits_since_millis = Some(sys::now_millis());
+            self.silences.press();
         }
         while connection.is_writable {
             self.report.writes += 1;
@@ -581,6 +596,8 @@ impl<'w> Loop<'w> {
         self.dismiss_late_strangers(now);
         self.doom_silent(now);
         self.dial_due(now);
+        self.go_back_to_udp(now);
+        self.close_retired(now);
         self.doors.reopen(&self.epoll, now);
         self.close_doomed();
         self.tell_of_refusals(now);
@@ -601,13 +618,8 @@ impl Connection {
             is_ending: false,
             has_ended: false,
             is_watched: false,
-        }
-    }
-
-    fn door(&self) -> Option<Door> {
-        match &self.phase {
-            Phase::Stranger(stranger) => Some(stranger.door),
-            _ => None,
+            awaits_since_millis: None,
+            retired_millis: None,
         }
     }
 
@@ -618,16 +630,22 @@ impl Connection {
         }
     }
 
+    /// Whether it is a stream to another relay of which the system says how long it has been silent.
+    fn is_tcp_lane(&self) -> bool {
+        self.is_lane() && matches!(self.transport, Some(Transport::Tls(_)))
+    }
+
     fn is_lane(&self) -> bool {
         matches!(self.phase, Phase::Peer { .. })
     }
 }
 
 impl Stream {
-    /// One that another relay has dialled.
-    fn parse(number: u64) -> Result<Self, String> {
+    /// One that another relay has dialled, and whether it takes over from an older one.
+    fn parse(cookie: u64) -> Result<(Self, bool), String> {
+        let number = cookie & !TAKES_OVER;
         match number < LANES_MAX as u64 {
-            true => Ok(Self { number: number as u32, is_dialled: false }),
+            true => Ok((Self { number: number as u32, is_dialled: false }, number != cookie)),
             false => Err(format!("it opens a stream of number {number}")),
         }
     }
