@@ -58,6 +58,12 @@ impl Clocks {
         Looks { furthest, present }
     }
 
+    /// Its process has ended, and there is no other one yet.
+    pub fn rest(&self) -> Looks {
+        let _ = rustix::io::pwrite(&self.record, &0_u64.to_ne_bytes(), POLLS_AT as u64 + 8);
+        self.looks()
+    }
+
     fn words<const N: usize>(&self, at: usize) -> Option<[u64; N]> {
         let mut bytes = [[0; 8]; N];
         let room = bytes.as_flattened_mut();
@@ -111,6 +117,7 @@ mod tests {
             rustix::io::pwrite(&clocks.record, &number.to_ne_bytes(), at as u64).unwrap();
         }
         assert_eq!(clocks.looks(), Looks { furthest: 43, present: 12 });
+        assert_eq!(clocks.rest(), Looks { furthest: 43, present: 0 });
     }
 
     #[test]

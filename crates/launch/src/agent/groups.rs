@@ -186,7 +186,7 @@ impl Agent {
         if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
             bail!("its record of clocks and chance is full");
         }
-        let looks = old.looks();
+        let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
         let Some(mut again) = old.again.take() else { return Ok(()) };
         again.begin(looks, Instant::now());
         let start = Start {
