@@ -173,6 +173,25 @@ fn no_refusal_confirms_the_bytes_of_another() {
 }
 
 #[test]
+fn one_refusal_that_waits_is_for_all_pieces_of_a_write() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(200), None, TICKET).unwrap();
+    let pieces: Vec<_> = std::iter::from_fn(|| a.transmit()).collect();
+    assert!(pieces.len() > 5, "{} pieces", pieces.len());
+    for (header, head) in &pieces {
+        let place = b.handle_frame(PEER, PATH, *header, head).unwrap();
+        let Place::Region { op, .. } = place else { panic!("{place:?}") };
+        b.refuse(PEER, op, 13);
+        b.handle_payload(PEER, PATH);
+    }
+    assert_eq!(b.holdings(PEER).queue, 1);
+    a.take_in(b.transmit().unwrap());
+    assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
+    let rest = b.transmit().map(|(header, _)| (header.kind, header.delivered));
+    assert!(rest.is_none_or(|(kind, _)| kind != Kind::Refused), "{rest:?}");
+}
+
+#[test]
 fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(25), None, TICKET).unwrap();

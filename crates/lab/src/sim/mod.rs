@@ -11,6 +11,7 @@
 //! What may never happen: two runs of one seed differ; a wrong completion goes unnoticed; an endpoint
 //! panics, whatever a peer sends ([`hostile`]).
 
+mod bounds;
 mod breaks;
 pub mod command;
 mod commands;
@@ -21,6 +22,7 @@ mod link;
 mod memory;
 mod model;
 mod node;
+mod outages;
 mod random;
 mod recovery;
 mod remote;
@@ -235,10 +237,13 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 29] = [
+    const EVENTS: [&str; 32] = [
         "datagrams lost",
         "datagrams doubled",
-        "silent pauses",
+        "silences",
+        "half-open paths",
+        "silent paths made spare",
+        "sieges",
         "frames that vanished",
         "sleeps",
         "paths broken",

@@ -138,6 +138,11 @@ impl<M: Clone> Outflow<M> {
         self.retained.len()
     }
 
+    /// What is kept, in its order.
+    pub fn kept(&self) -> impl Iterator<Item = &Retained<M>> {
+        self.retained.iter()
+    }
+
     /// `bytes` new ones have left on a path that loses nothing.
     #[inline]
     pub fn pass(&mut self, bytes: u64) {

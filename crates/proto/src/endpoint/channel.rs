@@ -29,6 +29,8 @@ pub(super) struct Channel<M> {
     pub ways: Vec<Way>,
     /// Ways by which frames go out.
     senders: usize,
+    /// Of those, the doubted ones, a bit for each: there is no other.
+    doubted_senders: u8,
     /// See [`Self::is_measured`].
     is_measured: bool,
     /// See [`Self::may_overtake`].
@@ -187,6 +189,7 @@ impl<M: Clone> Channel<M> {
             path: Path::RELAY,
             ways: Vec::new(),
             senders: 0,
+            doubted_senders: 0,
             is_measured: false,
             may_overtake: false,
             heard_by: PathId(0),
@@ -270,9 +273,15 @@ impl<M: Clone> Channel<M> {
         self.may_overtake
     }
 
-    /// To be called when paths have changed.
-    pub fn count_senders(&mut self) {
+    /// To be called when paths have changed. Says, with a bit for each, by which doubted ways frames have gone out, for want of
+    /// others, and do no more.
+    pub fn count_senders(&mut self) -> u8 {
         self.senders = self.sending().count();
+        let are_doubted = self.sending().any(|way| way.is_doubted);
+        let doubted = self.ways.iter().enumerate().filter(|(_, way)| way.is_up && way.is_doubted);
+        let doubted = doubted.fold(0, |all, (number, _)| all | 1 << number);
+        let now = if are_doubted { doubted } else { 0 };
+        let left = core::mem::replace(&mut self.doubted_senders, now) & doubted & !now;
         let has_datagrams = self.sending().any(|way| way.path.datagram.is_some());
         self.is_measured = self.has_choice() || has_datagrams;
         // What a doubted way carries may yet arrive.
@@ -283,6 +292,7 @@ impl<M: Clone> Channel<M> {
         let mut up = self.ways.iter().filter(|way| way.is_up);
         self.has_datagrams = up.clone().any(|way| way.flow.is_some());
         self.is_silent = up.any(|way| way.path.silent);
+        left
     }
 
     /// Whether time matters.
@@ -344,7 +354,9 @@ impl<M: Clone> Channel<M> {
         let may_go = |errand: &Errand| match errand.path() {
             _ if kind.is_some_and(|kind| kind != errand.kind()) => false,
             _ if errand.kind() == Kind::Door => self.may_tell_door(path),
-            Some(wanted) => wanted == path || self.way(wanted).is_none_or(|way| way.is_doubted),
+            Some(wanted) if self.way(wanted).is_some_and(|way| !way.is_doubted) => wanted == path,
+            // Who asks by a path that is doubted may be heard by it and hear nothing: the answer goes by what is left.
+            Some(_) => self.sends_by(path),
             None => self.sends_by(path) && self.speaks_by(path),
         };
         self.errands.iter().position(may_go)

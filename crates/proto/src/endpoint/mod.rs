@@ -21,8 +21,11 @@
 //! until `None` before the next one.
 
 mod channel;
+#[cfg(test)]
+mod choice;
 mod doubt;
 mod flow;
+mod holdings;
 mod incoming;
 mod paths;
 mod plan;
@@ -42,6 +45,7 @@ use crate::slab::Slab;
 use crate::tag::{ANY, Arrived, Want, Wanted};
 
 use channel::{Channel, Item};
+pub use holdings::{Flying, Holdings};
 use incoming::{Arrival, Receive};
 pub use plan::{Outgoing, Passing};
 pub use receive::KEPT;
