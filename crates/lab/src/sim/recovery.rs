@@ -261,8 +261,9 @@ impl World {
         }
         self.drain(side, &[])?;
         while let Some(link) = self.sides[side].relay.poll_resume() {
-            let rank = self.ranks.iter().position(|rank| rank.link == Some(link));
-            match rank.filter(|rank| self.side_of(*rank) == side) {
+            // Both relays number their links from the beginning.
+            let mut own = side * self.per_side..(side + 1) * self.per_side;
+            match own.find(|rank| self.ranks[*rank].link == Some(link)) {
                 Some(rank) => {
                     self.ranks[rank].is_paused = false;
                     self.hand_over(rank)?;
