@@ -213,6 +213,7 @@ impl Engine {
     /// An attempt to reach `peer` has failed.
     pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
         let neighbour = &mut self.neighbours[peer.0 as usize];
+        let is_beside = neighbour.is_beside;
         let may_come = is_away(error) || is_spoilt(error);
         if neighbour.repair.is_none() && may_come && neighbour.routes.is_empty() {
             // The network fails before there has been any path: that is waited for as at any other time.
@@ -222,6 +223,10 @@ impl Engine {
         let Some(repair) = &mut self.neighbours[peer.0 as usize].repair else {
             return;
         };
+        if is_beside {
+            // Nobody need ever have been there.
+            return;
+        }
         // Nobody is there, or somebody else.
         let is_refused =
             matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::AddrInUse);
