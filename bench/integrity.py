@@ -4,7 +4,7 @@
     bench/integrity.py                      five rounds, six minutes
     bench/integrity.py --rounds 2 --paths tcp
     bench/integrity.py --quick              one round, a minute and a half
-    bench/integrity.py --before DIR         also the provider in DIR, of a build without reliability
+    bench/integrity.py --before DIR         also the build in DIR (its target/release), one without reliability
 
 IMB PingPong and Uniband with MPICH: on one node over TCP with integrity=crc32c, sum and off, over shared memory with
 integrity_shm on and off, and over TCP between two hosts on an emulated link of 1 Gbit/s (the first rail of
@@ -14,12 +14,9 @@ and of the best rounds. A build from before reliability is that of commit 6bb583
 """
 
 import argparse
-import contextlib
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,16 +83,16 @@ def columns_of(path: str) -> list[tuple[str, int, str]]:
 def measure(rounds: int = ROUNDS, only: tuple[str, ...] = tuple(PLACES), before: Path | None = None) -> dict:
     """Writes build/results/bench-integrity.json: a row of its path's columns for each way and round."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
-    with earlier_build(before) as launcher:
-        ways = [way for way in WAYS if way.path in only]
-        if launcher:
-            ways += [replace(w, check=BEFORE, settings=(), launcher=launcher) for w in ways if w.check == OFF]
-        samples: dict[str, list[list[float]]] = {way.name: [] for way in ways}
-        for number in range(rounds):
-            # The order turns: who comes after whom must not matter.
-            for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-                print(f"integrity: round {number + 1} of {rounds}: {way.name}", flush=True)
-                samples[way.name].append(tried(way))
+    ways = [way for way in WAYS if way.path in only]
+    if before:
+        launcher = earlier_launcher(before)
+        ways += [replace(w, check=BEFORE, settings=(), launcher=launcher) for w in ways if w.check == OFF]
+    samples: dict[str, list[list[float]]] = {way.name: [] for way in ways}
+    for number in range(rounds):
+        # The order turns: who comes after whom must not matter.
+        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+            print(f"integrity: round {number + 1} of {rounds}: {way.name}", flush=True)
+            samples[way.name].append(tried(way))
     result = {
         "columns": {path: columns_of(path) for path in only},
         "rounds": rounds,
@@ -109,20 +106,13 @@ def measure(rounds: int = ROUNDS, only: tuple[str, ...] = tuple(PLACES), before:
     return result
 
 
-@contextlib.contextmanager
-def earlier_build(folder: Path | None):
-    """A launcher beside the provider of `folder`; None without one."""
-    if folder is None:
-        yield None
-        return
-    provider = folder / paths.PROVIDER.name
-    if not provider.exists():
-        raise labs.Failed(f"{provider} is not there")
-    with tempfile.TemporaryDirectory() as beside:
-        # The launcher looks for the provider where it lies itself.
-        shutil.copy2(paths.LANDBRIDGE, beside)
-        shutil.copy2(provider, beside)
-        yield Path(beside) / paths.LANDBRIDGE.name
+def earlier_launcher(folder: Path) -> Path:
+    """The launcher of the build in `folder`, which looks for its relay and provider where it lies itself."""
+    needed = [folder / name for name in (paths.LANDBRIDGE.name, "landbridge-relay", paths.PROVIDER.name)]
+    for file in needed:
+        if not file.exists():
+            raise labs.Failed(f"{file} is not there")
+    return needed[0].resolve()
 
 
 def tried(way: Way) -> list[float]:
@@ -149,7 +139,9 @@ def table(way: Way, benchmark: str, sizes: list[int], bounds: tuple[str, ...]) -
     lengths.write_text("\n".join(map(str, sizes)) + "\n")
     program = [str(imb.IMB), benchmark, "-npmin", "2", "-msglen", str(lengths), *bounds]
     if way.path == LINK:
-        job = [str(way.launcher), *labs.job(2, 1, dict(LINK_SETTINGS + way.settings), program)[1:]]
+        # An earlier build takes no settings, but has one rail only anyway.
+        settings = {} if way.check == BEFORE else dict(LINK_SETTINGS + way.settings)
+        job = [str(way.launcher), *labs.job(2, 1, settings, program)[1:]]
         output = labs.run(labs.TWO_RAILS, labs.name("integrity"), job, LIMIT_S)
     else:
         job = [str(way.launcher), *labs.job(2, 2, dict(way.settings), program)[1:]]
@@ -239,7 +231,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--paths", default=",".join(PLACES), help="tcp, shm, link, with commas")
     parser.add_argument("--quick", action="store_true", help="one round")
-    parser.add_argument("--before", type=Path, metavar="DIR", help=f"holds {paths.PROVIDER.name} of an earlier build")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="an earlier build's target/release")
     return parser.parse_args()
 
 

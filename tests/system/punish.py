@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Unmodified programs under `--recover` whose ranks are killed at random: a short `landbridge lab punish`.
+"""Unmodified programs under `--recover` whose ranks are killed at random: a short `landbridge lab punish`, in one cluster and
+over two.
 
 Who is killed and when is a function of the seed, `--seed`; what the programs are doing then is not.
 """
@@ -15,11 +16,15 @@ SLACK_S = 200
 
 def main() -> int:
     options = common.arguments(__doc__, add_options)
-    return endure("punish", options, ["--mean", str(options.mean)], SLACK_S)
+    words = ["--mean", str(options.mean)]
+    codes = []
+    for more in ([], ["--clusters", "2"]):
+        codes.append(endure("punish", options, [*words, *more], SLACK_S))
+    return max(codes)
 
 
 def add_options(parser):
-    parser.add_argument("--minutes", type=float, default=1.25, help="how long ranks are killed [1.25]")
+    parser.add_argument("--minutes", type=float, default=0.75, help="how long ranks are killed, each time [0.75]")
     parser.add_argument("--mean", type=float, default=3, help="seconds between two kills on average [3]")
     parser.add_argument("--seed", type=int, default=1, help="who and when [1]")
 

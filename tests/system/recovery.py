@@ -5,6 +5,7 @@ In one cluster, in two, and in two whose wide-area link is cut meanwhile: that n
 ranks on the gateways, where the relays are.
 """
 
+import json
 import os
 import random
 import re
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import common
@@ -93,7 +95,9 @@ def main() -> int:
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
     in_a_lab(checks, options, ring)
+    telling(options, checks, ring, moment)
     drawing(options, checks, moment)
+    unrecorded(options, checks, program)
     benchmark(options, checks, moment)
     name = "who does something else than before"
     if checks.wants(name):
@@ -108,12 +112,20 @@ def main() -> int:
         is_right = gives_up(output, 2, "a fault of the program")
         measured = f"exit code {code}, {'says' if is_right else 'does not say'} that it is its own fault"
         checks.check(name, code == 128 + signal.SIGSEGV and is_right, measured, output)
-    name = "who leaves without MPI_Finalize"
-    if checks.wants(name):
-        code, _, output = job(options, [*program, "--rounds", "30", "--leave"], [])
+    # The last one is that of processes which our libraries end.
+    for name, own in (("who leaves without MPI_Finalize", 3), ("who leaves with the code of those who cannot go on", 183)):
+        if not checks.wants(name):
+            continue
+        code, _, output = job(options, [*program, "--rounds", "30", "--leave", str(own)], [])
         is_right = gives_up(output, 2, "a fault of the program")
         measured = f"exit code {code}, {'says' if is_right else 'does not say'} that it is its own fault"
-        checks.check(name, code == 3 and is_right, measured, output)
+        checks.check(name, code == own and is_right, measured, output)
+    name = "who leaves without MPI_Finalize as if all were well"
+    if checks.wants(name):
+        code, _, output = job(options, [*program, "--rounds", "30", "--leave", "0"], [])
+        is_said = bool(re.search(r"^landbridge: rank 1 .*without MPI_Finalize, and the others go on", output, re.M))
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} who is missing"
+        checks.check(name, code == 1 and is_said, measured, output)
     name = "who is killed more often than allowed"
     if checks.wants(name):
         kills = [(START_S + moment(), 1), (START_S + moment(), 1), (START_S + moment(), 1)]
@@ -137,6 +149,60 @@ def gives_up(output: str, restarts: int, why: str) -> bool:
     """Whether a rank was started anew so often and then given up for this reason, and every start of it is told."""
     starts = re.findall(r"^  start \d+: after .* s, for .* s: ", output, re.M)
     return output.count(": started anew") == restarts and why in output and len(starts) == restarts + 1
+
+
+def telling(options, checks, ring, moment) -> None:
+    """What our own libraries and `landbridge ps` say of one who comes back."""
+    name = "beside the lines of our own libraries"
+    if checks.wants(name):
+        aloud = [*ring, "--aloud"]
+        own = lambda output: sorted(line for line in output.splitlines() if re.match(r"rank \d (turn|has|ends)", line))  # noqa: E731
+        undisturbed = own(job(options, aloud, [])[2])
+        kills = [(START_S + moment(), 2), (START_S + moment(), 2)]
+        code, _, output = job(options, aloud, kills, "--set", "log=info")
+        lives = len(re.findall(r"^landbridge\[\d+\]: Info: live again", output, re.M))
+        is_same = own(output) == undisturbed and len(undisturbed) > 2 * RANKS
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} lines, live again {lives} times"
+        checks.check(name, code == 0 and is_same and lives == len(kills), measured, output)
+    name = "how far one is on its way back"
+    if checks.wants(name):
+        seen = []
+        watched = threading.Event()
+        watcher = threading.Thread(target=watch_percent, args=(options, seen, watched), daemon=True)
+        watcher.start()
+        code, _, output = job(options, ring, [(START_S + 2.5, 2)])
+        watched.set()
+        watcher.join()
+        is_right = bool(seen) and seen == sorted(seen) and seen[0] < 100
+        checks.check(name, code == 0 and is_right, f"exit code {code}, seen: {seen} %", output)
+
+
+def watch_percent(options, seen: list[int], is_over: threading.Event) -> None:
+    """What `landbridge ps` says of the rank that comes back."""
+    while not is_over.wait(0.1):
+        listed = subprocess.run([str(options.bin / "landbridge"), "ps", "--json"], capture_output=True, text=True)
+        jobs = json.loads(listed.stdout) if listed.returncode == 0 else []
+        ours = [one for one in jobs if one["launcher"] in process.descendants()]
+        seen += [rank["percent"] for one in ours for rank in one["ranks"] if "percent" in rank]
+
+
+def unrecorded(options, checks, program) -> None:
+    """Processes that are not the one which the launcher has started: they work, and it is said what they lack."""
+    says = "clocks and chance are not recorded: this is not the process that the launcher has started"
+    child = 'import os, sys\npid = os.fork()\nif pid:\n    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n'
+    child += 'os.execv(sys.argv[1], sys.argv[1:]) if len(sys.argv) > 2 else None\n'
+    child += 'from mpi4py import MPI\nprint("rank", MPI.COMM_WORLD.allreduce(1))\n'
+    cases = {
+        "a script that starts the program beside itself": ["sh", "-c", '"$0" "$@"; exit $?', *program, "--rounds", "20"],
+        "a child that becomes the program": [program[0], "-c", child, *program, "--rounds", "20"],
+        "a child that is the program": [program[0], "-c", child],
+    }
+    for name, command in cases.items():
+        if checks.wants(name):
+            code, lines, output = job(options, command, [])
+            said = output.count(says)
+            measured = f"exit code {code}, said {said} times, {len(lines)} lines"
+            checks.check(name, code == 0 and said == RANKS and len(lines) >= RANKS, measured, output)
 
 
 def drawing(options, checks, moment) -> None:

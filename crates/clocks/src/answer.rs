@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::{self, Write};
 
 use landbridge_proto::clocks::{Clock, Problem, Source};
-use landbridge_proto::id::EXIT_CANNOT_GO_ON;
+use landbridge_proto::id::{EXIT_CANNOT_GO_ON, LAST_WORD, LINE_MARK};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
 use crate::own::{self, Turn};
@@ -196,6 +196,7 @@ fn trouble(problem: &Problem) -> i64 {
         return *answer;
     }
     say(format_args!("this process cannot go on: {problem}"));
+    write(format_args!("{LINE_MARK}{LAST_WORD}\n"));
     // SAFETY: ends the process at once; nothing of it may run any more.
     unsafe { libc::_exit(EXIT_CANNOT_GO_ON) }
 }
@@ -222,10 +223,14 @@ fn timespec_of(nanos: i64) -> timespec {
 /// One line on standard error, as the provider writes them.
 #[cold]
 pub fn say(text: fmt::Arguments<'_>) {
-    let mut line = Line { bytes: [0; 512], length: 0 };
     // SAFETY: a plain system call.
     let me = unsafe { libc::getpid() };
-    let _ = writeln!(line, "landbridge[{me}]: Warn: {text}");
+    write(format_args!("{LINE_MARK}[{me}]: Warn: {text}\n"));
+}
+
+fn write(text: fmt::Arguments<'_>) {
+    let mut line = Line { bytes: [0; 512], length: 0 };
+    let _ = line.write_fmt(text);
     // SAFETY: writes bytes that are there.
     unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
 }

@@ -2,7 +2,8 @@
 //! address it was called from.
 
 use std::arch::naked_asm;
-use std::sync::atomic::AtomicU64;
+
+use landbridge_proto::clocks::Polls;
 
 use crate::{answer, own};
 
@@ -51,6 +52,6 @@ static AT_LOAD: extern "C" fn() = {
 /// For the provider: the place where it keeps how often the program has looked for messages; null if this process is not
 /// recorded.
 #[unsafe(no_mangle)]
-extern "C" fn landbridge_clocks_polls() -> *const AtomicU64 {
+extern "C" fn landbridge_clocks_polls() -> *const Polls {
     own::polls().map_or(std::ptr::null(), |polls| polls)
 }

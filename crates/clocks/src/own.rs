@@ -8,10 +8,10 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
-use std::sync::atomic::{AtomicU64, Ordering::Release};
 
-use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Record};
+use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Polls, Record};
 
 use crate::answer::say;
 use crate::caller;
@@ -77,10 +77,13 @@ pub fn turn(from: usize) -> Option<Turn> {
     (caller::is_program(from) && !turn.record().is_full()).then_some(turn)
 }
 
-/// Where polls are counted, if this process is recorded.
-pub fn polls() -> Option<&'static AtomicU64> {
-    // SAFETY: null, or the head of the record, which stays mapped.
-    unsafe { HEAD.load(Acquire).as_ref() }.map(|head| &head.polls)
+/// Where polls are counted, if this process is recorded. A child has its parent's memory, but for the record.
+pub fn polls() -> Option<&'static Polls> {
+    let owner = OWNER.load(Acquire);
+    // SAFETY: null, or a page that stays, and is empty in a child.
+    let is_recorded = unsafe { owner.as_ref() }.is_some_and(|owner| owner.load(Relaxed) != 0);
+    // SAFETY: null, or the head of the record, which stays mapped in the process that has it.
+    unsafe { HEAD.load(Acquire).as_ref() }.filter(|_| is_recorded).map(|head| &head.polls)
 }
 
 /// Finds out whether this process is recorded. The first call is made when the program is loaded, by its only thread.

@@ -83,6 +83,10 @@ pub struct Silence {
     pub is_stuck: bool,
     /// From a segment to its confirmation, smoothed.
     pub round_trip_micros: u32,
+    /// How much that varies.
+    pub variation_micros: u32,
+    /// What it delivered when that was measured last; 0: it was not, or the kernel does not tell.
+    pub bytes_per_second: u64,
 }
 
 /// Where fields of Linux' `struct tcp_info` stand (linux/tcp.h), of which the C library knows only the older ones. Kernels
@@ -91,7 +95,9 @@ const UNACKED_AT: usize = 24;
 const LAST_DATA_RECV_AT: usize = 52;
 const LAST_ACK_RECV_AT: usize = 56;
 const RTT_AT: usize = 68;
+const RTT_VARIATION_AT: usize = 72;
 const NOTSENT_AT: usize = 144;
+const DELIVERY_RATE_AT: usize = 160;
 const SND_WND_AT: usize = 228;
 const TCP_INFO_WORDS: usize = 58;
 
@@ -117,6 +123,8 @@ pub fn silence(socket: impl AsFd) -> Option<Silence> {
         is_awaited: word(UNACKED_AT) > 0,
         is_stuck: word(NOTSENT_AT) > 0 && has_room,
         round_trip_micros: word(RTT_AT),
+        variation_micros: word(RTT_VARIATION_AT),
+        bytes_per_second: word(DELIVERY_RATE_AT) as u64 | (word(DELIVERY_RATE_AT + 4) as u64) << 32,
     })
 }
 

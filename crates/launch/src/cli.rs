@@ -112,7 +112,11 @@ pub enum Command {
     DoctorProbe { library: PathBuf },
     /// One of two test processes; started by `landbridge doctor`
     #[command(hide = true)]
-    DoctorPeer { library: PathBuf },
+    DoctorPeer {
+        #[arg(long)]
+        pairs: bool,
+        library: PathBuf,
+    },
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -227,11 +231,17 @@ Examples:
   landbridge ps                                    every job of this user, with its ranks
   landbridge ps 3f2a                               the job whose name begins so
   landbridge ps --json                             the same for programs
+  landbridge ps --paths 3f2a                       how the paths between its ranks are, trouble first
   kill -9 $(landbridge ps --json | jq '.[0].ranks[2].pid')   under --recover rank 2 comes back
 
 The state of a rank is `starting`, `running`, `starting anew` (it was killed, and is not where it was
 yet), or `ended` with the reason. The incarnation says how often it has been started anew. A process id is that on
-the rank's node; jobs in a lab of this machine are seen from outside, too, with the numbers that their processes have there.";
+the rank's node; jobs in a lab of this machine are seen from outside, too, with the numbers that their processes have there.
+
+With --paths each rank is asked for its paths: what each has sent, how much of that again, frames that arrived spoilt, how
+often it was lost, its round trip and its rate as far as they were measured. A path is `up`, `spare` (it carries only
+what no other can), `doubted` (silent), `probing` (UDP, not shown to work yet) or `down`. A rank that computes does not
+answer; what it said before is marked.";
 
 #[derive(Args)]
 #[command(after_help = PS_HELP)]
@@ -239,6 +249,12 @@ pub struct PsArguments {
     /// Only jobs whose name begins so
     #[arg(value_name = "JOB")]
     pub job: Option<String>,
+    /// How the paths between ranks are: sums of all, and those that tell most
+    #[arg(long)]
+    pub paths: bool,
+    /// With --paths: every path that is known of, up to some thousands
+    #[arg(long, requires = "paths")]
+    pub all: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -268,7 +284,8 @@ pub struct EnvArguments {
 #[derive(Args)]
 #[command(after_help = "Examples:\n  landbridge doctor\n  \
                         landbridge doctor --in build/venv/mpich     an MPI library not along PATH\n  \
-                        landbridge doctor --relay gateway:7711      can its port be reached?\n\n\
+                        landbridge doctor --relay gateway:7711      can its port be reached?\n  \
+                        landbridge doctor --pairs --topology grid.toml   which paths join its hosts, and how fast?\n\n\
                         It changes nothing. Exit code 1: something will not work.")]
 pub struct DoctorArguments {
     /// Also look for MPI libraries in this directory (a virtual environment, an installation)
@@ -277,6 +294,12 @@ pub struct DoctorArguments {
     /// Also check that a relay answers at this address
     #[arg(long, value_name = "HOST:PORT")]
     pub relay: Vec<String>,
+    /// Only try the paths between all hosts of the topology, with one test process on each
+    #[arg(long)]
+    pub pairs: bool,
+    /// The hosts, with --pairs; default: the file that LANDBRIDGE_TOPOLOGY names
+    #[arg(long, value_name = "FILE", requires = "pairs")]
+    pub topology: Option<PathBuf>,
 }
 
 #[derive(Args)]

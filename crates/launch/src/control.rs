@@ -15,11 +15,12 @@ use serde::{Deserialize, Serialize};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
+use crate::ps::paths::Paths;
 use crate::restart::Limits;
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -157,6 +158,11 @@ pub enum Message {
     },
     /// Nothing to do: the agent above is still there.
     Ping,
+    /// Say how the paths of the ranks are, each agent for its own, with so many rows at most.
+    Look {
+        serial: u32,
+        rows_max: u32,
+    },
     // Up the tree.
     /// This agent and all below it have their assignment.
     Ready,
@@ -209,13 +215,14 @@ pub enum Message {
         stage: Stage,
     },
     /// A rank has this process, its `start`th that was started anew; whether it has come back to
-    /// where the one before it was.
+    /// where the one before it was, and otherwise how much of the way it has gone, if that is known.
     Alive {
         group: u32,
         rank: u32,
         pid: u32,
         start: u32,
         is_back: bool,
+        percent: Option<u8>,
     },
     /// A rank has ended while another one, which can never go on now, waits in a barrier.
     Stuck {
@@ -233,9 +240,17 @@ pub enum Message {
     RelayLog {
         text: String,
     },
+    /// The answer of one agent to a `Look`.
+    Paths {
+        serial: u32,
+        paths: Box<Paths>,
+    },
     /// Nothing of this agent, or of those below it, runs any more.
     Done,
 }
+
+/// In the place of a share that nobody knows.
+const UNKNOWN: u32 = u32::MAX;
 
 /// Why bytes from the other side are not a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -266,6 +281,7 @@ mod kind {
     pub const PING: u8 = 9;
     pub const ORDER: u8 = 10;
     pub const REVOKE: u8 = 11;
+    pub const LOOK: u8 = 12;
     pub const READY: u8 = 32;
     pub const RELAY_READY: u8 = 33;
     pub const BARRIER_UP: u8 = 34;
@@ -283,6 +299,7 @@ mod kind {
     pub const STARTED: u8 = 46;
     pub const RELAY_LINK: u8 = 47;
     pub const ALIVE: u8 = 48;
+    pub const PATHS: u8 = 49;
 }
 
 impl Message {
@@ -349,6 +366,11 @@ impl Message {
                 kind::END
             }
             Message::Ping => kind::PING,
+            Message::Look { serial, rows_max } => {
+                out.number(*serial);
+                out.number(*rows_max);
+                kind::LOOK
+            }
             Message::Ready => kind::READY,
             Message::RelayReady { ranks, relays } => {
                 out.text(ranks);
@@ -404,8 +426,9 @@ impl Message {
                 out.number(*stage as u32);
                 kind::EXITED
             }
-            Message::Alive { group, rank, pid, start, is_back } => {
-                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back)];
+            Message::Alive { group, rank, pid, start, is_back, percent } => {
+                let percent = percent.map_or(UNKNOWN, u32::from);
+                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back), percent];
                 numbers.into_iter().for_each(|number| out.number(number));
                 kind::ALIVE
             }
@@ -424,6 +447,11 @@ impl Message {
             Message::RelayLog { text } => {
                 out.text(text);
                 kind::RELAY_LOG
+            }
+            Message::Paths { serial, paths } => {
+                out.number(*serial);
+                out.document(paths);
+                kind::PATHS
             }
             Message::Done => kind::DONE,
         }
@@ -446,6 +474,7 @@ impl Message {
             kind::STDIN_END => Message::StdinEnd,
             kind::END => Message::End { at_once: body.number()? != 0 },
             kind::PING => Message::Ping,
+            kind::LOOK => Message::Look { serial: body.number()?, rows_max: body.number()? },
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
             kind::RELAY_LINK => Message::RelayLink {
@@ -480,11 +509,13 @@ impl Message {
                 pid: body.number()?,
                 start: body.number()?,
                 is_back: body.number()? != 0,
+                percent: body.percent()?,
             },
             kind::STUCK => Message::Stuck { rank: body.number()? },
             kind::FAILED => Message::Failed { text: body.text()? },
             kind::NOTE => Message::Note { text: body.text()? },
             kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
+            kind::PATHS => Message::Paths { serial: body.number()?, paths: body.document()? },
             kind::DONE => Message::Done,
             _ => return None,
         };
@@ -611,6 +642,13 @@ impl<'a> Reader<'a> {
             0 => Some(Ending::Exited(value)),
             1 => Some(Ending::Killed(value)),
             _ => None,
+        }
+    }
+
+    fn percent(&mut self) -> Option<Option<u8>> {
+        match self.number()? {
+            UNKNOWN => Some(None),
+            share => u8::try_from(share).ok().filter(|share| *share <= 100).map(Some),
         }
     }
 

@@ -126,13 +126,14 @@ impl Link {
         self.is_up = true;
         self.problem = None;
         let was_missed = std::mem::take(&mut self.is_missed);
+        let is_back = is_udp && std::mem::take(&mut self.is_tcp_told);
         if wants_udp && !is_udp && !std::mem::replace(&mut self.is_tcp_told, true) {
             return Some(self.no_udp_text());
         }
         let [from, to] = &self.places;
         let how = if is_udp { " (udp)" } else { "" };
         let text = format!("the relays of {} and {} are linked now{how}", from.cluster, to.cluster);
-        was_missed.then_some(text)
+        (was_missed || is_back).then_some(text)
     }
 
     fn handle_problem(
@@ -281,6 +282,10 @@ mod tests {
         links.handle(1, 0, "192.0.2.1:7799", "it has closed the connection");
         let text = links.handle(1, 0, "192.0.2.1:7799", "");
         assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now"));
+        // It gets through in the end.
+        let text = links.handle(1, 0, "192.0.2.1:7799/udp", "");
+        assert_eq!(text.as_deref(), Some("the relays of rennes and nancy are linked now (udp)"));
+        assert_eq!(links.handle(1, 0, "192.0.2.1:7799/udp", ""), None);
         let mut links = self::links().over_udp(true);
         assert_eq!(links.handle(1, 0, "192.0.2.1:7799/udp", ""), None);
     }

@@ -62,7 +62,7 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Settings(arguments) => settings::show::run(&arguments).map(|()| 0),
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::DoctorPeer { library } => doctor::peer::run(&library).map(|()| 0),
+        Command::DoctorPeer { library, pairs } => doctor::peer::run(&library, pairs).map(|()| 0),
         Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),
     }
 }

@@ -6,14 +6,15 @@
 //! | how it ended | what follows |
 //! |---|---|
 //! | exit code, MPI_Finalize done, or never an MPI program | the end: it has left as it wanted |
-//! | exit code 0 without MPI_Finalize | the end, though others may wait for it |
+//! | exit code 0 without MPI_Finalize | the end; the job's too, unless the others end as well (`watch`) |
 //! | the provider's own word that it cannot go on | the end: another start would do the same |
 //! | any signal; another exit code without MPI_Finalize | another start, unless one of these holds |
 //! | … at the same place, in the same way, [`SAME_PLACE_MAX`] times running | the end: the program's own fault |
 //! | … [`Limits::restarts_max`] new starts within [`Limits::within`] | the end |
 //!
-//! The *place* is what a process has asked its process manager and printed. A program that computes in silence is
-//! everywhere at the same one, so a signal from outside (SIGKILL and its like) says nothing about it.
+//! The *place* is what a process has asked its process manager, printed, and how often it has looked for messages. A program
+//! that computes without any of this is everywhere at the same one, so a signal from outside (SIGKILL and its like) says
+//! nothing about it.
 
 use std::time::Duration;
 
@@ -23,8 +24,8 @@ use crate::control::Ending;
 use crate::pmi::server::Stage;
 use crate::ps::roll::words;
 
-/// A process with this exit code has been ended by our provider, which has said why: what it does cannot be recorded, or is
-/// not what an earlier start did.
+/// A process with this exit code whose last word says so has been ended by our libraries, which have said why: what it does
+/// cannot be recorded, or is not what an earlier start did.
 pub use landbridge_proto::id::EXIT_CANNOT_GO_ON;
 
 /// Who ends so often at one place would do so for ever.
@@ -55,6 +56,8 @@ pub struct Place {
     pub asked: usize,
     /// Bytes on standard output and error.
     pub printed: u64,
+    /// Looks for messages; 0 where nobody counts them.
+    pub looked: u64,
 }
 
 /// One process that a rank has had.
@@ -65,6 +68,8 @@ pub struct Life {
     pub lasted: Duration,
     pub ending: Ending,
     pub stage: Stage,
+    /// It has said that it cannot go on.
+    pub has_last_word: bool,
     pub place: Place,
 }
 
@@ -87,7 +92,9 @@ pub enum Why {
 pub fn decide(lives: &[Life], limits: Limits) -> Decision {
     let Some(last) = lives.last() else { return Decision::Over };
     match (last.ending, last.stage) {
-        (Ending::Exited(EXIT_CANNOT_GO_ON), _) => return Decision::GiveUp(Why::CannotGoOn),
+        (Ending::Exited(EXIT_CANNOT_GO_ON), _) if last.has_last_word => {
+            return Decision::GiveUp(Why::CannotGoOn);
+        }
         (Ending::Exited(0), _) => return Decision::Over,
         (Ending::Exited(_), Stage::Silent | Stage::Finalized) => return Decision::Over,
         (Ending::Exited(_), Stage::Joined) | (Ending::Killed(_), _) => {}
@@ -154,8 +161,9 @@ pub fn told(rank: u32, lives: &[Life], limits: Limits, why: &Why) -> String {
 }
 
 fn place(place: &Place) -> String {
-    let Place { asked, printed } = place;
-    format!("{printed} bytes printed, {asked} questions asked")
+    let Place { asked, printed, looked } = place;
+    let looks = if *looked > 0 { format!(", {looked} looks for messages") } else { String::new() };
+    format!("{printed} bytes printed, {asked} questions asked{looks}")
 }
 
 #[cfg(test)]
@@ -173,7 +181,8 @@ mod tests {
             lasted: Duration::from_secs(1),
             ending,
             stage: Stage::Joined,
-            place: Place { asked: 3, printed },
+            has_last_word: false,
+            place: Place { asked: 3, printed, looked: 7 },
         }
     }
 
@@ -198,7 +207,11 @@ mod tests {
             let one = Life { stage, ..life(0, ending, 0) };
             assert_eq!(decide(&[one], LIMITS), *expected, "{ending:?} {stage:?}");
         }
-        let cannot = life(0, Ending::Exited(EXIT_CANNOT_GO_ON), 0);
+        // Of its own a program may end with any code.
+        let own = life(0, Ending::Exited(EXIT_CANNOT_GO_ON), 0);
+        assert_eq!(decide(&[own], LIMITS), anew);
+        assert_eq!(decide(&[Life { stage: Stage::Finalized, ..own }], LIMITS), over);
+        let cannot = Life { has_last_word: true, ..own };
         assert_eq!(decide(&[cannot], LIMITS), Decision::GiveUp(Why::CannotGoOn));
         assert_eq!(decide(&[], LIMITS), over);
     }
@@ -228,6 +241,16 @@ mod tests {
     }
 
     #[test]
+    fn looks_for_messages_tell_places_apart_where_nothing_is_printed() {
+        let at = |looked: u64| {
+            let one = life(looked, SEGV, 0);
+            Life { place: Place { looked, ..one.place }, ..one }
+        };
+        assert_eq!(decide(&[at(1), at(2), at(3)], LIMITS), Decision::StartAnew);
+        assert_eq!(decide(&[at(2), at(2), at(2)], LIMITS), Decision::GiveUp(Why::SamePlace));
+    }
+
+    #[test]
     fn so_many_new_starts_within_a_time_and_no_more() {
         let at = |times: &[u64]| {
             let lives: Vec<Life> = times.iter().map(|&began| life(began, KILL, 0)).collect();
@@ -247,8 +270,10 @@ mod tests {
         let text = told(3, &lives, LIMITS, &Why::TooOften);
         let expected = "rank 3 is not started anew (SIGSEGV): it has been 4 times within 60 s \
                         (--max-restarts, --max-restarts-within)\n  \
-                        start 0: after 0.0 s, for 1.0 s: SIGKILL, 0 bytes printed, 3 questions asked\n  \
-                        start 1: after 2.0 s, for 1.0 s: SIGSEGV, 5 bytes printed, 3 questions asked";
+                        start 0: after 0.0 s, for 1.0 s: SIGKILL, 0 bytes printed, 3 questions asked, \
+                        7 looks for messages\n  \
+                        start 1: after 2.0 s, for 1.0 s: SIGSEGV, 5 bytes printed, 3 questions asked, \
+                        7 looks for messages";
         assert_eq!(text, expected);
         let many: Vec<Life> = (0..30).map(|began| life(began, KILL, 0)).collect();
         let text = told(3, &many, LIMITS, &Why::SamePlace);

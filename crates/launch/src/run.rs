@@ -18,10 +18,11 @@ use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
 use crate::gather::{self, Gather, Word};
 use crate::groups::{Asker, Groups, Outcome};
+use crate::mpi;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Names, Server, Stage};
 use crate::pmi::spawn::{Request, answer};
-use crate::ps::roll::Roll;
+use crate::ps::roll::{Roll, Sight};
 use crate::relays::Relays;
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
@@ -137,7 +138,7 @@ impl Launcher {
             children,
             signals,
             names: Names::default(),
-            watch: Watch::new(job.size),
+            watch: Watch::new(job.size, mpi::recovers(&job.environment)),
             roll: Roll::new(job.size),
             counter,
             output,
@@ -256,7 +257,7 @@ impl Launcher {
         let gather = self.gather.next_time();
         let left = self.watch.next_time();
         let ends = [self.deadline, self.relay_deadline, self.settled_at, left];
-        let asking = self.counter.desk().next_time();
+        let asking = self.counter.next_time();
         let next = ends.into_iter().chain([output, gather, asking, Some(ping)]).flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
@@ -370,14 +371,15 @@ impl Launcher {
                 self.stdin_open &= rank != 0;
                 self.handle_exit(group, rank, ending, stage);
             }
-            Message::Alive { group, rank, pid, start, is_back } => {
-                self.roll.handle_alive(group, rank, pid, start, is_back);
+            Message::Alive { group, rank, pid, start, is_back, percent } => {
+                self.roll.handle_alive(group, rank, Sight { pid, start, is_back, percent });
                 self.show_status();
             }
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
             Message::RelayLog { text } => self.log_relay(&text),
+            Message::Paths { serial, paths } => self.counter.handle_paths(serial, *paths),
             Message::Done => {
                 self.children[index].done = true;
                 self.output.handle_last();

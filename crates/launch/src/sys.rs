@@ -5,9 +5,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::control::Ending;
@@ -105,7 +108,7 @@ pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
 
-/// Lets this process have as many open files as it may: an agent needs five for each rank. The
+/// Lets this process have as many open files as it may: an agent needs six for each rank. The
 /// soft limit that ranks get stays what it was: some programs take it for the size of a table.
 pub fn raise_open_files() {
     let limits = getrlimit(Resource::Nofile);
@@ -304,6 +307,15 @@ pub fn random_hex(digits: usize) -> Result<String> {
 
 pub fn raw(fd: &impl AsFd) -> RawFd {
     fd.as_fd().as_raw_fd()
+}
+
+/// Connects to a Unix socket, or does not: where whoever listens does not let in, a usual connection would wait without end.
+/// The stream does not wait either.
+pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@
 //! brings about the end of others, who lose a peer, and reports of different nodes come in any
 //! order. So whatever is reported within [`SETTLE`] is gathered, and [`culprit`] tells the cause
 //! from its consequences. A rank that ends with an error after MPI_Finalize gives the others
-//! [`LEFT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever.
+//! [`LEFT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever. So
+//! does, where ranks that are killed come back, one that ends well without MPI_Finalize: nobody
+//! notices that it is gone, for whoever comes back is gone for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -47,6 +49,10 @@ pub enum Cause {
     Left {
         rank: u32,
         code: i32,
+    },
+    /// Rank ended well without having finalized, will not come back, and others did not end with it.
+    Missing {
+        rank: u32,
     },
     Aborted {
         rank: u32,
@@ -99,7 +105,7 @@ impl Cause {
         match self {
             Cause::Stuck { .. } => Strength::Missed,
             Cause::Exited { .. } => Strength::OwnDoing,
-            Cause::Left { .. } => Strength::Left,
+            Cause::Left { .. } | Cause::Missing { .. } => Strength::Left,
             Cause::Aborted { code, .. } if is_library_code(*code) => Strength::LibraryError,
             Cause::Aborted { .. } => Strength::OwnDoing,
             Cause::Killed { signal, .. } => match *signal {
@@ -122,6 +128,7 @@ impl Cause {
             Cause::Stuck { rank }
             | Cause::Exited { rank, .. }
             | Cause::Left { rank, .. }
+            | Cause::Missing { rank }
             | Cause::Aborted { rank, .. }
             | Cause::Killed { rank, .. } => Some(*rank),
             Cause::Failed { .. }
@@ -134,7 +141,7 @@ impl Cause {
     /// The exit code of the job.
     pub fn code(&self) -> i32 {
         match self {
-            Cause::Stuck { .. } | Cause::Failed { .. } => FAILED_CODE,
+            Cause::Stuck { .. } | Cause::Missing { .. } | Cause::Failed { .. } => FAILED_CODE,
             Cause::Exited { code, .. } | Cause::Left { code, .. } => *code,
             Cause::Aborted { code, .. } => abort_code(*code),
             Cause::Killed { signal, .. } | Cause::Interrupted { signal } => SIGNAL_BASE + signal,
@@ -149,6 +156,10 @@ impl Cause {
         let text = match self {
             Cause::Stuck { rank } => format!(
                 "{} has ended without MPI_Finalize while others wait for it; ending the job",
+                place(*rank)
+            ),
+            Cause::Missing { rank } => format!(
+                "{} has ended with exit code 0 without MPI_Finalize, and the others go on; ending the job",
                 place(*rank)
             ),
             Cause::Exited { rank, code } | Cause::Left { rank, code } => {
@@ -255,25 +266,30 @@ pub struct Watch {
     reports: Vec<Report>,
     /// Ranks that have said that they lost another one.
     bereaved: BTreeSet<u32>,
+    /// Ranks that are killed come back.
+    recovers: bool,
     left: Option<Left>,
 }
 
-/// The first rank that has ended with an error after MPI_Finalize.
+/// The first rank that has ended with an error after MPI_Finalize, or without it and will be missed.
 #[derive(Debug, Clone, Copy)]
 struct Left {
     rank: u32,
     code: i32,
+    /// After MPI_Finalize, or instead of it.
+    is_finalized: bool,
     at: Instant,
     told: bool,
 }
 
 impl Watch {
-    pub fn new(size: u32) -> Watch {
+    pub fn new(size: u32, recovers: bool) -> Watch {
         Watch {
             size,
             endings: BTreeMap::new(),
             reports: Vec::new(),
             bereaved: BTreeSet::new(),
+            recovers,
             left: None,
         }
     }
@@ -303,9 +319,15 @@ impl Watch {
         self.endings.insert(rank, ending);
         match ending {
             Ending::Killed(signal) => self.handle_cause(node, Cause::Killed { rank, signal }),
+            Ending::Exited(0) if stage == Stage::Joined && self.recovers => {
+                let is_finalized = false;
+                self.left.get_or_insert(Left { rank, code: 0, is_finalized, at: now, told: false });
+                self.handle_cause(node, Cause::Missing { rank });
+            }
             Ending::Exited(0) => {}
             Ending::Exited(code) if stage == Stage::Finalized => {
-                self.left.get_or_insert(Left { rank, code, at: now, told: false });
+                let is_finalized = true;
+                self.left.get_or_insert(Left { rank, code, is_finalized, at: now, told: false });
                 self.handle_cause(node, Cause::Left { rank, code });
             }
             Ending::Exited(code) => self.handle_cause(node, Cause::Exited { rank, code }),
@@ -330,13 +352,22 @@ impl Watch {
         let is_over = |left: Left| now >= left.at + LEFT_GRACE;
         let only_left = self.reports.iter().all(|report| report.cause.strength() == Strength::Left);
         if only_left && self.all_ended() {
-            return Verdict::Finished { code: self.left.map_or(0, |left| left.code) };
+            return Verdict::Finished { code: self.left_code() };
         }
         if only_left && !self.left.is_some_and(is_over) {
             return Verdict::GoOn;
         }
         culprit(&self.reports, &self.bereaved)
             .map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
+    }
+
+    /// Of the first rank that left with an error.
+    fn left_code(&self) -> i32 {
+        let code = |report: &Report| match report.cause {
+            Cause::Left { code, .. } => Some(code),
+            _ => None,
+        };
+        self.reports.iter().find_map(code).unwrap_or(0)
     }
 
     /// When [`Watch::poll_notice`] or [`Watch::verdict`] will have something new to say.
@@ -349,10 +380,11 @@ impl Watch {
         let left = self.left.as_mut().filter(|left| !left.told && now >= left.at + LEFT_NOTICE)?;
         left.told = true;
         Some(format!(
-            "{} ended with exit code {} after MPI_Finalize; unless the others end too, the job is \
+            "{} ended with exit code {} {} MPI_Finalize; unless the others end too, the job is \
              ended in {} s",
             place(left.rank),
             left.code,
+            if left.is_finalized { "after" } else { "without" },
             (LEFT_GRACE - LEFT_NOTICE).as_secs()
         ))
     }

@@ -74,6 +74,51 @@ fn a_rank_that_comes_back_has_another_process() {
     lb.assert_nothing_left();
 }
 
+/// Rank 0 answers on its board as a provider does; rank 1 is not inside MPI.
+const ANSWERS: &str = r#"echo $PMI_RANK $$
+if [ $PMI_RANK = 1 ]; then exec sleep 600; fi
+board=/proc/self/fd/$LANDBRIDGE_BOARD
+put() { dd of=$board bs=1 seek=$1 conv=notrunc 2>/dev/null; }
+text="sum tcp 2 1 1500 20 1 2
+row 1 tcp doubted 10.0.0.1 10.0.0.2 1500 20 1 2 1000000 120000
+"
+printf %s "$text" | put 4128
+printf "\\$(printf %o ${#text})\\0\\0\\0\\0\\0\\0\\0" | put 4120
+printf '\1' | put 4096
+while :; do dd if=$board bs=1 skip=16 count=8 2>/dev/null | put 4112; sleep 0.02; done"#;
+
+#[test]
+fn ranks_are_asked_for_their_paths() {
+    let lb = Landbridge::new("ps-paths");
+    let mut running = lb.start(&["run", "-n", "2", "sh", "-c", ANSWERS]);
+    pids(&mut running, 2);
+    let name = job(&lb, &running).unwrap()["job"].as_str().unwrap().to_string();
+    let deadline = Instant::now() + DEADLINE;
+    let paths = loop {
+        let output = lb.run(&["ps", "--paths", "--json", &name]);
+        common::assert_code(&output, 0);
+        let jobs: Value = serde_json::from_slice(&output.stdout).unwrap();
+        if jobs[0]["paths"]["ranks"] == 1 {
+            break jobs[0]["paths"].clone();
+        }
+        assert!(Instant::now() < deadline, "{jobs}");
+    };
+    assert_eq!(paths["silent"], serde_json::json!([1]));
+    assert_eq!((&paths["sums"]["tcp"]["paths"], &paths["left_out"]), (&2.into(), &1.into()));
+    let row = &paths["rows"][0];
+    assert_eq!((&row["process"], &row["peer"], &row["spoilt"]), (&0.into(), &1.into(), &1.into()));
+    assert_eq!((&row["state"], &row["is_old"]), (&"doubted".into(), &false.into()));
+    let table = stdout(&lb.run(&["ps", "--paths", &name]));
+    for words in
+        ["2 paths of 1 ranks", "120 us", "10.0.0.1 to 10.0.0.2", "nothing new of 1 ranks: 1"]
+    {
+        assert!(table.contains(words), "{words} in {table}");
+    }
+    running.signal("INT");
+    running.finish();
+    lb.assert_nothing_left();
+}
+
 #[test]
 fn a_launcher_that_was_killed_is_forgotten() {
     let lb = Landbridge::new("ps-killed");

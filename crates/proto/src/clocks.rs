@@ -22,6 +22,9 @@ pub const HEAD_BYTES: usize = 4096;
 /// Where in the record stands, as eight bytes, whether it is full.
 pub const FULL_AT: usize = offset_of!(Head, is_full);
 
+/// Where stands, as eight bytes each, how often whichever start came furthest has looked for messages, and the present one.
+pub const POLLS_AT: usize = offset_of!(Head, polls);
+
 /// Clocks that are told apart.
 const CLOCKS: usize = 24;
 
@@ -35,8 +38,8 @@ pub struct Head {
     pub owner: AtomicU64,
     /// Not 0: something was told that had no room here.
     is_full: AtomicU64,
-    /// How often any start has looked for messages, counted from its beginning.
-    pub polls: AtomicU64,
+    /// Looks for messages.
+    pub polls: Polls,
     /// Bytes of entries.
     recorded: AtomicU64,
     /// Of these, how many this start has been told.
@@ -49,6 +52,16 @@ pub struct Head {
     ahead: [AtomicU64; CLOCKS],
 }
 
+/// How often a process has looked for messages, counted from the beginning of each start.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Polls {
+    /// Of whichever start came furthest.
+    pub furthest: AtomicU64,
+    /// Of the present one.
+    pub present: AtomicU64,
+}
+
 const _: () = assert!(size_of::<Head>() <= HEAD_BYTES);
 
 impl Head {
@@ -57,7 +70,8 @@ impl Head {
         if self.start.load(Relaxed) == start {
             return false;
         }
-        let words = [&self.told, &self.reads].into_iter().chain(&self.last).chain(&self.ahead);
+        let words = [&self.told, &self.reads, &self.polls.present];
+        let words = words.into_iter().chain(&self.last).chain(&self.ahead);
         words.for_each(|word| word.store(0, Relaxed));
         self.owner.store(owner, Relaxed);
         self.start.store(start, Release);

@@ -14,6 +14,15 @@ pub struct JobKey(pub [u8; 32]);
 /// in no record. Another start would not help. Users see 1.
 pub const EXIT_CANNOT_GO_ON: i32 = 183;
 
+/// Begins each line that our libraries write to standard error in a process that may be started anew; the name that
+/// follows is part of the line. Whoever started the process shows such lines always, and all else that a new start of it
+/// prints only beyond what was printed before. Programs do not print this byte by themselves.
+pub const LINE_MARK: &str = "\x1elandbridge";
+
+/// After [`LINE_MARK`], the whole line of a process that is about to end with [`EXIT_CANNOT_GO_ON`]; people are not shown it.
+/// Programs may end with any code.
+pub const LAST_WORD: &str = " cannot go on";
+
 /// An endpoint of a process of the job: 24 bits of process index, 8 bits of endpoint number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u32);

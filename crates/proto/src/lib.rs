@@ -14,6 +14,7 @@
 //! | [`setting`] | every knob: its row, and how its text is read |
 //! | [`id`] | who is who: jobs, processes, endpoints, clusters |
 //! | [`clocks`] | what a program reads of clocks and chance, and how it is told it again |
+//! | [`board`] | what a process says of its paths to whoever has started it |
 //! | [`range`] | sets of sequence numbers |
 //! | [`wire`] | bytes: frames, their heads, the hello |
 //! | [`path`] | one way to a peer: delay, rate, congestion, pacing, size of datagrams |
@@ -32,6 +33,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod board;
 pub mod channel;
 pub mod clocks;
 pub mod credit;

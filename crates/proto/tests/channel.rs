@@ -433,6 +433,19 @@ fn the_last_path_is_used_though_it_is_doubted() {
 }
 
 #[test]
+fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
+    let (mut a, mut b) = pair();
+    a.doubt_path(PEER, ONE, true);
+    [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
+    a.send(message(5, Level::Delivered)).unwrap();
+    // It never arrives.
+    a.next(ONE).expect("something goes out");
+    [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
+    settle_by(TWO, &mut a, &mut b);
+    assert_eq!(a.errors(), [None]);
+}
+
+#[test]
 fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
     const MANY: usize = SPAN_FRAMES_MAX + 100;
     let (mut a, mut b) = pair();

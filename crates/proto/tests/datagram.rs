@@ -56,6 +56,46 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     assert_eq!(a.next_wake(), None, "there is nothing more to wait for");
 }
 
+/// A relay has it, and nobody sends it again when its source is gone.
+#[test]
+fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
+    let (mut a, mut b) = pair(Path::RELAY);
+    a.send(message(5)).unwrap();
+    let lost = a.next(ONE).unwrap();
+    a.goodbye(PEER);
+    let goodbye = a.next(ONE).unwrap();
+    assert_eq!((a.is_flushed(), a.is_safe(), a.is_parted()), (true, false, false));
+    // The relay says that it has lost something: it was the message.
+    a.shake_path(PEER, ONE);
+    b.take_in(ONE, &a.next(ONE).unwrap());
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    let again: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+    let kinds: Vec<Kind> = again.iter().map(Frame::kind).collect();
+    assert_eq!(kinds[..2], [lost.kind(), goodbye.kind()]);
+    assert!(a.is_flushed() && !a.is_safe());
+    again.iter().for_each(|frame| b.take_in(ONE, frame));
+    settle(&mut a, &mut b);
+    assert!(a.is_safe() && a.is_parted());
+}
+
+#[test]
+fn last_words_are_waited_for_only_while_somebody_listens() {
+    let (mut a, mut b) = pair(Path::RELAY);
+    a.goodbye(PEER);
+    a.next(ONE).unwrap();
+    assert_eq!((a.is_safe(), a.is_parted()), (true, false));
+    b.goodbye(PEER);
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    assert!(a.is_parted(), "it has left, too");
+    // What is in a socket outlives its sender.
+    let (mut a, _) = pair(STREAM);
+    a.send(message(5)).unwrap();
+    a.next(ONE).unwrap();
+    a.goodbye(PEER);
+    a.next(ONE).unwrap();
+    assert!(a.is_parted() && !a.is_drained());
+}
+
 #[test]
 fn who_computes_is_asked_less_and_less_often() {
     let (mut a, _) = pair(Path::RELAY);
@@ -455,6 +495,24 @@ fn a_report_goes_by_the_path_of_the_ask() {
 }
 
 #[test]
+fn a_report_goes_by_no_path_that_is_doubted() {
+    for path in [DATAGRAMS, STREAM, Path { overtakes: true, ..Path::RELAY }] {
+        let (mut a, mut b) = pair(path);
+        [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, path));
+        a.send(message(5)).unwrap();
+        a.next(ONE).or_else(|| a.next(TWO)).unwrap();
+        a.shake_path(PEER, ONE);
+        let ask = a.next(ONE).unwrap();
+        assert_eq!(ask.kind(), Kind::Ask);
+        // The other side is heard by this path, and knows that it does not hear.
+        b.doubt_path(PEER, ONE, true);
+        b.take_in(ONE, &ask);
+        assert!(b.next(ONE).is_none(), "{path:?}");
+        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::Report), "{path:?}");
+    }
+}
+
+#[test]
 fn an_address_goes_by_no_datagram_while_there_is_another_path() {
     let (mut a, _) = pair(DATAGRAMS);
     a.open_path(PEER, TWO, Path { spare: true, ..STREAM });
@@ -503,6 +561,39 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
     b.end_batch(PEER, ONE);
     settle(&mut a, &mut b);
     assert_eq!((lost(&a), a.is_drained()), (0, true));
+}
+
+#[test]
+fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
+    for kind in [congestion::Kind::Cubic, congestion::Kind::Bbr] {
+        let (mut a, mut b) = pair(Path { datagram: Some(kind), ..DATAGRAMS });
+        a.send(message(1_000)).unwrap();
+        let mut frames = vec![a.next(ONE).unwrap()];
+        // Questions come more and more rarely.
+        while let Some(wake) = a.next_wake().filter(|wake| *wake < at(600_000)) {
+            a.handle_time(wake);
+            frames.extend(std::iter::from_fn(|| a.next(ONE)));
+        }
+        let mut now = at(600_000);
+        for _ in 0..20 {
+            a.send(message(1_000)).unwrap();
+        }
+        let (mut done, mut millis) = (0, 0);
+        while done < 21 {
+            frames.drain(..).for_each(|frame| b.take_in(ONE, &frame));
+            b.end_batch(PEER, ONE);
+            b.handle_time(now);
+            a.set_time(now);
+            while let Some(back) = b.next(ONE) {
+                a.take_in(ONE, &back);
+            }
+            done += a.done().len();
+            a.handle_time(now);
+            frames.extend(std::iter::from_fn(|| a.next(ONE)));
+            (now, millis) = (now.after(MILLISECOND), millis + 1);
+            assert!(millis < 2_000, "{kind:?}: {done} of 21 messages in {millis} ms");
+        }
+    }
 }
 
 /// The other side of every test, and the paths to it.

@@ -173,6 +173,25 @@ fn no_refusal_confirms_the_bytes_of_another() {
 }
 
 #[test]
+fn one_refusal_that_waits_is_for_all_pieces_of_a_write() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(200), None, TICKET).unwrap();
+    let pieces: Vec<_> = std::iter::from_fn(|| a.transmit()).collect();
+    assert!(pieces.len() > 5, "{} pieces", pieces.len());
+    for (header, head) in &pieces {
+        let place = b.handle_frame(PEER, PATH, *header, head).unwrap();
+        let Place::Region { op, .. } = place else { panic!("{place:?}") };
+        b.refuse(PEER, op, 13);
+        b.handle_payload(PEER, PATH);
+    }
+    assert_eq!(b.holdings(PEER).queue, 1);
+    a.take_in(b.transmit().unwrap());
+    assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
+    let rest = b.transmit().map(|(header, _)| (header.kind, header.delivered));
+    assert!(rest.is_none_or(|(kind, _)| kind != Kind::Refused), "{rest:?}");
+}
+
+#[test]
 fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(25), None, TICKET).unwrap();
@@ -281,6 +300,34 @@ fn a_message_to_a_peer_that_has_left_counts_as_sent() {
     let lost = Some(Failure::Errno(104));
     let expected = [(Work::TaggedSend, None), (Work::Write, lost), (Work::TaggedSend, None)];
     assert_eq!(outcomes, expected);
+}
+
+#[test]
+fn goodbye_is_said_once_and_who_says_it_twice_breaks_the_protocol() {
+    let (mut a, mut b) = pair();
+    a.goodbye(PEER);
+    a.goodbye(PEER);
+    b.take_in(a.transmit().unwrap());
+    assert!(a.transmit().is_none() && b.has_left(PEER));
+    assert!(b.hear(8, Kind::Goodbye, 0, Head::Goodbye, 0).is_err());
+}
+
+#[test]
+fn who_breaks_the_protocol_has_not_left_in_good_order() {
+    let (mut a, mut b) = pair();
+    b.recv(Posting { source: Some(PEER), ..posting(5) });
+    a.goodbye(PEER);
+    b.take_in(a.transmit().unwrap());
+    assert_eq!(b.awaited_in_vain().collect::<Vec<_>>(), [PEER]);
+    assert!(b.hear(8, Kind::Goodbye, 0, Head::Goodbye, 0).is_err());
+    b.revoke_goodbye(PEER);
+    b.fail(PEER, 104);
+    b.send(message(5, Level::Delivered)).unwrap();
+    b.recv(Posting { source: Some(PEER), ..posting(5) });
+    let lost = Some(Failure::Errno(104));
+    let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
+    assert_eq!(errors, [lost, lost, lost]);
+    assert_eq!(b.awaited_in_vain().count(), 0);
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use landbridge_proto::id::{LAST_WORD, LINE_MARK};
+
 use crate::abi::{self, Provider};
 use crate::param;
 
@@ -53,6 +55,8 @@ struct Host {
     log: Option<Log>,
     /// From `LANDBRIDGE_LOG`.
     stderr: Option<Level>,
+    /// This process may be started anew: its lines on stderr are marked.
+    is_marked: bool,
 }
 
 static HOST: OnceLock<Host> = OnceLock::new();
@@ -81,9 +85,7 @@ pub fn enabled(level: Level) -> bool {
 pub fn write(level: Level, module: &CStr, line: u32, text: fmt::Arguments<'_>) {
     let text = text.to_string();
     if host().stderr.is_some_and(|limit| level <= limit) {
-        // One write, so that lines of several ranks do not mix.
-        let line = format!("landbridge[{}]: {level:?}: {text}\n", std::process::id());
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+        say(&format!("[{}]: {level:?}: {text}\n", std::process::id()));
     }
     let Some((log, provider)) = enabled_in_host(level) else { return };
     let Ok(text) = CString::new(text) else { return };
@@ -98,6 +100,20 @@ pub fn write(level: Level, module: &CStr, line: u32, text: fmt::Arguments<'_>) {
             c"%s\n".as_ptr(),
             text.as_ptr(),
         );
+    }
+}
+
+/// A line on stderr, but for how lines of ours begin.
+fn say(rest: &str) {
+    let name = if host().is_marked { LINE_MARK } else { "landbridge" };
+    // One write, so that lines of several ranks do not mix.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{name}{rest}").as_bytes());
+}
+
+/// Tells whoever started this process that it ends because it must, and not by a code of the program's.
+pub fn say_last_word() {
+    if host().is_marked {
+        say(&format!("{LAST_WORD}\n"));
     }
 }
 
@@ -139,13 +155,20 @@ fn find() -> Host {
     let library =
         unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let library = if library.is_null() { libc::RTLD_DEFAULT } else { library };
+    let is_marked = param::INCARNATION.text().is_some();
+    // The host's own log counts as printed by the program, and is swallowed: why a rank cannot go on must be seen.
+    let level = match param::LOG.text() {
+        Some(text) => Level::parse(&text),
+        None => is_marked.then_some(Level::Warn),
+    };
     // SAFETY: the names are libfabric's, the types are those of its headers.
     unsafe {
         Host {
             version: symbol(library, c"fi_version"),
             log_enabled: symbol(library, c"fi_log_enabled"),
             log: symbol(library, c"fi_log"),
-            stderr: param::LOG.text().and_then(|text| Level::parse(&text)),
+            stderr: level,
+            is_marked,
         }
     }
 }

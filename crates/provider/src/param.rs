@@ -48,12 +48,14 @@ pub const KEY: Knob = Knob(&setting::KEY);
 pub const INDEX: Knob = Knob(&setting::INDEX);
 pub const SIZE: Knob = Knob(&setting::SIZE);
 pub const RECOVER: Knob = Knob(&setting::RECOVER);
+pub const RECOVER_CLOCKS: Knob = Knob(&setting::RECOVER_CLOCKS);
 pub const INCARNATION: Knob = Knob(&setting::INCARNATION);
 pub const CLUSTER: Knob = Knob(&setting::CLUSTER);
 pub const NODE: Knob = Knob(&setting::NODE);
 pub const NODE_SIZE: Knob = Knob(&setting::NODE_SIZE);
 pub const ADDRESS: Knob = Knob(&setting::ADDRESS);
 pub const RELAY: Knob = Knob(&setting::RELAY);
+pub const BOARD: Knob = Knob(&setting::BOARD);
 
 impl Knob {
     pub fn variable(self) -> String {
@@ -164,6 +166,7 @@ mod tests {
             RETAIN,
             COPY_MAX,
             RECOVER,
+            RECOVER_CLOCKS,
             JOB,
             KEY,
             INDEX,
@@ -174,6 +177,7 @@ mod tests {
             NODE_SIZE,
             ADDRESS,
             RELAY,
+            BOARD,
         ];
         let is_here = |row: &Setting| here.iter().any(|knob| knob.0.name == row.name);
         for row in setting::SETTINGS {

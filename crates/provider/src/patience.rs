@@ -18,6 +18,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::home::Home;
+
 /// Polls further apart than this do not belong to one waiting loop.
 const GAP_MICROS: u64 = 20;
 /// How long a loop with a processor for itself spins before its polls park: longer than most messages take, shorter than
@@ -70,6 +72,7 @@ pub struct Patience {
     /// Which endpoint brought something last, by its descriptor.
     foremost: Option<RawFd>,
     yielding: Yielding,
+    home: Home,
 }
 
 /// A waiting loop since its last message. Times are in the clock's ticks.
@@ -102,6 +105,7 @@ impl Patience {
             threads_until: 0,
             foremost: None,
             yielding: Yielding { is_trusted: true, streaks: 0, is_on: false, has_yielded: false },
+            home: Home::new(clock.ticks_per_micro),
         }
     }
 
@@ -109,6 +113,7 @@ impl Patience {
     #[inline]
     pub fn note_event(&mut self, now: u64, endpoint: RawFd) {
         self.foremost = Some(endpoint);
+        self.note_gap(now);
         if self.streak.take().is_some() {
             self.yielding.note_success();
         }
@@ -125,6 +130,7 @@ impl Patience {
     #[inline]
     pub fn note_nothing(&mut self, now: u64, around: Surroundings) -> Advice {
         let gap = self.clock.micros(now.wrapping_sub(self.last_poll));
+        self.note_gap(now);
         self.last_poll = now;
         // Where processors are shared, a gap may have gone to others: that is found out when it matters.
         let Some(streak) = self.streak.as_mut().filter(|_| gap <= GAP_MICROS || !around.is_alone)
@@ -200,7 +206,24 @@ impl Patience {
         if advice == Advice::Yield && took > SLICE_MICROS {
             self.yielding.note_failure();
         }
+        if advice == Advice::Yield {
+            self.home.note_gap(now.wrapping_sub(self.last_poll), now);
+        }
         self.last_poll = now;
+    }
+
+    /// Whether the thread should go to a processor of its own, where there is one: see [`Home`]. Said once.
+    #[inline]
+    pub fn should_move(&mut self) -> bool {
+        self.home.should_move()
+    }
+
+    /// The thread polls again after a poll in vain: the library may have offered the processor in between.
+    #[inline]
+    fn note_gap(&mut self, now: u64) {
+        if self.streak.is_some() {
+            self.home.note_gap(now.wrapping_sub(self.last_poll), now);
+        }
     }
 
     /// The endpoint with this descriptor is closed.

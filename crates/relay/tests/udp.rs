@@ -134,6 +134,70 @@ fn where_udp_works_for_a_moment_only_tcp_is_used() {
 }
 
 #[test]
+fn a_stream_goes_back_to_udp_when_that_gets_through_and_nothing_is_lost() {
+    let authority = Authority::new();
+    let mut zero = RelayProcess::start_with(&Plan::new(0, &authority).wan(), command(&[UDP]));
+    let gate = Gate::to(zero.relays.unwrap());
+    gate.is_shut.store(true, Ordering::Relaxed);
+    let plan = Plan::new(1, &authority).peer(0, gate.address);
+    let variables = [UDP, ("LANDBRIDGE_WAN_STREAMS", "2")];
+    let mut one = RelayProcess::start_with(&plan, command(&variables));
+    let line = one.wait_for("linked to the relay of cluster 0");
+    assert!(!line.contains("/udp"), "{line}");
+    for relay in [&mut zero, &mut one] {
+        relay.wait_for_counter("lanes", |lanes| lanes == 2);
+    }
+    let (mut here, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
+    let is_done = AtomicBool::new(false);
+    let (mut numbers, mut arrived) = ([0; 2], [0; 2]);
+    std::thread::scope(|scope| {
+        // Both ways, all the while.
+        let clone =
+            |rank: &Rank| Rank { address: rank.address, stream: rank.stream.try_clone().unwrap() };
+        let talk = |mut rank: Rank, to: u32, is_done: &AtomicBool| {
+            let (start, mut number) = (Instant::now(), 0);
+            while !is_done.load(Ordering::Relaxed) && start.elapsed() < 2 * PATIENCE {
+                rank.send(to, number, &pattern(number, 2_000));
+                number += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            number
+        };
+        let (one_way, other_way) = (clone(&here), clone(&there));
+        let is_done = &is_done;
+        let talkers = [
+            scope.spawn(move || talk(one_way, 5, is_done)),
+            scope.spawn(move || talk(other_way, 1, is_done)),
+        ];
+        scope.spawn(|| {
+            gate.is_shut.store(false, Ordering::Relaxed);
+            // Until the old ones have been closed, and for a while after that.
+            for _ in 0..2 {
+                one.wait_for("has made way");
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            is_done.store(true, Ordering::Relaxed);
+        });
+        numbers = talkers.map(|talker| talker.join().unwrap());
+    });
+    for (index, rank) in [&mut there, &mut here].into_iter().enumerate() {
+        let mut seen = vec![false; numbers[index] as usize];
+        while arrived[index] < numbers[index] {
+            let (header, body) = rank.receive_frame();
+            assert!(body == pattern(header.sequence, 2_000));
+            assert!(!std::mem::replace(&mut seen[header.sequence as usize], true));
+            arrived[index] += 1;
+        }
+    }
+    for relay in [&mut zero, &mut one] {
+        relay.wait_for_counter("lanes", |lanes| lanes == 2);
+        let counters = ["breaks", "lost", "lost_bytes", "unreachable"];
+        assert_eq!(counters.map(|name| relay.counter(name)), [0; 4]);
+    }
+    assert!(one.news(3).last().unwrap().ends_with("/udp is=up"));
+}
+
+#[test]
 fn a_port_that_is_taken_for_udp_leaves_tcp() {
     let authority = Authority::new();
     // Free for TCP, as it has just been.

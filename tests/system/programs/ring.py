@@ -21,22 +21,31 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.005, help="seconds of each round")
     parser.add_argument("--any", action="store_true")
     parser.add_argument("--crash", action="store_true", help="rank 1 does, in the end")
-    parser.add_argument("--leave", action="store_true", help="rank 1 does, in the end, without MPI_Finalize")
+    parser.add_argument("--leave", type=int, metavar="CODE", help="rank 1 does, in the end, without MPI_Finalize")
+    parser.add_argument("--aloud", action="store_true", help="everything is said on standard error, too")
     parser.add_argument("--drift", action="store_true", help="send what is another number each time")
     options = parser.parse_args()
+    global is_aloud
+    is_aloud = options.aloud
     comm = MPI.COMM_WORLD
     take = whatever_comes if options.any else round_about
     take(comm, options)
     if options.crash and comm.rank == 1:
         signal.raise_signal(signal.SIGSEGV)
-    if options.leave and comm.rank == 1:
-        os._exit(3)
+    if options.leave is not None:
+        if comm.rank == 1:
+            os._exit(options.leave)
+        comm.recv(None, 1, options.rounds)
     say(f"rank {comm.rank} ends")
 
 
+is_aloud = False
+
+
 def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr)[: 1 + is_aloud]:
+        stream.write(line + "\n")
+        stream.flush()
 
 
 def round_about(comm, options) -> None:

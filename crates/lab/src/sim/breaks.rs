@@ -32,8 +32,19 @@ impl World {
         if !is_there || self.nodes[from].paths[to][lane].lossless || self.model.failed[from][to] {
             return Ok(());
         }
-        let (peer, path) = (self.peer(from, to), PathId(lane as u8));
         let is_doubted = self.random.percent(50);
+        self.doubt(from, to, lane, is_doubted)
+    }
+
+    /// `from` doubts a path, or no longer.
+    pub fn doubt(
+        &mut self,
+        from: usize,
+        to: usize,
+        lane: usize,
+        is_doubted: bool,
+    ) -> Result<(), Violation> {
+        let (peer, path) = (self.peer(from, to), PathId(lane as u8));
         self.say(|| format!("{from} doubts path {lane} to {to}: {is_doubted}"));
         if is_doubted && self.links[from][to][lane].rest.is_some() {
             // Its memory may be given back as soon as the frame has come by another path.
@@ -75,12 +86,20 @@ impl World {
         Ok(())
     }
 
-    /// A broken path comes back; false if none is broken.
+    /// A broken path comes back; false if there is none that may.
     pub fn mend(&mut self) -> Result<bool, Violation> {
         if self.broken.is_empty() {
             return Ok(false);
         }
-        let place = self.random.index(self.broken.len());
+        let first = self.random.index(self.broken.len());
+        let mut places = (first..self.broken.len()).chain(0..first);
+        let may_come = |&place: &usize| {
+            let (a, b, lane) = self.broken[place];
+            self.may_mend(a, b, lane)
+        };
+        let Some(place) = places.find(may_come) else {
+            return Ok(false);
+        };
         let (a, b, lane) = self.broken.swap_remove(place);
         self.say(|| format!("path {lane} between {a} and {b} is back"));
         for (from, to) in [(a, b), (b, a)] {

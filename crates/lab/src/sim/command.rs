@@ -15,6 +15,9 @@ pub struct Simulate {
     /// Let one peer send whatever it likes
     #[arg(long)]
     hostile: bool,
+    /// Kill processes, which come back from their relays' records
+    #[arg(long, conflicts_with = "hostile")]
+    recovery: bool,
     /// Threads
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -34,7 +37,11 @@ impl Simulate {
             return 0;
         }
         name_seed_in_panics();
-        let mode = if self.hostile { Mode::Hostile } else { Mode::Honest };
+        let mode = match (self.hostile, self.recovery) {
+            (true, _) => Mode::Hostile,
+            (_, true) => Mode::Recovery,
+            _ => Mode::Honest,
+        };
         let outcome = if self.trace {
             let runs = self.seeds.clone().map(|seed| run(seed, mode, true));
             runs.reduce(|all, next| {

@@ -36,6 +36,11 @@ impl World {
             if self.random.percent(eagerness) || !self.step()? {
                 left -= 1;
                 self.command(losses, largest)?;
+                if self.random.percent(self.sieges) {
+                    self.besiege()?;
+                    self.settle()?;
+                    self.lift_siege()?;
+                }
             }
         }
         self.finish_all()?;
@@ -466,6 +471,9 @@ impl World {
     /// Lets everything that was begun come to its end, and checks that it does.
     fn finish_all(&mut self) -> Result<(), Violation> {
         self.say(|| "the end".into());
+        if self.random.percent(40) {
+            self.besiege()?;
+        }
         self.settle()?;
         while self.receive_what_waits()? {
             self.settle()?;
@@ -483,6 +491,8 @@ impl World {
                 }
             }
         }
+        self.settle()?;
+        self.lift_siege()?;
         self.settle()?;
         self.check_rest()
     }

@@ -1,5 +1,5 @@
 //! Paths of datagrams: each frame is one, and may be lost, doubled, late or overtaken without a word, by itself or with all
-//! others for a while.
+//! others for a while ([`super::outages`]).
 //!
 //! What arrives is read through the pipe of its lane, a whole datagram at a time, some of them before the endpoint is told
 //! that the batch is over.
@@ -26,15 +26,13 @@ pub struct Air {
     delay: u64,
     /// When the last that was not overtaken arrives.
     last: Time,
-    /// Everything is lost until then.
-    dead_until: Time,
 }
 
 /// Datagrams under way at most; more overflow, as in any queue.
 const PACKETS_MAX: usize = 300;
 
-/// The longest time for which nothing arrives.
-const PAUSE_MAX: u64 = 100 * SECOND;
+/// What is to arrive so much later was sent before the clock jumped back.
+const DELAY_MAX: u64 = 100 * SECOND;
 
 /// Datagrams that one receiving call brings at most.
 const BATCH_MAX: u64 = 4;
@@ -48,15 +46,13 @@ impl Air {
             overtaken: random.pick(&[0, 0, 10, 300]),
             delay: random.pick(&[0, 100 * MICROSECOND, MILLISECOND, 30 * MILLISECOND]),
             last: Time(0),
-            dead_until: Time(0),
         }
     }
 
     /// A datagram enters; says what became of it if that is worth telling.
     fn send(&mut self, now: Time, bytes: Vec<u8>, random: &mut Random) -> Option<&'static str> {
         let is_full = self.packets.len() >= PACKETS_MAX;
-        let is_dead = now < self.dead_until && self.dead_until.nanos_since(now) <= PAUSE_MAX;
-        if is_dead || is_full || random.below(1_000) < self.lost {
+        if is_full || random.below(1_000) < self.lost {
             return Some("datagrams lost");
         }
         if random.below(1_000) < self.doubled {
@@ -80,6 +76,11 @@ impl Air {
         self.last
     }
 
+    /// Nothing is lost from now on, but what overflows.
+    pub fn lose_nothing(&mut self) {
+        self.lost = 0;
+    }
+
     /// When the next one arrives.
     pub fn next(&self) -> Option<Time> {
         self.packets.iter().map(|&(at, _)| at).min()
@@ -87,7 +88,7 @@ impl Air {
 
     fn receive(&mut self, now: Time) -> Option<Vec<u8>> {
         // Those of before the clock jumped back have been long under way.
-        let is_due = |at: Time| at <= now || at.nanos_since(now) > PAUSE_MAX;
+        let is_due = |at: Time| at <= now || at.nanos_since(now) > DELAY_MAX;
         let due = self.packets.iter().enumerate().filter(|(_, packet)| is_due(packet.0));
         let place = due.min_by_key(|(place, packet)| (packet.0, *place))?.0;
         Some(self.packets.remove(place).1)
@@ -125,6 +126,11 @@ impl World {
         let Some(air) = link.air.as_mut().filter(|_| !link.is_cut) else {
             return Ok(());
         };
+        if self.dead[from][to][lane] {
+            self.tally.count("datagrams lost");
+            self.has_swallowed = true;
+            return Ok(());
+        }
         if let Some(event) = air.send(self.now, bytes, &mut self.random) {
             self.tally.count(event);
             self.say(|| format!("from {from} to {to} by {lane}: {event}:"));
@@ -170,22 +176,6 @@ impl World {
                 false => self.read_front(from, to, lane)?,
             };
             require!(moved, "a datagram of {from} to {to} is cut off");
-        }
-    }
-
-    /// Nothing arrives by some path for a while, and nobody is told.
-    pub fn pause_some(&mut self) {
-        let count = self.nodes.len();
-        let (from, to) = (self.random.index(count), self.random.index(count));
-        let lanes = self.links[from][to].len();
-        let lane = self.random.index(lanes.max(1));
-        let span = self.random.pick(&[MILLISECOND, 100 * MILLISECOND, 3 * SECOND, PAUSE_MAX]);
-        let now = self.now;
-        let link = self.links[from][to].get_mut(lane);
-        if let Some(air) = link.and_then(|link| link.air.as_mut()) {
-            air.dead_until = now.after(span);
-            self.tally.count("silent pauses");
-            self.say(|| format!("from {from} to {to} nothing arrives by {lane} for {span} ns"));
         }
     }
 }

@@ -4,12 +4,13 @@
 //! had arrived. What is spoilt is what a checksum would show: a payload in its place, or one that never gets there.
 
 use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
-use landbridge_proto::endpoint::{KEPT, Memory, Passing, Path, Place};
+use landbridge_proto::endpoint::{Flying, KEPT, Memory, Passing, Path, Peer, Place};
 use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 use landbridge_proto::wire::Malformed;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
 
+use super::bounds::check_window;
 use super::datagrams::{random_kind, with_datagrams};
 use super::link::{Link, Reading, Target, Written};
 use super::memory::Piece;
@@ -77,14 +78,9 @@ impl World {
         let Some(peer) = node.peers[to] else {
             return Ok(false);
         };
-        if self.random.below(32) == 0 {
-            let has_room = self.random.below(4) > 0;
-            node.endpoint.set_copying(peer, has_room);
-            if !has_room {
-                node.endpoint.solicit(peer);
-                self.tally.count("times without room for copies");
-            }
-        }
+        self.allow_copies(from, peer)?;
+        let before = self.flying(from, peer, lane);
+        let node = &mut self.nodes[from];
         let Some(frame) = node.endpoint.poll_transmit(peer, path) else {
             node.ready.remove(&(to, lane));
             return Ok(true);
@@ -103,8 +99,10 @@ impl World {
         }
         let mut copy = None;
         if let (true, Some((piece, at, length))) = (wants_copy, payload) {
+            let is_answer = matches!(header.kind, Kind::ReadData | Kind::AtomicReply);
+            self.check_copy(from, is_answer, length)?;
             let bytes = self.arena.read(piece, at, length)?.to_vec();
-            copy = Some(self.arena.keep(bytes, false));
+            copy = Some(self.keep_copy(from, bytes));
         }
         self.say(|| format!("{from} -> {to} by {lane} {written:?} {header:?}"));
         self.spend(from, to, &front)?;
@@ -116,8 +114,40 @@ impl World {
         }
         let is_flushed = written == Written::Whole || is_again;
         self.nodes[from].endpoint.transmitted(peer, path, is_flushed, copy);
+        if let (Some(before), Some(after)) = (before, self.flying(from, peer, lane)) {
+            check_window(&before, &after)?;
+        }
         self.drain(from)?;
         Ok(true)
+    }
+
+    /// Says whether there is room for copies, as a driver does before it asks for a frame.
+    fn allow_copies(&mut self, from: usize, peer: Peer) -> Result<(), Violation> {
+        let is_full = |node: &Node| node.copied_bytes() >= node.copies_max;
+        if is_full(&self.nodes[from]) {
+            self.reap(from)?;
+        }
+        let node = &mut self.nodes[from];
+        let has_room = !is_full(node);
+        node.endpoint.set_copying(peer, has_room);
+        if !has_room && self.random.percent(10) {
+            node.endpoint.solicit(peer);
+            self.tally.count("times without room for copies");
+        }
+        Ok(())
+    }
+
+    /// What is under way by a path of datagrams, if this is one, and it is looked at now.
+    fn flying(&self, from: usize, peer: Peer, lane: usize) -> Option<Flying> {
+        let is_time = self.steps.is_multiple_of(4);
+        is_time.then(|| self.nodes[from].endpoint.flying(peer, PathId(lane as u8)))?
+    }
+
+    /// A copy of what may have to go again.
+    fn keep_copy(&mut self, from: usize, bytes: Vec<u8>) -> Piece {
+        let copy = self.arena.keep(bytes, false);
+        self.nodes[from].copies.insert(copy.slot(), copy);
+        copy
     }
 
     /// A frame enters a path, as far as there is room.
@@ -135,9 +165,11 @@ impl World {
             self.send_datagram((from, to, lane), [front, bytes].concat())?;
             return Ok(Written::Whole);
         }
+        let is_dead = self.dead[from][to][lane];
         let is_silent = self.nodes[from].paths[to][lane].silent;
-        if is_silent && self.random.below(1_000) < self.vanishes {
+        if is_silent && (is_dead || self.random.below(1_000) < self.vanishes) {
             self.tally.count("frames that vanished");
+            self.has_swallowed = true;
             self.say(|| format!("what goes from {from} to {to} by {lane} vanishes:"));
             return Ok(Written::Whole);
         }
@@ -154,6 +186,7 @@ impl World {
     ) -> Result<bool, Violation> {
         let peer = self.peer(from, to);
         let passing = Passing { peer, tag, data, size: bytes.len() as u64 };
+        self.allow_copies(from, peer)?;
         let lane = self.random.index(self.links[from][to].len());
         let path = PathId(lane as u8);
         let Some(frame) = self.nodes[from].endpoint.pass(&passing, path) else {
@@ -165,8 +198,10 @@ impl World {
             return Ok(false);
         }
         let header = Header::parse(&frame).map_err(violation)?;
-        self.links[from][to][lane].begin(&frame, None, &self.arena)?;
-        let copy = wants_copy.then(|| self.arena.keep(bytes.to_vec(), false));
+        if !(self.dead[from][to][lane] && self.nodes[from].paths[to][lane].silent) {
+            self.links[from][to][lane].begin(&frame, None, &self.arena)?;
+        }
+        let copy = wants_copy.then(|| self.keep_copy(from, bytes.to_vec()));
         self.nodes[from].endpoint.passed(&passing, path, copy);
         self.tally.count("messages passed the short way");
         self.say(|| format!("{from} -> {to} passes by {lane} {header:?}"));
@@ -220,6 +255,10 @@ impl World {
         }
         if self.has_datagrams(from, to, lane) {
             return self.receive_datagrams(from, to, lane);
+        }
+        if self.dead[from][to][lane] && !self.nodes[from].paths[to][lane].silent {
+            // It is still under way.
+            return Ok(false);
         }
         let had = self.links[from][to][lane].pipe.len();
         let moved = if self.links[from][to][lane].reading.is_some() {

@@ -37,6 +37,13 @@ impl Memory for Piece {
     }
 }
 
+impl Piece {
+    /// Where it lies.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
 impl Arena {
     /// Takes `bytes` in. `visible`: they have an address.
     pub fn keep(&mut self, bytes: Vec<u8>, visible: bool) -> Piece {

@@ -6,9 +6,12 @@
 //! which pieces bytes move, in which order commands and deliveries come, who fails when. A model that knows
 //! only the definition of matching says what must come out ([`model`], [`remote`]).
 //!
+//! Processes that are killed and come back have a world of their own ([`recovery`]), with relays.
+//!
 //! What may never happen: two runs of one seed differ; a wrong completion goes unnoticed; an endpoint
 //! panics, whatever a peer sends ([`hostile`]).
 
+mod bounds;
 mod breaks;
 pub mod command;
 mod commands;
@@ -19,7 +22,9 @@ mod link;
 mod memory;
 mod model;
 mod node;
+mod outages;
 mod random;
+mod recovery;
 mod remote;
 mod throughput;
 mod world;
@@ -42,6 +47,8 @@ pub enum Mode {
     Honest,
     /// One peer sends whatever it likes.
     Hostile,
+    /// Everybody follows the protocol, and is killed now and then.
+    Recovery,
 }
 
 /// A seed that found something.
@@ -71,7 +78,11 @@ pub(crate) use require;
 
 impl Tally {
     fn count(&mut self, event: &'static str) {
-        *self.0.entry(event).or_default() += 1;
+        self.add_some(event, 1);
+    }
+
+    fn add_some(&mut self, event: &'static str, times: u64) {
+        *self.0.entry(event).or_default() += times;
     }
 
     /// Adds the counts of another run.
@@ -98,6 +109,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Mode::Honest => "honest",
             Mode::Hostile => "hostile",
+            Mode::Recovery => "recovery",
         })
     }
 }
@@ -111,9 +123,13 @@ impl fmt::Display for Found {
 
 /// The command that runs one seed again.
 fn replay(seed: u64, mode: Mode) -> String {
-    let hostile = if mode == Mode::Hostile { " --hostile" } else { "" };
+    let option = match mode {
+        Mode::Honest => "",
+        Mode::Hostile => " --hostile",
+        Mode::Recovery => " --recovery",
+    };
     let end = seed + 1;
-    format!("cargo run -p landbridge-lab -- simulate --seeds {seed}..{end}{hostile} --trace")
+    format!("cargo run -p landbridge-lab -- simulate --seeds {seed}..{end}{option} --trace")
 }
 
 /// Runs one seed. `trace`: every step is told on standard error.
@@ -125,6 +141,7 @@ pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<Tally, Found> {
     let outcome = match mode {
         Mode::Honest => world::World::new(seed, trace).run(),
         Mode::Hostile => hostile::run(seed, trace),
+        Mode::Recovery => recovery::run(seed, trace),
     };
     RUNNING.set(None);
     outcome.map_err(|violation| Found { seed, mode, violation })
@@ -220,10 +237,13 @@ mod tests {
         }
     }
 
-    const EVENTS: [&str; 29] = [
+    const EVENTS: [&str; 32] = [
         "datagrams lost",
         "datagrams doubled",
-        "silent pauses",
+        "silences",
+        "half-open paths",
+        "silent paths made spare",
+        "sieges",
         "frames that vanished",
         "sleeps",
         "paths broken",

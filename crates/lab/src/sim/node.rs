@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use landbridge_proto::endpoint::{Config, Endpoint, Path, Peer};
+use landbridge_proto::endpoint::{Config, Endpoint, Memory, Path, Peer};
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::Header;
 
@@ -26,6 +26,10 @@ pub struct Node {
     /// Frames that came early, by sender and first byte.
     pub early: BTreeMap<(usize, u64), Early>,
     pub scratch: Vec<Vec<u8>>,
+    /// Copies of what may have to go again, by their slots, and how many bytes of them there may be before no more are
+    /// made.
+    pub copies: BTreeMap<u32, Piece>,
+    pub copies_max: u64,
     /// Reads of other processes' memory that are to be done.
     pub pulls: VecDeque<Pull>,
     /// Requests of peers that are to be answered.
@@ -67,7 +71,7 @@ pub struct Serve {
 }
 
 impl Node {
-    pub fn new(config: Config, paths: Vec<Vec<Path>>, region: Region) -> Self {
+    pub fn new(config: Config, paths: Vec<Vec<Path>>, region: Region, copies_max: u64) -> Self {
         Self {
             endpoint: Endpoint::new(config),
             config,
@@ -75,12 +79,19 @@ impl Node {
             scratch: vec![Vec::new(); paths.len()],
             paths,
             region,
+            copies: BTreeMap::new(),
+            copies_max,
             stores: BTreeMap::new(),
             early: BTreeMap::new(),
             pulls: VecDeque::new(),
             serves: VecDeque::new(),
             ready: BTreeSet::new(),
         }
+    }
+
+    /// Bytes of copies.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copies.values().map(|piece| piece.size()).sum()
     }
 
     pub fn index_of(&self, peer: Peer) -> usize {

@@ -12,6 +12,7 @@ use super::link::{Link, Target};
 use super::memory::{Arena, Piece};
 use super::model::{Model, Ticket};
 use super::node::{Node, Pull, Serve, random_config};
+use super::outages::{Outage, Siege};
 use super::random::Random;
 use super::remote::{self, Announced, REFUSED, Region, Scene};
 use super::{Tally, Violation, require};
@@ -27,6 +28,11 @@ pub struct World {
     pub links: Vec<Vec<Vec<Link>>>,
     /// Paths that are broken, to be mended: between whom, and which.
     pub broken: Vec<(usize, usize, usize)>,
+    /// Paths by which nothing arrives, and nobody is told; also by direction and number of the path: `[from][to]`.
+    pub outages: Vec<Outage>,
+    pub dead: Vec<Vec<[bool; LANES_MAX]>>,
+    /// Every two processes have one path left.
+    pub siege: Option<Siege>,
     pub arena: Arena,
     pub model: Model,
     pub announced: Vec<Announced>,
@@ -54,11 +60,19 @@ pub struct World {
     /// Contexts given out.
     pub contexts: usize,
     pub now: Time,
+    /// The latest that it has ever been.
+    pub latest: Time,
+    /// Of a hundred commands, before how many there is a siege.
+    pub sieges: u64,
+    /// Something has vanished that nobody was told of.
+    pub has_swallowed: bool,
+    /// Steps so far.
+    pub steps: usize,
     trace: bool,
 }
 
 /// More steps than any honest run takes: beyond them somebody talks for ever.
-const STEPS_MAX: usize = 2_000_000;
+pub const STEPS_MAX: usize = 2_000_000;
 
 /// The largest message of a run. Large ones are rare: they cost time and find little more.
 const SIZES: [u64; 9] = [10, 200, 200, 2_000, 2_000, 2_000, 20_000, 20_000, 300_000];
@@ -77,17 +91,16 @@ impl World {
                 let address =
                     if anonymous { Address::ANONYMOUS } else { Address::new(index as u32 * 7, 0) };
                 let paths = vec![Vec::new(); count];
-                Node::new(
-                    random_config(address, window, &mut random),
-                    paths,
-                    Region::new(index, &mut arena),
-                )
+                let copies_max = random.pick(&[0, 500, 20_000, u64::MAX, u64::MAX]);
+                let config = random_config(address, window, &mut random);
+                Node::new(config, paths, Region::new(index, &mut arena), copies_max)
             })
             .collect();
         let links = random_lanes(&mut nodes, &mut random, largest);
         let pulls_fail = random.pick(&[0, 0, 20, 100]);
         let (spoils, breaks) = (random.pick(&[0, 0, 1, 10]), random.pick(&[0, 0, 2, 20]));
         let vanishes = random.pick(&[0, 5, 50, 100]);
+        let sieges = random.pick(&[0, 0, 0, 2, 10]);
         Self {
             random,
             nodes,
@@ -97,6 +110,9 @@ impl World {
             announced: Vec::new(),
             tally: Tally::default(),
             broken: Vec::new(),
+            outages: Vec::new(),
+            dead: vec![vec![[false; LANES_MAX]; count]; count],
+            siege: None,
             eager: vec![vec![(0, 0); count]; count],
             numbered: vec![vec![0; count]; count],
             taken: vec![vec![0; count]; count],
@@ -110,6 +126,10 @@ impl World {
             largest,
             contexts: 0,
             now: Time(0),
+            latest: Time(0),
+            sieges,
+            has_swallowed: vanishes > 0,
+            steps: 0,
             trace,
         }
     }
@@ -315,17 +335,15 @@ impl World {
     /// Moves something that can move; false if nothing can.
     pub fn step(&mut self) -> Result<bool, Violation> {
         self.tick()?;
+        self.check_bounds()?;
         if self.random.percent(10) {
             let node = self.random.index(self.nodes.len());
             self.end_deferral(node)?;
         }
-        if self.random.below(1_000) < self.breaks {
-            self.break_some()?;
+        if self.siege.is_none() {
+            self.go_wrong()?;
         }
-        if self.random.below(1_000) < self.breaks {
-            self.pause_some();
-            self.doubt_some()?;
-        }
+        self.tend_outages()?;
         if !self.broken.is_empty() && self.random.percent(2) {
             self.mend()?;
         }
@@ -336,17 +354,36 @@ impl World {
         for node in 0..self.nodes.len() {
             wakes |= self.end_deferral(node)?;
         }
-        Ok(wakes || self.mend()? || self.sleep()?)
+        if wakes || self.mend()? {
+            return Ok(true);
+        }
+        // In a siege questions about what nobody misses go on for ever.
+        let is_over = self.siege.is_some() && self.is_through();
+        Ok(!is_over && self.sleep()?)
+    }
+
+    /// Something may happen to a path.
+    fn go_wrong(&mut self) -> Result<(), Violation> {
+        if self.random.below(1_000) < self.breaks {
+            self.break_some()?;
+        }
+        if self.random.below(1_000) < self.breaks {
+            self.fall_silent();
+            self.doubt_some()?;
+        }
+        Ok(())
     }
 
     /// Nothing moves: time goes on to when somebody wants to be woken; false if nobody does.
     fn sleep(&mut self) -> Result<bool, Violation> {
         let wakes = self.nodes.iter().filter_map(|node| node.endpoint.next_wake());
         let airs = self.links.iter().flatten().flatten().filter_map(|link| link.air.as_ref());
-        let Some(wake) = wakes.chain(airs.filter_map(|air| air.next())).min() else {
+        let times = wakes.chain(airs.filter_map(|air| air.next()));
+        let Some(wake) = times.chain(self.next_outage_event()).min() else {
             return Ok(false);
         };
         self.now = self.now.max(wake);
+        self.latest = self.latest.max(self.now);
         self.say(|| format!("it is {:?}", self.now));
         self.tally.count("sleeps");
         for node in 0..self.nodes.len() {
@@ -359,7 +396,9 @@ impl World {
     /// Time goes on; once in a while it jumps, also back.
     fn tick(&mut self) -> Result<(), Violation> {
         let now = self.now.0 + self.random.below(200_000);
-        self.now = Time(if self.random.below(2_000) == 0 { self.random.next() >> 20 } else { now });
+        let jumps = self.siege.is_none() && self.random.below(2_000) == 0;
+        self.now = Time(if jumps { self.random.next() >> 20 } else { now });
+        self.latest = self.latest.max(self.now);
         let wakes = self.random.percent(5);
         for node in 0..self.nodes.len() {
             self.nodes[node].endpoint.set_time(self.now);
@@ -405,6 +444,9 @@ impl World {
 
     /// Runs until nothing moves.
     pub fn settle(&mut self) -> Result<(), Violation> {
+        if self.siege.is_some() {
+            return self.endure();
+        }
         for _ in 0..STEPS_MAX {
             if !self.step()? {
                 return Ok(());
@@ -414,12 +456,16 @@ impl World {
     }
 
     /// At the end: nothing is held, nothing is owed.
-    pub fn check_rest(&self) -> Result<(), Violation> {
+    pub fn check_rest(&mut self) -> Result<(), Violation> {
+        for node in 0..self.nodes.len() {
+            self.check_bounds_of(node)?;
+        }
         for (index, node) in self.nodes.iter().enumerate() {
             require!(node.early.is_empty(), "{index} keeps {} frames", node.early.len());
             require!(node.stores.is_empty(), "{index} still stores {} messages", node.stores.len());
             require!(node.endpoint.is_drained(), "{index} is not drained");
             require!(node.endpoint.is_idle(), "{index} holds operations");
+            require!(node.copies.is_empty(), "{index} keeps {} copies", node.copies.len());
             for (other, peer) in node.peers.iter().enumerate() {
                 let Some(peer) = *peer else { continue };
                 require!(!node.endpoint.has_work_for(peer), "{index} has work for {other}");
@@ -427,7 +473,7 @@ impl World {
                 let is_live = !self.model.failed[index][other];
                 // The last word about it may vanish, when nothing else need be said.
                 let is_silent = node.paths[other].iter().any(|path| path.silent);
-                let has_credit = sent == heard || (is_silent && self.vanishes > 0);
+                let has_credit = sent == heard || (is_silent && self.has_swallowed);
                 require!(!is_live || has_credit, "{index} has lost credit with {other}");
             }
         }

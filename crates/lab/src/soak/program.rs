@@ -3,7 +3,7 @@
 //! None of these programs knows of Landbridge or of the lab: a benchmark from the wheels and
 //! Python scripts, which are part of this program so that a soak needs no checkout beside the
 //! virtual environments with the MPI library. Those that are punished do the same every time they get
-//! the same messages: they do not look at the time.
+//! the same messages, times and random numbers; one of them, the benchmark, lets the time decide much.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +11,7 @@ use std::str::FromStr;
 use std::{fs, io};
 
 use anyhow::bail;
+use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
 
 const HEAT: &str = include_str!("../../../../examples/heat.py");
 const SUMS: &str = include_str!("sums.py");
@@ -25,6 +26,7 @@ const BENCHMARK_BOUNDS: [&str; 6] = ["-msglog", "0:20", "-iter", "20", "-time", 
 const SUMS_BOUNDS: [&str; 2] = ["--seconds", "8"];
 const HEAT_BOUNDS: [&str; 4] = ["--size", "128", "--steps", "400"];
 /// Of those that are punished: some seconds each on one machine.
+const PUNISHED_BENCHMARK: [&str; 6] = ["-msglog", "0:12", "-iter", "1000", "-time", "0.2"];
 const PUNISHED_SUMS: [&str; 4] = ["--turns", "25", "--largest", "70000"];
 const PUNISHED_HEAT: [&str; 4] = ["--size", "128", "--steps", "1500"];
 const PUNISHED_RING: [&str; 2] = ["--rounds", "600"];
@@ -75,7 +77,9 @@ impl Way {
     pub fn programs(self) -> &'static [Program] {
         match self {
             Way::Soak => &[Program::Imb, Program::Sums, Program::Udp, Program::Heat],
-            Way::Punish => &[Program::Heat, Program::Sums, Program::Ring, Program::Whatever],
+            Way::Punish => {
+                &[Program::Imb, Program::Heat, Program::Sums, Program::Ring, Program::Whatever]
+            }
         }
     }
 }
@@ -115,7 +119,8 @@ impl Program {
         command.arg("--").arg(self.needs(&tools.venvs));
         match self {
             Program::Imb => {
-                command.args(BENCHMARKS).args(BENCHMARK_BOUNDS);
+                let bounds = tools.either(&BENCHMARK_BOUNDS, &PUNISHED_BENCHMARK);
+                command.args(BENCHMARKS).args(bounds);
                 command.args(["-npmin", &tools.ranks.to_string()]);
                 // It comes with Intel MPI, and both libraries have the same binary interface.
                 command.env("LD_LIBRARY_PATH", tools.venvs.join("mpich/lib"));
@@ -137,8 +142,10 @@ impl Program {
             }
         }
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("OPENBLAS_NUM_THREADS", "1");
-        // Of Python's own chance, which decides the order of its sets.
-        command.env("PYTHONHASHSEED", "0");
+        if tools.way == Way::Soak || !records_chance() {
+            // Of Python's own chance, which decides the order of its sets.
+            command.env("PYTHONHASHSEED", "0");
+        }
         command.env("TMPDIR", &tools.dir);
         command
     }
@@ -193,6 +200,12 @@ impl Program {
     fn needs(self, venvs: &Path) -> PathBuf {
         venvs.join(if self == Program::Imb { "impi/bin/IMB-MPI1" } else { "mpich/bin/python" })
     }
+}
+
+/// Whether a new start of a rank is told the same chance, as it is unless the user says otherwise.
+fn records_chance() -> bool {
+    let said = std::env::var(RECOVER_CLOCKS.variable()).unwrap_or_default();
+    said.is_empty() || RECOVER_CLOCKS.parse(&said) != Ok(Value::Switch(false))
 }
 
 /// Whether what was taken, as the taker tells it, is what the senders were told: every place once, and no gap.

@@ -33,7 +33,7 @@ pub struct Punishing {
     /// Of all chance; default: another one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Programs: heat, sums, ring, whatever; default: all
+    /// Programs: imb, heat, sums, ring, whatever; default: all
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     program: Vec<Program>,
     /// Ranks of each program
@@ -48,8 +48,8 @@ pub struct Punishing {
     /// Seconds that one run of a program may take
     #[arg(long, default_value_t = 150.0, value_name = "SECONDS")]
     limit: f64,
-    /// Folder with the virtual environment mpich; default: build/venv here or beside the folder in
-    /// which this program was built
+    /// Folder with the virtual environments mpich and impi; default: build/venv here or beside the
+    /// folder in which this program was built
     #[arg(long, value_name = "DIR")]
     venvs: Option<PathBuf>,
     /// Print the kills that would come, and do nothing
@@ -92,7 +92,7 @@ impl Punishing {
         }
         let can = Way::Punish.programs();
         if let Some(other) = self.program.iter().find(|program| !can.contains(program)) {
-            bail!("{} looks at the time, and does not do the same twice", other.name());
+            bail!("{} goes over UDP, which is not recorded", other.name());
         }
         if self.schedule { Ok(()) } else { self.tools()?.check(&self.programs()) }
     }
@@ -198,9 +198,10 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_at_the_time_is_not_punished() {
-        let punish = Line::parse_from(["x", "--schedule", "--program", "imb"]).punish;
-        assert!(punish.check().unwrap_err().to_string().contains("looks at the time"));
+    fn what_goes_another_way_is_not_punished() {
+        let punish = |program| Line::parse_from(["x", "--schedule", "--program", program]).punish;
+        assert!(punish("udp").check().unwrap_err().to_string().contains("over UDP"));
+        assert!(punish("imb").check().is_ok(), "what it reads of clocks is recorded");
         assert!(Line::parse_from(["x", "--schedule"]).punish.check().is_ok());
         assert!(file::parse(DEFAULT_LAB, "punish").is_ok());
     }

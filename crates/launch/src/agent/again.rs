@@ -1,14 +1,25 @@
 //! What a rank that is started anew has already said and heard: its questions to its process manager with their answers,
 //! and how much it has printed.
 //!
-//! A new start asks the same questions in the same order and gets the same answers; what it prints again is swallowed.
+//! A new start asks the same questions in the same order and gets the same answers; what it prints again is swallowed. What our
+//! own libraries say in it (`marked`) differs from start to start, and is always shown.
 //! Every start is remembered: whether there is another one is decided by that (`restart`).
 
 use std::time::Instant;
 
+use super::marked::{Marked, Part};
 use crate::control::{Ending, Stream};
 use crate::pmi::server::Stage;
 use crate::restart::{Life, Place};
+
+/// How often a process has looked for messages, if anybody counts that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Looks {
+    /// Whichever start came furthest.
+    pub furthest: u64,
+    /// The present one.
+    pub present: u64,
+}
 
 /// See the module head.
 #[derive(Debug)]
@@ -20,6 +31,14 @@ pub struct Again {
     printed: [u64; 2],
     /// and by this one.
     repeated: [u64; 2],
+    /// Its looks for messages before this start.
+    looks_before: u64,
+    /// Standard error.
+    marked: Marked,
+    /// How far this start has come with its process manager.
+    stage: Stage,
+    /// It has said that it cannot go on.
+    has_last_word: bool,
     /// How often it has been started anew.
     pub starts: u32,
     /// It has been, and was not seen to be where it was yet.
@@ -59,6 +78,10 @@ impl Again {
             asked: 0,
             printed: [0, 0],
             repeated: [0, 0],
+            looks_before: 0,
+            marked: Marked::default(),
+            stage: Stage::Silent,
+            has_last_word: false,
             starts: 0,
             is_away: false,
             began: [now; 2],
@@ -73,33 +96,58 @@ impl Again {
     }
 
     /// Its present process has ended; all that it has had, this one last.
-    pub fn end(&mut self, ending: Ending, stage: Stage, now: Instant) -> &[Life] {
+    pub fn end(&mut self, ending: Ending, looks: Option<Looks>, now: Instant) -> &[Life] {
         let [first, present] = self.began;
         let printed = self.repeated.iter().sum();
-        let place = Place { asked: self.asked, printed };
+        let looked = looks.map_or(0, |looks| looks.present);
+        let place = Place { asked: self.asked, printed, looked };
         let (began, lasted) = (present - first, now - present);
-        self.lives.push(Life { began, lasted, ending, stage, place });
+        let (stage, has_last_word) = (self.stage, self.has_last_word);
+        self.lives.push(Life { began, lasted, ending, stage, has_last_word, place });
         &self.lives
     }
 
     /// The process is started anew.
-    pub fn begin(&mut self, now: Instant) {
+    pub fn begin(&mut self, looks: Option<Looks>, now: Instant) {
         self.began[1] = now;
         (self.asked, self.repeated) = (0, [0, 0]);
+        self.looks_before = looks.map_or(0, |looks| looks.furthest);
+        (self.stage, self.has_last_word) = (Stage::Silent, false);
         self.starts += 1;
         self.is_away = true;
     }
 
-    /// Whether it has asked and printed again all that was asked and printed before; said once for each start.
-    pub fn returns(&mut self) -> bool {
+    /// How far its present process has come with its process manager.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Whether it has been started anew, and was not seen to be where it was.
+    pub fn is_away(&self) -> bool {
+        self.is_away
+    }
+
+    /// Whether it has asked, printed and looked for again all that was before; said once for each start.
+    pub fn returns(&mut self, looks: Option<Looks>) -> bool {
         let mut streams = self.repeated.iter().zip(&self.printed);
-        let is_behind = self.asked < self.exchanges.len() || streams.any(|(is, was)| is < was);
+        let is_behind = self.asked < self.exchanges.len()
+            || streams.any(|(is, was)| is < was)
+            || looks.is_some_and(|looks| looks.present < self.looks_before);
         let was_away = self.is_away;
         self.is_away &= is_behind;
         was_away && !is_behind
     }
 
+    /// How much of what was before it has done again, in percent; `None` before it has begun with that, or where nobody
+    /// can say.
+    pub fn percent(&self, looks: Option<Looks>) -> Option<u8> {
+        let present = looks.map_or(0, |looks| looks.present);
+        let share = u128::from(present) * 100 / u128::from(self.looks_before.max(1));
+        (self.is_away && present > 0 && self.looks_before > 0).then(|| share.min(100) as u8)
+    }
+
     pub fn ask(&mut self, question: &str) -> Asked {
+        self.stage = self.stage.after(question);
         let place = self.asked;
         self.asked += 1;
         match self.exchanges.get(place) {
@@ -124,8 +172,33 @@ impl Again {
         place < self.asked
     }
 
-    /// What of these bytes has not been printed before.
+    /// What of these bytes is to be shown: what has not been printed before, and what our own libraries say.
     pub fn print(&mut self, stream: Stream, bytes: Vec<u8>) -> Vec<u8> {
+        if stream == Stream::Stdout {
+            return self.show(stream, &bytes);
+        }
+        let parts = self.marked.split(&bytes);
+        parts.into_iter().flat_map(|part| self.show_part(part)).collect()
+    }
+
+    /// Nothing more comes from the present process: what is still to be shown on standard error.
+    pub fn end_of_print(&mut self) -> Vec<u8> {
+        self.marked.end().map_or(Vec::new(), |part| self.show_part(part))
+    }
+
+    fn show_part(&mut self, part: Part) -> Vec<u8> {
+        match part {
+            Part::Program(bytes) => self.show(Stream::Stderr, &bytes),
+            Part::Own(line) => line,
+            Part::LastWord => {
+                self.has_last_word = true;
+                Vec::new()
+            }
+        }
+    }
+
+    /// What of these bytes has not been printed before.
+    fn show(&mut self, stream: Stream, bytes: &[u8]) -> Vec<u8> {
         let place = usize::from(stream == Stream::Stderr);
         let start = self.repeated[place];
         self.repeated[place] += bytes.len() as u64;
@@ -141,34 +214,51 @@ mod tests {
 
     use super::*;
 
+    const INIT: &str = "cmd=init pmi_version=1 pmi_subversion=1\n";
+
+    fn looks(furthest: u64, present: u64) -> Option<Looks> {
+        Some(Looks { furthest, present })
+    }
+
     #[test]
     fn the_same_questions_get_the_same_answers() {
         let mut again = Again::new(Instant::now());
         assert_eq!(again.ask("a"), Asked::New);
         assert!(again.answer("1"));
         assert_eq!(again.ask("b"), Asked::New);
-        again.begin(Instant::now());
+        again.begin(None, Instant::now());
         assert_eq!(again.ask("a"), Asked::Known("1".into()));
         assert!(!again.answer("2"), "it has not come so far");
         assert_eq!(again.ask("b"), Asked::Known("2".into()));
         assert_eq!(again.ask("c"), Asked::New);
-        again.begin(Instant::now());
+        again.begin(None, Instant::now());
         assert_eq!(again.ask("x"), Asked::Other { before: "a".into() });
     }
 
     #[test]
-    fn it_is_back_when_all_is_asked_and_printed_again() {
+    fn it_is_back_when_all_is_asked_printed_and_looked_for_again() {
         let mut again = Again::new(Instant::now());
-        assert!(!again.returns(), "it has never been away");
+        assert!(!again.returns(looks(9, 9)), "it has never been away");
         again.ask("a");
         again.print(Stream::Stdout, b"abc".to_vec());
         again.print(Stream::Stderr, b"x".to_vec());
-        again.begin(Instant::now());
+        assert_eq!(again.percent(looks(9, 9)), None);
+        again.begin(looks(200, 200), Instant::now());
+        assert_eq!(again.percent(looks(200, 0)), None, "it has not begun");
         again.print(Stream::Stdout, b"abcd".to_vec());
         again.ask("a");
-        assert!(!again.returns());
+        assert!(!again.returns(looks(200, 86)));
+        assert_eq!((again.percent(looks(200, 86)), again.percent(None)), (Some(43), None));
         again.print(Stream::Stderr, b"x".to_vec());
-        assert!(again.returns() && !again.returns());
+        assert!(!again.returns(looks(200, 199)) && again.is_away());
+        assert!(again.returns(looks(200, 200)) && !again.returns(looks(200, 200)));
+        assert_eq!(again.percent(looks(201, 201)), None);
+        again.begin(None, Instant::now());
+        again.ask("a");
+        again.print(Stream::Stdout, b"abcd".to_vec());
+        assert!(!again.returns(None));
+        again.print(Stream::Stderr, b"x".to_vec());
+        assert!(again.returns(None), "where nobody counts looks");
     }
 
     #[test]
@@ -176,27 +266,60 @@ mod tests {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut again = Again::new(now);
-        again.ask("a");
+        again.ask(INIT);
         again.print(Stream::Stdout, b"abc".to_vec());
         let killed = Ending::Killed(9);
-        assert_eq!(again.end(killed, Stage::Joined, later(2)).len(), 1);
-        again.begin(later(3));
-        again.print(Stream::Stderr, b"x".to_vec());
-        let lives = again.end(Ending::Exited(3), Stage::Joined, later(7));
-        let place = |asked, printed| Place { asked, printed };
-        assert_eq!(lives[0].place, place(1, 3));
+        assert_eq!(again.end(killed, looks(5, 5), later(2)).len(), 1);
+        again.begin(looks(5, 5), later(3));
+        again.print(Stream::Stderr, b"x\x1elandbridge cannot go on\n".to_vec());
+        let lives = again.end(Ending::Exited(3), looks(5, 4), later(7));
+        let place = |asked, printed, looked| Place { asked, printed, looked };
+        assert_eq!(lives[0].place, place(1, 3, 5));
         let [began, lasted] = [3, 4].map(Duration::from_secs);
-        let (ending, stage) = (Ending::Exited(3), Stage::Joined);
-        assert_eq!(lives[1], Life { began, lasted, ending, stage, place: place(0, 1) });
+        let (ending, place) = (Ending::Exited(3), place(0, 1, 4));
+        let (stage, has_last_word) = (Stage::Silent, true);
+        assert_eq!(lives[1], Life { began, lasted, ending, stage, has_last_word, place });
+    }
+
+    #[test]
+    fn a_new_start_begins_with_its_process_manager_anew() {
+        let mut again = Again::new(Instant::now());
+        again.ask(INIT);
+        assert_eq!(again.stage(), Stage::Joined);
+        again.ask("cmd=finalize\n");
+        assert_eq!(again.stage(), Stage::Finalized);
+        again.begin(None, Instant::now());
+        assert_eq!(again.stage(), Stage::Silent);
+        again.ask(INIT);
+        again.ask("cmd=get key=finalize\n");
+        assert_eq!(again.stage(), Stage::Joined);
     }
 
     #[test]
     fn nothing_is_printed_twice() {
         let mut again = Again::new(Instant::now());
         assert_eq!(again.print(Stream::Stdout, b"abc".to_vec()), b"abc");
-        again.begin(Instant::now());
+        again.begin(None, Instant::now());
         assert_eq!(again.print(Stream::Stdout, b"ab".to_vec()), b"");
         assert_eq!(again.print(Stream::Stdout, b"cde".to_vec()), b"de");
         assert_eq!(again.print(Stream::Stderr, b"f".to_vec()), b"f");
+    }
+
+    #[test]
+    fn what_our_libraries_say_is_always_shown_and_shifts_nothing() {
+        let mut again = Again::new(Instant::now());
+        let said = |again: &mut Again, bytes: &[u8]| again.print(Stream::Stderr, bytes.to_vec());
+        let line = |pid: &str| format!("landbridge[{pid}]: Info: x\n").into_bytes();
+        let marked = |pid: &str| [b"\x1e", &line(pid)[..]].concat();
+        assert_eq!(
+            said(&mut again, &[b"one\n", &marked("1")[..]].concat()),
+            [b"one\n", &line("1")[..]].concat()
+        );
+        again.begin(None, Instant::now());
+        assert_eq!(said(&mut again, &marked("23")), line("23"));
+        assert_eq!(said(&mut again, &marked("23")), line("23"), "one more than before");
+        assert_eq!(said(&mut again, b"one\ntwo\n"), b"two\n");
+        assert_eq!(said(&mut again, b"three\x1e"), b"three");
+        assert_eq!(again.end_of_print(), b"\x1e");
     }
 }

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use landbridge_proto::clocks::{CLOCKS_BYTES, FULL_AT};
+use landbridge_proto::clocks::{CLOCKS_BYTES, FULL_AT, POLLS_AT};
 use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
 use rustix::fs::MemfdFlags;
 
+use super::again::Looks;
 use crate::control::Job;
 use crate::mpi::{self, Environment};
 use crate::sibling;
@@ -48,9 +49,27 @@ impl Clocks {
 
     /// Whether it had no room for something that the rank was told, so that another start cannot be.
     pub fn is_full(&self) -> bool {
-        let mut word = [0; 8];
-        let read = rustix::io::pread(&self.record, &mut word[..], FULL_AT as u64);
-        read != Ok(word.len()) || word != [0; 8]
+        self.words(FULL_AT) != Some([0])
+    }
+
+    /// How often the rank has looked for messages.
+    pub fn looks(&self) -> Looks {
+        let [furthest, present] = self.words(POLLS_AT).unwrap_or_default();
+        Looks { furthest, present }
+    }
+
+    /// Its process has ended, and there is no other one yet.
+    pub fn rest(&self) -> Looks {
+        let _ = rustix::io::pwrite(&self.record, &0_u64.to_ne_bytes(), POLLS_AT as u64 + 8);
+        self.looks()
+    }
+
+    fn words<const N: usize>(&self, at: usize) -> Option<[u64; N]> {
+        let mut bytes = [[0; 8]; N];
+        let room = bytes.as_flattened_mut();
+        let wanted = room.len();
+        let read = rustix::io::pread(&self.record, room, at as u64);
+        (read == Ok(wanted)).then(|| bytes.map(u64::from_ne_bytes))
     }
 
     /// What the rank's environment says about it. `environment`: all else.
@@ -88,6 +107,17 @@ mod tests {
         assert!(!clocks.is_full());
         rustix::io::pwrite(&clocks.record, &1_u64.to_ne_bytes(), FULL_AT as u64).unwrap();
         assert!(clocks.is_full());
+    }
+
+    #[test]
+    fn looks_are_read_where_the_provider_counts_them() {
+        let clocks = clocks();
+        assert_eq!(clocks.looks(), Looks::default());
+        for (at, number) in [(POLLS_AT, 43_u64), (POLLS_AT + 8, 12)] {
+            rustix::io::pwrite(&clocks.record, &number.to_ne_bytes(), at as u64).unwrap();
+        }
+        assert_eq!(clocks.looks(), Looks { furthest: 43, present: 12 });
+        assert_eq!(clocks.rest(), Looks { furthest: 43, present: 0 });
     }
 
     #[test]

@@ -2,11 +2,12 @@
 //! each there is a process manager of its own, as long as processes of it live here or below.
 
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use super::again::{Again, Asked};
+use super::board::Board;
 use super::clocks::Clocks;
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
@@ -19,6 +20,9 @@ use crate::pmi::server::{Event, Facts, Server};
 use crate::pmi::wire::Input;
 use crate::restart::{self, Decision, Limits, Why};
 use crate::sys;
+
+/// How often it is told how far ranks are on their way back.
+pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) struct Group {
     pub server: Server,
@@ -65,6 +69,11 @@ impl Group {
     }
 }
 
+/// A rank runs as well without.
+fn new_board() -> Option<Rc<Board>> {
+    Board::new().ok().map(Rc::new)
+}
+
 /// Whether ranks that are killed are to be started anew.
 fn recovers(job: &Job) -> bool {
     mpi::recovers(&job.environment)
@@ -72,8 +81,10 @@ fn recovers(job: &Job) -> bool {
 
 /// Which process a rank has now.
 fn alive(rank: &LocalRank, is_back: bool) -> Message {
-    let start = rank.again.as_ref().map_or(0, |again| again.starts);
-    Message::Alive { group: rank.group, rank: rank.rank, pid: rank.pid, start, is_back }
+    let again = rank.again.as_ref();
+    let start = again.map_or(0, |again| again.starts);
+    let percent = again.and_then(|again| again.percent(rank.looks()));
+    Message::Alive { group: rank.group, rank: rank.rank, pid: rank.pid, start, is_back, percent }
 }
 
 impl Agent {
@@ -95,6 +106,7 @@ impl Agent {
             let clocks = if recovers(job) { Clocks::new(job)?.map(Rc::new) } else { None };
             let start = Start {
                 clocks,
+                board: new_board(),
                 group: 0,
                 index: rank,
                 rank,
@@ -148,11 +160,11 @@ impl Agent {
     fn is_to_come_back(&mut self, index: usize, ending: Ending) -> bool {
         let limits = self.assignment.as_ref().map_or(Limits::default(), |own| own.job.limits);
         let rank = &mut self.ranks[index];
-        let Some(group) = self.groups.get(&rank.group) else { return false };
+        let looks = rank.looks();
         let Some(again) = rank.again.as_mut().filter(|again| !again.has_aborted) else {
             return false;
         };
-        let lives = again.end(ending, group.server.stage(rank.rank), Instant::now());
+        let lives = again.end(ending, looks, Instant::now());
         match restart::decide(lives, limits) {
             Decision::StartAnew => true,
             Decision::Over => false,
@@ -174,10 +186,12 @@ impl Agent {
         if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
             bail!("its record of clocks and chance is full");
         }
+        let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
         let Some(mut again) = old.again.take() else { return Ok(()) };
-        again.begin(Instant::now());
+        again.begin(looks, Instant::now());
         let start = Start {
             clocks: old.clocks.clone(),
+            board: old.board.clone(),
             group: 0,
             index: old.rank,
             rank: old.group_rank,
@@ -195,12 +209,21 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells of ranks that have been started anew and are where they were.
+    /// Tells of ranks that have been started anew how far they have come, and once that they are where they were.
     pub(super) fn report_returned(&mut self) {
-        for rank in self.ranks.iter_mut().filter(|rank| rank.ending.is_none()) {
-            if rank.again.as_mut().is_some_and(Again::returns) {
+        let is_time = self.progress_told.elapsed() >= PROGRESS_INTERVAL;
+        let mut is_told = false;
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_away()) {
+            let looks = rank.looks();
+            if rank.again.as_mut().is_some_and(|again| again.returns(looks)) {
                 self.parent.send(&alive(rank, true));
+            } else if is_time {
+                is_told = true;
+                self.parent.send(&alive(rank, false));
             }
+        }
+        if is_told {
+            self.progress_told = Instant::now();
         }
     }
 
@@ -289,6 +312,7 @@ impl Agent {
                     neighbours: Some(living + own),
                     incarnation: None,
                     clocks: None,
+                    board: new_board(),
                 };
                 self.start_rank(job, node, &start)?;
             }
@@ -340,7 +364,10 @@ impl Agent {
 
     pub(super) fn report_ending(&mut self, number: u32, rank: u32, ending: Ending) {
         let Some(group) = self.groups.get_mut(&number) else { return };
-        let stage = group.server.stage(rank);
+        // The server knows what any start of it has said, and the rank itself what the last one has.
+        let local = self.ranks.iter().find(|local| (local.group, local.rank) == (number, rank));
+        let again = local.and_then(|local| local.again.as_ref());
+        let stage = again.map_or_else(|| group.server.stage(rank), Again::stage);
         group.handle_ended(rank);
         if !group.revoked {
             self.parent.send(&Message::Exited { group: number, rank, ending, stage });

@@ -9,10 +9,12 @@
 //! What it reports about its ranks is in the order in which it happened to them.
 
 mod again;
+mod board;
 mod clocks;
 mod end;
 mod exits;
 mod groups;
+mod marked;
 pub mod rank;
 pub mod relay;
 
@@ -24,11 +26,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX};
+use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream};
 use crate::gather::{self, Gather, Word};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
+use board::Look;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
@@ -85,6 +88,10 @@ struct Agent {
     done: bool,
     started_at: std::time::SystemTime,
     pinged_at: Instant,
+    /// Somebody wants to know how the paths of the ranks are.
+    look: Option<Look>,
+    /// When it was said last how far ranks are on their way back.
+    progress_told: Instant,
 }
 
 /// What a descriptor in the poll set belongs to.
@@ -122,6 +129,8 @@ impl Agent {
             done: false,
             started_at: std::time::SystemTime::now(),
             pinged_at: Instant::now(),
+            look: None,
+            progress_told: Instant::now(),
         })
     }
 
@@ -142,6 +151,7 @@ impl Agent {
             self.retire_groups();
             self.keep_in_touch();
             self.look_for_the_silent();
+            self.advance_look();
             self.advance_end();
             self.parent.flush();
             self.children.iter_mut().for_each(|child| child.process.link.flush());
@@ -202,8 +212,12 @@ impl Agent {
         match self.phase {
             Phase::Working => {
                 let notice = self.gather.as_ref().and_then(Gather::next_time);
+                let look = self.look.as_ref().map(Look::next_time);
+                let notice = notice.into_iter().chain(look).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
-                Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, PING_INTERVAL))
+                let is_away = self.ranks.iter().any(LocalRank::is_away);
+                let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
+                Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, most))
             }
             // Orphans that change their parent tell no one: look again now and then.
             Phase::Ending(_) | Phase::Killing(_) => Some(Duration::from_millis(20)),
@@ -327,6 +341,7 @@ impl Agent {
             Message::StdinEnd => self.deliver_stdin_end(),
             Message::End { at_once } => self.begin_end(at_once),
             Message::Ping => {}
+            Message::Look { serial, rows_max } => self.begin_look(serial, rows_max),
             other => self.fail(format!("the agent was sent {other:?}")),
         }
     }
@@ -444,15 +459,18 @@ impl Agent {
         let everything = rank.ending.is_some() && !rank.reported;
         let parent = &mut self.parent;
         let mut again = rank.again.take();
-        rank.read_output(everything, |stream, bytes| {
-            let bytes = match &mut again {
-                Some(again) => again.print(stream, bytes),
-                None => bytes,
-            };
+        let mut show = |stream, bytes: Vec<u8>| {
             if !bytes.is_empty() {
                 parent.send(&Message::Output { rank: number, stream, bytes });
             }
+        };
+        rank.read_output(everything, |stream, bytes| match &mut again {
+            Some(again) => show(stream, again.print(stream, bytes)),
+            None => show(stream, bytes),
         });
+        if let (Some(again), true) = (&mut again, everything) {
+            show(Stream::Stderr, again.end_of_print());
+        }
         rank.again = again;
     }
 

@@ -11,7 +11,8 @@ use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::again::Again;
+use super::again::{Again, Looks};
+use super::board::Board;
 use super::clocks::Clocks;
 use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
@@ -45,6 +46,8 @@ pub struct Start<'a> {
     pub incarnation: Option<u32>,
     /// And what it reads of clocks.
     pub clocks: Option<Rc<Clocks>>,
+    /// Where it says how its paths are: the same for all its starts.
+    pub board: Option<Rc<Board>>,
 }
 
 pub struct LocalRank {
@@ -59,6 +62,7 @@ pub struct LocalRank {
     /// Of a rank that may be started anew.
     pub again: Option<Again>,
     pub clocks: Option<Rc<Clocks>>,
+    pub board: Option<Rc<Board>>,
     pub pmi: Option<PmiSocket>,
     pub stdin: Option<OwnedFd>,
     stdin_unsent: VecDeque<u8>,
@@ -84,6 +88,10 @@ impl LocalRank {
         if let Some(clocks) = &start.clocks {
             command.envs(clocks.variables(&plan.environment));
         }
+        if let Some(board) = &start.board {
+            command.env("LANDBRIDGE_BOARD", sys::raw(&board.fd()).to_string());
+        }
+        let board = start.board.as_ref().map(|board| sys::raw(&board.fd()));
         let record = start.clocks.as_ref().map(|clocks| sys::raw(&clocks.record()));
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -102,6 +110,7 @@ impl LocalRank {
                     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
                 }
                 record.map_or(Ok(()), sys::keep_over_exec)?;
+                board.map_or(Ok(()), sys::keep_over_exec)?;
                 sys::keep_over_exec(pmi_fd)
             });
         }
@@ -115,6 +124,7 @@ impl LocalRank {
             reported: false,
             again: start.incarnation.map(|_| Again::new(Instant::now())),
             clocks: start.clocks.clone(),
+            board: start.board.clone(),
             pmi: Some(PmiSocket::new(ours.into())?),
             stdin: child.stdin.take().map(nonblocking).transpose()?,
             stdin_unsent: VecDeque::new(),
@@ -122,6 +132,16 @@ impl LocalRank {
             stdout: child.stdout.take().map(nonblocking).transpose()?,
             stderr: child.stderr.take().map(nonblocking).transpose()?,
         })
+    }
+
+    /// How often it has looked for messages, if that is counted.
+    pub fn looks(&self) -> Option<Looks> {
+        self.clocks.as_ref().map(|clocks| clocks.looks())
+    }
+
+    /// Whether it runs, and is on its way back to where it was.
+    pub fn is_away(&self) -> bool {
+        self.ending.is_none() && self.again.as_ref().is_some_and(Again::is_away)
     }
 
     pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {

@@ -87,6 +87,7 @@ fn every_message() -> Vec<Message> {
         Message::StdinEnd,
         Message::End { at_once: true },
         Message::Ping,
+        Message::Look { serial: 3, rows_max: 9 },
         Message::Ready,
         Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
         Message::RelayLink { cluster: 3, address: "a:1".into(), problem: "x".into() },
@@ -100,11 +101,13 @@ fn every_message() -> Vec<Message> {
         Message::StdinTaken { bytes: 7 },
         Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
         Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
-        Message::Alive { group: 3, rank: 2, pid: 70, start: 1, is_back: true },
+        Message::Alive { group: 3, rank: 2, pid: 70, start: 1, is_back: true, percent: None },
+        Message::Alive { group: 0, rank: 2, pid: 70, start: 1, is_back: false, percent: Some(43) },
         Message::Stuck { rank: 5 },
         Message::Failed { text: "no".into() },
         Message::Note { text: "so".into() },
         Message::RelayLog { text: "log".into() },
+        Message::Paths { serial: 3, paths: Box::new(Paths { ranks: 2, ..Paths::default() }) },
         Message::Done,
     ]
 }

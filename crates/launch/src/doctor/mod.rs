@@ -3,6 +3,7 @@
 
 mod dynamic;
 mod libraries;
+mod pairs;
 mod paths;
 pub mod peer;
 pub mod probe;
@@ -59,6 +60,10 @@ impl Finding {
 /// Prints all findings; exit code 1 if something will not work.
 pub fn run(arguments: &DoctorArguments) -> Result<i32> {
     let found = libraries::find(&arguments.directories);
+    if arguments.pairs {
+        let pairs = pairs::check(&found, arguments.topology.as_deref());
+        return Ok(tell([("Paths between hosts", pairs)]));
+    }
     let mut mpi_libraries = libraries::check_named(&arguments.directories);
     mpi_libraries.extend(libraries::check(&found));
     let chapters = [
@@ -69,6 +74,10 @@ pub fn run(arguments: &DoctorArguments) -> Result<i32> {
         ("Paths between two processes", paths::check(&found)),
         ("Relays", system::check_relays(&arguments.relay)),
     ];
+    Ok(tell(chapters))
+}
+
+fn tell(chapters: impl IntoIterator<Item = (&'static str, Vec<Finding>)>) -> i32 {
     let mut worst = 0;
     for (title, findings) in chapters {
         if findings.is_empty() {
@@ -80,7 +89,7 @@ pub fn run(arguments: &DoctorArguments) -> Result<i32> {
             print(&finding);
         }
     }
-    Ok(worst)
+    worst
 }
 
 fn print(finding: &Finding) {

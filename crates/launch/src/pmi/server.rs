@@ -39,6 +39,17 @@ pub enum Stage {
     Finalized,
 }
 
+impl Stage {
+    /// Of a rank at this stage that says this.
+    pub fn after(self, line: &str) -> Stage {
+        match Command::parse(line).as_ref().map(|command| command.name.as_str()) {
+            Some("init") => Stage::Joined,
+            Some("finalize") => Stage::Finalized,
+            _ => self,
+        }
+    }
+}
+
 /// A question only the root of the tree can answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameRequest {

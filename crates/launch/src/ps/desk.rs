@@ -1,6 +1,6 @@
 //! Where a running job is asked how it goes: a Unix socket named after the job, in a directory of this user's own.
 //!
-//! A client says [`REQUEST`] and gets an [`Account`] as JSON, up to the end of the stream. Nothing it does can hold up the
+//! A client says one of [`REQUESTS`] and gets an [`Account`] as JSON, up to the end of the stream. Nothing it does can hold up the
 //! launcher, in whose loop this runs: every descriptor is non-blocking, at most [`CLIENTS_MAX`] are served at once, each
 //! for [`CLIENT_TIME`] at most. Only the user who runs the job is answered: nobody else can come near the socket, and
 //! who comes is looked at nevertheless.
@@ -20,15 +20,43 @@ use anyhow::{Context, Result, bail};
 use rustix::event::PollFlags;
 use serde::{Deserialize, Serialize};
 
+use super::paths::Paths;
 use super::roll::Line;
 use crate::sys;
 
-/// What a client says.
-pub const REQUEST: &[u8] = b"roll 1\n";
+/// What a client says, and what it wants.
+pub const REQUESTS: [(&[u8], Question); 2] =
+    [(b"roll 1\n", Question::Roll), (b"paths 1\n", Question::Paths)];
+/// More than any of them is nothing.
+const REQUEST_BYTES_MAX: usize = 8;
 /// Clients that are served at the same time; others wait to be let in.
 const CLIENTS_MAX: usize = 8;
 /// A client that has not asked, or not taken its answer, after this long is left.
 const CLIENT_TIME: Duration = Duration::from_secs(5);
+const _: () = {
+    let mut at = 0;
+    while at < REQUESTS.len() {
+        assert!(REQUESTS[at].0.len() <= REQUEST_BYTES_MAX);
+        at += 1;
+    }
+};
+
+/// What somebody wants to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// How the ranks are.
+    Roll,
+    /// And their paths.
+    Paths,
+}
+
+impl Question {
+    /// The words in which it is asked.
+    pub fn words(self) -> &'static [u8] {
+        let found = REQUESTS.iter().find(|(_, question)| *question == self);
+        found.map_or(&[], |(words, _)| words)
+    }
+}
 
 /// What there is to say about a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +73,9 @@ pub struct Account {
     /// New starts since the job began.
     pub restarts: u64,
     pub ranks: Vec<Line>,
+    /// Only if that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paths: Option<Paths>,
 }
 
 /// See the module head.
@@ -58,6 +89,7 @@ pub struct Desk {
 struct Client {
     stream: UnixStream,
     asked: Vec<u8>,
+    question: Option<Question>,
     /// What is still to be sent, once it has asked.
     answer: Option<Vec<u8>>,
     sent: usize,
@@ -97,7 +129,9 @@ impl Desk {
     }
 
     /// Does what can be done now.
-    pub fn serve(&mut self, now: Instant, account: impl Fn() -> Account) {
+    ///
+    /// `account` answers a question, or not yet.
+    pub fn serve(&mut self, now: Instant, account: impl Fn(Question) -> Option<Account>) {
         while let (Some(listener), true) = (&self.listener, self.clients.len() < CLIENTS_MAX) {
             let Ok((stream, _)) = listener.accept() else { break };
             let is_own = sys::peer(&stream).is_ok_and(|(_, user)| user == sys::user());
@@ -106,7 +140,8 @@ impl Desk {
             }
         }
         for client in &mut self.clients {
-            client.read(&account);
+            client.read();
+            client.think(&account);
             client.write();
         }
         self.clients.retain(|client| !client.is_over && client.until > now);
@@ -123,24 +158,33 @@ impl Drop for Desk {
 
 impl Client {
     fn new(stream: UnixStream, until: Instant) -> Client {
-        Client { stream, asked: Vec::new(), answer: None, sent: 0, until, is_over: false }
+        let (asked, question, answer) = (Vec::new(), None, None);
+        Client { stream, asked, question, answer, sent: 0, until, is_over: false }
     }
 
-    fn read(&mut self, account: impl Fn() -> Account) {
-        let mut buffer = [0; REQUEST.len()];
+    /// Nothing may come behind the question but the end.
+    fn read(&mut self) {
+        let mut buffer = [0; REQUEST_BYTES_MAX + 1];
         while self.answer.is_none() && !self.is_over {
-            match self.stream.read(&mut buffer[self.asked.len()..]) {
+            match self.stream.read(&mut buffer) {
                 Ok(0) => self.is_over = true,
-                Ok(count) => self.asked.extend(&buffer[self.asked.len()..][..count]),
+                Ok(count) => self.asked.extend(&buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => self.is_over = true,
             }
-            if self.asked == REQUEST {
-                self.answer = Some(serde_json::to_vec(&account()).unwrap_or_default());
-            } else if !REQUEST.starts_with(&self.asked) {
-                self.is_over = true;
-            }
+            let found = REQUESTS.iter().find(|(words, _)| *words == self.asked);
+            self.question = found.map(|(_, question)| *question);
+            let may_become = REQUESTS.iter().any(|(words, _)| words.starts_with(&self.asked));
+            self.is_over |= !may_become;
+        }
+    }
+
+    fn think(&mut self, account: impl Fn(Question) -> Option<Account>) {
+        if let (Some(question), None, false) = (self.question, &self.answer, self.is_over)
+            && let Some(account) = account(question)
+        {
+            self.answer = Some(serde_json::to_vec(&account).unwrap_or_default());
         }
     }
 

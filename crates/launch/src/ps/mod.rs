@@ -5,6 +5,7 @@
 //! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
 
 pub mod desk;
+pub mod paths;
 pub mod roll;
 
 use std::collections::BTreeMap;
@@ -12,23 +13,30 @@ use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
 use crate::cli::PsArguments;
 use crate::sys;
-use desk::{Account, REQUEST};
+use desk::{Account, Question};
 
 /// A launcher that has not answered after this long is stopped, or has very much to do.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Between two looks whether a launcher has room for another client.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Launchers listen under a name with a dot for less than this, before they get their own.
+const UNREADY_MAX: Duration = Duration::from_secs(60);
 /// An account of a job of 100 000 ranks takes a third of this.
-const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
+const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Of it that is read at once.
+const PIECE_BYTES: usize = 64 * 1024;
 
 /// Runs the command; its exit code.
 pub fn run(arguments: &PsArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
-    let accounts = accounts(&desk::directory(), wanted)?;
+    let question = if arguments.paths { Question::Paths } else { Question::Roll };
+    let accounts = accounts(&desk::directory(), wanted, question)?;
     if accounts.is_empty() && !wanted.is_empty() {
         bail!("no job whose name begins with {wanted} is run by this user from here");
     }
@@ -40,7 +48,13 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
         }
         (false, false) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let tables = accounts.iter().map(|account| table(account, now.as_secs()));
+            let tables = accounts.iter().map(|account| match &account.paths {
+                Some(paths) => {
+                    let name = |process| name(account, process);
+                    head(account, now.as_secs()) + &paths.text(arguments.all, name)
+                }
+                None => table(account, now.as_secs()),
+            });
             tables.collect::<Vec<_>>().join("\n")
         }
     };
@@ -52,20 +66,33 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
 }
 
 /// Of every job whose id begins so, the oldest first. Files at which nobody listens any more are removed.
-fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
+pub fn accounts(directory: &Path, wanted: &str, question: Question) -> Result<Vec<Account>> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error).context("cannot look for jobs"),
     };
     desk::check(directory)?;
-    let mut accounts = Vec::new();
+    let mut asked = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if !name.starts_with(wanted) || name.starts_with('.') {
-            continue;
+        if name.starts_with('.') {
+            remove_unready(&path);
+        } else if name.starts_with(wanted) {
+            asked.push((name.to_string(), path));
         }
-        match ask(&path) {
+    }
+    // All at once: one that is stopped keeps nobody waiting for the others.
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let ask = |(name, path): (String, PathBuf)| {
+            scope.spawn(move || (name, ask(&path, question, PATIENCE)))
+        };
+        let asked: Vec<_> = asked.into_iter().map(ask).collect();
+        asked.into_iter().filter_map(|asking| asking.join().ok()).collect()
+    });
+    let mut accounts = Vec::new();
+    for (name, answer) in answers {
+        match answer {
             Ok(account) => accounts.extend(account),
             Err(error) => eprintln!("landbridge: job {name}: {error:#}"),
         }
@@ -74,34 +101,77 @@ fn accounts(directory: &Path, wanted: &str) -> Result<Vec<Account>> {
     Ok(accounts)
 }
 
-/// What a launcher says; `None` if it is gone.
-fn ask(path: &PathBuf) -> Result<Option<Account>> {
-    let mut stream = match UnixStream::connect(path) {
-        Ok(stream) => stream,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-            let _ = std::fs::remove_file(path);
-            return Ok(None);
-        }
-        Err(error) => return Err(error).context("it cannot be reached"),
-    };
+/// A launcher that was killed before it was ready has left its name with a dot.
+fn remove_unready(path: &Path) {
+    let age = path.metadata().and_then(|about| about.modified()).ok();
+    let age = age.and_then(|since| SystemTime::now().duration_since(since).ok());
+    if age.is_some_and(|age| age > UNREADY_MAX) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// What a launcher says within this time; `None` if it is gone.
+fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Account>> {
+    let deadline = Instant::now() + patience;
+    let Some(mut stream) = connect(path, deadline)? else { return Ok(None) };
     let (launcher, user) = sys::peer(&stream)?;
     if user != sys::user() {
         bail!("another user answers for it");
     }
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(REQUEST)?;
-    let mut answer = Vec::new();
-    let heard = (&stream).take(ANSWER_BYTES_MAX).read_to_end(&mut answer);
-    if answer.is_empty() && heard.is_ok() {
+    // A fresh connection takes so few bytes at once.
+    stream.write_all(question.words())?;
+    let answer = hear(stream, deadline).context("its launcher does not answer")?;
+    if answer.is_empty() {
         // It ended while it was asked.
         return Ok(None);
     }
-    heard.context("its launcher does not answer")?;
     let mut account: Account =
         serde_json::from_slice(&answer).context("its launcher is of another version")?;
     see_from_here(&mut account, launcher);
     Ok(Some(account))
+}
+
+/// A connection to a launcher; `None` if it is gone.
+fn connect(path: &Path, deadline: Instant) -> Result<Option<UnixStream>> {
+    loop {
+        match sys::connect_at_once(path) {
+            Ok(stream) => return Ok(Some(stream)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                let _ = std::fs::remove_file(path);
+                return Ok(None);
+            }
+            // Others wait to be let in, and more of them the kernel does not keep.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if Instant::now() > deadline {
+                    bail!("its launcher does not answer: too many have asked it before");
+                }
+                std::thread::sleep(PAUSE);
+            }
+            Err(error) => return Err(error).context("it cannot be reached"),
+        }
+    }
+}
+
+/// All that is said up to the end of the stream.
+fn hear(mut stream: UnixStream, deadline: Instant) -> std::io::Result<Vec<u8>> {
+    stream.set_nonblocking(false)?;
+    let mut answer = Vec::new();
+    let mut piece = [0; PIECE_BYTES];
+    while answer.len() < ANSWER_BYTES_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) => return Ok(answer),
+            Ok(count) => answer.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(std::io::Error::other("it says more than there can be"))
 }
 
 /// Says process ids as they are seen from here. `launcher`: that of the launcher, 0 if it cannot be seen.
@@ -137,9 +207,15 @@ fn innermost_pid(status: &str) -> Option<u32> {
     line.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// For people.
-fn table(account: &Account, now: u64) -> String {
-    let Account { job, launcher, program, began, recover, restarts, ranks } = account;
+/// What a process is called: `1:0` is rank 0 of the first group that was spawned.
+fn name(account: &Account, process: u32) -> String {
+    let place = account.ranks.binary_search_by_key(&process, |line| line.process);
+    place.map_or_else(|_| format!("({process})"), |place| account.ranks[place].rank.clone())
+}
+
+/// The line above the ranks of a job.
+fn head(account: &Account, now: u64) -> String {
+    let Account { job, launcher, program, began, recover, restarts, .. } = account;
     let seconds = now.saturating_sub(*began);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     let mut text = format!(
@@ -152,10 +228,20 @@ fn table(account: &Account, now: u64) -> String {
         let _ = write!(text, "  --recover, new starts: {restarts}");
     }
     text.push('\n');
+    text
+}
+
+/// For people.
+fn table(account: &Account, now: u64) -> String {
+    let mut text = head(account, now);
+    let ranks = &account.ranks;
     let head = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
     let row = |line: &roll::Line| {
-        let ending = line.ending.as_ref().map(|ending| format!(" ({ending})"));
-        let state = format!("{}{}", line.state.words(), ending.unwrap_or_default());
+        let state = match (&line.ending, line.percent) {
+            (Some(ending), _) => format!("{} ({ending})", line.state.words()),
+            (None, Some(percent)) => format!("replaying {percent} %"),
+            (None, None) => line.state.words().to_string(),
+        };
         let (node, cluster) = (line.node.clone(), line.cluster.clone());
         [line.rank.clone(), shown(line.pid), node, cluster, line.incarnation.to_string(), state]
     };
@@ -184,7 +270,7 @@ mod tests {
     use super::*;
 
     fn account() -> Account {
-        let line = |process: u32, state, ending: Option<&str>| Line {
+        let line = |process: u32, state, percent, ending: Option<&str>| Line {
             rank: process.to_string(),
             process,
             pid: ending.is_none().then_some(4710 + process),
@@ -192,6 +278,7 @@ mod tests {
             cluster: "here".into(),
             incarnation: process,
             state,
+            percent,
             ending: ending.map(String::from),
         };
         Account {
@@ -202,10 +289,12 @@ mod tests {
             recover: true,
             restarts: 2,
             ranks: vec![
-                line(0, State::Running, None),
-                line(1, State::StartingAnew, None),
-                line(2, State::Ended, Some("exit code 0")),
+                line(0, State::Running, None, None),
+                line(1, State::StartingAnew, None, None),
+                line(2, State::Ended, None, Some("exit code 0")),
+                line(3, State::StartingAnew, Some(43), None),
             ],
+            paths: None,
         }
     }
 
@@ -217,7 +306,8 @@ mod tests {
              \x20 rank  pid   node  cluster  incarnation  state\n\
              \x20 0     4710  n1    here     0            running\n\
              \x20 1     4711  n1    here     1            starting anew\n\
-             \x20 2     -     n1    here     2            ended (exit code 0)\n"
+             \x20 2     -     n1    here     2            ended (exit code 0)\n\
+             \x20 3     4713  n1    here     3            replaying 43 %\n"
         );
         assert_eq!(table(&account(), 1_000 + 3_661), expected);
     }
@@ -240,10 +330,39 @@ mod tests {
         let desk = desk::Desk::open(&directory, "there").unwrap();
         // As a launcher leaves it that is killed.
         drop(std::os::unix::net::UnixListener::bind(directory.join("gone")).unwrap());
-        assert!(ask(&directory.join("gone")).unwrap().is_none());
+        assert!(ask(&directory.join("gone"), Question::Roll, PATIENCE).unwrap().is_none());
         assert!(!directory.join("gone").exists() && directory.join("there").exists());
+        // One that was killed before it was ready, and one that is about to be.
+        for (name, age) in [(".old", UNREADY_MAX * 2), (".new", Duration::ZERO)] {
+            let file = std::fs::File::create(directory.join(name)).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        }
         drop(desk);
-        assert_eq!(accounts(&directory, "").unwrap(), []);
+        assert_eq!(accounts(&directory, "nobody", Question::Roll).unwrap(), []);
+        assert!(!directory.join(".old").exists() && directory.join(".new").exists());
+        assert_eq!(accounts(&directory, "", Question::Roll).unwrap(), []);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_launcher_that_is_stopped_is_waited_for_no_longer_than_that() {
+        let name = format!("landbridge-ps-stopped-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("job");
+        let _stopped = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let patience = Duration::from_millis(200);
+        let mut held = Vec::new();
+        let start = Instant::now();
+        let error = ask(&path, Question::Roll, patience).unwrap_err();
+        assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
+        // As many as the kernel keeps: from then on it lets nobody connect.
+        while let Ok(stream) = sys::connect_at_once(&path) {
+            held.push(stream);
+        }
+        let error = ask(&path, Question::Roll, patience).unwrap_err();
+        assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
+        assert!(start.elapsed() > patience * 2 && start.elapsed() < Duration::from_secs(20));
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

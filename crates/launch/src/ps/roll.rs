@@ -48,6 +48,9 @@ pub struct Line {
     /// How often it has been started anew.
     pub incarnation: u32,
     pub state: State,
+    /// How much of what was before it has done again, while it starts anew and that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percent: Option<u8>,
     /// How its last process ended, if that has.
     pub ending: Option<String>,
 }
@@ -83,28 +86,41 @@ struct Entry {
     pid: u32,
     incarnation: u32,
     state: State,
+    percent: Option<u8>,
     ending: Option<Ending>,
+}
+
+/// What an agent says of a process that runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight {
+    pub pid: u32,
+    /// How often the rank has been started anew.
+    pub start: u32,
+    /// It is where the one before it was,
+    pub is_back: bool,
+    /// or has gone so much of the way.
+    pub percent: Option<u8>,
 }
 
 impl Roll {
     /// The job's first processes, none of which has been started.
     pub fn new(size: u32) -> Roll {
-        let entry =
-            || Entry { group: 0, pid: 0, incarnation: 0, state: State::Starting, ending: None };
+        let entry = || Entry {
+            group: 0,
+            pid: 0,
+            incarnation: 0,
+            state: State::Starting,
+            percent: None,
+            ending: None,
+        };
         Roll { ranks: (0..size).map(|rank| (rank, entry())).collect(), restarts: 0 }
     }
 
-    /// It has been started, or has come back to where it was.
-    pub fn handle_alive(
-        &mut self,
-        group: u32,
-        rank: u32,
-        pid: u32,
-        incarnation: u32,
-        is_back: bool,
-    ) {
+    /// It has been started, comes back to where it was, or has done so.
+    pub fn handle_alive(&mut self, group: u32, rank: u32, sight: Sight) {
+        let Sight { pid, start: incarnation, is_back, percent } = sight;
         let state = if is_back { State::Running } else { State::StartingAnew };
-        let entry = Entry { group, pid, incarnation, state, ending: None };
+        let entry = Entry { group, pid, incarnation, state, percent, ending: None };
         let before = self.ranks.insert(rank, entry).map_or(0, |before| before.incarnation);
         self.restarts += u64::from(incarnation.saturating_sub(before));
     }
@@ -143,6 +159,7 @@ impl Roll {
                 cluster,
                 incarnation: entry.incarnation,
                 state: entry.state,
+                percent: entry.percent.filter(|_| entry.state == State::StartingAnew),
                 ending: entry.ending.map(words),
             }
         };
@@ -162,40 +179,47 @@ pub fn words(ending: Ending) -> String {
 mod tests {
     use super::*;
 
-    /// Process, its id, how often it was started anew, state, ending.
-    type Short = (u32, Option<u32>, u32, &'static str, Option<String>);
+    /// Process, its id, how often it was started anew, state, share, ending.
+    type Short = (u32, Option<u32>, u32, &'static str, Option<u8>, Option<String>);
 
     fn lines(roll: &Roll) -> Vec<Short> {
         let lines = roll.lines(|rank| Place { rank: rank.to_string(), ..Place::default() });
         let of = |line: Line| {
-            (line.process, line.pid, line.incarnation, line.state.words(), line.ending)
+            let Line { process, pid, incarnation, state, percent, ending, .. } = line;
+            (process, pid, incarnation, state.words(), percent, ending)
         };
         lines.into_iter().map(of).collect()
+    }
+
+    fn sight(pid: u32, start: u32, percent: Option<u8>) -> Sight {
+        Sight { pid, start, is_back: percent.is_none(), percent }
     }
 
     #[test]
     fn every_rank_is_there_from_the_start_to_the_end() {
         let mut roll = Roll::new(2);
-        assert_eq!(lines(&roll), [(0, None, 0, "starting", None), (1, None, 0, "starting", None)]);
-        roll.handle_alive(0, 0, 70, 0, true);
-        roll.handle_alive(0, 1, 71, 0, true);
-        roll.handle_alive(0, 1, 80, 1, false);
+        let starting = |rank| (rank, None, 0, "starting", None, None);
+        assert_eq!(lines(&roll), [starting(0), starting(1)]);
+        roll.handle_alive(0, 0, sight(70, 0, None));
+        roll.handle_alive(0, 1, sight(71, 0, None));
+        roll.handle_alive(0, 1, sight(80, 1, Some(0)));
+        roll.handle_alive(0, 1, sight(80, 1, Some(43)));
         let counts = Counts { running: 1, starting_anew: 1, ended: 0, restarts: 1 };
         assert_eq!(roll.counts(), counts);
-        assert_eq!(lines(&roll)[1], (1, Some(80), 1, "starting anew", None));
-        roll.handle_alive(0, 1, 80, 1, true);
+        assert_eq!(lines(&roll)[1], (1, Some(80), 1, "starting anew", Some(43), None));
+        roll.handle_alive(0, 1, sight(80, 1, None));
         roll.handle_exit(1, Ending::Killed(9));
-        let end = (1, None, 1, "ended", Some("SIGKILL".to_string()));
-        assert_eq!(lines(&roll), [(0, Some(70), 0, "running", None), end]);
+        let end = (1, None, 1, "ended", None, Some("SIGKILL".to_string()));
+        assert_eq!(lines(&roll), [(0, Some(70), 0, "running", None, None), end]);
         assert_eq!(roll.counts(), Counts { running: 1, starting_anew: 0, ended: 1, restarts: 1 });
     }
 
     #[test]
     fn spawned_groups_are_forgotten_and_the_first_processes_never() {
         let mut roll = Roll::new(1);
-        roll.handle_alive(0, 0, 70, 0, true);
-        roll.handle_alive(1, 5, 71, 0, true);
-        roll.handle_alive(2, 6, 72, 0, true);
+        roll.handle_alive(0, 0, sight(70, 0, None));
+        roll.handle_alive(1, 5, sight(71, 0, None));
+        roll.handle_alive(2, 6, sight(72, 0, None));
         roll.forget(1);
         roll.forget(0);
         assert_eq!(lines(&roll).iter().map(|line| line.0).collect::<Vec<_>>(), [0, 6]);

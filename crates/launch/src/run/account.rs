@@ -1,20 +1,79 @@
 //! What the launcher says about its ranks: where one runs, and to `landbridge ps` how all of them go.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::cell::Cell;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{Child, Launcher, Phase};
-use crate::control::{Job, Node};
+use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
-use crate::ps::desk::{self, Account, Desk};
+use crate::ps::desk::{self, Account, Desk, Question};
+use crate::ps::paths::{self, Paths};
 use crate::ps::roll::{Counts, Place};
 
 /// Characters of the program and its arguments that are told.
 const PROGRAM_CHARS_MAX: usize = 200;
 
+/// Agents that have not answered after this long are not waited for.
+const LOOK_TIME: Duration = Duration::from_millis(1_500);
+/// What they have said is told to whoever else asks within this time.
+const LOOK_AGE_MAX: Duration = Duration::from_millis(500);
+
 /// What stays the same of an [`Account`], and who is asked for it.
 pub(super) struct Counter {
     desk: Desk,
     fixed: Account,
+    look: Look,
+}
+
+/// Agents are asked how the paths of their ranks are.
+#[derive(Default)]
+struct Look {
+    serial: u32,
+    /// Of agents that have not answered.
+    awaited: usize,
+    /// By when they are waited for, while they are; then until when it counts.
+    until: Option<Instant>,
+    paths: Paths,
+}
+
+impl Look {
+    fn begin(&mut self, agents: usize, now: Instant) -> Message {
+        let serial = self.serial.wrapping_add(1).max(1);
+        *self = Look { serial, awaited: agents, until: Some(now + LOOK_TIME), ..Look::default() };
+        Message::Look { serial, rows_max: paths::rows_for(agents) }
+    }
+
+    fn take_in(&mut self, serial: u32, paths: Paths, now: Instant) {
+        if serial != self.serial || self.awaited == 0 {
+            return;
+        }
+        self.paths.merge(paths);
+        self.awaited -= 1;
+        if self.awaited == 0 {
+            self.end(now);
+        }
+    }
+
+    /// Nobody is waited for any more.
+    fn end(&mut self, now: Instant) {
+        self.paths.hosts_missing = std::mem::take(&mut self.awaited) as u32;
+        self.paths.cut(paths::ROWS_MAX);
+        self.until = Some(now + LOOK_AGE_MAX);
+    }
+
+    fn pass_time(&mut self, now: Instant) {
+        if self.until.is_some_and(|until| until <= now) {
+            match self.awaited {
+                0 => self.until = None,
+                _ => self.end(now),
+            }
+        }
+    }
+
+    /// What is known, if that is fresh.
+    fn found(&self) -> Option<&Paths> {
+        (self.awaited == 0 && self.until.is_some()).then_some(&self.paths)
+    }
 }
 
 impl Counter {
@@ -36,8 +95,18 @@ impl Counter {
             recover: job.environment.iter().any(is_it),
             restarts: 0,
             ranks: Vec::new(),
+            paths: None,
         };
-        Counter { desk, fixed }
+        Counter { desk, fixed, look: Look::default() }
+    }
+
+    /// An agent has said how the paths of its ranks are.
+    pub fn handle_paths(&mut self, serial: u32, paths: Paths) {
+        self.look.take_in(serial, paths, Instant::now());
+    }
+
+    pub fn next_time(&self) -> Option<Instant> {
+        self.look.until.into_iter().chain(self.desk.next_time()).min()
     }
 
     pub fn desk(&self) -> &Desk {
@@ -49,12 +118,30 @@ impl Launcher {
     /// Answers those who ask.
     pub(super) fn serve(&mut self) {
         let (groups, children, roll) = (&self.groups, &self.children, &self.roll);
-        let Counter { desk, fixed } = &mut self.counter;
-        desk.serve(std::time::Instant::now(), || Account {
-            restarts: roll.counts().restarts,
-            ranks: roll.lines(|rank| whereabouts(groups, children, rank)),
-            ..fixed.clone()
+        let Counter { desk, fixed, look } = &mut self.counter;
+        let now = Instant::now();
+        look.pass_time(now);
+        let is_wanted = Cell::new(false);
+        desk.serve(now, |question| {
+            let paths = match question {
+                Question::Roll => None,
+                Question::Paths => {
+                    is_wanted.set(true);
+                    Some(look.found()?.clone())
+                }
+            };
+            Some(Account {
+                restarts: roll.counts().restarts,
+                ranks: roll.lines(|rank| whereabouts(groups, children, rank)),
+                paths,
+                ..fixed.clone()
+            })
         });
+        if is_wanted.get() && look.until.is_none() {
+            let agents = children.iter().map(|child| child.node.hosts().len()).sum();
+            let message = look.begin(agents, now);
+            self.send_to_all(&message);
+        }
     }
 
     /// Says at the foot of the terminal how things stand while ranks come back.
@@ -111,4 +198,28 @@ fn find_node(node: &Node, rank: u32) -> Option<&Node> {
         return Some(node);
     }
     node.children.iter().find_map(|child| find_node(child, rank))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_ends_when_all_have_answered_or_had_their_time() {
+        let (mut look, now) = (Look::default(), Instant::now());
+        let said = || Paths { ranks: 1, ..Paths::default() };
+        look.begin(2, now);
+        assert_eq!(look.found(), None);
+        look.take_in(1, said(), now);
+        look.take_in(7, said(), now);
+        assert_eq!(look.found(), None, "one is missing");
+        look.take_in(1, said(), now);
+        assert_eq!(look.found().map(|paths| (paths.ranks, paths.hosts_missing)), Some((2, 0)));
+        look.pass_time(now + LOOK_AGE_MAX);
+        assert_eq!(look.found(), None, "it is old");
+        look.begin(2, now);
+        look.take_in(2, said(), now);
+        look.pass_time(now + LOOK_TIME);
+        assert_eq!(look.found().map(|paths| (paths.ranks, paths.hosts_missing)), Some((1, 1)));
+    }
 }

@@ -14,7 +14,7 @@ enum Event {
 }
 
 fn judge(size: u32, events: &[(&str, Event)], now: Instant) -> Verdict {
-    let mut watch = Watch::new(size);
+    let mut watch = Watch::new(size, false);
     for (node, event) in events {
         match *event {
             Event::Exit(rank, ending, stage) => {
@@ -204,7 +204,7 @@ fn ranks_that_lost_another_are_not_the_cause_and_those_that_left_may_be() {
 fn what_happens_to_the_job_outweighs_what_happens_to_ranks() {
     let now = Instant::now();
     let failed = || Cause::Failed { text: String::from("lost node b") };
-    let mut watch = Watch::new(2);
+    let mut watch = Watch::new(2, false);
     watch.handle_cause("a", Cause::Stuck { rank: 1 });
     assert_eq!(watch.verdict(now), Verdict::End(Cause::Stuck { rank: 1 }));
     watch.handle_exit("a", 0, Killed(9), Joined, now);
@@ -238,7 +238,7 @@ fn an_error_after_finalize_ends_the_job_after_a_grace() {
     let at = Instant::now();
     let moment = Duration::from_millis(1);
     let place = |rank: u32| format!("rank {rank}");
-    let mut watch = Watch::new(3);
+    let mut watch = Watch::new(3, false);
     assert_eq!(watch.next_time(), None);
     watch.handle_exit("a", 2, Exited(1), Finalized, at);
     assert_eq!(watch.next_time(), Some(at + LEFT_NOTICE));
@@ -256,9 +256,41 @@ fn an_error_after_finalize_ends_the_job_after_a_grace() {
 }
 
 #[test]
+fn who_ends_well_without_finalize_is_missed_only_where_ranks_come_back() {
+    let at = Instant::now();
+    let moment = Duration::from_millis(1);
+    let missing = |recovers| {
+        let mut watch = Watch::new(3, recovers);
+        watch.handle_exit("a", 2, Exited(0), Joined, at);
+        watch
+    };
+    // Elsewhere those who wait for it lose their connection to it, and say so.
+    assert_eq!(missing(false).verdict(at + LEFT_GRACE), Verdict::GoOn);
+    let mut watch = missing(true);
+    assert_eq!(watch.verdict(at + LEFT_GRACE - moment), Verdict::GoOn);
+    let cause = Cause::Missing { rank: 2 };
+    assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::End(cause.clone()));
+    assert_eq!(cause.code(), FAILED_CODE);
+    let place = |rank: u32| format!("rank {rank}");
+    let notice = watch.poll_notice(at + LEFT_NOTICE, place).unwrap();
+    assert!(notice.starts_with("rank 2 ended with exit code 0 without MPI_Final"), "{notice}");
+    let text = cause.text(place).unwrap();
+    assert!(text.starts_with("rank 2 has ended with exit code 0 without MPI_Finalize"), "{text}");
+
+    // It is as well if all of them do so.
+    watch.handle_exit("a", 1, Exited(0), Joined, at);
+    watch.handle_exit("a", 0, Exited(0), Silent, at);
+    assert_eq!(watch.verdict(at), Verdict::Finished { code: 0 });
+    let mut watch = missing(true);
+    watch.handle_exit("a", 1, Exited(4), Finalized, at);
+    watch.handle_exit("a", 0, Exited(0), Finalized, at);
+    assert_eq!(watch.verdict(at), Verdict::Finished { code: 4 });
+}
+
+#[test]
 fn spawned_ranks_are_waited_for_unless_revoked() {
     let now = Instant::now();
-    let mut watch = Watch::new(1);
+    let mut watch = Watch::new(1, false);
     watch.handle_spawn(2);
     watch.handle_exit("a", 0, Exited(0), Finalized, now);
     assert_eq!(watch.verdict(now), Verdict::GoOn);

@@ -80,6 +80,11 @@ impl Flight {
         self.sendings.is_empty()
     }
 
+    /// Datagrams that are noted, those that are over behind one that is not included.
+    pub fn notes(&self) -> usize {
+        self.sendings.len()
+    }
+
     /// The order that the next will have.
     pub fn next(&self) -> u64 {
         self.base + self.sendings.len() as u64

@@ -138,6 +138,11 @@ impl<M: Clone> Outflow<M> {
         self.retained.len()
     }
 
+    /// What is kept, in its order.
+    pub fn kept(&self) -> impl Iterator<Item = &Retained<M>> {
+        self.retained.iter()
+    }
+
     /// `bytes` new ones have left on a path that loses nothing.
     #[inline]
     pub fn pass(&mut self, bytes: u64) {
@@ -308,6 +313,12 @@ impl<M: Clone> Outflow<M> {
     #[inline]
     pub fn is_hushed(&self) -> bool {
         self.awaited.is_some()
+    }
+
+    /// Whether a frame, of those of a kind and on a path that are meant, is on its way.
+    pub fn is_under_way(&self, is_meant: impl Fn(Kind, PathId) -> bool) -> bool {
+        let mut flying = self.retained.iter().filter(|frame| frame.state == State::Flying);
+        flying.any(|frame| is_meant(frame.kind, frame.path))
     }
 
     /// Whether something must go again.

@@ -13,6 +13,7 @@ use crate::credit::{Credit, Lent};
 use crate::id::Address;
 use crate::path::time::Time;
 use crate::slab::Slab;
+use crate::tag::ANY;
 use crate::wire::frame::Kind;
 use crate::wire::head::{Door, Head};
 
@@ -28,6 +29,8 @@ pub(super) struct Channel<M> {
     pub ways: Vec<Way>,
     /// Ways by which frames go out.
     senders: usize,
+    /// Of those, the doubted ones, a bit for each: there is no other.
+    doubted_senders: u8,
     /// See [`Self::is_measured`].
     is_measured: bool,
     /// See [`Self::may_overtake`].
@@ -89,6 +92,8 @@ pub(super) struct Channel<M> {
     pub failed: Option<i32>,
     /// The peer has said goodbye: it takes in nothing new.
     pub has_left: bool,
+    /// And we to it.
+    pub has_said_goodbye: bool,
     /// Stands in the endpoint's queue of busy peers.
     pub is_busy: bool,
 }
@@ -184,6 +189,7 @@ impl<M: Clone> Channel<M> {
             path: Path::RELAY,
             ways: Vec::new(),
             senders: 0,
+            doubted_senders: 0,
             is_measured: false,
             may_overtake: false,
             heard_by: PathId(0),
@@ -217,6 +223,7 @@ impl<M: Clone> Channel<M> {
             unasked: 0,
             failed: None,
             has_left: false,
+            has_said_goodbye: false,
             is_busy: false,
         }
     }
@@ -266,9 +273,15 @@ impl<M: Clone> Channel<M> {
         self.may_overtake
     }
 
-    /// To be called when paths have changed.
-    pub fn count_senders(&mut self) {
+    /// To be called when paths have changed. Says, with a bit for each, by which doubted ways frames have gone out, for want of
+    /// others, and do no more.
+    pub fn count_senders(&mut self) -> u8 {
         self.senders = self.sending().count();
+        let are_doubted = self.sending().any(|way| way.is_doubted);
+        let doubted = self.ways.iter().enumerate().filter(|(_, way)| way.is_up && way.is_doubted);
+        let doubted = doubted.fold(0, |all, (number, _)| all | 1 << number);
+        let now = if are_doubted { doubted } else { 0 };
+        let left = core::mem::replace(&mut self.doubted_senders, now) & doubted & !now;
         let has_datagrams = self.sending().any(|way| way.path.datagram.is_some());
         self.is_measured = self.has_choice() || has_datagrams;
         // What a doubted way carries may yet arrive.
@@ -279,6 +292,7 @@ impl<M: Clone> Channel<M> {
         let mut up = self.ways.iter().filter(|way| way.is_up);
         self.has_datagrams = up.clone().any(|way| way.flow.is_some());
         self.is_silent = up.any(|way| way.path.silent);
+        left
     }
 
     /// Whether time matters.
@@ -340,7 +354,9 @@ impl<M: Clone> Channel<M> {
         let may_go = |errand: &Errand| match errand.path() {
             _ if kind.is_some_and(|kind| kind != errand.kind()) => false,
             _ if errand.kind() == Kind::Door => self.may_tell_door(path),
-            Some(wanted) => wanted == path || self.way(wanted).is_none_or(|way| way.is_doubted),
+            Some(wanted) if self.way(wanted).is_some_and(|way| !way.is_doubted) => wanted == path,
+            // Who asks by a path that is doubted may be heard by it and hear nothing: the answer goes by what is left.
+            Some(_) => self.sends_by(path),
             None => self.sends_by(path) && self.speaks_by(path),
         };
         self.errands.iter().position(may_go)
@@ -500,6 +516,25 @@ impl<M: Clone> Channel<M> {
         self.failed.is_some() || !waits
     }
 
+    /// Whether nothing is under way by a path that loses in silence, or only what tells of our leaving. That is not worth
+    /// more than a moment's wait: the peer may compute for long, and hears of it from others if it is lost.
+    pub fn is_safe(&self) -> bool {
+        self.failed.is_some()
+            || (self.is_flushed() && !self.is_at_risk(|kind| kind != Kind::Goodbye))
+    }
+
+    /// The same, and the peer has heard of our leaving, or has left itself.
+    pub fn is_parted(&self) -> bool {
+        let has_heard = self.has_left || !self.is_at_risk(|kind| kind == Kind::Goodbye);
+        self.failed.is_some() || (self.is_safe() && has_heard)
+    }
+
+    /// Whether a frame of such a kind is under way by a path that loses in silence.
+    fn is_at_risk(&self, is_meant: impl Fn(Kind) -> bool) -> bool {
+        let is_silent = |path| self.way(path).is_none_or(|way| way.path.silent);
+        self.out.is_under_way(|kind, path| is_meant(kind) && is_silent(path))
+    }
+
     pub fn is_drained(&self) -> bool {
         self.failed.is_some() || (self.is_flushed() && self.out.unconfirmed() == 0)
     }
@@ -548,6 +583,19 @@ impl<M: Memory> Endpoint<M> {
     /// Whether `peer` has said goodbye.
     pub fn has_left(&self, peer: Peer) -> bool {
         self.channels[peer.0 as usize].has_left
+    }
+
+    /// `peer` has broken the protocol: that it has said goodbye counts for nothing, and what waits for it fails with it. To be
+    /// called before [`Self::fail`].
+    pub fn revoke_goodbye(&mut self, peer: Peer) {
+        self.channels[peer.0 as usize].has_left = false;
+    }
+
+    /// Peers that have said goodbye, for each receive that waits for nobody else.
+    pub fn awaited_in_vain(&self) -> impl Iterator<Item = Peer> {
+        let wanted = self.wanted.tagged.iter().chain(self.wanted.untagged.iter());
+        let sources = wanted.map(|want| want.source).filter(|source| *source != ANY).map(Peer);
+        sources.filter(|peer| self.has_left(*peer))
     }
 
     /// Whether `peer` has ever sent anything here.

@@ -9,6 +9,7 @@
 
 use alloc::collections::VecDeque;
 
+use super::holdings::Flying;
 use crate::channel::flight::{Flight, Sending};
 use crate::channel::probe::Probe;
 use crate::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
@@ -77,6 +78,18 @@ impl Flow {
     /// See [`super::PathUse::large_lost`].
     pub fn large_lost(&self) -> u32 {
         self.large_lost
+    }
+
+    /// What is under way, as far as it is known here.
+    pub fn flying(&self) -> Flying {
+        Flying {
+            counted: self.flight.bytes(),
+            kept: 0,
+            notes: self.flight.notes(),
+            asks: self.asks.len(),
+            window: self.congestion.window_bytes(),
+            datagram: self.datagram,
+        }
     }
 
     /// Datagrams have another size from now on.

@@ -21,8 +21,11 @@
 //! until `None` before the next one.
 
 mod channel;
+#[cfg(test)]
+mod choice;
 mod doubt;
 mod flow;
+mod holdings;
 mod incoming;
 mod paths;
 mod plan;
@@ -42,6 +45,7 @@ use crate::slab::Slab;
 use crate::tag::{ANY, Arrived, Want, Wanted};
 
 use channel::{Channel, Item};
+pub use holdings::{Flying, Holdings};
 use incoming::{Arrival, Receive};
 pub use plan::{Outgoing, Passing};
 pub use receive::KEPT;
@@ -404,6 +408,17 @@ impl<M: Memory> Endpoint<M> {
         };
         self.channels.iter().all(Channel::is_flushed)
             && !self.ops.ids().filter_map(|id| self.ops.at(id)).any(rests)
+    }
+
+    /// True if everything has been handed to the paths, and what may be lost on them without a word has arrived: nobody
+    /// sends that again when this endpoint is gone. Last words ([`Self::goodbye`]) do not count.
+    pub fn is_safe(&self) -> bool {
+        self.is_flushed() && self.channels.iter().all(Channel::is_safe)
+    }
+
+    /// The same, and the last words have arrived wherever somebody waits for them.
+    pub fn is_parted(&self) -> bool {
+        self.is_flushed() && self.channels.iter().all(Channel::is_parted)
     }
 
     /// True if every byte given to every peer has been taken in there, as far as they still live.

@@ -13,6 +13,9 @@ use super::{Endpoint, Memory, Peer};
 use crate::channel::{PATHS_MAX, PathId};
 use crate::wire::head::Door;
 
+// The bits of `Channel::count_senders`.
+const _: () = assert!(PATHS_MAX <= 8);
+
 impl<M: Memory> Endpoint<M> {
     /// There is a path to `peer`, under a number of the driver's. Sizes that no frame can have are cut to those it can.
     /// Once there has been another, the peer is asked first what it has.
@@ -39,9 +42,16 @@ impl<M: Memory> Endpoint<M> {
 
     /// What path `number` to `peer` has carried, and what is known of it.
     pub fn path_use(&self, peer: Peer, number: PathId) -> Option<PathUse> {
-        let way = self.channels[peer.0 as usize].way(number)?;
+        let channel = &self.channels[peer.0 as usize];
+        let way = channel.way(number)?;
+        let by_others = || channel.ways.iter().map(|way| way.carried - way.again).sum();
         Some(PathUse {
-            bytes: way.carried,
+            bytes: match way.path.lossless {
+                true => channel.out.next().saturating_sub(by_others()),
+                false => way.carried,
+            },
+            bytes_again: way.again,
+            is_spare: way.path.spare,
             bytes_per_second: way.rate.measured(),
             round_trip_nanos: way.round_trip.smoothed_nanos(),
             large_lost: way.flow.as_ref().map_or(0, |flow| flow.large_lost()),
@@ -73,11 +83,15 @@ impl<M: Memory> Endpoint<M> {
     pub(super) fn count_senders(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let was_timed = channel.is_timed();
-        channel.count_senders();
+        let left = channel.count_senders();
         self.timed -= was_timed as usize;
         self.timed += channel.is_timed() as usize;
         if channel.is_silent {
             self.watch(peer);
+        }
+        // What has gone by them since they were doubted may be lost, too.
+        for number in (0..PATHS_MAX as u8).filter(|number| left & 1 << number != 0) {
+            self.shake_path(peer, PathId(number));
         }
     }
 

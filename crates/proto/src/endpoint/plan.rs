@@ -184,6 +184,7 @@ impl Plan {
                 channel.ack_wanted |= channel.told > 0;
                 if let Some(way) = channel.ways.get_mut(path.0 as usize) {
                     way.carried += self.payload;
+                    way.again += self.payload;
                     way.rate.handle_sent(self.payload + self.lead.1 as u64);
                 }
                 let order = self.count_datagram(channel, (path, now));

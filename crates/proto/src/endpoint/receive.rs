@@ -357,6 +357,9 @@ impl<M: Memory> Endpoint<M> {
                 }
                 Place::Nowhere
             }
+            Head::Goodbye if self.channels[peer.0 as usize].has_left => {
+                return Err(Fault("a peer says goodbye twice"));
+            }
             _ if payload > 0 => return Err(Fault("a control frame has a payload")),
             _ => Place::Nowhere,
         })

@@ -91,7 +91,13 @@ impl<M: Memory> Endpoint<M> {
         if self.failed(peer).is_some() {
             return;
         }
-        self.channels[peer.0 as usize].refusals += 1;
+        let channel = &mut self.channels[peer.0 as usize];
+        // Pieces of a long write come until its sender hears of the first; one refusal that waits is for all of them.
+        let is_it = |item: &Item<M>| matches!(item, Item::Control(_, _, Head::Refused { op: other, .. }) if *other == op);
+        if channel.queue.iter().take(channel.refusals as usize).any(is_it) {
+            return;
+        }
+        channel.refusals += 1;
         // In front: no frame may confirm the refused bytes before the refusal is known.
         self.enqueue_front(peer, Item::Control(Kind::Refused, 0, head));
     }

@@ -172,9 +172,11 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Tells `peer` that this endpoint takes in nothing new, and asks it to confirm everything. What was started before
-    /// still goes out behind it.
+    /// still goes out behind it. It is said once, however often this is called.
     pub fn goodbye(&mut self, peer: Peer) {
-        if self.channels[peer.0 as usize].failed.is_none() {
+        let channel = &mut self.channels[peer.0 as usize];
+        let is_new = !core::mem::replace(&mut channel.has_said_goodbye, true);
+        if is_new && channel.failed.is_none() {
             self.enqueue(peer, Item::Control(Kind::Goodbye, flag::WANT_ACK, Head::Empty));
         }
     }

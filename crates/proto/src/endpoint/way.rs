@@ -83,6 +83,10 @@ impl Path {
 pub struct PathUse {
     /// Bytes of the channel that it was given.
     pub bytes: u64,
+    /// Of those, the bytes that had been sent before, by this path or another.
+    pub bytes_again: u64,
+    /// Frames go out by it only when no other path is up.
+    pub is_spare: bool,
     /// What it delivers, if that was measured.
     pub bytes_per_second: Option<u64>,
     /// From a frame to its confirmation, if that was measured.
@@ -103,8 +107,10 @@ pub(super) struct Way {
     pub is_doubted: bool,
     /// The frame that it holds but has not quite sent.
     pub held: Option<Sent>,
-    /// Bytes of the channel that it was given.
+    /// Bytes of the channel that it was given; not counted while nothing is kept for it.
     pub carried: u64,
+    /// Of those, the ones that had been sent before.
+    pub again: u64,
     /// What it delivers, and how long that takes. Kept only while frames may choose between paths.
     pub rate: DeliveryRate,
     pub round_trip: RoundTrip,
@@ -120,6 +126,7 @@ impl Way {
             is_doubted: false,
             held: None,
             carried: 0,
+            again: 0,
             rate: DeliveryRate::new(),
             round_trip: RoundTrip::new(),
             flow: new_flow(&path),

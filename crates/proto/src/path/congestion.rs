@@ -12,6 +12,7 @@
 
 use super::bbr::Bbr;
 use super::cubic::Cubic;
+use super::rtt::SAMPLE_NANOS_MAX;
 use super::time::Time;
 
 /// Datagrams that may be under way in any case: with one, every acknowledgement that is held back
@@ -86,8 +87,10 @@ impl Congestion {
         }
     }
 
-    /// Bytes have arrived.
+    /// Bytes have arrived. Later than any path has an answer: somebody was away, and that says nothing of the path.
     pub fn handle_acked(&mut self, now: Time, acked: Acked) {
+        let rtt_nanos = acked.rtt_nanos.filter(|nanos| *nanos < SAMPLE_NANOS_MAX);
+        let acked = Acked { rtt_nanos, ..acked };
         match self {
             Congestion::Cubic(cubic) => cubic.handle_acked(now, acked),
             Congestion::Bbr(bbr) => bbr.handle_acked(now, acked),

@@ -26,6 +26,11 @@ pub const TIMEOUT_NANOS_MIN: u64 = 2 * MILLISECOND;
 /// bytes, so one every other second is no load, and one that heals is back within that time.
 pub const TIMEOUT_NANOS_MAX: u64 = 2 * SECOND;
 
+/// The longest round trip that is believed. No path takes so long: an answer that does shows that one of the two sides was
+/// away, computing or stopped. Taken for the path's, the ten minutes of one such answer would slow the pace of what follows,
+/// and have every later loss or silence wait, for minutes.
+pub const SAMPLE_NANOS_MAX: u64 = TIMEOUT_NANOS_MAX;
+
 /// Least allowance for variation: below this the scheduling of processes hides what the network
 /// does.
 pub const GRANULARITY_NANOS: u64 = MILLISECOND;
@@ -60,7 +65,7 @@ impl RoundTrip {
 
     /// A round trip was measured. Ends the back-off.
     pub fn handle_sample(&mut self, now: Time, rtt_nanos: u64) {
-        let sample = rtt_nanos.max(1);
+        let sample = rtt_nanos.clamp(1, SAMPLE_NANOS_MAX);
         self.estimate = Some(match self.estimate {
             None => Estimate { latest: sample, smoothed: sample, variation: sample / 2 },
             Some(before) => before.moved_by(sample),
@@ -237,6 +242,20 @@ mod tests {
             rtt.handle_sample(at(round * 10), 10 * MILLISECOND);
         }
         assert_eq!(rtt.patience_nanos(), 11 * MILLISECOND);
+    }
+
+    #[test]
+    fn a_peer_that_was_away_for_long_makes_no_long_round_trip() {
+        let mut rtt = RoundTrip::new();
+        rtt.handle_sample(at(0), MILLISECOND);
+        rtt.handle_sample(at(600_000), 600 * SECOND);
+        assert!(rtt.smoothed_nanos().unwrap() <= MILLISECOND + SAMPLE_NANOS_MAX / 8);
+        assert_eq!(rtt.latest_nanos(), Some(SAMPLE_NANOS_MAX));
+        assert_eq!(rtt.minimum_nanos(), Some(SAMPLE_NANOS_MAX));
+        // Nor does the first answer of all.
+        let mut rtt = RoundTrip::new();
+        rtt.handle_sample(at(600_000), 600 * SECOND);
+        assert_eq!(rtt.smoothed_nanos(), Some(SAMPLE_NANOS_MAX));
     }
 
     #[test]

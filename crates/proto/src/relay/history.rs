@@ -5,11 +5,14 @@
 //! in the same order, at the same polls and the same times ([`Kind::Intake`]), does the same and sends the same. What the
 //! earlier start has sent already is compared and goes nowhere: nobody else notices.
 //!
+//! It is *told* piece by piece, as it takes them: others are served in between ([`Relay::tell`]), and no more than a piece
+//! waits. First comes how many intakes there are and how many frames it has sent, then each intake with the frames that it
+//! took in, then the frames that nobody has taken in yet. What comes for it meanwhile is told in its turn.
+//!
 //! What may never happen: a new start sends something else than the earlier one, and anybody is given it; frames wait for
 //! one that cannot come back, and nobody is told.
 
 use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 
 use crate::id::Address;
 use crate::route::queue::Pool;
@@ -20,10 +23,14 @@ use super::intakes::{Intake, Intakes};
 use super::notice::empty;
 use super::port::{Party, Piece, Port};
 use super::record::Entry;
+use super::store::{Cursor, Store};
 use super::{Malformed, Relay, Stop};
 
 /// What all histories of a relay together may take. Whose history would need more can come back no longer.
 pub const HISTORIES_BYTES_MAX: u64 = 4 << 30;
+
+/// What an endpoint is told waits for it up to about so many bytes: as much as its ring holds.
+pub(super) const TOLD_BYTES_MAX: usize = 256 << 10;
 
 /// The histories of all endpoints of a relay.
 #[derive(Debug, Default)]
@@ -39,6 +46,11 @@ impl Histories {
         Self { all: BTreeMap::new(), bytes: 0, bytes_max }
     }
 
+    #[cfg(test)]
+    pub fn set_bytes_max(&mut self, bytes_max: u64) {
+        self.bytes_max = bytes_max;
+    }
+
     /// Of an endpoint, if it may come back; there is room for `bytes` more.
     #[inline]
     fn of(&mut self, address: Address, bytes: usize) -> Option<&mut History> {
@@ -46,7 +58,8 @@ impl Histories {
         if history.given_up.is_some() {
             return None;
         }
-        if self.bytes + bytes as u64 > self.bytes_max {
+        // Of one that is being told it the rest is still needed; it grants its peers nothing meanwhile, so little more comes.
+        if self.bytes + bytes as u64 > self.bytes_max && history.telling.is_none() {
             self.bytes -=
                 history.give_up("what it was given was too much to be kept: it cannot come back");
             return None;
@@ -67,6 +80,13 @@ impl Histories {
         }
     }
 
+    /// Its present start has gone.
+    pub fn stop_telling(&mut self, address: Address) {
+        if let Some(history) = self.all.get_mut(&address) {
+            history.telling = None;
+        }
+    }
+
     /// Why no new start of an endpoint can be brought to where it was, if none can.
     pub fn refusal(&self, address: Address) -> Option<&'static str> {
         self.all.get(&address)?.given_up
@@ -79,13 +99,28 @@ pub(super) struct History {
     /// Why there is nothing of it.
     given_up: Option<&'static str>,
     /// Frames that were given to it, in order.
-    given: Vec<u8>,
+    given: Store,
     /// When it has taken in how many of them.
     intakes: Intakes,
-    /// A digest of each frame that it has sent.
-    sent: Vec<u64>,
-    /// Of these, how many its present start has sent.
-    repeated: usize,
+    /// A digest of each frame that it has sent,
+    sent: Store,
+    /// and how many these are.
+    sent_count: u64,
+    /// Of these, how many its present start has sent, and where the next one is.
+    repeated: u64,
+    next_sent: Cursor,
+    /// What its present start is still to be told.
+    telling: Option<Telling>,
+}
+
+/// How far a new start has been told what was.
+#[derive(Clone, Copy, Debug)]
+struct Telling {
+    intakes: Cursor,
+    intakes_left: u32,
+    /// Of the intake that was told last.
+    frames_left: u32,
+    given: Cursor,
 }
 
 /// A frame that an endpoint sends, compared with what its earlier start has sent.
@@ -104,8 +139,7 @@ const DIGEST_BYTES: usize = size_of::<u64>();
 
 impl History {
     fn bytes(&self) -> u64 {
-        let lists = self.intakes.len() + self.sent.len() * DIGEST_BYTES;
-        (self.given.len() + lists) as u64
+        self.intakes.bytes() + self.sent.len() + self.given.len()
     }
 
     /// Nothing is kept of it any more. So many bytes were.
@@ -116,46 +150,81 @@ impl History {
     }
 
     pub fn give(&mut self, frame: &[u8]) {
-        self.given.extend_from_slice(frame);
+        self.given.push(frame);
     }
 
     pub fn compare(&mut self, frame: &[u8]) -> Sending {
         let digest = digest(frame);
-        match self.sent.get(self.repeated) {
-            None => Sending::New(digest),
-            Some(before) if *before == digest => {
-                self.repeated += 1;
-                Sending::Repeated
-            }
-            Some(_) => Sending::Other,
+        if self.repeated == self.sent_count {
+            return Sending::New(digest);
         }
+        let before = self.sent.take(&mut self.next_sent).map(u64::from_le_bytes);
+        self.repeated += 1;
+        if before == Some(digest) { Sending::Repeated } else { Sending::Other }
     }
 
     /// It has been passed on.
     pub fn note_sent(&mut self, digest: u64) {
-        self.sent.push(digest);
+        self.sent.push(&digest.to_le_bytes());
+        self.sent_count += 1;
         self.repeated += 1;
     }
 
     /// A new start of `address` begins: it is told everything once more.
-    pub fn replay(&mut self, address: Address, port: &mut Port, pool: &mut Pool) {
-        self.repeated = 0;
+    fn begin(&mut self, address: Address, port: &mut Port, pool: &mut Pool) {
+        (self.repeated, self.next_sent) = (0, Cursor::default());
+        let intakes_left = self.intakes.count();
+        let (intakes, given) = (Cursor::default(), Cursor::default());
+        self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given });
         // Until it has sent that again nothing else may be taken in.
-        let end = Intake { polls: 0, frames: 0, micros: self.sent.len() as u64 };
-        for Intake { polls, frames, micros } in self.intakes.iter().chain([end]) {
-            let intake = empty(Kind::Intake, Address::ANONYMOUS, address);
-            let intake = Header { sequence: polls, credit: frames, delivered: micros, ..intake };
-            let mut bytes = [0; HEADER_BYTES];
-            intake.emit(&mut bytes);
-            port.push_notice(pool, &bytes, &intake);
-        }
-        let mut rest = &self.given[..];
-        while let Ok(header) = Header::parse(rest) {
-            let (frame, others) = rest.split_at(HEADER_BYTES + header.length as usize);
-            port.push_notice(pool, frame, &header);
-            rest = others;
-        }
+        let opening = Intake { polls: 0, frames: intakes_left, micros: self.sent_count };
+        push_intake(address, opening, port, pool);
     }
+
+    /// Tells the next piece; whether there is more.
+    fn tell(&mut self, address: Address, port: &mut Port, pool: &mut Pool) -> bool {
+        while let Some(telling) = &mut self.telling {
+            if port.waiting_bytes() >= TOLD_BYTES_MAX {
+                return true;
+            }
+            if telling.frames_left == 0 && telling.intakes_left > 0 {
+                telling.intakes_left -= 1;
+                if let Some(intake) = self.intakes.read(&mut telling.intakes) {
+                    telling.frames_left = intake.frames;
+                    push_intake(address, intake, port, pool);
+                }
+                continue;
+            }
+            telling.frames_left = telling.frames_left.saturating_sub(1);
+            let given = &self.given;
+            let header = given.take::<HEADER_BYTES>(&mut telling.given);
+            let parsed = header.as_ref().and_then(|bytes| Header::parse(bytes).ok());
+            let (Some(bytes), Some(header)) = (header, parsed) else {
+                self.telling = None;
+                break;
+            };
+            let mut left = header.length as usize;
+            port.push_part(pool, &bytes);
+            while left > 0 {
+                let part = given.read(&mut telling.given, left);
+                // Frames are kept whole.
+                debug_assert!(!part.is_empty());
+                left -= part.len().max(1);
+                port.push_part(pool, part);
+            }
+            port.note_pushed(&header);
+        }
+        false
+    }
+}
+
+fn push_intake(address: Address, intake: Intake, port: &mut Port, pool: &mut Pool) {
+    let Intake { polls, frames, micros } = intake;
+    let header = empty(Kind::Intake, Address::ANONYMOUS, address);
+    let header = Header { sequence: polls, credit: frames, delivered: micros, ..header };
+    let mut bytes = [0; HEADER_BYTES];
+    header.emit(&mut bytes);
+    port.push_notice(pool, &bytes, &header);
 }
 
 impl Relay {
@@ -210,10 +279,13 @@ impl Relay {
         let Some(history) = self.history_of(to, length) else { return false };
         bytes[at + 6] += 1;
         history.give(&bytes[at..at + length]);
+        let is_told = history.telling.is_some();
         self.counters.frames += 1;
         self.counters.bytes += length as u64;
         let port = self.port_mut(to);
-        if port.is_up() {
+        if is_told {
+            // In its turn.
+        } else if port.is_up() {
             port.take(Piece { at, length }, header);
             self.touch(to);
         } else {
@@ -244,7 +316,44 @@ impl Relay {
             let owed = core::mem::take(&mut port.owed);
             port.discard(pool);
             port.owed = owed;
-            history.replay(address, port, pool);
+            history.begin(address, port, pool);
+            port.is_told = history.tell(address, port, pool);
+        }
+    }
+
+    /// Tells new starts of endpoints the next piece of what was, once each: those that have taken most of the one before. To be
+    /// called once in each round, between others' turns. Whether anything is to be written.
+    pub fn tell(&mut self) -> bool {
+        let mut has_told = false;
+        for _ in 0..self.told.len() {
+            let Some(link) = self.told.pop_front() else { break };
+            let Self { ports, pool, histories, .. } = self;
+            let (Some(histories), Some(port)) = (histories, &mut ports[link.0 as usize]) else {
+                continue;
+            };
+            port.in_told = false;
+            let Party::Endpoint(address) = port.party else { continue };
+            let history = histories.all.get_mut(&address);
+            if let Some(history) = history.filter(|_| port.is_told && port.is_up()) {
+                port.is_told = history.tell(address, port, pool);
+                has_told = true;
+                self.touch(link);
+            }
+        }
+        has_told
+    }
+
+    /// Whether [`Relay::tell`] has something to do.
+    pub fn has_to_tell(&self) -> bool {
+        !self.told.is_empty()
+    }
+
+    /// The start at `link` that was being told what was has gone.
+    pub(super) fn stop_telling(&mut self, link: LinkId) {
+        let port = self.port_mut(link);
+        port.is_told = false;
+        if let (Party::Endpoint(address), Some(histories)) = (port.party, &mut self.histories) {
+            histories.stop_telling(address);
         }
     }
 

@@ -2,8 +2,7 @@
 //!
 //! A list of them takes few bytes: numbers are counted from the intake before, and written seven bits to a byte.
 
-use alloc::vec::Vec;
-
+use super::store::{Cursor, Store};
 use crate::wire::frame::Header;
 use crate::wire::{Malformed, frame::Kind};
 
@@ -43,31 +42,44 @@ impl Intake {
 /// See the module head.
 #[derive(Debug, Default)]
 pub(super) struct Intakes {
-    bytes: Vec<u8>,
+    store: Store,
+    count: u32,
 }
 
 impl Intakes {
-    /// Bytes that it takes.
-    pub fn len(&self) -> usize {
-        self.bytes.len()
+    /// Bytes that they take.
+    pub fn bytes(&self) -> u64 {
+        self.store.len()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.count
     }
 
     pub fn push(&mut self, intake: Intake) {
+        let mut list = [0; 3 * NUMBER_BYTES_MAX];
+        let mut length = 0;
         for mut number in intake.numbers() {
             while number >= 1 << 7 {
-                self.bytes.push(number as u8 | 1 << 7);
+                list[length] = number as u8 | 1 << 7;
+                length += 1;
                 number >>= 7;
             }
-            self.bytes.push(number as u8);
+            list[length] = number as u8;
+            length += 1;
         }
+        self.store.push(&list[..length]);
+        // Each takes three bytes at least, and all together no more than there is for histories.
+        self.count += 1;
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Intake> {
-        let mut bytes = self.bytes.iter();
-        let mut number = move || {
+    /// The next one behind the cursor.
+    pub fn read(&self, cursor: &mut Cursor) -> Option<Intake> {
+        let mut number = || {
             let mut number = 0;
-            for place in 0.. {
-                let byte = *bytes.next()?;
+            for place in 0..NUMBER_BYTES_MAX {
+                let [byte] = self.store.take(cursor)?;
                 number |= ((byte & 0x7f) as u64) << (7 * place);
                 if byte < 1 << 7 {
                     break;
@@ -75,11 +87,12 @@ impl Intakes {
             }
             Some(number)
         };
-        core::iter::from_fn(move || {
-            Some(Intake { polls: number()?, frames: number()? as u32, micros: number()? })
-        })
+        Some(Intake { polls: number()?, frames: number()? as u32, micros: number()? })
     }
 }
+
+/// Of 64 bits, seven to a byte.
+const NUMBER_BYTES_MAX: usize = 10;
 
 fn number_bytes(number: u64) -> u32 {
     (u64::BITS - number.leading_zeros()).max(1).div_ceil(7)
@@ -101,11 +114,13 @@ mod tests {
         }
         let mut list = Intakes::default();
         for intake in &all {
-            let before = list.len();
+            let before = list.bytes();
             list.push(*intake);
-            assert_eq!(list.len() - before, intake.bytes(), "{intake:?}");
+            assert_eq!(list.bytes() - before, intake.bytes() as u64, "{intake:?}");
         }
-        assert!(list.iter().eq(all));
+        let mut cursor = Cursor::default();
+        assert!(core::iter::from_fn(|| list.read(&mut cursor)).eq(all.iter().copied()));
+        assert_eq!(list.count() as usize, all.len());
         assert_eq!(intake(100, 1, 15_000).bytes(), 4, "the usual one");
     }
 }

@@ -52,6 +52,7 @@ impl Relay {
     /// An endpoint's link has broken: frames wait for it to come back.
     pub fn suspend(&mut self, link: LinkId) {
         self.leave_line(link);
+        self.stop_telling(link);
         let since = self.now_millis;
         self.set_state(link, State::Away { since });
         let Self { ports, pool, .. } = self;
@@ -72,6 +73,7 @@ impl Relay {
     pub fn detach(&mut self, link: LinkId) {
         let Party::Endpoint(address) = self.port(link).party else { return };
         self.leave_line(link);
+        self.stop_telling(link);
         self.set_state(link, State::Lost);
         if self.may_return(link) {
             let open = core::mem::take(&mut self.port_mut(link).writer.record).open();
@@ -119,6 +121,20 @@ impl Relay {
         }
         self.touch(peer);
         Ok(Reunion { lane, is_first, channels })
+    }
+
+    /// Another stream takes the place of `lane`, which is well: it finishes the frame that it has begun, and takes nothing
+    /// new. What is under way to here still arrives by it.
+    pub fn retire(&mut self, lane: LinkId) {
+        let Party::Lane { peer, .. } = self.port(lane).party else { return };
+        self.port_mut(lane).is_retired = true;
+        self.port_mut(peer).lanes.retain(|other| *other != lane);
+    }
+
+    /// Whether all that `lane` was given has been taken in at its other end, as far as that has said so.
+    pub fn is_settled(&self, lane: LinkId) -> bool {
+        let writer = &self.port(lane).writer;
+        writer.rest.is_empty() && writer.record.open_bytes() == 0
     }
 
     /// A stream to a peer relay is down. What was under way on it is lost; what waits goes by the

@@ -32,7 +32,8 @@
 //! lately counts as lost.
 //!
 //! **Processes that come back** ([`Relay::set_recovering`]). The relay then keeps what it gives to each endpoint, and swallows
-//! what a new start of one sends again: see `history`. Queues towards endpoints have no bound but that of what is kept.
+//! what a new start of one sends again: see `history`. Queues towards endpoints have no bound but that of what is kept; what a
+//! new start is told goes there piece by piece ([`Relay::tell`]).
 //!
 //! What may never happen: a frame is taken from its source and neither delivered nor told of, too
 //! many notices ([`Counters::notices_dropped`]) apart; memory beyond the bounds below; an input that
@@ -47,6 +48,7 @@ mod links;
 mod notice;
 mod port;
 mod record;
+mod store;
 #[cfg(test)]
 mod tests;
 mod writing;
@@ -190,6 +192,8 @@ pub struct Relay {
     notices: BTreeMap<(Address, Address), Kind>,
     /// Ports that may have room for what is owed there.
     owing: VecDeque<LinkId>,
+    /// Endpoints that are to be told more of what was.
+    told: VecDeque<LinkId>,
     now_millis: u64,
     away: usize,
     lanes: usize,
@@ -224,6 +228,7 @@ impl Relay {
             turn: None,
             notices: BTreeMap::new(),
             owing: VecDeque::new(),
+            told: VecDeque::new(),
             now_millis,
             away: 0,
             lanes: 0,
@@ -310,6 +315,8 @@ impl Relay {
         };
         if let Stop::Broken(_) = stop {
             self.counters.malformed += 1;
+            // Whatever it has said before, it has not left in good order.
+            self.port_mut(from).has_said_goodbye = false;
         }
         let port = self.port_mut(from);
         port.received += at as u64;

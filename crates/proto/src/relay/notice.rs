@@ -86,7 +86,10 @@ impl Relay {
             let header = empty(kind, about, to);
             let mut bytes = [0; HEADER_BYTES];
             header.emit(&mut bytes);
-            port.push_notice(pool, &bytes, &header);
+            // Who is being told what was hears this in its turn.
+            if !port.is_told {
+                port.push_notice(pool, &bytes, &header);
+            }
             if let (Some(histories), Party::Endpoint(address)) = (&mut *histories, port.party) {
                 histories.give(address, &bytes);
             }

@@ -11,7 +11,7 @@ use super::record::{Class, Entry, Record};
 use crate::id::{Address, ClusterId};
 use crate::route::queue::{Pool, Queue};
 use crate::route::table::LinkId;
-use crate::wire::frame::{Header, Kind};
+use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 
 /// Notices that may be owed over one port: 2 MiB. Beyond, they are dropped and counted; sources
 /// that are not told find out by themselves, later.
@@ -99,8 +99,14 @@ pub(super) struct Port {
     pub in_flush: bool,
     pub in_resume: bool,
     pub in_owing: bool,
+    /// Of an endpoint that is being told what was before: there is more,
+    pub is_told: bool,
+    /// and it is its turn.
+    pub in_told: bool,
 
     pub writer: Writer,
+    /// Of a lane: it finishes what it has begun, and takes nothing new.
+    pub is_retired: bool,
     /// Of a peer relay: the streams to it,
     pub lanes: Vec<LinkId>,
     /// and which of them writes first.
@@ -134,7 +140,10 @@ impl Port {
             in_flush: false,
             in_resume: false,
             in_owing: false,
+            is_told: false,
+            in_told: false,
             writer: Writer { rest: Queue::default(), record },
+            is_retired: false,
             lanes: Vec::new(),
             turn: 0,
         }
@@ -167,6 +176,17 @@ impl Port {
         debug_assert!(self.pieces.is_empty(), "pieces would be overtaken");
         self.note(bytes.len(), header);
         self.queue.push(pool, bytes);
+    }
+
+    /// As [`Port::push_notice`], but for a part of a frame: all parts in order, then [`Port::note_pushed`].
+    pub fn push_part(&mut self, pool: &mut Pool, bytes: &[u8]) {
+        debug_assert!(self.pieces.is_empty(), "pieces would be overtaken");
+        self.queue.push(pool, bytes);
+    }
+
+    /// All parts of a frame have been pushed.
+    pub fn note_pushed(&mut self, header: &Header) {
+        self.note(HEADER_BYTES + header.length as usize, header);
     }
 
     #[inline]

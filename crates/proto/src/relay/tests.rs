@@ -1,5 +1,6 @@
 //! One relay in small cases, and two with their ranks under a seed.
 
+mod ports;
 mod recovery;
 mod world;
 
@@ -131,6 +132,44 @@ fn frames_are_spread_over_all_lanes_and_pass_one_that_is_jammed() {
     assert_eq!(relay.frame_lengths(lanes[1]).collect::<Vec<_>>(), [HEADER_BYTES + 500]);
     relay.disconnect(lanes[1]);
     assert_eq!(output(&mut relay, one), [(Kind::Lost, rank(5))], "the others are there");
+}
+
+/// As when a way that was shut is open again, and better than the one that stood in for it.
+#[test]
+fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
+    let mut relay = home();
+    let here = relay.attach(rank(0), 1).unwrap();
+    let peer = relay.peer(ClusterId(1)).unwrap();
+    let old = relay.connect(peer, 7).unwrap().lane;
+    let far = rank(RANKS_PER_CLUSTER);
+    feed(&mut relay, here, frame(rank(0), far, 0, 100));
+    // Half of a frame has left when the other lane comes.
+    let whole: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
+    relay.handle_sent(old, whole / 2, &[]);
+    let new = relay.connect(peer, 7).unwrap();
+    assert!(!new.is_first);
+    relay.retire(old);
+    feed(&mut relay, here, frame(rank(0), far, 100, 100));
+    let rest: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
+    assert_eq!(rest, whole - whole / 2, "the rest of its own");
+    assert_eq!((relay.lanes(peer), relay.writer(peer, 0)), (&[new.lane][..], Some(new.lane)));
+    assert_eq!(raw(&mut relay, old).len(), rest);
+    assert_eq!(raw(&mut relay, new.lane).len(), whole);
+    assert!(!relay.is_settled(old), "nobody has said that it has arrived");
+    let sign = Header {
+        delivered: whole as u64,
+        ..notice::empty(Kind::Ack, Address::ANONYMOUS, Address::ANONYMOUS)
+    };
+    let mut bytes = vec![0; HEADER_BYTES];
+    sign.emit(&mut bytes);
+    // What was on its way to here still comes by it.
+    bytes.extend(frame(far, rank(0), 0, 100));
+    feed(&mut relay, old, bytes);
+    assert_eq!(output(&mut relay, here).len(), 1);
+    assert!(relay.is_settled(old));
+    relay.disconnect(old);
+    assert!(relay.is_up(peer));
+    assert_eq!((relay.counters().lost, relay.counters().lost_bytes), (0, 0));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a relay's outputs write, and which inputs may go on.
 
+use super::history::TOLD_BYTES_MAX;
 use super::*;
 
 impl Relay {
@@ -48,11 +49,12 @@ impl Relay {
         waits || !self.port(link).writer.rest.is_empty()
     }
 
-    /// Where the frames wait that `link` writes.
+    /// Where the frames wait that `link` writes: one that is retired writes none but its own rest.
     #[inline]
     fn output_of(&self, link: LinkId) -> LinkId {
-        match self.port(link).party {
-            Party::Lane { peer, .. } => peer,
+        let port = self.port(link);
+        match port.party {
+            Party::Lane { peer, .. } if !port.is_retired => peer,
             _ => link,
         }
     }
@@ -89,12 +91,16 @@ impl Relay {
         let mut writer = core::mem::take(&mut self.port_mut(link).writer);
         let begun = bytes.min(writer.rest.len());
         writer.rest.pop(&mut self.pool, begun);
-        let Self { ports, pool, resume, owing, .. } = self;
+        let Self { ports, pool, resume, owing, told, .. } = self;
         if let Some(port) = &mut ports[output.0 as usize] {
             port.send(pool, buffer, bytes - begun, &mut writer);
             if !port.line.is_empty() && !port.in_resume && port.waiting_bytes() <= bound / 2 {
                 port.in_resume = true;
                 resume.push_back(output);
+            }
+            if port.is_told && !port.in_told && port.waiting_bytes() <= TOLD_BYTES_MAX / 2 {
+                port.in_told = true;
+                told.push_back(output);
             }
             if !port.owed.is_empty() && !port.in_owing && port.waiting_bytes() <= bound {
                 port.in_owing = true;

@@ -171,7 +171,7 @@ pub const RECOVER_CLOCKS: Setting = Setting {
     unit: "on or off",
     kind: Kind::Switch,
     scope: Scope::Job,
-    readers: &[Reader::Launcher],
+    readers: &[Reader::Process, Reader::Launcher],
     sentence: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
                is told the same.",
 };
@@ -290,6 +290,15 @@ pub const RELAY: Setting = Setting {
     readers: &[Reader::Process],
     sentence: "Ways to this cluster's relay, best first.",
 };
+pub const BOARD: Setting = Setting {
+    name: "board",
+    default: "none",
+    unit: "descriptor",
+    kind: Kind::Count { min: 3, max: i32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "The shared memory on which this process says how its paths are when `landbridge ps --paths` asks.",
+};
 
 /// Every row, in the order of listings.
 pub const SETTINGS: &[&Setting] = &[
@@ -322,4 +331,5 @@ pub const SETTINGS: &[&Setting] = &[
     &NODE_SIZE,
     &ADDRESS,
     &RELAY,
+    &BOARD,
 ];

@@ -35,6 +35,8 @@ pub struct Identity {
     pub paths: Paths,
     /// Processes on this node, as far as known.
     pub neighbours: Option<u32>,
+    /// Tells it from those, as far as known.
+    pub place: Option<u32>,
     /// How frames are checked that go over a network, and through shared memory.
     pub integrity: Sum,
     pub integrity_shm: Sum,
@@ -110,6 +112,7 @@ impl Identity {
             relays,
             paths: if recovers { Paths { shm: true, tcp: false, relay: true } } else { paths()? },
             neighbours: neighbours()?,
+            place: index.or_else(place),
             integrity,
             integrity_shm: if param::INTEGRITY_SHM.is_on()? { integrity } else { Sum::Off },
             peer_timeout: param::PEER_TIMEOUT.duration()?,
@@ -381,6 +384,10 @@ fn neighbours() -> Result<Option<u32>, String> {
     let of_other_launchers = ["MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"];
     let count = param::NODE_SIZE.number()?.or_else(|| number_in_any(&of_other_launchers));
     Ok(count.map(|count| count as u32))
+}
+
+fn place() -> Option<u32> {
+    number_in_any(&["PMI_RANK", "PMIX_RANK", "SLURM_PROCID"]).map(|rank| rank as u32)
 }
 
 fn number_in_any(names: &[&str]) -> Option<u64> {

@@ -15,6 +15,7 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, flag};
 use landbridge_proto::wire::head::Head;
 
 use super::links::Link;
+use super::memory::Bytes;
 
 /// Where the number of relays passed stands in a header, and the check.
 const HOPS_AT: usize = 6;
@@ -35,30 +36,41 @@ pub struct Summing {
 // SAFETY: the pieces are memory of operations in flight, whatever thread drives the engine.
 unsafe impl Send for Summing {}
 
-/// Fills in the checks of a frame with `payload`.
+/// Fills in the checks of a frame with `payload`: which memory, from where, how many bytes. Gives the copy of it that the
+/// frame wants, made in the same pass.
 ///
 /// # Safety
 /// The payload's memory is valid.
 #[inline]
-pub unsafe fn fill_in<M>(sum: Sum, frame: &mut Outgoing<'_, M>, payload: &[Piece]) {
-    if sum == Sum::Off {
-        return;
-    }
-    let check_at = frame.check_at();
+pub unsafe fn fill_in(
+    sum: Sum,
+    frame: &mut Outgoing<'_, Bytes>,
+    payload: Option<(&Bytes, u64, u64)>,
+) -> Option<Bytes> {
+    let (check_at, wants_copy) = (frame.check_at(), frame.wants_copy);
     let front = frame.front_mut();
-    let mut head_end = front.len();
+    let mut running = sum.start();
     if let Some(at) = check_at {
-        let mut running = sum.start();
         running.update(&front[at + CHECK_BYTES..]);
-        for piece in payload {
-            // SAFETY: the caller's promise.
-            running.update(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
-        }
-        front[at..at + CHECK_BYTES].copy_from_slice(&running.value().to_le_bytes());
-        head_end = at;
     }
-    let check = sum.of(&front[..head_end]);
-    front[CHECK_AT..HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
+    // SAFETY: the caller's promise.
+    let copy = payload.and_then(|(memory, at, len)| unsafe {
+        if wants_copy {
+            return Some(memory.keep(at, len, &mut running));
+        }
+        if check_at.is_some() {
+            memory.sum(at, len, &mut running);
+        }
+        None
+    });
+    if let Some(at) = check_at {
+        front[at..at + CHECK_BYTES].copy_from_slice(&running.value().to_le_bytes());
+    }
+    if sum != Sum::Off {
+        let check = sum.of(&front[..check_at.unwrap_or(front.len())]);
+        front[CHECK_AT..HEADER_BYTES].copy_from_slice(&check.to_le_bytes());
+    }
+    copy
 }
 
 /// Fills in the check of header and head alone: the payload's comes with its copy.
@@ -121,8 +133,25 @@ pub fn check_in(body: &[u8], head: usize) -> u32 {
 /// What arrives by a path is not what was sent: the path is better made anew.
 #[cold]
 pub fn spoilt(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, why)
+    io::Error::new(io::ErrorKind::ConnectionAborted, Spoilt(why))
 }
+
+/// Whether an error is one of [`spoilt`].
+pub fn was_spoilt(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Spoilt>())
+}
+
+/// The reason of such an error.
+#[derive(Debug)]
+struct Spoilt(&'static str);
+
+impl std::fmt::Display for Spoilt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Spoilt {}
 
 impl Summing {
     /// Whether the whole payload is what was sent.

@@ -21,7 +21,7 @@ use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::Engine;
 use super::handshake::Carrier;
-use super::integrity::Summing;
+use super::integrity::{self, Summing};
 use super::neighbours::Out;
 use super::peers::{self, Token, watch};
 use crate::log;
@@ -139,6 +139,21 @@ impl Link {
         }
     }
 
+    /// It has no room, and says when it has: there is no use in trying before.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        matches!(&self.carrier, Carrier::Stream(stream) if stream.is_holding())
+            || (self.is_stream() && !self.blocked.is_empty())
+    }
+
+    /// `peer` has frames for when it has room.
+    #[cold]
+    pub(super) fn await_room(&mut self, peer: Peer) {
+        if !self.blocked.contains(&peer) {
+            self.blocked.push_back(peer);
+        }
+    }
+
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
@@ -154,7 +169,7 @@ impl Link {
         match &mut self.carrier {
             Carrier::Stream(stream) if is_again => {
                 stream.own_held();
-                self.blocked.push_back(peer);
+                self.await_room(peer);
             }
             _ => self.holding = Some(peer),
         }
@@ -224,6 +239,7 @@ impl Engine {
     /// if it is in the middle of a payload from the peer, the rest of that is taken in first.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
+        self.settle_accounts(peer);
         let neighbour = &mut self.neighbours[peer.0 as usize];
         (neighbour.out, neighbour.repair) = (Out::Gone, None);
         neighbour.routes.clear();
@@ -276,18 +292,24 @@ impl Engine {
         let Some(peer) = link.peer else {
             log!(Warn, "the connection to the relay is lost: {error}");
             let (doomed, inside) = (link.doomed.take(), link.inside.take());
-            drop(link);
             if let (Some(errno), Some((peer, _))) = (doomed, inside) {
                 self.fail_peer(peer, errno);
             }
-            return self.relay_lost(id);
+            return self.relay_lost(id, &link, integrity::was_spoilt(error));
         };
         // What a ring holds outlives neither of its processes, nor does it break; and who breaks the protocol breaks it again.
         let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loop)
             || error.kind() == io::ErrorKind::InvalidData;
         let ends = link.ends;
+        if integrity::was_spoilt(error) {
+            self.count_spoilt(peer, link.path);
+        }
+        self.settle_account(peer, link.path, &link, !self.core.has_left(peer));
         drop(link);
         let address = self.core.address(peer);
+        if error.kind() == io::ErrorKind::InvalidData {
+            self.core.revoke_goodbye(peer);
+        }
         if !is_final && !self.core.has_left(peer) {
             return self.lose_route(peer, id, ends, error);
         }

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use landbridge_drive::check::Running;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece};
 use landbridge_proto::endpoint::Memory;
 use landbridge_proto::wire::hello::Introduction;
@@ -80,22 +81,41 @@ impl Bytes {
         Bytes::own(unsafe { self.copy() })
     }
 
-    /// Bytes `at..at + len`, to be kept beyond their operation: a copy, or the handle of one.
+    /// Bytes `at..at + len`, to be kept beyond their operation: a copy, or the handle of one. `running` goes on with them.
     ///
     /// # Safety
     /// The memory is valid.
-    pub unsafe fn keep(&self, at: u64, len: u64) -> Self {
+    pub unsafe fn keep(&self, at: u64, len: u64, running: &mut Running) -> Self {
         if let (Bytes::Owned(bytes), 0) = (self, at)
             && bytes.0.len() as u64 == len
         {
+            running.update(&bytes.0);
             return self.clone();
         }
-        let mut copy = Vec::with_capacity(len as usize);
+        let mut copy = Vec::<u8>::with_capacity(len as usize);
+        let mut end = copy.as_mut_ptr();
+        for piece in self.range(at, len).as_slice() {
+            // SAFETY: the caller's promise; the pieces are `len` bytes together, for which there is room.
+            unsafe {
+                running.copy_raw(piece.base, end, piece.len);
+                end = end.add(piece.len);
+            }
+        }
+        // SAFETY: they have been written.
+        unsafe { copy.set_len(len as usize) };
+        Bytes::own(copy)
+    }
+
+    /// `running` goes on with bytes `at..at + len`.
+    ///
+    /// # Safety
+    /// The memory is valid.
+    #[inline]
+    pub unsafe fn sum(&self, at: u64, len: u64, running: &mut Running) {
         for piece in self.range(at, len).as_slice() {
             // SAFETY: the caller's promise.
-            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+            running.update(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
         }
-        Bytes::own(copy)
     }
 
     /// The bytes.

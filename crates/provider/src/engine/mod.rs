@@ -21,6 +21,7 @@
 //! | `integrity` | checks of what goes over a network |
 //! | `repair` | paths that broke, and how they come back |
 //! | `replay` | what is taken in, so that it can be done again |
+//! | `partings` | receives that wait for who has left |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | paths over UDP |
 //! | `silence` | paths that have fallen silent |
@@ -37,9 +38,11 @@ mod doors;
 mod handshake;
 mod identity;
 mod integrity;
+mod ledger;
 mod links;
 mod memory;
 mod neighbours;
+mod partings;
 mod peers;
 mod rails;
 mod receive;
@@ -64,10 +67,11 @@ use landbridge_proto::endpoint::{self, Config, Endpoint, Look, Peer, Posting, Ti
 
 use crate::abi::{self, Errno, FiAddr};
 use crate::av::Av;
-use crate::log;
+use crate::board::Slot;
 use crate::mr;
 use crate::patience::Advice;
 use crate::sink::Sink;
+use crate::{clocks, log};
 
 use datagrams::Datagrams;
 use doors::Own;
@@ -143,6 +147,7 @@ pub struct Engine {
     /// Frames that came early, by the number of their first byte: head and payload, as far as they are there.
     early: BTreeMap<(Peer, u64), Box<[u8]>>,
     silence: silence::Silence,
+    partings: partings::Partings,
     /// Some peer has several paths: the protocol wants to know the time.
     has_several: bool,
     /// Paths over UDP, if they are wanted.
@@ -164,6 +169,8 @@ pub struct Engine {
     scratch: Vec<u8>,
     /// Bytes in copies beyond which nothing more is copied.
     retain: u64,
+    /// Where it is said how the paths are.
+    slot: Option<Slot>,
     idle: Idle,
 }
 
@@ -209,6 +216,7 @@ impl Engine {
             given_up: Vec::new(),
             early: BTreeMap::new(),
             silence: silence::Silence::new(),
+            partings: partings::Partings::new(),
             has_several: false,
             datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
             rails: Vec::new(),
@@ -220,6 +228,7 @@ impl Engine {
             frames_per_turn: receive::FRAMES_PER_TURN,
             scratch: Vec::new(),
             retain: identity.retain,
+            slot: Slot::take(),
             idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
         };
         let start = engine.idle.time();
@@ -228,6 +237,12 @@ impl Engine {
         if engine.is_recorded() && !engine.relay.is_up() {
             log!(Warn, "no relay on this node, and nothing can be recorded without");
             return Err(Errno::EIO);
+        }
+        if let Some(why) = clocks::lack().filter(|_| engine.is_recorded()) {
+            log!(
+                Warn,
+                "clocks and chance are not recorded: {why}; a new start of it may go another way"
+            );
         }
         Ok(engine)
     }
@@ -424,12 +439,13 @@ impl Engine {
         for peer in self.peers_in_touch() {
             self.core.goodbye(peer);
         }
-        self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_flushed);
-        if !self.core.is_flushed() {
+        // What a relay has taken may yet be lost between relays, and nobody sends it again when we are gone.
+        self.progress_until(FLUSH_TIME_USUAL, Endpoint::is_safe);
+        if !self.core.is_safe() {
             log!(Warn, "closing waits for a peer to take what it was sent");
-            self.progress_until(FLUSH_TIME_MAX, Endpoint::is_flushed);
+            self.progress_until(FLUSH_TIME_MAX, Endpoint::is_safe);
         }
-        if !self.core.is_flushed() {
+        if !self.core.is_safe() {
             log!(Warn, "closed although a peer does not take what it is sent");
         }
         if self.has_lines() && !self.core.is_drained() {
@@ -439,6 +455,8 @@ impl Engine {
         // What is in a ring outlives us; what is in a socket does unless the peer's own last words are left unread.
         if self.streams > 0 {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_drained);
+        } else {
+            self.progress_until(DRAIN_TIME_MAX, Endpoint::is_parted);
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use landbridge_proto::channel::PathId;
+use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::hello::Introduction;
@@ -14,6 +14,7 @@ use landbridge_proto::wire::name::Name;
 
 use super::Engine;
 use super::doors::NameBytes;
+use super::ledger;
 use super::peers::Way;
 use super::repair::Repair;
 use crate::abi::{Errno, FiAddr};
@@ -43,6 +44,10 @@ pub struct Neighbour {
     pub readable: Option<i32>,
     /// Its number in the address vector, once looked up.
     pub number: Option<FiAddr>,
+    /// What its paths have carried that are gone: see `ledger`.
+    pub past: Vec<ledger::Entry>,
+    /// Frames that have arrived spoilt by those that are open.
+    pub spoilt: [u32; PATHS_MAX],
 }
 
 /// An open path of a peer.
@@ -84,6 +89,8 @@ impl Neighbour {
             ways: None,
             readable: None,
             number: None,
+            past: Vec::new(),
+            spoilt: [0; PATHS_MAX],
         }
     }
 }

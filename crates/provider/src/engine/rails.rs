@@ -6,6 +6,14 @@
 //! it does is found out by trying: an address that nobody reaches costs attempts with growing pauses, and nothing else.
 //! A connection between the same two addresses as one that stands already is kept for what the peer sends by it.
 //!
+//! | state of an address | it is told | its time has come | the attempt fails | connection `id` stands | connection `id` is lost |
+//! |---|---|---|---|---|---|
+//! | (none) | Waiting, or Theirs | | | | |
+//! | Theirs: the peer tries ours | | | | Up | Waiting, at once |
+//! | Waiting | | Dialling | | Up | |
+//! | Dialling | | | Waiting, for the pause | Up | |
+//! | Up, over its connection | | | | Up, over that one | Waiting, at once, if it was the one |
+//!
 //! What may never happen: a job waits for an interface that leads nowhere.
 
 use std::io;
@@ -33,10 +41,6 @@ const PIECE_BYTES: u32 = 64 << 10;
 /// And what a socket may hold that has not left: more would be promised to a slow rail while a quick one is idle.
 const UNSENT_BYTES: u32 = 128 << 10;
 
-/// A path that has carried less than this, a few headers, is not told of as the job ends: a connection that stood by
-/// beside another one between the same addresses.
-const TOLD_BYTES_MIN: u64 = 256;
-
 /// A further address of a peer, and the attempts to reach it.
 pub struct Rail {
     peer: Peer,
@@ -55,6 +59,45 @@ enum State {
     Dialling,
     /// Over this link.
     Up(usize),
+}
+
+/// What happens to a further address: see the table in the module head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// Time has passed. The longest pause between attempts.
+    Look(Duration),
+    Failed,
+    Stands(usize),
+    Lost(usize),
+}
+
+impl Rail {
+    fn new(peer: Peer, address: SocketAddr, is_ours: bool, now: Instant) -> Self {
+        let state = if is_ours { State::Waiting } else { State::Theirs };
+        Self { peer, address, state, next: now, pause: PAUSE_MIN }
+    }
+
+    /// Goes on as the table says. True if the address is to be tried now.
+    fn handle(&mut self, event: Event, now: Instant) -> bool {
+        match (self.state, event) {
+            (State::Waiting, Event::Look(pause_max)) if now >= self.next => {
+                (self.state, self.next) = (State::Dialling, now + self.pause);
+                self.pause = (self.pause * 2).min(pause_max);
+                return true;
+            }
+            // Otherwise the peer has come to us meanwhile.
+            (State::Dialling, Event::Failed) => self.state = State::Waiting,
+            (_, Event::Stands(id)) => self.state = State::Up(id),
+            (State::Theirs, Event::Lost(_)) => self.try_at_once(now),
+            (State::Up(own), Event::Lost(id)) if own == id => self.try_at_once(now),
+            _ => (),
+        }
+        false
+    }
+
+    fn try_at_once(&mut self, now: Instant) {
+        (self.state, self.next, self.pause) = (State::Waiting, now, PAUSE_MIN);
+    }
 }
 
 /// The two addresses that a connection joins: ours and the peer's.
@@ -101,9 +144,7 @@ impl Engine {
         {
             return;
         }
-        let state = if is_ours { State::Waiting } else { State::Theirs };
-        let (next, pause) = (Instant::now(), PAUSE_MIN);
-        self.rails.push(Rail { peer, address, state, next, pause });
+        self.rails.push(Rail::new(peer, address, is_ours, Instant::now()));
         self.check_rails();
     }
 
@@ -120,11 +161,9 @@ impl Engine {
         self.rails.retain(|rail| neighbours[rail.peer.0 as usize].out != Out::Gone);
         for index in 0..self.rails.len() {
             let rail = &mut self.rails[index];
-            if rail.state != State::Waiting || now < rail.next {
+            if !rail.handle(Event::Look(self.identity.redial_max), now) {
                 continue;
             }
-            (rail.state, rail.next) = (State::Dialling, now + rail.pause);
-            rail.pause = (rail.pause * 2).min(self.identity.redial_max);
             let (peer, address) = (rail.peer, rail.address);
             let greeted = dial_tcp(address)
                 .and_then(|socket| self.greet(socket, false, Purpose::Rail(peer, address)));
@@ -145,31 +184,27 @@ impl Engine {
         self.rails.iter().any(|rail| rail.state == State::Waiting)
     }
 
-    fn set_rail(&mut self, peer: Peer, address: SocketAddr, state: State) {
+    fn tell_rail(&mut self, peer: Peer, address: SocketAddr, event: Event) {
         let found = self.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
         if let Some(rail) = found {
-            rail.state = state;
+            rail.handle(event, Instant::now());
         }
     }
 
     pub(super) fn rail_failed(&mut self, peer: Peer, address: SocketAddr, error: &io::Error) {
         log!(Debug, "{} at {address}: {error}", self.core.address(peer));
-        let found = self.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
-        // The peer may have come to us meanwhile.
-        if let Some(rail) = found.filter(|rail| rail.state == State::Dialling) {
-            rail.state = State::Waiting;
-        }
+        self.tell_rail(peer, address, Event::Failed);
     }
 
     /// A connection to a further address is up as link `id`.
     pub(super) fn rail_up(&mut self, peer: Peer, address: SocketAddr, id: usize) {
-        self.set_rail(peer, address, State::Up(id));
+        self.tell_rail(peer, address, Event::Stands(id));
     }
 
     /// The peer has connected to us, between the addresses `ends`, as link `id`: there is no need to try the other way round.
     pub(super) fn rail_met(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) {
         if let Some(rail) = self.rail_between(peer, ends) {
-            rail.state = State::Up(id);
+            rail.handle(Event::Stands(id), Instant::now());
         }
     }
 
@@ -188,9 +223,7 @@ impl Engine {
         let Some(rail) = rail else {
             return false;
         };
-        if matches!(rail.state, State::Theirs) || rail.state == State::Up(id) {
-            (rail.state, rail.next, rail.pause) = (State::Waiting, Instant::now(), PAUSE_MIN);
-        }
+        rail.handle(Event::Lost(id), Instant::now());
         true
     }
 
@@ -208,8 +241,7 @@ impl Engine {
 
     #[cfg(test)]
     pub(super) fn expect_rail_for_tests(&mut self, peer: Peer, address: SocketAddr) {
-        let (next, pause) = (Instant::now(), PAUSE_MIN);
-        self.rails.push(Rail { peer, address, state: State::Theirs, next, pause });
+        self.rails.push(Rail::new(peer, address, false, Instant::now()));
     }
 
     fn rail_between(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<&mut Rail> {
@@ -224,35 +256,6 @@ impl Engine {
         links.into_iter().find(|&id| {
             self.links[id].as_ref().is_some_and(|link| link.is_stream() && link.ends == Some(ends))
         })
-    }
-
-    /// Tells what the paths of every peer with several have carried.
-    pub(super) fn log_paths(&self) {
-        let dropped = self.datagrams.as_ref().map(|datagrams| datagrams.dropped());
-        if let Some((strange, spoilt)) = dropped.filter(|&dropped| dropped != (0, 0)) {
-            log!(Info, "datagrams dropped: {strange} of nobody known, {spoilt} spoilt");
-        }
-        for (index, neighbour) in self.neighbours.iter().enumerate() {
-            for route in neighbour.routes.iter().filter(|_| neighbour.routes.len() > 1) {
-                let peer = Peer(index as u32);
-                let (Some(link), Some(done)) =
-                    (self.links[route.link].as_ref(), self.core.path_use(peer, route.path))
-                else {
-                    continue;
-                };
-                if done.bytes < TOLD_BYTES_MIN {
-                    continue;
-                }
-                let ends = link.ends.map_or(String::new(), |(own, to)| format!(" {own} to {to}"));
-                let (address, what) = (self.core.address(peer), link.describe());
-                let mut known = String::new();
-                if let (Some(rate), Some(nanos)) = (done.bytes_per_second, done.round_trip_nanos) {
-                    let (rate, micros) = (rate as f64 / 1e6, nanos as f64 / 1e3);
-                    known = format!(", {rate:.0} MB/s, confirmed after {micros:.0} us");
-                }
-                log!(Info, "{address}: {what}{ends}: {} bytes sent{known}", done.bytes);
-            }
-        }
     }
 
     /// The direct paths of `peer` have changed: several share the work in small pieces, a single one takes all.
@@ -329,4 +332,67 @@ pub fn door_at(ip: IpAddr, port: u16, token: u64) -> Door {
 
 fn neighbour_sends(out: &Out, link: usize) -> bool {
     *out == Out::Up(link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAUSE_MAX: Duration = Duration::from_millis(350);
+    const MILLI: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_further_address_in_every_state_under_every_event() {
+        use State::{Dialling, Theirs, Up, Waiting};
+        let look = Event::Look(PAUSE_MAX);
+        let states = [Theirs, Waiting, Dialling, Up(7)];
+        let rows = [
+            (look, true, [Theirs, Dialling, Dialling, Up(7)]),
+            // Its time has not come.
+            (look, false, [Theirs, Waiting, Dialling, Up(7)]),
+            (Event::Failed, true, [Theirs, Waiting, Waiting, Up(7)]),
+            (Event::Stands(7), true, [Up(7); 4]),
+            (Event::Stands(8), true, [Up(8); 4]),
+            (Event::Lost(7), true, [Waiting, Waiting, Dialling, Waiting]),
+            // Another connection between the same two addresses.
+            (Event::Lost(8), true, [Waiting, Waiting, Dialling, Up(7)]),
+        ];
+        let start = Instant::now();
+        for (event, is_time, expected) in rows {
+            for (state, expected) in states.into_iter().zip(expected) {
+                let next = if is_time { start } else { start + MILLI };
+                let mut rail = Rail { state, next, pause: 2 * PAUSE_MIN, ..some_rail(start) };
+                let dials = rail.handle(event, start);
+                assert_eq!(rail.state, expected, "{state:?} under {event:?}");
+                assert_eq!(dials, (state, expected) == (Waiting, Dialling), "{event:?}");
+                let is_fresh = expected == Waiting && matches!(state, Theirs | Up(_));
+                let wait = match (dials, is_fresh) {
+                    (true, _) => (start + 2 * PAUSE_MIN, PAUSE_MAX),
+                    (_, true) => (start, PAUSE_MIN),
+                    _ => (next, 2 * PAUSE_MIN),
+                };
+                assert_eq!((rail.next, rail.pause), wait, "{state:?} under {event:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_address_is_tried_by_the_side_whose_turn_it_is_with_growing_pauses() {
+        let start = Instant::now();
+        let mut theirs = Rail::new(Peer(0), "10.0.0.1:5".parse().unwrap(), false, start);
+        assert!(!theirs.handle(Event::Look(PAUSE_MAX), start + PAUSE_MAX));
+        let mut ours = Rail::new(Peer(0), theirs.address, true, start);
+        let mut tried = Vec::new();
+        for millis in 0..1_500 {
+            if ours.handle(Event::Look(PAUSE_MAX), start + millis * MILLI) {
+                tried.push(millis);
+                ours.handle(Event::Failed, start + millis * MILLI);
+            }
+        }
+        assert_eq!(tried, [0, 100, 300, 650, 1_000, 1_350]);
+    }
+
+    fn some_rail(now: Instant) -> Rail {
+        Rail::new(Peer(0), "10.0.0.1:5".parse().unwrap(), true, now)
+    }
 }

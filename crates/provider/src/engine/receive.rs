@@ -94,7 +94,7 @@ impl Engine {
         let payload = &body[head_bytes + check..];
         if check > 0 && sum != Sum::Off && sum.of(payload) != integrity::check_in(body, head_bytes)
         {
-            return self.note_spoilt(peer, &header);
+            return self.note_spoilt(peer, path, &header);
         }
         let handled = self.core.handle_frame(peer, path, header, body);
         let place = handled.map_err(|bad| fault(bad.0))?;
@@ -110,8 +110,9 @@ impl Engine {
 
     /// A payload is not what was sent, and is asked for again.
     #[cold]
-    fn note_spoilt(&mut self, peer: Peer, header: &Header) -> io::Result<()> {
+    fn note_spoilt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
         log!(Info, "{}: a frame arrived spoilt", self.core.address(peer));
+        self.count_spoilt(peer, path);
         let is_bearable = self.core.handle_spoilt_frame(peer, header);
         if is_bearable { Ok(()) } else { Err(integrity::spoilt("too many frames arrive spoilt")) }
     }
@@ -159,6 +160,7 @@ impl Engine {
                 Ok(taken) => taken,
                 Err(bad) => {
                     log!(Warn, "{}: {}", self.core.address(peer), bad.0);
+                    self.core.revoke_goodbye(peer);
                     return self.given_up.push((peer, libc::ECONNRESET));
                 }
             };
@@ -379,6 +381,7 @@ impl Engine {
                     self.end_payload(peer, link.path);
                 } else {
                     log!(Info, "{}: a payload arrived spoilt", self.core.address(peer));
+                    self.count_spoilt(peer, link.path);
                     if !self.core.handle_spoilt(peer, link.path) {
                         return Err(integrity::spoilt("too many payloads arrive spoilt"));
                     }

@@ -5,6 +5,17 @@
 //! anything gets through, the peer is *cut off* ([`Engine::is_cut_off`]): its operations wait, quietly, up to the
 //! `peer_timeout`; only then, or when whoever answers in its place says that nobody is there, it is given up.
 //!
+//! A repair goes in rounds, in each of which every way is tried. What each answers, and the time, decide:
+//!
+//! | what happens | while the peer is cut off | otherwise |
+//! |---|---|---|
+//! | a way is refused | the round counts as refused, if all are | |
+//! | somebody denies that we belong to the job | the same; more such rounds are borne | |
+//! | anything else goes wrong | there is hope: rounds count anew | |
+//! | a round was refused | again after a pause; after some in a row the peer is gone | again after a pause |
+//! | it is cut off now, and was not | pauses and refusals count anew | |
+//! | `peer_timeout` has passed since it was cut off | it is given up | |
+//!
 //! What may never happen: a peer that is cut off is waited for without end, whatever paths still stand.
 
 use std::io;
@@ -32,6 +43,7 @@ pub(super) const DENIALS_MAX: u32 = 10;
 const TWIN_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// Attempts to have a path again.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
     /// Since when the peer is cut off, if it is.
     cut: Option<Instant>,
@@ -53,10 +65,51 @@ impl Repair {
         self.pause
     }
 
-    fn new(has_lost: bool) -> Self {
-        let next = Instant::now();
+    fn new(has_lost: bool, now: Instant) -> Self {
         let (has_hope, is_spoilt) = (false, false);
-        Self { cut: None, next, pause: PAUSE_MIN, refusals: 0, has_hope, is_spoilt, has_lost }
+        Self { cut: None, next: now, pause: PAUSE_MIN, refusals: 0, has_hope, is_spoilt, has_lost }
+    }
+
+    /// Every way is tried once more.
+    fn begin_round(&mut self) {
+        (self.has_hope, self.is_spoilt) = (false, false);
+    }
+
+    /// A way has led nowhere.
+    fn note(&mut self, error: &io::Error) {
+        // Nobody is there, or somebody else.
+        let is_refused =
+            matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::AddrInUse);
+        self.has_hope |= !is_refused && !is_denied(error);
+        self.is_spoilt |= is_denied(error);
+    }
+
+    /// Whether the peer is cut off now. Says since when, if it is.
+    fn note_cut(&mut self, is_cut: bool, now: Instant) -> Option<Instant> {
+        match self.cut {
+            _ if !is_cut => self.cut = None,
+            Some(_) => (),
+            // Only now does a refusal say much, and there is reason for haste.
+            None => {
+                let Repair { has_hope, is_spoilt, has_lost, .. } = *self;
+                let fresh = Repair::new(has_lost, now);
+                *self = Repair { cut: Some(now), has_hope, is_spoilt, ..fresh };
+            }
+        }
+        self.cut
+    }
+
+    /// No way has led to the peer this time. True: nor will any, for it is gone.
+    fn end_round(&mut self, pause_max: Duration, now: Instant) -> bool {
+        let is_refused = self.cut.is_some() && !self.has_hope;
+        self.refusals = if is_refused { self.refusals + 1 } else { 0 };
+        let refusals_max = if self.is_spoilt { DENIALS_MAX } else { REFUSALS_MAX };
+        if self.refusals >= refusals_max {
+            return true;
+        }
+        self.next = now + self.pause;
+        self.pause = (self.pause * 2).min(pause_max);
+        false
     }
 }
 
@@ -100,10 +153,17 @@ impl Engine {
         error: &io::Error,
     ) {
         let address = self.core.address(peer);
-        let neighbour = &mut self.neighbours[peer.0 as usize];
-        let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
+        let routes = &self.neighbours[peer.0 as usize].routes;
+        let Some(place) = routes.iter().position(|route| route.link == id) else {
             return;
         };
+        // A link that has ended has had its account settled.
+        let path = routes[place].path;
+        if let Some(link) = self.links[id].take() {
+            self.settle_account(peer, path, &link, true);
+            self.links[id] = Some(link);
+        }
+        let neighbour = &mut self.neighbours[peer.0 as usize];
         let lost = neighbour.routes.remove(place);
         let other = neighbour.routes.last().map(|route| route.link);
         match other {
@@ -141,17 +201,7 @@ impl Engine {
     fn cut_since(&mut self, peer: Peer) -> Option<Instant> {
         let is_cut = self.is_cut_off(peer);
         let repair = self.neighbours[peer.0 as usize].repair.as_mut()?;
-        match repair.cut {
-            _ if !is_cut => repair.cut = None,
-            Some(_) => (),
-            // Only now does a refusal say much, and there is reason for haste.
-            None => {
-                let cut = Some(Instant::now());
-                let Repair { has_hope, is_spoilt, has_lost, .. } = *repair;
-                *repair = Repair { cut, has_hope, is_spoilt, ..Repair::new(has_lost) };
-            }
-        }
-        repair.cut
+        repair.note_cut(is_cut, Instant::now())
     }
 
     /// The relay does not lead to `peer`, at least not now.
@@ -190,7 +240,7 @@ impl Engine {
             repair.has_lost |= has_lost;
             return;
         }
-        neighbour.repair = Some(Repair::new(has_lost));
+        neighbour.repair = Some(Repair::new(has_lost, Instant::now()));
         let is_dialling = neighbour.is_dialling;
         if !self.repairs.contains(&peer) {
             self.repairs.push(peer);
@@ -204,7 +254,7 @@ impl Engine {
         let neighbour = &mut self.neighbours[peer.0 as usize];
         neighbour.ways = None;
         if let Some(repair) = &mut neighbour.repair {
-            (repair.has_hope, repair.is_spoilt) = (false, false);
+            repair.begin_round();
         }
         self.question_lines(peer);
         self.dial(peer);
@@ -217,40 +267,30 @@ impl Engine {
         let may_come = is_away(error) || is_spoilt(error);
         if neighbour.repair.is_none() && may_come && neighbour.routes.is_empty() {
             // The network fails before there has been any path: that is waited for as at any other time.
-            neighbour.repair = Some(Repair::new(true));
+            neighbour.repair = Some(Repair::new(true, Instant::now()));
             self.repairs.push(peer);
         }
-        let Some(repair) = &mut self.neighbours[peer.0 as usize].repair else {
-            return;
-        };
         if is_beside {
             // Nobody need ever have been there.
             return;
         }
-        // Nobody is there, or somebody else.
-        let is_refused =
-            matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::AddrInUse);
-        repair.has_hope |= !is_refused && !is_denied(error);
-        repair.is_spoilt |= is_denied(error);
+        if let Some(repair) = &mut self.neighbours[peer.0 as usize].repair {
+            repair.note(error);
+        }
     }
 
     /// No way to `peer` has led to it this time.
     pub(super) fn repair_later(&mut self, peer: Peer) {
         let (address, redial_max) = (self.core.address(peer), self.identity.redial_max);
-        let is_cut = self.cut_since(peer).is_some();
+        self.cut_since(peer);
         let neighbour = &mut self.neighbours[peer.0 as usize];
         let Some(repair) = &mut neighbour.repair else {
             return;
         };
-        let is_refused = is_cut && !repair.has_hope;
-        repair.refusals = if is_refused { repair.refusals + 1 } else { 0 };
-        let refusals_max = if repair.is_spoilt { DENIALS_MAX } else { REFUSALS_MAX };
-        if repair.refusals >= refusals_max {
+        if repair.end_round(redial_max, Instant::now()) {
             log!(Warn, "the connection to {address} is lost, and nobody answers there");
             return self.fail_peer(peer, libc::ECONNRESET);
         }
-        repair.next = Instant::now() + repair.pause;
-        repair.pause = (repair.pause * 2).min(redial_max);
         self.set_out(peer, Out::Cut);
     }
 
@@ -305,9 +345,159 @@ impl Engine {
                 continue;
             }
             let why = io::Error::new(io::ErrorKind::ConnectionReset, "another has been made");
-            self.close_link(old);
+            if let Some(link) = self.close_link(old) {
+                self.settle_account(peer, link.path, &link, true);
+            }
             self.lose_route(peer, old, ends, &why);
         }
         has_twin
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAUSE_MAX: Duration = Duration::from_millis(70);
+
+    #[derive(Clone, Copy, Debug)]
+    enum Event {
+        /// A way leads nowhere.
+        Fails(io::ErrorKind),
+        /// Nothing gets through any more.
+        Cut,
+        /// Something gets through again.
+        Open,
+        BeginRound,
+        EndRound,
+    }
+
+    /// Hopeful, spoilt, refusals so far, pause in milliseconds, time to the next attempt; since when it is cut off. Or the
+    /// peer is gone.
+    type State = Option<((bool, bool, u32, u64, u64), Option<u64>)>;
+
+    /// It is this time now, in milliseconds.
+    const NOW: u64 = 1_000;
+
+    #[test]
+    fn a_repair_in_every_state_under_every_event() {
+        use Event::{BeginRound, Cut, EndRound, Fails, Open};
+        use io::ErrorKind::{
+            AddrInUse, ConnectionRefused, ConnectionReset, PermissionDenied, TimedOut,
+        };
+        // A path is left; cut off; cut off with hope; refused so often that once more is enough; the same, if nobody had
+        // denied us; denied so often.
+        let (open, cut) = (None, Some(10));
+        let states: [State; 6] = [
+            Some(((false, false, 0, 40, 0), open)),
+            Some(((false, false, 0, 40, 0), cut)),
+            Some(((true, false, 2, 40, 0), cut)),
+            Some(((false, false, REFUSALS_MAX - 1, 40, 0), cut)),
+            Some(((false, true, REFUSALS_MAX - 1, 40, 0), cut)),
+            Some(((false, true, DENIALS_MAX - 1, 40, 0), cut)),
+        ];
+        let [left, lonely, hopeful, refused, denied, last] = states;
+        let with = |state: State, hope, spoilt| {
+            state.map(|((h, s, refusals, pause, next), cut)| {
+                ((h || hope, s || spoilt, refusals, pause, next), cut)
+            })
+        };
+        let each = |f: &dyn Fn(State) -> State| states.map(f);
+        let no_more = |state: State| state.map(|(known, _)| (known, None));
+        let fresh = Some(((false, false, 0, 20, 0), Some(NOW)));
+        let again = |hope, spoilt, refusals, cut| Some(((hope, spoilt, refusals, 70, 40), cut));
+        let rows = [
+            (Fails(ConnectionRefused), states),
+            (Fails(AddrInUse), states),
+            (Fails(TimedOut), each(&|state| with(state, true, false))),
+            (Fails(ConnectionReset), each(&|state| with(state, true, false))),
+            (Fails(PermissionDenied), each(&|state| with(state, false, true))),
+            (Cut, [fresh, lonely, hopeful, refused, denied, last]),
+            (
+                Open,
+                [
+                    left,
+                    no_more(lonely),
+                    no_more(hopeful),
+                    no_more(refused),
+                    no_more(denied),
+                    no_more(last),
+                ],
+            ),
+            (
+                BeginRound,
+                [
+                    left,
+                    lonely,
+                    Some(((false, false, 2, 40, 0), cut)),
+                    refused,
+                    Some(((false, false, REFUSALS_MAX - 1, 40, 0), cut)),
+                    Some(((false, false, DENIALS_MAX - 1, 40, 0), cut)),
+                ],
+            ),
+            (
+                EndRound,
+                [
+                    // Others carry what there is.
+                    again(false, false, 0, open),
+                    again(false, false, 1, cut),
+                    again(true, false, 0, cut),
+                    None,
+                    again(false, true, REFUSALS_MAX, cut),
+                    None,
+                ],
+            ),
+        ];
+        for (event, expected) in rows {
+            for (state, expected) in states.into_iter().zip(expected) {
+                assert_eq!(after(state, event), expected, "{state:?} under {event:?}");
+            }
+        }
+    }
+
+    fn after(state: State, event: Event) -> State {
+        let start = Instant::now();
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        let ((has_hope, is_spoilt, refusals, pause, next), cut) = state?;
+        let pause = Duration::from_millis(pause);
+        let (next, cut) = (at(NOW + next), cut.map(at));
+        let mut repair = Repair { cut, next, pause, refusals, has_hope, is_spoilt, has_lost: true };
+        match event {
+            Event::Fails(kind) => repair.note(&kind.into()),
+            Event::Cut => {
+                repair.note_cut(true, at(NOW));
+            }
+            Event::Open => {
+                repair.note_cut(false, at(NOW));
+            }
+            Event::BeginRound => repair.begin_round(),
+            Event::EndRound => {
+                if repair.end_round(PAUSE_MAX, at(NOW)) {
+                    return None;
+                }
+            }
+        }
+        assert!(repair.has_lost, "nobody forgets why");
+        let millis = |later: Instant, earlier: Instant| (later - earlier).as_millis() as u64;
+        let Repair { refusals, has_hope, is_spoilt, .. } = repair;
+        let pause = repair.pause.as_millis() as u64;
+        let next = millis(repair.next, at(NOW));
+        Some((
+            (has_hope, is_spoilt, refusals, pause, next),
+            repair.cut.map(|cut| millis(cut, start)),
+        ))
+    }
+
+    #[test]
+    fn pauses_grow_up_to_the_longest() {
+        let start = Instant::now();
+        let mut repair = Repair::new(true, start);
+        let pauses = [0; 5].map(|_| {
+            repair.begin_round();
+            repair.note(&io::ErrorKind::TimedOut.into());
+            assert!(!repair.end_round(PAUSE_MAX, start));
+            (repair.next - start).as_millis()
+        });
+        assert_eq!(pauses, [20, 40, 70, 70, 70]);
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! All that this process gets comes through its relay, in one order, and enters at *polls*: calls of the program that look
 //! for it. How many frames each poll has taken in, and how late it is then, is all that chance decides; the relay hears it
-//! before anything that follows from it ([`Kind::Intake`]). A new start is told all of it, and takes in the same frames
-//! at the same polls and the same times; then it is live.
+//! before anything that follows from it ([`Kind::Intake`]). A new start is told all of it, each intake and then the frames it
+//! took in, and takes in the same frames at the same polls and the same times; then it is live. It reads on as it needs to, so
+//! what it has not come to yet is the relay's.
 //!
 //! **Time.** The protocol sees a time of this process's own ([`Now`]). It stands still, but for polls that take something in
 //! and polls at which something is due by the real clock: there it catches up. So polls at which nothing comes to pass
@@ -12,7 +13,6 @@
 //! What may never happen: a frame is taken in anywhere else, or the time goes on; whether a frame goes out depends on how
 //! full a ring is.
 
-use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,9 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 
 use super::Engine;
 use super::handshake::Carrier;
-use crate::{clocks, log};
+use crate::{clocks, host, log};
 
-/// How long the relay may take to go on telling what was.
+/// How long the relay may take to begin with telling what was.
 const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// See the module head.
@@ -33,8 +33,10 @@ pub struct Replay {
     now: Now,
     /// Polls since the last intake.
     polls: u64,
-    /// What is to be done again.
-    record: VecDeque<Intake>,
+    /// What is to be done again next,
+    next: Option<Intake>,
+    /// and how many more of them the relay is to tell.
+    untold: u64,
     /// Frames that this start has sent, and an earlier one.
     sent: u64,
     sent_before: u64,
@@ -103,10 +105,10 @@ impl Replay {
     fn poll(&mut self) -> Poll {
         self.polls += 1;
         let has_looked_before = clocks::count_poll();
-        match self.record.front().copied() {
+        match self.next {
             Some(next) if next.polls > self.polls => Poll::Nothing,
             Some(next) => {
-                self.record.pop_front();
+                self.next = None;
                 self.polls = 0;
                 self.repeated += next.frames as u64;
                 self.waited += (next.frames == 0) as u64;
@@ -116,6 +118,16 @@ impl Replay {
             None if has_looked_before || self.sent < self.sent_before => Poll::Nothing,
             None => Poll::Live,
         }
+    }
+
+    /// Whether the relay must be heard before it is known what the next poll has to do.
+    fn needs_word(&self) -> bool {
+        self.next.is_none() && self.untold > 0
+    }
+
+    /// Whether nothing is left that was taken in before.
+    fn has_done_all(&self) -> bool {
+        self.next.is_none() && self.untold == 0
     }
 }
 
@@ -129,46 +141,66 @@ impl Engine {
     /// Whether it does again what was done before.
     pub(super) fn is_repeating(&self) -> bool {
         let is_behind =
-            |replay: &Replay| !replay.record.is_empty() || replay.sent < replay.sent_before;
+            |replay: &Replay| !replay.has_done_all() || replay.sent < replay.sent_before;
         self.replay.as_ref().is_some_and(is_behind) || clocks::is_behind()
     }
 
-    /// Hears from the relay what an earlier start of this process has taken in.
+    /// Hears from the relay how much an earlier start of this process has taken in and sent.
     pub(super) fn learn_record(&mut self) -> io::Result<()> {
-        let mut deadline = Instant::now() + RECORD_TIME_MAX;
-        let late =
-            || io::Error::new(io::ErrorKind::TimedOut, "the relay does not say what was before");
-        loop {
-            let Some(ring) = self.relay_ring() else { return Err(late()) };
-            let Some(frame) = ring.peek()? else {
-                if Instant::now() > deadline || !ring.drain_doorbell() {
-                    return Err(late());
-                }
-                std::thread::yield_now();
-                continue;
-            };
-            let header = Header::parse(frame).map_err(|bad| io::Error::other(bad.0))?;
-            ring.consume();
-            deadline = Instant::now() + RECORD_TIME_MAX;
-            let replay = self.replay.as_mut().ok_or_else(late)?;
-            match (header.kind, header.sequence, header.credit) {
-                (Kind::Intake, 0, _) => {
-                    replay.sent_before = header.delivered;
-                    if !replay.record.is_empty() {
-                        log!(Info, "started anew: {} polls are done again", replay.record.len());
-                    }
-                    return Ok(());
-                }
-                (Kind::Intake, polls, frames) => {
-                    let micros = header.delivered;
-                    replay.record.push_back(Intake { polls, frames, micros });
-                }
-                _ => {
-                    return Err(io::Error::other(
-                        "the relay begins with something else than what was before",
-                    ));
-                }
+        let deadline = Instant::now() + RECORD_TIME_MAX;
+        let other = io::Error::other;
+        let header = loop {
+            if let Some(header) = self.hear_intake()? {
+                break header;
             }
+            if !self.relay_ring().is_some_and(|ring| ring.drain_doorbell()) {
+                return Err(other(
+                    "it has closed the connection at once; its log (--relay-log) says why",
+                ));
+            }
+            if Instant::now() > deadline {
+                return Err(other("it does not say what was before"));
+            }
+            std::thread::yield_now();
+        };
+        if header.sequence != 0 {
+            return Err(other("it does not begin with how much there was before"));
+        }
+        if let Some(replay) = &mut self.replay {
+            (replay.untold, replay.sent_before) = (header.credit.into(), header.delivered);
+            if replay.untold > 0 {
+                log!(Info, "started anew: {} polls are done again", replay.untold);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the relay says next of what was taken in, if it is there.
+    fn hear_intake(&mut self) -> io::Result<Option<Header>> {
+        let Some(ring) = self.relay_ring() else { return Ok(None) };
+        let Some(frame) = ring.peek()? else { return Ok(None) };
+        let header = Header::parse(frame).map_err(|bad| io::Error::other(bad.0))?;
+        if header.kind != Kind::Intake {
+            return Err(io::Error::other("the relay says something else than what was before"));
+        }
+        ring.consume();
+        Ok(Some(header))
+    }
+
+    /// Waits until it is known what the next poll has to do.
+    #[cold]
+    fn hear_next(&mut self) {
+        let header = loop {
+            match self.hear_intake() {
+                Ok(Some(header)) => break header,
+                Ok(None) => self.wait_for_relay(),
+                Err(error) => self.end_process(&error.to_string()),
+            }
+        };
+        if let Some(replay) = &mut self.replay {
+            let Header { sequence: polls, credit: frames, delivered: micros, .. } = header;
+            replay.next = Some(Intake { polls, frames, micros });
+            replay.untold -= 1;
         }
     }
 
@@ -187,6 +219,9 @@ impl Engine {
         if self.idle.has_not_looked(self.idle.clock.now()) {
             // It brings nothing but the end of the relay, after which nothing goes on.
             self.look(0);
+        }
+        if self.replay.as_ref().is_some_and(Replay::needs_word) {
+            self.hear_next();
         }
         let Some(poll) = self.replay.as_mut().map(Replay::poll) else { return 0 };
         let Some(id) = self.relay.link() else { return 0 };
@@ -261,7 +296,7 @@ impl Engine {
             }
         }
         self.frames_per_turn = super::receive::FRAMES_PER_TURN;
-        if let Some(replay) = self.replay.as_ref().filter(|replay| replay.record.is_empty()) {
+        if let Some(replay) = self.replay.as_ref().filter(|replay| replay.has_done_all()) {
             let (frames, waits) = (replay.repeated, replay.waited);
             log!(Info, "live again, after {frames} frames; {waits} times something was due");
         }
@@ -281,6 +316,7 @@ impl Engine {
     #[cold]
     pub(super) fn end_process(&self, why: &str) -> ! {
         log!(Warn, "this process cannot go on: {why}");
+        host::say_last_word();
         // SAFETY: ends the process at once; nothing of it may run any more.
         unsafe { libc::_exit(EXIT_CANNOT_GO_ON) }
     }
@@ -329,9 +365,16 @@ mod tests {
 
     #[test]
     fn the_same_at_the_same_polls_and_nothing_new_before_all_is_sent_again() {
-        let record = VecDeque::from([intake(2, 5, 70), intake(1, 0, 9)]);
-        let mut replay = Replay { record, sent_before: 3, sent: 2, ..Replay::default() };
-        let polls: Vec<_> = (0..5).map(|_| replay.poll()).collect();
+        let next = Some(intake(2, 5, 70));
+        let mut replay = Replay { next, untold: 1, sent_before: 3, sent: 2, ..Replay::default() };
+        let mut polls = Vec::new();
+        for _ in 0..5 {
+            if replay.needs_word() {
+                (replay.next, replay.untold) = (Some(intake(1, 0, 9)), 0);
+            }
+            polls.push(replay.poll());
+        }
+        assert!(replay.has_done_all());
         let again = |polls, frames, micros| Poll::Again(intake(polls, frames, micros));
         assert_eq!(
             polls,

@@ -1,8 +1,10 @@
 //! Two engines of one process that talk to each other.
 
 mod beside;
+mod closing;
 mod copies;
 mod datagrams;
+mod measure;
 mod recovery;
 mod repairs;
 
@@ -237,6 +239,26 @@ fn memory_that_was_given_back_is_not_sent() {
 }
 
 /// Through a relay frames come from peers to which no way has been looked for.
+/// A frame is summed before it is offered, and every further message asks for it to be offered again.
+#[test]
+fn what_has_no_room_is_offered_to_nobody_until_there_is() {
+    let mut party = Party::open();
+    let (id, far_end) = party.link_to_relay();
+    let number = party.av.insert(name_at(far_end.local_addr().unwrap(), 1));
+    let peer = party.engine.peer_of(number).unwrap();
+    party.engine.use_link(peer, id);
+    let mut bytes = vec![0xAB; 64 << 10];
+    let payload = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
+    let message = SendRequest { payload: &payload, ..empty_message(number) };
+    for _ in 0..200 {
+        party.engine.send(&message).unwrap();
+    }
+    let link = party.engine.links[id].as_ref().unwrap();
+    assert!(link.is_full());
+    assert_eq!(link.blocked, [peer], "noted once");
+    party.engine.fail_peer(peer, libc::EHOSTUNREACH);
+}
+
 #[test]
 fn whoever_was_only_heard_is_told_of_our_leaving() {
     let (mut one, mut other) = (Party::open(), Party::open());

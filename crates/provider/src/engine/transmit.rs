@@ -92,7 +92,7 @@ impl Engine {
         };
         let pieces = memory.range(0, size);
         // SAFETY: the memory is the caller's during this call.
-        unsafe { integrity::fill_in(link.sum, &mut frame, pieces.as_slice()) };
+        let copy = unsafe { integrity::fill_in(link.sum, &mut frame, Some((&memory, 0, size))) };
         let sent = match &mut link.carrier {
             Carrier::Shm(_) if self.replay.is_some() => return false,
             Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces.as_slice()),
@@ -118,8 +118,6 @@ impl Engine {
             // If epoll cannot be told, the next attempt to send finds out.
             let _ = link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
         }
-        // SAFETY: as above.
-        let copy = frame.wants_copy.then(|| unsafe { memory.to_owned() });
         self.core.passed(&passing, path, copy);
         let kind = if request.tag.is_some() { Kind::TaggedSend } else { Kind::Send };
         self.sink.complete(Completion::quiet(kind, request.context));
@@ -132,13 +130,18 @@ impl Engine {
             Carrier::Datagram(_) => return self.transmit_datagrams(link, peer),
             Carrier::Shm(_) | Carrier::Stream(_) => (),
         }
+        if link.is_full() {
+            link.await_room(peer);
+            return Ok(());
+        }
         let path = link.path;
         let is_recorded = self.is_recorded();
         while let Some(mut frame) = self.next_frame(peer, path) {
-            let pieces = frame.payload.map(|(memory, at, len)| memory.range(at, len));
+            let payload = frame.payload;
+            let pieces = payload.map(|(memory, at, len)| memory.range(at, len));
             let pieces = pieces.as_ref().map_or(&[][..], |pieces| pieces.as_slice());
             // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
-            unsafe { integrity::fill_in(link.sum, &mut frame, pieces) };
+            let copy = unsafe { integrity::fill_in(link.sum, &mut frame, payload) };
             let sent = match &mut link.carrier {
                 Carrier::Shm(ring) if is_recorded => send_at_last(ring, frame.front(), pieces)?,
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
@@ -147,7 +150,7 @@ impl Engine {
                 Carrier::Datagram(_) | Carrier::Loop => return Ok(()),
             };
             if sent == Sent::Busy {
-                link.blocked.push_back(peer);
+                link.await_room(peer);
                 if let Carrier::Shm(_) = link.carrier {
                     self.full_rings.push(id);
                     return Ok(());
@@ -155,13 +158,6 @@ impl Engine {
                 return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
             link.has_sent = true;
-            let copy = match frame.payload {
-                // SAFETY: as above.
-                Some((memory, at, len)) if frame.wants_copy => {
-                    Some(unsafe { memory.keep(at, len) })
-                }
-                _ => None,
-            };
             if sent == Sent::All {
                 self.core.transmitted(peer, path, true, copy);
                 self.note_sent();

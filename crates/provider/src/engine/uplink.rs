@@ -12,6 +12,7 @@ use landbridge_proto::id::Address;
 use super::Engine;
 use super::doors::{dial_tcp, dial_unix};
 use super::identity::RelayWay;
+use super::links::Link;
 use super::neighbours::Out;
 use super::peers::Purpose;
 use super::repair::{DENIALS_MAX, is_away, is_denied, is_spoilt};
@@ -20,7 +21,7 @@ use crate::log;
 /// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
 const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// And where it is recorded: the relay may be busy with telling others what was.
+/// And where it is recorded, for then there is nothing to do without it: its machine may be very busy.
 const RECORDED_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The connection to this cluster's relay.
@@ -31,6 +32,10 @@ pub struct Relay {
     tried: usize,
     /// It has been lost, and is to be had again.
     cut: Option<Cut>,
+    /// Headers that arrived spoilt.
+    spoilt: u64,
+    /// Why it was not reached last.
+    problem: Option<String>,
 }
 
 /// Attempts to reach it again.
@@ -65,6 +70,11 @@ impl Relay {
         }
     }
 
+    /// Frames that arrived spoilt and of which nobody can say whose they were, if there were any.
+    pub fn spoilt(&self) -> Option<u64> {
+        Some(self.spoilt).filter(|&spoilt| spoilt > 0)
+    }
+
     /// Whether it is in use.
     pub fn is_up(&self) -> bool {
         matches!(self.state, RelayState::Up(_))
@@ -95,10 +105,15 @@ impl Engine {
             self.check_relay();
             self.look(10);
         }
-        if self.is_recorded()
-            && let Err(error) = self.learn_record()
-        {
-            self.end_process(&format!("relay: {error}"));
+        if self.is_recorded() {
+            if !self.relay.is_up() {
+                let problem = self.relay.problem.take();
+                let problem = problem.unwrap_or(format!("it has not answered for {patience:?}"));
+                self.end_process(&format!("its relay cannot be reached: {problem}"));
+            }
+            if let Err(error) = self.learn_record() {
+                self.end_process(&format!("its relay has not taken it back: {error}"));
+            }
         }
         if !self.relay.is_settled() {
             log!(
@@ -129,6 +144,7 @@ impl Engine {
                 Err(error) => {
                     may_come |= is_away(&error);
                     log!(Info, "relay {way:?}: {error}");
+                    self.relay.problem = Some(error.to_string());
                 }
             }
         }
@@ -178,7 +194,8 @@ impl Engine {
     }
 
     /// The connection to the relay, over link `id`, is lost: it is made anew, and peers that have no other path wait for it.
-    pub(super) fn relay_lost(&mut self, id: usize) {
+    pub(super) fn relay_lost(&mut self, id: usize, link: &Link, is_spoilt: bool) {
+        self.relay.spoilt += u64::from(is_spoilt);
         if self.is_recorded() {
             self.end_process("its relay has closed the connection");
         }
@@ -187,7 +204,10 @@ impl Engine {
             let Some(place) = neighbour.routes.iter().position(|route| route.link == id) else {
                 continue;
             };
-            let lost = neighbour.routes.remove(place);
+            let lost = neighbour.routes[place];
+            self.settle_account(Peer(index as u32), lost.path, link, true);
+            let neighbour = &mut self.neighbours[index];
+            neighbour.routes.remove(place);
             if neighbour.out == Out::Up(id) {
                 neighbour.out =
                     neighbour.routes.last().map_or(Out::AwaitRelay, |r| Out::Up(r.link));
@@ -231,6 +251,7 @@ impl Engine {
 
     /// An attempt to reach the relay has failed, and there is no other way to it.
     pub(super) fn relay_refused(&mut self, error: &io::Error) {
+        self.relay.problem = Some(error.to_string());
         if self.relay.cut.is_none() && !is_away(error) && !is_spoilt(error) {
             return self.relay_gone();
         }

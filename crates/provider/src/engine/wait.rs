@@ -14,6 +14,9 @@ use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 
+use crate::board::Slot;
+use crate::home;
+use crate::log;
 use crate::patience::{Advice, Clock, Patience, Surroundings};
 use crate::sync::Sleep;
 
@@ -136,17 +139,31 @@ impl Engine {
         let around =
             Surroundings { is_alone: self.idle.is_alone(), waits_for_relay: self.relay.is_up() };
         let me = self.epoll.as_raw_fd();
-        let advice = Patience::of_this_thread(|patience| {
+        let told = Patience::of_this_thread(|patience| {
             self.idle.driver = patience.token();
             if events > 0 {
                 patience.note_event(now, me);
                 self.idle.is_foremost = true;
-                return Advice::GoOn;
+                return (Advice::GoOn, patience.should_move());
             }
             self.idle.is_foremost = patience.is_foremost(me);
-            patience.note_nothing(now, around)
+            (patience.note_nothing(now, around), patience.should_move())
         });
-        advice.unwrap_or(Advice::GoOn)
+        let (advice, should_move) = told.unwrap_or((Advice::GoOn, false));
+        if should_move {
+            self.go_home();
+        }
+        advice
+    }
+
+    /// This thread shares its processor: it goes to another if there are enough of them.
+    #[cold]
+    fn go_home(&self) {
+        if let (true, Some(place)) = (self.idle.has_room, self.identity.place)
+            && home::go(place)
+        {
+            log!(Debug, "moved to a processor of its own");
+        }
     }
 
     #[cold]
@@ -295,6 +312,10 @@ impl Engine {
             self.check_relay();
         }
         self.check_silence();
+        if self.slot.as_ref().is_some_and(Slot::is_wanted) {
+            self.show_paths();
+        }
+        self.check_partings();
         if !self.rails.is_empty() && self.has_rails_to_try() {
             self.check_rails();
         }

@@ -12,6 +12,7 @@ use landbridge_proto::wire::hello::{Introduction, Role};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
+use super::back::Back;
 use super::stranger::{Door, Progress, Stranger};
 use super::transport::Transport;
 use super::trust::Trust;
@@ -125,9 +126,9 @@ impl Listener {
 
 /// A stream to a relay that is to be dialled.
 pub struct Dial {
-    peer: Peer,
+    pub(super) peer: Peer,
     /// Number of the stream, from 0 on.
-    stream: u32,
+    pub(super) stream: u32,
     next: usize,
     due_millis: Option<u64>,
     pause_millis: u64,
@@ -142,7 +143,8 @@ pub struct Dial {
     is_second: bool,
     /// TCP is let go of in favour of UDP.
     is_let_go: bool,
-    trust: Trust,
+    pub(super) trust: Trust,
+    pub(super) back: Back,
 }
 
 impl Dial {
@@ -162,6 +164,7 @@ impl Dial {
             is_second: false,
             is_let_go: false,
             trust: Trust::default(),
+            back: Back::default(),
         };
         (0..setup.wan_streams.clamp(1, LANES_MAX) as u32).map(new).collect()
     }
@@ -419,11 +422,17 @@ impl Loop<'_> {
             ));
         }
         let peer = self.relay.peer(cluster).ok_or("this job has no such relay")?;
-        let stream = match self.connections[slot].door() {
-            Some(Door::Dialled(_, stream)) => Stream { number: stream, is_dialled: true },
-            _ => Stream::parse(introduction.cookie)?,
+        let (stream, takes_over) = match &self.connections[slot].phase {
+            Phase::Stranger(stranger) => match stranger.door {
+                Door::Dialled(_, number) => {
+                    (Stream { number, is_dialled: true }, stranger.takes_over)
+                }
+                _ => Stream::parse(introduction.cookie)?,
+            },
+            _ => return Err("it has been let in already".into()),
         };
-        self.make_way(peer, stream, introduction.incarnation);
+        let older = self.make_way(peer, stream, introduction.incarnation, takes_over);
+        self.retire(older);
         let reunion = self.relay.connect(peer, introduction.incarnation)?;
         self.connections[slot].phase = Phase::Peer { link: reunion.lane, cluster, stream };
         self.bind(reunion.lane, slot);
@@ -431,32 +440,49 @@ impl Loop<'_> {
             tls.grow();
         }
         self.tell_of_stream(slot, cluster, stream, &reunion);
+        if takes_over && !reunion.is_first {
+            self.watch.handle_link(cluster, &self.connections[slot].remote, LinkState::Up);
+        }
         let is_it = |dial: &&mut Dial| dial.peer.cluster == cluster && dial.stream == stream.number;
         if let Some(dial) = self.dials.iter_mut().find(is_it).filter(|_| stream.is_dialled) {
             dial.due_millis = None;
             dial.pause_millis = DIAL_MILLIS_MIN;
             dial.told.clear();
             (dial.udp_failed_millis, dial.is_second) = (None, false);
-            let is_udp = matches!(self.connections[slot].remote, Remote::Udp(_));
-            dial.trust.note_up(is_udp, sys::now_millis());
+            let (over_tcp, now) = match self.connections[slot].remote {
+                Remote::Ip(at) => (Some(at).filter(|_| self.wan.is_wanted()), sys::now_millis()),
+                _ => (None, sys::now_millis()),
+            };
+            dial.trust.note_up(matches!(self.connections[slot].remote, Remote::Udp(_)), now);
+            dial.back.note_up(over_tcp, now);
         }
         self.drain(&[]);
         Ok(())
     }
 
-    /// What this stream replaces is no longer alive: all streams to an earlier start of the relay there, or
-    /// the same stream.
-    fn make_way(&mut self, peer: LinkId, stream: Stream, incarnation: u32) {
+    /// What this stream replaces is no longer alive: all streams to an earlier start of the relay there, or the same
+    /// stream. If it `takes_over`, that is well, and given back: it is to be retired.
+    fn make_way(
+        &mut self,
+        peer: LinkId,
+        stream: Stream,
+        incarnation: u32,
+        takes_over: bool,
+    ) -> Vec<LinkId> {
         let is_new = self.relay.peer_incarnation(peer) != Some(incarnation);
+        let mut well = Vec::new();
         for lane in self.relay.lanes(peer).to_vec() {
             let Some(old) = self.slots.get(lane.0 as usize).copied().flatten() else { continue };
             let is_same = matches!(self.connections[old].phase, Phase::Peer { stream: other, .. } if other == stream);
             if is_new {
                 self.close(old, "the relay there has been started anew");
+            } else if is_same && takes_over {
+                well.push(lane);
             } else if is_same {
                 self.close(old, "the relay there connects anew");
             }
         }
+        well
     }
 
     fn tell_of_stream(
@@ -545,7 +571,7 @@ impl Loop<'_> {
             let fallback = dial.fallback.take();
             let Some(address) = fallback.or_else(|| dial.next_address()) else { continue };
             let may_use_udp = fallback.is_none() && dial.trust.is_udp_worth_trying(now_millis);
-            if may_use_udp && self.dial_over_udp(cluster, stream, address, now_millis) {
+            if may_use_udp && self.dial_over_udp((cluster, stream), address, now_millis, false) {
                 continue;
             }
             if let Err(why) = self.dial(cluster, stream, address, now_millis) {
@@ -580,7 +606,7 @@ impl Loop<'_> {
         self.schedule_dial(cluster, stream);
     }
 
-    /// TCP is next, at once; when that link is to be made again later, UDP has another try.
+    /// TCP is next, at once, unless the stream stands over TCP already; UDP has another try later.
     pub(super) fn handle_udp_failure(
         &mut self,
         cluster: ClusterId,
@@ -590,6 +616,9 @@ impl Loop<'_> {
     ) {
         let now = sys::now_millis();
         let Some(dial) = self.dial_of(cluster, stream) else { return };
+        if dial.back.note_failure(now) {
+            return;
+        }
         (dial.fallback, dial.due_millis) = (Some(address), Some(now));
         dial.udp_failed_millis = (!std::mem::take(&mut dial.is_second)).then_some(now);
         self.tell_of_udp_failure(cluster, stream, address, why);
@@ -616,6 +645,7 @@ impl Loop<'_> {
     /// A stream that we have dialled has broken. Over UDP that may have been once too often.
     pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
         let Some(dial) = self.dial_of(cluster, stream) else { return };
+        dial.back.note_break();
         if let Some(millis) = dial.trust.note_break(was_said, sys::now_millis()) {
             self.watch.log(format_args!(
                 "stream {stream} to the relay of cluster {} breaks again and again over UDP; TCP is used for the next \

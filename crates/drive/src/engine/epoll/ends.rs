@@ -44,7 +44,7 @@ impl Loop<'_> {
         let generation = connection.generation.wrapping_add(1);
         self.kept_bytes -= connection.rest.len();
         let free = Connection { generation, is_queued: connection.is_queued, ..Connection::free() };
-        let Connection { phase, remote, .. } = std::mem::replace(connection, free);
+        let Connection { phase, remote, retired_millis, .. } = std::mem::replace(connection, free);
         self.waiter.forget(slot);
         match phase {
             Phase::Free => return,
@@ -61,6 +61,14 @@ impl Loop<'_> {
                         "{address} at {remote} is away: {why}; frames for it wait until it is back"
                     ));
                 }
+            }
+            Phase::Peer { link, cluster, stream } if retired_millis.is_some() => {
+                self.slots[link.0 as usize] = None;
+                self.relay.disconnect(link);
+                self.watch.log(format_args!(
+                    "stream {} to the relay of cluster {} at {remote} has made way: {why}",
+                    stream.number, cluster.0
+                ));
             }
             Phase::Peer { link, cluster, stream } => {
                 self.slots[link.0 as usize] = None;

@@ -3,13 +3,14 @@
 //! A round of the loop: (1) wait, or only look if something is left to do; (2) take in what the
 //! events say; (3) serve each link that may have something, once: one read, all its frames
 //! forwarded, each touched output written once; (4) let inputs go on whose outputs have room again;
-//! (5) close what has broken; (6) look at the clock. A single message therefore costs one wait, one
-//! read and one write.
+//! (5) tell processes that were started anew one more piece of what was; (6) close what has broken;
+//! (7) look at the clock. A single message therefore costs one wait, one read and one write.
 //!
 //! Memory: no link owns a buffer; one read at a time uses one. A link keeps what it has read and cannot
 //! forward yet, and no more: the beginning of a frame, or, while it is paused, what it had read. Once
 //! all links together keep [`KEPT_BYTES_MAX`], each reads no more at once than it needs to go on.
 
+mod back;
 mod doors;
 mod ends;
 mod refusals;
@@ -37,6 +38,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::{Engine, LinkState, Next, Report, Setup, Watch};
 use crate::link::tls::Identity;
 use crate::sys;
+use back::TAKES_OVER;
 use doors::{Dial, Doors};
 use refusals::Refusals;
 use silence::Silences;
@@ -104,6 +106,8 @@ struct Loop<'w> {
     kept_bytes: usize,
     waiter: Waiter,
     silences: Silences,
+    /// Streams that another has taken the place of.
+    retired: Vec<Key>,
     next_tick_millis: u64,
     report: Report,
 }
@@ -131,6 +135,10 @@ struct Connection {
     has_ended: bool,
     /// Written to, and therefore looked at until the other side has confirmed that.
     is_watched: bool,
+    /// Since when something was under way at each look; kept for streams to other relays.
+    awaits_since_millis: Option<u64>,
+    /// A stream to another relay that another has taken the place of, since then.
+    retired_millis: Option<u64>,
 }
 
 enum Phase {
@@ -213,6 +221,7 @@ impl<'w> Loop<'w> {
             kept_bytes: 0,
             waiter: Waiter::new(setup.spin),
             silences: Silences::default(),
+            retired: Vec::new(),
             next_tick_millis: now,
             report: Report::default(),
         })
@@ -235,6 +244,7 @@ impl<'w> Loop<'w> {
             self.waiter.collect_near(&mut self.connections, &mut self.ready);
             self.serve_ready();
             self.resume();
+            self.tell();
             self.close_doomed();
             self.tick();
             self.wan.transmit(&self.epoll);
@@ -242,7 +252,10 @@ impl<'w> Loop<'w> {
     }
 
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let may_sleep = self.ready.is_empty() && self.doomed.is_empty() && !self.wan.is_busy();
+        let may_sleep = self.ready.is_empty()
+            && self.doomed.is_empty()
+            && !self.wan.is_busy()
+            && !self.relay.has_to_tell();
         let is_calm = !self.needs_clock();
         let needs_calm_clock = self.relay.has_lanes() || self.silences.needs_clock();
         let sleep_millis = match is_calm {
@@ -266,6 +279,7 @@ impl<'w> Loop<'w> {
             || self.dials.iter().any(Dial::is_due_ever)
             || self.doors.is_closed()
             || self.refusals.needs_clock()
+            || self.silences.is_pressed()
     }
 
     fn handle_event(&mut self, token: u64, flags: EventFlags) -> Next {
@@ -455,10 +469,15 @@ impl<'w> Loop<'w> {
     fn write(&mut self, link: LinkId, buffer: &[u8]) {
         let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { return };
         let connection = &mut self.connections[slot];
+        let is_tcp_lane = connection.is_tcp_lane();
         let Some(transport) = &mut connection.transport else { return };
         if !connection.is_watched && !matches!(transport, Transport::Near(_)) {
             connection.is_watched = true;
             self.silences.watch(Key { slot, generation: connection.generation });
+        }
+        if connection.awaits_since_millis.is_none() && is_tcp_lane {
+            connection.awaits_since_millis = Some(sys::now_millis());
+            self.silences.press();
         }
         while connection.is_writable {
             self.report.writes += 1;
@@ -500,6 +519,13 @@ impl<'w> Loop<'w> {
                 self.enqueue(slot);
                 self.waiter.note_going(slot, &self.connections[slot]);
             }
+        }
+    }
+
+    /// Processes that were started anew hear the next piece of what was before.
+    fn tell(&mut self) {
+        if self.relay.has_to_tell() && self.relay.tell() {
+            self.drain(&[]);
         }
     }
 
@@ -570,6 +596,8 @@ impl<'w> Loop<'w> {
         self.dismiss_late_strangers(now);
         self.doom_silent(now);
         self.dial_due(now);
+        self.go_back_to_udp(now);
+        self.close_retired(now);
         self.doors.reopen(&self.epoll, now);
         self.close_doomed();
         self.tell_of_refusals(now);
@@ -590,13 +618,8 @@ impl Connection {
             is_ending: false,
             has_ended: false,
             is_watched: false,
-        }
-    }
-
-    fn door(&self) -> Option<Door> {
-        match &self.phase {
-            Phase::Stranger(stranger) => Some(stranger.door),
-            _ => None,
+            awaits_since_millis: None,
+            retired_millis: None,
         }
     }
 
@@ -607,16 +630,22 @@ impl Connection {
         }
     }
 
+    /// Whether it is a stream to another relay of which the system says how long it has been silent.
+    fn is_tcp_lane(&self) -> bool {
+        self.is_lane() && matches!(self.transport, Some(Transport::Tls(_)))
+    }
+
     fn is_lane(&self) -> bool {
         matches!(self.phase, Phase::Peer { .. })
     }
 }
 
 impl Stream {
-    /// One that another relay has dialled.
-    fn parse(number: u64) -> Result<Self, String> {
+    /// One that another relay has dialled, and whether it takes over from an older one.
+    fn parse(cookie: u64) -> Result<(Self, bool), String> {
+        let number = cookie & !TAKES_OVER;
         match number < LANES_MAX as u64 {
-            true => Ok(Self { number: number as u32, is_dialled: false }),
+            true => Ok((Self { number: number as u32, is_dialled: false }, number != cookie)),
             false => Err(format!("it opens a stream of number {number}")),
         }
     }

@@ -1,30 +1,49 @@
 //! Connections on which nothing has been heard for too long.
 //!
 //! The system knows when it has last heard anything of the other end of a TCP connection, and it
-//! answers for a process that computes, or is stopped. Streams between relays carry something every
-//! second, so silence means that the way is broken. A connection to a rank is silent when nobody says
-//! anything, so it is looked at only while something is under way to it.
+//! answers for a process that computes, or is stopped. So a stream between relays on which something
+//! is under way, and of whose other end nothing is heard, is broken: how soon that is certain enough,
+//! its own round trips say ([`patience_millis`]). One on which nothing is under way carries a sign of
+//! life every second, and is given up when several have not come. A connection to a rank is silent
+//! when nobody says anything, so it is looked at only while something is under way to it.
+//!
+//! What may never happen: a relay is taken for dead because it is stopped, or because this one was.
 
 use super::{Key, Loop, Phase};
-use crate::sys;
+use crate::sys::{self, Silence};
 
-/// A stream to another relay that is silent for this long is broken: four signs of life, or what
-/// answers them.
+/// A stream to another relay that is silent for this long is broken, whatever is under way: four signs of
+/// life, or what answers them. So is one whose round trip is not known.
 const LANE_SILENCE_MILLIS_MAX: u64 = 4_000;
+/// With something under way a stream may be silent for so many of the times in which TCP itself expects an answer
+/// (RFC 6298): it has sent again three times meanwhile.
+const LANE_TIMEOUTS: u64 = 8;
+/// The least that counts as such a time: the kernel waits no less before it sends again.
+const TIMEOUT_MILLIS_MIN: u64 = 200;
+/// No line is so long that more is needed.
+const LANE_PATIENCE_MILLIS_MAX: u64 = 30_000;
 /// A rank that confirms nothing for this long is cut off: the kernel has tried some five times.
 const RANK_SILENCE_MILLIS_MAX: u64 = 10_000;
-/// How often that is looked at.
+/// How often that is looked at,
 const LOOK_MILLIS: u64 = 1_000;
+/// and while something is under way between relays.
+const LOOK_MILLIS_SHORT: u64 = 100;
 /// A clock that has not been looked at for this long: this process has been stopped,
 const STALL_MILLIS: u64 = 2_000;
 /// and judges nobody before everybody has had this long to be heard again.
 const GRACE_MILLIS: u64 = 3_000;
+
+/// A clock that is so late that what has come may lie unread: what is awaited is awaited anew from now on.
+const LATE_MILLIS: u64 = 300;
 
 /// See the module head.
 #[derive(Default)]
 pub struct Silences {
     watched: Vec<Key>,
     next_look_millis: u64,
+    /// Something is under way to another relay.
+    is_pressed: bool,
+    late_millis: u64,
     grace_until_millis: u64,
 }
 
@@ -37,8 +56,19 @@ impl Silences {
         !self.watched.is_empty()
     }
 
+    /// Whether looks must follow each other soon.
+    pub fn is_pressed(&self) -> bool {
+        self.is_pressed
+    }
+
+    /// Something has been written to another relay.
+    pub fn press(&mut self) {
+        (self.is_pressed, self.next_look_millis) = (true, 0);
+    }
+
     /// The clock is looked at `late_millis` after it was to be.
     pub fn note_tick(&mut self, now_millis: u64, late_millis: u64) {
+        self.late_millis = late_millis;
         if late_millis > STALL_MILLIS {
             self.grace_until_millis = now_millis + GRACE_MILLIS;
         }
@@ -54,38 +84,132 @@ impl Loop<'_> {
         if now_millis < self.silences.next_look_millis || self.is_after_stall(now_millis) {
             return;
         }
-        self.silences.next_look_millis = now_millis + LOOK_MILLIS;
+        self.silences.is_pressed = false;
         for key in std::mem::take(&mut self.silences.watched) {
-            if self.is_worth_watching(key) {
+            if self.is_worth_watching(key, now_millis) {
                 self.silences.watch(key);
             }
         }
+        let gap = if self.silences.is_pressed { LOOK_MILLIS_SHORT } else { LOOK_MILLIS };
+        self.silences.next_look_millis = now_millis + gap;
     }
 
     /// Looks at a connection. False: not any more.
-    fn is_worth_watching(&mut self, key: Key) -> bool {
+    fn is_worth_watching(&mut self, key: Key, now_millis: u64) -> bool {
+        let is_late = self.silences.late_millis > LATE_MILLIS;
         let Some(connection) = self.find(key) else { return false };
         let Some(transport) = &connection.transport else { return false };
-        // QUIC notices for itself, after the same time.
+        // QUIC notices for itself.
         let Some(fd) = transport.fd() else { return false };
         let Some(silence) = sys::silence(fd) else { return false };
-        let millis_max = match connection.phase {
-            // While this side takes nothing in, the other side may be unable to say anything.
-            Phase::Peer { .. } if connection.is_paused => return true,
-            Phase::Peer { .. } => LANE_SILENCE_MILLIS_MAX,
+        let is_under_way = silence.is_awaited || silence.is_stuck;
+        let since = connection.awaits_since_millis.filter(|_| is_under_way && !is_late);
+        let since = since.unwrap_or(now_millis);
+        connection.awaits_since_millis = is_under_way.then_some(since);
+        let is_broken = match connection.phase {
+            Phase::Peer { .. } => {
+                let awaited_millis = is_under_way.then_some(now_millis - since);
+                self.silences.is_pressed |= is_under_way;
+                is_lane_broken(&silence, awaited_millis, self.connections[key.slot].is_paused)
+            }
             _ if !silence.is_awaited => {
                 connection.is_watched = false;
                 return false;
             }
-            _ => RANK_SILENCE_MILLIS_MAX,
+            _ => silence.millis > RANK_SILENCE_MILLIS_MAX,
         };
-        if silence.millis <= millis_max {
+        if !is_broken {
             return true;
         }
-        self.doom(
-            key.slot,
-            format!("nothing has been heard of it for {} s", silence.millis / 1_000),
-        );
+        let seconds = silence.millis as f64 / 1e3;
+        self.doom(key.slot, format!("nothing has been heard of it for {seconds:.1} s"));
         false
+    }
+}
+
+/// Whether a stream between relays has been silent for too long. `awaited_millis`: for how long something has been under
+/// way. `is_paused`: while this side takes nothing in, the other side may be unable to say anything, but its system
+/// answers.
+fn is_lane_broken(silence: &Silence, awaited_millis: Option<u64>, is_paused: bool) -> bool {
+    let patience = patience_millis(silence.round_trip_micros, silence.variation_micros);
+    let silent_millis = awaited_millis.map(|awaited| awaited.min(silence.millis));
+    let signs_millis = patience.max(LANE_SILENCE_MILLIS_MAX);
+    silent_millis.is_some_and(|silent| silent > patience)
+        || (!is_paused && silence.millis > signs_millis)
+}
+
+/// How long a stream to another relay may be silent while something is under way, from its round trip and how much that
+/// varies.
+fn patience_millis(round_trip_micros: u32, variation_micros: u32) -> u64 {
+    if round_trip_micros == 0 {
+        return LANE_SILENCE_MILLIS_MAX;
+    }
+    // RFC 6298, 2.3.
+    let timeout_micros = u64::from(round_trip_micros) + 4 * u64::from(variation_micros);
+    let timeout_millis = (timeout_micros / 1_000).max(TIMEOUT_MILLIS_MIN);
+    (LANE_TIMEOUTS * timeout_millis).min(LANE_PATIENCE_MILLIS_MAX)
+}
+
+const _: () = assert!(LATE_MILLIS > 2 * LOOK_MILLIS_SHORT);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_given_as_long_as_its_round_trips_say() {
+        const MILLI: u32 = 1_000;
+        let rows = [
+            // Round trip and variation, in milliseconds; patience.
+            ((0, 0), LANE_SILENCE_MILLIS_MAX),
+            ((1, 0), 1_600),
+            ((20, 5), 1_600),
+            ((100, 10), 1_600),
+            ((100, 50), 2_400),
+            ((250, 20), 2_640),
+            ((600, 50), 6_400),
+            ((3_000, 1_000), LANE_PATIENCE_MILLIS_MAX),
+        ];
+        for ((round_trip, variation), expected) in rows {
+            let patience = patience_millis(round_trip * MILLI, variation * MILLI);
+            assert_eq!(patience, expected, "{round_trip} ms, {variation} ms");
+        }
+        assert_eq!(patience_millis(u32::MAX, u32::MAX), LANE_PATIENCE_MILLIS_MAX);
+    }
+
+    #[test]
+    fn silence_counts_from_when_something_is_under_way() {
+        let silent = |millis, round_trip_millis: u32| Silence {
+            millis,
+            unconfirmed_millis: millis,
+            is_awaited: true,
+            is_stuck: false,
+            round_trip_micros: round_trip_millis * 1_000,
+            variation_micros: 0,
+            bytes_per_second: 0,
+        };
+        let rows = [
+            // Silent for so long, with a round trip of; under way for; paused; is it broken?
+            (900, 50, None, false, false),
+            (3_900, 50, None, false, false),
+            (4_100, 50, None, false, true),
+            // Nothing is said by who takes nothing in, but its system answers.
+            (4_100, 50, None, true, false),
+            (4_100, 50, Some(1_700), true, true),
+            // The last sign came long ago, and ours has just left.
+            (2_000, 50, Some(0), false, false),
+            (2_000, 50, Some(1_600), false, false),
+            (2_000, 50, Some(1_601), false, true),
+            // What was sent long ago is answered now and then.
+            (1_000, 50, Some(9_000), false, false),
+            (2_000, 600, Some(2_000), false, false),
+            // A line so long that four seconds mean little.
+            (4_700, 600, Some(4_700), false, false),
+            (4_900, 600, Some(4_900), false, true),
+        ];
+        for (millis, round_trip, awaited, is_paused, expected) in rows {
+            let is_broken = is_lane_broken(&silent(millis, round_trip), awaited, is_paused);
+            assert_eq!(is_broken, expected, "{millis} {round_trip} {awaited:?} {is_paused}");
+        }
     }
 }

@@ -14,6 +14,7 @@ use landbridge_proto::wire::hello::{
     CLOSE_BYTES, Dialler, Introduction, Listener, Nonce, OPEN_BYTES, REPLY_BYTES, Refusal, Role,
 };
 
+use super::back::TAKES_OVER;
 use super::transport::Transport;
 use crate::link::shm::ShmLink;
 use crate::sys;
@@ -42,6 +43,8 @@ pub struct Own {
 pub struct Stranger {
     pub door: Door,
     pub deadline_millis: u64,
+    /// Dialled in order to take over from an older stream of the same number.
+    pub takes_over: bool,
     step: Step,
     is_certified: bool,
     buffer: Vec<u8>,
@@ -71,7 +74,8 @@ impl Stranger {
     pub fn new(door: Door, now_millis: u64) -> Self {
         let deadline_millis = now_millis + HELLO_MILLIS_MAX;
         let is_certified = door != Door::Relays;
-        Self { door, deadline_millis, step: Step::Connecting, is_certified, buffer: Vec::new() }
+        let (step, buffer) = (Step::Connecting, Vec::new());
+        Self { door, deadline_millis, takes_over: false, step, is_certified, buffer }
     }
 
     /// Whether nothing has been said yet.
@@ -154,7 +158,9 @@ impl Stranger {
     fn start(&self, transport: &mut Transport, own: &Own) -> Result<Step, String> {
         let Door::Dialled(_, stream) = self.door else { return Ok(Step::Open) };
         // Relays tell each other in the place of the cookie which stream this is.
-        let introduction = Introduction { cookie: stream.into(), ..own.introduction };
+        let takes_over = if self.takes_over { TAKES_OVER } else { 0 };
+        let cookie = u64::from(stream) | takes_over;
+        let introduction = Introduction { cookie, ..own.introduction };
         let dialler = Dialler::new(own.job, own.key.clone(), introduction, fresh_nonce()?);
         say(transport, &dialler.open())?;
         Ok(Step::Reply(dialler))

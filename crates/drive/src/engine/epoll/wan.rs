@@ -75,6 +75,11 @@ impl Wan {
         Ok(index)
     }
 
+    /// Whether there is to be UDP at all.
+    pub fn is_wanted(&self) -> bool {
+        self.congestion.is_some()
+    }
+
     /// The hub to dial `to` with.
     fn dialler(&mut self, epoll: &OwnedFd, to: SocketAddr) -> Result<&QuicHub, String> {
         let (role, any) = match to {
@@ -154,13 +159,13 @@ impl Loop<'_> {
         }
     }
 
-    /// Starts a connection. False: there is no UDP here.
+    /// Starts a connection for a stream, which `takes_over` from an older one. False: there is no UDP here.
     pub(super) fn dial_over_udp(
         &mut self,
-        cluster: ClusterId,
-        stream: u32,
+        (cluster, stream): (ClusterId, u32),
         to: SocketAddr,
         now_millis: u64,
+        takes_over: bool,
     ) -> bool {
         if self.wan.congestion.is_none() {
             return false;
@@ -173,7 +178,8 @@ impl Loop<'_> {
                 return false;
             }
         };
-        let stranger = Stranger::new(Door::Dialled(cluster, stream), now_millis);
+        let mut stranger = Stranger::new(Door::Dialled(cluster, stream), now_millis);
+        stranger.takes_over = takes_over;
         self.open(Transport::Quic(link), stranger, Remote::Udp(to)).is_ok()
     }
 }

@@ -26,7 +26,12 @@ fn account() -> Account {
         recover: true,
         restarts: 3,
         ranks: Vec::new(),
+        paths: None,
     }
+}
+
+fn roll(question: Question) -> Option<Account> {
+    (question == Question::Roll).then(account)
 }
 
 /// A client that has said this, and what it has heard when the desk has been served.
@@ -34,7 +39,7 @@ fn ask(desk: &mut Desk, words: &[u8]) -> Vec<u8> {
     let mut client = UnixStream::connect(&desk.path).unwrap();
     client.write_all(words).unwrap();
     for _ in 0..3 {
-        desk.serve(Instant::now(), account);
+        desk.serve(Instant::now(), roll);
     }
     client.set_nonblocking(true).unwrap();
     let mut heard = Vec::new();
@@ -46,13 +51,13 @@ fn ask(desk: &mut Desk, words: &[u8]) -> Vec<u8> {
 fn who_asks_is_answered_and_nothing_is_left() {
     let directory = scratch("asks");
     let mut desk = Desk::open(&directory.0, "job").unwrap();
-    let heard = ask(&mut desk, REQUEST);
+    let heard = ask(&mut desk, Question::Roll.words());
     assert_eq!(serde_json::from_slice::<Account>(&heard).unwrap(), account());
     assert!(desk.clients.is_empty());
     assert_eq!(ask(&mut desk, b"rule 1\n"), b"");
     assert!(desk.clients.is_empty(), "whoever says something else is left at once");
     assert_eq!(ask(&mut desk, b"roll"), b"");
-    desk.serve(Instant::now(), account);
+    desk.serve(Instant::now(), roll);
     assert_eq!(desk.clients.len(), 0, "it has gone");
     drop(desk);
     assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0);
@@ -65,13 +70,13 @@ fn who_stays_silent_is_left_and_a_crowd_waits() {
     let connect = |_| UnixStream::connect(&desk.path).unwrap();
     let crowd: Vec<UnixStream> = (0..CLIENTS_MAX + 2).map(connect).collect();
     let now = Instant::now();
-    desk.serve(now, account);
+    desk.serve(now, roll);
     assert_eq!(desk.clients.len(), CLIENTS_MAX);
     assert_eq!(desk.descriptors().count(), CLIENTS_MAX, "the door is not looked at");
     assert_eq!(desk.next_time(), Some(now + CLIENT_TIME));
-    desk.serve(now + CLIENT_TIME, account);
+    desk.serve(now + CLIENT_TIME, roll);
     assert_eq!(desk.clients.len(), 0);
-    desk.serve(now + CLIENT_TIME, account);
+    desk.serve(now + CLIENT_TIME, roll);
     assert_eq!(desk.clients.len(), 2);
     drop(crowd);
 }
@@ -89,4 +94,21 @@ fn a_directory_that_others_can_open_is_not_used() {
     assert!(Desk::open(&link.0, "job").is_err());
     std::fs::remove_file(&link.0).unwrap();
     assert!(Desk::open(&directory.0, "job").is_ok());
+}
+
+#[test]
+fn who_asks_for_what_takes_a_while_is_answered_when_it_is_known() {
+    let directory = scratch("while");
+    let mut desk = Desk::open(&directory.0, "job").unwrap();
+    assert_eq!(ask(&mut desk, Question::Paths.words()), b"", "it is not known");
+    desk.serve(Instant::now(), roll);
+    assert_eq!(desk.clients.len(), 0, "who has asked has gone");
+    let mut client = UnixStream::connect(&desk.path).unwrap();
+    client.write_all(Question::Paths.words()).unwrap();
+    desk.serve(Instant::now(), roll);
+    assert_eq!(desk.clients.len(), 1);
+    desk.serve(Instant::now(), |_| Some(account()));
+    let mut heard = Vec::new();
+    client.read_to_end(&mut heard).unwrap();
+    assert_eq!(serde_json::from_slice::<Account>(&heard).unwrap(), account());
 }

@@ -40,6 +40,7 @@ use state::Facts;
 
 use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, least_window};
 use super::pacer::BATCH_BYTES_MAX;
+use super::rtt::SAMPLE_NANOS_MAX;
 use super::time::{MILLISECOND, SECOND, Time, bytes_in, percent_of, rate_of};
 
 /// Rounds for which a measured rate counts; more than from one Up to the next, so that there is
@@ -246,6 +247,9 @@ impl Bbr {
         self.in_flight = self.in_flight.saturating_sub(acked.bytes);
         self.round.is_app_limited |= acked.is_app_limited;
         self.end_timeout(acked.sent_at);
+        if now.nanos_since(acked.sent_at) >= SAMPLE_NANOS_MAX {
+            return self.resume(now);
+        }
         self.measure_bunch(now, acked.bytes);
         let is_stale = self.measure_rtt(now, acked.rtt_nanos);
         let is_first = self.round.bytes == 0;
@@ -318,6 +322,14 @@ impl Bbr {
         // Only what is sent after the first acknowledgement can end it, or it would be one datagram.
         self.start_round(self.delivered.saturating_add(1));
         self.round.flight_at = Some(now);
+        self.bunching = Bunching { since: now, bytes: 0 };
+    }
+
+    /// Somebody was away, computing or stopped. A rate with that time in it would be none of the path's: it is measured anew
+    /// with what is sent from now on.
+    fn resume(&mut self, now: Time) {
+        self.start_round(self.delivered.saturating_add(1));
+        self.measure_from(now, now);
         self.bunching = Bunching { since: now, bytes: 0 };
     }
 

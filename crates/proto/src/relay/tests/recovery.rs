@@ -1,19 +1,21 @@
 //! Endpoints that are killed and come back.
 
 use super::*;
-use crate::relay::history::Histories;
+use crate::relay::history::{Histories, TOLD_BYTES_MAX};
 
 /// A relay of one cluster whose endpoints 0 and 1 are attached.
 fn recovering() -> (Relay, [LinkId; 2]) {
     let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
     relay.set_recovering();
     let links = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
-    links.iter().for_each(|link| assert_eq!(written(&mut relay, *link), [INTAKES_END]));
+    links.iter().for_each(|link| assert_eq!(written(&mut relay, *link), [opening(0)]));
     (relay, links)
 }
 
-/// What an endpoint is told of its intakes last, if it has sent nothing.
-const INTAKES_END: (Kind, u64, u32) = (Kind::Intake, 0, 0);
+/// What an endpoint is told first: that it has sent so much.
+fn opening(sent: u32) -> (Kind, u64, u32) {
+    (Kind::Intake, 0, sent)
+}
 
 fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
     let taken = relay.handle_input(from, &mut bytes);
@@ -30,15 +32,15 @@ fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
     bytes
 }
 
-/// Takes what waits for an endpoint: of each frame its kind, number and credit (of the end of intakes: what was sent).
+/// Takes what waits for an endpoint: of each frame its kind, number and credit (of what is told first: what was sent).
 fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
     let bytes: Vec<u8> = relay.slices(link, &[]).flatten().copied().collect();
     relay.handle_sent(link, bytes.len(), &[]);
     let mut frames = Vec::new();
     let mut rest = &bytes[..];
     while let Ok(header) = Header::parse(rest) {
-        let is_end = header.kind == Kind::Intake && header.sequence == 0;
-        let last = if is_end { header.delivered as u32 } else { header.credit };
+        let is_opening = header.kind == Kind::Intake && header.sequence == 0;
+        let last = if is_opening { header.delivered as u32 } else { header.credit };
         frames.push((header.kind, header.sequence, last));
         rest = &rest[HEADER_BYTES + header.length as usize..];
     }
@@ -59,8 +61,7 @@ fn a_new_start_is_given_the_same_and_what_it_sends_again_goes_nowhere() {
     let one = relay.attach(rank(1), 1).unwrap();
     let given = written(&mut relay, one);
     let kind = Kind::Message;
-    let end = (Kind::Intake, 0, 1);
-    assert_eq!(given, [(Kind::Intake, 7, 1), end, (kind, 0, 0), (kind, 10, 0)]);
+    assert_eq!(given, [opening(1), (Kind::Intake, 7, 1), (kind, 0, 0), (kind, 10, 0)]);
     send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
     send(&mut relay, one, frame(rank(1), rank(0), 5, 5));
@@ -105,7 +106,7 @@ fn time_that_went_on_without_a_frame_goes_on_again() {
     let bytes: Vec<u8> = relay.slices(one, &[]).flatten().copied().collect();
     let told = bytes.chunks(HEADER_BYTES).map(|frame| Header::parse(frame).unwrap());
     let told: Vec<_> = told.map(|it| (it.sequence, it.credit, it.delivered)).collect();
-    assert_eq!(told, [(3, 0, 4_000_000), (1, 2, 17), (0, 0, 0)]);
+    assert_eq!(told, [(0, 2, 0), (3, 0, 4_000_000), (1, 2, 17)]);
 }
 
 /// A relay of cluster 0 with endpoint 1, and a stream to the relay of cluster 1.
@@ -134,8 +135,7 @@ fn what_was_lost_between_relays_while_an_endpoint_was_away_is_told_to_its_next_s
     for start in 1..3 {
         let one = relay.attach(rank(1), start).unwrap();
         while relay.poll_flush().is_some() {}
-        let end = (Kind::Intake, 0, 1);
-        assert_eq!(written(&mut relay, one), [end, (Kind::Lost, seal(far, rank(1)), 0)]);
+        assert_eq!(written(&mut relay, one), [opening(1), (Kind::Lost, seal(far, rank(1)), 0)]);
         relay.suspend(one);
     }
 }
@@ -185,5 +185,129 @@ fn what_a_killed_one_has_still_said_passes_an_output_that_is_full() {
     assert_eq!(send(&mut relay, one, intake(rank(1), 5, 1, 0)), Stop::Partial);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    assert_eq!(written(&mut relay, one)[0], (Kind::Intake, 5, 1));
+    assert_eq!(written(&mut relay, one)[1], (Kind::Intake, 5, 1));
+}
+
+/// Much has been given to endpoint 1, and taken in: frames of 30,000 bytes, each in an intake of its own, with three in
+/// between in which only time went on. What a new start of it must be told of that, without the opening.
+fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u64, u32)> {
+    let mut expected = Vec::new();
+    for n in 0..400_u64 {
+        let sequence = n * 30_000;
+        send(relay, zero, frame(rank(0), rank(1), sequence, 30_000));
+        for polls in 1..=3 {
+            send(relay, one, intake(rank(1), polls, 0, 1_000));
+            expected.push((Kind::Intake, polls, 0));
+        }
+        send(relay, one, intake(rank(1), n + 4, 1, 0));
+        expected.extend([(Kind::Intake, n + 4, 1), (Kind::Message, sequence, 0)]);
+    }
+    while !written(relay, one).is_empty() {}
+    expected
+}
+
+/// What endpoint 1 is told, piece by piece; `between` them others are served.
+fn told(
+    relay: &mut Relay,
+    one: LinkId,
+    mut between: impl FnMut(&mut Relay),
+) -> Vec<(Kind, u64, u32)> {
+    let mut told = Vec::new();
+    loop {
+        let waiting = relay.port(one).waiting_bytes();
+        assert!(waiting <= TOLD_BYTES_MAX + 2 * FRAME_BYTES_MAX, "{waiting} bytes wait");
+        let piece = written(relay, one);
+        between(relay);
+        if piece.is_empty() && !relay.has_to_tell() {
+            return told;
+        }
+        told.extend(piece);
+        relay.tell();
+        while relay.poll_flush().is_some() {}
+    }
+}
+
+#[test]
+fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
+    let (mut relay, [zero, one]) = recovering();
+    let mut expected = much(&mut relay, [zero, one]);
+    relay.suspend(one);
+    let one = relay.attach(rank(1), 1).unwrap();
+    let (two, three) = (relay.attach(rank(2), 0).unwrap(), relay.attach(rank(3), 0).unwrap());
+    assert_eq!((written(&mut relay, two), written(&mut relay, three).len()), (vec![opening(0)], 1));
+    let mut rounds = 0;
+    let given = told(&mut relay, one, |relay| {
+        rounds += 1;
+        send(relay, two, frame(rank(2), rank(3), rounds, 10));
+        assert_eq!(written(relay, three), [(Kind::Message, rounds, 0)]);
+        if rounds == 2 {
+            // For the one that is being told, too: in its turn.
+            send(relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
+        }
+    });
+    assert!(rounds > 30, "{rounds}");
+    expected.insert(0, opening(0));
+    expected.push((Kind::Message, 400 * 30_000, 0));
+    assert_eq!(given.len(), expected.len());
+    assert_eq!(given, expected);
+    // From now on it gets what comes.
+    send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
+    assert_eq!(written(&mut relay, one).len(), 1);
+    assert_eq!(relay.queued_bytes(), 0);
+}
+
+#[test]
+fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
+    let (mut relay, [zero, one]) = recovering();
+    let expected = much(&mut relay, [zero, one]);
+    let mut link = one;
+    for start in 1..4 {
+        relay.suspend(link);
+        send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + start * 10, 10));
+        link = relay.attach(rank(1), start as u32).unwrap();
+        let piece = written(&mut relay, link);
+        assert_eq!((piece[0], piece[1]), (opening(0), expected[0]));
+        assert!(piece.len() < expected.len() / 10);
+        assert!(relay.tell() && relay.port(link).waiting_bytes() > 0);
+    }
+    let rest = told(&mut relay, link, |_| ());
+    assert_eq!(rest.last(), Some(&(Kind::Message, 400 * 30_000 + 30, 0)));
+    // It leaves while it is told, and nobody else is told in its place.
+    relay.suspend(link);
+    let one = relay.attach(rank(1), 4).unwrap();
+    relay.detach(one);
+    let two = relay.attach(rank(2), 0).unwrap();
+    assert_eq!(written(&mut relay, two), [opening(0)]);
+    assert!(!relay.tell());
+}
+
+#[test]
+fn one_that_is_being_told_what_was_hears_all_of_it_though_it_may_not_come_back_again() {
+    let (mut relay, [zero, one]) = recovering();
+    let expected = much(&mut relay, [zero, one]);
+    relay.suspend(one);
+    let one = relay.attach(rank(1), 1).unwrap();
+    let histories = relay.histories.as_mut().unwrap();
+    histories.set_bytes_max(0);
+    send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
+    let given = told(&mut relay, one, |_| ());
+    assert_eq!(given.len(), expected.len() + 2);
+    send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
+    assert_eq!(written(&mut relay, one).len(), 1);
+    relay.suspend(one);
+    assert!(relay.attach(rank(1), 2).unwrap_err().contains("cannot come back"));
+}
+
+#[test]
+fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
+    let (mut relay, [zero, one]) = recovering();
+    let mut goodbye = frame(rank(1), rank(0), 0, 8);
+    goodbye[4] = Kind::Goodbye as u8;
+    goodbye[7] = guard(&goodbye);
+    send(&mut relay, one, goodbye);
+    assert!(!relay.may_return(one));
+    // In the name of somebody else.
+    let stop = send(&mut relay, one, frame(rank(2), rank(0), 8, 10));
+    assert!(matches!(stop, Stop::Broken(_)) && relay.may_return(one));
+    assert_eq!(written(&mut relay, zero).len(), 1);
 }

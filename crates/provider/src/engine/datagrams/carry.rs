@@ -101,7 +101,7 @@ impl Engine {
             let copy = match frame.payload {
                 // SAFETY: as above.
                 Some((memory, at, len)) if frame.wants_copy => {
-                    Some(unsafe { memory.keep(at, len) })
+                    Some(unsafe { memory.keep(at, len, &mut Sum::Off.start()) })
                 }
                 _ => None,
             };
@@ -299,7 +299,7 @@ impl Engine {
         };
         if error.kind() != io::ErrorKind::InvalidData {
             self.datagrams().spoilt += 1;
-            return;
+            return peer.into_iter().for_each(|peer| self.count_spoilt(peer, path));
         }
         if let Some(peer) = peer {
             log!(Warn, "{}: {error}", self.core.address(peer));

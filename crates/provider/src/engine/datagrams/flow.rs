@@ -507,4 +507,146 @@ mod tests {
         (0..20).for_each(|_| drop(trial.turn()));
         assert!(trial.flow.size() < size);
     }
+
+    /// What can happen to a path that has been silent since `SINCE`, at `NOW`.
+    #[derive(Clone, Copy, Debug)]
+    enum Event {
+        Heard,
+        Probed,
+        Answered,
+        AnsweredUnasked,
+        Bypassed,
+        Questioned,
+        Absent,
+        Shaken,
+        Closed,
+        /// So long after something was sent it is judged, and the peer was heard elsewhere so long after that.
+        Judged(u64, u64),
+    }
+
+    /// What it tells its owner.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Says {
+        Nothing,
+        /// The doubt is over, or is new.
+        Doubt(bool),
+        Opened,
+        Lost,
+    }
+
+    const SINCE: Time = Time(SECOND);
+
+    #[test]
+    fn a_line_in_every_state_under_every_event() {
+        use Event::*;
+        use State::{Doubted, Trying, Up};
+        let quiet = Says::Nothing;
+        let keeps = [(Trying, quiet), (Up, quiet), (Doubted, quiet)];
+        let doubts = [(Trying, quiet), (Doubted, Says::Doubt(true)), (Doubted, quiet)];
+        let (half, whole) = (PATIENCE / 2, PATIENCE);
+        let rows = [
+            (Heard, [(Trying, quiet), (Up, quiet), (Up, Says::Doubt(false))]),
+            (Probed, keeps),
+            (Answered, [(Up, Says::Opened), (Up, quiet), (Doubted, quiet)]),
+            (AnsweredUnasked, keeps),
+            (Bypassed, doubts),
+            (Questioned, keeps),
+            (Absent, keeps),
+            (Shaken, keeps),
+            (Closed, [(Trying, quiet); 3]),
+            (Judged(half, 2 * whole), keeps),
+            (Judged(half + 1, 0), doubts),
+            // Not at once, however late it is: the peer must have had something to answer.
+            (Judged(whole + 1, half), doubts),
+            (Judged(100 * whole, half), doubts),
+            (
+                Judged(whole + 1, half + 1),
+                [(Trying, quiet), (Doubted, Says::Doubt(true)), (Trying, Says::Lost)],
+            ),
+            (Judged(whole, 2 * whole), doubts),
+        ];
+        for (event, expected) in rows {
+            for (state, expected) in [Trying, Up, Doubted].into_iter().zip(expected) {
+                let mut flow = Flow { state, ..Flow::new(Time(0), 1472) };
+                let probe = flow.small_probe(SINCE);
+                let said = happen(&mut flow, event, probe);
+                assert_eq!((flow.state, said), expected, "{state:?} under {event:?}");
+                assert_eq!(flow.is_open(), flow.state != Trying);
+            }
+        }
+    }
+
+    fn happen(flow: &mut Flow, event: Event, probe: Probe) -> Says {
+        let now = SINCE.after(PATIENCE / 4);
+        let is_new = |is_new: bool, means: Says| if is_new { means } else { Says::Nothing };
+        match event {
+            Event::Heard => return is_new(flow.handle_heard(), Says::Doubt(false)),
+            Event::Bypassed => return is_new(flow.doubt(now), Says::Doubt(true)),
+            Event::Answered => {
+                return is_new(flow.handle_answer(now, probe) == News::Opened, Says::Opened);
+            }
+            Event::AnsweredUnasked => {
+                let strange = Probe { number: probe.number + 1, ..probe };
+                return is_new(flow.handle_answer(now, strange) != News::Nothing, Says::Opened);
+            }
+            Event::Judged(silent, elsewhere) => {
+                return match flow.judge(SINCE.after(silent), PATIENCE, SINCE.after(elsewhere)) {
+                    Verdict::Fine => Says::Nothing,
+                    Verdict::Doubt => Says::Doubt(true),
+                    Verdict::Lost => Says::Lost,
+                };
+            }
+            Event::Probed => flow.handle_probed(now),
+            Event::Questioned => flow.question(now),
+            Event::Absent => flow.handle_absence(now),
+            Event::Shaken => flow.shake(now),
+            Event::Closed => flow.close(now),
+        }
+        Says::Nothing
+    }
+
+    #[test]
+    fn the_next_probe_in_every_state_after_every_event() {
+        let (now, later) = (SINCE, SINCE.after(SECOND));
+        let due =
+            |flow: &mut Flow, at: Time| flow.due_probe(at, PAUSE_MAX).map(|p| p.size as usize);
+        // What has happened; the probe that is due then, of a path that is tried, up, doubted. None of them had waited for
+        // anything, and the next trial was a second away.
+        type Happen = fn(&mut Flow, Time);
+        let (base, small) = (Some(BASE_BYTES), Some(PROBE_BYTES));
+        let rows: [(&str, Happen, [Option<usize>; 3]); 6] = [
+            ("nothing", |_, _| (), [None; 3]),
+            ("the peer probes", |flow, now| flow.handle_probed(now), [base, None, None]),
+            ("the way may be another", |flow, now| flow.shake(now), [base, None, None]),
+            // Long ago, and its time has come.
+            ("something was sent", |flow, _| flow.note_sent(Time(0)), [None, None, None]),
+            (
+                "the same, and the way may be another",
+                |flow, now| {
+                    flow.note_sent(Time(0));
+                    flow.shake(now);
+                },
+                [base, small, small],
+            ),
+            (
+                "the same, and we were away",
+                |flow, now| {
+                    flow.note_sent(Time(0));
+                    flow.shake(now);
+                    flow.handle_absence(now);
+                },
+                [base, None, None],
+            ),
+        ];
+        for (what, happen, expected) in rows {
+            for (state, expected) in
+                [State::Trying, State::Up, State::Doubted].into_iter().zip(expected)
+            {
+                let mut flow =
+                    Flow { state, next: later, proved: now, ..Flow::new(Time(0), BASE_BYTES) };
+                happen(&mut flow, now);
+                assert_eq!(due(&mut flow, now), expected, "{state:?} when {what}");
+            }
+        }
+    }
 }

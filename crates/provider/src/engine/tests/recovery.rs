@@ -43,13 +43,14 @@ impl Recorded {
     /// After a start that has told `intakes` and sent so many other frames.
     fn start_again(intakes: &[Vec<u8>], sent: u64) -> Recorded {
         let mut again = Recorded::start();
+        let told = Header::parse(&intakes[0]).unwrap();
+        let mut opening = [0; HEADER_BYTES];
+        let credit = intakes.len() as u32;
+        Header { sequence: 0, credit, delivered: sent, ..told }.emit(&mut opening);
+        assert!(again.relay.send(&opening, &[]));
         for intake in intakes {
             assert!(again.relay.send(intake, &[]));
         }
-        let told = Header::parse(&intakes[0]).unwrap();
-        let mut end = [0; HEADER_BYTES];
-        Header { sequence: 0, credit: 0, delivered: sent, ..told }.emit(&mut end);
-        assert!(again.relay.send(&end, &[]));
         again.party.engine.learn_record().unwrap();
         again
     }
@@ -105,4 +106,12 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(kinds(&second.sent()), [Kind::Intake, Kind::Ask]);
+}
+
+#[test]
+fn who_is_not_taken_back_says_where_to_read_why() {
+    let Recorded { mut party, relay, .. } = Recorded::start();
+    drop(relay);
+    let error = party.engine.learn_record().unwrap_err().to_string();
+    assert!(error.contains("--relay-log"), "{error}");
 }

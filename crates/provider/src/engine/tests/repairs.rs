@@ -2,6 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
+use landbridge_drive::check::Sum;
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::Path;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
 
 use super::*;
@@ -75,4 +78,49 @@ fn a_path_that_is_heard_again_does_not_stand_in_for_one_that_was_lost() {
         party.engine.trust_again(silent);
         assert_eq!(has_repair(&party, peer), is_lost);
     }
+}
+
+/// A checked message of five bytes, whole.
+fn message_frame() -> Vec<u8> {
+    let mut other = Party::open();
+    let number = other.av.insert(name_at(SocketAddr::from(([127, 0, 0, 1], 9)), 1));
+    let mut bytes = [7; 5];
+    let iov = [Iov { base: bytes.as_mut_ptr(), len: bytes.len() }];
+    let message = endpoint::Message { memory: Bytes::borrow(&iov), ..other.message_to(number) };
+    let (peer, path) = (other.engine.peer_of(number).unwrap(), PathId(1));
+    let core = &mut other.engine.core;
+    core.send(message).unwrap();
+    core.open_path(peer, path, Path { checked: true, ..Path::RELAY });
+    let mut frame = core.poll_transmit(peer, path).unwrap();
+    let payload = frame.payload;
+    // SAFETY: the memory is on this stack.
+    unsafe { integrity::fill_in(Sum::Crc32c, &mut frame, payload) };
+    [frame.front(), &bytes[..]].concat()
+}
+
+/// Also when it comes in parts, and when its path is made anew for it.
+#[test]
+fn what_arrives_spoilt_over_tcp_is_counted_for_its_path() {
+    let (mut party, peer, id, _taken, mut far) = linked();
+    party.engine.links[id].as_mut().unwrap().sum = Sum::Crc32c;
+    let path_of = |party: &Party| party.engine.paths_of(peer)[0].clone();
+    assert_eq!((path_of(&party).what, path_of(&party).spoilt), ("tcp", 0));
+    let mut frame = message_frame();
+    let last = frame.len() - 1;
+    frame[last] ^= 1;
+    far.write_all(&frame).unwrap();
+    until(|| party.engine.read_stream(id) > 0);
+    assert_eq!(path_of(&party).spoilt, 1);
+
+    far.write_all(&frame[..last]).unwrap();
+    until(|| party.engine.read_stream(id) > 0);
+    far.write_all(&frame[last..]).unwrap();
+    until(|| party.engine.read_stream(id) > 0);
+    assert_eq!(path_of(&party).spoilt, 2);
+
+    frame[8] ^= 1;
+    far.write_all(&frame).unwrap();
+    until(|| party.engine.read_stream(id) > 0);
+    let path = path_of(&party);
+    assert_eq!((path.spoilt, path.losses, path.state), (3, 1, ledger::State::Down));
 }

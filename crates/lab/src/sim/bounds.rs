@@ -1,0 +1,128 @@
+//! What endpoints hold, compared with its bounds, all the time.
+//!
+//! What may never happen: something is kept for nobody; a path of datagrams counts as under way what is not; anything grows
+//! with time, or with how badly paths behave, beyond what the operations in flight account for.
+
+use std::collections::BTreeSet;
+
+use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use landbridge_proto::endpoint::{Flying, Holdings};
+use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
+
+use super::world::World;
+use super::{Violation, require};
+
+/// Asks of one path that are remembered (`ASKS_MAX` of the endpoint's flows).
+const ASKS_MAX: usize = 16;
+/// Spoilt ranges at once (`SPOILT_MAX`).
+const SPOILT_MAX: usize = 64;
+/// Datagrams that may overtake one before it is lost (`OVERTAKEN_MAX`).
+const OVERTAKEN_MAX: usize = 1 << 10;
+/// Answers that one operation of the peer may have waiting: a grant or a refusal, and the bytes that it has asked for; and as
+/// much for one before it, which the peer believes to be over while pieces of it are still under way.
+const ANSWERS_MAX: usize = 4;
+/// One process in turn is looked at after so many steps.
+const STEPS: usize = 8;
+
+impl World {
+    /// Looks at one process, now and then.
+    pub fn check_bounds(&mut self) -> Result<(), Violation> {
+        self.steps += 1;
+        if !self.steps.is_multiple_of(STEPS) {
+            return Ok(());
+        }
+        let node = self.steps / STEPS % self.nodes.len();
+        self.check_bounds_of(node)
+    }
+
+    pub fn check_bounds_of(&mut self, node: usize) -> Result<(), Violation> {
+        self.reap(node)?;
+        let endpoint = &self.nodes[node].endpoint;
+        require!(endpoint.alarms() <= endpoint.peers(), "{node} wants to be woken too often");
+        for other in 0..self.nodes.len() {
+            let Some(peer) = self.nodes[node].peers[other] else { continue };
+            if self.model.failed[node][other] || self.model.failed[other][node] {
+                continue;
+            }
+            self.check_held(node, other, &self.nodes[node].endpoint.holdings(peer))?;
+            for lane in 0..self.links[node][other].len() {
+                let flying = self.nodes[node].endpoint.flying(peer, PathId(lane as u8));
+                flying.map_or(Ok(()), |flying| check_flying((node, other, lane), &flying))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_held(&self, node: usize, other: usize, held: &Holdings) -> Result<(), Violation> {
+        let say = |what: &str| format!("{node} has too much for {other}: {what}: {held:?}");
+        let lanes = self.links[node][other].len();
+        let operations = |node: usize| self.nodes[node].config.operations_max;
+        let answers = ANSWERS_MAX * operations(other);
+        // One goodbye, too.
+        require!(held.queue <= operations(node) + answers + 1, "{}", say("queue"));
+        require!(held.awaiting <= operations(node), "{}", say("awaiting"));
+        // Reports and asks by each path and by none.
+        require!(held.errands <= 2 * (lanes + 1), "{}", say("errands"));
+        require!(held.spoilt <= SPOILT_MAX, "{}", say("spoilt"));
+        require!(held.keeping <= lanes, "{}", say("keeping"));
+        let window = self.nodes[node].config.eager_window as usize;
+        require!(held.announced <= window, "{}", say("announced"));
+        require!(held.lost <= held.kept, "{}", say("lost"));
+        let span = SPAN_BYTES_MAX + FRAME_BODY_BYTES_MAX as u64;
+        require!(!held.may_overtake || held.unconfirmed <= span, "{}", say("unconfirmed"));
+        // What nothing keeps has no place in the outgoing: its bytes are all confirmed.
+        require!(held.unconfirmed > 0 || held.kept == 0, "{}", say("kept"));
+        Ok(())
+    }
+
+    /// Gives back the copies that are kept for nobody.
+    pub fn reap(&mut self, node: usize) -> Result<(), Violation> {
+        let state = &mut self.nodes[node];
+        if state.copies.is_empty() {
+            return Ok(());
+        }
+        let peers = state.peers.iter().flatten();
+        let kept: BTreeSet<u32> = peers
+            .flat_map(|&peer| state.endpoint.kept_memory(peer))
+            .map(|piece| piece.slot())
+            .collect();
+        let (kept, free) =
+            std::mem::take(&mut state.copies).into_iter().partition(|copy| kept.contains(&copy.0));
+        state.copies = kept;
+        let free: std::collections::BTreeMap<_, _> = free;
+        for piece in free.into_values() {
+            self.arena.free(piece)?;
+        }
+        Ok(())
+    }
+
+    /// A copy of what has left is kept, or would be: whether that is allowed. Answers are copied in any case, for nobody else
+    /// holds their bytes.
+    pub fn check_copy(&self, node: usize, is_answer: bool, bytes: u64) -> Result<(), Violation> {
+        let (copied, most) = (self.nodes[node].copied_bytes(), self.nodes[node].copies_max);
+        let has_room = copied < most || is_answer;
+        require!(has_room, "{node} copies {bytes} bytes, and has {copied} of {most}");
+        Ok(())
+    }
+}
+
+fn check_flying((from, to, lane): (usize, usize, usize), flying: &Flying) -> Result<(), Violation> {
+    let say = |what: &str| format!("from {from} to {to} by {lane}: {what}: {flying:?}");
+    require!(flying.counted == flying.kept, "{}", say("under way and kept differ"));
+    require!(flying.asks <= ASKS_MAX, "{}", say("asks"));
+    // Those behind the oldest of which nothing is known; that is lost when enough of them have arrived.
+    let notes = SPAN_FRAMES_MAX + OVERTAKEN_MAX + ASKS_MAX;
+    require!(flying.notes <= notes, "{}", say("notes"));
+    Ok(())
+}
+
+/// What has just left by a path of datagrams had room there.
+pub fn check_window(before: &Flying, after: &Flying) -> Result<(), Violation> {
+    let grows = after.counted > before.counted;
+    let most = before.window.max(after.window).max(before.datagram);
+    require!(
+        !grows || after.counted <= most,
+        "more is under way than may be: {before:?} {after:?}"
+    );
+    Ok(())
+}

@@ -1,0 +1,411 @@
+//! Processes that crash, and are brought back from their relay's record, under a seed.
+//!
+//! Two clusters, each with a relay that records; a stream between them that breaks; programs ([`process`]) that send each
+//! other messages of all sizes and take what comes, in an order that chance decides. Any of them may be killed, also in the
+//! middle of what it says, several at once, and while it comes back.
+//!
+//! What may never happen: a new start sees something else, or in another order, than the one before; a message is lost,
+//! doubled or changed; somebody hears that another one is gone; a relay stops one for doing something else than before.
+
+mod process;
+
+use landbridge_proto::id::{Address, ClusterId};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
+use landbridge_proto::route::table::{LinkId, Range};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+
+use super::random::Random;
+use super::{Tally, Violation, require};
+use process::{Event, Need, Process, Task};
+
+/// More steps than any run takes.
+const STEPS_MAX: usize = 3_000_000;
+/// Microseconds that a step takes at most, and that one may take in which everybody sleeps.
+const STEP_MICROS: u64 = 400;
+const SLEEP_MICROS: u64 = 2_000_000;
+
+/// One process, whichever start of it there is.
+struct Rank {
+    task: Task,
+    process: Option<Process>,
+    incarnation: u32,
+    link: Option<LinkId>,
+    /// What a killed start has left in its ring.
+    last_words: Vec<u8>,
+    polls: u64,
+    /// What the start that came furthest has seen.
+    events: Vec<Event>,
+    is_paused: bool,
+    is_done: bool,
+}
+
+/// One side: its relay and the stream to the other.
+struct Side {
+    relay: Relay,
+    lane: Option<LinkId>,
+    /// Bytes from the other side.
+    wire: Vec<u8>,
+    is_paused: bool,
+}
+
+struct World {
+    random: Random,
+    sides: [Side; 2],
+    ranks: Vec<Rank>,
+    per_side: usize,
+    ring_bytes: usize,
+    micros: u64,
+    /// Of a thousand steps, in how many somebody is killed, or the stream breaks.
+    kills: u64,
+    breaks: u64,
+    kills_left: u32,
+    tally: Tally,
+    trace: bool,
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, trace: bool) -> Result<Tally, Violation> {
+    let mut world = World::new(seed, trace)?;
+    for _ in 0..STEPS_MAX {
+        if world.ranks.iter().all(|rank| rank.is_done && rank.process.is_some()) {
+            return Ok(world.tally);
+        }
+        world.step()?;
+    }
+    Err(Violation("the programs never end".into()))
+}
+
+impl World {
+    fn new(seed: u64, trace: bool) -> Result<Self, Violation> {
+        let mut random = Random::new(seed);
+        let per_side = random.pick(&[1, 1, 2]);
+        let count = 2 * per_side as u32;
+        let bytes_max = random.pick(&[10, 500, 5_000, 60_000, 200_000]);
+        let each = random.pick(&[3, 20, 60]).min(4_000_000 / bytes_max.max(1) as u32);
+        let window = random.pick(&[100, 5_000, 100_000]);
+        let task = |index| Task { index, count, each, bytes_max, seed, window };
+        let rank = |index| Rank {
+            task: task(index),
+            process: None,
+            incarnation: 0,
+            link: None,
+            last_words: Vec::new(),
+            polls: 0,
+            events: Vec::new(),
+            is_paused: false,
+            is_done: false,
+        };
+        let range =
+            |first| Range { first: first * per_side as u32, count: per_side as u32, spawned: 0 };
+        let micros = random.below(1 << 40);
+        let side = |own| {
+            let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);
+            let mut relay = relay.map_err(|why| Violation(why.into()))?;
+            relay.set_recovering();
+            Ok(Side { relay, lane: None, wire: Vec::new(), is_paused: false })
+        };
+        let ring_bytes = random.pick(&[FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX, 256 << 10]);
+        let (kills, breaks) = (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 0, 1, 10]));
+        let kills_left = random.pick(&[1, 3, 10, 30]);
+        let mut world = Self {
+            sides: [side(0)?, side(1)?],
+            ranks: (0..count).map(rank).collect(),
+            per_side,
+            ring_bytes,
+            micros,
+            kills,
+            breaks,
+            kills_left,
+            random,
+            tally: Tally::default(),
+            trace,
+        };
+        world.join()?;
+        Ok(world)
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("{}", what());
+        }
+    }
+
+    fn side_of(&self, rank: usize) -> usize {
+        rank / self.per_side
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        self.micros += self.random.below(STEP_MICROS);
+        let rank = self.random.index(self.ranks.len());
+        match self.ranks[rank].process.is_some() {
+            false if self.random.percent(20) => self.start(rank)?,
+            false => (),
+            true => self.work(rank)?,
+        }
+        if self.random.below(1_000) < self.breaks {
+            self.part()?;
+        }
+        if self.sides[0].lane.is_none() && self.random.percent(2) {
+            self.join()?;
+        }
+        for side in 0..2 {
+            if self.random.percent(50) {
+                self.serve(side)?;
+            }
+        }
+        // A jump now and then, so that somebody asks because of the time.
+        if self.random.below(3_000) == 0 {
+            self.micros += self.random.below(SLEEP_MICROS);
+            for side in &mut self.sides {
+                side.relay.handle_time(self.micros / 1_000);
+            }
+        }
+        Ok(())
+    }
+
+    // --- processes
+
+    fn start(&mut self, rank: usize) -> Result<(), Violation> {
+        let side = self.side_of(rank);
+        let micros = self.micros;
+        self.hear_out(rank)?;
+        let Rank { task, incarnation, polls, .. } = self.ranks[rank];
+        let address = Address::new(task.index, 0);
+        let link = self.sides[side].relay.attach(address, incarnation);
+        let link = link.map_err(|why| Violation(format!("{rank} cannot come back: {why}")))?;
+        self.say(|| format!("{rank} begins for the {incarnation}th time"));
+        let it = &mut self.ranks[rank];
+        (it.link, it.incarnation) = (Some(link), incarnation + 1);
+        it.process = Some(Process::new(task, polls, micros));
+        self.drain(side, &[])
+    }
+
+    /// The ring of a start that was killed is read to its end.
+    fn hear_out(&mut self, rank: usize) -> Result<(), Violation> {
+        let side = self.side_of(rank);
+        let Some(link) = self.ranks[rank].link.take() else { return Ok(()) };
+        let mut bytes = std::mem::take(&mut self.ranks[rank].last_words);
+        self.ranks[rank].is_paused = false;
+        let relay = &mut self.sides[side].relay;
+        relay.hear_out(link);
+        let taken = relay.handle_input(link, &mut bytes);
+        require!(taken.stop == Stop::Partial, "the last words of {rank}: {:?}", taken.stop);
+        self.drain(side, &bytes)?;
+        self.sides[side].relay.suspend(link);
+        Ok(())
+    }
+
+    fn work(&mut self, rank: usize) -> Result<(), Violation> {
+        let micros = self.micros;
+        let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.kills;
+        let it = &mut self.ranks[rank];
+        let Some(process) = &mut it.process else { return Ok(()) };
+        let (said, seen) = (process.up.len(), it.events.len());
+        if process.step(micros)? == Need::Relay {
+            self.tally.count("waits for the relay");
+        }
+        it.polls = it.polls.max(process.polls);
+        let known = it.events.len().min(process.events.len());
+        require!(it.events[..known] == process.events[..known], "{rank} sees something else");
+        it.events.extend_from_slice(&process.events[known..]);
+        it.is_done |= process.is_done();
+        if is_killed {
+            it.events.truncate(seen.max(known));
+            self.kill(rank, said);
+        }
+        Ok(())
+    }
+
+    /// It is killed while it said what lies behind `said` in its ring: some of that has been.
+    fn kill(&mut self, rank: usize, said: usize) {
+        self.kills_left -= 1;
+        let it = &mut self.ranks[rank];
+        let Some(process) = it.process.take() else { return };
+        let mut ends = vec![said];
+        let mut at = said;
+        while let Ok(header) = Header::parse(&process.up[at..]) {
+            at += HEADER_BYTES + header.length as usize;
+            ends.push(at);
+        }
+        let end = self.random.pick(&ends);
+        let is_again = process.intakes_again > 0;
+        it.last_words = process.up[..end].to_vec();
+        it.is_done = false;
+        self.tally.count("processes killed");
+        self.tally.add_some("intakes done again", process.intakes_again);
+        if is_again && process.polls < it.polls {
+            self.tally.count("processes killed while they come back");
+        }
+        if end < at {
+            self.tally.count("processes killed in the middle of what they say");
+        }
+        self.say(|| format!("{rank} is killed"));
+    }
+
+    // --- relays
+
+    fn serve(&mut self, side: usize) -> Result<(), Violation> {
+        for rank in side * self.per_side..(side + 1) * self.per_side {
+            self.hand_over(rank)?;
+        }
+        self.hand_over_wire(side)?;
+        // Outputs may have room again.
+        for rank in side * self.per_side..(side + 1) * self.per_side {
+            if let (Some(link), true) = (self.ranks[rank].link, self.ranks[rank].process.is_some())
+            {
+                self.write(side, link, &[])?;
+            }
+        }
+        if let Some(lane) = self.sides[side].lane {
+            self.write(side, lane, &[])?;
+        }
+        self.drain(side, &[])?;
+        while let Some(link) = self.sides[side].relay.poll_resume() {
+            let rank = self.ranks.iter().position(|rank| rank.link == Some(link));
+            match rank.filter(|rank| self.side_of(*rank) == side) {
+                Some(rank) => {
+                    self.ranks[rank].is_paused = false;
+                    self.hand_over(rank)?;
+                }
+                None => {
+                    self.sides[side].is_paused = false;
+                    self.hand_over_wire(side)?;
+                }
+            }
+        }
+        if self.sides[side].relay.has_to_tell() {
+            self.tally.count("pieces told");
+            self.sides[side].relay.tell();
+            self.drain(side, &[])?;
+        }
+        Ok(())
+    }
+
+    /// The relay reads some of what a process has said.
+    fn hand_over(&mut self, rank: usize) -> Result<(), Violation> {
+        let side = self.side_of(rank);
+        let it = &mut self.ranks[rank];
+        let (Some(link), Some(process), false) = (it.link, &mut it.process, it.is_paused) else {
+            return Ok(());
+        };
+        let part = self.random.below(process.up.len() as u64 + 1) as usize;
+        let mut bytes: Vec<u8> = process.up[..part].to_vec();
+        let taken = self.sides[side].relay.handle_input(link, &mut bytes);
+        self.drain(side, &bytes)?;
+        let it = &mut self.ranks[rank];
+        if let Some(process) = &mut it.process {
+            process.up.drain(..taken.bytes);
+        }
+        it.is_paused = taken.stop == Stop::Full;
+        require!(!matches!(taken.stop, Stop::Broken(_)), "{rank} is stopped: {:?}", taken.stop);
+        Ok(())
+    }
+
+    fn hand_over_wire(&mut self, side: usize) -> Result<(), Violation> {
+        let (Some(lane), false) = (self.sides[side].lane, self.sides[side].is_paused) else {
+            return Ok(());
+        };
+        let mut bytes = self.sides[side].wire.clone();
+        let taken = self.sides[side].relay.handle_input(lane, &mut bytes);
+        self.drain(side, &bytes)?;
+        self.sides[side].wire.drain(..taken.bytes);
+        self.sides[side].is_paused = taken.stop == Stop::Full;
+        require!(!matches!(taken.stop, Stop::Broken(_)), "relays: {:?}", taken.stop);
+        Ok(())
+    }
+
+    fn drain(&mut self, side: usize, buffer: &[u8]) -> Result<(), Violation> {
+        while let Some(output) = self.sides[side].relay.poll_flush() {
+            for number in 0..self.sides[side].relay.writer_count(output) {
+                if let Some(writer) = self.sides[side].relay.writer(output, number) {
+                    self.write(side, writer, buffer)?;
+                }
+            }
+            self.sides[side].relay.keep(output, buffer);
+        }
+        Ok(())
+    }
+
+    /// Hands to whoever is at the other end of a link what it has room for.
+    fn write(&mut self, side: usize, link: LinkId, buffer: &[u8]) -> Result<(), Violation> {
+        let [one, other] = &mut self.sides;
+        let (own, far) = if side == 0 { (one, other) } else { (other, one) };
+        let first = side * self.per_side;
+        let ranks = &mut self.ranks[first..first + self.per_side];
+        let target = match own.lane == Some(link) {
+            true => Some((&mut far.wire, 4 * FRAME_BYTES_MAX)),
+            false => {
+                let rank = ranks.iter_mut().find(|rank| rank.link == Some(link));
+                let process = rank.and_then(|rank| rank.process.as_mut());
+                process.map(|process| (&mut process.down, self.ring_bytes))
+            }
+        };
+        let Some((target, capacity)) = target else { return Ok(()) };
+        let room = capacity.saturating_sub(target.len());
+        let before = target.len();
+        for slice in own.relay.slices(link, buffer) {
+            let left = room - (target.len() - before);
+            target.extend(&slice[..slice.len().min(left)]);
+        }
+        let written = target.len() - before;
+        own.relay.handle_sent(link, written, buffer);
+        Ok(())
+    }
+
+    // --- the stream between them
+
+    fn part(&mut self) -> Result<(), Violation> {
+        let [one, other] = &mut self.sides;
+        for side in [one, other] {
+            if let Some(lane) = side.lane.take() {
+                side.relay.disconnect(lane);
+            }
+            side.wire.clear();
+            side.is_paused = false;
+        }
+        self.tally.count("streams broken");
+        self.drain(0, &[])?;
+        self.drain(1, &[])
+    }
+
+    fn join(&mut self) -> Result<(), Violation> {
+        for side in 0..2 {
+            let relay = &mut self.sides[side].relay;
+            let peer = relay.peer(ClusterId(1 - side as u16));
+            let Some(peer) = peer else { return Err(Violation("there is no other relay".into())) };
+            let reunion = relay.connect(peer, 1).map_err(|why| Violation(why.into()))?;
+            self.sides[side].lane = Some(reunion.lane);
+        }
+        self.drain(0, &[])?;
+        self.drain(1, &[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEEDS: u64 = if cfg!(debug_assertions) { 60 } else { 600 };
+
+    #[test]
+    fn whoever_crashes_comes_back_to_where_it_was() {
+        let mut all = Tally::default();
+        for seed in 0..SEEDS {
+            match run(seed, false) {
+                Ok(tally) => all.add(&tally),
+                Err(violation) => panic!("seed {seed}: {}", violation.0),
+            }
+        }
+        for event in [
+            "processes killed",
+            "processes killed while they come back",
+            "processes killed in the middle of what they say",
+            "intakes done again",
+            "pieces told",
+            "waits for the relay",
+            "streams broken",
+        ] {
+            assert!(all.of(event) > 0, "{event}: never happened\n{all}");
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! A process that may be killed: a program, its endpoint, and the driver that takes in at polls and does so again.
+//!
+//! The driver is a model of the provider's (`engine/replay.rs`), as small as it can be: one ring each way, one path to everybody.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::{
+    Action, Config, Endpoint, KEPT, Level, Memory, Message, Path, Peer, Place, Posting, Ticket,
+};
+use landbridge_proto::id::Address;
+use landbridge_proto::path::time::{MICROSECOND, Time};
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::head::Head;
+
+use super::super::random::Random;
+use super::super::{Violation, require};
+
+const PATH: PathId = PathId(0);
+/// Receives that a program has posted at most.
+const POSTED_MAX: u32 = 4;
+
+/// Memory of a program.
+#[derive(Clone, Debug)]
+pub struct Bytes(Rc<RefCell<Vec<u8>>>);
+
+impl Bytes {
+    fn new(bytes: Vec<u8>) -> Self {
+        Self(Rc::new(RefCell::new(bytes)))
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        self.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl Memory for Bytes {
+    fn size(&self) -> u64 {
+        self.0.borrow().len() as u64
+    }
+
+    fn address(&self) -> u64 {
+        0
+    }
+}
+
+/// Something that a program has seen: a message, or that one is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Heard { from: u32, number: u32, bytes: usize },
+    Sent { context: usize },
+}
+
+/// Which process it is, and what it is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Task {
+    pub index: u32,
+    pub count: u32,
+    /// Messages to each of the others.
+    pub each: u32,
+    pub bytes_max: u64,
+    /// Of all that the program decides.
+    pub seed: u64,
+    pub window: u32,
+}
+
+/// At the poll of this number since the one before: so many frames, after so much time.
+#[derive(Clone, Copy, Debug)]
+struct Intake {
+    polls: u64,
+    frames: u32,
+    micros: u64,
+}
+
+/// What it waits for before it can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    Nothing,
+    /// The relay must say more.
+    Relay,
+}
+
+/// One start of a process.
+pub struct Process {
+    task: Task,
+    endpoint: Endpoint<Bytes>,
+    stores: BTreeMap<u32, Vec<u8>>,
+    early: BTreeMap<(Peer, u64), Vec<u8>>,
+    /// To the relay.
+    pub up: Vec<u8>,
+    /// From it.
+    pub down: Vec<u8>,
+    /// All that it has seen.
+    pub events: Vec<Event>,
+    /// The program's own chance.
+    chance: Random,
+    left: Vec<u32>,
+    heard: u32,
+    confirmed: u32,
+    posted: BTreeMap<usize, Bytes>,
+    contexts: usize,
+    // What is taken in, and again.
+    is_opened: bool,
+    next: Option<Intake>,
+    untold: u32,
+    sent: u64,
+    sent_before: u64,
+    since_intake: u64,
+    /// Polls of this start, and of whichever came furthest before it.
+    pub polls: u64,
+    polls_before: u64,
+    micros: u64,
+    real: u64,
+    /// Of the poll that is being done again.
+    again: Option<(Intake, u32)>,
+    pub intakes_again: u64,
+}
+
+impl Process {
+    /// `polls_before`: of whichever start came furthest. `real`: what the clock shows, in microseconds.
+    pub fn new(task: Task, polls_before: u64, real: u64) -> Self {
+        let address = Address::new(task.index, 0);
+        let config =
+            Config { address, eager_window: task.window, min_multi_recv: 0, operations_max: 1_000 };
+        let mut left = vec![task.each; task.count as usize];
+        left[task.index as usize] = 0;
+        Self {
+            task,
+            endpoint: Endpoint::new(config),
+            stores: BTreeMap::new(),
+            early: BTreeMap::new(),
+            up: Vec::new(),
+            down: Vec::new(),
+            events: Vec::new(),
+            chance: Random::new(task.seed ^ (u64::from(task.index) << 40)),
+            left,
+            heard: 0,
+            confirmed: 0,
+            posted: BTreeMap::new(),
+            contexts: 0,
+            is_opened: false,
+            next: None,
+            untold: 0,
+            sent: 0,
+            sent_before: 0,
+            since_intake: 0,
+            polls: 0,
+            polls_before,
+            micros: 0,
+            real,
+            again: None,
+            intakes_again: 0,
+        }
+    }
+
+    /// Whether its program has seen all that it is to see.
+    pub fn is_done(&self) -> bool {
+        let all = self.task.each * (self.task.count - 1);
+        self.heard == all && self.confirmed == all
+    }
+
+    /// The program goes on a little, and looks for messages. `real`: the clock, in microseconds.
+    pub fn step(&mut self, real: u64) -> Result<Need, Violation> {
+        if self.again.is_none() && !self.ready()? {
+            return Ok(Need::Relay);
+        }
+        if self.again.is_none() {
+            self.act()?;
+        }
+        self.poll(real)
+    }
+
+    /// Whether it is known what the next poll has to do.
+    fn ready(&mut self) -> Result<bool, Violation> {
+        if self.is_opened && (self.next.is_some() || self.untold == 0) {
+            return Ok(true);
+        }
+        let Some(frame) = self.take_frame() else { return Ok(false) };
+        let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
+        require!(header.kind == Kind::Intake, "{} is told {header:?}", self.task.index);
+        let (polls, frames, micros) = (header.sequence, header.credit, header.delivered);
+        require!((polls == 0) != self.is_opened, "the telling begins twice, or not: {header:?}");
+        if self.is_opened {
+            self.next = Some(Intake { polls, frames, micros });
+            self.untold -= 1;
+            return Ok(true);
+        }
+        (self.is_opened, self.untold, self.sent_before) = (true, frames, micros);
+        self.ready()
+    }
+
+    /// What the program does between two looks.
+    fn act(&mut self) -> Result<(), Violation> {
+        let others: Vec<u32> =
+            (0..self.task.count).filter(|other| self.left[*other as usize] > 0).collect();
+        if self.chance.percent(30) && !others.is_empty() {
+            let to = self.chance.pick(&others);
+            let number = self.task.each - self.left[to as usize];
+            self.left[to as usize] -= 1;
+            let size = 8 + self.chance.size(self.task.bytes_max);
+            let memory = Bytes::new(content(self.task.index, number, size as usize));
+            let level = self.chance.pick(&[Level::Handed, Level::Delivered]);
+            let ticket = self.ticket();
+            let peer = self.peer(to);
+            let (tag, data) = (Some(1), None);
+            let message = Message { peer, memory, tag, data, ticket, level };
+            require!(self.endpoint.send(message).is_ok(), "too many operations");
+        }
+        if self.chance.percent(40) && self.posted.len() < POSTED_MAX as usize {
+            let memory = Bytes::new(vec![0; 8 + self.task.bytes_max as usize]);
+            let ticket = self.ticket();
+            self.posted.insert(ticket.context, memory.clone());
+            let tag = Some((1, 0));
+            self.endpoint.recv(Posting { source: None, memory, tag, ticket, multi: false });
+        }
+        self.drain()
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.contexts += 1;
+        Ticket { context: self.contexts, notify: true }
+    }
+
+    fn peer(&mut self, index: u32) -> Peer {
+        let address = Address::new(index, 0);
+        let is_known = self.endpoint.is_known(address);
+        let peer = self.endpoint.peer(address);
+        if !is_known {
+            self.endpoint.open_path(peer, PATH, Path::RELAY);
+        }
+        peer
+    }
+
+    fn poll(&mut self, real: u64) -> Result<Need, Violation> {
+        if let Some((intake, left)) = self.again.take() {
+            return self.take_in_again(intake, left);
+        }
+        self.endpoint.end_deferral();
+        self.polls += 1;
+        self.since_intake += 1;
+        let has_looked_before = self.polls <= self.polls_before;
+        match self.next {
+            Some(next) if next.polls > self.since_intake => (),
+            Some(next) => {
+                (self.next, self.since_intake) = (None, 0);
+                self.micros += next.micros;
+                self.real = real;
+                self.endpoint.set_time(self.now());
+                self.intakes_again += 1;
+                return self.take_in_again(next, next.frames);
+            }
+            None if has_looked_before || self.sent < self.sent_before => (),
+            None => self.poll_live(real)?,
+        }
+        self.drain()?;
+        Ok(Need::Nothing)
+    }
+
+    /// As many frames as were taken in before, as soon as they are there.
+    fn take_in_again(&mut self, intake: Intake, mut left: u32) -> Result<Need, Violation> {
+        while left > 0 {
+            let Some(frame) = self.take_frame() else {
+                self.again = Some((intake, left));
+                return Ok(Need::Relay);
+            };
+            self.take_in(&frame)?;
+            left -= 1;
+        }
+        self.end_intake()?;
+        Ok(Need::Nothing)
+    }
+
+    fn poll_live(&mut self, real: u64) -> Result<(), Violation> {
+        let lag = real.saturating_sub(self.real);
+        let then = Time((self.micros + lag) * MICROSECOND);
+        let is_due = lag > 0 && self.endpoint.next_wake().is_some_and(|wake| wake <= then);
+        let mut waiting = Vec::new();
+        // A turn takes in so many at most.
+        while waiting.len() < 32
+            && let Some(frame) = self.take_frame()
+        {
+            waiting.push(frame);
+        }
+        if !is_due && waiting.is_empty() {
+            return Ok(());
+        }
+        self.micros += lag;
+        self.real = real;
+        self.endpoint.set_time(self.now());
+        for frame in &waiting {
+            self.take_in(frame)?;
+        }
+        // In front of whatever follows from it.
+        let frames = waiting.len() as u32;
+        let intake = Header {
+            length: 0,
+            kind: Kind::Intake,
+            flags: 0,
+            hops: 0,
+            source: Address::new(self.task.index, 0),
+            target: Address::ANONYMOUS,
+            sequence: self.since_intake,
+            delivered: lag,
+            credit: frames,
+        };
+        if frames > 0 || lag > 0 {
+            let mut bytes = [0; HEADER_BYTES];
+            intake.emit(&mut bytes);
+            self.up.extend(bytes);
+            self.since_intake = 0;
+        }
+        self.end_intake()
+    }
+
+    fn end_intake(&mut self) -> Result<(), Violation> {
+        let now = self.now();
+        if self.endpoint.next_wake().is_some_and(|wake| wake <= now) {
+            self.endpoint.handle_time(now);
+        }
+        self.drain()
+    }
+
+    fn now(&self) -> Time {
+        Time(self.micros * MICROSECOND)
+    }
+
+    /// The next whole frame of the ring.
+    fn take_frame(&mut self) -> Option<Vec<u8>> {
+        let header = Header::parse(&self.down).ok()?;
+        let length = HEADER_BYTES + header.length as usize;
+        (self.down.len() >= length).then(|| self.down.drain(..length).collect())
+    }
+
+    fn take_in(&mut self, frame: &[u8]) -> Result<(), Violation> {
+        let header = Header::parse(frame).map_err(|bad| Violation(bad.0.into()))?;
+        let peer = self.peer(header.source.index());
+        match header.kind {
+            Kind::Lost => {
+                self.endpoint.shake_path(peer, PATH);
+                return Ok(());
+            }
+            Kind::Unreachable => return Err(Violation(format!("{header:?}"))),
+            _ => (),
+        }
+        let body = &frame[HEADER_BYTES..];
+        let head = Head::size(header.kind, header.flags);
+        let place = self.endpoint.handle_frame(peer, PATH, header, body);
+        let place = place.map_err(|fault| Violation(format!("{}: {header:?}", fault.0)))?;
+        let payload = &body[head..];
+        if let Place::Early { frame, whole, at } = place {
+            let early = self.early.entry((peer, frame)).or_insert_with(|| vec![0; whole as usize]);
+            if header.kind != Kind::Fragment {
+                early[..head].copy_from_slice(&body[..head]);
+            }
+            early[at as usize..at as usize + payload.len()].copy_from_slice(payload);
+        } else {
+            self.put(place, payload)?;
+        }
+        self.endpoint.handle_payload(peer, PATH);
+        self.see()?;
+        while let Some(frame) = self.endpoint.next_kept(peer) {
+            let Some(body) = self.early.remove(&(peer, frame)) else {
+                return Err(Violation(format!("frame {frame} is not kept")));
+            };
+            let taken = self.endpoint.handle_kept(peer, &body);
+            let (place, head) = taken.map_err(|fault| Violation(fault.0.into()))?;
+            self.see()?;
+            self.put(place, &body[head..])?;
+            self.endpoint.handle_payload(peer, KEPT);
+            self.see()?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, place: Place, payload: &[u8]) -> Result<(), Violation> {
+        match place {
+            Place::Nowhere => (),
+            Place::Receive { .. } => {
+                if let Some((memory, at, take)) = self.endpoint.place_memory(place) {
+                    memory.write(at as usize, &payload[..payload.len().min(take as usize)]);
+                }
+            }
+            Place::Store { store, size } if size > 0 => {
+                let mut bytes = payload.to_vec();
+                bytes.resize(size as usize, 0);
+                self.stores.insert(store, bytes);
+            }
+            Place::Store { .. } => (),
+            Place::Stored { store, at } => {
+                let Some(bytes) = self.stores.get_mut(&store) else {
+                    return Err(Violation(format!("there is no store {store}")));
+                };
+                bytes[at as usize..at as usize + payload.len()].copy_from_slice(payload);
+            }
+            other => return Err(Violation(format!("nobody does {other:?} here"))),
+        }
+        Ok(())
+    }
+
+    /// Does what the endpoint wants done.
+    fn see(&mut self) -> Result<(), Violation> {
+        while let Some(action) = self.endpoint.poll_action() {
+            match action {
+                Action::Done(done) => {
+                    require!(done.error.is_none(), "{}: {done:?}", self.task.index);
+                    self.finish(done.ticket.context, done.source, done.length as usize)?;
+                }
+                Action::Fill { store, memory, at, length } => {
+                    let bytes = self.stores.remove(&store).unwrap_or_default();
+                    memory.write(at as usize, &bytes[..length as usize]);
+                }
+                Action::Forget { store } => drop(self.stores.remove(&store)),
+                Action::Divert { .. } => (),
+                Action::Release { peer, frame } => drop(self.early.remove(&(peer, frame))),
+                other => return Err(Violation(format!("nobody does {other:?} here"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(
+        &mut self,
+        context: usize,
+        source: Option<Peer>,
+        bytes: usize,
+    ) -> Result<(), Violation> {
+        let event = match (self.posted.remove(&context), source) {
+            (Some(memory), Some(peer)) => {
+                let memory = memory.0.borrow();
+                let word = |at: usize| memory[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
+                let (from, number) = (word(0), word(4));
+                let is_true = memory[..bytes] == content(from, number, bytes);
+                let is_from = self.endpoint.address(peer) == Address::new(from, 0);
+                require!(is_true && is_from, "a message of {from} is not what it was");
+                self.heard += 1;
+                Event::Heard { from, number, bytes }
+            }
+            _ => {
+                self.confirmed += 1;
+                Event::Sent { context }
+            }
+        };
+        // What it does next depends on what it has seen.
+        if let Event::Heard { from, number, .. } = event {
+            let salt = self.chance.next() ^ u64::from(from) << 32 ^ u64::from(number);
+            self.chance = Random::new(salt);
+        }
+        self.events.push(event);
+        Ok(())
+    }
+
+    /// Does what the endpoint wants done, and hands all its frames to the ring.
+    fn drain(&mut self) -> Result<(), Violation> {
+        self.see()?;
+        while let Some(peer) = self.endpoint.next_busy() {
+            while let Some(frame) = self.endpoint.poll_transmit(peer, PATH) {
+                let mut copy = Vec::new();
+                self.up.extend(frame.front());
+                if let Some((memory, at, length)) = frame.payload {
+                    let bytes = memory.0.borrow();
+                    copy.extend(&bytes[at as usize..(at + length) as usize]);
+                    self.up.extend(&copy);
+                }
+                let copy = frame.wants_copy.then(|| Bytes::new(copy));
+                self.sent += 1;
+                self.endpoint.transmitted(peer, PATH, true, copy);
+            }
+            self.see()?;
+        }
+        Ok(())
+    }
+}
+
+/// A message's bytes: who sent it, which it is, and a pattern.
+fn content(from: u32, number: u32, length: usize) -> Vec<u8> {
+    let salt = from.wrapping_mul(167) ^ number.wrapping_mul(59);
+    let mut bytes: Vec<u8> =
+        (0..length as u32).map(|at| (at.wrapping_mul(31) ^ salt) as u8).collect();
+    bytes[..4].copy_from_slice(&from.to_le_bytes());
+    bytes[4..8].copy_from_slice(&number.to_le_bytes());
+    bytes
+}

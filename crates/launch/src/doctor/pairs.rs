@@ -1,0 +1,219 @@
+//! Which paths there are between the hosts of a topology, and what they give: `landbridge doctor --pairs`.
+//!
+//! A job of one test process on each host, with the first MPI library found that `landbridge run` can start: what is tried is
+//! what a job would use, relays and all. It prints what each pair has measured; while it stays, its ranks are asked for their
+//! paths (as `landbridge ps --paths` does), and then it is let go. All of it takes a minute and a half at most.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::{Finding, own_name};
+use crate::mpi::detect::{Family, Found};
+use crate::ps::desk::{self, Question};
+use crate::ps::{self, paths::Row};
+use crate::spawn::ssh::quote;
+
+/// A job that has not ended by then hangs, or its paths are very slow.
+const TIMEOUT_S: &str = "90";
+
+/// What the job has said.
+#[derive(Default)]
+struct Heard {
+    /// By rank: node and cluster.
+    hosts: BTreeMap<u32, (String, String)>,
+    /// By pair: microseconds of 8 B one way, and MB/s.
+    pairs: BTreeMap<(u32, u32), (String, String)>,
+    is_done: bool,
+}
+
+impl Heard {
+    fn take_in(&mut self, line: &str) {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        match words[..] {
+            ["host", rank, node, cluster] => {
+                let place = (node.to_string(), cluster.to_string());
+                self.hosts.extend(rank.parse().ok().map(|rank: u32| (rank, place)));
+            }
+            ["pair", a, b, "latency_us", latency, "bandwidth_mb_s", rate] => {
+                if let (Ok(a), Ok(b)) = (a.parse(), b.parse()) {
+                    self.pairs.insert((a, b), (latency.to_string(), rate.to_string()));
+                }
+            }
+            ["done"] => self.is_done = true,
+            _ => {}
+        }
+    }
+
+    fn name(&self, rank: u32) -> String {
+        self.hosts.get(&rank).map_or_else(|| format!("rank {rank}"), |(node, _)| node.clone())
+    }
+
+    /// One finding for each pair.
+    fn findings(&self, rows: &[Row]) -> Vec<Finding> {
+        let of_pair = |&(a, b): &(u32, u32)| {
+            let is_it = move |row: &&Row| {
+                let ends = (row.process, row.peer.unwrap_or(u32::MAX));
+                ends == (a, b) || ends == (b, a)
+            };
+            let mut paths: Vec<&Row> = rows.iter().filter(is_it).collect();
+            // Each side says of the same path what it has sent: one of them is enough.
+            if paths.iter().any(|row| row.process == a) {
+                paths.retain(|row| row.process == a);
+            }
+            paths
+        };
+        let finding = |(pair, (latency, rate)): (&(u32, u32), &(String, String))| {
+            let paths = of_pair(pair);
+            let words: Vec<String> = paths.iter().map(|row| words(row)).collect();
+            let (a, b) = (self.name(pair.0), self.name(pair.1));
+            let by = if words.is_empty() { "paths not known".into() } else { words.join("; ") };
+            let text = format!("{a} and {b}: 8 B in {latency} us, {rate} MB/s; {by}");
+            match paths.iter().all(|row| matches!(row.state.as_str(), "up" | "spare")) {
+                true => Finding::good(text),
+                false => Finding::notice(
+                    text,
+                    "a path that is not up carries nothing; others do meanwhile",
+                ),
+            }
+        };
+        self.pairs.iter().map(finding).collect()
+    }
+}
+
+/// A path in a few words.
+fn words(row: &Row) -> String {
+    let ends = row.ends.as_ref().map(|[own, to]| format!(" {own} to {to}")).unwrap_or_default();
+    let state = if row.state == "up" { String::new() } else { format!(" ({})", row.state) };
+    format!("{}{ends}{state}", row.what)
+}
+
+pub fn check(libraries: &[Found], topology: Option<&Path>) -> Vec<Finding> {
+    let starts = |found: &&Found| matches!(found.family, Family::Mpich | Family::Intel);
+    let Some(library) = libraries.iter().find(starts) else {
+        let text = "not tried: no MPI library was found that `landbridge run` can start";
+        let advice = "name the place of an MPICH or Intel MPI, the same on every host: landbridge doctor --pairs --in DIR";
+        return vec![Finding::bad(text, advice)];
+    };
+    let mut arguments = vec!["--ranks-per-node".to_string(), "1".to_string()];
+    if let Some(file) = topology {
+        arguments.extend(["--topology".to_string(), file.display().to_string()]);
+    }
+    match attempt(library, &arguments) {
+        Ok((heard, rows)) if !heard.pairs.is_empty() => {
+            let with = format!("with {} {}", library.family.name(), library.library.display());
+            let mut findings = vec![Finding::good(with)];
+            let all = heard.hosts.len() * heard.hosts.len().saturating_sub(1) / 2;
+            if heard.pairs.len() < all {
+                let text = format!("{} of {all} pairs of hosts were tried", heard.pairs.len());
+                findings.push(Finding::good(text));
+            }
+            findings.extend(heard.findings(&rows));
+            findings
+        }
+        Ok((heard, _)) => {
+            let text = format!("there are no pairs of hosts, but {} host", heard.hosts.len());
+            vec![Finding::notice(
+                text,
+                "name a topology: landbridge doctor --pairs --topology FILE",
+            )]
+        }
+        Err(why) => {
+            let library = quote(&library.library.display().to_string());
+            let arguments: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
+            let (own, arguments) = (own_name(), arguments.join(" "));
+            let advice =
+                format!("see why: {own} run -v {arguments} {own} doctor-peer --pairs {library}");
+            vec![Finding::bad(why, advice)]
+        }
+    }
+}
+
+/// Runs the job; what it has said, and how its paths were.
+fn attempt(library: &Found, arguments: &[String]) -> Result<(Heard, Vec<Row>), String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(&program);
+    command.args(["run", "--timeout", TIMEOUT_S]).args(arguments).arg(&program);
+    command.args(["doctor-peer", "--pairs"]).arg(&library.library).env_remove("FI_PROVIDER");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    let (mut heard, mut rows) = (Heard::default(), Vec::new());
+    // Asked for as a pipe just above.
+    let stdout = child.stdout.take().expect("stdout is a pipe");
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        heard.take_in(&line);
+        if heard.is_done
+            && let Some(mut stdin) = child.stdin.take()
+        {
+            rows = paths_of(&child);
+            // It may have ended. What others have said before may still be on its way.
+            let _ = stdin.write_all(b"\n");
+        }
+    }
+    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+    if output.status.success() && heard.is_done {
+        return Ok((heard, rows));
+    }
+    let trouble = String::from_utf8_lossy(&output.stderr);
+    let last = trouble.lines().last().unwrap_or("the test job has ended without a word");
+    Err(last.trim_start_matches("landbridge: ").to_string())
+}
+
+/// As the job's launcher says them.
+fn paths_of(launcher: &Child) -> Vec<Row> {
+    let accounts = ps::accounts(&desk::directory(), "", Question::Paths).unwrap_or_default();
+    let account = accounts.into_iter().find(|account| account.launcher == launcher.id());
+    account.and_then(|account| account.paths).map(|paths| paths.rows).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Grade;
+    use super::*;
+
+    #[test]
+    fn each_pair_is_told_of_with_its_paths() {
+        let mut heard = Heard::default();
+        for line in [
+            "host 0 near-1 0",
+            "host 1 near-2 0",
+            "host 2 far-1 1",
+            "pair 0 1 latency_us 60.1 bandwidth_mb_s 117.0",
+            "pair 0 2 latency_us 5100.0 bandwidth_mb_s 11.0",
+            "pair 1 2 latency_us",
+            "done",
+        ] {
+            heard.take_in(line);
+        }
+        let row = |process, peer, what: &str, state: &str, ends: Option<[&str; 2]>| Row {
+            process,
+            peer: Some(peer),
+            what: what.into(),
+            state: state.into(),
+            ends: ends.map(|ends| ends.map(String::from)),
+            done: Default::default(),
+            bytes_per_second: None,
+            round_trip_nanos: None,
+            is_old: false,
+        };
+        let rows = [
+            row(0, 1, "tcp", "up", Some(["10.0.0.1", "10.0.0.2"])),
+            row(1, 0, "tcp", "up", Some(["10.0.0.2", "10.0.0.1"])),
+            row(0, 1, "udp", "probing", Some(["10.0.0.1", "10.0.0.2"])),
+            row(2, 0, "relay", "up", None),
+        ];
+        let found = heard.findings(&rows);
+        let told: Vec<(Grade, &str)> =
+            found.iter().map(|it| (it.grade, it.text.as_str())).collect();
+        let expected = [
+            (
+                Grade::Notice,
+                "near-1 and near-2: 8 B in 60.1 us, 117.0 MB/s; tcp 10.0.0.1 to 10.0.0.2; udp 10.0.0.1 to 10.0.0.2 (probing)",
+            ),
+            (Grade::Good, "near-1 and far-1: 8 B in 5100.0 us, 11.0 MB/s; relay"),
+        ];
+        assert!(heard.is_done);
+        assert_eq!(told, expected);
+    }
+}

@@ -1,0 +1,351 @@
+//! How the paths of a job's ranks are: what each rank says of its own, put together.
+//!
+//! Pure. The text of boards ([`landbridge_proto::board`]) enters, agent by agent; what `landbridge ps --paths` shows leaves.
+//! A job of thousands of ranks has millions of pairs: sums are over all of them, and rows are those with trouble first, and
+//! of the others those that have carried most, as many as were asked for.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use landbridge_proto::board::{self, Line};
+use serde::{Deserialize, Serialize};
+
+/// Rows of all agents together.
+pub const ROWS_MAX: usize = 4096;
+/// Rows of one agent at least: it is asked for its part of those of all.
+const ROWS_MIN: usize = 8;
+/// Ranks that have not answered and are told of by name.
+const SILENT_MAX: usize = 64;
+/// Rows that people are shown, unless they want all.
+const SHOWN: usize = 32;
+
+/// See the module head.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Paths {
+    /// Ranks that have answered.
+    pub ranks: u32,
+    /// Ranks that have not, for they compute, are stopped, or have no endpoint yet; the first of them.
+    pub silent: Vec<u32>,
+    pub silent_count: u32,
+    /// Hosts of which nothing was heard in time.
+    pub hosts_missing: u32,
+    /// Over all paths of each kind.
+    pub sums: BTreeMap<String, Sum>,
+    pub rows: Vec<Row>,
+    /// Paths that are in no row.
+    pub left_out: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sum {
+    pub paths: u64,
+    pub troubled: u64,
+    #[serde(flatten)]
+    pub done: Done,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    pub bytes: u64,
+    pub bytes_again: u64,
+    pub spoilt: u64,
+    pub losses: u64,
+}
+
+/// What one rank says of one path to one peer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// The number in the job of the rank that says it.
+    pub process: u32,
+    pub peer: Option<u32>,
+    pub what: String,
+    pub state: String,
+    /// Its own address and the peer's.
+    pub ends: Option<[String; 2]>,
+    #[serde(flatten)]
+    pub done: Done,
+    pub bytes_per_second: Option<u64>,
+    pub round_trip_nanos: Option<u64>,
+    /// It was said when another asked: the rank has not looked at its network since.
+    pub is_old: bool,
+}
+
+/// For how many rows each of so many agents is asked.
+pub fn rows_for(agents: usize) -> u32 {
+    (ROWS_MAX / agents.max(1)).max(ROWS_MIN) as u32
+}
+
+impl Paths {
+    /// A rank has said this; what has not been `asked` now `is_old`.
+    pub fn take_in(&mut self, process: u32, account: &str, is_old: bool) {
+        for line in account.lines().filter_map(Line::parse) {
+            match line {
+                Line::Row(row) => self.rows.push(Row::new(process, &row, is_old)),
+                Line::Sum(sum) => {
+                    let known = self.sums.entry(sum.what.to_string()).or_default();
+                    known.paths += sum.paths;
+                    known.troubled += sum.troubled;
+                    known.done = known.done.with(sum.done);
+                }
+            }
+        }
+    }
+
+    /// A rank has not answered.
+    pub fn miss(&mut self, process: u32) {
+        self.silent_count += 1;
+        if self.silent.len() < SILENT_MAX {
+            self.silent.push(process);
+        }
+    }
+
+    /// What another agent has said.
+    pub fn merge(&mut self, other: Paths) {
+        self.ranks += other.ranks;
+        self.silent_count += other.silent_count;
+        let room = SILENT_MAX.saturating_sub(self.silent.len());
+        self.silent.extend(other.silent.into_iter().take(room));
+        self.hosts_missing += other.hosts_missing;
+        for (what, sum) in other.sums {
+            let known = self.sums.entry(what).or_default();
+            known.paths += sum.paths;
+            known.troubled += sum.troubled;
+            known.done = known.done.with(sum.done.into());
+        }
+        self.rows.extend(other.rows);
+    }
+
+    /// Keeps the most telling rows, in the order of the ranks.
+    pub fn cut(&mut self, rows_max: usize) {
+        if self.rows.len() > rows_max {
+            self.rows.sort_by_key(|row| (!row.has_trouble(), Reverse(row.done.bytes)));
+            self.rows.truncate(rows_max);
+        }
+        self.rows.sort_by_key(|row| (!row.has_trouble(), row.process, row.peer));
+        let all: u64 = self.sums.values().map(|sum| sum.paths).sum();
+        self.left_out = all.saturating_sub(self.rows.len() as u64);
+    }
+
+    /// For people. `name`: what a process is called.
+    pub fn text(&self, wants_all: bool, name: impl Fn(u32) -> String) -> String {
+        let mut text = String::new();
+        self.write_sums(&mut text);
+        let shown = if wants_all { self.rows.len() } else { self.rows.len().min(SHOWN) };
+        let head = [
+            "from",
+            "to",
+            "path",
+            "state",
+            "round trip",
+            "rate",
+            "sent",
+            "again",
+            "spoilt",
+            "lost",
+            "addresses",
+        ];
+        let rows = self.rows[..shown].iter().map(|row| row.cells(&name));
+        let rows: Vec<[String; 11]> = std::iter::once(head.map(String::from)).chain(rows).collect();
+        if shown > 0 {
+            write_table(&mut text, &rows);
+        }
+        let more = self.left_out + (self.rows.len() - shown) as u64;
+        if more > 0 {
+            let how = if wants_all { "" } else { " (--all shows more)" };
+            let _ = writeln!(text, "  and {more} more paths, without trouble or less telling{how}");
+        }
+        if self.silent_count > 0 {
+            let names: Vec<String> = self.silent.iter().take(8).map(|&rank| name(rank)).collect();
+            let dots = if self.silent_count as usize > names.len() { ", …" } else { "" };
+            let _ = writeln!(
+                text,
+                "  not inside MPI just now, so nothing new of {} ranks: {}{dots}",
+                self.silent_count,
+                names.join(", ")
+            );
+        }
+        if self.hosts_missing > 0 {
+            let _ = writeln!(text, "  {} hosts have not answered in time", self.hosts_missing);
+        }
+        text
+    }
+
+    fn write_sums(&self, text: &mut String) {
+        let count: u64 = self.sums.values().map(|sum| sum.paths).sum();
+        let troubled: u64 = self.sums.values().map(|sum| sum.troubled).sum();
+        let _ = writeln!(
+            text,
+            "  {count} paths of {} ranks, {troubled} of them with trouble now or before",
+            self.ranks
+        );
+        for (what, Sum { paths, done, .. }) in &self.sums {
+            let _ = write!(text, "    {what}: {paths} paths, {} sent", bytes(done.bytes));
+            let Done { bytes_again, spoilt, losses, .. } = *done;
+            let again =
+                (bytes_again > 0).then(|| format!(", {} of them again", bytes(bytes_again)));
+            let spoilt = (spoilt > 0).then(|| format!(", {spoilt} frames arrived spoilt"));
+            let losses = (losses > 0).then(|| format!(", lost {losses} times"));
+            let _ = writeln!(
+                text,
+                "{}",
+                [again, spoilt, losses].into_iter().flatten().collect::<String>()
+            );
+        }
+    }
+}
+
+impl Done {
+    fn with(self, other: board::Done) -> Done {
+        board::Done::from(self).with(other).into()
+    }
+}
+
+impl From<board::Done> for Done {
+    fn from(board::Done { bytes, bytes_again, spoilt, losses }: board::Done) -> Done {
+        Done { bytes, bytes_again, spoilt, losses }
+    }
+}
+
+impl From<Done> for board::Done {
+    fn from(Done { bytes, bytes_again, spoilt, losses }: Done) -> board::Done {
+        board::Done { bytes, bytes_again, spoilt, losses }
+    }
+}
+
+impl Row {
+    fn new(process: u32, row: &board::Row, is_old: bool) -> Row {
+        let known = |value: u64| Some(value).filter(|&value| value > 0);
+        Row {
+            process,
+            peer: row.peer,
+            what: row.what.to_string(),
+            state: row.state.to_string(),
+            ends: row.ends.map(|(own, to)| [own.to_string(), to.to_string()]),
+            done: row.done.into(),
+            bytes_per_second: known(row.bytes_per_second),
+            round_trip_nanos: known(row.round_trip_nanos),
+            is_old,
+        }
+    }
+
+    fn has_trouble(&self) -> bool {
+        let Done { bytes_again, spoilt, losses, .. } = self.done;
+        !matches!(self.state.as_str(), "up" | "spare") || (bytes_again, spoilt, losses) != (0, 0, 0)
+    }
+
+    fn cells(&self, name: impl Fn(u32) -> String) -> [String; 11] {
+        let unknown = || "-".to_string();
+        let rate = |rate| format!("{}/s", bytes(rate));
+        let old = if self.is_old { " (earlier)" } else { "" };
+        [
+            name(self.process),
+            self.peer.map_or_else(unknown, &name),
+            self.what.clone(),
+            format!("{}{old}", self.state),
+            self.round_trip_nanos.map_or_else(unknown, time),
+            self.bytes_per_second.map_or_else(unknown, rate),
+            bytes(self.done.bytes),
+            bytes(self.done.bytes_again),
+            self.done.spoilt.to_string(),
+            self.done.losses.to_string(),
+            self.ends.as_ref().map_or_else(unknown, |[own, to]| format!("{own} to {to}")),
+        ]
+    }
+}
+
+fn write_table(text: &mut String, rows: &[[String; 11]]) {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..11).map(|column| width(column).unwrap_or(0)).collect();
+    for row in rows {
+        let mut line = String::from("  ");
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+}
+
+/// Three digits and a unit.
+fn bytes(count: u64) -> String {
+    scaled(count as f64, 1_000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
+}
+
+fn time(nanos: u64) -> String {
+    scaled(nanos as f64, 1_000.0, &["ns", "us", "ms", "s"])
+}
+
+fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let digits = if unit == 0 || value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$} {}", units[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACCOUNT: &str = "sum tcp 2 1 1500 20 1 2\nrow 1 tcp up 10.0.0.1 10.0.0.2 1000 0 0 0 1250000 120000\n\
+                           row 2 tcp doubted - - 500 20 1 2 0 0\nnonsense\n";
+
+    #[test]
+    fn what_ranks_say_is_put_together_with_trouble_first() {
+        let mut paths = Paths { ranks: 1, ..Paths::default() };
+        paths.take_in(0, ACCOUNT, false);
+        paths.miss(2);
+        let mut all = Paths::default();
+        all.merge(paths);
+        all.cut(ROWS_MAX);
+        let expected = "  2 paths of 1 ranks, 1 of them with trouble now or before\n    \
+            tcp: 2 paths, 1.50 kB sent, 20 B of them again, 1 frames arrived spoilt, lost 2 times\n  \
+            from  to  path  state    round trip  rate       sent     again  spoilt  lost  addresses\n  \
+            r0    r2  tcp   doubted  -           -          500 B    20 B   1       2     -\n  \
+            r0    r1  tcp   up       120 us      1.25 MB/s  1.00 kB  0 B    0       0     10.0.0.1 to 10.0.0.2\n  \
+            not inside MPI just now, so nothing new of 1 ranks: r2\n";
+        assert_eq!(all.text(false, |rank| format!("r{rank}")), expected);
+        let json = serde_json::to_string(&all).unwrap();
+        assert_eq!(serde_json::from_str::<Paths>(&json).unwrap(), all);
+    }
+
+    #[test]
+    fn a_job_of_thousands_is_told_of_in_few_rows() {
+        let mut all = Paths::default();
+        for agent in 0..1000 {
+            let mut paths = Paths { ranks: 1, ..Paths::default() };
+            let rows = |peer| format!("row {peer} shm up - - {peer} 0 0 0 0 0\n");
+            let rows: String = (0..1000).map(rows).collect();
+            paths.take_in(agent, &format!("sum shm 1000 0 7 0 0 0\n{rows}"), false);
+            paths.miss(5000 + agent);
+            paths.cut(rows_for(1000) as usize);
+            assert_eq!(paths.rows.len(), ROWS_MIN);
+            all.merge(paths);
+        }
+        all.rows[7999].done.spoilt = 1;
+        all.cut(ROWS_MAX);
+        assert_eq!((all.rows.len(), all.rows[0].done.spoilt), (ROWS_MAX, 1));
+        assert_eq!((all.left_out, all.silent.len()), (1_000_000 - ROWS_MAX as u64, SILENT_MAX));
+        assert_eq!(all.text(false, |rank| rank.to_string()).lines().count(), 2 + 1 + SHOWN + 2);
+    }
+
+    #[test]
+    fn numbers_have_three_digits_and_a_unit() {
+        assert_eq!(
+            [0, 999, 1000, 12_345, 999_600, u64::MAX].map(bytes),
+            ["0 B", "999 B", "1.00 kB", "12.3 kB", "1.00 MB", "18.4 EB"]
+        );
+        assert_eq!(
+            [120_000, 35_000_000, 12_000_000_000].map(time),
+            ["120 us", "35.0 ms", "12.0 s"]
+        );
+    }
+}

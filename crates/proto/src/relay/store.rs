@@ -1,0 +1,125 @@
+//! Bytes that are kept in order and read again from the beginning, as often as somebody is told them.
+//!
+//! They lie in blocks that never move: nothing is copied as more come, and nothing is allocated beyond the next block. Blocks
+//! grow with the store, so that one of a few bytes takes little.
+
+use alloc::vec::Vec;
+
+/// The first block,
+const BLOCK_BYTES_MIN: usize = 4 << 10;
+/// and the largest.
+const BLOCK_BYTES_MAX: usize = 1 << 20;
+
+/// See the module head.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    blocks: Vec<Vec<u8>>,
+    bytes: u64,
+}
+
+/// How far somebody has read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cursor {
+    block: usize,
+    at: usize,
+}
+
+impl Store {
+    /// Bytes kept.
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn push(&mut self, mut bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let last = self.blocks.last_mut();
+            let Some(block) = last.filter(|block| block.len() < block.capacity()) else {
+                let kept = self.bytes as usize;
+                let size = kept.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
+                self.blocks.push(Vec::with_capacity(size));
+                continue;
+            };
+            let room = block.capacity() - block.len();
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            block.extend_from_slice(now);
+            bytes = later;
+        }
+    }
+
+    /// The next bytes, at most so many, and fewer only where a block ends. None: all have been read.
+    pub fn read(&self, cursor: &mut Cursor, most: usize) -> &[u8] {
+        while let Some(block) = self.blocks.get(cursor.block) {
+            let size = (block.len() - cursor.at).min(most);
+            let is_last = cursor.block + 1 == self.blocks.len();
+            if size > 0 || is_last {
+                let start = cursor.at;
+                cursor.at += size;
+                return &block[start..start + size];
+            }
+            *cursor = Cursor { block: cursor.block + 1, at: 0 };
+        }
+        &[]
+    }
+
+    /// The next `N` bytes, if there are so many.
+    pub fn take<const N: usize>(&self, cursor: &mut Cursor) -> Option<[u8; N]> {
+        let mut taken = [0; N];
+        let mut filled = 0;
+        while filled < N {
+            let bytes = self.read(cursor, N - filled);
+            if bytes.is_empty() {
+                return None;
+            }
+            taken[filled..filled + bytes.len()].copy_from_slice(bytes);
+            filled += bytes.len();
+        }
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_again_and_nothing_moves() {
+        let mut store = Store::default();
+        let mut cursor = Cursor::default();
+        assert!(store.read(&mut cursor, 9).is_empty());
+        let byte = |at: u64| (at * 7 % 251) as u8;
+        let mut first: *const u8 = core::ptr::null();
+        let mut read = 0;
+        for size in (0..3_000).map(|n: usize| n * 37 % 4_000) {
+            let bytes: Vec<u8> = (store.len()..).take(size).map(byte).collect();
+            store.push(&bytes);
+            if let Some(block) = store.blocks.first() {
+                assert!(first.is_null() || first == block.as_ptr());
+                first = block.as_ptr();
+            }
+            // Somebody reads while it grows, not always all of it.
+            for _ in 0..size % 5 {
+                let piece = store.read(&mut cursor, 1_500);
+                assert!(piece.iter().zip(read..).all(|(is, at)| *is == byte(at)));
+                read += piece.len() as u64;
+            }
+        }
+        assert!(store.len() > 5 << 20);
+        let taken: u64 = store.blocks.iter().map(|block| block.capacity() as u64).sum();
+        assert!(taken < store.len() + BLOCK_BYTES_MAX as u64 + 1, "{taken}");
+        let mut again = Cursor::default();
+        let words = store.len() / 8;
+        for word in 0..words {
+            let expected: Vec<u8> = (8 * word..8 * word + 8).map(byte).collect();
+            assert_eq!(store.take::<8>(&mut again), expected.try_into().ok());
+        }
+        assert_eq!(store.take::<8>(&mut again), None);
+    }
+
+    #[test]
+    fn little_takes_little() {
+        let mut store = Store::default();
+        store.push(&[1; 40]);
+        assert_eq!(store.blocks[0].capacity(), BLOCK_BYTES_MIN);
+    }
+}

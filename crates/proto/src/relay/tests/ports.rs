@@ -1,0 +1,292 @@
+//! The states of a relay's ports, whole: each under everything that can happen to it.
+//!
+//! Rank 1 is always there, and hears what becomes of what it sends. What it sent before anything happens had been written
+//! already where somebody was there to take it.
+
+use super::*;
+
+/// The start of rank 2, or of the other relay, that has been here.
+const START: u32 = 3;
+
+/// How rank 2 stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    /// Nobody has spoken of it.
+    Unknown,
+    /// It has not come, and a frame waits.
+    Awaited,
+    /// It is attached, and has been given a frame.
+    Attached,
+    /// The same, and it has said goodbye.
+    Leaving,
+    /// Its link has broken behind that frame.
+    Broken,
+    /// It was attached and is gone.
+    Gone,
+}
+
+/// What then holds: where frames for it go, and whether it may write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stands {
+    Unknown,
+    Waited,
+    Up,
+    Left,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum RankEvent {
+    /// A start of it attaches.
+    Attach(u32),
+    Frame,
+    /// Its link breaks.
+    Suspend,
+    /// It is gone for good.
+    Detach,
+    /// So many milliseconds have passed.
+    Time(u64),
+}
+
+/// How it stands then, what rank 1 hears, what rank 2 is given; `None`: this cannot happen, or is refused.
+type Outcome = Option<(Stands, &'static [Kind], &'static [Kind])>;
+
+#[test]
+fn a_rank_in_every_state_under_every_event() {
+    use RankEvent::{Attach, Detach, Frame, Suspend, Time};
+    use Stands::{Left, Unknown, Up, Waited};
+    const TOLD: &[Kind] = &[Kind::Unreachable];
+    const LOST: &[Kind] = &[Kind::Lost];
+    const GETS: &[Kind] = &[Kind::Message];
+    let is = |stands| -> Outcome { Some((stands, &[], &[])) };
+    let told: Outcome = Some((Left, TOLD, &[]));
+    let rows: [(RankEvent, [Outcome; 6]); 9] = [
+        // From unknown, awaited, attached, leaving, broken, gone.
+        (Attach(START - 1), [is(Up), Some((Up, &[], GETS)), None, None, None, is(Up)]),
+        (Attach(START), [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, LOST, &[])), is(Up)]),
+        (
+            // Whatever waits is for an earlier start.
+            Attach(START + 1),
+            [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, TOLD, &[])), is(Up)],
+        ),
+        (
+            Frame,
+            [
+                is(Waited),
+                is(Waited),
+                Some((Up, &[], GETS)),
+                Some((Up, &[], GETS)),
+                is(Waited),
+                told,
+            ],
+        ),
+        (Suspend, [None, None, is(Waited), None, None, None]),
+        // Who has taken leave has taken in what it wanted.
+        (Detach, [None, told, told, is(Left), told, None]),
+        (Time(ATTACH_MILLIS_MAX), [is(Unknown), is(Waited), is(Up), is(Up), is(Waited), is(Left)]),
+        (Time(ATTACH_MILLIS_MAX + 1), [is(Unknown), told, is(Up), is(Up), is(Waited), is(Left)]),
+        (Time(ENDPOINT_AWAY_MILLIS_MAX + 1), [is(Unknown), told, is(Up), is(Up), told, is(Left)]),
+    ];
+    let states =
+        [Rank::Unknown, Rank::Awaited, Rank::Attached, Rank::Leaving, Rank::Broken, Rank::Gone];
+    for (event, expected) in rows {
+        for (state, expected) in states.into_iter().zip(expected) {
+            assert_eq!(rank_after(state, event), expected, "{state:?} under {event:?}");
+        }
+    }
+}
+
+fn rank_after(state: Rank, event: RankEvent) -> Outcome {
+    let (mut relay, one) = with_rank(state);
+    let link = |relay: &Relay| match relay.table.route(rank(2)) {
+        Route::Link(link) => Some(link),
+        _ => None,
+    };
+    match event {
+        RankEvent::Attach(start) => {
+            relay.attach(rank(2), start).ok()?;
+        }
+        RankEvent::Frame => {
+            feed(&mut relay, one, frame(rank(1), rank(2), 10, 10));
+        }
+        // A driver says so of what was there, and lets return only who may.
+        RankEvent::Suspend if state == Rank::Attached => relay.suspend(link(&relay)?),
+        RankEvent::Suspend => return None,
+        RankEvent::Detach => relay.detach(link(&relay)?),
+        RankEvent::Time(millis) => relay.handle_time(millis),
+    }
+    let stands = match relay.table.route(rank(2)) {
+        Route::Awaited => Stands::Unknown,
+        Route::Left => Stands::Left,
+        Route::Nowhere => unreachable!("rank 2 belongs here"),
+        Route::Link(link) => match relay.port(link).state {
+            State::Up => Stands::Up,
+            State::Away { .. } => Stands::Waited,
+            State::Lost => unreachable!("a rank is never given up and kept"),
+        },
+    };
+    assert_eq!(relay.needs_time(), stands == Stands::Waited || has_other_away(&relay));
+    let heard = kinds(output(&mut relay, one));
+    let gets = match (stands, link(&relay)) {
+        (Stands::Up, Some(link)) => kinds(output(&mut relay, link)),
+        _ => &[],
+    };
+    Some((stands, heard, gets))
+}
+
+fn has_other_away(relay: &Relay) -> bool {
+    let peer = relay.peer(ClusterId(1)).unwrap();
+    matches!(relay.port(peer).state, State::Away { .. })
+}
+
+fn with_rank(state: Rank) -> (Relay, LinkId) {
+    let mut relay = home();
+    let one = relay.attach(rank(1), 0).unwrap();
+    if state == Rank::Unknown {
+        return (relay, one);
+    }
+    let first = frame(rank(1), rank(2), 0, 10);
+    if state == Rank::Awaited {
+        feed(&mut relay, one, first);
+        return (relay, one);
+    }
+    let two = relay.attach(rank(2), START).unwrap();
+    feed(&mut relay, one, first);
+    assert_eq!(output(&mut relay, two), [(Kind::Message, rank(1))]);
+    match state {
+        Rank::Leaving => {
+            let mut goodbye = frame(rank(2), rank(1), 0, 0);
+            goodbye[4] = Kind::Goodbye as u8;
+            goodbye[7] = guard(&goodbye);
+            feed(&mut relay, two, goodbye);
+        }
+        Rank::Broken => relay.suspend(two),
+        Rank::Gone => relay.detach(two),
+        _ => (),
+    }
+    output(&mut relay, one);
+    (relay, one)
+}
+
+/// How the relay of the other cluster stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Other {
+    /// It has never been there.
+    Never,
+    /// There is one stream to it, which has been given a frame.
+    Joined,
+    /// That stream has broken.
+    Broken,
+    /// The same, but it had said that the frame had arrived.
+    BrokenAtRest,
+    /// It has been away for too long.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum OtherEvent {
+    /// A stream to a start of it is up.
+    Connect(u32),
+    /// A stream that there was is down.
+    Disconnect,
+    Frame,
+    Time(u64),
+}
+
+/// How it stands then, and what rank 1 hears; `None`: this cannot happen, or is refused.
+type OtherOutcome = Option<(&'static str, &'static [Kind])>;
+
+#[test]
+fn another_relay_in_every_state_under_every_event() {
+    use OtherEvent::{Connect, Disconnect, Frame, Time};
+    const TOLD: &[Kind] = &[Kind::Unreachable];
+    const LOST: &[Kind] = &[Kind::Lost];
+    let is = |stands| -> OtherOutcome { Some((stands, &[])) };
+    let rows: [(OtherEvent, [OtherOutcome; 5]); 6] = [
+        // From never there, joined, broken, broken at rest, lost.
+        (Connect(START), [is("up"), is("up"), Some(("up", LOST)), is("up"), is("up")]),
+        (
+            // What another start of it has taken in may have ended with it.
+            Connect(START + 1),
+            [is("up"), None, Some(("up", LOST)), Some(("up", LOST)), is("up")],
+        ),
+        (Disconnect, [None, is("away"), None, None, None]),
+        (Frame, [is("away"), is("up"), is("away"), is("away"), Some(("lost", TOLD))]),
+        (Time(PEER_AWAY_MILLIS_MAX), [is("away"), is("up"), is("away"), is("away"), is("lost")]),
+        (
+            Time(PEER_AWAY_MILLIS_MAX + 1),
+            [is("lost"), is("up"), Some(("lost", TOLD)), is("lost"), is("lost")],
+        ),
+    ];
+    let states = [Other::Never, Other::Joined, Other::Broken, Other::BrokenAtRest, Other::Lost];
+    for (event, expected) in rows {
+        for (state, expected) in states.into_iter().zip(expected) {
+            assert_eq!(other_after(state, event), expected, "{state:?} under {event:?}");
+        }
+    }
+}
+
+fn other_after(state: Other, event: OtherEvent) -> OtherOutcome {
+    let (mut relay, one, peer) = with_other(state);
+    match event {
+        OtherEvent::Connect(start) => {
+            relay.connect(peer, start).ok()?;
+        }
+        OtherEvent::Disconnect => {
+            let lane = *relay.lanes(peer).first()?;
+            relay.disconnect(lane);
+        }
+        OtherEvent::Frame => {
+            feed(&mut relay, one, frame(rank(1), rank(5), 10, 10));
+        }
+        OtherEvent::Time(millis) => relay.handle_time(millis),
+    }
+    let stands = match relay.port(peer).state {
+        State::Up => "up",
+        State::Away { .. } => "away",
+        State::Lost => "lost",
+    };
+    assert_eq!(relay.is_up(peer), !relay.lanes(peer).is_empty(), "up as long as a stream is");
+    assert_eq!(relay.needs_time(), stands == "away");
+    Some((stands, kinds(output(&mut relay, one))))
+}
+
+fn with_other(state: Other) -> (Relay, LinkId, LinkId) {
+    let mut relay = home();
+    let one = relay.attach(rank(1), 0).unwrap();
+    let peer = relay.peer(ClusterId(1)).unwrap();
+    match state {
+        Other::Never => return (relay, one, peer),
+        Other::Lost => {
+            relay.handle_time(PEER_AWAY_MILLIS_MAX + 1);
+            return (relay, one, peer);
+        }
+        _ => (),
+    }
+    let lane = relay.connect(peer, START).unwrap().lane;
+    feed(&mut relay, one, frame(rank(1), rank(5), 0, 10));
+    let written = raw(&mut relay, lane).len() as u64;
+    if state == Other::BrokenAtRest {
+        let nobody = Address::ANONYMOUS;
+        let sign = Header { delivered: written, ..notice::empty(Kind::Ack, nobody, nobody) };
+        let mut bytes = vec![0; HEADER_BYTES];
+        sign.emit(&mut bytes);
+        assert_eq!(feed(&mut relay, lane, bytes).stop, Stop::Partial);
+    }
+    if state != Other::Joined {
+        relay.disconnect(lane);
+    }
+    assert_eq!(output(&mut relay, one), []);
+    (relay, one, peer)
+}
+
+/// The kinds of frames, of which a table has one at most.
+fn kinds(frames: Vec<(Kind, Address)>) -> &'static [Kind] {
+    let kinds: Vec<Kind> = frames.into_iter().map(|(kind, _)| kind).collect();
+    match kinds[..] {
+        [] => &[],
+        [Kind::Message] => &[Kind::Message],
+        [Kind::Lost] => &[Kind::Lost],
+        [Kind::Unreachable] => &[Kind::Unreachable],
+        _ => panic!("{kinds:?}"),
+    }
+}
