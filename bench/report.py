@@ -7,6 +7,7 @@ are in the document. Pictures: docs/pictures/NAME.svg.
 import json
 import re
 
+import beside
 import datagrams
 import fairness
 import hop_cost
@@ -24,7 +25,7 @@ ORDER = ["node", "tcp", "node-pairs", "tcp-pairs", "relays", "allreduce", "allto
 PICTURES = paths.ROOT / "docs" / "pictures"
 # Modules with a `section`, some with a `picture` too.
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
-OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams}
+OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "beside": beside}
 
 
 def write(names: list[str] | None = None) -> None:

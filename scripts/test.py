@@ -71,7 +71,7 @@ def arguments():
 
 
 def every_step(is_slow: bool) -> list[Step]:
-    return [*rust_steps(), *other_steps(), *system_steps(), *imb_steps(), *mpi4py_steps(is_slow)]
+    return [*rust_steps(), *other_steps(), *system_steps(), *imb_steps(), *mpi4py_steps(is_slow), *lossy_steps()]
 
 
 def rust_steps() -> list[Step]:
@@ -157,6 +157,33 @@ def imb_steps() -> list[Step]:
     ]
 
 
+def lossy_steps() -> list[Step]:
+    """Whole suites while the network between two hosts loses, damages and reorders all the time: the first two in `make test`."""
+    over_udp = ("--set", "udp=on")
+    suite, patterns = "tests/mpi4py_suite.py", "tests/imb_suite.py"
+    rows = [
+        ("mpi4py-mpich-lossy", "mpi4py suite, MPICH", suite, "mpich", "2", ()),
+        ("imb-mpich-lossy-udp", "IMB-MPI1 whole, MPICH", patterns, "mpich", "4", over_udp),
+        ("mpi4py-mpich-lossy-udp", "mpi4py suite, MPICH", suite, "mpich", "2", over_udp),
+        ("mpi4py-ompi-lossy", "mpi4py suite, Open MPI", suite, "ompi", "2", ()),
+        ("mpi4py-ompi-lossy-udp", "mpi4py suite, Open MPI", suite, "ompi", "2", over_udp),
+        ("imb-mpich-lossy", "IMB-MPI1 whole, MPICH", patterns, "mpich", "4", ()),
+        ("imb-impi-lossy", "IMB-MPI1 whole, Intel MPI", patterns, "impi", "4", ()),
+    ]
+    return [
+        python_step(
+            name,
+            f"{what}, {np} ranks, two rails with 1 % loss, corruption, reordering{', UDP' if extra else ''}",
+            script,
+            *("--mpi", mpi, "--via", "lossy", "--np", np),
+            *extra,
+            limit_s=1200,
+            slow=number > 1,
+        )
+        for number, (name, what, script, mpi, np, extra) in enumerate(rows)
+    ]
+
+
 def other_steps() -> list[Step]:
     heat = [
         *(str(paths.LANDBRIDGE), "run", "--clusters", "2", "-n", "4", "--"),
@@ -197,6 +224,7 @@ SYSTEM = [
     ("punish", "minutes of killing ranks at random, in one cluster and over two"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),
     ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),
+    ("interfaces", "interfaces that lead nowhere"),
     ("soak", "three minutes of random faults under unmodified programs"),
 ]
 # What passes only at the second attempt is told as flaky, and is a fault to be found.

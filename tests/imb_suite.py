@@ -36,16 +36,21 @@ LARGEST_LOG2 = 20
 REPETITIONS = 20
 # Seconds per sample at most, so that a slow machine still ends.
 SAMPLE_S = 0.1
+# What scripts/test.py understands as "cannot run here".
+SKIPPED = 77
 
 
 def main() -> int:
     options = arguments()
-    way = Way(options.mpi, options.provider, options.via)
+    way = Way(options.mpi, options.provider, options.via, tuple(options.set))
     binary = paths.venv("impi") / "bin" / options.program
     absent = paths.missing([*way.needs(), binary])
     if absent:
         print(f"{options.program}: cannot run, missing: {', '.join(absent)} (make build wheels)")
         return 2
+    if why_not := way.why_not():
+        print(f"skipped: no lab can be built here: {why_not}")
+        return SKIPPED
     names = options.benchmarks or BENCHMARKS[options.program]
     name = f"{options.program}-{way.name}-np{options.np}"
     finished = process.run(
@@ -74,7 +79,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mpi", choices=["mpich", "impi"], default="mpich")
     parser.add_argument("--provider", default="landbridge")
-    parser.add_argument("--via", choices=["own", "run", "clusters"], default="run")
+    parser.add_argument("--via", choices=["own", "run", "clusters", "lossy"], default="run")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of our provider")
     parser.add_argument("--np", type=int, default=4)
     parser.add_argument("--program", choices=list(BENCHMARKS), default="IMB-MPI1")
     parser.add_argument("--limit", type=float, default=400, help="seconds")

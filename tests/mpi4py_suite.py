@@ -51,12 +51,15 @@ def main() -> int:
     if len(options.mpi) > 1:
         return side_by_side(options.mpi)
     options.mpi = options.mpi[0]
-    way = Way(options.mpi, options.provider, options.via)
+    way = Way(options.mpi, options.provider, options.via, tuple(options.set))
     name = f"{way.name}-np{options.np}"
     absent = paths.missing([*way.needs(), paths.SUITE])
     if absent:
         print(f"mpi4py {name}: cannot run, missing: {', '.join(absent)} (make build wheels)")
         return 2
+    if why_not := way.why_not():
+        print(f"skipped: no lab can be built here: {why_not}")
+        return SKIPPED
     if not options.write_baseline and not baseline_file(options.mpi, options.np).exists():
         print(f"no baseline: {options.mpi} with {options.np} ranks {NO_BASELINE}")
         return SKIPPED
@@ -86,7 +89,8 @@ def arguments():
         help="several: side by side, which is for single ranks",
     )
     parser.add_argument("--provider", default="landbridge")
-    parser.add_argument("--via", choices=["own", "run", "clusters"], default="own")
+    parser.add_argument("--via", choices=["own", "run", "clusters", "lossy"], default="own")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of our provider")
     parser.add_argument("--np", type=int, default=2)
     parser.add_argument("--limit", type=float, default=1080, help="seconds for the whole suite")
     parser.add_argument("--stall", type=float, default=STALL_S, help="seconds without an outcome")

@@ -259,9 +259,12 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         }
     }
     let address = Address::new(5, 1);
-    let name =
-        Name { address, unique: 77, cluster: ClusterId(3), node: 9, ip: [9; 16], port: 7711 };
+    let (cluster, further) = (ClusterId(3), [[0; 4]; 4]);
+    let name = Name { address, unique: 77, cluster, node: 9, ip: [9; 16], further, port: 7711 };
     add("name", "good".into(), &name.emit());
+    let ip = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, 11];
+    let further = [[10, 8, 0, 1], [172, 17, 0, 1], [0; 4], [0; 4]];
+    add("name", "further".into(), &Name { ip, further, ..name }.emit());
     add("name", "short".into(), &name.emit()[..40]);
     let probe = Probe { size: 40, number: 3 };
     add("datagram", "probe".into(), &[&probe.emit(1, false)[..], &[0; 16]].concat());

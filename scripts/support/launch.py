@@ -4,9 +4,10 @@ A `Way` is which MPI library, which libfabric provider (or other transport), and
 turns `(ranks, program)` into a command and the environment to add.
 """
 
+import os
 from dataclasses import dataclass, field
 
-from . import paths
+from . import lab, paths
 
 MPICH_OFI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
 
@@ -15,36 +16,60 @@ MPICH_OFI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
 class Way:
     """One way to run: `mpi` is mpich, ompi or impi; `provider` is a libfabric provider's name.
 
-    `via` is "own" (the library's launcher), "run" (`landbridge run`) or "clusters" (`landbridge run
-    --clusters 2`). `extra` is added to the environment last.
+    `via` is "own" (the library's launcher), "run" (`landbridge run`), "clusters" (`landbridge run
+    --clusters 2`) or "lossy" (over two hosts with a bad network between them, see `lab.LOSSY`).
+    `settings` are of our provider, `NAME=VALUE`; `extra` is added to the environment last.
     """
 
     mpi: str
     provider: str = "landbridge"
     via: str = "own"
+    settings: tuple[str, ...] = ()
     extra: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
-        return f"{self.mpi}-{self.provider.replace(';', '+')}-{self.via}"
+        words = [self.mpi, self.provider.replace(";", "+"), self.via, *self.settings]
+        return "-".join(words).replace("=", "-")
 
     def command(self, ranks: int, program: list[str]) -> list[str]:
-        if self.via == "own":
-            return self._own_launcher(ranks) + program
-        clusters = ["--clusters", "2"] if self.via == "clusters" else []
-        return [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *clusters, "--", *program]
+        place = []
+        if self.via == "lossy":
+            place = lab.run(paths.LANDBRIDGE, lab.LOSSY, f"lossy-{os.getpid()}")
+        launcher = self._own_launcher if self._is_own() else self._our_launcher
+        return place + launcher(ranks) + program
 
     def environment(self) -> dict[str, str]:
         env = self._library_environment()
-        if self.via == "own":
+        if self._is_own():
             env |= self._provider_environment()
+        if self.via == "lossy":
+            env |= lab.agent_environment(paths.LANDBRIDGE)
         return env | self.extra
+
+    def why_not(self) -> str:
+        """Why this cannot be done on this machine; empty if it can."""
+        return lab.why_not(paths.LANDBRIDGE, lab.LOSSY) if self.via == "lossy" else ""
 
     def needs(self) -> list:
         """The files without which this way cannot run."""
         ours = [paths.PROVIDER] if self.provider == "landbridge" else []
         launcher = [] if self.via == "own" else [paths.LANDBRIDGE]
         return [paths.venv(self.mpi) / "bin" / "python", *ours, *launcher]
+
+    def _is_own(self) -> bool:
+        """Open MPI knows no other launcher than its own."""
+        return self.via == "own" or (self.via == "lossy" and self.mpi == "ompi")
+
+    def _our_launcher(self, ranks: int) -> list[str]:
+        places = {"clusters": ["--clusters", "2"], "lossy": ["--ranks-per-node", str(per_host(ranks))]}
+        settings = [word for setting in self._all_settings() for word in ("--set", setting)]
+        words = [*places.get(self.via, []), *settings]
+        return [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *words, "--"]
+
+    def _all_settings(self) -> list[str]:
+        apart = [f"rails_exclude={lab.CLEAN_NETWORK}"] if self.via == "lossy" else []
+        return [*apart, *self.settings]
 
     def _own_launcher(self, ranks: int) -> list[str]:
         bin_ = paths.venv(self.mpi) / "bin"
@@ -53,6 +78,9 @@ class Way:
         options = {"pml": "cm", "mtl": "ofi", "opal_common_ofi_provider_include": self.provider}
         mca = [word for key, value in options.items() for word in ("--mca", key, value)]
         root = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        if self.via == "lossy":
+            hosts = ",".join(f"{host}:{per_host(ranks)}" for host in lab.LOSSY_HOSTS)
+            root += ["--host", hosts, *lab.daemons(lab.CLEAN_DEVICE)]
         return [str(bin_ / "mpirun"), "-n", str(ranks), *root, *mca]
 
     def _library_environment(self) -> dict[str, str]:
@@ -67,4 +95,11 @@ class Way:
         env = {"FI_PROVIDER": self.provider}
         if self.provider == "landbridge":
             env["FI_PROVIDER_PATH"] = str(paths.RELEASE)
+            pairs = (setting.split("=", 1) for setting in self._all_settings())
+            env |= {f"LANDBRIDGE_{name.upper()}": value for name, value in pairs}
         return env
+
+
+def per_host(ranks: int) -> int:
+    """Of the ranks on the two hosts of a lab."""
+    return (ranks + 1) // 2

@@ -8,7 +8,6 @@ chooses cases, `--list` names them. `landbridge lab soak` does the same at rando
 
 import os
 import re
-import stat
 import subprocess
 import sys
 import tempfile
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import common
-from support import process
+from support import lab, process
 
-LAB_FILE = common.ROOT / "labs" / "two-rails.toml"
+LAB_FILE = lab.LABS / "two-rails.toml"
 # What the near cluster accepts from outside in one case: the port of its relay, TCP alone.
 NO_UDP = ('name = "near"', 'name = "near"\ninbound = [7711]')
 SUMS = common.ROOT / "crates" / "lab" / "src" / "soak" / "sums.py"
@@ -66,6 +65,11 @@ RAIL_FAULTS: dict[str, Events] = {
     "second rail down for good": down("near-2", "lan1", 1.0),
     "one rail at a tenth": [(0, "link . near-LAN1 --rate 100Mbit/s")],
 }
+# Packets larger than this vanish, and nobody is told. Of what is left a datagram of ours has 28 bytes less.
+SMALL = 1280
+SHRINKS: Events = [(2.0, f"link . near-LAN{rail} --mtu {SMALL}") for rail in (0, 1)]
+SIZED = r"(?s)udp to \S+: datagrams of 12\d\d bytes.*^done: [1-9]"
+RATE = 'delay = "50 us" }   # of each rail'
 # Nothing leads to the second host any more.
 CUT_OFF: Events = down("near-2", "lan0", 1.0) + down("near-2", "lan1", 1.0)
 # The first host is deaf to the second over UDP, whatever goes the other way; so long after all ranks have met.
@@ -136,14 +140,18 @@ def every_case(options, folder: Path) -> list[Case]:
     for fault, events in RAIL_FAULTS.items():
         # Open MPI's own daemons talk over the second rail, and do not check what arrives.
         apart = [event for event in events if fault != "corruption" or "LAN1" not in event[1]]
-        cases += [mpich(options, fault, events), open_mpi(options, fault, apart, folder)]
+        cases += [mpich(options, fault, events), open_mpi(options, fault, apart)]
+    cases.append(heat(options, "1 % loss"))
     for fault in ("5 % loss", "corruption", "reordering", "interfaces down and up"):
         cases += [heat(options, fault), benchmark(options, fault)]
     cases += [mpich(options, fault, RAIL_FAULTS[fault], over_udp=True) for fault in OVER_UDP]
-    cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], folder, over_udp=True))
+    cases.append(open_mpi(options, "5 % loss", RAIL_FAULTS["5 % loss"], over_udp=True))
     cases.append(benchmark(options, "5 % loss", over_udp=True))
     cases += [from_the_start(options), damaged_hellos(options), deaf(options)]
+    cases += [unchecked(options, over_udp) for over_udp in (False, True)]
     cases += [cut_off(options, over_udp) for over_udp in (False, True)]
+    cases += [small_packets(options, folder, over_udp=False), small_packets(options, folder, over_udp=True)]
+    cases += [smaller_packets(options)]
     for fault, events in WAN_FAULTS.items():
         cases += [mpich(options, fault, events, hosts=4)]
     for fault, events in WAN_OVER_UDP.items():
@@ -213,6 +221,41 @@ def deaf(options) -> Case:
     return case
 
 
+def unchecked(options, over_udp: bool) -> Case:
+    """Without our checks the same damage becomes wrong data: the program can tell, and it is they that prevent it."""
+    case = mpich(options, "corruption without integrity", RAIL_FAULTS["corruption"], over_udp=over_udp)
+    place = case.command.index("run") + 1
+    case.command[place:place] = ["--set", "integrity=off"]
+    case.proof, case.fails, case.within_s = r"^wrong: rank \d", True, None
+    return case
+
+
+def small_packets(options, folder: Path, over_udp: bool) -> Case:
+    """Large packets vanish from the start: with TCP on one rail, over UDP on both."""
+    where = "both rails" if over_udp else "one rail"
+    case = mpich(options, f"only small packets get through on {where}", [], over_udp=over_udp)
+    mtu = f"mtu = {SMALL}"
+    shape = f'delay = "50 us", {mtu} }}' if over_udp else f'delay = "50 us" }}\nrail.1 = {{ {mtu} }}'
+    case.lab = folder / f"small-{over_udp}.toml"
+    case.lab.write_text(LAB_FILE.read_text().replace(RATE, shape))
+    if over_udp:
+        told_of_sizes(case)
+    return case
+
+
+def smaller_packets(options) -> Case:
+    """What gets through becomes smaller in the middle of messages, as when routes change."""
+    case = mpich(options, "only small packets get through after a while", SHRINKS, over_udp=True)
+    told_of_sizes(case)
+    return case
+
+
+def told_of_sizes(case: Case) -> None:
+    place = case.command.index("run") + 1
+    case.command[place:place] = ["--set", "log=info"]
+    case.proof = SIZED
+
+
 def cut_off(options, over_udp: bool) -> Case:
     """The other rank gives up, long before the launcher's connections do."""
     case = mpich(options, "a host cut off for good", CUT_OFF, over_udp=over_udp)
@@ -222,20 +265,15 @@ def cut_off(options, over_udp: bool) -> Case:
     return case
 
 
-def open_mpi(options, fault: str, events: Events, folder: Path, over_udp: bool = False) -> Case:
+def open_mpi(options, fault: str, events: Events, over_udp: bool = False) -> Case:
     """Under its own launcher, which starts its daemons with what stands here for ssh."""
-    agent = folder / "agent"
-    if not agent.exists():
-        lab = f"{options.bin / 'landbridge'} lab"
-        agent.write_text(f'#!/bin/sh\nhost=$1; shift\nexec {lab} on "$host" -- sh -c "$*"\n')
-        agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
     # Its daemons do not survive the loss of their own connection, so that is on the other rail.
     device = "lan1" if fault.startswith("first rail") or fault == "corruption" else "lan0"
-    daemons = ["--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "prte_if_include", device]
-    root = ["--allow-run-as-root", "--bind-to", "none", *daemons]
+    root = ["--allow-run-as-root", "--bind-to", "none", *lab.daemons(device)]
     own = [str(options.venvs / "ompi" / "bin" / "mpirun"), *root, "--host", "near-1,near-2", "-n", "2"]
     program = [common.python(options, "ompi"), str(SUMS), "--seconds", str(RUN_S)]
-    environment = common.settings(options, "openmpi") | ({"LANDBRIDGE_UDP": "on"} if over_udp else {})
+    environment = common.settings(options, "openmpi") | lab.agent_environment(options.bin / "landbridge")
+    environment |= {"LANDBRIDGE_UDP": "on"} if over_udp else {}
     name = f"Open MPI, one cluster, {fault}{' over UDP' if over_udp else ''}"
     return Case(name, [*own, *program], environment, events, r"^done: [1-9]", RUN_S + SLACK_S)
 
@@ -276,12 +314,11 @@ def endure(verb: str, options, words: list[str], slack_s: float) -> int:
 
 def no_lab(options) -> str:
     """Why this machine or user can have no lab; empty if it can."""
-    probe = process.run([*lab_run(options, "network-probe"), "true"], 30)
-    return "" if probe.ok else process.tail(probe.output, 1) or probe.why
+    return lab.why_not(options.bin / "landbridge", LAB_FILE)
 
 
 def lab_run(options, name: str, file: Path = LAB_FILE) -> list[str]:
-    return [str(options.bin / "landbridge"), "lab", "run", str(file), "--name", name, "--"]
+    return lab.run(options.bin / "landbridge", file, name)
 
 
 def try_case(checks, case: Case) -> None:

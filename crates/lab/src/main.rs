@@ -157,6 +157,9 @@ struct LinkArguments {
     /// What may wait for the wire, such as `512KiB`
     #[arg(long)]
     queue: Option<String>,
+    /// Larger IP packets vanish and nobody is told: bytes, such as `1280`, or `none`
+    #[arg(long)]
+    mtu: Option<String>,
 }
 
 #[derive(Subcommand)]
@@ -392,6 +395,7 @@ impl LinkArguments {
             ("corrupt", &self.corrupt),
             ("repair_checksums", &repair),
             ("queue", &self.queue),
+            ("mtu", &self.mtu),
         ];
         // A request's words are separated by spaces, so `5 ms` goes as `5ms`.
         let without_spaces = |text: &str| text.split_whitespace().collect::<String>();

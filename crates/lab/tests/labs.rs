@@ -64,6 +64,21 @@ fn the_soak_has_two_equal_rails_and_a_wide_area_link() {
 }
 
 #[test]
+fn the_bad_network_is_bad_but_for_its_last_rail() {
+    let plan = lab("lossy-rails");
+    let [first, second, last] = &plan.sites[0].rails[..] else { panic!("three rails") };
+    for rail in [first, second] {
+        let shape = rail.shape.as_ref().unwrap();
+        let one_percent = Share { fraction: 0.01 };
+        assert_eq!([shape.loss, shape.corrupt, shape.reorder], [one_percent; 3]);
+        assert!(shape.repair_checksums);
+    }
+    let shape = last.shape.as_ref().unwrap();
+    assert_eq!([shape.loss, shape.corrupt, shape.reorder], [Share::default(); 3]);
+    assert_eq!(last.subnet.to_string(), "10.1.2.0/24", "as scripts/support/lab.py has it");
+}
+
+#[test]
 fn the_long_line_loses_packets_and_lets_udp_through() {
     let plan = lab("long-line");
     assert_eq!(plan.sites[0].inbound, Inbound::Anything);

@@ -117,6 +117,19 @@ fn tcp_survives_every_kind_of_trouble() {
 }
 
 #[test]
+fn what_is_larger_than_a_link_takes_vanishes() {
+    let Some(_turn) = turn() else { return };
+    let came = |bytes: u32| {
+        let script =
+            format!("serve b-gw; $LAB on a-gw -- $LAB probe loss b-wan --count 20 --bytes {bytes}");
+        let text = succeeded(&lab("small", &two_sites("to.b = { mtu = 1280 }"), &script));
+        text.split_whitespace().count()
+    };
+    // 28 bytes are headers.
+    assert_eq!((came(1252), came(1253)), (20, 0));
+}
+
+#[test]
 fn damage_is_hidden_from_checksums_only_on_request() {
     let Some(_turn) = turn() else { return };
     let script = "serve b-gw; $LAB on a-gw -- $LAB probe loss b-wan --count 50 --bytes 1000";

@@ -52,6 +52,24 @@ fn an_older_ask_that_comes_later_is_not_the_one_that_is_answered() {
     assert_eq!(again.kind(), Kind::Tagged);
 }
 
+/// Small messages ask for no confirmation. What stayed behind would stay for ever if the sender waits for an answer to them.
+#[test]
+fn what_waits_for_several_paths_leaves_without_an_answer() {
+    const MANY: usize = 9;
+    let (mut a, _) = pair();
+    for _ in 0..MANY {
+        a.send(message(5, Level::Handed)).unwrap();
+    }
+    let mut left = [0; 2];
+    while a.next_busy().is_some() {
+        for (path, left) in [ONE, TWO].into_iter().zip(&mut left) {
+            *left += std::iter::from_fn(|| a.next(path)).count();
+        }
+    }
+    assert_eq!(left.iter().sum::<usize>(), MANY, "{left:?}");
+    assert!(left.iter().all(|&left| left > 0), "{left:?}");
+}
+
 #[test]
 fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answered() {
     for is_asked in [false, true] {

@@ -318,6 +318,7 @@ fn anywhere(format: Format) -> Vec<u8> {
                 cluster: ClusterId(0),
                 node: 0,
                 ip: Ipv6Addr::UNSPECIFIED.octets(),
+                further: Default::default(),
                 port: 0,
             };
             nobody.emit().to_vec()

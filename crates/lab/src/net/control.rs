@@ -192,7 +192,7 @@ fn show(emulator: &Emulator) -> String {
     for (name, shape, counts) in emulator.links() {
         text += &format!(
             "{name}: {}; packets={} bytes={} lost={} overflowed={} cut={} duplicated={} \
-             reordered={} corrupted={}\n",
+             reordered={} corrupted={} oversized={}\n",
             describe(shape),
             counts.packets,
             counts.bytes,
@@ -202,6 +202,7 @@ fn show(emulator: &Emulator) -> String {
             counts.duplicated,
             counts.reordered,
             counts.corrupted,
+            counts.oversized,
         );
     }
     text + &format!("unroutable={}\n", emulator.unroutable())
@@ -250,6 +251,8 @@ fn apply(shape: &mut Shape, change: &str, is_way_up: bool) -> Result<(), String>
         "corrupt" => shape.corrupt = read(value)?,
         "repair_checksums" => shape.repair_checksums = value != "false",
         "queue" => shape.queue = Some(read(value)?),
+        "mtu" if value == "none" => shape.mtu = None,
+        "mtu" => shape.mtu = Some(read(value)?),
         "down" => shape.down = value != "false",
         "up" => shape.down = false,
         _ => return Err(format!("a link has no `{key}`")),

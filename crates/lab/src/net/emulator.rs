@@ -245,7 +245,7 @@ impl Emulator {
                 self.put_on_the_way(first, step, packet.clone());
                 self.put_on_the_way(second, step, packet);
             }
-            Fate::Lost | Fate::Overflowed | Fate::Cut => {}
+            Fate::Lost | Fate::Overflowed | Fate::Oversized | Fate::Cut => {}
         }
     }
 
@@ -489,6 +489,20 @@ mod tests {
         }
         assert_eq!(arrived.iter().sum::<usize>(), 60 - lost);
         assert!(arrived.len() <= lost + 1, "{arrived:?}");
+    }
+
+    #[test]
+    fn a_burst_is_as_large_as_its_segments() {
+        let (mut emulator, _) = emulator();
+        for (mtu, arrived) in [(1040, vec![60]), (1039, vec![])] {
+            emulator.reshape("a>b", |shape| Shape { mtu: Some(mtu), ..shape });
+            emulator.handle_packet(0, 0, tcp_packet(60_000, 1000));
+            let found = std::iter::from_fn(|| emulator.poll_output(u64::MAX));
+            assert_eq!(
+                found.map(|(_, packet)| packet.segment_count()).collect::<Vec<_>>(),
+                arrived
+            );
+        }
     }
 
     #[test]

@@ -31,6 +31,7 @@
 //! repair_checksums = true          # corrupted packets keep valid checksums; default false
 //! queue = "512 KiB"                # what may wait for the wire; default: one round trip,
 //!                                  # at least 512 KiB
+//! mtu = 1280                       # larger IP packets vanish and nobody is told; default: none do
 //! down = false
 //! to.north = { rate = "100 Mbit/s" }   # differs in this direction only
 //! ```
@@ -177,6 +178,7 @@ macro_rules! raw_shapes {
             corrupt: Option<Share>,
             repair_checksums: Option<bool>,
             queue: Option<Size>,
+            mtu: Option<u32>,
             down: Option<bool>,
         }
 
@@ -194,6 +196,7 @@ macro_rules! raw_shapes {
                     corrupt: self.corrupt.unwrap_or(base.corrupt),
                     repair_checksums: self.repair_checksums.unwrap_or(base.repair_checksums),
                     queue: self.queue.or(base.queue),
+                    mtu: self.mtu.or(base.mtu),
                     down: self.down.unwrap_or(base.down),
                 }
             }

@@ -44,6 +44,8 @@ pub struct Shape {
     pub repair_checksums: bool,
     /// Bound of what waits for the wire. None: see `queue_or_default`.
     pub queue: Option<Size>,
+    /// Larger IP packets vanish, and nobody is told: a tunnel on the way whose messages a firewall drops. None: none do.
+    pub mtu: Option<u32>,
     /// Nothing passes.
     pub down: bool,
 }
@@ -61,6 +63,7 @@ impl Default for Shape {
             corrupt: Share::default(),
             repair_checksums: false,
             queue: None,
+            mtu: None,
             down: false,
         }
     }
@@ -75,10 +78,11 @@ impl Shape {
         self.queue.map_or(in_flight.max(QUEUE_BYTES_MIN), |queue| queue.bytes)
     }
 
-    /// Whether chance treats each packet on its own, so that packets joined by segmentation offload
+    /// Whether chance, or a bound of their size, treats each packet on its own, so that packets joined by segmentation offload
     /// must be cut.
     pub fn is_per_packet(&self) -> bool {
-        [self.loss, self.duplicate, self.reorder, self.corrupt].iter().any(|s| s.fraction > 0.0)
+        let chances = [self.loss, self.duplicate, self.reorder, self.corrupt];
+        self.mtu.is_some() || chances.iter().any(|share| share.fraction > 0.0)
     }
 }
 
@@ -109,6 +113,8 @@ pub enum Fate {
     Lost,
     /// The queue was full.
     Overflowed,
+    /// Larger than what gets through here.
+    Oversized,
     /// The link is down.
     Cut,
 }
@@ -120,6 +126,7 @@ pub struct Counts {
     pub bytes: u64,
     pub lost: u64,
     pub overflowed: u64,
+    pub oversized: u64,
     pub cut: u64,
     pub duplicated: u64,
     pub reordered: u64,
@@ -187,6 +194,10 @@ impl Link {
         if self.shape.down {
             self.counts.cut += 1;
             return Fate::Cut;
+        }
+        if self.shape.mtu.is_some_and(|mtu| bytes > u64::from(mtu)) {
+            self.counts.oversized += 1;
+            return Fate::Oversized;
         }
         if !self.has_room(now, bytes) {
             self.counts.overflowed += 1;
@@ -365,6 +376,15 @@ mod tests {
         let queue = Some(Size { bytes: 1 });
         let mut link = Link::new(Shape { queue, ..shape_with_rate(MBIT, 0) }, 1);
         assert!(matches!(link.handle_packet(0, 0, 1000), Fate::Arrives(_)));
+    }
+
+    #[test]
+    fn packets_above_the_mtu_vanish_before_they_take_time() {
+        let shape = Shape { mtu: Some(1280), ..shape_with_rate(100 * MBIT, 0) };
+        let mut link = Link::new(shape, 1);
+        assert_eq!(link.handle_packet(0, 0, 1281), Fate::Oversized);
+        assert_eq!(link.handle_packet(0, 0, 1280), arrives(102_400, 0));
+        assert_eq!((link.counts().oversized, link.counts().packets), (1, 1));
     }
 
     #[test]

@@ -261,6 +261,9 @@ pub fn describe(shape: &Shape) -> String {
             words.push(format!("{name} {share}"));
         }
     }
+    if let Some(mtu) = shape.mtu {
+        words.push(format!("larger than {mtu} bytes vanish"));
+    }
     if shape.repair_checksums {
         words.push("checksums repaired".to_owned());
     }

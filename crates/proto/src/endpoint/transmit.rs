@@ -133,8 +133,13 @@ impl<M: Memory> Endpoint<M> {
         } else {
             plan.count(channel, (path, self.now), None);
         }
+        // What this path leaves to another may be for one that has been offered it before, and declined.
+        let leaves_rest = channel.has_choice() && !channel.queue.is_empty();
         if channel.is_silent {
             self.watch(peer);
+        }
+        if leaves_rest {
+            self.mark_busy(peer);
         }
         if flushed {
             self.apply(peer, sent);

@@ -1,7 +1,8 @@
 //! The name of an endpoint: what MPI libraries exchange and hand back as an address.
 //!
 //! It is an *introduction*: who the endpoint is (`address`, `unique`), and where it may be reached
-//! today (cluster, node, IP address, port). Only the first part is identity.
+//! today (cluster, node, IP addresses, port). Only the first part is identity. Which of the addresses leads there is for
+//! whoever calls to find out: a host may have some that nobody else reaches, and its names for them tell nothing.
 
 use super::{Malformed, u16_at, u32_at, u64_at};
 use crate::id::{Address, ClusterId};
@@ -10,7 +11,13 @@ use crate::id::{Address, ClusterId};
 pub const NAME_BYTES: usize = 48;
 
 const MAGIC: u16 = 0x1b1d;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// What stands where the addresses are: one IPv6 address, or IPv4 addresses, of which those that are zero are none.
+const FORM_IPV6: u8 = 0;
+const FORM_IPV4: u8 = 1;
+
+/// Further IPv4 addresses that a name has room for, beside an IPv4 one.
+pub const FURTHER_MAX: usize = 4;
 
 /// The meaning of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +32,8 @@ pub struct Name {
     pub node: u64,
     /// Where: IPv6 or IPv4-mapped address for direct TCP.
     pub ip: [u8; 16],
+    /// Where else, for want of an answer there: IPv4 addresses, zero for none. An IPv6 address leaves no room for them.
+    pub further: [[u8; 4]; FURTHER_MAX],
     /// Where: TCP port, 0 if it accepts no direct connections.
     pub port: u16,
 }
@@ -40,7 +49,14 @@ impl Name {
         bytes[10..12].copy_from_slice(&self.port.to_le_bytes());
         bytes[12..20].copy_from_slice(&self.unique.to_le_bytes());
         bytes[20..28].copy_from_slice(&self.node.to_le_bytes());
-        bytes[28..44].copy_from_slice(&self.ip);
+        let Some(ip) = mapped(&self.ip) else {
+            bytes[3] = FORM_IPV6;
+            bytes[28..44].copy_from_slice(&self.ip);
+            return bytes;
+        };
+        bytes[3] = FORM_IPV4;
+        bytes[28..32].copy_from_slice(&ip);
+        bytes[32..48].copy_from_slice(self.further.as_flattened());
         bytes
     }
 
@@ -52,8 +68,16 @@ impl Name {
         if bytes.len() < NAME_BYTES || u16_at(bytes, 0) != MAGIC || bytes[2] != VERSION {
             return Err(Malformed("an address is not a landbridge name of this version"));
         }
-        let mut ip = [0; 16];
-        ip.copy_from_slice(&bytes[28..44]);
+        let (mut ip, mut further) = ([0; 16], [[0; 4]; FURTHER_MAX]);
+        match bytes[3] {
+            FORM_IPV6 => ip.copy_from_slice(&bytes[28..44]),
+            FORM_IPV4 => {
+                ip[..12].copy_from_slice(&MAPPED);
+                ip[12..].copy_from_slice(&bytes[28..32]);
+                further.as_flattened_mut().copy_from_slice(&bytes[32..48]);
+            }
+            _ => return Err(Malformed("a landbridge name with addresses of an unknown form")),
+        }
         Ok(Name {
             address: Address(u32_at(bytes, 4)),
             cluster: ClusterId(u16_at(bytes, 8)),
@@ -61,8 +85,18 @@ impl Name {
             unique: u64_at(bytes, 12),
             node: u64_at(bytes, 20),
             ip,
+            further,
         })
     }
+}
+
+/// What an IPv6 address that stands for an IPv4 one begins with.
+const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// The IPv4 address that an IPv6 one stands for, if it does.
+fn mapped(ip: &[u8; 16]) -> Option<[u8; 4]> {
+    let (start, end) = ip.split_at(MAPPED.len());
+    if start == MAPPED { end.try_into().ok() } else { None }
 }
 
 #[cfg(test)]
@@ -77,8 +111,17 @@ mod tests {
             cluster: ClusterId(3),
             node: u64::MAX,
             ip: [9; 16],
+            further: [[0; 4]; FURTHER_MAX],
             port: 7711,
         };
+        let mut ip = name.ip;
+        ip[..12].copy_from_slice(&MAPPED);
+        let further = [[10, 8, 0, 1], [172, 17, 0, 1], [0; 4], [0; 4]];
+        let of_several = Name { ip, further, ..name };
+        assert_eq!(Name::parse(&of_several.emit()), Ok(of_several));
+        let mut unknown = of_several.emit();
+        unknown[3] = 2;
+        assert!(Name::parse(&unknown).is_err());
         let bytes = name.emit();
         assert_eq!(Name::parse(&bytes), Ok(name));
         assert!(Name::parse(&bytes[..47]).is_err());

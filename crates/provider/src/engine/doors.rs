@@ -60,7 +60,9 @@ impl Own {
                 IpAddr::V6(ip) => ip,
             };
             let (cluster, node) = (identity.cluster, identity.node);
-            Name { address, unique, cluster, node, ip: ip.octets(), port }.emit()
+            let further =
+                if port == 0 || bound.is_some() { Default::default() } else { identity.further() };
+            Name { address, unique, cluster, node, ip: ip.octets(), further, port }.emit()
         } else {
             sockaddr_name(ip, port)
         };

@@ -3,10 +3,9 @@
 //! Without a launcher of ours a process belongs to the *user's job*: all processes of one user know one key, kept in a
 //! file that only the user can read.
 
-use std::ffi::CStr;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -18,6 +17,7 @@ use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit;
 use landbridge_proto::path::congestion;
 use landbridge_proto::setting::Network;
+use landbridge_proto::wire::name::FURTHER_MAX;
 
 use crate::param;
 
@@ -100,6 +100,7 @@ impl Identity {
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         let recovers = param::RECOVER.is_on()?;
+        let relays = relays()?;
         Ok(Identity {
             job,
             key,
@@ -107,8 +108,8 @@ impl Identity {
             size: size.unwrap_or(1).clamp(1, u32::MAX as u64) as u32,
             cluster: ClusterId(number(&param::CLUSTER)?.unwrap_or(0) as u16),
             node: node(),
-            ip: own_ip()?,
-            relays: relays()?,
+            ip: own_ip(&relays)?,
+            relays,
             paths: if recovers { Paths { shm: true, tcp: false, relay: true } } else { paths()? },
             neighbours: neighbours()?,
             place: index.or_else(place),
@@ -138,6 +139,19 @@ impl Identity {
             }
             _ => (Address::ANONYMOUS, u64::from_le_bytes(random())),
         }
+    }
+
+    /// The node's addresses beside [`Identity::ip`], as far as a name has room for them. A node that is known by its loopback
+    /// has none.
+    pub fn further(&self) -> [[u8; 4]; FURTHER_MAX] {
+        let mut further = [[0; 4]; FURTHER_MAX];
+        let others = self.rails.iter().filter(|&&ip| ip != self.ip && !self.ip.is_loopback());
+        for (place, ip) in further.iter_mut().zip(others) {
+            if let IpAddr::V4(ip) = ip {
+                *place = ip.octets();
+            }
+        }
+        further
     }
 
     /// Bytes of eager credit between any two endpoints of the job.
@@ -242,9 +256,12 @@ pub fn hash(parts: &[&[u8]]) -> u64 {
     state
 }
 
-fn own_ip() -> Result<IpAddr, String> {
+/// The address by which this node is called first: as told, or that from which the relay is reached, or any that is up.
+/// Others are tried when nobody answers there.
+fn own_ip(relays: &[RelayWay]) -> Result<IpAddr, String> {
     let Some(text) = param::ADDRESS.text() else {
-        return Ok(interface_ip().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        let own = towards_relay(relays).or_else(|| first_ip(&interfaces()));
+        return Ok(own.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)));
     };
     text.parse().map_err(|_| format!("LANDBRIDGE_ADDRESS={text} is not an IP address"))
 }
@@ -262,32 +279,31 @@ fn rails() -> Result<Vec<IpAddr>, String> {
         .collect())
 }
 
-/// The IPv4 address of an interface that others can probably reach.
-fn interface_ip() -> Option<IpAddr> {
-    best_ip(&interfaces())
+/// Our end of the way to the first relay that the kernel knows a way to, unless it is on this node. Nothing is sent.
+fn towards_relay(relays: &[RelayWay]) -> Option<IpAddr> {
+    let reached = |relay: &RelayWay| match relay {
+        RelayWay::Unix(_) => None,
+        RelayWay::Tcp(address) => {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+            socket.connect(address).ok()?;
+            let own = socket.local_addr().ok()?.ip();
+            (!own.is_loopback() && own != address.ip()).then_some(own)
+        }
+    };
+    relays.iter().find_map(reached)
 }
 
 /// An interface's IPv4 address, and what is known of it.
 struct Interface {
-    name: String,
     ip: Ipv4Addr,
     flags: i32,
 }
 
-impl Interface {
-    /// Bridges and ends of pairs that containers and virtual machines hang on: they lead to nobody else.
-    fn is_inner(&self) -> bool {
-        ["docker", "veth", "virbr", "br-"].iter().any(|start| self.name.starts_with(start))
-    }
-}
-
-/// The first that is up, has a carrier and is not the loopback; one of [`Interface::is_inner`] if there is no other.
-fn best_ip(interfaces: &[Interface]) -> Option<IpAddr> {
+/// The first that is up, has a carrier and is not the loopback.
+fn first_ip(interfaces: &[Interface]) -> Option<IpAddr> {
     const ALIVE: i32 = libc::IFF_UP | libc::IFF_RUNNING;
-    let is_usable = |it: &&Interface| it.flags & (ALIVE | libc::IFF_LOOPBACK) == ALIVE;
-    let usable = || interfaces.iter().filter(is_usable);
-    let best = usable().find(|it| !it.is_inner()).or_else(|| usable().next())?;
-    Some(IpAddr::V4(best.ip))
+    let first = interfaces.iter().find(|it| it.flags & (ALIVE | libc::IFF_LOOPBACK) == ALIVE)?;
+    Some(IpAddr::V4(first.ip))
 }
 
 fn interfaces() -> Vec<Interface> {
@@ -313,15 +329,14 @@ fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
     if entry.ifa_addr.is_null() {
         return None;
     }
-    // SAFETY: not null; sockaddr_in if the family says so; the name ends with NUL.
+    // SAFETY: not null; sockaddr_in if the family says so.
     unsafe {
         if i32::from((*entry.ifa_addr).sa_family) != libc::AF_INET {
             return None;
         }
         let address = (*entry.ifa_addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-        let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
         let flags = entry.ifa_flags as i32;
-        Some(Interface { name, ip: Ipv4Addr::from(address.to_ne_bytes()), flags })
+        Some(Interface { ip: Ipv4Addr::from(address.to_ne_bytes()), flags })
     }
 }
 
@@ -391,23 +406,23 @@ mod tests {
     }
 
     #[test]
-    fn the_address_is_that_of_an_interface_others_reach() {
+    fn the_first_address_is_that_of_an_interface_that_is_up() {
         const ALIVE: i32 = libc::IFF_UP | libc::IFF_RUNNING;
-        let interface = |name: &str, last, flags| {
-            let ip = Ipv4Addr::new(10, 0, 0, last);
-            Interface { name: name.to_owned(), ip, flags }
-        };
-        let chosen = |list: &[Interface]| match best_ip(list) {
+        let interface = |last, flags| Interface { ip: Ipv4Addr::new(10, 0, 0, last), flags };
+        let chosen = |list: &[Interface]| match first_ip(list) {
             Some(IpAddr::V4(ip)) => ip.octets()[3],
             _ => 0,
         };
-        let lo = || interface("lo", 1, ALIVE | libc::IFF_LOOPBACK);
-        let dead = || interface("eth0", 2, libc::IFF_UP);
-        let docker = || interface("docker0", 3, ALIVE);
-        let bridge = || interface("br-4f6c", 4, ALIVE);
-        assert_eq!(chosen(&[lo(), dead(), docker(), bridge(), interface("ib0", 5, ALIVE)]), 5);
-        assert_eq!(chosen(&[lo(), dead(), docker()]), 3, "in a container's host alone");
+        let lo = || interface(1, ALIVE | libc::IFF_LOOPBACK);
+        let dead = || interface(2, libc::IFF_UP);
+        assert_eq!(chosen(&[lo(), dead(), interface(3, ALIVE), interface(4, ALIVE)]), 3);
         assert_eq!(chosen(&[lo(), dead()]), 0);
+    }
+
+    #[test]
+    fn the_way_to_a_relay_tells_our_address_unless_it_is_here() {
+        let here = |text: &str| RelayWay::Tcp(text.parse().unwrap());
+        assert_eq!(towards_relay(&[RelayWay::Unix("x".into()), here("127.0.0.1:7711")]), None);
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Neighbour {
     pub routes: Vec<Route>,
     /// A way to it is being tried.
     pub is_dialling: bool,
+    /// And that way is a further address: whether anybody is there says little about the peer.
+    pub is_beside: bool,
     /// A path has been lost, and is to be had again.
     pub repair: Option<Repair>,
     /// How often all ways may be tried again.
@@ -80,6 +82,7 @@ impl Neighbour {
             out: Out::Unknown,
             routes: Vec::new(),
             is_dialling: false,
+            is_beside: false,
             repair: None,
             retries: DIAL_RETRIES,
             instance: None,
@@ -126,6 +129,12 @@ impl Engine {
         };
         self.neighbour(peer).name.get_or_insert(*name);
         Some(peer)
+    }
+
+    /// The node of a peer, if its name tells.
+    pub(super) fn node_of(&self, peer: Peer) -> Option<u64> {
+        let name = self.neighbours[peer.0 as usize].name.filter(|_| self.own.own_format)?;
+        Name::parse(&name).ok().map(|name| name.node)
     }
 
     /// The peer whose frames carry this address.

@@ -46,7 +46,18 @@ pub enum Way {
     Loop,
     Shm(String),
     Tcp(SocketAddr),
+    /// A further address, for when nobody answers at that one.
+    Beside(SocketAddr),
     Relay,
+}
+
+/// Where a name says its endpoint is, without a relay.
+struct Direct {
+    address: SocketAddr,
+    further: Vec<SocketAddr>,
+    unix: String,
+    /// Whether that is on this node.
+    is_near: bool,
 }
 
 /// A hello under way, and what it is for.
@@ -148,6 +159,11 @@ impl Engine {
                 log!(Warn, "no way to {address} is left (this process is at {ip})");
                 return self.fail_peer(peer, libc::EHOSTUNREACH);
             };
+            if matches!(way, Way::Beside(_)) && !neighbour.routes.is_empty() {
+                // The peer has come to us meanwhile, and tells us itself where else it is.
+                continue;
+            }
+            neighbour.is_beside = matches!(way, Way::Beside(_));
             match self.try_way(peer, &way) {
                 Ok(()) => return,
                 Err(error) => {
@@ -174,7 +190,7 @@ impl Engine {
                 return Ok(());
             }
             Way::Shm(name) => dial_unix(name)?,
-            Way::Tcp(address) => dial_tcp(*address)?,
+            Way::Tcp(address) | Way::Beside(address) => dial_tcp(*address)?,
         };
         self.set_out(peer, Out::Dialling);
         self.greet(socket, matches!(way, Way::Shm(_)), Purpose::Peer(peer))
@@ -232,26 +248,40 @@ impl Engine {
         if identity.recovers {
             return ways;
         }
-        let Some((address, unix, is_near)) = self.direct_ways(&bytes) else {
+        let Some(direct) = self.direct_ways(&bytes) else {
             return ways;
         };
-        if paths.tcp && address.port() != 0 {
-            ways.push(Way::Tcp(address));
+        if paths.tcp && direct.address.port() != 0 {
+            if routes.is_empty() && !direct.is_near {
+                let further = direct.further.iter().rev().filter(|to| self.may_lead_to(peer, to));
+                ways.extend(further.map(|&address| Way::Beside(address)));
+            }
+            ways.push(Way::Tcp(direct.address));
         }
-        if paths.shm && is_near {
-            ways.push(Way::Shm(unix));
+        if paths.shm && direct.is_near {
+            ways.push(Way::Shm(direct.unix));
         }
         ways
     }
 
-    /// Where a name says its endpoint can be reached without a relay, and whether that is on this node.
-    fn direct_ways(&self, bytes: &NameBytes) -> Option<(SocketAddr, String, bool)> {
+    /// Whether a further address of `peer`, which is on another node, is worth trying as that of a peer without a path: it is
+    /// allowed, not our own as well (bridges of containers), and not tried for itself already.
+    pub(super) fn may_lead_to(&self, peer: Peer, address: &SocketAddr) -> bool {
+        let (identity, ip) = (self.identity, address.ip());
+        identity.rail_networks.iter().any(|network| network.contains(ip))
+            && ip != identity.ip
+            && !identity.rails.contains(&ip)
+            && !self.is_rail_told(peer, *address)
+    }
+
+    fn direct_ways(&self, bytes: &NameBytes) -> Option<Direct> {
         let identity = self.identity;
         if !self.own.own_format {
             let (ip, port) = sockaddr_parts(bytes);
             let is_near = ip.is_loopback() || IpAddr::V4(ip) == identity.ip;
             let address = SocketAddr::from((ip, port));
-            return Some((address, unix_name(identity, false, 0, port), is_near));
+            let unix = unix_name(identity, false, 0, port);
+            return Some(Direct { address, further: Vec::new(), unix, is_near });
         }
         let name = Name::parse(bytes).ok()?;
         if name.cluster != identity.cluster {
@@ -260,7 +290,10 @@ impl Engine {
         let ip = Ipv6Addr::from(name.ip);
         let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
         let unix = unix_name(identity, true, name.unique, 0);
-        Some((SocketAddr::new(ip, name.port), unix, name.node == identity.node))
+        let told = name.further.into_iter().filter(|further| *further != [0; 4]);
+        let further = told.map(|further| SocketAddr::from((further, name.port))).collect();
+        let (address, is_near) = (SocketAddr::new(ip, name.port), name.node == identity.node);
+        Some(Direct { address, further, unix, is_near })
     }
 
     pub(super) fn greet(
@@ -299,7 +332,12 @@ impl Engine {
         match purpose {
             Purpose::Rail(peer, address) => Some(self.rail_pause(peer, address)),
             Purpose::Peer(peer) => {
-                self.neighbours[peer.0 as usize].repair.as_ref().map(Repair::pause)
+                let neighbour = &self.neighbours[peer.0 as usize];
+                let is_further = |way: &Way| matches!(way, Way::Beside(_));
+                let has_further = neighbour.ways.iter().flatten().any(is_further);
+                let is_one_of_several = has_further || neighbour.is_beside;
+                let alone = is_one_of_several.then_some(Duration::ZERO);
+                neighbour.repair.as_ref().map(Repair::pause).or(alone)
             }
             _ => None,
         }
@@ -441,7 +479,15 @@ impl Engine {
             self.neighbours[peer.0 as usize].readable = Some(pid);
         }
         let is_theirs = matches!(purpose, Purpose::Stranger);
-        let id = self.link_up(peer, carrier, introduction.pid, is_theirs)?;
+        // Wherever it was that it answered: the call has ended.
+        self.set_dialling(purpose, false);
+        let id = match self.link_up(peer, carrier, introduction.pid, is_theirs) {
+            Ok(id) => id,
+            Err(error) => {
+                self.set_dialling(purpose, true);
+                return Err(error);
+            }
+        };
         match (purpose, peer) {
             (Purpose::Rail(peer, address), _) => self.rail_up(peer, address, id),
             (Purpose::Stranger, Some(peer)) => {
@@ -451,6 +497,12 @@ impl Engine {
             _ => (),
         }
         Ok(())
+    }
+
+    fn set_dialling(&mut self, purpose: Purpose, is_dialling: bool) {
+        if let Purpose::Peer(peer) = purpose {
+            self.neighbours[peer.0 as usize].is_dialling = is_dialling;
+        }
     }
 
     /// Whether whoever answered is the one that was called. Addresses are used again: those of IP and port when a process has

@@ -135,7 +135,10 @@ impl Engine {
         let ip = address.ip();
         let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
         let is_allowed = self.identity.rail_networks.iter().any(|network| network.contains(ip));
+        // An address that both nodes have leads to ourselves: containers hang on bridges that are alike everywhere.
+        let is_elsewhere = Some(self.identity.node) != self.node_of(peer);
         if !is_allowed
+            || (is_elsewhere && self.identity.rails.contains(&ip))
             || theirs().any(|rail| rail.address == address)
             || theirs().count() >= RAILS_MAX
         {
@@ -143,6 +146,11 @@ impl Engine {
         }
         self.rails.push(Rail::new(peer, address, is_ours, Instant::now()));
         self.check_rails();
+    }
+
+    /// Whether `peer` has told of this address over a connection: it is tried for itself.
+    pub(super) fn is_rail_told(&self, peer: Peer, address: SocketAddr) -> bool {
+        self.rails.iter().any(|rail| (rail.peer, rail.address) == (peer, address))
     }
 
     /// Tries the addresses for which it is time. To be called every few milliseconds while there are any to be tried.

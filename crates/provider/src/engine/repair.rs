@@ -263,11 +263,16 @@ impl Engine {
     /// An attempt to reach `peer` has failed.
     pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
         let neighbour = &mut self.neighbours[peer.0 as usize];
+        let is_beside = neighbour.is_beside;
         let may_come = is_away(error) || is_spoilt(error);
         if neighbour.repair.is_none() && may_come && neighbour.routes.is_empty() {
             // The network fails before there has been any path: that is waited for as at any other time.
             neighbour.repair = Some(Repair::new(true, Instant::now()));
             self.repairs.push(peer);
+        }
+        if is_beside {
+            // Nobody need ever have been there.
+            return;
         }
         if let Some(repair) = &mut self.neighbours[peer.0 as usize].repair {
             repair.note(error);

@@ -1,5 +1,6 @@
 //! Two engines of one process that talk to each other.
 
+mod beside;
 mod closing;
 mod copies;
 mod datagrams;
@@ -338,7 +339,8 @@ fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
     let ip = address.ip().to_ipv6_mapped().octets();
     let (cluster, port) = (ClusterId(0), address.port());
-    Name { address: Address::ANONYMOUS, unique, cluster, node: 1, ip, port }.emit()
+    let further = Default::default();
+    Name { address: Address::ANONYMOUS, unique, cluster, node: 1, ip, further, port }.emit()
 }
 
 /// An engine with what it needs around it.

@@ -1,0 +1,79 @@
+//! Peers of whom several addresses are known, and at which of them they are called.
+
+use std::net::Ipv4Addr;
+
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
+
+use super::*;
+
+/// Where calls are neither answered nor refused, as beyond an interface that leads nowhere: a queue of callers that is full.
+struct Hole {
+    address: SocketAddr,
+    _open: (std::os::fd::OwnedFd, TcpStream),
+}
+
+impl Hole {
+    fn at(ip: [u8; 4]) -> Hole {
+        let door = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&door, &SocketAddr::from((ip, 0))).unwrap();
+        listen(&door, 0).unwrap();
+        let address = SocketAddr::try_from(getsockname(&door).unwrap()).unwrap();
+        Hole { address, _open: (door, TcpStream::connect(address).unwrap()) }
+    }
+}
+
+/// A peer on another node that is called at `address`, and else, at the same port, at a further one.
+fn peer_at(party: &mut Party, address: SocketAddr, further: [u8; 4]) -> FiAddr {
+    let name = Name::parse(&name_at(address, 1)).unwrap();
+    let mut name = Name { node: 1, ..name };
+    name.further[0] = further;
+    party.av.insert(name.emit())
+}
+
+#[test]
+fn a_peer_whose_first_address_leads_nowhere_is_called_at_a_further_one() {
+    let hole = Hole::at([127, 0, 0, 4]);
+    let door = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 5), hole.address.port())).unwrap();
+    door.set_nonblocking(true).unwrap();
+    let mut party = Party::open();
+    let number = peer_at(&mut party, hole.address, [127, 0, 0, 5]);
+    let began = Instant::now();
+    party.send(number).unwrap();
+    until(|| {
+        party.engine.progress();
+        door.accept().is_ok()
+    });
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}
+
+#[test]
+fn whoever_refuses_at_its_first_address_is_gone_though_a_further_one_is_silent() {
+    let hole = Hole::at([127, 0, 0, 6]);
+    let mut party = Party::open();
+    let number = peer_at(
+        &mut party,
+        SocketAddr::from(([127, 0, 0, 7], hole.address.port())),
+        [127, 0, 0, 6],
+    );
+    party.send(number).unwrap();
+    let mut told = None;
+    until(|| {
+        party.engine.progress();
+        told = party.next();
+        told.is_some()
+    });
+    assert_eq!(told, Some(Err(Errno(libc::ECONNRESET))));
+}
+
+#[test]
+fn an_address_that_both_nodes_have_is_not_called() {
+    let mut party = Party::open();
+    let own = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = own.local_addr().unwrap();
+    for ours in party.engine.identity.rails.clone() {
+        let IpAddr::V4(ip) = ours else { continue };
+        let number = peer_at(&mut party, address, ip.octets());
+        let peer = party.engine.peer_of(number).unwrap();
+        assert!(!party.engine.may_lead_to(peer, &SocketAddr::new(ours, address.port())));
+    }
+}
