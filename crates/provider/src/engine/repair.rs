@@ -381,10 +381,6 @@ mod tests {
 
     #[test]
     fn a_repair_in_every_state_under_every_event() {
-        use Event::{BeginRound, Cut, EndRound, Fails, Open};
-        use io::ErrorKind::{
-            AddrInUse, ConnectionRefused, ConnectionReset, PermissionDenied, TimedOut,
-        };
         // A path is left; cut off; cut off with hope; refused so often that once more is enough; the same, if nobody had
         // denied us; denied so often.
         let (open, cut) = (None, Some(10));
@@ -396,6 +392,19 @@ mod tests {
             Some(((false, true, REFUSALS_MAX - 1, 40, 0), cut)),
             Some(((false, true, DENIALS_MAX - 1, 40, 0), cut)),
         ];
+        for (event, expected) in rows(states, cut) {
+            for (state, expected) in states.into_iter().zip(expected) {
+                assert_eq!(after(state, event), expected, "{state:?} under {event:?}");
+            }
+        }
+    }
+
+    /// What becomes of each of the states under each event.
+    fn rows(states: [State; 6], cut: Option<u64>) -> [(Event, [State; 6]); 9] {
+        use Event::{BeginRound, Cut, EndRound, Fails, Open};
+        use io::ErrorKind::{
+            AddrInUse, ConnectionRefused, ConnectionReset, PermissionDenied, TimedOut,
+        };
         let [left, lonely, hopeful, refused, denied, last] = states;
         let with = |state: State, hope, spoilt| {
             state.map(|((h, s, refusals, pause, next), cut)| {
@@ -406,7 +415,7 @@ mod tests {
         let no_more = |state: State| state.map(|(known, _)| (known, None));
         let fresh = Some(((false, false, 0, 20, 0), Some(NOW)));
         let again = |hope, spoilt, refusals, cut| Some(((hope, spoilt, refusals, 70, 40), cut));
-        let rows = [
+        [
             (Fails(ConnectionRefused), states),
             (Fails(AddrInUse), states),
             (Fails(TimedOut), each(&|state| with(state, true, false))),
@@ -439,7 +448,7 @@ mod tests {
                 EndRound,
                 [
                     // Others carry what there is.
-                    again(false, false, 0, open),
+                    again(false, false, 0, None),
                     again(false, false, 1, cut),
                     again(true, false, 0, cut),
                     None,
@@ -447,12 +456,7 @@ mod tests {
                     None,
                 ],
             ),
-        ];
-        for (event, expected) in rows {
-            for (state, expected) in states.into_iter().zip(expected) {
-                assert_eq!(after(state, event), expected, "{state:?} under {event:?}");
-            }
-        }
+        ]
     }
 
     fn after(state: State, event: Event) -> State {

@@ -1,0 +1,109 @@
+//! What is longer than a datagram.
+
+use super::*;
+
+#[test]
+fn what_fits_into_no_datagram_goes_in_pieces_from_the_start() {
+    let (mut a, mut b) = pair(DATAGRAMS);
+    let request = AtomicRequest {
+        op: 0,
+        operation: 1,
+        datatype: 1,
+        fetch: false,
+        compare: false,
+        length: 2_500,
+        key: 1,
+        offset: 0,
+    };
+    a.atomic(PEER, request, Room(2_500), None, TICKET).unwrap();
+    let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
+    assert_eq!(frames.len(), 3);
+    assert!(frames.iter().all(|frame| frame.kind() == Kind::Fragment && frame.payload <= 1_000));
+    let pieces: u64 = frames.iter().map(|frame| frame.payload).sum();
+    assert_eq!(pieces, 32 + 2_500);
+    frames.iter().for_each(|frame| b.take_in(ONE, frame));
+    assert_eq!(b.next_kept(PEER), Some(0));
+}
+
+#[test]
+fn an_answer_in_pieces_leaves_what_was_asked_with_alone() {
+    let (mut a, mut b) = pair(Path { copy_max: 0, ..DATAGRAMS });
+    let request = AtomicRequest {
+        op: 0,
+        operation: 1,
+        datatype: 1,
+        fetch: true,
+        compare: false,
+        length: 900,
+        key: 1,
+        offset: 0,
+    };
+    a.atomic(PEER, request, Room(900), Some(Room(900)), TICKET).unwrap();
+    b.take_in(ONE, &a.next(ONE).unwrap());
+    let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
+    // By now no datagram has room for the answer: it goes in pieces, which confirm nothing.
+    b.set_path(PEER, ONE, Path { payload_max: 500, eager_max: 500, ..DATAGRAMS });
+    b.answer(PEER, request.op, Room(900));
+    let pieces: Vec<Frame> = std::iter::from_fn(|| b.next(ONE)).collect();
+    let kinds: Vec<Kind> = pieces.iter().map(Frame::kind).collect();
+    assert_eq!(kinds, [Kind::Fragment; 2]);
+    pieces.iter().for_each(|piece| a.take_in(ONE, piece));
+    let mut body = vec![0; 908];
+    body[..4].copy_from_slice(&request.op.to_le_bytes());
+    a.handle_kept(PEER, &body).unwrap();
+    a.handle_payload(PEER, landbridge_proto::endpoint::KEPT);
+    assert_eq!(a.done(), [], "the question may have to go again, out of the caller's memory");
+    settle(&mut a, &mut b);
+    assert_eq!(a.done().len(), 1);
+}
+
+#[test]
+fn nothing_too_long_leaves_whatever_else_is_to_be_done() {
+    let (mut a, _) = pair(DATAGRAMS);
+    for end in [ONE, TWO] {
+        a.open_path(PEER, end, DATAGRAMS);
+    }
+    let request = AtomicRequest {
+        op: 0,
+        operation: 1,
+        datatype: 1,
+        fetch: false,
+        compare: false,
+        length: 2_500,
+        key: 1,
+        offset: 0,
+    };
+    a.send(message(5)).unwrap();
+    let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
+    a.next(path).unwrap();
+    a.handle_time(a.next_wake().unwrap());
+    // A question is due by the one path; frames too long are by the other.
+    for _ in 0..3 {
+        a.atomic(PEER, request, Room(2_500), None, TICKET).unwrap();
+    }
+    let other = if path == ONE { TWO } else { ONE };
+    while let Some(frame) = a.next(other) {
+        assert_eq!((frame.kind(), frame.payload <= 1_000), (Kind::Fragment, true));
+    }
+}
+
+#[test]
+fn what_goes_again_is_cut_for_smaller_datagrams() {
+    let (mut a, mut b) = pair(DATAGRAMS);
+    let first = {
+        a.send(message(1_000)).unwrap();
+        a.next(ONE).unwrap()
+    };
+    a.set_path(PEER, ONE, Path { payload_max: 400, ..DATAGRAMS });
+    let wake = a.next_wake().unwrap();
+    a.handle_time(wake);
+    b.take_in(ONE, &a.next(ONE).unwrap());
+    a.set_time(wake.after(MILLISECOND));
+    a.take_in(ONE, &b.next(ONE).unwrap());
+    let mut pieces = 0;
+    while let Some(piece) = a.next(ONE) {
+        assert_eq!((piece.kind(), piece.payload <= 400), (Kind::Fragment, true));
+        pieces += piece.payload;
+    }
+    assert_eq!(pieces, first.payload + 16);
+}
