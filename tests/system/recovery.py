@@ -95,7 +95,7 @@ def main() -> int:
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
     in_a_lab(checks, options, ring)
-    telling(options, checks, ring, moment)
+    telling(options, checks, program, moment)
     drawing(options, checks, moment)
     unrecorded(options, checks, program)
     benchmark(options, checks, moment)
@@ -151,11 +151,11 @@ def gives_up(output: str, restarts: int, why: str) -> bool:
     return output.count(": started anew") == restarts and why in output and len(starts) == restarts + 1
 
 
-def telling(options, checks, ring, moment) -> None:
+def telling(options, checks, program, moment) -> None:
     """What our own libraries and `landbridge ps` say of one who comes back."""
     name = "beside the lines of our own libraries"
     if checks.wants(name):
-        aloud = [*ring, "--aloud"]
+        aloud = [*program, "--rounds", "900", "--aloud"]
         own = lambda output: sorted(line for line in output.splitlines() if re.match(r"rank \d (turn|has|ends)", line))  # noqa: E731
         undisturbed = own(job(options, aloud, [])[2])
         kills = [(START_S + moment(), 2), (START_S + moment(), 2)]
@@ -170,7 +170,9 @@ def telling(options, checks, ring, moment) -> None:
         watched = threading.Event()
         watcher = threading.Thread(target=watch_percent, args=(options, seen, watched), daemon=True)
         watcher.start()
-        code, _, output = job(options, ring, [(START_S + 2.5, 2)])
+        # With messages of this size what was before is told again for a second or two.
+        long_history = [*program, "--rounds", "500", "--numbers", "50000"]
+        code, _, output = job(options, long_history, [(START_S + 2.5, 2)])
         watched.set()
         watcher.join()
         is_right = bool(seen) and seen == sorted(seen) and seen[0] < 100
