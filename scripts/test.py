@@ -228,7 +228,7 @@ SYSTEM = [
     ("soak", "three minutes of random faults under unmodified programs"),
 ]
 # What passes only at the second attempt is told as flaky, and is a fault to be found.
-LIMITS_S = {"network": 900, "recovery": 600, "soak": 420, "punish": 600}
+LIMITS_S = {"network": 900, "recovery": 900, "soak": 420, "punish": 600}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:

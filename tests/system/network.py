@@ -222,11 +222,11 @@ def deaf(options) -> Case:
 
 
 def unchecked(options, over_udp: bool) -> Case:
-    """Without our checks the same damage becomes wrong data: the program can tell, and it is they that prevent it."""
+    """Without our checks the same damage becomes wrong data, or ends the job where it hits a header: they prevent it."""
     case = mpich(options, "corruption without integrity", RAIL_FAULTS["corruption"], over_udp=over_udp)
     place = case.command.index("run") + 1
     case.command[place:place] = ["--set", "integrity=off"]
-    case.proof, case.fails, case.within_s = r"^wrong: rank \d", True, None
+    case.proof, case.fails, case.within_s = r"^wrong: rank \d|Fatal error in ", True, None
     return case
 
 
