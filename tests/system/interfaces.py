@@ -34,8 +34,9 @@ ADDED = {PLAIN: "", BRIDGES: BRIDGE, VPNS: VPN, FIRST: ""}
 # In the lab file: the first rail is up, has addresses and the default route, and carries nothing.
 DEAD_RAIL = ('delay = "50 us" }   # of each rail', 'delay = "50 us", down = true }\nrail.1 = { down = false }')
 RUNS = 3
-# A call to an address where nobody answers lasts half a second.
-SLACK_S = 1.0
+# A call to an address where nobody answers lasts half a second, and Open MPI meets its peers with two endpoints, one after the
+# other.
+SLACK_S = 1.4
 TURNS = ["--turns", "3", "--largest", "70000"]
 
 
