@@ -2,20 +2,22 @@
 
 use super::*;
 
+/// It takes three datagrams.
+const LONG_REQUEST: AtomicRequest = AtomicRequest {
+    op: 0,
+    operation: 1,
+    datatype: 1,
+    fetch: false,
+    compare: false,
+    length: 2_500,
+    key: 1,
+    offset: 0,
+};
+
 #[test]
 fn what_fits_into_no_datagram_goes_in_pieces_from_the_start() {
     let (mut a, mut b) = pair(DATAGRAMS);
-    let request = AtomicRequest {
-        op: 0,
-        operation: 1,
-        datatype: 1,
-        fetch: false,
-        compare: false,
-        length: 2_500,
-        key: 1,
-        offset: 0,
-    };
-    a.atomic(PEER, request, Room(2_500), None, TICKET).unwrap();
+    a.atomic(PEER, LONG_REQUEST, Room(2_500), None, TICKET).unwrap();
     let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
     assert_eq!(frames.len(), 3);
     assert!(frames.iter().all(|frame| frame.kind() == Kind::Fragment && frame.payload <= 1_000));
@@ -63,23 +65,13 @@ fn nothing_too_long_leaves_whatever_else_is_to_be_done() {
     for end in [ONE, TWO] {
         a.open_path(PEER, end, DATAGRAMS);
     }
-    let request = AtomicRequest {
-        op: 0,
-        operation: 1,
-        datatype: 1,
-        fetch: false,
-        compare: false,
-        length: 2_500,
-        key: 1,
-        offset: 0,
-    };
     a.send(message(5)).unwrap();
     let path = if a.poll_transmit(PEER, ONE).is_some() { ONE } else { TWO };
     a.next(path).unwrap();
     a.handle_time(a.next_wake().unwrap());
     // A question is due by the one path; frames too long are by the other.
     for _ in 0..3 {
-        a.atomic(PEER, request, Room(2_500), None, TICKET).unwrap();
+        a.atomic(PEER, LONG_REQUEST, Room(2_500), None, TICKET).unwrap();
     }
     let other = if path == ONE { TWO } else { ONE };
     while let Some(frame) = a.next(other) {
