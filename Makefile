@@ -4,11 +4,12 @@
 RELEASE = target/release
 PYTHON ?= python3
 
-.PHONY: help setup build wheels test test-all bench demo lint clean
+.PHONY: help setup build wheels criu test test-all bench demo lint clean
 
 help:
 	@echo "make build      the launcher, the relay, the lab and the provider, in $(RELEASE)"
 	@echo "make wheels     stock MPI libraries with mpi4py, into build/venv"
+	@echo "make criu       CRIU, which takes images of processes, into build/tools"
 	@echo "make demo       stock MPI programs over two clusters, with a table and a picture"
 	@echo "make test       every test that ends within an hour; parts alone: $(PYTHON) scripts/test.py --list"
 	@echo "make test-all   the slow ones too"
@@ -29,10 +30,14 @@ build: setup
 wheels: setup
 	@$(PYTHON) scripts/wheels.py
 
-test: build wheels
+# Takes images of processes, for the tests of checkpoints.
+criu: setup
+	@$(PYTHON) scripts/criu.py
+
+test: build wheels criu
 	@$(PYTHON) scripts/test.py
 
-test-all: build wheels
+test-all: build wheels criu
 	@$(PYTHON) scripts/test.py --slow
 
 bench: build wheels

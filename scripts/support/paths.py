@@ -11,6 +11,8 @@ RELAY = RELEASE / "landbridge-relay"
 PROVIDER = RELEASE / "liblandbridge-fi.so"
 SUITE = BUILD / "mpi4py-4.1.2" / "test"
 RESULTS = BUILD / "results"
+# Put there by scripts/criu.py.
+CRIU = BUILD / "tools" / "criu" / "criu"
 
 
 def venv(mpi: str) -> Path:
