@@ -13,7 +13,7 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::guard::guard;
 use landbridge_proto::wire::head::Head;
 use landbridge_proto::wire::hello::{
-    CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES, Role,
+    CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES, Role, Standing,
 };
 use landbridge_proto::wire::name::{NAME_BYTES, Name};
 
@@ -193,6 +193,7 @@ fn introduction() -> Introduction {
         cookie_address: 0,
         cookie: 0,
         name: [0; NAME_BYTES],
+        standing: Standing::default(),
     }
 }
 

@@ -2,6 +2,7 @@
 //! address it was called from.
 
 use std::arch::naked_asm;
+use std::ffi::c_int;
 
 use landbridge_proto::clocks::Polls;
 
@@ -54,4 +55,16 @@ static AT_LOAD: extern "C" fn() = {
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_clocks_polls() -> *const Polls {
     own::polls().map_or(std::ptr::null(), |polls| polls)
+}
+
+/// For the provider: lets go of the record for as long as an image of this process is taken. 0: it has none.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_clocks_step_aside() -> c_int {
+    c_int::from(own::step_aside())
+}
+
+/// And takes hold of it again. 0: that cannot be, and nothing may go on.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_clocks_return(descriptor: c_int, start: u64) -> c_int {
+    c_int::from(own::return_from_aside(descriptor, start))
 }

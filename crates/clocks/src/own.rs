@@ -9,9 +9,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Release;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+};
 
-use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Polls, Record};
+use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Place, Polls, Record};
 
 use crate::answer::say;
 use crate::caller;
@@ -29,6 +31,15 @@ static IS_BUSY: AtomicBool = AtomicBool::new(false);
 /// For whom it is. It is written before [`OWNER`] and used by the owner alone.
 static MINE: Mine = Mine(UnsafeCell::new(MaybeUninit::uninit()));
 static HEAD: AtomicPtr<Head> = AtomicPtr::new(null_mut());
+/// The descriptor of the record, which stays open for programs that this process becomes.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// How far the process has come, while it is without its record. Used by the owner alone.
+static ASIDE: Aside = Aside(UnsafeCell::new(None));
+
+struct Aside(UnsafeCell<Option<Place>>);
+
+// SAFETY: see `ASIDE`.
+unsafe impl Sync for Aside {}
 
 struct Mine(UnsafeCell<MaybeUninit<Record<'static>>>);
 
@@ -125,8 +136,80 @@ pub fn look() {
         (*MINE.0.get()).write(Record::new(first, entries));
         (*owner).store(this_thread(), Relaxed);
     }
+    DESCRIPTOR.store(descriptor, Relaxed);
     HEAD.store(head.cast(), Release);
     OWNER.store(owner, Release);
+}
+
+/// Lets go of the record, so that an image can be taken of this process which is not one of its record as well: nothing is
+/// mapped, no descriptor is open, and whoever reads a clock meanwhile asks the system. False: it has none.
+pub fn step_aside() -> bool {
+    let head = HEAD.load(Acquire);
+    // SAFETY: null, or the head of the record, which is mapped.
+    let Some(present) = (unsafe { head.as_ref() }) else { return false };
+    if !is_owner() || IS_BUSY.swap(true, Relaxed) {
+        return false;
+    }
+    let place = present.place();
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: `IS_BUSY` keeps everybody from the record, whose addresses stay taken.
+    unsafe {
+        *ASIDE.0.get() = Some(place);
+        map_at(head.cast(), libc::PROT_NONE, flags, -1);
+        let descriptor = DESCRIPTOR.load(Relaxed);
+        if is_record(descriptor) {
+            libc::close(descriptor);
+        } else {
+            DESCRIPTOR.store(-1, Relaxed);
+        }
+    }
+    true
+}
+
+/// Takes hold of the record again, which is behind this descriptor, or that of the process of which this one was an image:
+/// its start `start`, counted from 0. False: there is no way back.
+pub fn return_from_aside(descriptor: c_int, start: u64) -> bool {
+    let head = HEAD.load(Acquire);
+    // SAFETY: this thread's alone, and the mapping's addresses are ours.
+    unsafe {
+        let Some(place) = (*ASIDE.0.get()).take() else { return false };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let is_back = is_record(descriptor)
+            && map_at(head.cast(), protection, flags, descriptor)
+            && libc::syscall(libc::SYS_madvise, head, CLOCKS_BYTES, libc::MADV_DONTFORK) == 0;
+        if !is_back {
+            return false;
+        }
+        let number = DESCRIPTOR.load(Relaxed);
+        if number >= 0 && number != descriptor && libc::dup2(descriptor, number) < 0 {
+            return false;
+        }
+        // The same start has all of it there.
+        let present = &*head;
+        let is_same = present.is_of(start + 1);
+        if !is_same && !present.resume(start + 1, libc::getpid() as u64, &place) {
+            return false;
+        }
+    }
+    IS_BUSY.store(false, Relaxed);
+    true
+}
+
+fn is_owner() -> bool {
+    // SAFETY: null, or a page that stays.
+    let owner = unsafe { OWNER.load(Acquire).as_ref() };
+    owner.is_some_and(|owner| owner.load(Relaxed) == this_thread())
+}
+
+/// # Safety
+/// The addresses of the record are there, and nobody reads or writes them meanwhile.
+unsafe fn map_at(place: *mut c_void, protection: c_int, flags: c_int, descriptor: c_int) -> bool {
+    // SAFETY: the caller's promise.
+    let found = unsafe {
+        libc::syscall(libc::SYS_mmap, place, CLOCKS_BYTES, protection, flags, descriptor, 0_usize)
+    };
+    found == place as i64
 }
 
 /// This process is none that is recorded: what it starts has not to do with that either.

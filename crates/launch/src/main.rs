@@ -6,6 +6,7 @@
 //! an agent has started may outlive it, and no agent outlives its connection to the launcher.
 
 mod agent;
+mod checkpoint;
 mod cleanup;
 mod cli;
 mod control;

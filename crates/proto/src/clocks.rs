@@ -25,6 +25,9 @@ pub const FULL_AT: usize = offset_of!(Head, is_full);
 /// Where stands, as eight bytes each, how often whichever start came furthest has looked for messages, and the present one.
 pub const POLLS_AT: usize = offset_of!(Head, polls);
 
+/// Where stands, as eight bytes, how often an image of the process has been asked for.
+pub const WANTED_AT: usize = POLLS_AT + offset_of!(Polls, wanted);
+
 /// Clocks that are told apart.
 const CLOCKS: usize = 24;
 
@@ -60,6 +63,18 @@ pub struct Polls {
     pub furthest: AtomicU64,
     /// Of the present one.
     pub present: AtomicU64,
+    /// How often an image of the process has been asked for.
+    pub wanted: AtomicU64,
+}
+
+/// How far a start has come in its record: for an image of the process, which has no record in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    told: u64,
+    reads: u64,
+    present: u64,
+    last: [u64; CLOCKS],
+    ahead: [u64; CLOCKS],
 }
 
 const _: () = assert!(size_of::<Head>() <= HEAD_BYTES);
@@ -75,6 +90,37 @@ impl Head {
         words.for_each(|word| word.store(0, Relaxed));
         self.owner.store(owner, Relaxed);
         self.start.store(start, Release);
+        true
+    }
+
+    /// Whether this start of the process, counted from 1, has the record.
+    pub fn is_of(&self, start: u64) -> bool {
+        self.start.load(Relaxed) == start
+    }
+
+    /// How far the present start has come.
+    pub fn place(&self) -> Place {
+        let all = |words: &[AtomicU64; CLOCKS]| core::array::from_fn(|at| words[at].load(Relaxed));
+        Place {
+            told: self.told.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+            present: self.polls.present.load(Relaxed),
+            last: all(&self.last),
+            ahead: all(&self.ahead),
+        }
+    }
+
+    /// As [`Head::begin`], for a start that does not begin with the program but where an earlier one stood. False: it has
+    /// the record already, or the record does not go so far.
+    pub fn resume(&self, start: u64, owner: u64, place: &Place) -> bool {
+        if place.told > self.recorded.load(Relaxed) || !self.begin(start, owner) {
+            return false;
+        }
+        self.told.store(place.told, Relaxed);
+        self.reads.store(place.reads, Relaxed);
+        self.polls.present.store(place.present, Relaxed);
+        let words = self.last.iter().zip(&place.last).chain(self.ahead.iter().zip(&place.ahead));
+        words.for_each(|(word, value)| word.store(*value, Relaxed));
         true
     }
 }

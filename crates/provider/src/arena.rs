@@ -69,6 +69,22 @@ pub fn map_fd(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, Errno> {
     NonNull::new(mapped.cast()).ok_or(Errno::ENOMEM)
 }
 
+/// Puts the file's first bytes, shared and writable, in the place of what `map_fd` has mapped; without a file, memory of this
+/// process's own. False: there is no memory, and nothing has changed.
+///
+/// # Safety
+/// `start` came from `map_fd` with this length, and was not unmapped since; what was there may be gone.
+pub unsafe fn replace(start: NonNull<u8>, len: usize, file: Option<BorrowedFd<'_>>) -> bool {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let (flags, fd) = match file {
+        Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
+        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+    };
+    let place = start.as_ptr().cast();
+    // SAFETY: the caller's promise: the place is that slot's alone.
+    unsafe { libc::mmap(place, len, protection, flags | libc::MAP_FIXED, fd, 0) == place }
+}
+
 /// Ends a mapping made by `map_fd`. The addresses stay reserved.
 ///
 /// # Safety

@@ -5,7 +5,7 @@
 //! a new question stands on the board. A process without a board, or with more endpoints than it has slots, says nothing.
 
 use std::fs::File;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -27,6 +27,24 @@ unsafe impl Send for Board {}
 // SAFETY: as above.
 unsafe impl Sync for Board {}
 
+static BOARD: OnceLock<Option<Board>> = OnceLock::new();
+
+/// Puts memory of this process's own in the place of the board, so that an image of the process is none of the board. Whether
+/// there is one.
+pub fn step_aside() -> bool {
+    let Some(Some(board)) = BOARD.get() else { return false };
+    // SAFETY: the board's own place; what is written there meanwhile nobody reads.
+    unsafe { arena::replace(board.start, BOARD_BYTES, None) }
+}
+
+/// Maps the board again. False: there is no board in that file.
+pub fn come_back(file: BorrowedFd<'_>) -> bool {
+    let is_whole = rustix::fs::fstat(file).is_ok_and(|data| data.st_size == BOARD_BYTES as i64);
+    let Some(Some(board)) = BOARD.get().filter(|_| is_whole) else { return false };
+    // SAFETY: as above.
+    unsafe { arena::replace(board.start, BOARD_BYTES, Some(file)) }
+}
+
 /// An endpoint's place on the board.
 pub struct Slot {
     board: &'static Board,
@@ -37,7 +55,6 @@ pub struct Slot {
 impl Slot {
     /// A free place, if there is a board.
     pub fn take() -> Option<Slot> {
-        static BOARD: OnceLock<Option<Board>> = OnceLock::new();
         Slot::take_on(BOARD.get_or_init(open).as_ref()?)
     }
 

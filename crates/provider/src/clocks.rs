@@ -4,9 +4,11 @@
 //! finding anything does so again, however much there is by then. Otherwise it would go another way than before, and
 //! read other clocks. (What this library reads itself it does not record: our time is not the program's.)
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use landbridge_proto::clocks::Polls;
 
@@ -18,17 +20,25 @@ static KEPT: OnceLock<Kept> = OnceLock::new();
 struct Kept {
     polls: &'static Polls,
     /// Of whichever start came furthest before this one.
-    before: u64,
+    before: AtomicU64,
+    /// Images of this process that it has made way for.
+    images: AtomicU64,
 }
 
 type Find = unsafe extern "C" fn() -> *const Polls;
+type StepAside = unsafe extern "C" fn() -> c_int;
+type Return = unsafe extern "C" fn(c_int, u64) -> c_int;
 
 /// The library's function, if it is loaded.
 fn library() -> Option<Find> {
-    // SAFETY: a lookup.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"landbridge_clocks_polls".as_ptr()) };
     // SAFETY: the function is that library's, of this type.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Find>(found) })
+    symbol(c"landbridge_clocks_polls")
+        .map(|found| unsafe { std::mem::transmute::<NonNull<c_void>, Find>(found) })
+}
+
+fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: a lookup.
+    NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
 }
 
 /// Called once, before anything else of the provider runs.
@@ -36,7 +46,9 @@ pub fn join() {
     let Some(find) = library() else { return };
     // SAFETY: it gives null or a place that stays.
     if let Some(polls) = unsafe { find().as_ref() } {
-        let _ = KEPT.set(Kept { polls, before: polls.furthest.load(Relaxed) });
+        let before = AtomicU64::new(polls.furthest.load(Relaxed));
+        let images = AtomicU64::new(polls.wanted.load(Relaxed));
+        let _ = KEPT.set(Kept { polls, before, images });
     }
 }
 
@@ -70,14 +82,56 @@ pub fn count_poll() -> bool {
 /// Whether an earlier start has looked more often than this one has so far.
 #[inline]
 pub fn is_behind() -> bool {
-    KEPT.get().is_some_and(|kept| kept.polls.present.load(Relaxed) < kept.before)
+    KEPT.get().is_some_and(|kept| kept.polls.present.load(Relaxed) < kept.before.load(Relaxed))
+}
+
+/// Whether an image of this process is to be taken.
+#[inline]
+pub fn is_image_wanted() -> bool {
+    KEPT.get().is_some_and(|kept| kept.polls.wanted.load(Relaxed) != kept.images.load(Relaxed))
+}
+
+/// How many have ever been wanted.
+pub fn images_wanted() -> u64 {
+    KEPT.get().map_or(0, |kept| kept.polls.wanted.load(Relaxed))
+}
+
+/// How often the program has looked for messages.
+pub fn polls() -> u64 {
+    KEPT.get().map_or(0, |kept| kept.polls.present.load(Relaxed))
+}
+
+/// Lets go of the record; see the library. False: nothing has changed.
+pub fn step_aside() -> bool {
+    let Some((kept, found)) = KEPT.get().zip(symbol(c"landbridge_clocks_step_aside")) else {
+        return false;
+    };
+    kept.images.store(kept.polls.wanted.load(Relaxed), Relaxed);
+    // SAFETY: the function is that library's, of this type; nobody looks at polls before `come_back`.
+    unsafe { std::mem::transmute::<NonNull<c_void>, StepAside>(found)() != 0 }
+}
+
+/// Takes hold of the record again, as start `start` of the process. False: that cannot be.
+pub fn come_back(record: BorrowedFd<'_>, start: u32) -> bool {
+    let Some((kept, found)) = KEPT.get().zip(symbol(c"landbridge_clocks_return")) else {
+        return false;
+    };
+    // SAFETY: as above.
+    let back = unsafe { std::mem::transmute::<NonNull<c_void>, Return>(found) };
+    // SAFETY: the descriptor is open.
+    let is_back = unsafe { back(record.as_raw_fd(), start.into()) } != 0;
+    if is_back {
+        kept.before.store(kept.polls.furthest.load(Relaxed), Relaxed);
+        kept.images.store(kept.polls.wanted.load(Relaxed), Relaxed);
+    }
+    is_back
 }
 
 impl Kept {
     fn count(&self) -> bool {
         let polls = self.polls.present.load(Relaxed) + 1;
         self.polls.present.store(polls, Relaxed);
-        if polls <= self.before {
+        if polls <= self.before.load(Relaxed) {
             return true;
         }
         self.polls.furthest.store(polls, Relaxed);
@@ -87,14 +141,16 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
-
     use super::*;
 
     #[test]
     fn polls_of_earlier_starts_come_first() {
-        static POLLS: Polls = Polls { furthest: AtomicU64::new(2), present: AtomicU64::new(0) };
-        let kept = Kept { polls: &POLLS, before: 2 };
+        static POLLS: Polls = Polls {
+            furthest: AtomicU64::new(2),
+            present: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
+        };
+        let kept = Kept { polls: &POLLS, before: AtomicU64::new(2), images: AtomicU64::new(0) };
         assert!(kept.count() && kept.count());
         assert_eq!(POLLS.furthest.load(Relaxed), 2);
         assert!(!kept.count());

@@ -56,6 +56,7 @@ pub const NODE_SIZE: Knob = Knob(&setting::NODE_SIZE);
 pub const ADDRESS: Knob = Knob(&setting::ADDRESS);
 pub const RELAY: Knob = Knob(&setting::RELAY);
 pub const BOARD: Knob = Knob(&setting::BOARD);
+pub const ASIDE: Knob = Knob(&setting::ASIDE);
 
 impl Knob {
     pub fn variable(self) -> String {
@@ -178,6 +179,7 @@ mod tests {
             ADDRESS,
             RELAY,
             BOARD,
+            ASIDE,
         ];
         let is_here = |row: &Setting| here.iter().any(|knob| knob.0.name == row.name);
         for row in setting::SETTINGS {

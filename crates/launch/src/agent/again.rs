@@ -117,6 +117,16 @@ impl Again {
         self.is_away = true;
     }
 
+    /// The present start did not begin with the program, but where it stood like this.
+    pub fn begin_at(&mut self, asked: usize, stage: Stage, printed: [u64; 2]) {
+        (self.asked, self.stage, self.repeated) = (asked, stage, printed);
+    }
+
+    /// What the present start has asked, how far it has come by that, and how much it has printed.
+    pub fn standing(&self) -> (usize, Stage, [u64; 2]) {
+        (self.asked, self.stage, self.repeated)
+    }
+
     /// How far its present process has come with its process manager.
     pub fn stage(&self) -> Stage {
         self.stage

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use landbridge_proto::clocks::{CLOCKS_BYTES, FULL_AT, POLLS_AT};
+use landbridge_proto::clocks::{CLOCKS_BYTES, FULL_AT, POLLS_AT, WANTED_AT};
 use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
 use rustix::fs::MemfdFlags;
 
@@ -62,6 +62,11 @@ impl Clocks {
     pub fn rest(&self) -> Looks {
         let _ = rustix::io::pwrite(&self.record, &0_u64.to_ne_bytes(), POLLS_AT as u64 + 8);
         self.looks()
+    }
+
+    /// Asks the rank to make way for its image of this number.
+    pub fn want_image(&self, number: u64) {
+        let _ = rustix::io::pwrite(&self.record, &number.to_ne_bytes(), WANTED_AT as u64);
     }
 
     fn words<const N: usize>(&self, at: usize) -> Option<[u64; N]> {

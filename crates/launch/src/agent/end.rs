@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::Agent;
+use super::keeper::Keeper;
 use crate::cleanup;
 use crate::control::Message;
 use crate::sys;
@@ -113,6 +114,7 @@ impl Agent {
             }
         }
         self.groups.keys().for_each(|&group| self.remove_files(group));
+        self.ranks.iter_mut().filter_map(|rank| rank.keeper.as_mut()).for_each(Keeper::remove_all);
         if self.assignment.is_some() {
             cleanup::remove_stale_intel_files(self.started_at);
         }

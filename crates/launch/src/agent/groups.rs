@@ -9,8 +9,10 @@ use anyhow::{Result, bail};
 use super::again::{Again, Asked};
 use super::board::Board;
 use super::clocks::Clocks;
+use super::keeper::Keeper;
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
+use crate::checkpoint::Wish;
 use crate::cleanup;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node};
@@ -102,6 +104,7 @@ impl Agent {
         if let Some(text) = plan.doubt.clone().filter(|_| node.holds(0)) {
             self.parent.send(&Message::Note { text });
         }
+        let wish = Wish::find(&job.environment);
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let clocks = if recovers(job) { Clocks::new(job)?.map(Rc::new) } else { None };
             let start = Start {
@@ -115,8 +118,13 @@ impl Agent {
                 plan: &plan,
                 neighbours: None,
                 incarnation: recovers(job).then_some(0),
+                has_images: recovers(job) && wish.is_some(),
             };
+            let keeper = wish.clone().filter(|_| start.clocks.is_some() && start.has_images);
             self.start_rank(job, node, &start)?;
+            if let Some(local) = self.ranks.last_mut() {
+                local.keeper = keeper.map(|wish| Keeper::new(wish, &job.id, rank));
+            }
         }
         Ok(())
     }
@@ -189,9 +197,16 @@ impl Agent {
         let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
         let Some(mut again) = old.again.take() else { return Ok(()) };
         again.begin(looks, Instant::now());
+        old.again = Some(again);
+        if let Some(rank) = self.restore(index) {
+            return Ok(self.put_in_place(index, rank));
+        }
+        let old = &mut self.ranks[index];
+        let Some(again) = old.again.take() else { return Ok(()) };
         let start = Start {
             clocks: old.clocks.clone(),
             board: old.board.clone(),
+            has_images: old.keeper.is_some(),
             group: 0,
             index: old.rank,
             rank: old.group_rank,
@@ -203,10 +218,35 @@ impl Agent {
         };
         let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
         rank.again = Some(again);
+        rank.keeper = self.ranks[index].keeper.take();
+        self.put_in_place(index, rank);
+        Ok(())
+    }
+
+    fn put_in_place(&mut self, index: usize, rank: LocalRank) {
         self.exits.watch(rank.pid);
         self.parent.send(&alive(&rank, false));
         self.ranks[index] = rank;
-        Ok(())
+    }
+
+    /// A process of the newest image that is whole, if there is one.
+    fn restore(&mut self, index: usize) -> Option<LocalRank> {
+        let old = &mut self.ranks[index];
+        old.keeper.as_mut()?.end_life();
+        loop {
+            let old = &mut self.ranks[index];
+            let keeper = old.keeper.as_ref()?;
+            let (image, tool) = (keeper.newest()?.clone(), keeper.tool());
+            let restored = image.check().and_then(|()| LocalRank::restore(old, &image, &tool));
+            let error = match restored {
+                Ok(rank) => return Some(rank),
+                Err(error) => error,
+            };
+            old.keeper.iter_mut().for_each(Keeper::drop_newest);
+            let (rank, number) = (old.rank, image.about.number);
+            let text = format!("checkpoint {number} of rank {rank} cannot be used: {error:#}");
+            self.parent.send(&Message::Note { text });
+        }
     }
 
     /// Tells of ranks that have been started anew how far they have come, and once that they are where they were.
@@ -313,6 +353,7 @@ impl Agent {
                     incarnation: None,
                     clocks: None,
                     board: new_board(),
+                    has_images: false,
                 };
                 self.start_rank(job, node, &start)?;
             }

@@ -14,6 +14,7 @@ mod clocks;
 mod end;
 mod exits;
 mod groups;
+mod keeper;
 mod marked;
 pub mod rank;
 pub mod relay;
@@ -35,6 +36,7 @@ use board::Look;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
+use keeper::Keeper;
 use rank::LocalRank;
 use relay::RelayProcess;
 
@@ -102,6 +104,7 @@ enum Source {
     Pmi(usize),
     Output(usize),
     RankInput(usize),
+    Line,
     Relay,
     Wake,
 }
@@ -147,6 +150,7 @@ impl Agent {
             }
             self.drain_servers();
             self.report_returned();
+            self.advance_images();
             self.report_stuck();
             self.retire_groups();
             self.keep_in_touch();
@@ -194,6 +198,9 @@ impl Agent {
             for fd in rank.outputs().filter(|_| room) {
                 add(Source::Output(index), fd, read);
             }
+            if let Some(fd) = rank.line() {
+                add(Source::Line, fd, read);
+            }
             if let Some(fd) = rank.stdin_wants_write() {
                 add(Source::RankInput(index), fd, write);
             }
@@ -213,7 +220,9 @@ impl Agent {
             Phase::Working => {
                 let notice = self.gather.as_ref().and_then(Gather::next_time);
                 let look = self.look.as_ref().map(Look::next_time);
-                let notice = notice.into_iter().chain(look).min();
+                let keepers = self.ranks.iter().filter_map(|rank| rank.keeper.as_ref());
+                let images = keepers.filter_map(Keeper::next_time);
+                let notice = notice.into_iter().chain(look).chain(images).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_away = self.ranks.iter().any(LocalRank::is_away);
                 let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
@@ -230,7 +239,7 @@ impl Agent {
             Source::Output(index) => self.handle_output(index),
             Source::RankInput(index) => self.write_rank_input(index),
             Source::Relay => self.handle_relay(),
-            Source::Parent | Source::Child(_) | Source::Wake => {}
+            Source::Parent | Source::Child(_) | Source::Wake | Source::Line => {}
         }
     }
 
@@ -250,6 +259,8 @@ impl Agent {
                 if !self.start_again(index, ending) {
                     self.unreported.push(index);
                 }
+            } else if self.note_criu(pid, ending) {
+                // Of no other interest.
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
                 if self.phase == Phase::Working {

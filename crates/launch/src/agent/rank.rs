@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -14,6 +16,9 @@ use rustix::io::Errno;
 use super::again::{Again, Looks};
 use super::board::Board;
 use super::clocks::Clocks;
+use super::keeper::{Keeper, Line};
+use crate::checkpoint::criu::{self, Ends, Given};
+use crate::checkpoint::store::{Image, Standing};
 use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
 use crate::link::set_nonblocking;
@@ -48,6 +53,8 @@ pub struct Start<'a> {
     pub clocks: Option<Rc<Clocks>>,
     /// Where it says how its paths are: the same for all its starts.
     pub board: Option<Rc<Board>>,
+    /// Images are taken of it.
+    pub has_images: bool,
 }
 
 pub struct LocalRank {
@@ -63,6 +70,9 @@ pub struct LocalRank {
     pub again: Option<Again>,
     pub clocks: Option<Rc<Clocks>>,
     pub board: Option<Rc<Board>>,
+    /// Of a rank of which images are taken.
+    pub keeper: Option<Keeper>,
+    pub line: Option<Line>,
     pub pmi: Option<PmiSocket>,
     pub stdin: Option<OwnedFd>,
     stdin_unsent: VecDeque<u8>,
@@ -73,7 +83,7 @@ pub struct LocalRank {
 
 impl LocalRank {
     pub fn start(job: &Job, node: &Node, relay: &str, start: &Start) -> Result<LocalRank> {
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair().context("no socket pair")?;
+        let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
         let &Start { task, plan, .. } = start;
         let mut command = Command::new(&plan.program);
         command.args(&task.arguments).current_dir(&task.wdir).env_clear().envs(&plan.environment);
@@ -90,6 +100,14 @@ impl LocalRank {
         }
         if let Some(board) = &start.board {
             command.env("LANDBRIDGE_BOARD", sys::raw(&board.fd()).to_string());
+        }
+        let aside = match start.has_images {
+            true => Some(UnixStream::pair().context("no socket pair")?),
+            false => None,
+        };
+        let aside_fd = aside.as_ref().map(|(_, theirs)| sys::raw(theirs));
+        if let Some(fd) = aside_fd {
+            command.env("LANDBRIDGE_ASIDE", fd.to_string());
         }
         let board = start.board.as_ref().map(|board| sys::raw(&board.fd()));
         let record = start.clocks.as_ref().map(|clocks| sys::raw(&clocks.record()));
@@ -111,10 +129,12 @@ impl LocalRank {
                 }
                 record.map_or(Ok(()), sys::keep_over_exec)?;
                 board.map_or(Ok(()), sys::keep_over_exec)?;
+                aside_fd.map_or(Ok(()), sys::keep_over_exec)?;
                 sys::keep_over_exec(pmi_fd)
             });
         }
         let mut child = command.spawn().with_context(|| cannot_start(start))?;
+        let line = aside.map(|aside| line(aside, &theirs, &child)).transpose()?;
         Ok(LocalRank {
             rank: start.index,
             group: start.group,
@@ -125,6 +145,8 @@ impl LocalRank {
             again: start.incarnation.map(|_| Again::new(Instant::now())),
             clocks: start.clocks.clone(),
             board: start.board.clone(),
+            keeper: None,
+            line,
             pmi: Some(PmiSocket::new(ours.into())?),
             stdin: child.stdin.take().map(nonblocking).transpose()?,
             stdin_unsent: VecDeque::new(),
@@ -132,6 +154,66 @@ impl LocalRank {
             stdout: child.stdout.take().map(nonblocking).transpose()?,
             stderr: child.stderr.take().map(nonblocking).transpose()?,
         })
+    }
+
+    /// Makes a process of `image`, as the next start of the rank of which that is one. `old` is what the last start has left.
+    pub fn restore(old: &mut LocalRank, image: &Image, tool: &Path) -> Result<LocalRank> {
+        let mut again = old.again.take().context("it does not come back")?;
+        let restored = LocalRank::restored(old, image, tool, again.starts);
+        if restored.is_ok() {
+            let Standing { asked, stage, printed, .. } = image.about.standing;
+            again.begin_at(asked, stage, printed);
+        }
+        match restored {
+            Ok(rank) => Ok(LocalRank { again: Some(again), keeper: old.keeper.take(), ..rank }),
+            Err(error) => {
+                old.again = Some(again);
+                Err(error)
+            }
+        }
+    }
+
+    fn restored(old: &LocalRank, image: &Image, tool: &Path, start: u32) -> Result<LocalRank> {
+        let ends = image.about.ends;
+        let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
+        let (control, their_control) = UnixStream::pair().context("no socket pair")?;
+        let (stdout, their_stdout) = pipe()?;
+        let (stderr, their_stderr) = pipe()?;
+        let stdin = ends.stdin.map(|_| pipe()).transpose()?;
+        let (their_stdin, stdin) = stdin.map_or((None, None), |(from, to)| (Some(from), Some(to)));
+        let given = Given {
+            stdin: their_stdin,
+            stdout: their_stdout,
+            stderr: their_stderr,
+            pmi: theirs.into(),
+            control: their_control.into(),
+        };
+        // As the next image will name them.
+        let inodes = given.ends()?;
+        let rank = LocalRank {
+            rank: old.rank,
+            group: old.group,
+            group_rank: old.group_rank,
+            pid: image.about.pid,
+            ending: None,
+            reported: false,
+            again: None,
+            clocks: old.clocks.clone(),
+            board: old.board.clone(),
+            keeper: None,
+            line: Some(Line { socket: control.into(), ends: inodes }),
+            pmi: Some(PmiSocket::new(ours.into())?),
+            stdin: stdin.map(nonblocking).transpose()?,
+            stdin_unsent: VecDeque::new(),
+            stdin_ends: old.stdin_ends,
+            stdout: Some(nonblocking(stdout)?),
+            stderr: Some(nonblocking(stderr)?),
+        };
+        let kept = old.keeper.as_ref().map_or(0, Keeper::kept);
+        rank.send_on(image.about.number, start, kept)?;
+        image.put_shared_back()?;
+        criu::restore(tool, &image.folder, &ends, given)?;
+        Ok(rank)
     }
 
     /// How often it has looked for messages, if that is counted.
@@ -194,6 +276,25 @@ impl LocalRank {
         }
         u32::try_from(taken).unwrap_or(u32::MAX)
     }
+}
+
+/// What is needed to take images of a process that has just been started.
+fn line(aside: (UnixStream, UnixStream), pmi: &UnixStream, child: &Child) -> Result<Line> {
+    let (socket, theirs) = aside;
+    let missing = || "a rank without standard output";
+    let ends = Ends {
+        stdin: child.stdin.as_ref().map(criu::inode).transpose()?,
+        stdout: criu::inode(child.stdout.as_ref().with_context(missing)?)?,
+        stderr: criu::inode(child.stderr.as_ref().with_context(missing)?)?,
+        pmi: criu::inode(pmi)?,
+        control: criu::inode(&theirs)?,
+    };
+    Ok(Line { socket: socket.into(), ends })
+}
+
+/// To read from, and to write into.
+fn pipe() -> Result<(OwnedFd, OwnedFd)> {
+    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("no pipe")
 }
 
 fn cannot_start(start: &Start) -> String {

@@ -11,6 +11,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::kvs::{Delta, Kvs};
 use super::spawn::{self, Gatherer, Progress, Request};
 use super::wire::{Command, KEY_MAX, KVSNAME_MAX, Reply, VALUE_MAX};
@@ -29,7 +31,7 @@ pub struct Facts {
 }
 
 /// How far a rank has come with its process manager.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
     /// Has said nothing: perhaps not an MPI program.
     #[default]

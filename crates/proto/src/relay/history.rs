@@ -18,8 +18,10 @@ use crate::id::Address;
 use crate::route::queue::Pool;
 use crate::route::table::LinkId;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::wire::hello::Standing;
 
 use super::intakes::{Intake, Intakes};
+use super::mark::{Mark, Marks};
 use super::notice::empty;
 use super::port::{Party, Piece, Port};
 use super::record::Entry;
@@ -87,6 +89,20 @@ impl Histories {
         }
     }
 
+    /// The place in the history of an endpoint where it says it stands.
+    pub fn mark_at(&mut self, address: Address, standing: Standing) -> Result<Mark, &'static str> {
+        let Some(history) = self.all.get_mut(&address) else {
+            return match standing == Standing::default() {
+                true => Ok(Mark::default()),
+                false => Err("it stands where it has never been"),
+            };
+        };
+        if standing.sent > history.sent_count {
+            return Err("it has sent more than has come");
+        }
+        history.marks.find(standing, &history.intakes, &history.given, &history.sent)
+    }
+
     /// Why no new start of an endpoint can be brought to where it was, if none can.
     pub fn refusal(&self, address: Address) -> Option<&'static str> {
         self.all.get(&address)?.given_up
@@ -111,6 +127,8 @@ pub(super) struct History {
     next_sent: Cursor,
     /// What its present start is still to be told.
     telling: Option<Telling>,
+    /// Where starts of it have stood.
+    marks: Marks,
 }
 
 /// How far a new start has been told what was.
@@ -135,7 +153,7 @@ pub(super) enum Sending {
 }
 
 /// Bytes that the digest of a frame takes.
-const DIGEST_BYTES: usize = size_of::<u64>();
+pub(super) const DIGEST_BYTES: usize = size_of::<u64>();
 
 impl History {
     fn bytes(&self) -> u64 {
@@ -170,14 +188,15 @@ impl History {
         self.repeated += 1;
     }
 
-    /// A new start of `address` begins: it is told everything once more.
-    fn begin(&mut self, address: Address, port: &mut Port, pool: &mut Pool) {
-        (self.repeated, self.next_sent) = (0, Cursor::default());
-        let intakes_left = self.intakes.count();
-        let (intakes, given) = (Cursor::default(), Cursor::default());
+    /// `address` is there, and stands at `mark`: it is told everything that came after, once more.
+    fn begin(&mut self, address: Address, mark: Mark, port: &mut Port, pool: &mut Pool) {
+        (self.repeated, self.next_sent) = (mark.standing.sent, mark.sent);
+        let intakes_left = self.intakes.count() - mark.standing.intakes as u32;
+        let (intakes, given) = (mark.intakes, mark.given);
         self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given });
         // Until it has sent that again nothing else may be taken in.
-        let opening = Intake { polls: 0, frames: intakes_left, micros: self.sent_count };
+        let sent = self.sent_count - mark.standing.sent;
+        let opening = Intake { polls: 0, frames: intakes_left, micros: sent };
         push_intake(address, opening, port, pool);
     }
 
@@ -304,8 +323,8 @@ impl Relay {
         }
     }
 
-    /// The endpoint at `link` has attached: it is given once more all that it was given before.
-    pub(super) fn replay(&mut self, link: LinkId) {
+    /// The endpoint at `link` has attached, and stands at `mark`: it is given once more all that it was given after that.
+    pub(super) fn replay(&mut self, link: LinkId, mark: Mark) {
         let Self { ports, pool, histories, .. } = self;
         let (Some(histories), Some(port)) = (histories, &mut ports[link.0 as usize]) else {
             return;
@@ -316,7 +335,7 @@ impl Relay {
             let owed = core::mem::take(&mut port.owed);
             port.discard(pool);
             port.owed = owed;
-            history.begin(address, port, pool);
+            history.begin(address, mark, port, pool);
             port.is_told = history.tell(address, port, pool);
         }
     }

@@ -13,6 +13,19 @@ impl Relay {
     /// If it does not belong here, is attached already ([`Relay::suspend`] or [`Relay::detach`] the
     /// older link first), or a later start of it has been here.
     pub fn attach(&mut self, address: Address, incarnation: u32) -> Result<LinkId, &'static str> {
+        self.attach_at(address, incarnation, Standing::default())
+    }
+
+    /// As [`Relay::attach`], for one that stands somewhere in what was recorded.
+    ///
+    /// # Errors
+    /// As there, and if that is no place where it can stand.
+    pub fn attach_at(
+        &mut self,
+        address: Address,
+        incarnation: u32,
+        standing: Standing,
+    ) -> Result<LinkId, &'static str> {
         if address == Address::ANONYMOUS || self.cluster_of(address).is_none() {
             return Err("no process of the job has its address");
         }
@@ -20,9 +33,14 @@ impl Relay {
             return Err("its process belongs to another cluster");
         }
         let refusal = self.histories.as_ref().and_then(|all| all.refusal(address));
-        if let Some(why) = refusal.filter(|_| incarnation > 0) {
+        let has_been = incarnation > 0 || standing != Standing::default();
+        if let Some(why) = refusal.filter(|_| has_been) {
             return Err(why);
         }
+        let mark = match &mut self.histories {
+            Some(histories) => histories.mark_at(address, standing)?,
+            None => Mark::default(),
+        };
         let mut link = None;
         if let Route::Link(known) = self.table.route(address) {
             let port = self.port(known);
@@ -39,7 +57,7 @@ impl Relay {
             link.unwrap_or_else(|| self.open_port(Party::Endpoint(address), State::Away { since }));
         self.table.set_endpoint(address, Some(link));
         self.port_mut(link).incarnation = Some(incarnation);
-        self.replay(link);
+        self.replay(link, mark);
         self.come_back(link);
         Ok(link)
     }

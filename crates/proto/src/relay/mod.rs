@@ -45,6 +45,7 @@
 mod history;
 mod intakes;
 mod links;
+mod mark;
 mod notice;
 mod port;
 mod record;
@@ -64,8 +65,10 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::wire::hello::Standing;
 pub use history::HISTORIES_BYTES_MAX;
 use history::Histories;
+use mark::Mark;
 use port::{Party, Piece, Port, State};
 use record::Entry;
 

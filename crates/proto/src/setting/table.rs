@@ -175,6 +175,33 @@ pub const RECOVER_CLOCKS: Setting = Setting {
     sentence: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
                is told the same.",
 };
+pub const CHECKPOINT: Setting = Setting {
+    name: "checkpoint",
+    default: "0s",
+    unit: "time; 0s: never",
+    kind: Kind::Time { min_us: 0, max_us: 24 * H },
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "With `recover`: how often an image of each rank is taken, from which it goes on if it is killed.",
+};
+pub const CHECKPOINT_DIR: Setting = Setting {
+    name: "checkpoint_dir",
+    default: "auto",
+    unit: "folder",
+    kind: Kind::Text,
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "Where these images are kept, on each node. `auto`: `checkpoints` in `/tmp/landbridge-UID`.",
+};
+pub const CRIU: Setting = Setting {
+    name: "criu",
+    default: "criu",
+    unit: "file",
+    kind: Kind::Text,
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "The program that takes images of processes: CRIU 4 or newer.",
+};
 
 // --- of the launcher
 
@@ -299,6 +326,15 @@ pub const BOARD: Setting = Setting {
     readers: &[Reader::Process],
     sentence: "The shared memory on which this process says how its paths are when `landbridge ps --paths` asks.",
 };
+pub const ASIDE: Setting = Setting {
+    name: "aside",
+    default: "none",
+    unit: "descriptor",
+    kind: Kind::Count { min: 3, max: i32::MAX as u64 },
+    scope: Scope::Process,
+    readers: &[Reader::Process],
+    sentence: "The socket over which this process says that an image of it can be taken, and hears that it may go on.",
+};
 
 /// Every row, in the order of listings.
 pub const SETTINGS: &[&Setting] = &[
@@ -319,6 +355,9 @@ pub const SETTINGS: &[&Setting] = &[
     &WAN_UDP,
     &RECOVER,
     &RECOVER_CLOCKS,
+    &CHECKPOINT,
+    &CHECKPOINT_DIR,
+    &CRIU,
     &TOPOLOGY,
     &SETTINGS_FILE,
     &JOB,
@@ -332,4 +371,5 @@ pub const SETTINGS: &[&Setting] = &[
     &ADDRESS,
     &RELAY,
     &BOARD,
+    &ASIDE,
 ];

@@ -28,8 +28,11 @@ pub const REPLY_BYTES: usize = 40 + INTRODUCTION_BYTES + PROOF_BYTES;
 pub const CLOSE_BYTES: usize = INTRODUCTION_BYTES + PROOF_BYTES;
 
 const MAGIC: [u8; 4] = *b"LBrg";
-const INTRODUCTION_BYTES: usize = 96;
+const INTRODUCTION_BYTES: usize = 112;
+const STANDING_AT: usize = 40 + NAME_BYTES;
 const PROOF_BYTES: usize = 32;
+
+const _: () = assert!(STANDING_AT + 3 * 8 == INTRODUCTION_BYTES);
 
 /// A random number used once.
 pub type Nonce = [u8; 32];
@@ -55,6 +58,19 @@ pub struct Introduction {
     pub cookie: u64,
     /// The name its MPI library hands out for it (zero for relays).
     pub name: [u8; NAME_BYTES],
+    /// Of a process that is recorded: where it stands.
+    pub standing: Standing,
+}
+
+/// Where a process stands in what its relay has on record of it: at its beginning, or where an image of it was taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// So often it has told its relay that it has taken something in.
+    pub intakes: u64,
+    /// So many frames it has sent.
+    pub sent: u64,
+    /// No start of it will ever stand before this many intakes.
+    pub kept: u64,
 }
 
 /// What a side of a link is.
@@ -200,6 +216,10 @@ impl Introduction {
         bytes[24..32].copy_from_slice(&self.cookie_address.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.cookie.to_le_bytes());
         bytes[40..40 + NAME_BYTES].copy_from_slice(&self.name);
+        let Standing { intakes, sent, kept } = self.standing;
+        for (place, number) in bytes[STANDING_AT..].chunks_exact_mut(8).zip([intakes, sent, kept]) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
         bytes
     }
 
@@ -220,6 +240,11 @@ impl Introduction {
             cookie_address: u64_at(bytes, 24),
             cookie: u64_at(bytes, 32),
             name: array(&bytes[40..40 + NAME_BYTES]),
+            standing: Standing {
+                intakes: u64_at(bytes, STANDING_AT),
+                sent: u64_at(bytes, STANDING_AT + 8),
+                kept: u64_at(bytes, STANDING_AT + 16),
+            },
         })
     }
 }
@@ -372,6 +397,7 @@ mod tests {
             cookie_address: 0x1234_5678_9abc,
             cookie: 42,
             name: [7; NAME_BYTES],
+            standing: Standing { intakes: 1, sent: 2, kept: 3 },
         }
     }
 }

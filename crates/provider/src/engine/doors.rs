@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
 use landbridge_drive::sys::tune_link;
 use landbridge_proto::id::Address;
-use landbridge_proto::wire::hello::{Introduction, Role};
+use landbridge_proto::wire::hello::{Introduction, Role, Standing};
 use landbridge_proto::wire::name::{NAME_BYTES, Name};
 
 use crate::log;
@@ -83,6 +83,7 @@ impl Own {
             cookie_address: (&raw const *cookie).expose_provenance() as u64,
             cookie: *cookie,
             name,
+            standing: Standing::default(),
         };
         let own = Own { address, name, own_format, tcp, unix, introduction, _cookie: cookie };
         own.set_watched(&epoll, false, true)?;

@@ -308,7 +308,7 @@ const _: () = assert!(OPEN_BYTES <= REPLY_BYTES && CLOSE_BYTES <= REPLY_BYTES);
 mod tests {
     use super::*;
     use landbridge_proto::id::{Address, ClusterId};
-    use landbridge_proto::wire::hello::Role;
+    use landbridge_proto::wire::hello::{Role, Standing};
     use landbridge_proto::wire::name::NAME_BYTES;
 
     const NO_MEMORY: Mapper =
@@ -351,6 +351,7 @@ mod tests {
             cookie_address: 0,
             cookie: 0,
             name: [0; NAME_BYTES],
+            standing: Standing::default(),
         }
     }
 }

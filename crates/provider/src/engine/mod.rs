@@ -21,6 +21,7 @@
 //! | `integrity` | checks of what goes over a network |
 //! | `repair` | paths that broke, and how they come back |
 //! | `replay` | what is taken in, so that it can be done again |
+//! | `aside` | a process of which an image is taken |
 //! | `partings` | receives that wait for who has left |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | paths over UDP |
@@ -33,6 +34,7 @@
 //! What may never happen: any other request waits for the network; a frame's bytes are touched before its
 //! link's hello has ended; a link of one peer keeps another from progress.
 
+mod aside;
 mod datagrams;
 mod doors;
 mod handshake;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use landbridge_proto::id::{Address, EXIT_CANNOT_GO_ON};
 use landbridge_proto::path::time::{MICROSECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
+use landbridge_proto::wire::hello::Standing;
 
 use super::Engine;
 use super::handshake::Carrier;
@@ -31,13 +32,15 @@ const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub struct Replay {
     now: Now,
-    /// Polls since the last intake.
+    /// Intakes, those that were done again too.
+    intakes: u64,
+    /// Polls since the last one.
     polls: u64,
     /// What is to be done again next,
     next: Option<Intake>,
     /// and how many more of them the relay is to tell.
     untold: u64,
-    /// Frames that this start has sent, and an earlier one.
+    /// Frames that this process has sent, and an earlier start of it.
     sent: u64,
     sent_before: u64,
     /// Frames taken in again, and polls at which time alone went on.
@@ -95,6 +98,16 @@ impl Replay {
         Self { now, ..Self::default() }
     }
 
+    /// Where it is in what its relay has on record.
+    pub(super) fn standing(&self, kept: u64) -> Standing {
+        Standing { intakes: self.intakes, sent: self.sent, kept }
+    }
+
+    /// The time goes on from here: this process was an image until now.
+    pub(super) fn wake(&mut self, real: Time) {
+        self.now.real = real.0 / MICROSECOND;
+    }
+
     /// As if so much more had passed by the real clock.
     #[cfg(test)]
     pub(super) fn pass_time(&mut self, micros: u64) {
@@ -110,6 +123,7 @@ impl Replay {
             Some(next) => {
                 self.next = None;
                 self.polls = 0;
+                self.intakes += 1;
                 self.repeated += next.frames as u64;
                 self.waited += (next.frames == 0) as u64;
                 Poll::Again(next)
@@ -167,7 +181,8 @@ impl Engine {
             return Err(other("it does not begin with how much there was before"));
         }
         if let Some(replay) = &mut self.replay {
-            (replay.untold, replay.sent_before) = (header.credit.into(), header.delivered);
+            replay.untold = header.credit.into();
+            replay.sent_before = replay.sent + header.delivered;
             if replay.untold > 0 {
                 log!(Info, "started anew: {} polls are done again", replay.untold);
             }
@@ -214,6 +229,9 @@ impl Engine {
 
     /// A poll of the program: takes in what it did before, or what there is, and does what is due. The number of frames.
     pub(super) fn poll_recorded(&mut self) -> usize {
+        if clocks::is_image_wanted() {
+            self.make_way_for_image();
+        }
         self.core.end_deferral();
         let real = self.idle.time();
         if self.idle.has_not_looked(self.idle.clock.now()) {
@@ -336,6 +354,7 @@ impl Engine {
         }
         let Some(replay) = self.replay.as_mut() else { return };
         let polls = std::mem::take(&mut replay.polls);
+        replay.intakes += 1;
         let intake = Header {
             length: 0,
             kind: Kind::Intake,

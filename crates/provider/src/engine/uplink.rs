@@ -80,6 +80,11 @@ impl Relay {
         matches!(self.state, RelayState::Up(_))
     }
 
+    /// It is to be dialled once more, from the first way on.
+    pub fn begin_anew(&mut self) {
+        (self.state, self.tried, self.cut, self.problem) = (RelayState::Unknown, 0, None, None);
+    }
+
     /// Whether nothing is tried to have it.
     fn is_settled(&self) -> bool {
         !matches!(self.state, RelayState::Dialling | RelayState::Cut)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::guard::guard;
-use landbridge_proto::wire::hello::{Dialler, Introduction, REPLY_BYTES, Role};
+use landbridge_proto::wire::hello::{Dialler, Introduction, REPLY_BYTES, Role, Standing};
 
 /// Nothing in these tests takes longer, except on a machine that has stopped.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -339,6 +339,7 @@ pub fn introduction(index: u32) -> Introduction {
         cookie_address: 0,
         cookie: 0,
         name: [0; 48],
+        standing: Standing::default(),
     }
 }
 

@@ -390,7 +390,7 @@ impl Loop<'_> {
                 self.suspend(old, why);
             }
         }
-        let link = self.relay.attach(address, incarnation)?;
+        let link = self.relay.attach_at(address, incarnation, introduction.standing)?;
         self.connections[slot].phase = Phase::Endpoint { link, address };
         self.bind(link, slot);
         self.drain(&[]);

@@ -31,7 +31,7 @@ use std::time::Duration;
 use landbridge_proto::id::{Address, ClusterId};
 use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Stop};
 use landbridge_proto::route::table::LinkId;
-use landbridge_proto::wire::hello::{Introduction, Role};
+use landbridge_proto::wire::hello::{Introduction, Role, Standing};
 use landbridge_proto::wire::name::NAME_BYTES;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
@@ -187,6 +187,7 @@ impl<'w> Loop<'w> {
             cookie_address: 0,
             cookie: 0,
             name: [0; NAME_BYTES],
+            standing: Standing::default(),
         };
         for (index, control) in setup.controls.iter().enumerate() {
             let data = EventData::new_u64(doors::CONTROL_BASE + index as u64);

@@ -1,0 +1,129 @@
+//! CRIU, as a program: takes an image of a process while that goes on, and makes a process of one.
+//!
+//! The image's descriptors whose other ends are held elsewhere (the pipes and sockets to the agent) cannot be in it. They are
+//! named by their inodes when it is taken, and other ones are handed in under these names when a process is made of it.
+//!
+//! What CRIU 4.1.1 is particular about: half of a pair of Unix sockets must be declared (`--external unix[INODE]`), pipes need
+//! not be; both are handed in with `--inherit-fd`, sockets as `socket:[INODE]`. A restored process has the process id that it had,
+//! so it must have been waited for before. It becomes a child of whoever has started CRIU with `--restore-sibling`, which
+//! goes with `--restore-detached` only.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+/// The other ends of what a process has open towards its agent, by the kernel's numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ends {
+    pub stdin: Option<u64>,
+    pub stdout: u64,
+    pub stderr: u64,
+    pub pmi: u64,
+    pub control: u64,
+}
+
+/// Descriptors to be handed in for [`Ends`].
+pub struct Given {
+    pub stdin: Option<OwnedFd>,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+    pub pmi: OwnedFd,
+    pub control: OwnedFd,
+}
+
+impl Given {
+    /// How the kernel numbers them.
+    pub fn ends(&self) -> io::Result<Ends> {
+        Ok(Ends {
+            stdin: self.stdin.as_ref().map(inode).transpose()?,
+            stdout: inode(&self.stdout)?,
+            stderr: inode(&self.stderr)?,
+            pmi: inode(&self.pmi)?,
+            control: inode(&self.control)?,
+        })
+    }
+}
+
+pub const DUMP_LOG: &str = "dump.log";
+pub const RESTORE_LOG: &str = "restore.log";
+
+pub fn inode(fd: &impl AsFd) -> io::Result<u64> {
+    Ok(File::from(fd.as_fd().try_clone_to_owned()?).metadata()?.ino())
+}
+
+/// Begins to take an image of `pid` and all that it has started.
+pub fn dump(tool: &Path, pid: u32, ends: &Ends, folder: &Path) -> Result<Child> {
+    let mut command = quiet(tool);
+    command
+        .args(["dump", "--leave-running", "--tree", &pid.to_string(), "--images-dir"])
+        .arg(folder);
+    command.args(["--log-file", DUMP_LOG, "-v1", "--manage-cgroups=ignore"]);
+    for socket in [ends.pmi, ends.control] {
+        command.args(["--external", &format!("unix[{socket}]")]);
+    }
+    command.spawn().with_context(|| cannot_run(tool))
+}
+
+/// Makes a child of this process of an image, and waits until it runs.
+pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: Given) -> Result<()> {
+    let mut command = quiet(tool);
+    command
+        .args(["restore", "--restore-detached", "--restore-sibling", "--images-dir"])
+        .arg(folder);
+    command.args(["--log-file", RESTORE_LOG, "-v1", "--manage-cgroups=ignore"]);
+    let mut inherit = |fd: BorrowedFd<'_>, kind: &str, inode: u64| {
+        command.args(["--inherit-fd", &format!("fd[{}]:{kind}:[{inode}]", sys::raw(&fd))]);
+    };
+    inherit(given.stdout.as_fd(), "pipe", ends.stdout);
+    inherit(given.stderr.as_fd(), "pipe", ends.stderr);
+    inherit(given.pmi.as_fd(), "socket", ends.pmi);
+    inherit(given.control.as_fd(), "socket", ends.control);
+    if let (Some(stdin), Some(inode)) = (&given.stdin, ends.stdin) {
+        inherit(stdin.as_fd(), "pipe", inode);
+    }
+    let all = [&given.stdout, &given.stderr, &given.pmi, &given.control];
+    let numbers: Vec<_> = all.into_iter().chain(&given.stdin).map(sys::raw).collect();
+    // SAFETY: only async-signal-safe calls.
+    unsafe {
+        command.pre_exec(move || numbers.iter().try_for_each(|fd| sys::keep_over_exec(*fd)));
+    }
+    let status = command.status().with_context(|| cannot_run(tool))?;
+    if !status.success() {
+        bail!("CRIU could not make a process of it: {}", last_words(&folder.join(RESTORE_LOG)));
+    }
+    Ok(())
+}
+
+/// What CRIU's log says last of errors.
+pub fn last_words(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    // It always says that it may not raise its limit of files, where it may not, and goes on.
+    let errors = text.lines().filter(|line| line.contains("Error") && !line.contains("rlimit"));
+    // The first one is the cause.
+    let word = errors.map(|line| line.split_once("Error ").map_or(line, |(_, rest)| rest)).next();
+    word.map_or_else(|| format!("its log, {}, says nothing of it", log.display()), str::to_string)
+}
+
+fn quiet(tool: &Path) -> Command {
+    let mut command = Command::new(tool);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env_clear().env("PATH", path);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn cannot_run(tool: &Path) -> String {
+    format!(
+        "CRIU cannot be run as {} (install it, or say where it is: --set criu=FILE)",
+        tool.display()
+    )
+}

@@ -1,0 +1,258 @@
+//! Images in a folder, one for each rank: whole ones, or none.
+//!
+//! An image is taken into a folder with a name of its own, and *sealed*: every file's length and SHA-256 go into a
+//! manifest, which begins with its own, all of it is written to the disk, and only then the folder gets its name. So what has a
+//! name was whole once; whether it still is, is seen before it is used ([`Image::check`]).
+//!
+//! What may never happen: a process is made of an image that is torn or was changed.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::criu::{DUMP_LOG, Ends, RESTORE_LOG};
+use crate::pmi::server::Stage;
+
+const MANIFEST: &str = "manifest";
+/// Shared memory that is mapped from a file of the node, and which an image has not in it.
+const SHARED: &str = "/dev/shm/";
+
+/// Where a process stood.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// In its relay's record of it.
+    pub intakes: u64,
+    pub sent: u64,
+    /// Looks for messages.
+    pub looks: u64,
+    /// Questions to its process manager.
+    pub asked: usize,
+    pub stage: Stage,
+    /// Bytes on standard output and error.
+    pub printed: [u64; 2],
+}
+
+/// What is known of an image.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Counted from 1, for all starts of the rank.
+    pub number: u64,
+    pub pid: u32,
+    pub standing: Standing,
+    pub ends: Ends,
+    /// Files in `/dev/shm` that it has mapped.
+    pub shared: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Manifest {
+    about: About,
+    files: Vec<Entry>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// An image that has been sealed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    pub folder: PathBuf,
+    pub about: About,
+}
+
+/// Makes the folder into which image `number` is taken, under that of its rank.
+pub fn begin(rank: &Path, number: u64) -> Result<PathBuf> {
+    let folder = rank.join(format!(".{number}"));
+    let _ = fs::remove_dir_all(&folder);
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Copies what the process has mapped of `/dev/shm` beside its image, while it does nothing; their paths.
+pub fn copy_shared(pid: u32, folder: &Path) -> Result<Vec<String>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).context("the process is gone")?;
+    let mut paths: Vec<String> = Vec::new();
+    for line in maps.lines() {
+        let Some(at) = line.find(SHARED) else { continue };
+        let path = &line[at..];
+        let is_shared = line.split(' ').nth(1).is_some_and(|rights| rights.ends_with('s'));
+        if is_shared && !path.ends_with(" (deleted)") && !paths.iter().any(|known| known == path) {
+            paths.push(path.to_string());
+        }
+    }
+    for (number, path) in paths.iter().enumerate() {
+        fs::copy(path, folder.join(format!("shared-{number}")))
+            .with_context(|| format!("cannot copy {path}"))?;
+    }
+    Ok(paths)
+}
+
+/// Makes an image of what lies in `folder`.
+pub fn seal(folder: &Path, about: About) -> Result<Image> {
+    let mut files = Vec::new();
+    for name in names(folder)? {
+        let file = folder.join(&name);
+        let (bytes, sha256) = digest(&file)?;
+        File::open(&file)?.sync_all()?;
+        files.push(Entry { name, bytes, sha256 });
+    }
+    let text = serde_json::to_string(&Manifest { about: about.clone(), files })?;
+    let mut manifest = File::create(folder.join(MANIFEST))?;
+    writeln!(manifest, "{}\n{text}", hex(&Sha256::digest(&text)))?;
+    manifest.sync_all()?;
+    File::open(folder)?.sync_all()?;
+    let rank = folder.parent().context("an image has a folder around it")?;
+    let sealed = rank.join(about.number.to_string());
+    let _ = fs::remove_dir_all(&sealed);
+    fs::rename(folder, &sealed)?;
+    File::open(rank)?.sync_all()?;
+    Ok(Image { folder: sealed, about })
+}
+
+impl Image {
+    /// Whether it is still as it was sealed.
+    pub fn check(&self) -> Result<()> {
+        let text = fs::read_to_string(self.folder.join(MANIFEST)).context("it has no manifest")?;
+        let (sum, rest) = text.split_once('\n').unwrap_or_default();
+        let rest = rest.trim_end_matches('\n');
+        if sum != hex(&Sha256::digest(rest)) {
+            bail!("its manifest is damaged");
+        }
+        let manifest: Manifest = serde_json::from_str(rest)?;
+        if manifest.about != self.about {
+            bail!("it is another image");
+        }
+        for entry in &manifest.files {
+            let found = digest(&self.folder.join(&entry.name));
+            let (bytes, sha256) = found.with_context(|| format!("{} is gone", entry.name))?;
+            if (bytes, &sha256) != (entry.bytes, &entry.sha256) {
+                bail!("{} is damaged", entry.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts back what the process had mapped of `/dev/shm`.
+    pub fn put_shared_back(&self) -> Result<()> {
+        for (number, path) in self.about.shared.iter().enumerate() {
+            let copy = self.folder.join(format!("shared-{number}"));
+            fs::copy(copy, path).with_context(|| format!("cannot write {path}"))?;
+        }
+        Ok(())
+    }
+
+    pub fn remove(&self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Of the files of an image. Logs are none of it.
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if ![MANIFEST, DUMP_LOG, RESTORE_LOG].contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn digest(path: &Path) -> Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let (mut sum, mut bytes) = (Sha256::new(), 0);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok((bytes, hex(&sum.finalize()))),
+            count => {
+                sum.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("landbridge-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
+    }
+
+    fn sealed(rank: &Path, number: u64) -> Image {
+        let folder = begin(rank, number).unwrap();
+        fs::write(folder.join("pages-1.img"), vec![7; 200_000]).unwrap();
+        fs::write(folder.join("core-1.img"), b"core").unwrap();
+        fs::write(folder.join(DUMP_LOG), b"log").unwrap();
+        seal(&folder, About { number, pid: 42, ..About::default() }).unwrap()
+    }
+
+    #[test]
+    fn an_image_is_as_it_was_sealed_or_it_is_refused() {
+        let rank = rank("images");
+        let image = sealed(&rank, 1);
+        image.check().unwrap();
+        // Logs may change.
+        fs::write(image.folder.join(RESTORE_LOG), b"more").unwrap();
+        image.check().unwrap();
+        let mut other = image.clone();
+        other.about.pid = 43;
+        assert!(other.check().is_err());
+        let damage: [(&str, fn(&Path)); 4] = [
+            ("a bit", |file| {
+                let mut bytes = fs::read(file).unwrap();
+                bytes[0] ^= 1;
+                fs::write(file, bytes).unwrap();
+            }),
+            ("the end", |file| {
+                let bytes = fs::read(file).unwrap();
+                fs::write(file, &bytes[..bytes.len() - 2]).unwrap();
+            }),
+            ("more", |file| {
+                let mut bytes = fs::read(file).unwrap();
+                bytes.extend(b"{}");
+                fs::write(file, bytes).unwrap();
+            }),
+            ("all", |file| fs::remove_file(file).unwrap()),
+        ];
+        for (name, spoil) in damage {
+            for file in ["pages-1.img", "core-1.img", MANIFEST] {
+                let image = sealed(&rank, 2);
+                image.check().unwrap();
+                spoil(&image.folder.join(file));
+                assert!(image.check().is_err(), "{name} of {file}");
+            }
+        }
+        fs::remove_dir_all(&rank).unwrap();
+    }
+
+    #[test]
+    fn what_was_not_sealed_has_no_name() {
+        let rank = rank("unsealed");
+        let folder = begin(&rank, 3).unwrap();
+        fs::write(folder.join("core-1.img"), b"core").unwrap();
+        assert!(!rank.join("3").exists());
+        // Another attempt begins with nothing.
+        assert!(fs::read_dir(begin(&rank, 3).unwrap()).unwrap().next().is_none());
+        fs::remove_dir_all(&rank).unwrap();
+    }
+}
