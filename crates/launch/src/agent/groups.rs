@@ -12,7 +12,7 @@ use super::clocks::Clocks;
 use super::keeper::Keeper;
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
-use crate::checkpoint::Wish;
+use crate::checkpoint::{Wish, criu};
 use crate::cleanup;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node};
@@ -104,7 +104,7 @@ impl Agent {
         if let Some(text) = plan.doubt.clone().filter(|_| node.holds(0)) {
             self.parent.send(&Message::Note { text });
         }
-        let wish = Wish::find(&job.environment);
+        let wish = self.wish(job, node);
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let clocks = if recovers(job) { Clocks::new(job)?.map(Rc::new) } else { None };
             let start = Start {
@@ -118,7 +118,7 @@ impl Agent {
                 plan: &plan,
                 neighbours: None,
                 incarnation: recovers(job).then_some(0),
-                has_images: recovers(job) && wish.is_some(),
+                has_images: wish.is_some(),
             };
             let keeper = wish.clone().filter(|_| start.clocks.is_some() && start.has_images);
             self.start_rank(job, node, &start)?;
@@ -127,6 +127,20 @@ impl Agent {
             }
         }
         Ok(())
+    }
+
+    /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
+    fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
+        let wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
+        let error = criu::check(&wish.tool).err();
+        if let Some(error) = &error {
+            let text = format!(
+                "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
+                node.name
+            );
+            self.parent.send(&Message::Note { text });
+        }
+        error.is_none().then_some(wish)
     }
 
     /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.

@@ -53,6 +53,9 @@ impl Given {
     }
 }
 
+/// Older ones refuse the vDSO of kernels from 6.16 on.
+const VERSION_MIN: u32 = 4;
+
 pub const DUMP_LOG: &str = "dump.log";
 pub const RESTORE_LOG: &str = "restore.log";
 
@@ -101,6 +104,22 @@ pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: Given) -> Result<
         bail!("CRIU could not make a process of it: {}", last_words(&folder.join(RESTORE_LOG)));
     }
     Ok(())
+}
+
+/// Whether it can be run at all.
+pub fn check(tool: &Path) -> Result<()> {
+    let output = quiet(tool).arg("--version").stdout(Stdio::piped()).output();
+    let output = output.with_context(|| cannot_run(tool))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.lines().find_map(|line| line.strip_prefix("Version: "));
+    let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+    match (version, major) {
+        (_, Some(VERSION_MIN..)) => Ok(()),
+        (Some(version), _) => {
+            bail!("{} is CRIU {version}, and {VERSION_MIN} is needed", tool.display())
+        }
+        _ => bail!("{} does not say that it is CRIU", tool.display()),
+    }
 }
 
 /// What CRIU's log says last of errors.

@@ -35,7 +35,8 @@ impl Engine {
     /// Waits while an image is taken, if this is a moment for it.
     #[cold]
     pub(super) fn make_way_for_image(&mut self) {
-        if self.is_repeating() || self.hellos_open > 0 || !self.relay.is_up() {
+        let is_leaving = self.replay.as_ref().is_none_or(|replay| replay.is_leaving);
+        if is_leaving || self.is_repeating() || self.hellos_open > 0 || !self.relay.is_up() {
             return;
         }
         let Some(socket) = starter() else { return };

@@ -438,6 +438,7 @@ impl Engine {
     /// Hands everything to the paths, and gives peers a moment to take it in.
     pub fn close(&mut self) {
         self.log_paths();
+        self.replay.iter_mut().for_each(|replay| replay.is_leaving = true);
         for peer in self.peers_in_touch() {
             self.core.goodbye(peer);
         }

@@ -43,6 +43,8 @@ pub struct Replay {
     /// Frames that this process has sent, and an earlier start of it.
     sent: u64,
     sent_before: u64,
+    /// It has begun to take its leave: a relay takes the end of its connection for its own end.
+    pub(super) is_leaving: bool,
     /// Frames taken in again, and polls at which time alone went on.
     repeated: u64,
     waited: u64,
@@ -183,6 +185,7 @@ impl Engine {
         if let Some(replay) = &mut self.replay {
             replay.untold = header.credit.into();
             replay.sent_before = replay.sent + header.delivered;
+            (replay.repeated, replay.waited) = (0, 0);
             if replay.untold > 0 {
                 log!(Info, "started anew: {} polls are done again", replay.untold);
             }
