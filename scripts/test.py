@@ -221,6 +221,7 @@ SYSTEM = [
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),
     ("recovery", "ranks that are killed come back"),
+    ("checkpoint", "ranks that are killed go on from images of them"),
     ("punish", "minutes of killing ranks at random, in one cluster and over two"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),
     ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),

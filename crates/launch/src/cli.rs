@@ -177,6 +177,9 @@ pub struct RunArguments {
     /// Start ranks anew that are killed, and let them come back to where they were (MPICH; see docs/RECOVERY.md)
     #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
     pub recover: bool,
+    /// With --recover: take an image of each rank so often, such as every 30s or 10min, from which it goes on (needs CRIU)
+    #[arg(long, value_name = "TIME")]
+    pub checkpoint: Option<String>,
     /// With --recover: end the job when a rank has been started anew so often [20] within the time
     #[arg(long, value_name = "N")]
     pub max_restarts: Option<u32>,

@@ -36,6 +36,9 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
         plan.nodes.iter().for_each(describe);
     }
     check_recovery(&settings, &plan)?;
+    if arguments.checkpoint.is_some() && !settings.recovers() {
+        bail!("--checkpoint goes with --recover: nobody else goes on from an image");
+    }
     let job = job(arguments, id, &plan, &settings)?;
     let relays = Relays::new(&job, &plan, settings.peer_timeout())?;
     run::run(job, plan.nodes, relays, options(arguments)?)
@@ -108,7 +111,8 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
     let topology = topology_file(arguments.topology.as_deref()).filter(|_| has_topology);
     let SettingOptions { file, set } = &arguments.settings;
     let recover = arguments.recover.then(|| "recover=on".to_string());
-    let set = set.iter().cloned().chain(recover).collect();
+    let checkpoint = arguments.checkpoint.iter().map(|every| format!("checkpoint={every}"));
+    let set = set.iter().cloned().chain(recover).chain(checkpoint).collect();
     let options = SettingOptions { file: file.clone(), set };
     let settings = Settings::find(&options, &exported(arguments)?, topology.as_deref())?;
     show::warn_of_misspelt();

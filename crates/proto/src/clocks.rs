@@ -454,6 +454,28 @@ mod tests {
     }
 
     #[test]
+    fn an_image_goes_on_where_it_was_taken() {
+        let (head, mut entries) = (Head::default(), vec![0; 1000]);
+        assert!(head.begin(1, 7));
+        let clock = Clock::of(1).unwrap();
+        let mut first = Record::new(&head, &mut entries);
+        first.clock(clock, || 100).unwrap();
+        let place = head.place();
+        assert_eq!(first.clock(clock, || 250).unwrap(), 250);
+        head.polls.present.store(9, Relaxed);
+        assert!(!head.resume(1, 7, &place), "it has the record");
+        assert!(head.resume(2, 8, &place));
+        assert_eq!((head.place(), head.is_of(2)), (place.clone(), true));
+        let mut again = Record::new(&head, &mut entries);
+        assert_eq!(again.clock(clock, never).unwrap(), 250);
+        // Its own clock begins anew.
+        assert_eq!(again.clock(clock, || 3).unwrap(), 250);
+        assert_eq!(again.clock(clock, || 5).unwrap(), 252);
+        let beyond = Place { told: 1000, ..place };
+        assert!(!head.resume(3, 9, &beyond) && head.is_of(2));
+    }
+
+    #[test]
     fn who_reads_something_else_is_told_nothing() {
         let (head, mut bytes) = (Head::default(), vec![0; 200]);
         head.begin(1, 0);

@@ -171,7 +171,10 @@ impl Agent {
             Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
         };
         let text = match &outcome {
-            Ok(()) => format!("rank {number} {how}: started anew"),
+            Ok(None) => format!("rank {number} {how}: started anew"),
+            Ok(Some(image)) => {
+                format!("rank {number} {how}: started anew from checkpoint {image}")
+            }
             Err(error) => format!("rank {number} {how} and cannot be started anew: {error:#}"),
         };
         self.parent.send(&Message::Note { text });
@@ -201,7 +204,8 @@ impl Agent {
         }
     }
 
-    fn start_in_place(&mut self, assignment: &Assignment, index: usize) -> Result<()> {
+    /// Starts the rank anew; from which image, if from one.
+    fn start_in_place(&mut self, assignment: &Assignment, index: usize) -> Result<Option<u64>> {
         let Assignment { job, node } = assignment;
         let plan = mpi::prepare(&job.task, &job.environment)?;
         let old = &mut self.ranks[index];
@@ -209,14 +213,15 @@ impl Agent {
             bail!("its record of clocks and chance is full");
         }
         let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
-        let Some(mut again) = old.again.take() else { return Ok(()) };
+        let Some(mut again) = old.again.take() else { return Ok(None) };
         again.begin(looks, Instant::now());
         old.again = Some(again);
-        if let Some(rank) = self.restore(index) {
-            return Ok(self.put_in_place(index, rank));
+        if let Some((rank, image)) = self.restore(index) {
+            self.put_in_place(index, rank);
+            return Ok(Some(image));
         }
         let old = &mut self.ranks[index];
-        let Some(again) = old.again.take() else { return Ok(()) };
+        let Some(again) = old.again.take() else { return Ok(None) };
         let start = Start {
             clocks: old.clocks.clone(),
             board: old.board.clone(),
@@ -234,7 +239,7 @@ impl Agent {
         rank.again = Some(again);
         rank.keeper = self.ranks[index].keeper.take();
         self.put_in_place(index, rank);
-        Ok(())
+        Ok(None)
     }
 
     fn put_in_place(&mut self, index: usize, rank: LocalRank) {
@@ -243,8 +248,8 @@ impl Agent {
         self.ranks[index] = rank;
     }
 
-    /// A process of the newest image that is whole, if there is one.
-    fn restore(&mut self, index: usize) -> Option<LocalRank> {
+    /// A process of the newest image that is whole, and the number of that, if there is one.
+    fn restore(&mut self, index: usize) -> Option<(LocalRank, u64)> {
         let old = &mut self.ranks[index];
         old.keeper.as_mut()?.end_life();
         loop {
@@ -253,7 +258,7 @@ impl Agent {
             let (image, tool) = (keeper.newest()?.clone(), keeper.tool());
             let restored = image.check().and_then(|()| LocalRank::restore(old, &image, &tool));
             let error = match restored {
-                Ok(rank) => return Some(rank),
+                Ok(rank) => return Some((rank, image.about.number)),
                 Err(error) => error,
             };
             old.keeper.iter_mut().for_each(Keeper::drop_newest);

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::Agent;
 use super::rank::LocalRank;
+use super::{Agent, Phase};
 use crate::checkpoint::Wish;
 use crate::checkpoint::criu::{self, DUMP_LOG, Ends};
 use crate::checkpoint::store::{self, About, Image, Standing};
@@ -124,8 +124,10 @@ impl Keeper {
     pub fn end_life(&mut self) {
         match std::mem::replace(&mut self.state, State::Resting) {
             State::Sealing { thread } => self.finish(thread),
-            State::Taking { criu, folder, .. } => {
-                sys::kill(criu, libc::SIGKILL);
+            State::Taking { criu, folder, ended, .. } => {
+                if ended.is_none() {
+                    sys::kill(criu, libc::SIGKILL);
+                }
                 let _ = std::fs::remove_dir_all(folder);
             }
             State::Resting | State::Asking => (),
@@ -185,14 +187,20 @@ impl Agent {
     /// Takes images of ranks for which it is time.
     pub(super) fn advance_images(&mut self) {
         for index in 0..self.ranks.len() {
+            if self.phase != Phase::Working {
+                return;
+            }
             if self.ranks[index].keeper.is_none() || self.ranks[index].ending.is_some() {
                 continue;
             }
             if let Err(error) = self.advance_image(index) {
                 let rank = &mut self.ranks[index];
-                let text = format!("rank {} has no checkpoint: {error:#}", rank.rank);
+                let mut text = format!("rank {} has no checkpoint: {error:#}", rank.rank);
                 if let Some(keeper) = &mut rank.keeper {
                     keeper.failures += 1;
+                    if keeper.failures >= FAILURES_MAX {
+                        text += "; no more are tried";
+                    }
                     keeper.due = Instant::now() + keeper.wish.every;
                     keeper.state = State::Resting;
                 }

@@ -122,6 +122,19 @@ pub fn check(tool: &Path) -> Result<()> {
     }
 }
 
+/// Whether the kernel lets it do its work, by its own word.
+pub fn works(tool: &Path) -> Result<()> {
+    let output = quiet(tool).arg("check").stderr(Stdio::piped()).output();
+    let output = output.with_context(|| cannot_run(tool))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let word =
+        text.lines().rev().find(|line| line.contains("Error")).unwrap_or("it does not say why");
+    bail!("CRIU cannot work here: {word}")
+}
+
 /// What CRIU's log says last of errors.
 pub fn last_words(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();

@@ -3,11 +3,13 @@
 //! | file | does |
 //! |---|---|
 //! | `criu` | takes an image of a living process, and makes a process of one |
+//! | `files` | lets files grow that a process writes |
 //! | `store` | keeps images in a folder: whole ones, or none |
 //!
 //! Both are used by the agent that has started the process (`agent/keeper`), which knows when.
 
 pub mod criu;
+mod files;
 pub mod store;
 
 use std::path::PathBuf;
@@ -42,6 +44,12 @@ impl Wish {
         };
         (!every.is_zero()).then(|| Wish { every, tool: text(&CRIU).into(), folder })
     }
+}
+
+/// The program that takes images, as far as this process's own environment says.
+pub fn tool() -> PathBuf {
+    let said = std::env::var_os(CRIU.variable()).filter(|file| !file.is_empty());
+    said.map_or_else(|| CRIU.default.into(), PathBuf::from)
 }
 
 /// Beside the sockets of launchers; only this user can look into it.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::criu::{DUMP_LOG, Ends, RESTORE_LOG};
+use super::files;
 use crate::pmi::server::Stage;
 
 const MANIFEST: &str = "manifest";
@@ -99,6 +100,11 @@ pub fn copy_shared(pid: u32, folder: &Path) -> Result<Vec<String>> {
 
 /// Makes an image of what lies in `folder`.
 pub fn seal(folder: &Path, about: About) -> Result<Image> {
+    files::forget_sizes(folder)?;
+    seal_as_it_is(folder, about)
+}
+
+fn seal_as_it_is(folder: &Path, about: About) -> Result<Image> {
     let mut files = Vec::new();
     for name in names(folder)? {
         let file = folder.join(&name);
@@ -203,7 +209,7 @@ mod tests {
         fs::write(folder.join("pages-1.img"), vec![7; 200_000]).unwrap();
         fs::write(folder.join("core-1.img"), b"core").unwrap();
         fs::write(folder.join(DUMP_LOG), b"log").unwrap();
-        seal(&folder, About { number, pid: 42, ..About::default() }).unwrap()
+        seal_as_it_is(&folder, About { number, pid: 42, ..About::default() }).unwrap()
     }
 
     #[test]

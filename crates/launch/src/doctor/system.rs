@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, quiet, tun};
+use crate::checkpoint::{self, criu};
 
 /// A job of this many ranks on a node should not run into a limit.
 const RANKS_TO_EXPECT: u64 = 64;
@@ -27,6 +28,7 @@ pub fn check() -> Vec<Finding> {
         check_open_files(),
         check_locked_memory(),
         check_ssh(),
+        check_criu(),
     ]
 }
 
@@ -140,6 +142,23 @@ fn check_ssh() -> Finding {
         Err(_) => {
             Finding::notice("no ssh: jobs run on this machine only", "apt install openssh-client")
         }
+    }
+}
+
+/// Whether images of ranks can be taken. CRIU says itself whether the kernel lets it.
+fn check_criu() -> Finding {
+    let advice = "checkpoints of --recover need it (Debian 13's is new enough, in a checkout: make criu); without them a \
+                  rank that is killed begins with the program";
+    let tool = checkpoint::tool();
+    if let Err(error) = criu::check(&tool) {
+        return Finding::notice(format!("no checkpoints: {error:#}"), advice);
+    }
+    match criu::works(&tool) {
+        Ok(()) => Finding::good(format!("CRIU ({}): ranks can have checkpoints", tool.display())),
+        Err(error) => Finding::notice(
+            format!("no checkpoints: {error:#}"),
+            "it needs root, or the capabilities CHECKPOINT_RESTORE and SYS_PTRACE",
+        ),
     }
 }
 

@@ -1,19 +1,21 @@
 //! Places in a process's history where a start of it has stood: its beginning, and wherever an image of it was taken.
 //!
-//! In: how often it has taken something in, and how many frames it has sent ([`Standing`]). Out: where what came after that
-//! begins, in each of the lists that are kept ([`Mark`]). Lists have no index: what lies between two places is read once,
-//! when the later one is first asked for, and never again.
+//! In: how often it has taken something in, how many bytes these frames had, and how many frames it has sent
+//! ([`Standing`]). Out: where what came after that begins, in each of the lists that are kept ([`Mark`]). What has a number of
+//! bytes is found by that. Intakes have not: those between two places are read once, when the later one is first asked for.
 
 use alloc::vec::Vec;
 
 use super::history::DIGEST_BYTES;
 use super::intakes::Intakes;
 use super::store::{Cursor, Store};
-use crate::wire::frame::{HEADER_BYTES, Header};
 use crate::wire::hello::Standing;
 
-/// Of those that are remembered, the later ones are.
+/// Of those that are remembered, the later ones are: images of a process are few, and taken one after the other.
 const MARKS_MAX: usize = 64;
+
+/// What somebody is told who says that it stands where it cannot.
+const NOWHERE: &str = "it stands where it has never been";
 
 /// See the module head.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,9 +26,9 @@ pub(super) struct Mark {
     pub sent: Cursor,
 }
 
-/// Marks in the order of their places.
+/// Where intakes begin, after so many: in order.
 #[derive(Debug, Default)]
-pub(super) struct Marks(Vec<Mark>);
+pub(super) struct Marks(Vec<(u64, Cursor)>);
 
 impl Marks {
     /// Where `standing` is in these lists.
@@ -37,49 +39,24 @@ impl Marks {
         given: &Store,
         sent: &Store,
     ) -> Result<Mark, &'static str> {
-        const NOWHERE: &str = "it stands where it has never been";
-        let is_before = |mark: &&Mark| {
-            mark.standing.intakes <= standing.intakes && mark.standing.sent <= standing.sent
-        };
-        let mut mark = self.0.iter().rev().find(is_before).copied().unwrap_or_default();
-        for _ in mark.standing.intakes..standing.intakes {
-            let intake = intakes.read(&mut mark.intakes).ok_or(NOWHERE)?;
-            for _ in 0..intake.frames {
-                pass_frame(given, &mut mark.given).ok_or(NOWHERE)?;
-            }
+        let given = given.at(standing.taken).ok_or(NOWHERE)?;
+        let digests = standing.sent.checked_mul(DIGEST_BYTES as u64).ok_or(NOWHERE)?;
+        let sent = sent.at(digests).ok_or(NOWHERE)?;
+        if standing.intakes > intakes.count().into() {
+            return Err(NOWHERE);
         }
-        let digests = (standing.sent - mark.standing.sent) * DIGEST_BYTES as u64;
-        pass(sent, &mut mark.sent, digests).ok_or(NOWHERE)?;
-        mark.standing = standing;
-        self.note(mark);
-        Ok(mark)
-    }
-
-    fn note(&mut self, mark: Mark) {
-        let place = |mark: &Mark| (mark.standing.intakes, mark.standing.sent);
-        if let Err(at) = self.0.binary_search_by_key(&place(&mark), place) {
-            self.0.insert(at, mark);
+        let place = self.0.partition_point(|(count, _)| *count <= standing.intakes);
+        let before = place.checked_sub(1).map(|place| self.0[place]);
+        let (count, mut cursor) = before.unwrap_or_default();
+        for _ in count..standing.intakes {
+            intakes.read(&mut cursor).ok_or(NOWHERE)?;
+        }
+        if count < standing.intakes {
+            self.0.insert(place, (standing.intakes, cursor));
             if self.0.len() > MARKS_MAX {
                 self.0.remove(0);
             }
         }
+        Ok(Mark { standing, intakes: cursor, given, sent })
     }
-}
-
-fn pass_frame(given: &Store, cursor: &mut Cursor) -> Option<()> {
-    let header = Header::parse(&given.take::<HEADER_BYTES>(cursor)?).ok()?;
-    pass(given, cursor, header.length.into())
-}
-
-/// Moves the cursor on by so many bytes, if they are there.
-fn pass(store: &Store, cursor: &mut Cursor, bytes: u64) -> Option<()> {
-    let mut left = bytes;
-    while left > 0 {
-        let passed = store.read(cursor, usize::try_from(left).unwrap_or(usize::MAX)).len();
-        if passed == 0 {
-            return None;
-        }
-        left -= passed as u64;
-    }
-    Some(())
 }

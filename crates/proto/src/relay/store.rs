@@ -47,6 +47,19 @@ impl Store {
         }
     }
 
+    /// Behind so many bytes, if there are so many.
+    pub fn at(&self, bytes: u64) -> Option<Cursor> {
+        let mut left = bytes;
+        for (block, held) in self.blocks.iter().enumerate() {
+            let length = held.len() as u64;
+            if left <= length {
+                return Some(Cursor { block, at: left as usize });
+            }
+            left -= length;
+        }
+        (left == 0).then(Cursor::default)
+    }
+
     /// The next bytes, at most so many, and fewer only where a block ends. None: all have been read.
     pub fn read(&self, cursor: &mut Cursor, most: usize) -> &[u8] {
         while let Some(block) = self.blocks.get(cursor.block) {
@@ -114,6 +127,13 @@ mod tests {
             assert_eq!(store.take::<8>(&mut again), expected.try_into().ok());
         }
         assert_eq!(store.take::<8>(&mut again), None);
+        for at in (0..store.len()).step_by(12_345) {
+            let mut there = store.at(at).unwrap();
+            assert_eq!(store.take::<1>(&mut there), Some([byte(at)]), "{at}");
+        }
+        let mut end = store.at(store.len()).unwrap();
+        assert!(store.read(&mut end, 1).is_empty() && store.at(store.len() + 1).is_none());
+        assert!(Store::default().at(0).is_some() && Store::default().at(1).is_none());
     }
 
     #[test]

@@ -28,11 +28,11 @@ pub const REPLY_BYTES: usize = 40 + INTRODUCTION_BYTES + PROOF_BYTES;
 pub const CLOSE_BYTES: usize = INTRODUCTION_BYTES + PROOF_BYTES;
 
 const MAGIC: [u8; 4] = *b"LBrg";
-const INTRODUCTION_BYTES: usize = 112;
+const INTRODUCTION_BYTES: usize = 120;
 const STANDING_AT: usize = 40 + NAME_BYTES;
 const PROOF_BYTES: usize = 32;
 
-const _: () = assert!(STANDING_AT + 3 * 8 == INTRODUCTION_BYTES);
+const _: () = assert!(STANDING_AT + 4 * 8 == INTRODUCTION_BYTES);
 
 /// A random number used once.
 pub type Nonce = [u8; 32];
@@ -67,6 +67,8 @@ pub struct Introduction {
 pub struct Standing {
     /// So often it has told its relay that it has taken something in.
     pub intakes: u64,
+    /// So many bytes had the frames that it has taken in.
+    pub taken: u64,
     /// So many frames it has sent.
     pub sent: u64,
     /// No start of it will ever stand before this many intakes.
@@ -216,8 +218,9 @@ impl Introduction {
         bytes[24..32].copy_from_slice(&self.cookie_address.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.cookie.to_le_bytes());
         bytes[40..40 + NAME_BYTES].copy_from_slice(&self.name);
-        let Standing { intakes, sent, kept } = self.standing;
-        for (place, number) in bytes[STANDING_AT..].chunks_exact_mut(8).zip([intakes, sent, kept]) {
+        let Standing { intakes, taken, sent, kept } = self.standing;
+        let numbers = [intakes, taken, sent, kept];
+        for (place, number) in bytes[STANDING_AT..].chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
         bytes
@@ -242,8 +245,9 @@ impl Introduction {
             name: array(&bytes[40..40 + NAME_BYTES]),
             standing: Standing {
                 intakes: u64_at(bytes, STANDING_AT),
-                sent: u64_at(bytes, STANDING_AT + 8),
-                kept: u64_at(bytes, STANDING_AT + 16),
+                taken: u64_at(bytes, STANDING_AT + 8),
+                sent: u64_at(bytes, STANDING_AT + 16),
+                kept: u64_at(bytes, STANDING_AT + 24),
             },
         })
     }
@@ -397,7 +401,7 @@ mod tests {
             cookie_address: 0x1234_5678_9abc,
             cookie: 42,
             name: [7; NAME_BYTES],
-            standing: Standing { intakes: 1, sent: 2, kept: 3 },
+            standing: Standing { intakes: 1, taken: 2, sent: 3, kept: 4 },
         }
     }
 }

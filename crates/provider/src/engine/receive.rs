@@ -43,8 +43,12 @@ impl Engine {
             return 0;
         };
         let mut frames = 0;
-        let outcome = self.read_frames(&mut link, &mut frames);
+        let mut bytes = 0;
+        let outcome = self.read_frames(&mut link, &mut frames, &mut bytes);
         self.links[id] = Some(link);
+        if let Some(replay) = &mut self.replay {
+            replay.taken += bytes;
+        }
         if !self.given_up.is_empty() || !self.dropped.is_empty() {
             self.fail_given_up();
         }
@@ -54,7 +58,12 @@ impl Engine {
         frames
     }
 
-    fn read_frames(&mut self, link: &mut Link, frames: &mut usize) -> io::Result<()> {
+    fn read_frames(
+        &mut self,
+        link: &mut Link,
+        frames: &mut usize,
+        bytes: &mut u64,
+    ) -> io::Result<()> {
         let (peer, path, sum) = (link.peer, link.path, link.sum);
         let Carrier::Shm(ring) = &mut link.carrier else {
             return Ok(());
@@ -62,6 +71,7 @@ impl Engine {
         while *frames < self.frames_per_turn
             && let Some(frame) = ring.peek()?
         {
+            *bytes += frame.len() as u64;
             self.take_frame(peer, path, sum, frame)?;
             ring.consume();
             *frames += 1;

@@ -32,8 +32,9 @@ const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub struct Replay {
     now: Now,
-    /// Intakes, those that were done again too.
+    /// Intakes, those that were done again too, and the bytes of their frames.
     intakes: u64,
+    pub(super) taken: u64,
     /// Polls since the last one.
     polls: u64,
     /// What is to be done again next,
@@ -102,7 +103,7 @@ impl Replay {
 
     /// Where it is in what its relay has on record.
     pub(super) fn standing(&self, kept: u64) -> Standing {
-        Standing { intakes: self.intakes, sent: self.sent, kept }
+        Standing { intakes: self.intakes, taken: self.taken, sent: self.sent, kept }
     }
 
     /// The time goes on from here: this process was an image until now.

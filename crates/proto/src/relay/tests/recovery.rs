@@ -311,3 +311,67 @@ fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
     assert!(matches!(stop, Stop::Broken(_)) && relay.may_return(one));
     assert_eq!(written(&mut relay, zero).len(), 1);
 }
+
+#[test]
+fn one_that_stands_in_the_middle_is_told_what_came_after() {
+    let (mut relay, [zero, one]) = recovering();
+    let size = frame(rank(0), rank(1), 0, 10).len() as u64;
+    let mut places = Vec::new();
+    for number in 0..6 {
+        let taken = (number + 1) / 2 * 2 * size;
+        places.push(Standing { intakes: (number + 1) / 2, taken, sent: number / 2, kept: 0 });
+        match number % 2 {
+            0 => {
+                send(&mut relay, zero, frame(rank(0), rank(1), 20 * number, 10));
+                send(&mut relay, zero, frame(rank(0), rank(1), 20 * number + 10, 10));
+                send(&mut relay, one, intake(rank(1), 7 + number, 2, 0));
+            }
+            _ => _ = send(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5)),
+        }
+    }
+    written(&mut relay, zero);
+    let everything = {
+        relay.suspend(one);
+        let one = relay.attach(rank(1), 1).unwrap();
+        written(&mut relay, one)
+    };
+    assert_eq!(everything.len(), 1 + 3 * 3);
+    for (start, place) in places.iter().chain(&places).enumerate() {
+        let Route::Link(one) = relay.table.route(rank(1)) else { panic!("it is known") };
+        relay.suspend(one);
+        let one = relay.attach_at(rank(1), start as u32 + 1, *place).unwrap();
+        let given = written(&mut relay, one);
+        assert_eq!(given[0], opening(3 - place.sent as u32));
+        assert_eq!(given[1..], everything[1 + 3 * place.intakes as usize..], "{place:?}");
+        // It sends the rest again, and nobody hears of it.
+        for number in (1..6).step_by(2).skip(place.sent as usize) {
+            let stop = send(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5));
+            assert_eq!(stop, Stop::Partial);
+        }
+        assert_eq!(written(&mut relay, zero), []);
+    }
+}
+
+#[test]
+fn nobody_stands_where_it_has_never_been() {
+    let (mut relay, [zero, one]) = recovering();
+    send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
+    send(&mut relay, one, intake(rank(1), 7, 1, 0));
+    let size = frame(rank(0), rank(1), 0, 10).len() as u64;
+    let right = Standing { intakes: 1, taken: size, sent: 0, kept: 0 };
+    relay.suspend(one);
+    for wrong in [
+        Standing { intakes: 2, ..right },
+        Standing { taken: size + 1, ..right },
+        Standing { sent: 1, ..right },
+        Standing { sent: u64::MAX, ..right },
+    ] {
+        assert!(relay.attach_at(rank(1), 1, wrong).is_err(), "{wrong:?}");
+    }
+    relay.attach_at(rank(1), 1, right).unwrap();
+    let never = Standing { intakes: 1, ..Standing::default() };
+    assert!(Relay::new(ClusterId(0), clusters(), 0).is_ok_and(|mut relay| {
+        relay.set_recovering();
+        relay.attach_at(rank(1), 1, never).is_err()
+    }));
+}

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Images of ranks are taken while they run (`landbridge run --recover --checkpoint`), and killed ranks go on from them.
+
+The job's output must be what it is without kills; how much a rank repeats tells where it has begun. Needs CRIU
+(scripts/criu.py), and a kernel that lets it work.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import common
+import recovery
+from support import paths, process
+
+RANKS = recovery.RANKS
+EVERY_S = 1.0
+# By then each rank has an image, and soon another one.
+FIRST_S = recovery.START_S + 2 * EVERY_S
+KEPT = 2
+
+
+def main() -> int:
+    def add(parser):
+        parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
+        parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
+
+    options = common.arguments(__doc__, add)
+    common.quiet_environment()
+    process.adopt_orphans()
+    if why_not := no_criu(options.criu):
+        print(f"skipped: {why_not}")
+        return common.SKIPPED
+    checks = common.Checks(options)
+    chance = random.Random(options.seed)
+    moment = lambda: FIRST_S + chance.uniform(0.0, 1.0)  # noqa: E731
+    program = [common.python(options), str(common.PROGRAMS / "ring.py")]
+    ring = [*program, "--rounds", "1200"]
+    cases = {
+        "nobody is killed": ([], []),
+        "rank 0": ([(moment(), 0)], []),
+        "two at once": ([(moment(), 1), (0.0, 3)], []),
+        "one after another, one twice": ([(moment(), 1), (0.6, 2), (0.6, 1)], []),
+        "all": ([(moment(), 0), (0.0, 1), (0.0, 2), (0.0, 3)], []),
+        "two clusters, one in each": ([(moment(), 1), (0.0, 2)], recovery.TWO_CLUSTERS),
+    }
+    undisturbed = []
+    for name, (kills, words) in cases.items():
+        if not checks.wants(name):
+            continue
+        undisturbed = undisturbed or sorted(recovery.job(options, ring, [])[1])
+        outcome = job(options, ring, kills, *words)
+        check_same(checks, name, outcome, undisturbed, len(kills))
+    name = "who takes whatever comes"
+    if checks.wants(name):
+        kills = [(moment(), 0), (1.0, 2), (0.8, 0)]
+        code, lines, output = job(options, [*program, "--any", "--rounds", "250"], kills)
+        heard = sorted(re.findall(r"^heard (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
+        told = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
+        is_one = heard == told and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
+        checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
+    name = "who draws from clocks and chance"
+    if checks.wants(name):
+        chancy = [program[0], str(common.PROGRAMS / "chance.py"), "--rounds", "300"]
+        kills = [(moment(), 1), (0.7, 2), (0.7, 0)]
+        code, lines, output = job(options, chancy, kills)
+        words = recovery.WORDS
+        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in words}
+        is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
+        checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
+    damaged(checks, options, ring)
+    missing(checks, options, ring)
+    return checks.end()
+
+
+def damaged(checks, options, ring) -> None:
+    """The newest image of a rank is damaged before the rank is killed; then all are."""
+    for name, images in (("the newest image is damaged", 1), ("all images are damaged", KEPT)):
+        if not checks.wants(name):
+            continue
+        undisturbed = sorted(recovery.job(options, ring, [])[1])
+        with tempfile.TemporaryDirectory() as folder:
+            spoiler = threading.Thread(target=spoil, args=(Path(folder), images), daemon=True)
+            spoiler.start()
+            outcome = job(options, ring, [], "--set", f"checkpoint_dir={folder}")
+            spoiler.join()
+            output = outcome[2]
+            said = len(re.findall(r"checkpoint \d+ of rank 2 cannot be used: \S+ is damaged", output))
+            left = [path.name for path in Path(folder).rglob("*") if path.is_file()]
+        is_right = said == images and not left and from_images(output) == (images < KEPT)
+        code, lines, _ = outcome
+        is_same = sorted(lines) == undisturbed
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {said} refused, {len(left)} files left"
+        checks.check(name, code == 0 and is_same and is_right, measured, output)
+
+
+def spoil(folder: Path, count: int) -> None:
+    """Waits until rank 2 has two images, damages so many of them, the newest first, and kills the rank."""
+    deadline = time.monotonic() + recovery.LIMIT_S
+    while time.monotonic() < deadline:
+        images = sorted(folder.glob("*/rank-2/[0-9]*"), key=lambda path: int(path.name))
+        if len(images) >= KEPT and (pids := recovery.pids_of(2)):
+            # Nothing changes while it stands still.
+            os.kill(pids[0], signal.SIGSTOP)
+            images = sorted(folder.glob("*/rank-2/[0-9]*"), key=lambda path: int(path.name))
+            for image in images[-count:]:
+                pages = max(image.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+                with open(pages, "r+b") as file:
+                    file.seek(5000)
+                    file.write(b"damage")
+            os.kill(pids[0], signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+
+def missing(checks, options, ring) -> None:
+    """Without CRIU it is said once, and killed ranks come back all the same."""
+    name = "where there is no CRIU"
+    if checks.wants(name):
+        undisturbed = sorted(recovery.job(options, ring, [])[1])
+        kills = [(recovery.START_S + 1.0, 1)]
+        words = ["--checkpoint", "1s", "--set", "criu=/nowhere/criu"]
+        outcome = recovery.job(options, ring, kills, *words)
+        said = outcome[2].count("no checkpoints on node")
+        recovery.check_same(checks, name, outcome, undisturbed, 1)
+        checks.check(f"{name}: it is said", said == 1, f"{said} times", outcome[2])
+
+
+def job(options, program, kills, *words):
+    """As `recovery.job`, with an image of each rank every second."""
+    more = ["--checkpoint", "1s", "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
+    code, lines, output = recovery.job(options, program, kills, *more, *words)
+    return code, [line for line in lines if not line.startswith("landbridge")], output
+
+
+def from_images(output: str) -> int:
+    """How many starts have gone on from an image."""
+    return len(re.findall(r": started anew from checkpoint \d+", output))
+
+
+def check_same(checks, name: str, outcome, undisturbed, kills: int) -> None:
+    code, lines, output = outcome
+    is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
+    starts, taken = from_images(output), len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images, {starts} new starts from one"
+    checks.check(name, code == 0 and is_same and starts == kills and taken > RANKS, measured, output)
+
+
+def no_criu(tool: Path) -> str:
+    """Why no images can be taken here; empty if they can."""
+    if not tool.exists():
+        return f"{tool} is not there (make criu)"
+    found = subprocess.run([tool, "check"], capture_output=True, text=True)
+    return "" if found.returncode == 0 else f"CRIU cannot work here: {process.tail(found.stderr, 1)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
