@@ -29,8 +29,9 @@ const WRITES_MAX: usize = 16;
 /// Segments that are read ahead for one that is told what was.
 pub(super) const READ_AHEAD: usize = 4;
 
-/// Memory for each endpoint in any case, in segments: what is not full yet cannot be written.
-const SEGMENTS_EACH: u64 = 4;
+/// Memory for each endpoint in any case, in segments: what is not full yet cannot be written, and when the disk begins to write
+/// there must be room for more than a segment.
+const SEGMENTS_EACH: u64 = 8;
 
 /// Segments without content that are kept for the next: their memory has been touched, and costs no page faults again.
 const SPARE_MAX: usize = 2 * WRITES_MAX;
@@ -162,11 +163,16 @@ impl Shelf {
     /// Whether what is kept, `held` bytes of so many endpoints, is more than there is memory for.
     #[inline]
     pub fn is_over(&self, held: u64, endpoints: usize) -> bool {
+        held - self.away_bytes > self.memory(endpoints)
+    }
+
+    #[inline]
+    fn memory(&self, endpoints: usize) -> u64 {
         let least = match self.room.disk {
             Some(_) => endpoints as u64 * SEGMENTS_EACH * self.room.segment as u64,
             None => 0,
         };
-        held - self.away_bytes > self.room.memory.max(least)
+        self.room.memory.max(least)
     }
 
     /// Whether memory will become free by itself.
@@ -193,12 +199,12 @@ impl Shelf {
         self.is_told_full &= freed.forgotten.is_empty();
     }
 
-    /// Whether one more segment is to be written now, as `held` bytes are kept.
-    fn may_write(&mut self, held: u64) -> bool {
+    /// Whether one more segment is to be written now, as `held` bytes are kept of so many endpoints.
+    fn may_write(&mut self, held: u64, endpoints: usize) -> bool {
         let Some(disk) = self.room.disk else { return false };
         // Of what is being written some may not be kept any more.
         let staying = (held - self.away_bytes).saturating_sub(self.moving_bytes);
-        let is_due = staying > self.room.memory / 4 * 3 && self.writes < WRITES_MAX;
+        let is_due = staying > self.memory(endpoints) / 4 * 3 && self.writes < WRITES_MAX;
         let has_room = self.disk_bytes + self.room.segment as u64 <= disk;
         if is_due && !has_room && !self.is_told_full && !self.sealed.is_empty() {
             self.is_told_full = true;
@@ -228,7 +234,7 @@ impl Shelf {
 impl Histories {
     /// Writes what there is no memory for.
     pub fn move_out(&mut self) {
-        while self.shelf.may_write(self.bytes) {
+        while self.shelf.may_write(self.bytes, self.all.len()) {
             let Some((address, number)) = self.shelf.sealed.pop_front() else { break };
             let id = SegmentId(self.shelf.ids);
             let history = self.all.get_mut(&address);
