@@ -96,6 +96,7 @@ def main() -> int:
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
     in_a_lab(checks, options, ring)
     telling(options, checks, program, moment)
+    keeping(options, checks, program, moment)
     drawing(options, checks, moment)
     unrecorded(options, checks, program)
     benchmark(options, checks, moment)
@@ -177,6 +178,39 @@ def telling(options, checks, program, moment) -> None:
         watcher.join()
         is_right = bool(seen) and seen == sorted(seen) and seen[0] < 100
         checks.check(name, code == 0 and is_right, f"exit code {code}, seen: {seen} %", output)
+
+
+def keeping(options, checks, program, moment) -> None:
+    """What relays keep is more than the memory for it: some hundred megabytes, of which there is room for 32."""
+    large = [*program, "--rounds", "250", "--numbers", "50000"]
+    little = ["--set", "recover_memory=1MiB"]
+    name = "a record that is mostly on disk"
+    if checks.wants(name):
+        undisturbed = sorted(job(options, large, [])[1])
+        with tempfile.TemporaryDirectory() as directory, tempfile.NamedTemporaryFile("r") as log:
+            words = [*little, "--set", f"recover_dir={directory}", "--relay-log", log.name]
+            kills = [(START_S + 2.0 + moment(), 2), (moment(), 0), (0.3, 2)]
+            outcome = job(options, large, kills, *words)
+            written = [int(number) for number in re.findall(r"disk_bytes=(\d+)", log.read())]
+            left = os.listdir(directory)
+        check_same(checks, name, outcome, undisturbed, len(kills))
+        measured = f"{sum(written) >> 20} MiB were on disk, {len(left)} files are left"
+        checks.check(f"{name}: its size", sum(written) > 50 << 20 and not left, measured, outcome[2])
+    name = "a record for which there is no room"
+    if checks.wants(name):
+        with tempfile.TemporaryDirectory() as directory:
+            words = [*little, "--set", f"recover_dir={directory}", "--set", "recover_disk=8MiB"]
+            code, _, output = job(options, large, [], *words)
+        said = ["has filled recover_disk", "cannot come back"]
+        is_said = all(text in output for text in said)
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} who cannot come back"
+        checks.check(name, code == 0 and is_said, measured, output)
+    name = "a record that is to lie where nothing can"
+    if checks.wants(name):
+        code, _, output = job(options, large, [], "--set", "recover_dir=/nonexistent/landbridge")
+        is_said = "recover_dir: no file can be made in /nonexistent/landbridge" in output
+        measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
+        checks.check(name, code not in (0, "") and is_said, measured, output)
 
 
 def watch_percent(options, seen: list[int], is_over: threading.Event) -> None:

@@ -6,6 +6,12 @@
 //! landbridge-relay: link cluster=1 at=192.0.2.1:7711 is=up
 //! landbridge-relay: link cluster=2 at=192.0.2.9:7711 is=unreachable why=Connection refused
 //! ```
+//!
+//! and what the user should know, in lines such as
+//!
+//! ```text
+//! landbridge-relay: warns: recover_dir cannot be written: No space left on device
+//! ```
 
 use std::fmt;
 use std::io;
@@ -64,6 +70,10 @@ impl Admin {
             ("refused", report.refused),
             ("taken_in", relay.taken_in),
             ("intake_bytes", relay.intake_bytes),
+            ("kept_bytes", report.kept_bytes),
+            ("disk_bytes", report.disk_bytes),
+            ("read_back_bytes", relay.read_back_bytes),
+            ("disk_waits", relay.disk_waits),
         ];
         for (name, count) in counts.into_iter().filter(|&(_, count)| count > 0) {
             text.push_str(&format!(" {name}={count}"));
@@ -96,6 +106,11 @@ impl Admin {
 impl Watch for Admin {
     fn log(&mut self, line: fmt::Arguments<'_>) {
         self.log.write(line);
+    }
+
+    fn warn(&mut self, line: fmt::Arguments<'_>) {
+        self.log.write(line);
+        self.news.write(format_args!("warns: {line}"));
     }
 
     fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>) {

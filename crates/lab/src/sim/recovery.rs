@@ -4,25 +4,33 @@
 //! other messages of all sizes and take what comes, in an order that chance decides. Any of them may be killed, also in the
 //! middle of what it says, several at once, and while it comes back.
 //!
+//! Images are taken of them now and then; a new start then begins with the newest, or the one before, and what led to the older is
+//! dropped by the relay.
+//!
 //! What may never happen: a new start sees something else, or in another order, than the one before; a message is lost,
 //! doubled or changed; somebody hears that another one is gone; a relay stops one for doing something else than before.
 
+mod disk;
 mod process;
 
 use landbridge_proto::id::{Address, ClusterId};
 use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
 use landbridge_proto::route::table::{LinkId, Range};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+use landbridge_proto::wire::hello::Standing;
 
 use super::random::Random;
 use super::{Tally, Violation, require};
-use process::{Event, Need, Process, Task};
+use disk::Disk;
+use process::{Event, Image, Need, Process, Task};
 
 /// More steps than any run takes.
 const STEPS_MAX: usize = 3_000_000;
 /// Microseconds that a step takes at most, and that one may take in which everybody sleeps.
 const STEP_MICROS: u64 = 400;
 const SLEEP_MICROS: u64 = 2_000_000;
+/// Images of a process that are kept.
+const IMAGES: usize = 2;
 
 /// One process, whichever start of it there is.
 struct Rank {
@@ -37,11 +45,16 @@ struct Rank {
     events: Vec<Event>,
     is_paused: bool,
     is_done: bool,
+    /// The newest ones, oldest first.
+    images: Vec<Image>,
+    /// It will never stand before so many intakes any more.
+    kept: u64,
 }
 
 /// One side: its relay and the stream to the other.
 struct Side {
     relay: Relay,
+    disk: Disk,
     lane: Option<LinkId>,
     /// Bytes from the other side.
     wire: Vec<u8>,
@@ -55,9 +68,10 @@ struct World {
     per_side: usize,
     ring_bytes: usize,
     micros: u64,
-    /// Of a thousand steps, in how many somebody is killed, or the stream breaks.
+    /// Of a thousand steps, in how many somebody is killed, the stream breaks, or an image is taken.
     kills: u64,
     breaks: u64,
+    images: u64,
     kills_left: u32,
     tally: Tally,
     trace: bool,
@@ -94,27 +108,36 @@ impl World {
             events: Vec::new(),
             is_paused: false,
             is_done: false,
+            images: Vec::new(),
+            kept: 0,
         };
         let range =
             |first| Range { first: first * per_side as u32, count: per_side as u32, spawned: 0 };
         let micros = random.below(1 << 40);
-        let side = |own| {
+        let side = |own, random: &mut Random| {
             let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);
             let mut relay = relay.map_err(|why| Violation(why.into()))?;
-            relay.set_recovering();
-            Ok(Side { relay, lane: None, wire: Vec::new(), is_paused: false })
+            let (disk, room) = Disk::new(random);
+            match room {
+                Some(room) => relay.set_recovering_within(room),
+                None => relay.set_recovering(),
+            }
+            Ok(Side { relay, disk, lane: None, wire: Vec::new(), is_paused: false })
         };
         let ring_bytes = random.pick(&[FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX, 256 << 10]);
         let (kills, breaks) = (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 0, 1, 10]));
         let kills_left = random.pick(&[1, 3, 10, 30]);
+        let images = random.pick(&[0, 0, 1, 10, 100]);
+        let sides = [side(0, &mut random)?, side(1, &mut random)?];
         let mut world = Self {
-            sides: [side(0)?, side(1)?],
+            sides,
             ranks: (0..count).map(rank).collect(),
             per_side,
             ring_bytes,
             micros,
             kills,
             breaks,
+            images,
             kills_left,
             random,
             tally: Tally::default(),
@@ -169,14 +192,66 @@ impl World {
         let side = self.side_of(rank);
         let micros = self.micros;
         self.hear_out(rank)?;
+        let image = self.newest_image(rank);
         let Rank { task, incarnation, polls, .. } = self.ranks[rank];
-        let address = Address::new(task.index, 0);
-        let link = self.sides[side].relay.attach(address, incarnation);
-        let link = link.map_err(|why| Violation(format!("{rank} cannot come back: {why}")))?;
-        self.say(|| format!("{rank} begins for the {incarnation}th time"));
+        let process = match &image {
+            Some(image) => Process::of_image(task, image, polls, micros)?,
+            None => Process::new(task, polls, micros),
+        };
+        let standing = image.map_or(Standing::default(), |image| image.standing);
+        self.say(|| format!("{rank} begins for the {incarnation}th time: {standing:?}"));
         let it = &mut self.ranks[rank];
-        (it.link, it.incarnation) = (Some(link), incarnation + 1);
-        it.process = Some(Process::new(task, polls, micros));
+        it.incarnation += 1;
+        it.process = Some(process);
+        self.attach(rank, standing)?;
+        self.drain(side, &[])
+    }
+
+    /// The present start of a process is there, and stands there in what is on record.
+    fn attach(&mut self, rank: usize, standing: Standing) -> Result<(), Violation> {
+        let side = self.side_of(rank);
+        let it = &mut self.ranks[rank];
+        let standing = Standing { kept: it.kept, ..standing };
+        let (address, start) = (Address::new(it.task.index, 0), it.incarnation - 1);
+        let link = self.sides[side].relay.attach_at(address, start, standing);
+        let link = link.map_err(|why| Violation(format!("{rank} cannot come back: {why}")))?;
+        self.ranks[rank].link = Some(link);
+        Ok(())
+    }
+
+    /// The image with which the next start begins: the newest, unless that is torn; or none.
+    fn newest_image(&mut self, rank: usize) -> Option<Image> {
+        let it = &mut self.ranks[rank];
+        if it.kept == 0 && self.random.percent(10) {
+            return None;
+        }
+        if it.images.len() == IMAGES && self.random.percent(20) {
+            it.images.pop();
+            self.tally.count("images torn");
+        }
+        let image = it.images.last()?;
+        self.tally.count("starts from an image");
+        Some(image.clone())
+    }
+
+    fn take_image(&mut self, rank: usize) -> Result<(), Violation> {
+        let side = self.side_of(rank);
+        let it = &mut self.ranks[rank];
+        let Some(process) = it.process.as_mut().filter(|it| it.may_stand_aside()) else {
+            return Ok(());
+        };
+        let image = process.stand_aside();
+        it.last_words = std::mem::take(&mut process.up);
+        if it.images.len() == IMAGES {
+            it.kept = it.kept.max(it.images[0].standing.intakes);
+            it.images.remove(0);
+        }
+        let standing = image.standing;
+        it.images.push(image);
+        self.tally.count("images taken");
+        self.say(|| format!("an image of {rank}: {standing:?}"));
+        self.hear_out(rank)?;
+        self.attach(rank, standing)?;
         self.drain(side, &[])
     }
 
@@ -212,6 +287,8 @@ impl World {
         if is_killed {
             it.events.truncate(seen.max(known));
             self.kill(rank, said);
+        } else if self.random.below(1_000) < self.images {
+            self.take_image(rank)?;
         }
         Ok(())
     }
@@ -279,6 +356,8 @@ impl World {
             self.sides[side].relay.tell();
             self.drain(side, &[])?;
         }
+        let Side { relay, disk, .. } = &mut self.sides[side];
+        disk.work(relay, &mut self.random, &mut self.tally)?;
         Ok(())
     }
 
@@ -403,8 +482,13 @@ mod tests {
             "processes killed in the middle of what they say",
             "intakes done again",
             "pieces told",
+            "segments written",
+            "segments read back",
             "waits for the relay",
             "streams broken",
+            "images taken",
+            "images torn",
+            "starts from an image",
         ] {
             assert!(all.of(event) > 0, "{event}: never happened\n{all}");
         }

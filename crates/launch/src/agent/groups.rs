@@ -221,6 +221,11 @@ impl Agent {
             return Ok(Some(image));
         }
         let old = &mut self.ranks[index];
+        if old.keeper.as_ref().is_some_and(|keeper| !keeper.may_begin()) {
+            bail!(
+                "none of its checkpoints can be used, and what it did before them is not kept any more"
+            );
+        }
         let Some(again) = old.again.take() else { return Ok(None) };
         let start = Start {
             clocks: old.clocks.clone(),

@@ -48,6 +48,8 @@ pub struct Keeper {
     /// Whole ones, oldest first.
     images: VecDeque<Image>,
     failures: u32,
+    /// Before so many intakes nothing is kept of the rank any more.
+    promised: u64,
 }
 
 enum State {
@@ -96,7 +98,8 @@ impl Keeper {
         let folder = wish.folder.join(job).join(format!("rank-{rank}"));
         let due = Instant::now() + wish.every;
         let (images, failures) = (VecDeque::new(), 0);
-        Keeper { wish, folder, due, number: 0, state: State::Resting, images, failures }
+        let state = State::Resting;
+        Keeper { wish, folder, due, number: 0, state, images, failures, promised: 0 }
     }
 
     /// The newest image, if there is one.
@@ -114,10 +117,17 @@ impl Keeper {
     }
 
     /// No start of the rank will ever stand before this many intakes: older images are gone.
-    pub fn kept(&self) -> u64 {
+    pub fn promise(&mut self) -> u64 {
         // With fewer it may have to begin with the program.
         let oldest = self.images.front().filter(|_| self.images.len() >= KEPT);
-        oldest.map_or(0, |image| image.about.standing.intakes)
+        let kept = oldest.map_or(0, |image| image.about.standing.intakes);
+        self.promised = self.promised.max(kept);
+        self.promised
+    }
+
+    /// Whether a start that begins with the program could be brought to where the rank was.
+    pub fn may_begin(&self) -> bool {
+        self.promised == 0
     }
 
     /// The rank's process has ended. An image that is being sealed counts.
@@ -307,8 +317,9 @@ impl Agent {
     fn send_on(&mut self, index: usize) -> Result<()> {
         let rank = &mut self.ranks[index];
         let start = rank.again.as_ref().map_or(0, |again| again.starts);
-        let Some(keeper) = &rank.keeper else { return Ok(()) };
-        rank.send_on(keeper.number, start, keeper.kept())
+        let Some(keeper) = &mut rank.keeper else { return Ok(()) };
+        let (number, kept) = (keeper.number, keeper.promise());
+        rank.send_on(number, start, kept)
     }
 
     /// All that is in the rank's pipes.

@@ -173,7 +173,7 @@ impl LocalRank {
         }
     }
 
-    fn restored(old: &LocalRank, image: &Image, tool: &Path, start: u32) -> Result<LocalRank> {
+    fn restored(old: &mut LocalRank, image: &Image, tool: &Path, start: u32) -> Result<LocalRank> {
         let ends = image.about.ends;
         let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
         let (control, their_control) = UnixStream::pair().context("no socket pair")?;
@@ -209,7 +209,7 @@ impl LocalRank {
             stdout: Some(nonblocking(stdout)?),
             stderr: Some(nonblocking(stderr)?),
         };
-        let kept = old.keeper.as_ref().map_or(0, Keeper::kept);
+        let kept = old.keeper.as_mut().map_or(0, Keeper::promise);
         rank.send_on(image.about.number, start, kept)?;
         image.put_shared_back()?;
         criu::restore(tool, &image.folder, &ends, given)?;

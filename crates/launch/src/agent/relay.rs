@@ -21,6 +21,7 @@ const LAST_LINES: usize = 10;
 const LINE_BYTES_MAX: usize = 16 * 1024;
 const READY: &str = "landbridge-relay: ready ";
 const LINK: &str = "landbridge-relay: link ";
+const WARNS: &str = "landbridge-relay: warns: ";
 
 pub struct RelayProcess {
     pub pid: u32,
@@ -87,7 +88,8 @@ impl RelayProcess {
     pub fn read(&mut self, room: bool) -> Vec<Message> {
         let mut messages = Vec::new();
         for line in self.stdout.read() {
-            match parse_ready(&line).or_else(|| parse_link(&line)) {
+            let warning = || parse_warning(&line, &self.cluster);
+            match parse_ready(&line).or_else(|| parse_link(&line)).or_else(warning) {
                 Some(message) => messages.push(message),
                 None => messages.extend(self.log(line, room)),
             }
@@ -168,6 +170,12 @@ fn parse_link(line: &str) -> Option<Message> {
     let cluster = value("cluster=")?.parse().ok()?;
     let (address, problem) = (value("at=")?.to_string(), problem.to_string());
     Some(Message::RelayLink { cluster, address, problem })
+}
+
+/// What the user should know, out of the line that a relay prints then.
+fn parse_warning(line: &str, cluster: &str) -> Option<Message> {
+    let text = line.strip_prefix(WARNS)?;
+    Some(Message::Note { text: format!("relay {cluster}: {text}") })
 }
 
 /// A line of a relay's log without the name in front: whoever reads it here knows whose it is.
@@ -278,6 +286,13 @@ mod tests {
         for (end, expected) in rows {
             assert_eq!(parse_link(&format!("{start}{end}")), expected, "{end}");
         }
+    }
+
+    #[test]
+    fn what_the_user_should_know_is_said_with_the_name_of_the_relay() {
+        let warning = parse_warning("landbridge-relay: warns: the disk is full", "c0");
+        assert_eq!(warning, Some(Message::Note { text: "relay c0: the disk is full".to_string() }));
+        assert_eq!(parse_warning("landbridge-relay: link cluster=0", "c0"), None);
     }
 
     #[test]

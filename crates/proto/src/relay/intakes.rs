@@ -52,7 +52,12 @@ impl Intakes {
         self.store.len()
     }
 
-    /// How many there are.
+    /// Drops those before the cursor, as far as that frees something.
+    pub fn trim(&mut self, cursor: Cursor) {
+        self.store.trim(cursor);
+    }
+
+    /// How many there have been.
     pub fn count(&self) -> u32 {
         self.count
     }

@@ -38,7 +38,11 @@ impl Relay {
             return Err(why);
         }
         let mark = match &mut self.histories {
-            Some(histories) => histories.mark_at(address, standing)?,
+            Some(histories) => {
+                let mark = histories.mark_at(address, standing)?;
+                histories.trim(address, standing.kept);
+                mark
+            }
             None => Mark::default(),
         };
         let mut link = None;

@@ -3,32 +3,44 @@
 //! In: how often it has taken something in, how many bytes these frames had, and how many frames it has sent
 //! ([`Standing`]). Out: where what came after that begins, in each of the lists that are kept ([`Mark`]). What has a number of
 //! bytes is found by that. Intakes have not: those between two places are read once, when the later one is first asked for.
+//!
+//! What lies before the oldest image of a process is dropped, as soon as that is said ([`Histories::trim`]).
+//!
+//! What may never happen: somebody is told what came after another place than where it stands.
 
 use alloc::vec::Vec;
 
-use super::history::DIGEST_BYTES;
+use super::archive::{Archive, Place};
+use super::history::{DIGEST_BYTES, Histories};
 use super::intakes::Intakes;
 use super::store::{Cursor, Store};
+use crate::id::Address;
 use crate::wire::hello::Standing;
 
 /// Of those that are remembered, the later ones are: images of a process are few, and taken one after the other.
 const MARKS_MAX: usize = 64;
 
-/// What somebody is told who says that it stands where it cannot.
+/// What somebody is told who says that it stands where it cannot,
 const NOWHERE: &str = "it stands where it has never been";
+/// or cannot any more.
+const DROPPED: &str = "what it did before its checkpoints is not kept any more";
 
 /// See the module head.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mark {
     pub standing: Standing,
     pub intakes: Cursor,
-    pub given: Cursor,
+    pub given: Place,
     pub sent: Cursor,
 }
 
-/// Where intakes begin, after so many: in order.
+/// Where intakes go on, for places in their order.
 #[derive(Debug, Default)]
-pub(super) struct Marks(Vec<(u64, Cursor)>);
+pub(super) struct Marks {
+    all: Vec<(Standing, Cursor)>,
+    /// Nothing is kept of what came before so many intakes.
+    kept: u64,
+}
 
 impl Marks {
     /// Where `standing` is in these lists.
@@ -36,27 +48,57 @@ impl Marks {
         &mut self,
         standing: Standing,
         intakes: &Intakes,
-        given: &Store,
+        given: &Archive,
         sent: &Store,
     ) -> Result<Mark, &'static str> {
+        if standing.intakes < self.kept {
+            return Err(DROPPED);
+        }
         let given = given.at(standing.taken).ok_or(NOWHERE)?;
         let digests = standing.sent.checked_mul(DIGEST_BYTES as u64).ok_or(NOWHERE)?;
         let sent = sent.at(digests).ok_or(NOWHERE)?;
         if standing.intakes > intakes.count().into() {
             return Err(NOWHERE);
         }
-        let place = self.0.partition_point(|(count, _)| *count <= standing.intakes);
-        let before = place.checked_sub(1).map(|place| self.0[place]);
-        let (count, mut cursor) = before.unwrap_or_default();
-        for _ in count..standing.intakes {
+        let place = self.all.partition_point(|(known, _)| known.intakes <= standing.intakes);
+        let before = place.checked_sub(1).map(|place| self.all[place]);
+        let (known, mut cursor) = before.unwrap_or_default();
+        for _ in known.intakes..standing.intakes {
             intakes.read(&mut cursor).ok_or(NOWHERE)?;
         }
-        if count < standing.intakes {
-            self.0.insert(place, (standing.intakes, cursor));
-            if self.0.len() > MARKS_MAX {
-                self.0.remove(0);
+        if known.intakes < standing.intakes {
+            self.all.insert(place, (standing, cursor));
+            if self.all.len() > MARKS_MAX {
+                self.all.remove(0);
             }
         }
         Ok(Mark { standing, intakes: cursor, given, sent })
+    }
+
+    /// Nobody will stand before so many intakes any more: the place where they have been made, if somebody has stood there.
+    fn keep_from(&mut self, intakes: u64) -> Option<(Standing, Cursor)> {
+        let found = self.all.iter().position(|(known, _)| known.intakes == intakes)?;
+        self.all.drain(..found);
+        self.kept = intakes;
+        self.all.first().copied()
+    }
+}
+
+impl Histories {
+    /// No start of the endpoint will ever stand before so many intakes: what led there is dropped.
+    pub fn trim(&mut self, address: Address, intakes: u64) {
+        let Self { all, bytes, shelf } = self;
+        let Some(history) = all.get_mut(&address) else { return };
+        let Some((standing, cursor)) = history.marks.keep_from(intakes) else { return };
+        let before = history.bytes();
+        let sent = history.sent.at(standing.sent * DIGEST_BYTES as u64);
+        let given = history.given.at(standing.taken);
+        if let Some((given, sent)) = given.zip(sent) {
+            let freed = history.given.trim(given, &mut shelf.spare);
+            shelf.take_back(&freed);
+            history.sent.trim(sent);
+            history.intakes.trim(cursor);
+        }
+        *bytes -= before - history.bytes();
     }
 }

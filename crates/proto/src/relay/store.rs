@@ -3,6 +3,7 @@
 //! They lie in blocks that never move: nothing is copied as more come, and nothing is allocated beyond the next block. Blocks
 //! grow with the store, so that one of a few bytes takes little.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 /// The first block,
@@ -13,7 +14,11 @@ const BLOCK_BYTES_MAX: usize = 1 << 20;
 /// See the module head.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    blocks: Vec<Vec<u8>>,
+    blocks: VecDeque<Vec<u8>>,
+    /// The number of the first of them: so many have been dropped,
+    first: usize,
+    /// and so many bytes.
+    dropped: u64,
     bytes: u64,
 }
 
@@ -33,11 +38,11 @@ impl Store {
     pub fn push(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         while !bytes.is_empty() {
-            let last = self.blocks.last_mut();
+            let last = self.blocks.back_mut();
             let Some(block) = last.filter(|block| block.len() < block.capacity()) else {
                 let kept = self.bytes as usize;
                 let size = kept.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
-                self.blocks.push(Vec::with_capacity(size));
+                self.blocks.push_back(Vec::with_capacity(size));
                 continue;
             };
             let room = block.capacity() - block.len();
@@ -47,24 +52,39 @@ impl Store {
         }
     }
 
-    /// Behind so many bytes, if there are so many.
+    /// Behind so many bytes of all that were ever added, if what follows is still there.
     pub fn at(&self, bytes: u64) -> Option<Cursor> {
-        let mut left = bytes;
-        for (block, held) in self.blocks.iter().enumerate() {
+        let mut left = bytes.checked_sub(self.dropped)?;
+        for (index, held) in self.blocks.iter().enumerate() {
             let length = held.len() as u64;
-            if left <= length {
-                return Some(Cursor { block, at: left as usize });
+            // The last one takes further bytes.
+            if left < length || (left == length && index + 1 == self.blocks.len()) {
+                return Some(Cursor { block: self.first + index, at: left as usize });
             }
             left -= length;
         }
-        (left == 0).then(Cursor::default)
+        (left == 0).then_some(Cursor { block: self.first, at: 0 })
+    }
+
+    /// Drops the blocks that lie wholly before the cursor: nobody reads them any more.
+    pub fn trim(&mut self, cursor: Cursor) {
+        while self.first < cursor.block {
+            let Some(block) = self.blocks.pop_front() else { return };
+            self.first += 1;
+            self.dropped += block.len() as u64;
+            self.bytes -= block.len() as u64;
+        }
+    }
+
+    fn block(&self, number: usize) -> Option<&Vec<u8>> {
+        self.blocks.get(number.checked_sub(self.first)?)
     }
 
     /// The next bytes, at most so many, and fewer only where a block ends. None: all have been read.
     pub fn read(&self, cursor: &mut Cursor, most: usize) -> &[u8] {
-        while let Some(block) = self.blocks.get(cursor.block) {
+        while let Some(block) = self.block(cursor.block) {
             let size = (block.len() - cursor.at).min(most);
-            let is_last = cursor.block + 1 == self.blocks.len();
+            let is_last = cursor.block + 1 == self.first + self.blocks.len();
             if size > 0 || is_last {
                 let start = cursor.at;
                 cursor.at += size;
@@ -106,7 +126,7 @@ mod tests {
         for size in (0..3_000).map(|n: usize| n * 37 % 4_000) {
             let bytes: Vec<u8> = (store.len()..).take(size).map(byte).collect();
             store.push(&bytes);
-            if let Some(block) = store.blocks.first() {
+            if let Some(block) = store.blocks.front() {
                 assert!(first.is_null() || first == block.as_ptr());
                 first = block.as_ptr();
             }
@@ -134,6 +154,14 @@ mod tests {
         let mut end = store.at(store.len()).unwrap();
         assert!(store.read(&mut end, 1).is_empty() && store.at(store.len() + 1).is_none());
         assert!(Store::default().at(0).is_some() && Store::default().at(1).is_none());
+        let (middle, all) = (store.len() / 2 + 77, store.len());
+        store.trim(store.at(middle).unwrap());
+        assert!(store.len() <= all - middle + BLOCK_BYTES_MAX as u64 && store.at(0).is_none());
+        let mut there = store.at(middle).unwrap();
+        assert_eq!(store.take::<1>(&mut there), Some([byte(middle)]));
+        store.push(&[9]);
+        assert_eq!(store.take::<1>(&mut store.at(all).unwrap()), Some([9]));
+        assert!(store.read(&mut Cursor::default(), 1).is_empty());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use landbridge_proto::id::Address;
 use landbridge_proto::path::time::{MICROSECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::hello::Standing;
 
 use super::super::random::Random;
 use super::super::{Violation, require};
@@ -82,6 +83,14 @@ pub enum Need {
     Relay,
 }
 
+/// An image of a process. It is not its memory but all that led there: whoever is given the same does the same.
+#[derive(Clone)]
+pub struct Image {
+    pub standing: Standing,
+    polls: u64,
+    log: Vec<u8>,
+}
+
 /// One start of a process.
 pub struct Process {
     task: Task,
@@ -116,6 +125,10 @@ pub struct Process {
     /// Of the poll that is being done again.
     again: Option<(Intake, u32)>,
     pub intakes_again: u64,
+    /// All its intakes as a relay tells them, with their frames: how many, and the bytes of these.
+    log: Vec<u8>,
+    intakes: u64,
+    taken: u64,
 }
 
 impl Process {
@@ -152,7 +165,53 @@ impl Process {
             real,
             again: None,
             intakes_again: 0,
+            log: Vec::new(),
+            intakes: 0,
+            taken: 0,
         }
+    }
+
+    /// A process of an image; as [`Process::new`].
+    pub fn of_image(
+        task: Task,
+        image: &Image,
+        polls_before: u64,
+        real: u64,
+    ) -> Result<Self, Violation> {
+        let mut it = Self::new(task, image.polls, real);
+        let Standing { intakes, sent, .. } = image.standing;
+        it.down.extend(told(0, intakes as u32, sent));
+        it.down.extend(&image.log);
+        while it.polls < image.polls || it.again.is_some() {
+            require!(it.step(real)? == Need::Nothing, "an image is not whole");
+        }
+        require!(it.standing() == image.standing, "{} is not what its image was", task.index);
+        it.up.clear();
+        (it.is_opened, it.polls_before, it.intakes_again) = (false, polls_before, 0);
+        Ok(it)
+    }
+
+    /// Whether an image of it can be taken: it repeats nothing.
+    pub fn may_stand_aside(&self) -> bool {
+        let knows_all = self.is_opened && self.next.is_none() && self.untold == 0;
+        let has_done_all = self.sent >= self.sent_before && self.polls >= self.polls_before;
+        knows_all && has_done_all && self.again.is_none()
+    }
+
+    /// Its image is taken. It has let go of its rings, and must be told again what came.
+    pub fn stand_aside(&mut self) -> Image {
+        self.down.clear();
+        self.is_opened = false;
+        Image { standing: self.standing(), polls: self.polls, log: self.log.clone() }
+    }
+
+    fn standing(&self) -> Standing {
+        Standing { intakes: self.intakes, taken: self.taken, sent: self.sent, kept: 0 }
+    }
+
+    fn note_intake(&mut self, polls: u64, frames: u32, micros: u64) {
+        self.log.extend(told(polls, frames, micros));
+        self.intakes += 1;
     }
 
     /// Whether its program has seen all that it is to see.
@@ -187,7 +246,7 @@ impl Process {
             self.untold -= 1;
             return Ok(true);
         }
-        (self.is_opened, self.untold, self.sent_before) = (true, frames, micros);
+        (self.is_opened, self.untold, self.sent_before) = (true, frames, self.sent + micros);
         self.ready()
     }
 
@@ -245,6 +304,7 @@ impl Process {
             Some(next) if next.polls > self.since_intake => (),
             Some(next) => {
                 (self.next, self.since_intake) = (None, 0);
+                self.note_intake(next.polls, next.frames, next.micros);
                 self.micros += next.micros;
                 self.real = real;
                 self.endpoint.set_time(self.now());
@@ -289,6 +349,7 @@ impl Process {
         self.micros += lag;
         self.real = real;
         self.endpoint.set_time(self.now());
+        self.note_intake(self.since_intake, waiting.len() as u32, lag);
         for frame in &waiting {
             self.take_in(frame)?;
         }
@@ -335,6 +396,8 @@ impl Process {
 
     fn take_in(&mut self, frame: &[u8]) -> Result<(), Violation> {
         let header = Header::parse(frame).map_err(|bad| Violation(bad.0.into()))?;
+        self.log.extend(frame);
+        self.taken += frame.len() as u64;
         let peer = self.peer(header.source.index());
         match header.kind {
             Kind::Lost => {
@@ -471,6 +534,24 @@ impl Process {
         }
         Ok(())
     }
+}
+
+/// An intake, as a relay tells it; without polls: how many there are, and how much was sent.
+fn told(polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES] {
+    let header = Header {
+        length: 0,
+        kind: Kind::Intake,
+        flags: 0,
+        hops: 0,
+        source: Address::ANONYMOUS,
+        target: Address::ANONYMOUS,
+        sequence: polls,
+        delivered: micros,
+        credit: frames,
+    };
+    let mut bytes = [0; HEADER_BYTES];
+    header.emit(&mut bytes);
+    bytes
 }
 
 /// A message's bytes: who sent it, which it is, and a pattern.

@@ -1,7 +1,7 @@
 //! Endpoints that are killed and come back.
 
 use super::*;
-use crate::relay::history::{Histories, TOLD_BYTES_MAX};
+use crate::relay::history::TOLD_BYTES_MAX;
 
 /// A relay of one cluster whose endpoints 0 and 1 are attached.
 fn recovering() -> (Relay, [LinkId; 2]) {
@@ -13,11 +13,11 @@ fn recovering() -> (Relay, [LinkId; 2]) {
 }
 
 /// What an endpoint is told first: that it has sent so much.
-fn opening(sent: u32) -> (Kind, u64, u32) {
+pub(super) fn opening(sent: u32) -> (Kind, u64, u32) {
     (Kind::Intake, 0, sent)
 }
 
-fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
+pub(super) fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
     let taken = relay.handle_input(from, &mut bytes);
     while let Some(link) = relay.poll_flush() {
         relay.keep(link, &bytes);
@@ -25,7 +25,7 @@ fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
     taken.stop
 }
 
-fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
+pub(super) fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
     let header = notice::empty(Kind::Intake, source, Address::ANONYMOUS);
     let mut bytes = vec![0; HEADER_BYTES];
     Header { sequence: polls, credit: frames, delivered: micros, ..header }.emit(&mut bytes);
@@ -33,7 +33,7 @@ fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
 }
 
 /// Takes what waits for an endpoint: of each frame its kind, number and credit (of what is told first: what was sent).
-fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
+pub(super) fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
     let bytes: Vec<u8> = relay.slices(link, &[]).flatten().copied().collect();
     relay.handle_sent(link, bytes.len(), &[]);
     let mut frames = Vec::new();
@@ -83,7 +83,7 @@ fn whoever_does_something_else_is_stopped_and_nobody_is_given_it() {
 #[test]
 fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
     let (mut relay, [zero, one]) = recovering();
-    relay.histories = Some(Histories::new(500));
+    relay.set_recovering_within(Room { memory: 500, disk: None, segment: SEGMENT_BYTES });
     for n in 0..10 {
         send(&mut relay, zero, frame(rank(0), rank(1), n * 100, 100));
     }
@@ -287,8 +287,7 @@ fn one_that_is_being_told_what_was_hears_all_of_it_though_it_may_not_come_back_a
     let expected = much(&mut relay, [zero, one]);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    let histories = relay.histories.as_mut().unwrap();
-    histories.set_bytes_max(0);
+    relay.histories.as_mut().unwrap().shelf.set_memory(0);
     send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
     let given = told(&mut relay, one, |_| ());
     assert_eq!(given.len(), expected.len() + 2);
@@ -374,4 +373,38 @@ fn nobody_stands_where_it_has_never_been() {
         relay.set_recovering();
         relay.attach_at(rank(1), 1, never).is_err()
     }));
+}
+
+#[test]
+fn what_came_before_the_oldest_image_is_dropped() {
+    let (mut relay, [zero, one]) = recovering();
+    let size = frame(rank(0), rank(1), 0, 3000).len() as u64;
+    let mut link = one;
+    let (mut kept_most, mut images) = (0, Vec::<Standing>::new());
+    for round in 0..200_u64 {
+        for number in 0..20 {
+            send(&mut relay, zero, frame(rank(0), rank(1), 20 * round + number, 3000));
+            send(&mut relay, link, intake(rank(1), 7, 1, 0));
+            send(&mut relay, link, frame(rank(1), rank(0), 20 * round + number, 5));
+        }
+        written(&mut relay, link);
+        written(&mut relay, zero);
+        let done = 20 * (round + 1);
+        let kept = images.iter().rev().nth(1).map_or(0, |image| image.intakes);
+        let standing = Standing { intakes: done, taken: done * size, sent: done, kept };
+        relay.suspend(link);
+        link = relay.attach_at(rank(1), 0, standing).unwrap();
+        assert_eq!(written(&mut relay, link), [opening(0)], "round {round}");
+        images.push(standing);
+        kept_most = kept_most.max(relay.kept_bytes().0);
+    }
+    // Three rounds, and what cannot be dropped because it lies in one block with what is needed.
+    assert!(kept_most < 3 * 20 * size + (3 << 20), "{kept_most}");
+    relay.suspend(link);
+    assert!(relay.attach(rank(1), 1).is_err(), "there is no way from the beginning");
+    let oldest = Standing { kept: 0, ..images[197] };
+    let link = relay.attach_at(rank(1), 1, oldest).unwrap();
+    let told = written(&mut relay, link);
+    assert_eq!((told[0], told.len()), (opening(40), 1 + 2 * 40));
+    assert_eq!(told[1..3], [(Kind::Intake, 7, 1), (Kind::Message, 20 * 198, 0)]);
 }
