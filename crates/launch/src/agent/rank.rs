@@ -107,7 +107,8 @@ impl LocalRank {
         };
         let aside_fd = aside.as_ref().map(|(_, theirs)| sys::raw(theirs));
         if let Some(fd) = aside_fd {
-            command.env("LANDBRIDGE_ASIDE", fd.to_string());
+            // The same length for every start: it lies on the stack.
+            command.env("LANDBRIDGE_ASIDE", format!("{fd:09}"));
         }
         let board = start.board.as_ref().map(|board| sys::raw(&board.fd()));
         let record = start.clocks.as_ref().map(|clocks| sys::raw(&clocks.record()));
