@@ -132,15 +132,15 @@ impl Agent {
     /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
     fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
         let wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
-        let error = criu::check(&wish.tool).err();
-        if let Some(error) = &error {
+        let outcome = criu::check(&wish.tool).and_then(|()| wish.prepare(&job.id));
+        if let Err(error) = &outcome {
             let text = format!(
                 "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
                 node.name
             );
             self.parent.send(&Message::Note { text });
         }
-        error.is_none().then_some(wish)
+        outcome.is_ok().then_some(wish)
     }
 
     /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.

@@ -133,7 +133,8 @@ impl Keeper {
     /// The rank's process has ended. An image that is being sealed counts.
     pub fn end_life(&mut self) {
         match std::mem::replace(&mut self.state, State::Resting) {
-            State::Sealing { thread } => self.finish(thread),
+            // Should it have failed, there is none, and the one before is used.
+            State::Sealing { thread } => drop(self.finish(thread)),
             State::Taking { criu, folder, ended, .. } => {
                 if ended.is_none() {
                     sys::kill(criu, libc::SIGKILL);
@@ -153,18 +154,16 @@ impl Keeper {
         self.folder.parent().map(std::fs::remove_dir);
     }
 
-    fn finish(&mut self, thread: JoinHandle<Result<Image>>) {
-        let sealed = thread.join();
-        if let Ok(Ok(image)) = sealed {
-            self.failures = 0;
-            self.images.push_back(image);
-            while self.images.len() > KEPT {
-                self.images.pop_front().iter().for_each(Image::remove);
-            }
-        } else {
-            self.failures += 1;
-        }
+    fn finish(&mut self, thread: JoinHandle<Result<Image>>) -> Result<()> {
         self.due = Instant::now() + self.wish.every;
+        // A thread that panics is a fault of ours, and no reason to end the job.
+        let sealed = thread.join().unwrap_or_else(|_| bail!("it could not be written"));
+        self.images.push_back(sealed.context("it could not be written")?);
+        self.failures = 0;
+        while self.images.len() > KEPT {
+            self.images.pop_front().iter().for_each(Image::remove);
+        }
+        Ok(())
     }
 
     /// When something is to be done of which no descriptor tells.
@@ -252,8 +251,7 @@ impl Agent {
                 else {
                     return Ok(());
                 };
-                keeper.finish(thread);
-                Ok(())
+                keeper.finish(thread)
             }
             State::Sealing { .. } => Ok(()),
         }

@@ -101,14 +101,8 @@ impl LocalRank {
         if let Some(board) = &start.board {
             command.env("LANDBRIDGE_BOARD", sys::raw(&board.fd()).to_string());
         }
-        let aside = match start.has_images {
-            true => Some(UnixStream::pair().context("no socket pair")?),
-            false => None,
-        };
+        let aside = if start.has_images { Some(aside(&mut command)?) } else { None };
         let aside_fd = aside.as_ref().map(|(_, theirs)| sys::raw(theirs));
-        if let Some(fd) = aside_fd {
-            command.env("LANDBRIDGE_ASIDE", fd.to_string());
-        }
         let board = start.board.as_ref().map(|board| sys::raw(&board.fd()));
         let record = start.clocks.as_ref().map(|clocks| sys::raw(&clocks.record()));
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
@@ -276,6 +270,14 @@ impl LocalRank {
         }
         u32::try_from(taken).unwrap_or(u32::MAX)
     }
+}
+
+/// The two ends of the socket over which a process says that its image can be taken.
+fn aside(command: &mut Command) -> Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
+    // The same length for every start: it lies on the stack.
+    command.env("LANDBRIDGE_ASIDE", format!("{:09}", sys::raw(&theirs)));
+    Ok((ours, theirs))
 }
 
 /// What is needed to take images of a process that has just been started.

@@ -12,12 +12,15 @@ pub mod criu;
 mod files;
 pub mod store;
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use landbridge_proto::setting::{CHECKPOINT, CHECKPOINT_DIR, CRIU, Setting, Value};
 
-use crate::sys;
+use crate::ps::desk;
 
 /// What the user wants of images.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +33,17 @@ pub struct Wish {
 }
 
 impl Wish {
+    /// Makes the folder of a job, which only this user can open: images are memory of its processes.
+    pub fn prepare(&self, job: &str) -> Result<()> {
+        if self.folder.starts_with(desk::directory()) {
+            desk::make(&desk::directory())?;
+        }
+        let folder = self.folder.join(job);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        made.with_context(|| format!("cannot make {}", folder.display()))?;
+        desk::check(&folder)
+    }
+
     /// From a job's environment; `None`: no images.
     pub fn find(environment: &[(String, String)]) -> Option<Wish> {
         let text = |row: &Setting| {
@@ -54,7 +68,7 @@ pub fn tool() -> PathBuf {
 
 /// Beside the sockets of launchers; only this user can look into it.
 fn default_folder() -> PathBuf {
-    PathBuf::from(format!("/tmp/landbridge-{}/checkpoints", sys::user_outside()))
+    desk::directory().join("checkpoints")
 }
 
 #[cfg(test)]

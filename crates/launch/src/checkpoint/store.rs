@@ -223,7 +223,8 @@ mod tests {
         let mut other = image.clone();
         other.about.pid = 43;
         assert!(other.check().is_err());
-        let damage: [(&str, fn(&Path)); 4] = [
+        type Damage = (&'static str, fn(&Path));
+        let damage: [Damage; 4] = [
             ("a bit", |file| {
                 let mut bytes = fs::read(file).unwrap();
                 bytes[0] ^= 1;

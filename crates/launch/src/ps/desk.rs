@@ -207,7 +207,8 @@ pub fn directory() -> PathBuf {
     PathBuf::from(format!("/tmp/landbridge-{}", sys::user_outside()))
 }
 
-fn make(directory: &Path) -> Result<()> {
+/// Makes such a directory, if it is not there.
+pub fn make(directory: &Path) -> Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             Err(error).with_context(|| format!("cannot make {}", directory.display()))

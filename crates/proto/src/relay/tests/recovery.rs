@@ -316,9 +316,10 @@ fn one_that_stands_in_the_middle_is_told_what_came_after() {
     let (mut relay, [zero, one]) = recovering();
     let size = frame(rank(0), rank(1), 0, 10).len() as u64;
     let mut places = Vec::new();
-    for number in 0..6 {
-        let taken = (number + 1) / 2 * 2 * size;
-        places.push(Standing { intakes: (number + 1) / 2, taken, sent: number / 2, kept: 0 });
+    for number in 0..6_u64 {
+        let intakes = number.div_ceil(2);
+        let taken = 2 * intakes * size;
+        places.push(Standing { intakes, taken, sent: number / 2, kept: 0 });
         match number % 2 {
             0 => {
                 send(&mut relay, zero, frame(rank(0), rank(1), 20 * number, 10));
