@@ -2,6 +2,7 @@
 //! between them. It looks at a frame's header and at nothing behind it.
 
 mod admin;
+mod inquiry;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};

@@ -108,15 +108,15 @@ impl Histories {
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// Why there is nothing of it.
-    given_up: Option<&'static str>,
+    pub given_up: Option<&'static str>,
     /// Frames that were given to it, in order.
     pub given: Archive,
     /// When it has taken in how many of them.
-    intakes: Intakes,
+    pub intakes: Intakes,
     /// A digest of each frame that it has sent,
     sent: Store,
     /// and how many these are.
-    sent_count: u64,
+    pub sent_count: u64,
     /// Of these, how many its present start has sent, and where the next one is.
     repeated: u64,
     next_sent: Cursor,
@@ -175,6 +175,10 @@ impl History {
         shelf.take_back(&freed);
         *self = Self { given_up: Some(why), ..Self::default() };
         bytes
+    }
+
+    pub fn is_told(&self) -> bool {
+        self.telling.is_some()
     }
 
     /// Whether somebody is told what lies in this segment, or soon will be.

@@ -44,6 +44,7 @@
 
 mod archive;
 mod history;
+mod holding;
 mod intakes;
 mod links;
 mod notice;
@@ -66,8 +67,10 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+pub use archive::Shown;
 pub use history::HISTORIES_BYTES_MAX;
 use history::Histories;
+pub use holding::{Excerpt, Holding, Moment};
 use port::{Party, Piece, Port, State};
 use record::Entry;
 pub use shelf::{Order, Remark, Room, SEGMENT_BYTES, SegmentId};

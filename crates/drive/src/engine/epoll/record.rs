@@ -4,9 +4,13 @@ use landbridge_proto::relay::Remark;
 
 use super::*;
 use crate::engine::disk::{Disk, Done};
+use crate::engine::{Exhibit, Inquiry};
 
 /// The token of the disk's bell.
 pub const BELL: u64 = wan::HUB_BASE - 1;
+
+/// Endpoints of which is told at once what is kept: the lines about them fit into a pipe.
+const SHOWN_MAX: usize = 100;
 
 /// How long inputs may wait for a disk that does nothing before the user hears of it.
 const STUCK_MILLIS: u64 = 5_000;
@@ -79,6 +83,23 @@ impl Loop<'_> {
                 self.doom(slot, why.into());
             }
         }
+    }
+
+    /// Says what is kept, if that is asked for.
+    pub(super) fn show(&mut self, next: Next) -> Next {
+        let Next::Show(inquiry) = next else { return next };
+        let exhibit = match inquiry {
+            Inquiry::All(first) => {
+                let mut holdings = self.relay.holdings(first);
+                let some = holdings.by_ref().take(SHOWN_MAX).collect();
+                Exhibit::All(some, holdings.next().map(|holding| holding.address))
+            }
+            Inquiry::One { address, from, count } => {
+                Exhibit::One(self.relay.excerpt(address, from, count))
+            }
+        };
+        self.watch.handle_exhibit(&exhibit);
+        Next::GoOn
     }
 
     /// Whether inputs have been waiting for the disk for long.
