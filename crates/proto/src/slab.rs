@@ -70,14 +70,33 @@ impl<T> Slab<T> {
     /// Takes the value numbered `id` out.
     #[inline]
     pub fn remove(&mut self, id: u32) -> Option<T> {
-        let slot = self.places.get_mut(place(id))?;
-        if slot.uses != uses(id) {
-            return None;
+        let value = self.held(id)?.value.take()?;
+        self.release(id);
+        Some(value)
+    }
+
+    /// Drops the value numbered `id` where it is: large ones are better not moved.
+    #[inline]
+    pub fn discard(&mut self, id: u32) {
+        if let Some(slot) = self.held(id)
+            && slot.value.is_some()
+        {
+            slot.value = None;
+            self.release(id);
         }
-        let value = slot.value.take()?;
+    }
+
+    #[inline]
+    fn held(&mut self, id: u32) -> Option<&mut Place<T>> {
+        self.places.get_mut(place(id)).filter(|slot| slot.uses == uses(id))
+    }
+
+    /// The place of number `id`, which is empty now, is for another.
+    #[inline]
+    fn release(&mut self, id: u32) {
+        let slot = &mut self.places[place(id)];
         slot.uses = slot.uses.wrapping_add(1);
         self.free.push(place(id) as u32);
-        Some(value)
     }
 
     /// The numbers of all values, in order of their places.
@@ -117,5 +136,11 @@ mod tests {
         assert_eq!(slab.at(first), None);
         assert_eq!(slab.at(second), Some(&"second"));
         assert_eq!((slab.len(), slab.ids().next()), (1, Some(second)));
+        slab.discard(first);
+        assert_eq!(slab.at(second), Some(&"second"));
+        slab.discard(second);
+        slab.discard(second);
+        assert_eq!((slab.at(second), slab.len()), (None, 0));
+        assert_ne!(slab.insert("third"), second);
     }
 }

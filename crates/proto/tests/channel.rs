@@ -631,7 +631,7 @@ impl Drive for Endpoint<Room> {
 
     fn hear(&mut self, path: PathId, frame: &Frame) -> Place {
         assert!(frame.head.len() <= HEAD_BYTES_MAX);
-        self.handle_frame(PEER, path, frame.header, &frame.head).unwrap()
+        self.handle_frame(PEER, path, &frame.header, &frame.head).unwrap()
     }
 
     fn take_in(&mut self, path: PathId, frame: Frame) {

@@ -35,7 +35,7 @@ fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
     let (mut a, mut b) = pair();
     a.send(message(5, Level::Delivered)).unwrap();
     let (header, head) = a.transmit().unwrap();
-    b.handle_frame(PEER, PATH, header, &head).unwrap();
+    b.handle_frame(PEER, PATH, &header, &head).unwrap();
     // Something else leaves between header and payload.
     b.send(message(1, Level::Handed)).unwrap();
     a.take_in(b.transmit().unwrap());
@@ -55,7 +55,7 @@ fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
     // The path changes: what is sent after the acknowledgement overtakes it, and is still arriving when that comes.
     b.send(message(7, Level::Handed)).unwrap();
     let (header, head) = b.transmit().unwrap();
-    a.handle_frame(PEER, PATH, header, &head).unwrap();
+    a.handle_frame(PEER, PATH, &header, &head).unwrap();
     a.take_in(late);
     a.handle_payload(PEER, PATH);
     let mut posting = posting(7);
@@ -146,7 +146,7 @@ fn a_refused_write_is_announced_to_nobody() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(5), Some(7), TICKET).unwrap();
     let (header, head) = a.transmit().unwrap();
-    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, header, &head).unwrap() else {
+    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap() else {
         panic!()
     };
     b.refuse(PEER, op, 13);
@@ -160,7 +160,7 @@ fn no_refusal_confirms_the_bytes_of_another() {
     for _ in 0..2 {
         a.write(REMOTE, Room(5), None, TICKET).unwrap();
         let (header, head) = a.transmit().unwrap();
-        let place = b.handle_frame(PEER, PATH, header, &head).unwrap();
+        let place = b.handle_frame(PEER, PATH, &header, &head).unwrap();
         let Place::Region { op, .. } = place else { panic!("{place:?}") };
         b.refuse(PEER, op, 13);
         b.handle_payload(PEER, PATH);
@@ -179,7 +179,7 @@ fn one_refusal_that_waits_is_for_all_pieces_of_a_write() {
     let pieces: Vec<_> = std::iter::from_fn(|| a.transmit()).collect();
     assert!(pieces.len() > 5, "{} pieces", pieces.len());
     for (header, head) in &pieces {
-        let place = b.handle_frame(PEER, PATH, *header, head).unwrap();
+        let place = b.handle_frame(PEER, PATH, header, head).unwrap();
         let Place::Region { op, .. } = place else { panic!("{place:?}") };
         b.refuse(PEER, op, 13);
         b.handle_payload(PEER, PATH);
@@ -196,7 +196,7 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(25), None, TICKET).unwrap();
     let (header, head) = a.transmit().unwrap();
-    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, header, &head).unwrap() else {
+    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap() else {
         panic!()
     };
     b.refuse(PEER, op, 13);
@@ -231,7 +231,7 @@ fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
     for context in [1, 2] {
         a.send(message(5, Level::Handed)).unwrap();
         let (header, head) = a.transmit().unwrap();
-        b.handle_frame(PEER, PATH, header, &head).unwrap();
+        b.handle_frame(PEER, PATH, &header, &head).unwrap();
         if context == 1 {
             b.handle_payload(PEER, PATH);
         }
@@ -409,7 +409,7 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let long = Some(Long { total: 500, send: 0, memory, ahead: 0 });
     let head = Head::Message { tag: 1, data: 0, long };
     let (header, bytes) = frame(0, Kind::Tagged, flag::LONG, head, 10);
-    b.handle_frame(from, PATH, header, &bytes).unwrap();
+    b.handle_frame(from, PATH, &header, &bytes).unwrap();
     if state != State::First {
         b.handle_payload(from, PATH);
     }
@@ -490,7 +490,7 @@ impl Drive for Endpoint<Room> {
     }
 
     fn take_in(&mut self, (header, head): (Header, Vec<u8>)) {
-        self.handle_frame(PEER, PATH, header, &head).unwrap();
+        self.handle_frame(PEER, PATH, &header, &head).unwrap();
         self.handle_payload(PEER, PATH);
     }
 
@@ -503,7 +503,7 @@ impl Drive for Endpoint<Room> {
         payload: u32,
     ) -> Result<Place, Fault> {
         let (header, bytes) = frame(sequence, kind, flags, head, payload);
-        self.handle_frame(PEER, PATH, header, &bytes)
+        self.handle_frame(PEER, PATH, &header, &bytes)
     }
 
     /// Completions so far.

@@ -177,7 +177,7 @@ impl End {
 
     fn take_in_all(&mut self) {
         while let Some(Frame { header, head }) = self.coming.pop_front() {
-            let place = self.endpoint.handle_frame(PEER, PATH, header, &head).unwrap();
+            let place = self.endpoint.handle_frame(PEER, PATH, &header, &head).unwrap();
             if let Place::Early { frame, whole, .. } = place {
                 let before = self.early.insert(frame, (head, whole));
                 self.early_bytes += if before.is_none() { whole as usize } else { 0 };

@@ -296,7 +296,7 @@ impl World {
         let Flying { header, head, size, .. } = &self.lanes[from][lane].frames[0];
         let (header, head, size) = (*header, head.clone(), *size);
         let endpoint = &mut self.sides[to].endpoint;
-        let place = endpoint.handle_frame(PEER, PathId(lane as u8), header, &head);
+        let place = endpoint.handle_frame(PEER, PathId(lane as u8), &header, &head);
         let place = place.unwrap_or_else(|fault| panic!("{}: {header:?}", fault.0));
         self.drain(to);
         if let Place::Early { frame, whole, at } = place {

@@ -235,7 +235,7 @@ impl Victim {
         if self.trace {
             eprintln!("{from}: {header:?} {:?}", Head::parse(header.kind, header.flags, &head));
         }
-        let place = match self.endpoint.handle_frame(peer, PATH, header, &head) {
+        let place = match self.endpoint.handle_frame(peer, PATH, &header, &head) {
             Ok(place) => place,
             Err(fault) => return self.blame(from, fault.0),
         };
@@ -439,7 +439,7 @@ impl Victim {
                 credit: 0,
             };
             let peer = self.peers[FRIEND];
-            let place = self.endpoint.handle_frame(peer, PATH, header, &front[..size]);
+            let place = self.endpoint.handle_frame(peer, PATH, &header, &front[..size]);
             let place =
                 place.map_err(|fault| Violation(format!("a friend's fault: {}", fault.0)))?;
             require!(matches!(place, Place::Receive { take: 50, .. }), "a friend's {place:?}");

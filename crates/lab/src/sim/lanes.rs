@@ -308,7 +308,7 @@ impl World {
         }
         let place = self.nodes[to]
             .endpoint
-            .handle_frame(peer, PathId(lane as u8), header, &front[HEADER_BYTES..])
+            .handle_frame(peer, PathId(lane as u8), &header, &front[HEADER_BYTES..])
             .map_err(|fault| Violation(format!("{to} blames {from}: {}: {header:?}", fault.0)))?;
         self.say(|| {
             format!("{to} <- {from} by {lane} {:?} {} {place:?}", header.kind, header.sequence)

@@ -267,7 +267,7 @@ impl Model {
         let size = Head::size(header.kind, header.flags);
         let head = &packet[HEADER_BYTES..HEADER_BYTES + size];
         let endpoint = &mut self.ends[at].endpoint;
-        let place = endpoint.handle_frame(PEER, PATH, header, head).expect("no fault");
+        let place = endpoint.handle_frame(PEER, PATH, &header, head).expect("no fault");
         if header.length as usize > size && place == Place::Nowhere {
             self.needless += 1;
         }

@@ -29,6 +29,8 @@ pub(super) struct Channel<M> {
     pub ways: Vec<Way>,
     /// Ways by which frames go out.
     senders: usize,
+    /// The only one, if it is neither spare nor doubted.
+    sole_sender: Option<PathId>,
     /// Of those, the doubted ones, a bit for each: there is no other.
     doubted_senders: u8,
     /// See [`Self::is_measured`].
@@ -189,6 +191,7 @@ impl<M: Clone> Channel<M> {
             path: Path::RELAY,
             ways: Vec::new(),
             senders: 0,
+            sole_sender: None,
             doubted_senders: 0,
             is_measured: false,
             may_overtake: false,
@@ -277,6 +280,7 @@ impl<M: Clone> Channel<M> {
     /// others, and do no more.
     pub fn count_senders(&mut self) -> u8 {
         self.senders = self.sending().count();
+        self.sole_sender = self.find_sole_sender();
         let are_doubted = self.sending().any(|way| way.is_doubted);
         let doubted = self.ways.iter().enumerate().filter(|(_, way)| way.is_up && way.is_doubted);
         let doubted = doubted.fold(0, |all, (number, _)| all | 1 << number);
@@ -295,6 +299,12 @@ impl<M: Clone> Channel<M> {
         left
     }
 
+    fn find_sole_sender(&self) -> Option<PathId> {
+        let is_sole = |way: &Way| way.is_up && !way.path.spare && !way.is_doubted;
+        let place = self.ways.iter().position(is_sole).filter(|_| self.senders == 1)?;
+        Some(PathId(place as u8))
+    }
+
     /// Whether time matters.
     pub fn is_timed(&self) -> bool {
         self.is_measured || self.is_silent
@@ -308,9 +318,8 @@ impl<M: Clone> Channel<M> {
     /// Whether frames go out by this path at all.
     #[inline]
     pub fn sends_by(&self, path: PathId) -> bool {
-        let is_only = self.senders == 1
-            && self.way(path).is_some_and(|way| !way.path.spare && !way.is_doubted);
-        is_only || self.way(path).is_some_and(|way| self.sending().any(|it| core::ptr::eq(it, way)))
+        self.sole_sender == Some(path)
+            || self.way(path).is_some_and(|way| self.sending().any(|it| core::ptr::eq(it, way)))
     }
 
     /// Whether the next piece, of `bytes`, is best sent by `path`: no other would have all that is left, `rest`, there
@@ -480,6 +489,19 @@ impl<M: Clone> Channel<M> {
         self.awaiting.insert(place, (end, id));
     }
 
+    /// The header of a frame that has left confirms all bytes below `told`, and gives back what was lent. `is_answer`: the
+    /// frame is new, so the application may have answered.
+    #[inline]
+    pub fn handle_told(&mut self, told: u64, is_answer: bool) {
+        self.told = told;
+        let is_confirmed = told >= self.into.taken();
+        if self.ack_wanted && is_confirmed && is_answer {
+            self.prompt_answers = self.prompt_answers.saturating_add(1);
+        }
+        self.ack_wanted &= !is_confirmed;
+        self.lent.tell();
+    }
+
     /// What may be confirmed: while a refusal waits to be sent, nothing new.
     #[inline]
     pub fn confirmed_now(&self) -> u64 {
@@ -622,7 +644,7 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Sees to it that the peer hears what it waits for.
-    #[inline]
+    #[inline(always)]
     pub(super) fn settle_ack(&mut self, peer: Peer) {
         let channel = &self.channels[peer.0 as usize];
         if !channel.owes_ack() {

@@ -574,14 +574,14 @@ impl<M: Memory> Endpoint<M> {
             *closed = true;
             return;
         }
-        let Some(receive) = self.receives.remove(id) else {
+        let Some(receive) = self.receives.at(id) else {
             return;
         };
         let mut done = Done::new(receive.work(), receive.ticket);
         done.place = receive.memory.address().wrapping_add(receive.base);
         done.error = failure;
         done.released = receive.multi.is_some();
-        if let Some(from) = receive.from {
+        if let Some(from) = &receive.from {
             done.length = from.got;
             done.tag = from.tag;
             done.data = from.data;
@@ -590,7 +590,9 @@ impl<M: Memory> Endpoint<M> {
                 done.error = Some(Failure::Truncated(from.excess));
             }
         }
-        if let Some(parent) = receive.parent {
+        let parent = receive.parent;
+        self.receives.discard(id);
+        if let Some(parent) = parent {
             done.released = self.end_part(parent);
         }
         self.push_action(Action::Done(done));
@@ -604,7 +606,7 @@ impl<M: Memory> Endpoint<M> {
         multi.parts -= 1;
         let is_last = multi.closed && multi.parts == 0;
         if is_last {
-            self.receives.remove(id);
+            self.receives.discard(id);
         }
         is_last
     }

@@ -16,9 +16,7 @@ use crate::wire::head::{Head, Long};
 
 /// A frame to hand to a path of its peer.
 pub struct Outgoing<'a, M> {
-    pub(super) bytes: Front,
-    pub(super) length: usize,
-    pub(super) check_at: Option<usize>,
+    pub(super) front: Front,
     /// Payload: where it lies, its offset there, its bytes.
     pub payload: Option<(&'a M, u64, u64)>,
     /// The payload is to be copied: see [`Endpoint::transmitted`].
@@ -30,21 +28,28 @@ pub struct Outgoing<'a, M> {
 
 impl<M> Outgoing<'_, M> {
     /// Everything before the payload that lies in memory.
-    #[inline]
+    #[inline(always)]
     pub fn front(&self) -> &[u8] {
-        &self.bytes[..self.length]
+        &self.front.bytes[..self.front.length]
     }
 
     /// The same, for a driver that fills in checks.
     pub fn front_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[..self.length]
+        &mut self.front.bytes[..self.front.length]
     }
 
     /// Where in the front the check of the payload belongs, if the frame carries one. What follows it in the front is
     /// payload already.
     pub fn check_at(&self) -> Option<usize> {
-        self.check_at
+        self.front.check_at
     }
+}
+
+/// What stands before the payload that lies in memory: header, head, and the place of the payload's check.
+pub(super) struct Front {
+    bytes: [u8; FRONT_BYTES_MAX],
+    length: usize,
+    check_at: Option<usize>,
 }
 
 /// A frame as decided, before its bytes are written.
@@ -125,14 +130,9 @@ impl Plan {
         Head::size(self.kind, self.flags) as u64 + self.payload
     }
 
-    /// Everything before the payload, how long it is, and where the check of the payload goes.
+    /// Everything before the payload.
     #[inline]
-    pub fn front<M: Clone>(
-        &self,
-        source: Address,
-        channel: &Channel<M>,
-        checked: bool,
-    ) -> (Front, usize, Option<usize>) {
+    pub fn front<M: Clone>(&self, source: Address, channel: &Channel<M>, checked: bool) -> Front {
         let payload = self.lead.1 as u64 + self.payload;
         let check = if checked && payload > 0 { CHECK_BYTES } else { 0 };
         let head_bytes = Head::size(self.kind, self.flags);
@@ -147,14 +147,17 @@ impl Plan {
             delivered: self.confirms(channel),
             credit: { channel.lent }.tell(),
         };
-        let mut bytes = [0; FRONT_BYTES_MAX];
-        header.emit(&mut bytes);
-        self.head.emit(&mut bytes[HEADER_BYTES..]);
-        let mut length = HEADER_BYTES + head_bytes + check;
+        let mut front = Front {
+            bytes: [0; FRONT_BYTES_MAX],
+            length: HEADER_BYTES + head_bytes + check,
+            check_at: (check > 0).then_some(HEADER_BYTES + head_bytes),
+        };
+        header.emit(&mut front.bytes);
+        self.head.emit(&mut front.bytes[HEADER_BYTES..]);
         if self.lead.1 > 0 {
-            length += self.emit_lead(&mut bytes[length..], channel);
+            front.length += self.emit_lead(&mut front.bytes[front.length..], channel);
         }
-        (bytes, length, (check > 0).then_some(HEADER_BYTES + head_bytes))
+        front
     }
 
     /// Bytes of the head of the frame that goes again in fragments.
@@ -192,16 +195,10 @@ impl Plan {
             }
             Origin::Signal => self.count_signal(channel, (path, now)),
         }
-        channel.told = self.confirms(channel);
-        let is_refusal = self.kind == Kind::Refused && self.origin == Origin::New;
-        channel.refusals -= is_refusal as u32;
-        let is_confirmed = channel.told >= channel.into.taken();
-        let is_answer = self.origin == Origin::New;
-        if channel.ack_wanted && is_confirmed && is_answer {
-            channel.prompt_answers = channel.prompt_answers.saturating_add(1);
-        }
-        channel.ack_wanted &= !is_confirmed;
-        channel.lent.tell();
+        let is_new = self.origin == Origin::New;
+        let confirms = self.confirms(channel);
+        channel.refusals -= (self.kind == Kind::Refused && is_new) as u32;
+        channel.handle_told(confirms, is_new);
     }
 
     /// The frame has left as a datagram: says its order there, or 0 if the path is of another kind.
@@ -322,6 +319,12 @@ pub struct Passing {
 }
 
 impl Passing {
+    /// Bytes of the channel.
+    #[inline]
+    pub(super) fn body(&self) -> u64 {
+        Head::size(Kind::Message, 0) as u64 + self.size
+    }
+
     #[inline]
     pub(super) fn plan(&self) -> Plan {
         let flags = if self.data.is_some() { flag::CQ_DATA } else { 0 };
@@ -334,8 +337,6 @@ impl Passing {
 
 /// A header, a head, a check, and the head of a frame of which this is a fragment (whose own head is short).
 const FRONT_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + CHECK_BYTES + 16;
-
-pub(super) type Front = [u8; FRONT_BYTES_MAX];
 
 /// Decides the next frame of a channel for a path. Pure but for dropping items whose operation is gone, and for cutting
 /// what goes again.

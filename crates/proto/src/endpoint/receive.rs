@@ -89,12 +89,12 @@ impl<M: Memory> Endpoint<M> {
     ///
     /// # Errors
     /// If the frame breaks the protocol: close the link, call [`Self::fail`].
-    #[inline]
+    #[inline(always)]
     pub fn handle_frame(
         &mut self,
         peer: Peer,
         path: PathId,
-        header: Header,
+        header: &Header,
         head: &[u8],
     ) -> Result<Place, Fault> {
         let head_size = Head::size(header.kind, header.flags);
@@ -114,7 +114,7 @@ impl<M: Memory> Endpoint<M> {
         }
         if !header.kind.is_numbered() {
             self.handle_delivered(peer, header.delivered, header.sequence);
-            self.handle_signal(peer, path, &header, &head)?;
+            self.handle_signal(peer, path, header, &head)?;
             return Ok(Place::Nowhere);
         }
         let whole = head_size as u64 + payload;
@@ -153,14 +153,14 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn standing(&self, peer: Peer, start: u64, bytes: u64) -> Result<Standing, Fault> {
         let end = start.checked_add(bytes).ok_or(Fault("a channel beyond its end"))?;
         self.channels[peer.0 as usize].into.standing(&(start..end)).map_err(fault)
     }
 
     /// The frame whose turn it is: it gets its place, or the one it had when it did not end well.
-    #[inline]
+    #[inline(always)]
     fn take_in(&mut self, peer: Peer, path: PathId, frame: Frame) -> Result<Place, Fault> {
         let Some(mut arriving) = self.channels[peer.0 as usize].arriving.take() else {
             let place = self.place(peer, &frame)?;
@@ -375,7 +375,7 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// The payload of the last frame by `path` is in its place.
-    #[inline]
+    #[inline(always)]
     pub fn handle_payload(&mut self, peer: Peer, path: PathId) {
         let channel = &mut self.channels[peer.0 as usize];
         if !channel.keeping.is_empty() && self.end_keeping(peer, path) {
@@ -383,16 +383,17 @@ impl<M: Memory> Endpoint<M> {
         }
         let channel = &mut self.channels[peer.0 as usize];
         // Otherwise it was a signal, or known already, or it has come by another path meanwhile.
-        if channel.arriving.as_ref().is_some_and(|arriving| arriving.path == Some(path))
-            && let Some(arriving) = channel.arriving.take()
+        if let Some(Arriving { frame, place, path: Some(by) }) = channel.arriving
+            && by == path
         {
-            self.end_frame(peer, &arriving);
+            channel.arriving = None;
+            self.end_frame(peer, frame, place);
         }
         self.settle_ack(peer);
     }
 
-    #[inline]
-    fn end_frame(&mut self, peer: Peer, Arriving { frame, place, .. }: &Arriving) {
+    #[inline(always)]
+    fn end_frame(&mut self, peer: Peer, frame: Frame, place: Place) {
         let channel = &mut self.channels[peer.0 as usize];
         channel.into.take_in(frame.whole);
         // Not before: a frame sent while the payload was arriving could not confirm it.
@@ -411,7 +412,7 @@ impl<M: Memory> Endpoint<M> {
             // It may have come this way while a part of it was kept.
             self.release_kept(peer, frame.start);
         }
-        let (payload, place) = (frame.payload, *place);
+        let payload = frame.payload;
         match frame.head {
             Head::Message { long, .. } => self.end_message(peer, place, payload, long),
             Head::Data { recv, .. } => self.end_data(recv, place),
@@ -427,7 +428,7 @@ impl<M: Memory> Endpoint<M> {
             }
             Head::ReadData { op, .. } => self.end_answer(peer, op, payload),
             Head::AtomicReply { op } => self.end_answer(peer, op, payload),
-            Head::Atomic { .. } => self.end_atomic(peer, &frame.head),
+            Head::Atomic { .. } => self.end_atomic(peer, frame.head),
             _ => (),
         }
         self.handle_early_news(peer);

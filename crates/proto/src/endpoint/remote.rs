@@ -164,8 +164,8 @@ impl<M: Memory> Endpoint<M> {
         self.push_action(Action::Done(done));
     }
 
-    pub(super) fn end_atomic(&mut self, peer: Peer, head: &Head) {
-        if let Head::Atomic { op, operation, datatype, wants, length, key, offset } = *head {
+    pub(super) fn end_atomic(&mut self, peer: Peer, head: Head) {
+        if let Head::Atomic { op, operation, datatype, wants, length, key, offset } = head {
             let (fetch, compare) = (wants & 1 != 0, wants & 2 != 0);
             let request =
                 AtomicRequest { op, operation, datatype, fetch, compare, length, key, offset };

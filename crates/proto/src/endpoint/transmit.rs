@@ -30,7 +30,7 @@ impl<M: Memory> Endpoint<M> {
         };
         let traits = &channel.way(path)?.path;
         let (checked, lossless, copy_max) = (traits.checked, traits.lossless, traits.copy_max);
-        let (bytes, length, check_at) = plan.front(self.config.address, channel, checked);
+        let front = plan.front(self.config.address, channel, checked);
         let payload = if plan.payload == 0 {
             None
         } else {
@@ -40,7 +40,7 @@ impl<M: Memory> Endpoint<M> {
         let may_copy = channel.may_copy || plan.is_answer();
         let wants_copy = plan.origin == Origin::New && !lossless && is_small && may_copy;
         let is_again = plan.origin == Origin::Again;
-        Some(Outgoing { bytes, length, check_at, payload, wants_copy, is_again })
+        Some(Outgoing { front, payload, wants_copy, is_again })
     }
 
     /// Whether there is room for copies of what goes to `peer` and may have to go again. Without it payload stays with the
@@ -70,7 +70,7 @@ impl<M: Memory> Endpoint<M> {
     /// The short way for a message whose bytes the path takes during this call and whose completion nobody waits for: its
     /// frame, without its payload of `size` bytes. `None`: something is in the way, take the long way ([`Self::send`]).
     /// [`Self::passed`] makes it count.
-    #[inline]
+    #[inline(always)]
     pub fn pass(&mut self, passing: &Passing, path: PathId) -> Option<Outgoing<'static, M>> {
         let channel = &mut self.channels[passing.peer.0 as usize];
         let way = channel.way(path)?;
@@ -89,19 +89,23 @@ impl<M: Memory> Endpoint<M> {
             return None;
         }
         let plan = numbered(passing.plan(), channel, lossless);
-        let (bytes, length, check_at) = plan.front(self.config.address, channel, checked);
+        let front = plan.front(self.config.address, channel, checked);
         let wants_copy = !lossless;
-        Some(Outgoing { bytes, length, check_at, payload: None, wants_copy, is_again: false })
+        Some(Outgoing { front, payload: None, wants_copy, is_again: false })
     }
 
     /// The message that [`Self::pass`] gave the frame of is with the path. `copy`: of its bytes, if that was wanted.
-    #[inline]
+    #[inline(always)]
     pub fn passed(&mut self, passing: &Passing, path: PathId, copy: Option<M>) {
         let channel = &mut self.channels[passing.peer.0 as usize];
-        let lossless = channel.way(path).is_some_and(|way| way.path.lossless);
-        let plan = numbered(passing.plan(), channel, lossless);
         channel.credit.spend(passing.size as u32);
-        plan.count(channel, (path, self.now), copy.map(|copy| (copy, 0)));
+        if channel.way(path).is_some_and(|way| way.path.lossless) {
+            channel.out.pass(passing.body());
+            channel.handle_told(channel.confirmed_now(), true);
+        } else {
+            let plan = numbered(passing.plan(), channel, false);
+            plan.count(channel, (path, self.now), copy.map(|copy| (copy, 0)));
+        }
         if channel.is_silent {
             self.watch(passing.peer);
         }
@@ -221,7 +225,7 @@ impl<M: Memory> Endpoint<M> {
 
     /// The peer has taken in all bytes below `delivered`, says a frame that was sent when `sequence` was the number of its
     /// next byte.
-    #[inline]
+    #[inline(always)]
     pub(super) fn handle_delivered(&mut self, peer: Peer, delivered: u64, sequence: u64) {
         let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
         let may_wait = channel.may_overtake();

@@ -195,7 +195,7 @@ impl Head {
     ///
     /// # Panics
     /// If `bytes` is shorter than [`HEAD_BYTES_MAX`].
-    #[inline]
+    #[inline(always)]
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         let mut pen = Pen { bytes: &mut bytes[..HEAD_BYTES_MAX], at: 0 };
         match *self {
@@ -249,7 +249,7 @@ impl Head {
     ///
     /// # Errors
     /// If `bytes` is shorter than [`Head::size`], or a field contradicts the frame.
-    #[inline]
+    #[inline(always)]
     pub fn parse(kind: Kind, flags: u8, bytes: &[u8]) -> Result<Head, Malformed> {
         if bytes.len() < Head::size(kind, flags) {
             return Err(Malformed("a frame is shorter than its head"));

@@ -592,7 +592,7 @@ impl Drive for Endpoint<Room> {
     }
 
     fn take_in(&mut self, path: PathId, frame: &Frame) {
-        let place = self.handle_frame(PEER, path, frame.header, &frame.head).unwrap();
+        let place = self.handle_frame(PEER, path, &frame.header, &frame.head).unwrap();
         let _: Place = place;
         self.handle_payload(PEER, path);
         while let Some(kept) = self.next_kept(PEER) {

@@ -47,6 +47,19 @@ pub unsafe fn fill_in(
     frame: &mut Outgoing<'_, Bytes>,
     payload: Option<(&Bytes, u64, u64)>,
 ) -> Option<Bytes> {
+    if sum == Sum::Off && !frame.wants_copy {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { fill_in_all(sum, frame, payload) }
+}
+
+/// As [`fill_in`].
+unsafe fn fill_in_all(
+    sum: Sum,
+    frame: &mut Outgoing<'_, Bytes>,
+    payload: Option<(&Bytes, u64, u64)>,
+) -> Option<Bytes> {
     let (check_at, wants_copy) = (frame.check_at(), frame.wants_copy);
     let front = frame.front_mut();
     let mut running = sum.start();
@@ -89,7 +102,7 @@ pub fn fill_in_front<M>(sum: Sum, frame: &mut Outgoing<'_, M>) {
 ///
 /// # Errors
 /// If it is none: whoever sent it breaks the protocol, unless it can have been spoilt on the way.
-#[inline]
+#[inline(always)]
 pub fn parse(sum: Sum, frame: &[u8]) -> io::Result<Header> {
     Header::parse(frame).map_err(|bad| malformed(sum, bad))
 }

@@ -52,18 +52,21 @@ pub struct Pieces {
 
 impl Bytes {
     /// The memory that `iovs` describe.
-    #[inline]
+    #[inline(always)]
     pub fn borrow(iovs: &[Iov]) -> Self {
         match iovs {
             [] => Bytes::One(Piece { base: std::ptr::null_mut(), len: 0 }),
             [one] => Bytes::One(Piece { base: one.base, len: one.len }),
-            many => {
-                let pieces: Arc<[Piece]> =
-                    many.iter().map(|iov| Piece { base: iov.base, len: iov.len }).collect();
-                let size = pieces.iter().map(|piece| piece.len).sum();
-                Bytes::Many(pieces, size)
-            }
+            many => Self::borrow_many(many),
         }
+    }
+
+    #[cold]
+    fn borrow_many(iovs: &[Iov]) -> Self {
+        let pieces: Arc<[Piece]> =
+            iovs.iter().map(|iov| Piece { base: iov.base, len: iov.len }).collect();
+        let size = pieces.iter().map(|piece| piece.len).sum();
+        Bytes::Many(pieces, size)
     }
 
     /// These bytes, which are ours from now on.

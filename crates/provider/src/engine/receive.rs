@@ -96,7 +96,7 @@ impl Engine {
         {
             return self.note_spoilt(peer, path, &header);
         }
-        let handled = self.core.handle_frame(peer, path, header, body);
+        let handled = self.core.handle_frame(peer, path, &header, body);
         let place = handled.map_err(|bad| fault(bad.0))?;
         match place {
             Place::Early { frame, whole, at } => {
@@ -172,7 +172,7 @@ impl Engine {
     }
 
     /// The peer a frame is from; `None` if it needs no further treatment.
-    #[inline]
+    #[inline(always)]
     fn sender(&mut self, from: Option<Peer>, header: &Header) -> io::Result<Option<Peer>> {
         if let Some(peer) = from {
             return Ok(Some(peer));
@@ -220,7 +220,7 @@ impl Engine {
     }
 
     /// Copies a whole payload to its place.
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, peer: Peer, place: Place, payload: &[u8]) {
         match place {
             Place::Nowhere => (),
@@ -423,7 +423,7 @@ impl Engine {
             let Some(peer) = self.sender(link.peer, &header)? else {
                 return Err(fault("a control frame with a payload"));
             };
-            let handled = self.core.handle_frame(peer, link.path, header, head);
+            let handled = self.core.handle_frame(peer, link.path, &header, head);
             let place = handled.map_err(|bad| fault(bad.0))?;
             self.drain_actions();
             let payload = payload as usize;

@@ -241,7 +241,7 @@ impl Engine {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn send_to_ring(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> Sent {
     let mut slices = [IoSlice::new(&[]); PIECES_MAX];
     for (slice, piece) in slices.iter_mut().zip(pieces) {

@@ -346,7 +346,7 @@ impl Process {
         }
         let body = &frame[HEADER_BYTES..];
         let head = Head::size(header.kind, header.flags);
-        let place = self.endpoint.handle_frame(peer, PATH, header, body);
+        let place = self.endpoint.handle_frame(peer, PATH, &header, body);
         let place = place.map_err(|fault| Violation(format!("{}: {header:?}", fault.0)))?;
         let payload = &body[head..];
         if let Place::Early { frame, whole, at } = place {
