@@ -104,10 +104,10 @@ impl Relay {
         let mut cursor = Cursor::default();
         let (mut polls, mut micros, mut first_frame) = (0, 0, 0);
         let mut moments = Vec::new();
-        for number in 0..end.min(from + count.min(MOMENTS_MAX)) {
+        for number in 0..end.min(from.saturating_add(count.min(MOMENTS_MAX))) {
             let intake = history.intakes.read(&mut cursor)?;
-            polls += intake.polls;
-            micros += intake.micros;
+            polls = intake.polls.saturating_add(polls);
+            micros = intake.micros.saturating_add(micros);
             if number >= from {
                 moments.push(Moment { number, polls, micros, frames: intake.frames, first_frame });
             }
@@ -115,8 +115,8 @@ impl Relay {
         }
         let start = moments.first().map_or(first_frame, |moment| moment.first_frame);
         // Behind the last one comes what waits.
-        let last = if moments.is_empty() { start + count } else { first_frame };
-        let frames = history.given.show(start..last.min(start + FRAMES_MAX));
+        let last = if moments.is_empty() { start.saturating_add(count) } else { first_frame };
+        let frames = history.given.show(start..last.min(start.saturating_add(FRAMES_MAX)));
         Some(Excerpt { moments, frames })
     }
 }

@@ -75,8 +75,9 @@ impl Intakes {
         self.store.push(&list[..length]);
         // Each takes three bytes at least, and all together no more than there is for histories.
         self.count += 1;
-        self.polls += intake.polls;
-        self.frames += intake.frames as u64;
+        // An endpoint says what it likes.
+        self.polls = self.polls.saturating_add(intake.polls);
+        self.frames = self.frames.saturating_add(intake.frames as u64);
     }
 
     /// Polls up to the last one.
