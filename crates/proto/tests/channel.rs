@@ -446,6 +446,20 @@ fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
 }
 
 #[test]
+fn what_a_doubted_path_has_taken_in_part_is_done_when_it_has_come_by_another() {
+    let (mut a, mut b) = pair();
+    a.doubt_path(PEER, ONE, true);
+    [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
+    a.send(message(5, Level::Delivered)).unwrap();
+    // The rest of it never leaves, and nobody says so.
+    let lets_go = a.poll_transmit(PEER, ONE).expect("something goes out").must_let_go;
+    a.transmitted(PEER, ONE, lets_go, None);
+    [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
+    settle_by(TWO, &mut a, &mut b);
+    assert_eq!(a.errors(), [None]);
+}
+
+#[test]
 fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
     const MANY: usize = SPAN_FRAMES_MAX + 100;
     let (mut a, mut b) = pair();

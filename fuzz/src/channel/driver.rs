@@ -208,7 +208,7 @@ impl World {
         self.acks[from] = if is_ack { self.acks[from] + 1 } else { 0 };
         assert!(self.acks[from] <= ACKS_MAX, "talks without having anything to say");
         let left = left.map(|(piece, at, length)| (piece.clone(), at, length));
-        let (wants_copy, is_again) = (frame.wants_copy, frame.is_again);
+        let (wants_copy, must_let_go) = (frame.wants_copy, frame.must_let_go);
         let held = left.as_ref().map_or(0, |(.., length)| *length);
         assert_eq!(flying.payload.len() as u64 + held, flying.size, "{:?}", flying.header);
         let mut copy = None;
@@ -218,10 +218,10 @@ impl World {
             copy = wants_copy.then(|| self.arena.copy(&bytes));
             let now = length.min(most);
             flying.payload.extend_from_slice(&bytes[..now as usize]);
-            let own = is_again.then(|| (self.arena.copy(&bytes[now as usize..]), 0, length - now));
+            let own = must_let_go.then(|| (self.arena.copy(&bytes[now as usize..]), 0, length - now));
             rest = own.or(Some((piece, at + now, length - now))).filter(|(.., left)| *left > 0);
         }
-        let flushed = rest.is_none() || is_again;
+        let flushed = rest.is_none() || must_let_go;
         self.lanes[from][lane].rest = rest;
         self.push(from, lane, flying);
         self.sides[from].endpoint.transmitted(PEER, path, flushed, copy);

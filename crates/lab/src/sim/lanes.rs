@@ -88,7 +88,7 @@ impl World {
         let front = frame.front().to_vec();
         let header = Header::parse(&front).map_err(violation)?;
         let payload = frame.payload.map(|(piece, at, length)| (*piece, at, length));
-        let (wants_copy, is_again) = (frame.wants_copy, frame.is_again);
+        let (wants_copy, must_let_go) = (frame.wants_copy, frame.must_let_go);
         let sent = front.len() + payload.map_or(0, |(_, _, length)| length as usize);
         require!(sent == HEADER_BYTES + header.length as usize, "{header:?} has another length");
         let written = self.enter((from, to, lane), &front, payload)?;
@@ -109,10 +109,10 @@ impl World {
         if written == Written::Part {
             self.tally.count("frames in parts");
         }
-        if is_again {
+        if must_let_go {
             self.links[from][to][lane].own_rest(&mut self.arena)?;
         }
-        let is_flushed = written == Written::Whole || is_again;
+        let is_flushed = written == Written::Whole || must_let_go;
         self.nodes[from].endpoint.transmitted(peer, path, is_flushed, copy);
         if let (Some(before), Some(after)) = (before, self.flying(from, peer, lane)) {
             check_window(&before, &after)?;

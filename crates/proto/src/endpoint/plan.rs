@@ -21,9 +21,9 @@ pub struct Outgoing<'a, M> {
     pub payload: Option<(&'a M, u64, u64)>,
     /// The payload is to be copied: see [`Endpoint::transmitted`].
     pub wants_copy: bool,
-    /// It has been sent before, and its memory may be given back at any moment: a path that does not take all of it at
-    /// once keeps a copy of the rest, and counts as having taken all.
-    pub is_again: bool,
+    /// Its memory may be given back at any moment, for it has been sent before, or the path is doubted and another may
+    /// bring it sooner: a path that does not take all of it at once keeps a copy of the rest, and counts as having taken all.
+    pub must_let_go: bool,
 }
 
 impl<M> Outgoing<'_, M> {

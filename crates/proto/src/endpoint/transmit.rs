@@ -7,7 +7,7 @@ use super::channel::{Channel, Item, Sent};
 use super::plan::{
     Outgoing, Passing, Plan, item_memory, numbered, plan, plan_too_long, planned_memory,
 };
-use super::{Action, Endpoint, Failure, Level, Memory, Op, OpKind, Peer};
+use super::{Action, Endpoint, Failure, Level, Memory, Op, OpKind, Path, Peer};
 use crate::channel::{Origin, PathId};
 use crate::slab::Slab;
 use crate::wire::frame::{Kind, flag};
@@ -28,8 +28,9 @@ impl<M: Memory> Endpoint<M> {
             }
             return None;
         };
-        let traits = &channel.way(path)?.path;
-        let (checked, lossless, copy_max) = (traits.checked, traits.lossless, traits.copy_max);
+        let way = channel.way(path)?;
+        let Path { checked, lossless, copy_max, .. } = way.path;
+        let must_let_go = plan.origin == Origin::Again || way.is_doubted;
         let front = plan.front(self.config.address, channel, checked);
         let payload = if plan.payload == 0 {
             None
@@ -39,8 +40,7 @@ impl<M: Memory> Endpoint<M> {
         let is_small = plan.payload > 0 && plan.payload <= copy_max as u64;
         let may_copy = channel.may_copy || plan.is_answer();
         let wants_copy = plan.origin == Origin::New && !lossless && is_small && may_copy;
-        let is_again = plan.origin == Origin::Again;
-        Some(Outgoing { front, payload, wants_copy, is_again })
+        Some(Outgoing { front, payload, wants_copy, must_let_go })
     }
 
     /// Whether there is room for copies of what goes to `peer` and may have to go again. Without it payload stays with the
@@ -91,7 +91,7 @@ impl<M: Memory> Endpoint<M> {
         let plan = numbered(passing.plan(), channel, lossless);
         let front = plan.front(self.config.address, channel, checked);
         let wants_copy = !lossless;
-        Some(Outgoing { front, payload: None, wants_copy, is_again: false })
+        Some(Outgoing { front, payload: None, wants_copy, must_let_go: false })
     }
 
     /// The message that [`Self::pass`] gave the frame of is with the path. `copy`: of its bytes, if that was wanted.

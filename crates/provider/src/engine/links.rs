@@ -163,11 +163,11 @@ impl Link {
         }
     }
 
-    /// The stream has sent only a part of a frame of `peer`. What is sent again may lie in memory that is given back before
-    /// the rest has left.
-    pub(super) fn hold(&mut self, peer: Peer, is_again: bool) {
+    /// The stream has sent only a part of a frame of `peer`, which may lie in memory that is given back before
+    /// the rest has left ([`Outgoing::must_let_go`](landbridge_proto::endpoint::Outgoing)).
+    pub(super) fn hold(&mut self, peer: Peer, must_let_go: bool) {
         match &mut self.carrier {
-            Carrier::Stream(stream) if is_again => {
+            Carrier::Stream(stream) if must_let_go => {
                 stream.own_held();
                 self.await_room(peer);
             }

@@ -162,9 +162,9 @@ impl Engine {
                 self.core.transmitted(peer, path, true, copy);
                 self.note_sent();
             } else {
-                let is_again = frame.is_again;
-                self.core.transmitted(peer, path, is_again, copy);
-                link.hold(peer, is_again);
+                let must_let_go = frame.must_let_go;
+                self.core.transmitted(peer, path, must_let_go, copy);
+                link.hold(peer, must_let_go);
                 return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
             self.drain_actions();
