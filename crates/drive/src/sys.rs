@@ -42,6 +42,19 @@ pub fn raise_open_files() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
+/// The system is to begin to write what has been written to this part of a file, and not to let it pile up.
+pub fn begin_writeback(file: impl AsFd, at: u64, bytes: u64) {
+    // SAFETY: the call takes numbers only. That it fails changes nothing but when the system writes.
+    unsafe {
+        libc::sync_file_range(
+            file.as_fd().as_raw_fd(),
+            at as libc::off64_t,
+            bytes as libc::off64_t,
+            libc::SYNC_FILE_RANGE_WRITE,
+        );
+    }
+}
+
 /// Small messages leave at once, and a vanished peer is noticed. No effect on Unix sockets.
 pub fn tune_link(socket: impl AsFd) {
     let _ = sockopt::set_tcp_nodelay(&socket, true);

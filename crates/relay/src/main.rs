@@ -2,6 +2,7 @@
 //! between them. It looks at a frame's header and at nothing behind it.
 
 mod admin;
+mod inquiry;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -13,7 +14,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Parser;
-use landbridge_drive::engine::{Engine, Peer, Setup, epoll::Epoll};
+use landbridge_drive::engine::disk::Disk;
+use landbridge_drive::engine::{Engine, Peer, Recover, Setup, epoll::Epoll};
 use landbridge_drive::link::tls::Identity;
 use landbridge_drive::sys;
 use landbridge_proto::id::ClusterId;
@@ -42,7 +44,8 @@ const BACKLOG: i32 = 4096;
         It prints one line when it is ready, and its log on standard error. SIGUSR1 logs its\n\
         counters; SIGTERM and SIGINT end it, and so does the end of standard input after --config -.\n\
         Environment: LANDBRIDGE_PEER_TIMEOUT, LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX,\n\
-        LANDBRIDGE_WAN_UDP, LANDBRIDGE_CONGESTION."
+        LANDBRIDGE_WAN_UDP, LANDBRIDGE_CONGESTION, LANDBRIDGE_RECOVER, LANDBRIDGE_RECOVER_MEMORY,\n\
+        LANDBRIDGE_RECOVER_DIR, LANDBRIDGE_RECOVER_DISK."
 )]
 struct Arguments {
     /// The TOML document that describes the relay; `-` reads it from standard input, up to a line
@@ -106,6 +109,8 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
     };
     let ready = format!("landbridge-relay: ready ranks={} relays={relays_at}", ranks.local_addr()?);
     let (admin, controls) = Admin::new(config.cluster, path == Path::new("-"))?;
+    // Signals are blocked by now, so in the thread of the disk as well: one that met that would end the relay.
+    let recover = recover(&settings)?;
     let setup = Setup {
         own: ClusterId(config.cluster),
         clusters: config.clusters(),
@@ -119,12 +124,23 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
         wan_streams: settings.wan_streams,
         redial_max: settings.redial_max,
         wan_udp: settings.wan_udp,
-        recover: settings.recover,
+        recover,
         spin: config.spin_micros.map(Duration::from_micros),
         job: config.job,
         key: config.key,
     };
     Ok((admin, setup, ready))
+}
+
+/// What is kept for processes that may come back, and where.
+fn recover(settings: &Settings) -> Result<Option<Recover>> {
+    let directory = settings.recover_dir.as_deref().filter(|_| settings.recover);
+    let open = |path: &Path| {
+        let disk = Disk::open(path, settings.recover_disk);
+        disk.with_context(|| format!("recover_dir: no file can be made in {}", path.display()))
+    };
+    let disk = directory.map(open).transpose()?;
+    Ok(settings.recover.then_some(Recover { memory: settings.recover_memory, disk }))
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {

@@ -2,16 +2,21 @@
 //! [`landbridge_proto::setting`]. A variable that is empty counts as not set.
 
 use std::env;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use landbridge_drive::link::quic::Congestion;
 use landbridge_proto::setting::{
-    CONGESTION, PEER_TIMEOUT, RECOVER, REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
+    CONGESTION, PEER_TIMEOUT, RECOVER, RECOVER_DIR, RECOVER_DISK, RECOVER_MEMORY, REDIAL_MAX,
+    Setting, Value, WAN_STREAMS, WAN_UDP,
 };
 
+/// What `recover_dir` is by default.
+const NOWHERE: &str = "off";
+
 /// See the module head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How long frames wait for an endpoint whose link has broken.
     pub peer_timeout: Duration,
@@ -23,6 +28,12 @@ pub struct Settings {
     pub wan_udp: Option<Congestion>,
     /// Whether killed processes may come back.
     pub recover: bool,
+    /// Memory for what is kept for that,
+    pub recover_memory: u64,
+    /// where the rest of it goes,
+    pub recover_dir: Option<PathBuf>,
+    /// and how much of it.
+    pub recover_disk: u64,
 }
 
 impl Settings {
@@ -41,6 +52,9 @@ impl Settings {
             let parsed = row.parse(text.as_deref().unwrap_or(row.default));
             parsed.map_err(|why| anyhow!("{name}: {why}"))
         };
+        let size = |row| read(row)?.number().context("a size");
+        let directory = variable(&RECOVER_DIR.variable());
+        let directory = directory.filter(|text| !text.is_empty() && text != NOWHERE);
         let time = |row| read(row)?.duration().context("a time");
         let word = |row| read(row)?.word().context("a word");
         let congestion = match word(&CONGESTION)? {
@@ -53,20 +67,33 @@ impl Settings {
             redial_max: time(&REDIAL_MAX)?,
             wan_udp: (word(&WAN_UDP)? == "on").then_some(congestion),
             recover: read(&RECOVER)?.is_on().context("a switch")?,
+            recover_memory: size(&RECOVER_MEMORY)?,
+            recover_dir: directory.map(PathBuf::from),
+            recover_disk: size(&RECOVER_DISK)?,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use landbridge_proto::relay::HISTORIES_BYTES_MAX;
+
     use super::*;
 
     #[test]
     fn what_is_not_set_is_as_by_default() {
         let settings = Settings::from(|_| None).unwrap();
         let (peer_timeout, redial_max) = (Duration::from_secs(60), Duration::from_secs(2));
-        let expected =
-            Settings { peer_timeout, wan_streams: 1, redial_max, wan_udp: None, recover: false };
+        let expected = Settings {
+            peer_timeout,
+            wan_streams: 1,
+            redial_max,
+            wan_udp: None,
+            recover: false,
+            recover_memory: HISTORIES_BYTES_MAX,
+            recover_dir: None,
+            recover_disk: 64 << 30,
+        };
         assert_eq!(settings, expected);
         assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);
     }
@@ -78,6 +105,10 @@ mod tests {
         };
         let settings = set("LANDBRIDGE_PEER_TIMEOUT", "5s").unwrap();
         assert_eq!(settings.peer_timeout, Duration::from_secs(5));
+        assert_eq!(set("LANDBRIDGE_RECOVER_MEMORY", "64MiB").unwrap().recover_memory, 64 << 20);
+        let directory = set("LANDBRIDGE_RECOVER_DIR", "/scratch/me").unwrap().recover_dir;
+        assert_eq!(directory, Some(PathBuf::from("/scratch/me")));
+        assert_eq!(set("LANDBRIDGE_RECOVER_DIR", "off").unwrap().recover_dir, None);
         assert_eq!(set("LANDBRIDGE_WAN_STREAMS", "64").unwrap().wan_streams, 64);
         assert_eq!(set("LANDBRIDGE_WAN_UDP", "on").unwrap().wan_udp, Some(Congestion::Bbr));
         assert_eq!(set("LANDBRIDGE_CONGESTION", "cubic").unwrap().wan_udp, None);

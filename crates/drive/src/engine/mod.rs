@@ -3,6 +3,7 @@
 //! All engines share the state machine ([`landbridge_proto::relay`]), the setup, and how they speak
 //! to the program around them; they differ in how they wait and in what runs at the same time.
 
+pub mod disk;
 pub mod epoll;
 
 use std::fmt;
@@ -12,12 +13,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use landbridge_proto::id::{ClusterId, JobId, JobKey};
-use landbridge_proto::relay::Counters;
+use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
+use landbridge_proto::relay::{Counters, Excerpt, Holding};
 use landbridge_proto::route::table::Range;
 
 use crate::link::quic::Congestion;
 use crate::link::tls::Identity;
+use disk::Disk;
 
 /// What a relay is to do.
 pub struct Setup {
@@ -49,10 +51,18 @@ pub struct Setup {
     pub wan_udp: Option<Congestion>,
     /// Longest pause before a relay is dialled again.
     pub redial_max: Duration,
-    /// Endpoints that were killed may come back.
-    pub recover: bool,
+    /// Endpoints that were killed may come back: what is kept for them.
+    pub recover: Option<Recover>,
     /// How long to spin before sleeping; `None`: as long as it pays on this machine.
     pub spin: Option<Duration>,
+}
+
+/// What is kept for endpoints that may come back.
+pub struct Recover {
+    /// Bytes of memory for it.
+    pub memory: u64,
+    /// Where the rest goes, if anywhere.
+    pub disk: Option<Disk>,
 }
 
 /// A relay to connect to.
@@ -68,6 +78,12 @@ pub struct Peer {
 pub trait Watch {
     /// One line for the log.
     fn log(&mut self, line: fmt::Arguments<'_>);
+
+    /// One line that the user should read.
+    fn warn(&mut self, line: fmt::Arguments<'_>);
+
+    /// What somebody wanted to know: see [`Next::Show`].
+    fn handle_exhibit(&mut self, exhibit: &Exhibit);
 
     /// The link to the relay of `cluster`, at the other end of which is `remote`, is up, or there is none
     /// for this reason. Of attempts that fail for the same reason only the first is told.
@@ -95,6 +111,33 @@ pub enum Next {
     GoOn,
     /// It ends.
     Stop,
+    /// It goes on, and says what it keeps of its endpoints.
+    Show(Inquiry),
+}
+
+/// What of that somebody wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inquiry {
+    /// How much it is, of endpoints from this one on: as many as fit into an answer.
+    All(Address),
+    /// So many intakes of this endpoint, and their frames.
+    One {
+        /// Whose.
+        address: Address,
+        /// The first of them.
+        from: u64,
+        /// How many.
+        count: u64,
+    },
+}
+
+/// The answer to an [`Inquiry`].
+#[derive(Clone, Debug)]
+pub enum Exhibit {
+    /// Of each endpoint, and where there are more.
+    All(Vec<Holding>, Option<Address>),
+    /// Of one, if anything is kept of it.
+    One(Option<Excerpt>),
 }
 
 /// What an engine has done so far, and what it holds.
@@ -116,6 +159,10 @@ pub struct Report {
     pub lanes: usize,
     /// Bytes in queues.
     pub queued_bytes: usize,
+    /// Bytes kept for endpoints that may come back: in memory,
+    pub kept_bytes: u64,
+    /// and on the disk.
+    pub disk_bytes: u64,
     /// Streams to other relays that broke.
     pub breaks: u64,
     /// Calls to the kernel.
@@ -132,7 +179,8 @@ impl fmt::Display for Report {
         write!(
             f,
             "frames={} bytes={} unreachable={} lost={} notices_dropped={} malformed={} pauses={} \
-             lost_bytes={} taken_in={} intake_bytes={} accepted={} refused={} attached={} links={} lanes={} strangers={} \
+             lost_bytes={} taken_in={} intake_bytes={} \
+             kept_bytes={} disk_bytes={} read_back_bytes={} disk_waits={} accepted={} refused={} attached={} links={} lanes={} strangers={} \
              queued_bytes={} breaks={} waits={} reads={} writes={}",
             relay.frames,
             relay.bytes,
@@ -144,6 +192,10 @@ impl fmt::Display for Report {
             relay.lost_bytes,
             relay.taken_in,
             relay.intake_bytes,
+            self.kept_bytes,
+            self.disk_bytes,
+            relay.read_back_bytes,
+            relay.disk_waits,
             self.accepted,
             self.refused,
             self.attached,

@@ -7,6 +7,7 @@
 //! What may never happen: a new start sees something else, or in another order, than the one before; a message is lost,
 //! doubled or changed; somebody hears that another one is gone; a relay stops one for doing something else than before.
 
+mod disk;
 mod process;
 
 use landbridge_proto::id::{Address, ClusterId};
@@ -16,6 +17,7 @@ use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 
 use super::random::Random;
 use super::{Tally, Violation, require};
+use disk::Disk;
 use process::{Event, Need, Process, Task};
 
 /// More steps than any run takes.
@@ -42,6 +44,7 @@ struct Rank {
 /// One side: its relay and the stream to the other.
 struct Side {
     relay: Relay,
+    disk: Disk,
     lane: Option<LinkId>,
     /// Bytes from the other side.
     wire: Vec<u8>,
@@ -98,17 +101,22 @@ impl World {
         let range =
             |first| Range { first: first * per_side as u32, count: per_side as u32, spawned: 0 };
         let micros = random.below(1 << 40);
-        let side = |own| {
+        let side = |own, random: &mut Random| {
             let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);
             let mut relay = relay.map_err(|why| Violation(why.into()))?;
-            relay.set_recovering();
-            Ok(Side { relay, lane: None, wire: Vec::new(), is_paused: false })
+            let (disk, room) = Disk::new(random);
+            match room {
+                Some(room) => relay.set_recovering_within(room),
+                None => relay.set_recovering(),
+            }
+            Ok(Side { relay, disk, lane: None, wire: Vec::new(), is_paused: false })
         };
         let ring_bytes = random.pick(&[FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX, 256 << 10]);
         let (kills, breaks) = (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 0, 1, 10]));
         let kills_left = random.pick(&[1, 3, 10, 30]);
+        let sides = [side(0, &mut random)?, side(1, &mut random)?];
         let mut world = Self {
-            sides: [side(0)?, side(1)?],
+            sides,
             ranks: (0..count).map(rank).collect(),
             per_side,
             ring_bytes,
@@ -279,6 +287,8 @@ impl World {
             self.sides[side].relay.tell();
             self.drain(side, &[])?;
         }
+        let Side { relay, disk, .. } = &mut self.sides[side];
+        disk.work(relay, &mut self.random, &mut self.tally)?;
         Ok(())
     }
 
@@ -403,6 +413,8 @@ mod tests {
             "processes killed in the middle of what they say",
             "intakes done again",
             "pieces told",
+            "segments written",
+            "segments read back",
             "waits for the relay",
             "streams broken",
         ] {

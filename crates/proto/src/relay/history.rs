@@ -19,71 +19,82 @@ use crate::route::queue::Pool;
 use crate::route::table::LinkId;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 
+use super::archive::{Archive, Found, Place};
 use super::intakes::{Intake, Intakes};
 use super::notice::empty;
 use super::port::{Party, Piece, Port};
 use super::record::Entry;
+use super::shelf::{READ_AHEAD, Room, Shelf};
 use super::store::{Cursor, Store};
 use super::{Malformed, Relay, Stop};
 
-/// What all histories of a relay together may take. Whose history would need more can come back no longer.
+/// Memory that all histories of a relay together may take, unless the user says otherwise. What is beyond it goes to a disk,
+/// if there is one; otherwise whose history would need more can come back no longer.
 pub const HISTORIES_BYTES_MAX: u64 = 4 << 30;
 
 /// What an endpoint is told waits for it up to about so many bytes: as much as its ring holds.
 pub(super) const TOLD_BYTES_MAX: usize = 256 << 10;
 
 /// The histories of all endpoints of a relay.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Histories {
-    all: BTreeMap<Address, History>,
-    bytes: u64,
-    /// [`HISTORIES_BYTES_MAX`]; less in tests that fill it.
-    bytes_max: u64,
+    pub all: BTreeMap<Address, History>,
+    /// What all of them take, wherever it lies.
+    pub bytes: u64,
+    pub shelf: Shelf,
 }
 
 impl Histories {
-    pub fn new(bytes_max: u64) -> Self {
-        Self { all: BTreeMap::new(), bytes: 0, bytes_max }
-    }
-
-    #[cfg(test)]
-    pub fn set_bytes_max(&mut self, bytes_max: u64) {
-        self.bytes_max = bytes_max;
+    pub fn new(room: Room) -> Self {
+        Self { all: BTreeMap::new(), bytes: 0, shelf: Shelf::new(room) }
     }
 
     /// Of an endpoint, if it may come back; there is room for `bytes` more.
     #[inline]
-    fn of(&mut self, address: Address, bytes: usize) -> Option<&mut History> {
-        let history = self.all.entry(address).or_default();
+    fn of(&mut self, address: Address, bytes: usize) -> Option<(&mut History, &mut Shelf)> {
+        let Self { all, bytes: held, shelf } = self;
+        let count = all.len();
+        let history = all.entry(address).or_default();
         if history.given_up.is_some() {
             return None;
         }
         // Of one that is being told it the rest is still needed; it grants its peers nothing meanwhile, so little more comes.
-        if self.bytes + bytes as u64 > self.bytes_max && history.telling.is_none() {
-            self.bytes -=
-                history.give_up("what it was given was too much to be kept: it cannot come back");
+        // Little comes while the disk is busy as well: inputs wait for that.
+        let is_over = shelf.is_over(*held + bytes as u64, count);
+        if is_over && history.telling.is_none() && !shelf.is_writing() {
+            let why = "what it was given was too much to be kept: it cannot come back";
+            *held -= history.give_up(why, shelf);
+            shelf.note_given_up(address, why);
             return None;
         }
-        self.bytes += bytes as u64;
-        Some(history)
+        *held += bytes as u64;
+        Some((history, shelf))
     }
 
     /// It may come back no longer.
     pub fn give_up(&mut self, address: Address, why: &'static str) {
-        self.bytes -= self.all.entry(address).or_default().give_up(why);
+        let Self { all, bytes, shelf } = self;
+        *bytes -= all.entry(address).or_default().give_up(why, shelf);
+        shelf.note_given_up(address, why);
     }
 
-    /// A frame made here is given to an endpoint.
-    pub fn give(&mut self, address: Address, frame: &[u8]) {
-        if let Some(history) = self.of(address, frame.len()) {
-            history.give(frame);
+    /// A frame is given to an endpoint. Whether it is being told what was: then it hears this in its turn. `None`: it may not
+    /// come back.
+    pub fn give(&mut self, address: Address, frame: &[u8]) -> Option<bool> {
+        let (history, shelf) = self.of(address, frame.len())?;
+        let is_told = history.telling.is_some();
+        if let Some(number) = history.given.push(frame, &mut shelf.spare) {
+            shelf.note_sealed(address, number);
+            self.move_out();
         }
+        Some(is_told)
     }
 
     /// Its present start has gone.
     pub fn stop_telling(&mut self, address: Address) {
-        if let Some(history) = self.all.get_mut(&address) {
-            history.telling = None;
+        let Self { all, shelf, .. } = self;
+        if let Some(history) = all.get_mut(&address) {
+            history.stop_telling(shelf);
         }
     }
 
@@ -97,15 +108,15 @@ impl Histories {
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// Why there is nothing of it.
-    given_up: Option<&'static str>,
+    pub given_up: Option<&'static str>,
     /// Frames that were given to it, in order.
-    given: Store,
+    pub given: Archive,
     /// When it has taken in how many of them.
-    intakes: Intakes,
+    pub intakes: Intakes,
     /// A digest of each frame that it has sent,
     sent: Store,
     /// and how many these are.
-    sent_count: u64,
+    pub sent_count: u64,
     /// Of these, how many its present start has sent, and where the next one is.
     repeated: u64,
     next_sent: Cursor,
@@ -120,7 +131,21 @@ struct Telling {
     intakes_left: u32,
     /// Of the intake that was told last.
     frames_left: u32,
-    given: Cursor,
+    given: Place,
+    /// Segments before this one have been left.
+    left: usize,
+}
+
+/// What an endpoint has been told of what was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// There is more.
+    More,
+    /// There is more, and it is on the disk.
+    Waits,
+    All,
+    /// The rest is of no use.
+    Useless,
 }
 
 /// A frame that an endpoint sends, compared with what its earlier start has sent.
@@ -143,14 +168,41 @@ impl History {
     }
 
     /// Nothing is kept of it any more. So many bytes were.
-    fn give_up(&mut self, why: &'static str) -> u64 {
+    fn give_up(&mut self, why: &'static str, shelf: &mut Shelf) -> u64 {
         let bytes = self.bytes();
+        let end = self.given.end();
+        let freed = self.given.trim(end, &mut shelf.spare);
+        shelf.take_back(&freed);
         *self = Self { given_up: Some(why), ..Self::default() };
         bytes
     }
 
-    pub fn give(&mut self, frame: &[u8]) {
-        self.given.push(frame);
+    pub fn is_told(&self) -> bool {
+        self.telling.is_some()
+    }
+
+    /// Whether somebody is told what lies in this segment, or soon will be.
+    pub fn is_reading(&self, segment: usize) -> bool {
+        let first = |telling: &Telling| telling.given.segment;
+        self.telling.as_ref().map(first).is_some_and(|at| (at..at + READ_AHEAD).contains(&segment))
+    }
+
+    fn stop_telling(&mut self, shelf: &mut Shelf) {
+        if let Some(Telling { given, left, .. }) = self.telling.take() {
+            self.given.leave(left..given.segment + READ_AHEAD, &mut shelf.spare);
+        }
+    }
+
+    /// Has what is told next in memory, as far as the disk has read it.
+    fn fetch(&mut self, address: Address, shelf: &mut Shelf) {
+        let Some(Telling { given, left, .. }) = &mut self.telling else { return };
+        let at = given.segment;
+        self.given.leave(core::mem::replace(left, at)..at, &mut shelf.spare);
+        for number in at..at + READ_AHEAD {
+            if let Some((id, length)) = self.given.call(number) {
+                shelf.fetch(address, number, id, length);
+            }
+        }
     }
 
     pub fn compare(&mut self, frame: &[u8]) -> Sending {
@@ -174,18 +226,25 @@ impl History {
     fn begin(&mut self, address: Address, port: &mut Port, pool: &mut Pool) {
         (self.repeated, self.next_sent) = (0, Cursor::default());
         let intakes_left = self.intakes.count();
-        let (intakes, given) = (Cursor::default(), Cursor::default());
-        self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given });
+        let (intakes, given) = (Cursor::default(), Place::default());
+        self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left: 0 });
         // Until it has sent that again nothing else may be taken in.
         let opening = Intake { polls: 0, frames: intakes_left, micros: self.sent_count };
         push_intake(address, opening, port, pool);
     }
 
-    /// Tells the next piece; whether there is more.
-    fn tell(&mut self, address: Address, port: &mut Port, pool: &mut Pool) -> bool {
+    /// Tells the next piece, as far as it is in memory; and how that ended.
+    fn tell(
+        &mut self,
+        address: Address,
+        port: &mut Port,
+        pool: &mut Pool,
+        shelf: &mut Shelf,
+    ) -> Told {
+        self.fetch(address, shelf);
         while let Some(telling) = &mut self.telling {
             if port.waiting_bytes() >= TOLD_BYTES_MAX {
-                return true;
+                return Told::More;
             }
             if telling.frames_left == 0 && telling.intakes_left > 0 {
                 telling.intakes_left -= 1;
@@ -195,26 +254,21 @@ impl History {
                 }
                 continue;
             }
-            telling.frames_left = telling.frames_left.saturating_sub(1);
-            let given = &self.given;
-            let header = given.take::<HEADER_BYTES>(&mut telling.given);
-            let parsed = header.as_ref().and_then(|bytes| Header::parse(bytes).ok());
-            let (Some(bytes), Some(header)) = (header, parsed) else {
-                self.telling = None;
-                break;
-            };
-            let mut left = header.length as usize;
-            port.push_part(pool, &bytes);
-            while left > 0 {
-                let part = given.read(&mut telling.given, left);
-                // Frames are kept whole.
-                debug_assert!(!part.is_empty());
-                left -= part.len().max(1);
-                port.push_part(pool, part);
+            match self.given.find(&mut telling.given) {
+                Found::Frame(header, frame) => {
+                    telling.frames_left = telling.frames_left.saturating_sub(1);
+                    telling.given.advance(frame.len());
+                    port.push_notice(pool, frame, &header);
+                }
+                Found::Elsewhere => {
+                    self.fetch(address, shelf);
+                    return Told::Waits;
+                }
+                Found::Damaged => return Told::Useless,
+                Found::End => self.stop_telling(shelf),
             }
-            port.note_pushed(&header);
         }
-        false
+        Told::All
     }
 }
 
@@ -276,10 +330,16 @@ impl Relay {
         header: &Header,
     ) -> bool {
         let length = HEADER_BYTES + header.length as usize;
-        let Some(history) = self.history_of(to, length) else { return false };
+        let (Some(histories), Some(port)) = (&mut self.histories, &self.ports[to.0 as usize])
+        else {
+            return false;
+        };
+        let Party::Endpoint(address) = port.party else { return false };
         bytes[at + 6] += 1;
-        history.give(&bytes[at..at + length]);
-        let is_told = history.telling.is_some();
+        let Some(is_told) = histories.give(address, &bytes[at..at + length]) else {
+            bytes[at + 6] -= 1;
+            return false;
+        };
         self.counters.frames += 1;
         self.counters.bytes += length as u64;
         let port = self.port_mut(to);
@@ -299,7 +359,7 @@ impl Relay {
     fn history_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut History> {
         let histories = self.histories.as_mut()?;
         match self.ports[link.0 as usize].as_ref()?.party {
-            Party::Endpoint(address) => histories.of(address, bytes),
+            Party::Endpoint(address) => histories.of(address, bytes).map(|(history, _)| history),
             _ => None,
         }
     }
@@ -311,13 +371,17 @@ impl Relay {
             return;
         };
         let Party::Endpoint(address) = port.party else { return };
-        if let Some(history) = histories.of(address, 0) {
+        if let Some((history, shelf)) = histories.of(address, 0) {
             // Nobody has given it that yet.
             let owed = core::mem::take(&mut port.owed);
             port.discard(pool);
             port.owed = owed;
             history.begin(address, port, pool);
-            port.is_told = history.tell(address, port, pool);
+            let told = history.tell(address, port, pool, shelf);
+            port.note_told(told);
+            if told == Told::Useless {
+                self.strand(link, address);
+            }
         }
     }
 
@@ -333,14 +397,29 @@ impl Relay {
             };
             port.in_told = false;
             let Party::Endpoint(address) = port.party else { continue };
-            let history = histories.all.get_mut(&address);
+            let Histories { all, shelf, .. } = histories;
+            let history = all.get_mut(&address);
             if let Some(history) = history.filter(|_| port.is_told && port.is_up()) {
-                port.is_told = history.tell(address, port, pool);
+                let told = history.tell(address, port, pool, shelf);
+                port.note_told(told);
+                if told == Told::Useless {
+                    self.strand(link, address);
+                }
                 has_told = true;
                 self.touch(link);
             }
         }
         has_told
+    }
+
+    /// What the endpoint at `link` is told next has been read from the disk.
+    pub(super) fn note_telling(&mut self, link: LinkId) {
+        let Some(Some(port)) = self.ports.get_mut(link.0 as usize) else { return };
+        port.awaits_disk = false;
+        if port.has_to_be_told() {
+            port.in_told = true;
+            self.told.push_back(link);
+        }
     }
 
     /// Whether [`Relay::tell`] has something to do.
@@ -351,7 +430,7 @@ impl Relay {
     /// The start at `link` that was being told what was has gone.
     pub(super) fn stop_telling(&mut self, link: LinkId) {
         let port = self.port_mut(link);
-        port.is_told = false;
+        port.note_told(Told::All);
         if let (Party::Endpoint(address), Some(histories)) = (port.party, &mut self.histories) {
             histories.stop_telling(address);
         }

@@ -44,6 +44,9 @@ impl Intake {
 pub(super) struct Intakes {
     store: Store,
     count: u32,
+    /// Over all of them.
+    polls: u64,
+    frames: u64,
 }
 
 impl Intakes {
@@ -72,6 +75,19 @@ impl Intakes {
         self.store.push(&list[..length]);
         // Each takes three bytes at least, and all together no more than there is for histories.
         self.count += 1;
+        // An endpoint says what it likes.
+        self.polls = self.polls.saturating_add(intake.polls);
+        self.frames = self.frames.saturating_add(intake.frames as u64);
+    }
+
+    /// Polls up to the last one.
+    pub fn polls(&self) -> u64 {
+        self.polls
+    }
+
+    /// Frames that they have taken in.
+    pub fn frames(&self) -> u64 {
+        self.frames
     }
 
     /// The next one behind the cursor.

@@ -33,7 +33,7 @@
 //!
 //! **Processes that come back** ([`Relay::set_recovering`]). The relay then keeps what it gives to each endpoint, and swallows
 //! what a new start of one sends again: see `history`. Queues towards endpoints have no bound but that of what is kept; what a
-//! new start is told goes there piece by piece ([`Relay::tell`]).
+//! new start is told goes there piece by piece ([`Relay::tell`]). What is more than the memory for it goes to a disk: see `shelf`.
 //!
 //! What may never happen: a frame is taken from its source and neither delivered nor told of, too
 //! many notices ([`Counters::notices_dropped`]) apart; memory beyond the bounds below; an input that
@@ -42,12 +42,15 @@
 //! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write, `handle_sent`,
 //! `keep`) before the buffer is touched again or another input is handled.
 
+mod archive;
 mod history;
+mod holding;
 mod intakes;
 mod links;
 mod notice;
 mod port;
 mod record;
+mod shelf;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -64,10 +67,13 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+pub use archive::Shown;
 pub use history::HISTORIES_BYTES_MAX;
 use history::Histories;
+pub use holding::{Excerpt, Holding, Moment};
 use port::{Party, Piece, Port, State};
 use record::Entry;
+pub use shelf::{Order, Remark, Room, SEGMENT_BYTES, SegmentId};
 
 /// Most bytes of a frame that a relay takes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;
@@ -141,6 +147,10 @@ pub struct Counters {
     pub taken_in: u64,
     /// and bytes that are kept of when they have.
     pub intake_bytes: u64,
+    /// Bytes of what is kept that were read back from the disk.
+    pub read_back_bytes: u64,
+    /// How often an input had to wait for the disk.
+    pub disk_waits: u64,
 }
 
 /// What became of an input's buffer.
@@ -194,6 +204,8 @@ pub struct Relay {
     owing: VecDeque<LinkId>,
     /// Endpoints that are to be told more of what was.
     told: VecDeque<LinkId>,
+    /// Endpoints that cannot be told more of what was, and why.
+    stranded: VecDeque<(LinkId, &'static str)>,
     now_millis: u64,
     away: usize,
     lanes: usize,
@@ -229,6 +241,7 @@ impl Relay {
             notices: BTreeMap::new(),
             owing: VecDeque::new(),
             told: VecDeque::new(),
+            stranded: VecDeque::new(),
             now_millis,
             away: 0,
             lanes: 0,
@@ -254,7 +267,17 @@ impl Relay {
 
     /// From now on endpoints that were killed may come back, as if nothing had happened.
     pub fn set_recovering(&mut self) {
-        self.histories = Some(Histories::new(HISTORIES_BYTES_MAX));
+        let (memory, segment) = (HISTORIES_BYTES_MAX, SEGMENT_BYTES);
+        self.set_recovering_within(Room { memory, disk: None, segment });
+    }
+
+    /// The same; what is kept for them takes no more than this.
+    ///
+    /// # Panics
+    /// If a frame does not fit into a segment.
+    pub fn set_recovering_within(&mut self, room: Room) {
+        assert!(room.segment >= FRAME_BYTES_MAX, "frames lie whole in a segment");
+        self.histories = Some(Histories::new(room));
     }
 
     /// See [`Relay::set_recovering`].
@@ -430,8 +453,13 @@ impl Relay {
         let length = HEADER_BYTES + header.length as usize;
         let bound = self.bound(to);
         let its_turn = self.turn == Some((from, to));
-        if self.histories.is_some() && self.forward_recorded(to, bytes, at, header) {
-            return Ok(length);
+        if self.histories.is_some() {
+            if self.is_held_up(from, to, length) {
+                return Err(Stop::Full);
+            }
+            if self.forward_recorded(to, bytes, at, header) {
+                return Ok(length);
+            }
         }
         let is_heard_out = self.port(from).is_heard_out;
         let port = self.port_mut(to);

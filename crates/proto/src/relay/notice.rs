@@ -91,7 +91,8 @@ impl Relay {
                 port.push_notice(pool, &bytes, &header);
             }
             if let (Some(histories), Party::Endpoint(address)) = (&mut *histories, port.party) {
-                histories.give(address, &bytes);
+                // To one that may not come back it has been given all the same.
+                let _ = histories.give(address, &bytes);
             }
         }
         self.touch(link);

@@ -7,11 +7,12 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
+use super::history::{TOLD_BYTES_MAX, Told};
 use super::record::{Class, Entry, Record};
 use crate::id::{Address, ClusterId};
 use crate::route::queue::{Pool, Queue};
 use crate::route::table::LinkId;
-use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::wire::frame::{Header, Kind};
 
 /// Notices that may be owed over one port: 2 MiB. Beyond, they are dropped and counted; sources
 /// that are not told find out by themselves, later.
@@ -101,6 +102,8 @@ pub(super) struct Port {
     pub in_owing: bool,
     /// Of an endpoint that is being told what was before: there is more,
     pub is_told: bool,
+    /// which the disk has not read yet,
+    pub awaits_disk: bool,
     /// and it is its turn.
     pub in_told: bool,
 
@@ -141,6 +144,7 @@ impl Port {
             in_resume: false,
             in_owing: false,
             is_told: false,
+            awaits_disk: false,
             in_told: false,
             writer: Writer { rest: Queue::default(), record },
             is_retired: false,
@@ -171,22 +175,23 @@ impl Port {
         }
     }
 
-    /// A frame made here goes out after all that waits. Only while there are no pieces.
+    pub fn note_told(&mut self, told: Told) {
+        self.is_told = told != Told::All;
+        self.awaits_disk = told == Told::Waits;
+    }
+
+    /// Whether it has taken most of what it was told, and there is more.
+    #[inline]
+    pub fn has_to_be_told(&self) -> bool {
+        let may_be = self.is_told && !self.in_told && !self.awaits_disk;
+        may_be && self.waiting_bytes() <= TOLD_BYTES_MAX / 2
+    }
+
+    /// A frame that does not come from an input goes out after all that waits. Only while there are no pieces.
     pub fn push_notice(&mut self, pool: &mut Pool, bytes: &[u8], header: &Header) {
         debug_assert!(self.pieces.is_empty(), "pieces would be overtaken");
         self.note(bytes.len(), header);
         self.queue.push(pool, bytes);
-    }
-
-    /// As [`Port::push_notice`], but for a part of a frame: all parts in order, then [`Port::note_pushed`].
-    pub fn push_part(&mut self, pool: &mut Pool, bytes: &[u8]) {
-        debug_assert!(self.pieces.is_empty(), "pieces would be overtaken");
-        self.queue.push(pool, bytes);
-    }
-
-    /// All parts of a frame have been pushed.
-    pub fn note_pushed(&mut self, header: &Header) {
-        self.note(HEADER_BYTES + header.length as usize, header);
     }
 
     #[inline]

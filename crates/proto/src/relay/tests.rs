@@ -1,5 +1,6 @@
 //! One relay in small cases, and two with their ranks under a seed.
 
+mod disk;
 mod ports;
 mod recovery;
 mod world;

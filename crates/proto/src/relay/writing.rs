@@ -1,6 +1,5 @@
 //! What a relay's outputs write, and which inputs may go on.
 
-use super::history::TOLD_BYTES_MAX;
 use super::*;
 
 impl Relay {
@@ -98,7 +97,7 @@ impl Relay {
                 port.in_resume = true;
                 resume.push_back(output);
             }
-            if port.is_told && !port.in_told && port.waiting_bytes() <= TOLD_BYTES_MAX / 2 {
+            if port.has_to_be_told() {
                 port.in_told = true;
                 told.push_back(output);
             }
@@ -198,6 +197,7 @@ impl Relay {
 
     /// `link` waits no longer.
     pub(super) fn leave_line(&mut self, link: LinkId) {
+        self.leave_disk(link);
         if let Some(output) = self.port_mut(link).waits_for.take() {
             self.port_mut(output).line.retain(|waiter| *waiter != link);
         }

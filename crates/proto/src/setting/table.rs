@@ -175,6 +175,35 @@ pub const RECOVER_CLOCKS: Setting = Setting {
     sentence: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
                is told the same.",
 };
+pub const RECOVER_MEMORY: Setting = Setting {
+    name: "recover_memory",
+    default: "4GiB",
+    unit: "size, 1MiB to 1024GiB",
+    kind: Kind::Size { min: MIB, max: 1024 * GIB },
+    scope: Scope::Job,
+    readers: &[Reader::Relay],
+    sentence: "With `recover`: memory that each relay takes for what it keeps. With `recover_dir` it is 8 MiB for each of its \
+               processes at least.",
+};
+pub const RECOVER_DIR: Setting = Setting {
+    name: "recover_dir",
+    default: "off",
+    unit: "directory",
+    kind: Kind::Text,
+    scope: Scope::Job,
+    readers: &[Reader::Relay],
+    sentence: "With `recover`: where each relay lays what is more than `recover_memory`, in a file without a name that is gone \
+               when the relay is. Without it a process that needs more can come back no longer.",
+};
+pub const RECOVER_DISK: Setting = Setting {
+    name: "recover_disk",
+    default: "64GiB",
+    unit: "size, 1MiB to 1048576GiB",
+    kind: Kind::Size { min: MIB, max: 1024 * 1024 * GIB },
+    scope: Scope::Job,
+    readers: &[Reader::Relay],
+    sentence: "With `recover_dir`: most that each relay lays there.",
+};
 
 // --- of the launcher
 
@@ -319,6 +348,9 @@ pub const SETTINGS: &[&Setting] = &[
     &WAN_UDP,
     &RECOVER,
     &RECOVER_CLOCKS,
+    &RECOVER_MEMORY,
+    &RECOVER_DIR,
+    &RECOVER_DISK,
     &TOPOLOGY,
     &SETTINGS_FILE,
     &JOB,

@@ -3,7 +3,7 @@
 //! A round of the loop: (1) wait, or only look if something is left to do; (2) take in what the
 //! events say; (3) serve each link that may have something, once: one read, all its frames
 //! forwarded, each touched output written once; (4) let inputs go on whose outputs have room again;
-//! (5) tell processes that were started anew one more piece of what was; (6) close what has broken;
+//! (5) tell processes that were started anew one more piece of what was, and hand the disk what there is no memory for; (6) close what has broken;
 //! (7) look at the clock. A single message therefore costs one wait, one read and one write.
 //!
 //! Memory: no link owns a buffer; one read at a time uses one. A link keeps what it has read and cannot
@@ -13,6 +13,7 @@
 mod back;
 mod doors;
 mod ends;
+mod record;
 mod refusals;
 mod silence;
 mod stranger;
@@ -29,17 +30,19 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use landbridge_proto::id::{Address, ClusterId};
-use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Stop};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Room, SEGMENT_BYTES, Stop};
 use landbridge_proto::route::table::LinkId;
 use landbridge_proto::wire::hello::{Introduction, Role};
 use landbridge_proto::wire::name::NAME_BYTES;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
+use super::disk::Disk;
 use super::{Engine, LinkState, Next, Report, Setup, Watch};
 use crate::link::tls::Identity;
 use crate::sys;
 use back::TAKES_OVER;
 use doors::{Dial, Doors};
+use record::Record;
 use refusals::Refusals;
 use silence::Silences;
 use stranger::{Door, Own, Stranger};
@@ -96,6 +99,7 @@ struct Loop<'w> {
     refusals: Refusals,
     dials: Vec<Dial>,
     wan: Wan,
+    record: Record,
     /// Connections to serve.
     ready: VecDeque<usize>,
     /// Connections to close, and why.
@@ -172,9 +176,14 @@ impl<'w> Loop<'w> {
         let clusters = setup.clusters.len();
         let mut relay = Relay::new(setup.own, setup.clusters, now)
             .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        if setup.recover {
-            relay.set_recovering();
+        let mut disk = None;
+        if let Some(recover) = setup.recover {
+            let bytes = recover.disk.as_ref().map(Disk::bytes_max);
+            let (memory, segment) = (recover.memory, SEGMENT_BYTES);
+            relay.set_recovering_within(Room { memory, disk: bytes, segment });
+            disk = recover.disk;
         }
+        let record = Record::new(&epoll, disk)?;
         relay.set_patience(setup.peer_timeout.as_millis() as u64);
         let incarnation = u32::from_le_bytes(sys::random()?);
         let introduction = Introduction {
@@ -215,6 +224,7 @@ impl<'w> Loop<'w> {
             refusals: Refusals::default(),
             dials,
             wan,
+            record,
             ready: VecDeque::new(),
             doomed: Vec::new(),
             buffer: vec![0; READ_BYTES].into_boxed_slice(),
@@ -245,6 +255,7 @@ impl<'w> Loop<'w> {
             self.serve_ready();
             self.resume();
             self.tell();
+            self.keep_record();
             self.close_doomed();
             self.tick();
             self.wan.transmit(&self.epoll);
@@ -280,16 +291,22 @@ impl<'w> Loop<'w> {
             || self.doors.is_closed()
             || self.refusals.needs_clock()
             || self.silences.is_pressed()
+            || self.relay.waits_for_disk()
     }
 
     fn handle_event(&mut self, token: u64, flags: EventFlags) -> Next {
         if token >= doors::CONTROL_BASE {
             let index = (token - doors::CONTROL_BASE) as usize;
             let report = self.report();
-            return self.watch.handle_control(index, &self.controls[index], &report);
+            let next = self.watch.handle_control(index, &self.controls[index], &report);
+            return self.show(next);
         }
         if token >= doors::DOOR_BASE {
             self.answer_door((token - doors::DOOR_BASE) as usize);
+            return Next::GoOn;
+        }
+        if token == record::BELL {
+            self.handle_disk();
             return Next::GoOn;
         }
         if token >= wan::HUB_BASE {
@@ -335,7 +352,10 @@ impl<'w> Loop<'w> {
     }
 
     fn report(&self) -> Report {
+        let (kept_bytes, disk_bytes) = self.relay.kept_bytes();
         Report {
+            kept_bytes,
+            disk_bytes,
             relay: self.relay.counters(),
             links: self.slots.iter().flatten().count(),
             lanes: self.connections.iter().filter(|it| it.is_lane()).count(),
@@ -595,6 +615,7 @@ impl<'w> Loop<'w> {
         self.resume();
         self.dismiss_late_strangers(now);
         self.doom_silent(now);
+        self.look_at_disk(now);
         self.dial_due(now);
         self.go_back_to_udp(now);
         self.close_retired(now);

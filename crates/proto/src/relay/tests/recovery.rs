@@ -1,7 +1,7 @@
 //! Endpoints that are killed and come back.
 
 use super::*;
-use crate::relay::history::{Histories, TOLD_BYTES_MAX};
+use crate::relay::history::TOLD_BYTES_MAX;
 
 /// A relay of one cluster whose endpoints 0 and 1 are attached.
 fn recovering() -> (Relay, [LinkId; 2]) {
@@ -13,11 +13,11 @@ fn recovering() -> (Relay, [LinkId; 2]) {
 }
 
 /// What an endpoint is told first: that it has sent so much.
-fn opening(sent: u32) -> (Kind, u64, u32) {
+pub(super) fn opening(sent: u32) -> (Kind, u64, u32) {
     (Kind::Intake, 0, sent)
 }
 
-fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
+pub(super) fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
     let taken = relay.handle_input(from, &mut bytes);
     while let Some(link) = relay.poll_flush() {
         relay.keep(link, &bytes);
@@ -25,7 +25,7 @@ fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
     taken.stop
 }
 
-fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
+pub(super) fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
     let header = notice::empty(Kind::Intake, source, Address::ANONYMOUS);
     let mut bytes = vec![0; HEADER_BYTES];
     Header { sequence: polls, credit: frames, delivered: micros, ..header }.emit(&mut bytes);
@@ -33,7 +33,7 @@ fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
 }
 
 /// Takes what waits for an endpoint: of each frame its kind, number and credit (of what is told first: what was sent).
-fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
+pub(super) fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> {
     let bytes: Vec<u8> = relay.slices(link, &[]).flatten().copied().collect();
     relay.handle_sent(link, bytes.len(), &[]);
     let mut frames = Vec::new();
@@ -83,7 +83,7 @@ fn whoever_does_something_else_is_stopped_and_nobody_is_given_it() {
 #[test]
 fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
     let (mut relay, [zero, one]) = recovering();
-    relay.histories = Some(Histories::new(500));
+    relay.set_recovering_within(Room { memory: 500, disk: None, segment: SEGMENT_BYTES });
     for n in 0..10 {
         send(&mut relay, zero, frame(rank(0), rank(1), n * 100, 100));
     }
@@ -287,8 +287,7 @@ fn one_that_is_being_told_what_was_hears_all_of_it_though_it_may_not_come_back_a
     let expected = much(&mut relay, [zero, one]);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    let histories = relay.histories.as_mut().unwrap();
-    histories.set_bytes_max(0);
+    relay.histories.as_mut().unwrap().shelf.set_memory(0);
     send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
     let given = told(&mut relay, one, |_| ());
     assert_eq!(given.len(), expected.len() + 2);

@@ -1,0 +1,302 @@
+//! The disk on which a relay lays what it keeps for its processes and has no memory for: one file, written and read by a
+//! thread of its own.
+//!
+//! What enters: orders of the relay ([`landbridge_proto::relay::Order`]). What leaves: what has become of them, and a bell
+//! that says so. How many orders wait is bounded by whoever gives them: a few writes, and a few reads for each process that
+//! comes back. Reads go first.
+//!
+//! The file has no name, so it is gone when the relay is, however that ends. A segment lies in a *slot* of it, with its
+//! CRC-32C in memory. What may never happen: the relay waits for the disk; a segment is handed out that is not as it was
+//! written; more is taken than was allowed, but for one slot.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use landbridge_proto::relay::{Order, SEGMENT_BYTES, SegmentId};
+use rustix::event::EventfdFlags;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::check::Sum;
+use crate::sys;
+
+/// What has become of an order.
+#[derive(Debug)]
+pub enum Done {
+    /// It has been written, or why not.
+    Written(SegmentId, io::Result<()>),
+    /// It has been read as it was written, or why not.
+    Read(SegmentId, io::Result<Vec<u8>>),
+}
+
+/// See the module head.
+pub struct Disk {
+    shared: Arc<Shared>,
+    bytes_max: u64,
+}
+
+struct Shared {
+    orders: Mutex<Orders>,
+    work: Condvar,
+    done: Mutex<Vec<Done>>,
+    bell: OwnedFd,
+}
+
+#[derive(Default)]
+struct Orders {
+    reads: VecDeque<Order>,
+    others: VecDeque<Order>,
+    is_over: bool,
+}
+
+impl Disk {
+    /// A file in `directory` that may take so many bytes, and its thread. What signals are blocked here are blocked in that, too.
+    ///
+    /// # Errors
+    /// If there can be none.
+    pub fn open(directory: &Path, bytes_max: u64) -> io::Result<Self> {
+        let file = nameless(directory)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = rustix::event::eventfd(0, flags)?;
+        let (orders, work, done) = Default::default();
+        let shared = Arc::new(Shared { orders, work, done, bell });
+        let worker =
+            Worker { file, shared: shared.clone(), slots: BTreeMap::new(), free: vec![], end: 0 };
+        std::thread::Builder::new().name("record".into()).spawn(move || worker.run())?;
+        Ok(Self { shared, bytes_max })
+    }
+
+    /// Bytes that it may take.
+    pub fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    /// Readable when something is done.
+    pub fn bell(&self) -> &OwnedFd {
+        &self.shared.bell
+    }
+
+    /// To be done as soon as possible.
+    pub fn order(&self, order: Order) {
+        let mut orders = lock(&self.shared.orders);
+        match order {
+            Order::Read(..) => orders.reads.push_back(order),
+            _ => orders.others.push_back(order),
+        }
+        self.shared.work.notify_one();
+    }
+
+    /// What has been done since the last call.
+    pub fn take_done(&self) -> Vec<Done> {
+        let _ = rustix::io::read(&self.shared.bell, &mut [0; 8]);
+        std::mem::take(&mut *lock(&self.shared.done))
+    }
+}
+
+impl Drop for Disk {
+    /// Nobody waits for the thread: it may be waiting for a disk that does not answer.
+    fn drop(&mut self) {
+        lock(&self.shared.orders).is_over = true;
+        self.shared.work.notify_one();
+    }
+}
+
+/// Nothing that holds a lock here can panic; should it have, what it guards is still whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a segment lies.
+struct Slot {
+    number: u64,
+    bytes: usize,
+    sum: u32,
+}
+
+/// What the thread owns.
+struct Worker {
+    file: File,
+    shared: Arc<Shared>,
+    slots: BTreeMap<SegmentId, Slot>,
+    /// Slots that nobody uses, before `end`.
+    free: Vec<u64>,
+    end: u64,
+}
+
+impl Worker {
+    fn run(mut self) {
+        while let Some(order) = self.next() {
+            let done = match order {
+                Order::Write(id, bytes) => Some(Done::Written(id, self.write(id, &bytes))),
+                Order::Read(id, length, into) => Some(Done::Read(id, self.read(id, length, into))),
+                Order::Forget(id) => {
+                    self.forget(id);
+                    None
+                }
+            };
+            if let Some(done) = done {
+                lock(&self.shared.done).push(done);
+                let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Order> {
+        let mut orders = lock(&self.shared.orders);
+        loop {
+            if orders.is_over {
+                return None;
+            }
+            let order = orders.reads.pop_front();
+            if let Some(order) = order.or_else(|| orders.others.pop_front()) {
+                return Some(order);
+            }
+            orders = self.shared.work.wait(orders).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn write(&mut self, id: SegmentId, bytes: &[u8]) -> io::Result<()> {
+        let number = self.free.pop().unwrap_or(self.end);
+        self.end = self.end.max(number + 1);
+        let at = number * SEGMENT_BYTES as u64;
+        if let Err(error) = self.file.write_all_at(bytes, at) {
+            self.free.push(number);
+            return Err(error);
+        }
+        sys::begin_writeback(&self.file, at, bytes.len() as u64);
+        let sum = Sum::Crc32c.of(bytes);
+        self.slots.insert(id, Slot { number, bytes: bytes.len(), sum });
+        Ok(())
+    }
+
+    fn read(&self, id: SegmentId, length: usize, mut into: Vec<u8>) -> io::Result<Vec<u8>> {
+        let torn = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_string());
+        let slot = self.slots.get(&id).filter(|slot| slot.bytes == length);
+        let slot = slot.ok_or_else(|| torn("no such segment has been written"))?;
+        into.resize(length, 0);
+        self.file.read_exact_at(&mut into, slot.number * SEGMENT_BYTES as u64)?;
+        match Sum::Crc32c.of(&into) == slot.sum {
+            true => Ok(into),
+            false => Err(torn("what the disk gives back is not what was written: its check fails")),
+        }
+    }
+
+    fn forget(&mut self, id: SegmentId) {
+        let Some(slot) = self.slots.remove(&id) else { return };
+        self.free.push(slot.number);
+        // Others may need the room sooner than we do. Where that is not possible the slot is used again.
+        let at = slot.number * SEGMENT_BYTES as u64;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(&self.file, flags, at, SEGMENT_BYTES as u64);
+    }
+}
+
+/// A file without a name.
+fn nameless(directory: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
+        Ok(file) => return Ok(file.into()),
+        // File systems that know no such files, and kernels of them.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => (),
+        Err(error) => return Err(error.into()),
+    }
+    let name = u64::from_le_bytes(sys::random()?);
+    let path = directory.join(format!("landbridge-record-{name:016x}"));
+    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode)?;
+    std::fs::remove_file(&path)?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn done(disk: &Disk) -> Done {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(done) = disk.take_done().pop() {
+                return done;
+            }
+            assert!(Instant::now() < deadline, "the disk does not answer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn write(disk: &Disk, id: u64, bytes: &[u8]) -> io::Result<()> {
+        disk.order(Order::Write(SegmentId(id), Arc::new(bytes.to_vec())));
+        match done(disk) {
+            Done::Written(SegmentId(other), result) if other == id => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read(disk: &Disk, id: u64, length: usize) -> io::Result<Vec<u8>> {
+        disk.order(Order::Read(SegmentId(id), length, Vec::new()));
+        match done(disk) {
+            Done::Read(SegmentId(other), result) if other == id => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_slots_are_used_again() {
+        let directory = std::env::temp_dir();
+        let disk = Disk::open(&directory, 1 << 30).unwrap();
+        let content = |id: u64| vec![id as u8 + 1; SEGMENT_BYTES - id as usize];
+        for id in 0..5 {
+            write(&disk, id, &content(id)).unwrap();
+        }
+        disk.order(Order::Forget(SegmentId(2)));
+        write(&disk, 7, &content(7)).unwrap();
+        for id in [0, 1, 3, 4, 7] {
+            assert!(read(&disk, id, SEGMENT_BYTES - id as usize).unwrap() == content(id), "{id}");
+        }
+        assert!(read(&disk, 2, SEGMENT_BYTES - 2).is_err(), "it is forgotten");
+        assert!(read(&disk, 1, 5).is_err(), "another length");
+    }
+
+    fn worker(file: File) -> Worker {
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (orders, work, done) = Default::default();
+        let shared = Arc::new(Shared { orders, work, done, bell });
+        Worker { file, shared, slots: BTreeMap::new(), free: vec![], end: 0 }
+    }
+
+    #[test]
+    fn what_is_torn_is_not_handed_out() {
+        let mut worker = worker(nameless(&std::env::temp_dir()).unwrap());
+        let bytes: Vec<u8> = (0..SEGMENT_BYTES).map(|at| at as u8).collect();
+        worker.write(SegmentId(0), &bytes).unwrap();
+        worker.write(SegmentId(1), &bytes).unwrap();
+        assert_eq!(rustix::fs::fstat(worker.file.as_fd()).unwrap().st_nlink, 0, "it has no name");
+        for (at, byte) in [(0, 1), (SEGMENT_BYTES - 1, 0), (SEGMENT_BYTES / 2, 7)] {
+            worker.file.write_all_at(&[byte], at as u64).unwrap();
+            let error = worker.read(SegmentId(0), SEGMENT_BYTES, Vec::new()).unwrap_err();
+            assert!(error.to_string().contains("check fails"), "{error}");
+            worker.file.write_all_at(&bytes[at..at + 1], at as u64).unwrap();
+        }
+        assert!(worker.read(SegmentId(0), SEGMENT_BYTES, Vec::new()).unwrap() == bytes);
+        worker.file.set_len(SEGMENT_BYTES as u64 + 5).unwrap();
+        assert!(worker.read(SegmentId(1), SEGMENT_BYTES, Vec::new()).is_err(), "it is cut short");
+    }
+
+    #[test]
+    fn a_full_disk_says_so_and_keeps_what_it_has() {
+        let full = File::options().read(true).write(true).open("/dev/full").unwrap();
+        let mut worker = worker(full);
+        let error = worker.write(SegmentId(0), &[1; 100]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(Disk::open(Path::new("/nonexistent"), 1).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! What a relay keeps for its processes, beyond its memory: orders go to the disk, and what becomes of them comes back.
+
+use landbridge_proto::relay::Remark;
+
+use super::*;
+use crate::engine::disk::{Disk, Done};
+use crate::engine::{Exhibit, Inquiry};
+
+/// The token of the disk's bell.
+pub const BELL: u64 = wan::HUB_BASE - 1;
+
+/// Endpoints of which is told at once what is kept: the lines about them fit into a pipe.
+const SHOWN_MAX: usize = 100;
+
+/// How long inputs may wait for a disk that does nothing before the user hears of it.
+const STUCK_MILLIS: u64 = 5_000;
+
+/// See the module head.
+#[derive(Default)]
+pub struct Record {
+    disk: Option<Disk>,
+    /// Since when inputs have been waiting and the disk has done nothing, as far as it has been looked at.
+    still_since_millis: Option<u64>,
+    is_stuck: bool,
+    has_failed: bool,
+}
+
+impl Record {
+    pub fn new(epoll: &OwnedFd, disk: Option<Disk>) -> io::Result<Self> {
+        if let Some(disk) = &disk {
+            epoll::add(epoll, disk.bell(), EventData::new_u64(BELL), EventFlags::IN)?;
+        }
+        Ok(Self { disk, ..Self::default() })
+    }
+}
+
+impl Loop<'_> {
+    /// The disk has done something.
+    pub(super) fn handle_disk(&mut self) {
+        let Some(disk) = &self.record.disk else { return };
+        for done in disk.take_done() {
+            match done {
+                Done::Written(id, result) => {
+                    if let (Err(error), false) = (&result, self.record.has_failed) {
+                        self.record.has_failed = true;
+                        self.watch.warn(format_args!(
+                            "recover_dir cannot be written: {error}; what is kept for --recover has only memory from now on \
+                             (recover_memory), and a process for which that is not enough can come back no longer"
+                        ));
+                    }
+                    self.relay.handle_written(id, result.is_ok());
+                }
+                Done::Read(id, result) => {
+                    if let Err(error) = &result {
+                        self.watch.warn(format_args!("recover_dir cannot be read: {error}"));
+                    }
+                    self.relay.handle_read(id, result.ok());
+                }
+            }
+        }
+        self.record.still_since_millis = None;
+        if std::mem::take(&mut self.record.is_stuck) {
+            self.watch.warn(format_args!("recover_dir can be written again: the job goes on"));
+        }
+    }
+
+    /// Hands orders to the disk, and says what the user should know.
+    pub(super) fn keep_record(&mut self) {
+        while let (Some(disk), Some(order)) = (&self.record.disk, self.relay.poll_order()) {
+            disk.order(order);
+        }
+        while let Some(remark) = self.relay.poll_remark() {
+            match remark {
+                Remark::GivenUp(who, why) => self.watch.warn(format_args!("of {who} {why}")),
+                Remark::DiskFull => self.watch.warn(format_args!(
+                    "what is kept for --recover has filled recover_disk: what comes now stays in memory (recover_memory), and \
+                     a process for which that is not enough can come back no longer"
+                )),
+            }
+        }
+        while let Some((link, why)) = self.relay.poll_stranded() {
+            if let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() {
+                self.doom(slot, why.into());
+            }
+        }
+    }
+
+    /// Says what is kept, if that is asked for.
+    pub(super) fn show(&mut self, next: Next) -> Next {
+        let Next::Show(inquiry) = next else { return next };
+        let exhibit = match inquiry {
+            Inquiry::All(first) => {
+                let mut holdings = self.relay.holdings(first);
+                let some = holdings.by_ref().take(SHOWN_MAX).collect();
+                Exhibit::All(some, holdings.next().map(|holding| holding.address))
+            }
+            Inquiry::One { address, from, count } => {
+                Exhibit::One(self.relay.excerpt(address, from, count))
+            }
+        };
+        self.watch.handle_exhibit(&exhibit);
+        Next::GoOn
+    }
+
+    /// Whether inputs have been waiting for the disk for long.
+    pub(super) fn look_at_disk(&mut self, now_millis: u64) {
+        if !self.relay.waits_for_disk() {
+            self.record.still_since_millis = None;
+            return;
+        }
+        let since = *self.record.still_since_millis.get_or_insert(now_millis);
+        if now_millis.saturating_sub(since) > STUCK_MILLIS
+            && !std::mem::replace(&mut self.record.is_stuck, true)
+        {
+            self.watch.warn(format_args!(
+                "recover_dir has taken nothing for {} s, and the memory for what is kept for --recover is full: the job waits for \
+                 it",
+                STUCK_MILLIS / 1_000
+            ));
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! What is kept of endpoints beyond the memory for it: a disk that writes and reads when the test says so.
+
+use alloc::collections::BTreeMap;
+
+use super::recovery::{intake, opening, send, written};
+use super::*;
+
+const SEGMENT: usize = 40 << 10;
+/// More than what is not full yet may take in any case.
+const MEMORY: u64 = 1 << 20;
+const LENGTH: usize = 10_000;
+const FRAME: usize = HEADER_BYTES + LENGTH;
+/// A frame, and the digest that is kept of whoever has sent it.
+const KEPT: usize = FRAME + 8;
+
+/// A relay with endpoints 0 and 1, of which 0 sends and 1 reads, and its disk.
+struct Rig {
+    relay: Relay,
+    zero: LinkId,
+    one: LinkId,
+    sent: u64,
+    files: BTreeMap<SegmentId, Vec<u8>>,
+    orders: VecDeque<Order>,
+}
+
+impl Rig {
+    fn new(disk: Option<u64>) -> Self {
+        let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
+        relay.set_recovering_within(Room { memory: MEMORY, disk, segment: SEGMENT });
+        let [zero, one] = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
+        for link in [zero, one] {
+            assert_eq!(written(&mut relay, link), [opening(0)]);
+        }
+        Self { relay, zero, one, sent: 0, files: BTreeMap::new(), orders: VecDeque::new() }
+    }
+
+    /// One more frame for endpoint 1.
+    fn send(&mut self) -> Stop {
+        let stop =
+            send(&mut self.relay, self.zero, frame(rank(0), rank(1), self.sent * 10_000, LENGTH));
+        self.sent += (stop == Stop::Partial) as u64;
+        let _ = written(&mut self.relay, self.one);
+        stop
+    }
+
+    /// So many, and the disk does all that it is to do.
+    fn send_many(&mut self, count: u64) {
+        for _ in 0..count {
+            assert_eq!(self.send(), Stop::Partial);
+            while self.work(true) {}
+        }
+    }
+
+    fn collect(&mut self) {
+        while let Some(order) = self.relay.poll_order() {
+            self.orders.push_back(order);
+        }
+    }
+
+    /// The disk does the next thing. False: there is none.
+    fn work(&mut self, is_well: bool) -> bool {
+        self.collect();
+        match self.orders.pop_front() {
+            None => return false,
+            Some(Order::Write(id, bytes)) => {
+                if is_well {
+                    assert!(self.files.insert(id, bytes.to_vec()).is_none());
+                }
+                drop(bytes);
+                self.relay.handle_written(id, is_well);
+            }
+            Some(Order::Read(id, length, mut into)) => {
+                assert!(into.is_empty() && into.capacity() >= length);
+                into.extend(&self.files[&id]);
+                self.relay.handle_read(id, Some(into).filter(|_| is_well));
+            }
+            Some(Order::Forget(id)) => drop(self.files.remove(&id)),
+        }
+        true
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        self.files.values().map(|file| file.len() as u64).sum()
+    }
+
+    /// Endpoint 1 is killed, and comes back.
+    fn kill(&mut self, start: u32) -> Result<(), &'static str> {
+        self.relay.suspend(self.one);
+        self.one = self.relay.attach(rank(1), start)?;
+        Ok(())
+    }
+
+    /// What endpoint 1 is told: how many frames, all as they were. The disk works when nothing else can be done.
+    fn told(&mut self, is_well: bool) -> u64 {
+        let (mut count, mut idle) = (0, 0);
+        loop {
+            idle += 1;
+            assert!(idle < 100_000, "it never ends");
+            let bytes: Vec<u8> = self.relay.slices(self.one, &[]).flatten().copied().collect();
+            self.relay.handle_sent(self.one, bytes.len(), &[]);
+            let mut rest = &bytes[..];
+            while let Ok(header) = Header::parse(rest) {
+                let (now, later) = rest.split_at(HEADER_BYTES + header.length as usize);
+                if header.kind == Kind::Message {
+                    let mut expected = frame(rank(0), rank(1), count * 10_000, LENGTH);
+                    expected[6] = 1;
+                    assert!(now == expected, "frame {count}");
+                    count += 1;
+                }
+                rest = later;
+            }
+            let has_told = self.relay.has_to_tell() && self.relay.tell();
+            while self.relay.poll_flush().is_some() {}
+            if bytes.is_empty() && !has_told && !self.work(is_well) {
+                return count;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
+    let mut rig = Rig::new(Some(1 << 30));
+    rig.send_many(1_000);
+    let (memory, disk) = rig.relay.kept_bytes();
+    assert!(memory <= MEMORY && disk > 8 << 20 && disk == rig.disk_bytes(), "{memory} {disk}");
+    assert_eq!(memory + disk, 1_000 * KEPT as u64);
+    assert_eq!(rig.relay.counters().disk_waits, 0);
+    for start in 1..4 {
+        rig.kill(start).unwrap();
+        if start == 2 {
+            // It is killed while it is told; what was being read arrives when the next start is there.
+            let _ = written(&mut rig.relay, rig.one);
+            rig.relay.tell();
+            continue;
+        }
+        assert_eq!(rig.told(true), 1_000);
+        let read = rig.relay.counters().read_back_bytes;
+        assert!(read >= disk, "{read} of {disk}");
+        let held = rig.relay.kept_bytes().0;
+        assert!(held <= MEMORY, "{held}");
+    }
+    // And goes on.
+    rig.send_many(100);
+    rig.kill(5).unwrap();
+    assert_eq!(rig.told(true), 1_100);
+}
+
+#[test]
+fn what_little_memory_holds_never_goes_to_the_disk() {
+    let mut rig = Rig::new(Some(1 << 30));
+    rig.send_many(MEMORY / 2 / KEPT as u64);
+    assert_eq!(rig.relay.kept_bytes(), (rig.sent * KEPT as u64, 0));
+}
+
+#[test]
+fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
+    let mut rig = Rig::new(Some(1 << 30));
+    while rig.send() == Stop::Partial {}
+    let (memory, _) = rig.relay.kept_bytes();
+    assert!((MEMORY - 2 * FRAME as u64..=MEMORY).contains(&memory), "{memory}");
+    assert!(rig.relay.waits_for_disk() && rig.relay.poll_resume().is_none());
+    // What the others say that is not kept passes, and so does what a killed one has still said.
+    let zero = rig.zero;
+    rig.relay.hear_out(zero);
+    assert_eq!(rig.send(), Stop::Partial);
+    rig.relay.suspend(zero);
+    rig.zero = rig.relay.attach(rank(0), 1).unwrap();
+    written(&mut rig.relay, rig.zero);
+    for sequence in 0..rig.sent {
+        // It does that again.
+        send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), sequence * 10_000, LENGTH));
+    }
+    assert_eq!(rig.send(), Stop::Full);
+    while rig.relay.poll_resume().is_none() {
+        assert!(rig.work(true), "it waits although nothing is under way");
+    }
+    assert_eq!(rig.send(), Stop::Partial);
+    assert!(rig.relay.counters().disk_waits >= 2);
+    // One that has left waits for nothing.
+    while rig.send() == Stop::Partial {}
+    rig.relay.detach(rig.zero);
+    assert!(!rig.relay.waits_for_disk());
+}
+
+#[test]
+fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
+    let mut rig = Rig::new(Some(1 << 30));
+    rig.send_many(300);
+    let on_disk = rig.relay.kept_bytes().1;
+    assert!(on_disk > 0);
+    while rig.orders.is_empty() {
+        rig.send();
+        rig.collect();
+    }
+    assert!(rig.work(false));
+    let before = rig.sent;
+    rig.kill(1).unwrap();
+    assert_eq!(rig.told(true), before, "in memory and on the disk");
+    // There is no more room than memory: then it can come back no longer, and goes on.
+    while rig.relay.poll_remark().is_none() {
+        assert_eq!(rig.send(), Stop::Partial);
+        rig.collect();
+        assert!(!rig.orders.iter().any(|order| matches!(order, Order::Write(..))));
+    }
+    let (digests, disk) = rig.relay.kept_bytes();
+    assert!(digests <= 8 * rig.sent && disk == 0, "{digests} {disk}");
+    while rig.work(true) {}
+    assert!(rig.files.is_empty(), "nothing is kept that nobody needs");
+    assert_eq!(rig.send(), Stop::Partial);
+    assert!(rig.kill(2).unwrap_err().contains("cannot come back"));
+}
+
+#[test]
+fn a_disk_that_is_full_is_told_of_once_and_what_comes_stays_in_memory() {
+    let mut rig = Rig::new(Some(4 << 20));
+    while rig.relay.kept_bytes().1 < (4 << 20) - SEGMENT as u64 {
+        rig.send_many(1);
+    }
+    while rig.relay.poll_remark() != Some(Remark::DiskFull) {
+        rig.send_many(1);
+    }
+    let before = rig.sent;
+    rig.kill(1).unwrap();
+    assert_eq!(rig.told(true), before);
+    let why = loop {
+        rig.send_many(1);
+        if let Some(remark) = rig.relay.poll_remark() {
+            break remark;
+        }
+    };
+    assert!(matches!(why, Remark::GivenUp(who, _) if who == rank(1)), "{why:?}");
+    while rig.work(true) {}
+    assert!(rig.relay.kept_bytes().0 <= 8 * rig.sent && rig.disk_bytes() == 0);
+}
+
+#[test]
+fn what_cannot_be_read_back_is_told_to_nobody_and_its_endpoint_hears_why() {
+    let mut rig = Rig::new(Some(1 << 30));
+    rig.send_many(1_000);
+    rig.kill(1).unwrap();
+    let told = rig.told(false);
+    assert!(told < 100, "{told} frames were in memory in front of the first segment");
+    let (link, why) = rig.relay.poll_stranded().unwrap();
+    assert!(link == rig.one && why.contains("could not be read back"), "{why}");
+    assert!(matches!(rig.relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
+    assert!(rig.kill(2).unwrap_err().contains("could not be read back"));
+}
+
+#[test]
+fn what_is_kept_can_be_looked_at_wherever_it_lies() {
+    let mut rig = Rig::new(Some(1 << 30));
+    rig.send_many(500);
+    for (polls, frames, micros) in [(7, 1, 0), (3, 0, 50), (2, 20, 1)] {
+        send(&mut rig.relay, rig.one, intake(rank(1), polls, frames, micros));
+    }
+    let all: Vec<Holding> = rig.relay.holdings(rank(0)).collect();
+    let [zero, one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((zero.frames, zero.sent, zero.intakes, zero.disk_bytes), (0, 500, 0, 0));
+    assert_eq!((one.frames, one.bytes, one.sent), (500, 500 * FRAME as u64, 0));
+    assert_eq!((one.intakes, one.taken_in, one.polls, one.is_told), (3, 21, 12, false));
+    assert_eq!(one.disk_bytes, rig.disk_bytes());
+    assert_eq!(rig.relay.holdings(rank(1)).count(), 1);
+
+    let shown = rig.relay.excerpt(rank(1), 0, 2).unwrap();
+    let first = Moment { number: 0, polls: 7, micros: 0, frames: 1, first_frame: 0 };
+    let second = Moment { number: 1, polls: 10, micros: 50, frames: 0, first_frame: 1 };
+    assert_eq!(shown.moments, [first, second]);
+    // The first ones are not full segments, and stay in memory.
+    assert!(matches!(shown.frames[..], [Shown::Frame(0, header)] if header.sequence == 0));
+    let shown = rig.relay.excerpt(rank(1), 2, 9).unwrap();
+    let third = Moment { number: 2, polls: 12, micros: 51, frames: 20, first_frame: 1 };
+    assert_eq!(shown.moments, [third]);
+    let mut next = 1;
+    for shown in &shown.frames {
+        match shown {
+            Shown::Frame(number, header) => {
+                assert_eq!((*number, header.sequence), (next, next * 10_000));
+                next += 1;
+            }
+            Shown::Away(range) => {
+                assert_eq!(range.start, next);
+                next = range.end;
+            }
+        }
+    }
+    assert_eq!(next, 21, "{shown:?}");
+    assert!(shown.frames.iter().any(|it| matches!(it, Shown::Away(_))));
+    // What nobody has taken in yet.
+    let waiting = rig.relay.excerpt(rank(1), 3, 5).unwrap();
+    assert!(waiting.moments.is_empty() && waiting.frames.len() <= 5);
+    assert_eq!(rig.relay.excerpt(rank(3), 0, 1), None);
+}
