@@ -1,7 +1,7 @@
 """Who is compared with whom. All use the same MPICH 5.0.2 and the same IMB binary.
 
 A `Peer` is a name and what to launch with. `NODE` are the ways between two processes on a node,
-`TCP` the ways over TCP sockets, `CROWD` those for more ranks than cores.
+`TCP` the ways over TCP sockets, `KEPT` one way with and without a record, `CROWD` those for more ranks than cores.
 """
 
 import contextlib
@@ -65,6 +65,12 @@ TCP = [
     ofi("tcp"),
     ofi("tcp;ofi_rxm"),
     ucx("tcp", "tcp,self"),
+]
+# The same path with and without what is kept for processes that are killed, and a direct one.
+KEPT = [
+    Peer("landbridge --recover", (), True, run_options=("--recover",)),
+    Peer("landbridge, the same relay, nothing kept", (("LANDBRIDGE_PATHS", "relay"),), run_options=("--clusters", "1")),
+    Peer("landbridge, direct path", (), is_yardstick=True, run_options=()),
 ]
 CROWD = [
     landbridge("shm", "shm"),

@@ -63,6 +63,7 @@ class Comparison:
 
 
 PINGPONG = ((8, "us"), (KIB, "us"), (64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
+MANY = ((8, "us"), (512, "us"), (4 * KIB, "us"), (32 * KIB, "MB/s"), (256 * KIB, "MB/s"), (4 * MIB, "MB/s"))
 STREAM = ((64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
 COLLECTIVE = ((8, "us"), (KIB, "us"), (64 * KIB, "us"))
 # A sample may take so long that 16 spinning ranks on two cores need minutes without a bound.
@@ -78,6 +79,7 @@ def comparisons() -> list[Comparison]:
         Comparison("node-pairs", "Same node, two pairs", "Uniband", 4, STREAM, node, 1.0, 1.0, FEW),
         Comparison("tcp-pairs", "TCP, two pairs", "Uniband", 4, STREAM, tcp, 0.9, 1.1, FEW),
         Comparison("relays", "Two hops, ping-pong", "PingPong", 2, PINGPONG, two_hops, 1.0),
+        Comparison("recover", "What relays keep, ping-pong", "PingPong", 2, MANY, tuple(peers.KEPT), 1.05, 0.98),
         Comparison("allreduce", "16 ranks, Allreduce", "Allreduce", 16, COLLECTIVE, crowd, 1.0, 1.0, FEW),
         Comparison("alltoall", "16 ranks, Alltoall", "Alltoall", 16, COLLECTIVE, crowd, 1.0, 1.0, FEW),
     ]

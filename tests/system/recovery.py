@@ -97,6 +97,7 @@ def main() -> int:
     in_a_lab(checks, options, ring)
     telling(options, checks, program, moment)
     keeping(options, checks, program, moment)
+    looking(options, checks, program)
     drawing(options, checks, moment)
     unrecorded(options, checks, program)
     benchmark(options, checks, moment)
@@ -211,6 +212,46 @@ def keeping(options, checks, program, moment) -> None:
         is_said = "recover_dir: no file can be made in /nonexistent/landbridge" in output
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
         checks.check(name, code not in (0, "") and is_said, measured, output)
+
+
+def looking(options, checks, program) -> None:
+    """What `landbridge log` says of a job that runs."""
+    name = "a record that is looked at"
+    if not checks.wants(name):
+        return
+    seen = {}
+    watched = threading.Event()
+    watcher = threading.Thread(target=watch_log, args=(options, seen, watched), daemon=True)
+    watcher.start()
+    with tempfile.TemporaryDirectory() as directory:
+        words = ["--set", "recover_memory=1MiB", "--set", f"recover_dir={directory}"]
+        code, _, output = job(options, [*program, "--rounds", "250", "--numbers", "50000"], [], *words)
+    watched.set()
+    watcher.join()
+    processes = seen.get("all", {}).get("processes", [])
+    whole = [one for one in processes if one["frames"] > 0 < one["taken_in"] and one["bytes"] > one["disk_bytes"] > 0]
+    most = max((one["intake_bytes"] / one["taken_in"] for one in whole), default=0)
+    measured = f"exit code {code}, {len(whole)} ranks, at most {most:.1f} bytes of determinants a frame"
+    checks.check(name, code == 0 and len(whole) == RANKS and 0 < most <= 8, measured, output)
+    story = seen.get("story", {})
+    numbers = [intake["intake"] for intake in story.get("intakes", [])]
+    text = seen.get("text", "")
+    is_told = numbers == list(range(3, 8)) and bool(story.get("frames")) and "intake 3: poll " in text
+    checks.check(f"{name}: one rank", is_told, f"intakes {numbers}, {len(story.get('frames', []))} frames", text)
+
+
+def watch_log(options, seen: dict, is_over: threading.Event) -> None:
+    """What `landbridge log` says last of our job: all of it, and of one rank."""
+    command = [str(options.bin / "landbridge"), "log"]
+    show = [*command, "show", "2", "--from", "3", "--count", "5"]
+    while not is_over.wait(0.3):
+        for word, words in (("all", [*command, "--json"]), ("story", [*show, "--json"])):
+            told = subprocess.run(words, capture_output=True, text=True)
+            jobs = json.loads(told.stdout) if told.returncode == 0 else []
+            ours = [one for one in jobs if one["launcher"] in process.descendants()]
+            seen |= {word: one["record"] for one in ours if one.get("record", {}).get("processes" if word == "all" else "intakes")}
+        told = subprocess.run(show, capture_output=True, text=True)
+        seen |= {"text": told.stdout} if "intake 3" in told.stdout else {}
 
 
 def watch_percent(options, seen: list[int], is_over: threading.Event) -> None:

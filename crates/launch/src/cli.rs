@@ -92,6 +92,8 @@ pub enum Command {
     Run(Box<RunArguments>),
     /// List the jobs that run from this machine, and the process of each rank
     Ps(PsArguments),
+    /// Show what relays keep of the ranks of running jobs, so that these can come back
+    Log(LogArguments),
     /// Print settings with which an MPI library's own launcher uses the provider
     Env(EnvArguments),
     /// List what can be set, the value in force, and where it comes from
@@ -261,6 +263,43 @@ pub struct PsArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+const LOG_HELP: &str = "Examples:
+  landbridge log                                 of each rank, how much is kept and where
+  landbridge log show 2 --from 100 --count 5     what rank 2 took in, and when
+  landbridge log --json | jq '.[0].record'
+
+Of each rank: frames that it was given and their bytes, in memory and on disk (`recover_dir`); frames that it has sent; how
+often it has taken something in (intakes), and how many bytes the record of that takes for each frame; how often it had
+looked for messages by then. A rank that is killed is given these frames again, at the same polls.";
+
+#[derive(Args)]
+#[command(after_help = LOG_HELP)]
+pub struct LogArguments {
+    #[command(subcommand)]
+    pub command: Option<LogCommand>,
+    /// Only jobs whose name begins so
+    #[arg(long, value_name = "JOB", global = true)]
+    pub job: Option<String>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum LogCommand {
+    /// Print what a rank has taken in, and when: at which poll, which frames
+    Show {
+        /// The rank
+        rank: u32,
+        /// The first intake to show
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        from: u64,
+        /// How many, 100 at most
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        count: u64,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -20,7 +20,7 @@ use crate::restart::Limits;
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -163,6 +163,11 @@ pub enum Message {
         serial: u32,
         rows_max: u32,
     },
+    /// Ask the relay here, if there is one, what it keeps of its processes: `question` is a line for it.
+    Inquire {
+        serial: u32,
+        question: String,
+    },
     // Up the tree.
     /// This agent and all below it have their assignment.
     Ready,
@@ -245,6 +250,11 @@ pub enum Message {
         serial: u32,
         paths: Box<Paths>,
     },
+    /// What the relay has said to an `Inquire`: lines of JSON. Nothing where there is none.
+    Record {
+        serial: u32,
+        lines: String,
+    },
     /// Nothing of this agent, or of those below it, runs any more.
     Done,
 }
@@ -282,6 +292,7 @@ mod kind {
     pub const ORDER: u8 = 10;
     pub const REVOKE: u8 = 11;
     pub const LOOK: u8 = 12;
+    pub const INQUIRE: u8 = 13;
     pub const READY: u8 = 32;
     pub const RELAY_READY: u8 = 33;
     pub const BARRIER_UP: u8 = 34;
@@ -300,6 +311,7 @@ mod kind {
     pub const RELAY_LINK: u8 = 47;
     pub const ALIVE: u8 = 48;
     pub const PATHS: u8 = 49;
+    pub const RECORD: u8 = 50;
 }
 
 impl Message {
@@ -453,6 +465,16 @@ impl Message {
                 out.document(paths);
                 kind::PATHS
             }
+            Message::Inquire { serial, question: text } => {
+                out.number(*serial);
+                out.text(text);
+                kind::INQUIRE
+            }
+            Message::Record { serial, lines: text } => {
+                out.number(*serial);
+                out.text(text);
+                kind::RECORD
+            }
             Message::Done => kind::DONE,
         }
     }
@@ -516,6 +538,8 @@ impl Message {
             kind::NOTE => Message::Note { text: body.text()? },
             kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
             kind::PATHS => Message::Paths { serial: body.number()?, paths: body.document()? },
+            kind::INQUIRE => Message::Inquire { serial: body.number()?, question: body.text()? },
+            kind::RECORD => Message::Record { serial: body.number()?, lines: body.text()? },
             kind::DONE => Message::Done,
             _ => return None,
         };

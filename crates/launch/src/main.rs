@@ -51,7 +51,12 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command) -> Result<i32> {
-    if let Command::Env(_) | Command::Settings(_) | Command::Doctor(_) | Command::Ps(_) = command {
+    if let Command::Env(_)
+    | Command::Settings(_)
+    | Command::Doctor(_)
+    | Command::Ps(_)
+    | Command::Log(_) = command
+    {
         sys::end_without_reader();
     }
     match command {
@@ -62,6 +67,7 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Env(arguments) => env::run(&arguments).map(|()| 0),
         Command::Settings(arguments) => settings::show::run(&arguments).map(|()| 0),
         Command::Ps(arguments) => ps::run(&arguments),
+        Command::Log(arguments) => ps::log::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::DoctorPeer { library, pairs } => doctor::peer::run(&library, pairs).map(|()| 0),
         Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),

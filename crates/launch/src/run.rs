@@ -5,6 +5,7 @@
 //! [`Watch`]; at the end, good or bad, every agent is told to end and has to say it has.
 
 mod account;
+mod record;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -380,6 +381,7 @@ impl Launcher {
             Message::Note { text } => self.output.say(&text),
             Message::RelayLog { text } => self.log_relay(&text),
             Message::Paths { serial, paths } => self.counter.handle_paths(serial, *paths),
+            Message::Record { serial, lines } => self.counter.handle_record(serial, &lines),
             Message::Done => {
                 self.children[index].done = true;
                 self.output.handle_last();

@@ -12,16 +12,20 @@
 //! ```text
 //! landbridge-relay: warns: recover_dir cannot be written: No space left on device
 //! ```
+//!
+//! and what they have asked for on its standard input (see `inquiry`).
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use landbridge_drive::engine::{LinkState, Next, Report, Watch};
+use landbridge_drive::engine::{Exhibit, LinkState, Next, Report, Watch};
 use landbridge_drive::sys;
 use landbridge_proto::id::ClusterId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
+
+use crate::inquiry;
 
 /// What each control means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,8 @@ enum Control {
 /// See the module head.
 pub struct Admin {
     controls: Vec<Control>,
+    /// What has been said on standard input since the last whole line.
+    asked: Vec<u8>,
     log: Log,
     news: Log,
 }
@@ -54,7 +60,7 @@ impl Admin {
         let name = format!("landbridge-relay[{cluster}]");
         let log = Log::new(name, own_stream(io::stderr())?);
         let news = Log::new("landbridge-relay".into(), own_stream(io::stdout())?);
-        Ok((Self { controls, log, news }, fds))
+        Ok((Self { controls, asked: Vec::new(), log, news }, fds))
     }
 
     /// The last line of a relay's log.
@@ -93,13 +99,25 @@ impl Admin {
         }
     }
 
-    /// Whatever comes is ignored; only the end means something.
-    fn handle_lifeline(fd: &OwnedFd) -> Next {
-        match rustix::io::read(fd, &mut [0; 256]) {
-            Ok(0) => Next::Stop,
-            Err(error) if error != rustix::io::Errno::AGAIN => Next::Stop,
-            _ => Next::GoOn,
-        }
+    /// Its end is ours. Whoever asks something waits for the answer before the next question; what is no question is ignored.
+    fn handle_lifeline(&mut self, fd: &OwnedFd) -> Next {
+        let mut buffer = [0; 256];
+        let count = match rustix::io::read(fd, &mut buffer) {
+            Ok(0) => return Next::Stop,
+            Ok(count) => count,
+            Err(rustix::io::Errno::AGAIN) => return Next::GoOn,
+            Err(_) => return Next::Stop,
+        };
+        self.asked.extend(&buffer[..count]);
+        let Some(end) = self.asked.iter().rposition(|&byte| byte == b'\n') else {
+            if self.asked.len() > buffer.len() {
+                self.asked.clear();
+            }
+            return Next::GoOn;
+        };
+        let line = String::from_utf8_lossy(&self.asked[..end]).into_owned();
+        self.asked.clear();
+        inquiry::parse(&line).map_or(Next::GoOn, Next::Show)
     }
 }
 
@@ -111,6 +129,12 @@ impl Watch for Admin {
     fn warn(&mut self, line: fmt::Arguments<'_>) {
         self.log.write(line);
         self.news.write(format_args!("warns: {line}"));
+    }
+
+    fn handle_exhibit(&mut self, exhibit: &Exhibit) {
+        for line in inquiry::lines(exhibit) {
+            self.news.write(format_args!("log {line}"));
+        }
     }
 
     fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>) {
@@ -125,7 +149,7 @@ impl Watch for Admin {
     fn handle_control(&mut self, index: usize, fd: &OwnedFd, report: &Report) -> Next {
         match self.controls[index] {
             Control::Signals => self.handle_signal(fd, report),
-            Control::Lifeline => Self::handle_lifeline(fd),
+            Control::Lifeline => self.handle_lifeline(fd),
         }
     }
 }

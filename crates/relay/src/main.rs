@@ -2,6 +2,7 @@
 //! between them. It looks at a frame's header and at nothing behind it.
 
 mod admin;
+mod inquiry;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -107,8 +108,9 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
         None => "-".into(),
     };
     let ready = format!("landbridge-relay: ready ranks={} relays={relays_at}", ranks.local_addr()?);
-    let recover = recover(&settings)?;
     let (admin, controls) = Admin::new(config.cluster, path == Path::new("-"))?;
+    // Signals are blocked by now, so in the thread of the disk as well: one that met that would end the relay.
+    let recover = recover(&settings)?;
     let setup = Setup {
         own: ClusterId(config.cluster),
         clusters: config.clusters(),

@@ -55,7 +55,7 @@ struct Orders {
 }
 
 impl Disk {
-    /// A file in `directory` that may take so many bytes, and its thread.
+    /// A file in `directory` that may take so many bytes, and its thread. What signals are blocked here are blocked in that, too.
     ///
     /// # Errors
     /// If there can be none.

@@ -13,8 +13,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use landbridge_proto::id::{ClusterId, JobId, JobKey};
-use landbridge_proto::relay::Counters;
+use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
+use landbridge_proto::relay::{Counters, Excerpt, Holding};
 use landbridge_proto::route::table::Range;
 
 use crate::link::quic::Congestion;
@@ -82,6 +82,9 @@ pub trait Watch {
     /// One line that the user should read.
     fn warn(&mut self, line: fmt::Arguments<'_>);
 
+    /// What somebody wanted to know: see [`Next::Show`].
+    fn handle_exhibit(&mut self, exhibit: &Exhibit);
+
     /// The link to the relay of `cluster`, at the other end of which is `remote`, is up, or there is none
     /// for this reason. Of attempts that fail for the same reason only the first is told.
     fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>);
@@ -108,6 +111,33 @@ pub enum Next {
     GoOn,
     /// It ends.
     Stop,
+    /// It goes on, and says what it keeps of its endpoints.
+    Show(Inquiry),
+}
+
+/// What of that somebody wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inquiry {
+    /// How much it is, of endpoints from this one on: as many as fit into an answer.
+    All(Address),
+    /// So many intakes of this endpoint, and their frames.
+    One {
+        /// Whose.
+        address: Address,
+        /// The first of them.
+        from: u64,
+        /// How many.
+        count: u64,
+    },
+}
+
+/// The answer to an [`Inquiry`].
+#[derive(Clone, Debug)]
+pub enum Exhibit {
+    /// Of each endpoint, and where there are more.
+    All(Vec<Holding>, Option<Address>),
+    /// Of one, if anything is kept of it.
+    One(Option<Excerpt>),
 }
 
 /// What an engine has done so far, and what it holds.

@@ -353,6 +353,7 @@ impl Agent {
             Message::End { at_once } => self.begin_end(at_once),
             Message::Ping => {}
             Message::Look { serial, rows_max } => self.begin_look(serial, rows_max),
+            Message::Inquire { serial, question } => self.inquire(serial, &question),
             other => self.fail(format!("the agent was sent {other:?}")),
         }
     }
@@ -508,6 +509,13 @@ impl Agent {
         let bytes = self.ranks[index].write_stdin();
         if bytes > 0 {
             self.parent.send(&Message::StdinTaken { bytes });
+        }
+    }
+
+    /// Where there is no relay nothing is kept.
+    fn inquire(&mut self, serial: u32, question: &str) {
+        if !self.relay.as_mut().is_some_and(|relay| relay.inquire(serial, question)) {
+            self.parent.send(&Message::Record { serial, lines: String::new() });
         }
     }
 

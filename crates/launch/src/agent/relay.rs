@@ -22,6 +22,9 @@ const LINE_BYTES_MAX: usize = 16 * 1024;
 const READY: &str = "landbridge-relay: ready ";
 const LINK: &str = "landbridge-relay: link ";
 const WARNS: &str = "landbridge-relay: warns: ";
+const LOG: &str = "landbridge-relay: log ";
+/// What a relay says to one question; more is left out.
+const RECORD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 pub struct RelayProcess {
     pub pid: u32,
@@ -33,6 +36,13 @@ pub struct RelayProcess {
     last_lines: VecDeque<String>,
     /// Lines of its log that were left out since the last one that was not.
     left_out: u64,
+    inquiry: Option<Inquiry>,
+}
+
+/// A question that the relay has been asked, and what it has said so far.
+struct Inquiry {
+    serial: u32,
+    lines: String,
 }
 
 impl RelayProcess {
@@ -73,6 +83,7 @@ impl RelayProcess {
             stderr: Lines::new(stderr)?,
             last_lines: VecDeque::new(),
             left_out: 0,
+            inquiry: None,
         })
     }
 
@@ -88,6 +99,10 @@ impl RelayProcess {
     pub fn read(&mut self, room: bool) -> Vec<Message> {
         let mut messages = Vec::new();
         for line in self.stdout.read() {
+            if let Some(line) = line.strip_prefix(LOG) {
+                messages.extend(self.take_in(line));
+                continue;
+            }
             let warning = || parse_warning(&line, &self.cluster);
             match parse_ready(&line).or_else(|| parse_link(&line)).or_else(warning) {
                 Some(message) => messages.push(message),
@@ -98,6 +113,34 @@ impl RelayProcess {
             messages.extend(self.log(line, room));
         }
         messages
+    }
+
+    /// Asks it what it keeps of its processes. What was asked before is answered no more. False: it cannot be asked.
+    pub fn inquire(&mut self, serial: u32, question: &str) -> bool {
+        self.inquiry = Some(Inquiry { serial, lines: String::new() });
+        self.ask(question)
+    }
+
+    fn ask(&mut self, question: &str) -> bool {
+        let line = format!("{question}\n");
+        self.lifeline.as_mut().is_some_and(|it| it.write_all(line.as_bytes()).is_ok())
+    }
+
+    /// A line of the answer. The last one may say that there is more.
+    fn take_in(&mut self, line: &str) -> Option<Message> {
+        let inquiry = self.inquiry.as_mut()?;
+        let Some(next) = line.strip_prefix("end ") else {
+            if inquiry.lines.len() + line.len() < RECORD_BYTES_MAX {
+                inquiry.lines.push_str(line);
+                inquiry.lines.push('\n');
+            }
+            return None;
+        };
+        if next != "-" && self.ask(&format!("log all {next}")) {
+            return None;
+        }
+        let Inquiry { serial, lines } = self.inquiry.take()?;
+        Some(Message::Record { serial, lines })
     }
 
     fn log(&mut self, line: String, room: bool) -> Vec<Message> {
@@ -242,6 +285,7 @@ mod tests {
             stderr: empty(),
             last_lines: VecDeque::new(),
             left_out: 0,
+            inquiry: None,
         };
         let mut say = |text: &str, room| {
             relay.stderr.pending.extend(text.bytes());
@@ -259,6 +303,27 @@ mod tests {
         let ready = say("landbridge-relay: ready ranks=a:1 relays=-\n", false);
         assert_eq!(ready, "", "only on stdout");
         assert_eq!(relay.last_lines.len(), 6);
+    }
+
+    #[test]
+    fn what_it_says_of_its_record_is_put_together() {
+        let empty = || Lines { fd: None, pending: Vec::new() };
+        let mut relay = RelayProcess {
+            pid: 0,
+            ended: false,
+            cluster: "c0".to_string(),
+            lifeline: None,
+            stdout: empty(),
+            stderr: empty(),
+            last_lines: VecDeque::new(),
+            left_out: 0,
+            inquiry: None,
+        };
+        relay.stdout.pending.extend(b"landbridge-relay: log {\"process\":0}\n");
+        assert_eq!(relay.read(true), [], "nobody has asked");
+        assert!(!relay.inquire(7, "log all 0"), "it has no standard input any more");
+        relay.stdout.pending.extend(b"landbridge-relay: log {}\nlandbridge-relay: log end -\n");
+        assert_eq!(relay.read(true), [Message::Record { serial: 7, lines: "{}\n".to_string() }]);
     }
 
     #[test]

@@ -88,6 +88,7 @@ fn every_message() -> Vec<Message> {
         Message::End { at_once: true },
         Message::Ping,
         Message::Look { serial: 3, rows_max: 9 },
+        Message::Inquire { serial: 3, question: "log all 0".into() },
         Message::Ready,
         Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
         Message::RelayLink { cluster: 3, address: "a:1".into(), problem: "x".into() },
@@ -108,6 +109,7 @@ fn every_message() -> Vec<Message> {
         Message::Note { text: "so".into() },
         Message::RelayLog { text: "log".into() },
         Message::Paths { serial: 3, paths: Box::new(Paths { ranks: 2, ..Paths::default() }) },
+        Message::Record { serial: 3, lines: "{}\n".into() },
         Message::Done,
     ]
 }

@@ -1,6 +1,6 @@
 //! Where a running job is asked how it goes: a Unix socket named after the job, in a directory of this user's own.
 //!
-//! A client says one of [`REQUESTS`] and gets an [`Account`] as JSON, up to the end of the stream. Nothing it does can hold up the
+//! A client says a [`Question`] and gets an [`Account`] as JSON, up to the end of the stream. Nothing it does can hold up the
 //! launcher, in whose loop this runs: every descriptor is non-blocking, at most [`CLIENTS_MAX`] are served at once, each
 //! for [`CLIENT_TIME`] at most. Only the user who runs the job is answered: nobody else can come near the socket, and
 //! who comes is looked at nevertheless.
@@ -21,25 +21,16 @@ use rustix::event::PollFlags;
 use serde::{Deserialize, Serialize};
 
 use super::paths::Paths;
+use super::record::Record;
 use super::roll::Line;
 use crate::sys;
 
-/// What a client says, and what it wants.
-pub const REQUESTS: [(&[u8], Question); 2] =
-    [(b"roll 1\n", Question::Roll), (b"paths 1\n", Question::Paths)];
-/// More than any of them is nothing.
-const REQUEST_BYTES_MAX: usize = 8;
+/// Longer than any question.
+const REQUEST_BYTES_MAX: usize = 64;
 /// Clients that are served at the same time; others wait to be let in.
 const CLIENTS_MAX: usize = 8;
 /// A client that has not asked, or not taken its answer, after this long is left.
 const CLIENT_TIME: Duration = Duration::from_secs(5);
-const _: () = {
-    let mut at = 0;
-    while at < REQUESTS.len() {
-        assert!(REQUESTS[at].0.len() <= REQUEST_BYTES_MAX);
-        at += 1;
-    }
-};
 
 /// What somebody wants to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,13 +39,45 @@ pub enum Question {
     Roll,
     /// And their paths.
     Paths,
+    /// What relays keep of each.
+    Log,
+    /// So many intakes of this rank, beginning with this one.
+    Story { rank: u32, from: u64, count: u64 },
 }
 
 impl Question {
-    /// The words in which it is asked.
-    pub fn words(self) -> &'static [u8] {
-        let found = REQUESTS.iter().find(|(_, question)| *question == self);
-        found.map_or(&[], |(words, _)| words)
+    /// The line in which it is asked.
+    pub fn words(self) -> String {
+        match self {
+            Question::Roll => "roll 1\n".to_string(),
+            Question::Paths => "paths 1\n".to_string(),
+            Question::Log => "log 1\n".to_string(),
+            Question::Story { rank, from, count } => format!("story 1 {rank} {from} {count}\n"),
+        }
+    }
+
+    /// Reads such a line.
+    fn parse(line: &[u8]) -> Option<Question> {
+        let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["roll", "1"] => Some(Question::Roll),
+            ["paths", "1"] => Some(Question::Paths),
+            ["log", "1"] => Some(Question::Log),
+            ["story", "1", rank, from, count] => Some(Question::Story {
+                rank: rank.parse().ok()?,
+                from: from.parse().ok()?,
+                count: count.parse().ok()?,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Whether these bytes may become one.
+    fn may_begin(bytes: &[u8]) -> bool {
+        const STARTS: [&[u8]; 4] = [b"roll 1", b"paths 1", b"log 1", b"story 1"];
+        let begins = |start: &&[u8]| start.starts_with(bytes) || bytes.starts_with(start);
+        bytes.len() <= REQUEST_BYTES_MAX && STARTS.iter().any(begins) && !bytes.contains(&b'\n')
     }
 }
 
@@ -76,6 +99,9 @@ pub struct Account {
     /// Only if that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paths: Option<Paths>,
+    /// The same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<Record>,
 }
 
 /// See the module head.
@@ -173,10 +199,8 @@ impl Client {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(_) => self.is_over = true,
             }
-            let found = REQUESTS.iter().find(|(words, _)| *words == self.asked);
-            self.question = found.map(|(_, question)| *question);
-            let may_become = REQUESTS.iter().any(|(words, _)| words.starts_with(&self.asked));
-            self.is_over |= !may_become;
+            self.question = Question::parse(&self.asked);
+            self.is_over |= self.question.is_none() && !Question::may_begin(&self.asked);
         }
     }
 

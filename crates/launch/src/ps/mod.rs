@@ -5,7 +5,9 @@
 //! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
 
 pub mod desk;
+pub mod log;
 pub mod paths;
+pub mod record;
 pub mod roll;
 
 use std::collections::BTreeMap;
@@ -58,6 +60,10 @@ pub fn run(arguments: &PsArguments) -> Result<i32> {
             tables.collect::<Vec<_>>().join("\n")
         }
     };
+    print(&text)
+}
+
+fn print(text: &str) -> Result<i32> {
     match std::io::stdout().write_all(text.as_bytes()) {
         // Whoever has read enough may go.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(0),
@@ -119,7 +125,7 @@ fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Acc
         bail!("another user answers for it");
     }
     // A fresh connection takes so few bytes at once.
-    stream.write_all(question.words())?;
+    stream.write_all(question.words().as_bytes())?;
     let answer = hear(stream, deadline).context("its launcher does not answer")?;
     if answer.is_empty() {
         // It ended while it was asked.
@@ -295,6 +301,7 @@ mod tests {
                 line(3, State::StartingAnew, Some(43), None),
             ],
             paths: None,
+            record: None,
         }
     }
 

@@ -254,9 +254,9 @@ impl Row {
     }
 }
 
-fn write_table(text: &mut String, rows: &[[String; 11]]) {
+pub fn write_table<const N: usize>(text: &mut String, rows: &[[String; N]]) {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..11).map(|column| width(column).unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
     for row in rows {
         let mut line = String::from("  ");
         for (cell, width) in row.iter().zip(&widths) {
@@ -267,7 +267,7 @@ fn write_table(text: &mut String, rows: &[[String; 11]]) {
 }
 
 /// Three digits and a unit.
-fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1_000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
 }
 

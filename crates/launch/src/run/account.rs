@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::record::Inquiry;
 use super::{Child, Launcher, Phase};
 use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
@@ -23,6 +24,7 @@ pub(super) struct Counter {
     desk: Desk,
     fixed: Account,
     look: Look,
+    inquiry: Inquiry,
 }
 
 /// Agents are asked how the paths of their ranks are.
@@ -96,8 +98,9 @@ impl Counter {
             restarts: 0,
             ranks: Vec::new(),
             paths: None,
+            record: None,
         };
-        Counter { desk, fixed, look: Look::default() }
+        Counter { desk, fixed, look: Look::default(), inquiry: Inquiry::default() }
     }
 
     /// An agent has said how the paths of its ranks are.
@@ -105,8 +108,14 @@ impl Counter {
         self.look.take_in(serial, paths, Instant::now());
     }
 
+    /// An agent has said what its relay keeps.
+    pub fn handle_record(&mut self, serial: u32, lines: &str) {
+        self.inquiry.take_in(serial, lines, Instant::now());
+    }
+
     pub fn next_time(&self) -> Option<Instant> {
-        self.look.until.into_iter().chain(self.desk.next_time()).min()
+        let times = self.look.until.into_iter().chain(self.inquiry.next_time());
+        times.chain(self.desk.next_time()).min()
     }
 
     pub fn desk(&self) -> &Desk {
@@ -118,28 +127,45 @@ impl Launcher {
     /// Answers those who ask.
     pub(super) fn serve(&mut self) {
         let (groups, children, roll) = (&self.groups, &self.children, &self.roll);
-        let Counter { desk, fixed, look } = &mut self.counter;
+        let Counter { desk, fixed, look, inquiry } = &mut self.counter;
         let now = Instant::now();
         look.pass_time(now);
-        let is_wanted = Cell::new(false);
+        inquiry.pass_time(now);
+        let (is_wanted, wanted) = (Cell::new(false), Cell::new(None));
         desk.serve(now, |question| {
-            let paths = match question {
-                Question::Roll => None,
+            let (mut paths, mut record) = (None, None);
+            match question {
+                Question::Roll => (),
                 Question::Paths => {
                     is_wanted.set(true);
-                    Some(look.found()?.clone())
+                    paths = Some(look.found()?.clone());
                 }
-            };
+                Question::Log | Question::Story { .. } => {
+                    if let Some(found) = inquiry.found(question) {
+                        record = Some(found.clone());
+                    } else {
+                        wanted.set(Some(question));
+                        return None;
+                    }
+                }
+            }
             Some(Account {
                 restarts: roll.counts().restarts,
                 ranks: roll.lines(|rank| whereabouts(groups, children, rank)),
                 paths,
+                record,
                 ..fixed.clone()
             })
         });
         if is_wanted.get() && look.until.is_none() {
             let agents = children.iter().map(|child| child.node.hosts().len()).sum();
             let message = look.begin(agents, now);
+            self.send_to_all(&message);
+        }
+        let inquiry = &mut self.counter.inquiry;
+        // Who asks something else is next when this has become old.
+        if let (Some(question), true) = (wanted.get(), inquiry.is_idle()) {
+            let message = inquiry.begin(question, self.children.len(), now);
             self.send_to_all(&message);
         }
     }

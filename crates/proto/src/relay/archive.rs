@@ -16,6 +16,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem::replace;
+use core::ops::Range;
 
 use super::shelf::{SegmentId, Spare};
 use crate::wire::frame::{HEADER_BYTES, Header};
@@ -32,6 +33,19 @@ pub(super) struct Archive {
     bytes: u64,
     /// And so many bytes.
     dropped: u64,
+    /// How many frames lie in each segment,
+    frames: VecDeque<u32>,
+    /// and in those that have been dropped.
+    dropped_frames: u64,
+}
+
+/// What can be shown of frames.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// This one.
+    Frame(u64, Header),
+    /// These lie on the disk.
+    Away(Range<u64>),
 }
 
 #[derive(Debug)]
@@ -123,6 +137,8 @@ impl Archive {
             && bytes.capacity() - bytes.len() >= frame.len()
         {
             bytes.extend_from_slice(frame);
+            // Each segment has its count.
+            *self.frames.back_mut().expect("a count") += 1;
             return None;
         }
         let full = spare.segment_bytes();
@@ -132,6 +148,7 @@ impl Archive {
         let mut bytes = spare.take(size);
         bytes.extend_from_slice(frame);
         self.segments.push_back(Segment::Here(bytes));
+        self.frames.push_back(1);
         is_movable.then(|| self.first + self.segments.len() - 2)
     }
 
@@ -240,7 +257,7 @@ impl Archive {
     }
 
     /// Nobody needs these segments any more.
-    pub fn leave(&mut self, numbers: core::ops::Range<usize>, spare: &mut Spare) {
+    pub fn leave(&mut self, numbers: Range<usize>, spare: &mut Spare) {
         for number in numbers {
             let Some(segment) = self.get_mut(number) else { continue };
             if let Segment::Back(id, bytes) = segment {
@@ -265,6 +282,45 @@ impl Archive {
         (left == 0).then_some(Place { segment: self.first, at: 0 })
     }
 
+    /// How many frames have been kept, dropped ones included.
+    pub fn frame_count(&self) -> u64 {
+        self.dropped_frames + self.frames.iter().map(|count| *count as u64).sum::<u64>()
+    }
+
+    /// Bytes that are not in memory, but for whoever reads them.
+    pub fn away_bytes(&self) -> u64 {
+        let is_away = |segment: &&Segment| {
+            matches!(segment, Segment::Away(..) | Segment::Coming(..) | Segment::Back(..))
+        };
+        self.segments.iter().filter(is_away).map(|segment| segment.len() as u64).sum()
+    }
+
+    /// Frames with these numbers, as far as they are still kept.
+    pub fn show(&self, wanted: Range<u64>) -> Vec<Shown> {
+        let mut shown = Vec::new();
+        let mut first = self.dropped_frames;
+        for (segment, count) in self.segments.iter().zip(&self.frames) {
+            let end = first + *count as u64;
+            let range = wanted.start.max(first)..wanted.end.min(end);
+            match segment.in_memory() {
+                _ if range.is_empty() => (),
+                None => shown.push(Shown::Away(range)),
+                Some(bytes) => {
+                    let mut rest = bytes;
+                    for number in first..range.end {
+                        let Ok(header) = Header::parse(rest) else { break };
+                        rest = rest.get(HEADER_BYTES + header.length as usize..).unwrap_or(&[]);
+                        if number >= range.start {
+                            shown.push(Shown::Frame(number, header));
+                        }
+                    }
+                }
+            }
+            first = end;
+        }
+        shown
+    }
+
     /// Where the next frame will be.
     pub fn end(&self) -> Place {
         Place { segment: self.first + self.segments.len(), at: 0 }
@@ -276,6 +332,7 @@ impl Archive {
         while self.first < place.segment {
             let Some(segment) = self.segments.pop_front() else { break };
             self.first += 1;
+            self.dropped_frames += self.frames.pop_front().unwrap_or(0) as u64;
             let length = segment.len() as u64;
             freed.bytes += length;
             if let Some(id) = segment.id() {

@@ -123,7 +123,7 @@ impl Histories {
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// Why there is nothing of it.
-    given_up: Option<&'static str>,
+    pub given_up: Option<&'static str>,
     /// Frames that were given to it, in order.
     pub given: Archive,
     /// When it has taken in how many of them.
@@ -131,7 +131,7 @@ pub(super) struct History {
     /// A digest of each frame that it has sent,
     pub sent: Store,
     /// and how many these are.
-    sent_count: u64,
+    pub sent_count: u64,
     /// Of these, how many its present start has sent, and where the next one is.
     repeated: u64,
     next_sent: Cursor,
@@ -194,6 +194,10 @@ impl History {
         bytes
     }
 
+    pub fn is_told(&self) -> bool {
+        self.telling.is_some()
+    }
+
     /// Whether somebody is told what lies in this segment, or soon will be.
     pub fn is_reading(&self, segment: usize) -> bool {
         let first = |telling: &Telling| telling.given.segment;
@@ -238,7 +242,8 @@ impl History {
     /// `address` is there, and stands at `mark`: it is told everything that came after, once more.
     fn begin(&mut self, address: Address, mark: Mark, port: &mut Port, pool: &mut Pool) {
         (self.repeated, self.next_sent) = (mark.standing.sent, mark.sent);
-        let intakes_left = self.intakes.count() - mark.standing.intakes as u32;
+        // Each that is kept takes three bytes at least, and all together no more than there is for histories.
+        let intakes_left = (self.intakes.count() - mark.standing.intakes) as u32;
         let (intakes, given) = (mark.intakes, mark.given);
         let left = given.segment;
         self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left });

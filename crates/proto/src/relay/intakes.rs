@@ -39,11 +39,25 @@ impl Intake {
     }
 }
 
+/// The place of the first intake that is kept, and the sums of those before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Start {
+    pub number: u64,
+    pub polls: u64,
+    pub micros: u64,
+    pub frames: u64,
+    pub cursor: Cursor,
+}
+
 /// See the module head.
 #[derive(Debug, Default)]
 pub(super) struct Intakes {
     store: Store,
-    count: u32,
+    start: Start,
+    count: u64,
+    /// Over all of them.
+    polls: u64,
+    frames: u64,
 }
 
 impl Intakes {
@@ -52,13 +66,28 @@ impl Intakes {
         self.store.len()
     }
 
-    /// Drops those before the cursor, as far as that frees something.
-    pub fn trim(&mut self, cursor: Cursor) {
-        self.store.trim(cursor);
+    /// Where what is kept begins.
+    pub fn start(&self) -> Start {
+        self.start
+    }
+
+    /// Drops those before this one, as far as that frees something.
+    pub fn trim(&mut self, number: u64) {
+        let mut start = self.start;
+        while start.number < number
+            && let Some(intake) = self.read(&mut start.cursor)
+        {
+            start.number += 1;
+            start.polls = start.polls.saturating_add(intake.polls);
+            start.micros = start.micros.saturating_add(intake.micros);
+            start.frames += intake.frames as u64;
+        }
+        self.store.trim(start.cursor);
+        self.start = start;
     }
 
     /// How many there have been.
-    pub fn count(&self) -> u32 {
+    pub fn count(&self) -> u64 {
         self.count
     }
 
@@ -75,8 +104,20 @@ impl Intakes {
             length += 1;
         }
         self.store.push(&list[..length]);
-        // Each takes three bytes at least, and all together no more than there is for histories.
         self.count += 1;
+        // An endpoint says what it likes.
+        self.polls = self.polls.saturating_add(intake.polls);
+        self.frames = self.frames.saturating_add(intake.frames as u64);
+    }
+
+    /// Polls up to the last one.
+    pub fn polls(&self) -> u64 {
+        self.polls
+    }
+
+    /// Frames that they have taken in.
+    pub fn frames(&self) -> u64 {
+        self.frames
     }
 
     /// The next one behind the cursor.
@@ -125,7 +166,7 @@ mod tests {
         }
         let mut cursor = Cursor::default();
         assert!(core::iter::from_fn(|| list.read(&mut cursor)).eq(all.iter().copied()));
-        assert_eq!(list.count() as usize, all.len());
+        assert_eq!(list.count(), all.len() as u64);
         assert_eq!(intake(100, 1, 15_000).bytes(), 4, "the usual one");
     }
 }

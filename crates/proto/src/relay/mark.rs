@@ -57,7 +57,7 @@ impl Marks {
         let given = given.at(standing.taken).ok_or(NOWHERE)?;
         let digests = standing.sent.checked_mul(DIGEST_BYTES as u64).ok_or(NOWHERE)?;
         let sent = sent.at(digests).ok_or(NOWHERE)?;
-        if standing.intakes > intakes.count().into() {
+        if standing.intakes > intakes.count() {
             return Err(NOWHERE);
         }
         let place = self.all.partition_point(|(known, _)| known.intakes <= standing.intakes);
@@ -76,11 +76,11 @@ impl Marks {
     }
 
     /// Nobody will stand before so many intakes any more: the place where they have been made, if somebody has stood there.
-    fn keep_from(&mut self, intakes: u64) -> Option<(Standing, Cursor)> {
+    fn keep_from(&mut self, intakes: u64) -> Option<Standing> {
         let found = self.all.iter().position(|(known, _)| known.intakes == intakes)?;
         self.all.drain(..found);
         self.kept = intakes;
-        self.all.first().copied()
+        self.all.first().map(|(standing, _)| *standing)
     }
 }
 
@@ -89,7 +89,7 @@ impl Histories {
     pub fn trim(&mut self, address: Address, intakes: u64) {
         let Self { all, bytes, shelf } = self;
         let Some(history) = all.get_mut(&address) else { return };
-        let Some((standing, cursor)) = history.marks.keep_from(intakes) else { return };
+        let Some(standing) = history.marks.keep_from(intakes) else { return };
         let before = history.bytes();
         let sent = history.sent.at(standing.sent * DIGEST_BYTES as u64);
         let given = history.given.at(standing.taken);
@@ -97,7 +97,7 @@ impl Histories {
             let freed = history.given.trim(given, &mut shelf.spare);
             shelf.take_back(&freed);
             history.sent.trim(sent);
-            history.intakes.trim(cursor);
+            history.intakes.trim(standing.intakes);
         }
         *bytes -= before - history.bytes();
     }

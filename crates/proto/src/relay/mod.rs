@@ -44,6 +44,7 @@
 
 mod archive;
 mod history;
+mod holding;
 mod intakes;
 mod links;
 mod mark;
@@ -68,8 +69,10 @@ use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::hello::Standing;
+pub use archive::Shown;
 pub use history::HISTORIES_BYTES_MAX;
 use history::Histories;
+pub use holding::{Excerpt, Holding, Moment};
 use mark::Mark;
 use port::{Party, Piece, Port, State};
 use record::Entry;

@@ -299,7 +299,8 @@ impl<'w> Loop<'w> {
         if token >= doors::CONTROL_BASE {
             let index = (token - doors::CONTROL_BASE) as usize;
             let report = self.report();
-            return self.watch.handle_control(index, &self.controls[index], &report);
+            let next = self.watch.handle_control(index, &self.controls[index], &report);
+            return self.show(next);
         }
         if token >= doors::DOOR_BASE {
             self.answer_door((token - doors::DOOR_BASE) as usize);

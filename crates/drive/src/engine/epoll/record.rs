@@ -4,9 +4,13 @@ use landbridge_proto::relay::Remark;
 
 use super::*;
 use crate::engine::disk::{Disk, Done};
+use crate::engine::{Exhibit, Inquiry};
 
 /// The token of the disk's bell.
 pub const BELL: u64 = wan::HUB_BASE - 1;
+
+/// Endpoints of which is told at once what is kept: the lines about them fit into a pipe.
+const SHOWN_MAX: usize = 100;
 
 /// How long inputs may wait for a disk that does nothing before the user hears of it.
 const STUCK_MILLIS: u64 = 5_000;
@@ -15,8 +19,8 @@ const STUCK_MILLIS: u64 = 5_000;
 #[derive(Default)]
 pub struct Record {
     disk: Option<Disk>,
-    /// When the disk has done something last, or had nothing to do, as far as it has been looked at.
-    moved_millis: u64,
+    /// Since when inputs have been waiting and the disk has done nothing, as far as it has been looked at.
+    still_since_millis: Option<u64>,
     is_stuck: bool,
     has_failed: bool,
 }
@@ -54,7 +58,7 @@ impl Loop<'_> {
                 }
             }
         }
-        self.record.moved_millis = sys::now_millis();
+        self.record.still_since_millis = None;
         if std::mem::take(&mut self.record.is_stuck) {
             self.watch.warn(format_args!("recover_dir can be written again: the job goes on"));
         }
@@ -81,11 +85,31 @@ impl Loop<'_> {
         }
     }
 
+    /// Says what is kept, if that is asked for.
+    pub(super) fn show(&mut self, next: Next) -> Next {
+        let Next::Show(inquiry) = next else { return next };
+        let exhibit = match inquiry {
+            Inquiry::All(first) => {
+                let mut holdings = self.relay.holdings(first);
+                let some = holdings.by_ref().take(SHOWN_MAX).collect();
+                Exhibit::All(some, holdings.next().map(|holding| holding.address))
+            }
+            Inquiry::One { address, from, count } => {
+                Exhibit::One(self.relay.excerpt(address, from, count))
+            }
+        };
+        self.watch.handle_exhibit(&exhibit);
+        Next::GoOn
+    }
+
     /// Whether inputs have been waiting for the disk for long.
     pub(super) fn look_at_disk(&mut self, now_millis: u64) {
         if !self.relay.waits_for_disk() {
-            self.record.moved_millis = now_millis;
-        } else if now_millis.saturating_sub(self.record.moved_millis) > STUCK_MILLIS
+            self.record.still_since_millis = None;
+            return;
+        }
+        let since = *self.record.still_since_millis.get_or_insert(now_millis);
+        if now_millis.saturating_sub(since) > STUCK_MILLIS
             && !std::mem::replace(&mut self.record.is_stuck, true)
         {
             self.watch.warn(format_args!(

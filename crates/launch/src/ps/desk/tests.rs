@@ -27,6 +27,7 @@ fn account() -> Account {
         restarts: 3,
         ranks: Vec::new(),
         paths: None,
+        record: None,
     }
 }
 
@@ -51,7 +52,7 @@ fn ask(desk: &mut Desk, words: &[u8]) -> Vec<u8> {
 fn who_asks_is_answered_and_nothing_is_left() {
     let directory = scratch("asks");
     let mut desk = Desk::open(&directory.0, "job").unwrap();
-    let heard = ask(&mut desk, Question::Roll.words());
+    let heard = ask(&mut desk, Question::Roll.words().as_bytes());
     assert_eq!(serde_json::from_slice::<Account>(&heard).unwrap(), account());
     assert!(desk.clients.is_empty());
     assert_eq!(ask(&mut desk, b"rule 1\n"), b"");
@@ -61,6 +62,21 @@ fn who_asks_is_answered_and_nothing_is_left() {
     assert_eq!(desk.clients.len(), 0, "it has gone");
     drop(desk);
     assert_eq!(std::fs::read_dir(&directory.0).unwrap().count(), 0);
+}
+
+#[test]
+fn every_question_is_read_as_it_is_said_and_nothing_else_is_one() {
+    let story = Question::Story { rank: u32::MAX, from: u64::MAX, count: u64::MAX };
+    for question in [Question::Roll, Question::Paths, Question::Log, story] {
+        let words = question.words();
+        assert_eq!(Question::parse(words.as_bytes()), Some(question));
+        let begins = |length: usize| Question::may_begin(&words.as_bytes()[..length]);
+        assert!((0..words.len()).all(begins) && !begins(words.len()), "{words}");
+    }
+    for words in ["", "\n", "log\n", "story 1 2 3\n", "story 1 2 3 x\n", "log 1\n\n", "roll 2\n"] {
+        assert_eq!(Question::parse(words.as_bytes()), None, "{words:?}");
+    }
+    assert!(!Question::may_begin(b"rule") && !Question::may_begin(&[b'1'; 100]));
 }
 
 #[test]
@@ -100,11 +116,11 @@ fn a_directory_that_others_can_open_is_not_used() {
 fn who_asks_for_what_takes_a_while_is_answered_when_it_is_known() {
     let directory = scratch("while");
     let mut desk = Desk::open(&directory.0, "job").unwrap();
-    assert_eq!(ask(&mut desk, Question::Paths.words()), b"", "it is not known");
+    assert_eq!(ask(&mut desk, Question::Paths.words().as_bytes()), b"", "it is not known");
     desk.serve(Instant::now(), roll);
     assert_eq!(desk.clients.len(), 0, "who has asked has gone");
     let mut client = UnixStream::connect(&desk.path).unwrap();
-    client.write_all(Question::Paths.words()).unwrap();
+    client.write_all(Question::Paths.words().as_bytes()).unwrap();
     desk.serve(Instant::now(), roll);
     assert_eq!(desk.clients.len(), 1);
     desk.serve(Instant::now(), |_| Some(account()));

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 
-use super::recovery::{opening, send, written};
+use super::recovery::{intake, opening, send, written};
 use super::*;
 
 const SEGMENT: usize = 40 << 10;
@@ -245,4 +245,49 @@ fn what_cannot_be_read_back_is_told_to_nobody_and_its_endpoint_hears_why() {
     assert!(link == rig.one && why.contains("could not be read back"), "{why}");
     assert!(matches!(rig.relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
     assert!(rig.kill(2).unwrap_err().contains("could not be read back"));
+}
+
+#[test]
+fn what_is_kept_can_be_looked_at_wherever_it_lies() {
+    let mut rig = Rig::new(Some(1 << 30));
+    rig.send_many(500);
+    for (polls, frames, micros) in [(7, 1, 0), (3, 0, 50), (2, 20, 1)] {
+        send(&mut rig.relay, rig.one, intake(rank(1), polls, frames, micros));
+    }
+    let all: Vec<Holding> = rig.relay.holdings(rank(0)).collect();
+    let [zero, one] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((zero.frames, zero.sent, zero.intakes, zero.disk_bytes), (0, 500, 0, 0));
+    assert_eq!((one.frames, one.bytes, one.sent), (500, 500 * FRAME as u64, 0));
+    assert_eq!((one.intakes, one.taken_in, one.polls, one.is_told), (3, 21, 12, false));
+    assert_eq!(one.disk_bytes, rig.disk_bytes());
+    assert_eq!(rig.relay.holdings(rank(1)).count(), 1);
+
+    let shown = rig.relay.excerpt(rank(1), 0, 2).unwrap();
+    let first = Moment { number: 0, polls: 7, micros: 0, frames: 1, first_frame: 0 };
+    let second = Moment { number: 1, polls: 10, micros: 50, frames: 0, first_frame: 1 };
+    assert_eq!(shown.moments, [first, second]);
+    // The first ones are not full segments, and stay in memory.
+    assert!(matches!(shown.frames[..], [Shown::Frame(0, header)] if header.sequence == 0));
+    let shown = rig.relay.excerpt(rank(1), 2, 9).unwrap();
+    let third = Moment { number: 2, polls: 12, micros: 51, frames: 20, first_frame: 1 };
+    assert_eq!(shown.moments, [third]);
+    let mut next = 1;
+    for shown in &shown.frames {
+        match shown {
+            Shown::Frame(number, header) => {
+                assert_eq!((*number, header.sequence), (next, next * 10_000));
+                next += 1;
+            }
+            Shown::Away(range) => {
+                assert_eq!(range.start, next);
+                next = range.end;
+            }
+        }
+    }
+    assert_eq!(next, 21, "{shown:?}");
+    assert!(shown.frames.iter().any(|it| matches!(it, Shown::Away(_))));
+    // What nobody has taken in yet.
+    let waiting = rig.relay.excerpt(rank(1), 3, 5).unwrap();
+    assert!(waiting.moments.is_empty() && waiting.frames.len() <= 5);
+    assert_eq!(rig.relay.excerpt(rank(3), 0, 1), None);
 }

@@ -401,6 +401,10 @@ fn what_came_before_the_oldest_image_is_dropped() {
     }
     // Three rounds, and what cannot be dropped because it lies in one block with what is needed.
     assert!(kept_most < 3 * 20 * size + (3 << 20), "{kept_most}");
+    let shown = relay.excerpt(rank(1), 0, 3).unwrap();
+    let numbers: Vec<_> = shown.moments.iter().map(|it| (it.number, it.first_frame)).collect();
+    assert_eq!(numbers, [(3960, 3960), (3961, 3961), (3962, 3962)]);
+    assert_eq!((shown.moments[0].polls, shown.frames.len()), (3961 * 7, 3));
     relay.suspend(link);
     assert!(relay.attach(rank(1), 1).is_err(), "there is no way from the beginning");
     let oldest = Standing { kept: 0, ..images[197] };

@@ -1,0 +1,229 @@
+//! What relays keep of a job's ranks, so that these can come back: what each relay says, put together.
+//!
+//! Pure. Lines of JSON of the relays enter; what `landbridge log` shows leaves.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use super::paths::{bytes, write_table};
+
+/// See the module head.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub processes: Vec<Process>,
+    /// Of the one that was asked for: intakes, and frames.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub intakes: Vec<Intake>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frames: Vec<Frame>,
+    /// Relays of which nothing was heard in time.
+    pub relays_missing: u32,
+}
+
+/// What is kept of one endpoint of a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    pub process: u32,
+    pub endpoint: u32,
+    /// Frames that it was given, their bytes, and those of them that are on a disk.
+    pub frames: u64,
+    pub bytes: u64,
+    pub disk_bytes: u64,
+    /// Frames that it has sent, of each of which a digest is kept.
+    pub sent: u64,
+    /// How often it has taken something in, what the record of that takes, and how many frames that were.
+    pub intakes: u64,
+    pub intake_bytes: u64,
+    pub taken_in: u64,
+    pub polls: u64,
+    /// Whether it is being told what was.
+    pub is_told: bool,
+    /// Why it cannot come back.
+    pub problem: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intake {
+    pub intake: u64,
+    /// At which poll since the rank began, and after how much time of its own.
+    pub polls: u64,
+    pub micros: u64,
+    /// How many frames, and the number of the first.
+    pub count: u64,
+    pub first_frame: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Frame {
+    Here {
+        frame: u64,
+        kind: String,
+        source: u32,
+        sequence: u64,
+        length: u64,
+    },
+    /// These are on a disk.
+    Away {
+        away_from: u64,
+        away_to: u64,
+    },
+}
+
+/// A line of a relay.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Said {
+    Process(Process),
+    Intake(Intake),
+    Frame(Frame),
+}
+
+impl Record {
+    /// A relay has said this. What is not understood is of another version, and left out.
+    pub fn take_in(&mut self, lines: &str) {
+        for said in lines.lines().filter_map(|line| serde_json::from_str(line).ok()) {
+            match said {
+                Said::Process(process) => self.processes.push(process),
+                Said::Intake(intake) => self.intakes.push(intake),
+                Said::Frame(frame) => self.frames.push(frame),
+            }
+        }
+        self.processes.sort_by_key(|it| (it.process, it.endpoint));
+    }
+
+    /// What is kept of each rank, for people. `name`: what a process is called.
+    pub fn table(&self, name: impl Fn(u32) -> String) -> String {
+        let mut text = String::new();
+        let head = [
+            "rank",
+            "frames",
+            "in memory",
+            "on disk",
+            "sent",
+            "intakes",
+            "bytes/frame",
+            "polls",
+            "state",
+        ];
+        let rows = self.processes.iter().map(|it| it.cells(&name));
+        let rows: Vec<_> = std::iter::once(head.map(String::from)).chain(rows).collect();
+        match self.processes.is_empty() {
+            true => text.push_str("  nothing is kept of its ranks (it runs without --recover)\n"),
+            false => write_table(&mut text, &rows),
+        }
+        self.write_missing(&mut text);
+        text
+    }
+
+    fn write_missing(&self, text: &mut String) {
+        if self.relays_missing > 0 {
+            let _ = writeln!(text, "  {} relays have not answered in time", self.relays_missing);
+        }
+    }
+
+    /// What one rank has taken in when, for people.
+    pub fn story(&self, name: impl Fn(u32) -> String) -> String {
+        let mut text = String::new();
+        let mut frames = self.frames.iter().peekable();
+        for intake in &self.intakes {
+            let Intake { intake: number, polls, micros, count, first_frame } = intake;
+            let _ = write!(text, "  intake {number}: poll {polls}, {} s", *micros as f64 / 1e6);
+            let _ = match count {
+                0 => writeln!(text, ", something was due"),
+                _ => {
+                    writeln!(text, ", takes in frames {first_frame} to {}", first_frame + count - 1)
+                }
+            };
+            while let Some(frame) = frames.next_if(|it| it.first() < first_frame + count) {
+                frame.write(&mut text, &name);
+            }
+        }
+        if frames.peek().is_some() {
+            text.push_str("  not taken in yet:\n");
+            frames.for_each(|frame| frame.write(&mut text, &name));
+        }
+        if text.is_empty() {
+            text.push_str("  nothing is kept of it from there on\n");
+        }
+        self.write_missing(&mut text);
+        text
+    }
+}
+
+impl Process {
+    fn cells(&self, name: impl Fn(u32) -> String) -> [String; 9] {
+        // What the determinants of a frame take, and the digest of one that was sent.
+        let each = self.intake_bytes as f64 / self.taken_in.max(1) as f64;
+        let endpoint =
+            if self.endpoint == 0 { String::new() } else { format!(".{}", self.endpoint) };
+        let state = match (self.problem.as_str(), self.is_told) {
+            ("", true) => "is told what was",
+            ("", false) => "kept",
+            (problem, _) => problem,
+        };
+        [
+            format!("{}{endpoint}", name(self.process)),
+            self.frames.to_string(),
+            bytes(self.bytes - self.disk_bytes.min(self.bytes)),
+            bytes(self.disk_bytes),
+            self.sent.to_string(),
+            self.intakes.to_string(),
+            format!("{each:.1}"),
+            self.polls.to_string(),
+            state.to_string(),
+        ]
+    }
+}
+
+impl Frame {
+    fn first(&self) -> u64 {
+        match self {
+            Frame::Here { frame, .. } => *frame,
+            Frame::Away { away_from, .. } => *away_from,
+        }
+    }
+
+    fn write(&self, text: &mut String, name: impl Fn(u32) -> String) {
+        let _ = match self {
+            Frame::Here { frame, kind, source, sequence, length } => {
+                let from = name(*source);
+                writeln!(text, "    frame {frame}: {kind} of {from}, {length} bytes at {sequence}")
+            }
+            Frame::Away { away_from, away_to } => {
+                writeln!(text, "    frames {away_from} to {}: on disk", away_to - 1)
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAID: &str = "{\"process\":1,\"endpoint\":0,\"frames\":30,\"bytes\":3000,\"disk_bytes\":1000,\"sent\":4,\
+        \"intakes\":2,\"intake_bytes\":8,\"taken_in\":4,\"polls\":99,\"is_told\":false,\"problem\":\"\"}\n\
+        {\"intake\":0,\"polls\":7,\"micros\":1500000,\"count\":2,\"first_frame\":0}\n\
+        {\"intake\":1,\"polls\":9,\"micros\":2500000,\"count\":0,\"first_frame\":2}\n\
+        {\"frame\":0,\"source\":0,\"sequence\":64,\"length\":8,\"kind\":\"Message\"}\n\
+        {\"away_from\":1,\"away_to\":2}\n\
+        {\"frame\":2,\"source\":0,\"sequence\":72,\"length\":8,\"kind\":\"Message\"}\nnonsense\n";
+
+    #[test]
+    fn what_relays_say_is_put_together() {
+        let mut record = Record::default();
+        record.take_in(SAID);
+        let name = |process| format!("r{process}");
+        let table = "  rank  frames  in memory  on disk  sent  intakes  bytes/frame  polls  state\n  \
+                     r1    30      2.00 kB    1.00 kB  4     2        2.0          99     kept\n";
+        assert_eq!(record.table(name), table);
+        let story = "  intake 0: poll 7, 1.5 s, takes in frames 0 to 1\n    frame 0: Message of r0, 8 bytes at 64\n    \
+                     frames 1 to 1: on disk\n  intake 1: poll 9, 2.5 s, something was due\n  not taken in yet:\n    \
+                     frame 2: Message of r0, 8 bytes at 72\n";
+        assert_eq!(record.story(name), story);
+        let json = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&json).unwrap(), record);
+        assert!(Record::default().table(name).contains("without --recover"));
+    }
+}
