@@ -110,6 +110,21 @@ fn a_confirmation_that_overtakes_a_refusal_waits_for_it() {
 }
 
 #[test]
+fn a_write_that_is_refused_while_its_path_holds_it_waits_once() {
+    let (mut a, mut b) = pair();
+    a.write(REMOTE, Room(3000), None, TICKET).unwrap();
+    let front = a.poll_transmit(PEER, ONE).unwrap().front().to_vec();
+    a.transmitted(PEER, ONE, false, None);
+    let header = Header::parse(&front).unwrap();
+    b.refuse_write(Frame { header, head: front[HEADER_BYTES..].to_vec() });
+    a.take_in(TWO, b.next(TWO).unwrap());
+    a.handle_flushed(PEER, ONE);
+    assert_eq!((a.holdings(PEER).awaiting, a.errors()), (1, vec![]));
+    settle(&mut a, &mut b);
+    assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
+}
+
+#[test]
 fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
     let (mut a, mut b) = pair();
     b.close_path(PEER, TWO);

@@ -197,7 +197,10 @@ impl<M: Memory> Endpoint<M> {
         };
         let awaits = op.level == Level::Delivered || op.is_borrowed;
         if awaits && channel.confirmed < end {
-            channel.await_delivery(end, id);
+            // What was refused while the path held it waits already.
+            if op.refused.is_none() {
+                channel.await_delivery(end, id);
+            }
         } else {
             // Another path may still have a piece.
             self.complete_flushed(peer, id);

@@ -24,6 +24,11 @@ pub const BURST_NANOS: u64 = 2 * MILLISECOND;
 /// Whoever is so much late at most makes up for it: a turn of another process, where processors are shared.
 pub const LATE_NANOS: u64 = 4 * MILLISECOND;
 
+/// No path is taken to be slower than a line of 128 kbit/s. An estimate can be as wrong as one likes (few bytes were confirmed
+/// long after they had been sent), and what waits minutes for its turn cannot put it right. How much may be under way is
+/// bounded in any case.
+pub const RATE_MIN: u64 = 16_000;
+
 /// Lets bytes leave at a rate.
 #[derive(Clone, Debug)]
 pub struct Pacer {
@@ -47,14 +52,14 @@ impl Pacer {
         Pacer { rate: None, burst_bytes, is_awaited: false, credit, filled_at: Time(0) }
     }
 
-    /// From now on this rate, in bytes per second. What has been saved up stays, as far as the
+    /// From now on this rate, in bytes per second, but [`RATE_MIN`] at least. What has been saved up stays, as far as the
     /// bucket for the new rate holds it.
     pub fn set_rate(&mut self, now: Time, rate: Option<u64>) {
         if self.rate == rate {
             return;
         }
         self.fill(now);
-        self.rate = rate.map(|rate| rate.max(1));
+        self.rate = rate.map(|rate| rate.max(RATE_MIN));
         self.credit = self.credit.min(self.full());
     }
 
@@ -242,6 +247,16 @@ mod tests {
             let later = Time(SECOND);
             pacer.handle_sent(later, BATCH_BYTES_MAX);
             assert_eq!(pacer.delay_nanos(later, 1250), 10_000);
+        }
+    }
+
+    #[test]
+    fn no_estimate_makes_anybody_wait_for_long() {
+        for rate in [0, 1, 5, RATE_MIN] {
+            let mut pacer = Pacer::new(BATCH_BYTES_MAX);
+            pacer.set_rate(Time(0), Some(rate));
+            pacer.handle_sent(Time(0), pacer.capacity());
+            assert!(pacer.delay_nanos(Time(0), 1472) < 100 * MILLISECOND, "{rate}");
         }
     }
 
