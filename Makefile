@@ -34,10 +34,13 @@ wheels: setup
 criu: setup
 	@$(PYTHON) scripts/criu.py
 
-test: build wheels criu
+# Debian keeps only the newest of each package: where ours cannot be had any more, its steps are skipped, which is said.
+test: build wheels
+	-@$(PYTHON) scripts/criu.py
 	@$(PYTHON) scripts/test.py
 
-test-all: build wheels criu
+test-all: build wheels
+	-@$(PYTHON) scripts/criu.py
 	@$(PYTHON) scripts/test.py --slow
 
 bench: build wheels
