@@ -63,8 +63,8 @@ extern "C" fn landbridge_clocks_step_aside() -> c_int {
     c_int::from(own::step_aside())
 }
 
-/// And takes hold of it again. 0: that cannot be, and nothing may go on.
+/// And takes hold of it again. 0: that cannot be, and nothing may go on. 2: the descriptor must stay open.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_clocks_return(descriptor: c_int, start: u64) -> c_int {
-    c_int::from(own::return_from_aside(descriptor, start))
+    own::return_from_aside(descriptor, start) as c_int
 }

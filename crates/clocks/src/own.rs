@@ -46,6 +46,17 @@ struct Mine(UnsafeCell<MaybeUninit<Record<'static>>>);
 // SAFETY: see `MINE`; `IS_BUSY` keeps the owner's own interruptions out.
 unsafe impl Sync for Mine {}
 
+/// What has become of the descriptor with which a process takes hold of its record again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Return {
+    /// There is no way back.
+    None = 0,
+    /// It is not needed any more.
+    Done = 1,
+    /// It stays open: from now on it is the process's own.
+    Kept = 2,
+}
+
 /// The record, for the time of one answer.
 pub struct Turn(());
 
@@ -167,33 +178,46 @@ pub fn step_aside() -> bool {
 }
 
 /// Takes hold of the record again, which is behind this descriptor, or that of the process of which this one was an image:
-/// its start `start`, counted from 0. False: there is no way back.
-pub fn return_from_aside(descriptor: c_int, start: u64) -> bool {
+/// its start `start`, counted from 0. It is kept if it has the very number at which programs that this process becomes look
+/// for it, which was free meanwhile.
+pub fn return_from_aside(descriptor: c_int, start: u64) -> Return {
     let head = HEAD.load(Acquire);
     // SAFETY: this thread's alone, and the mapping's addresses are ours.
     unsafe {
-        let Some(place) = (*ASIDE.0.get()).take() else { return false };
+        let Some(place) = (*ASIDE.0.get()).take() else { return Return::None };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let is_back = is_record(descriptor)
             && map_at(head.cast(), protection, flags, descriptor)
             && libc::syscall(libc::SYS_madvise, head, CLOCKS_BYTES, libc::MADV_DONTFORK) == 0;
-        if !is_back {
-            return false;
-        }
-        let number = DESCRIPTOR.load(Relaxed);
-        if number >= 0 && number != descriptor && libc::dup2(descriptor, number) < 0 {
-            return false;
+        if !is_back || !put_at(descriptor, DESCRIPTOR.load(Relaxed)) {
+            return Return::None;
         }
         // The same start has all of it there.
         let present = &*head;
         let is_same = present.is_of(start + 1);
         if !is_same && !present.resume(start + 1, libc::getpid() as u64, &place) {
-            return false;
+            return Return::None;
         }
     }
     IS_BUSY.store(false, Relaxed);
-    true
+    if descriptor == DESCRIPTOR.load(Relaxed) { Return::Kept } else { Return::Done }
+}
+
+/// Has this file open under `number` as well, for programs too that this process becomes; below 0: that is not wanted.
+///
+/// # Safety
+/// Whatever is open under `number` belongs to nobody else.
+unsafe fn put_at(descriptor: c_int, number: c_int) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match number {
+            ..0 => true,
+            // A copy at its own place keeps the flag that closes it over exec.
+            same if same == descriptor => libc::fcntl(same, libc::F_SETFD, 0) == 0,
+            other => libc::dup2(descriptor, other) >= 0,
+        }
+    }
 }
 
 fn is_owner() -> bool {
@@ -289,4 +313,28 @@ fn this_thread() -> usize {
         std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
     }
     pointer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_open_where_it_was_and_stays_so_over_exec() {
+        // SAFETY: descriptors of this test's own.
+        unsafe {
+            let file = || libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let (one, other) = (file(), file());
+            let flags = |fd| libc::fcntl(fd, libc::F_GETFD);
+            assert!(put_at(one, -1));
+            assert_eq!(flags(one), libc::FD_CLOEXEC);
+            assert!(put_at(one, one));
+            assert_eq!(flags(one), 0);
+            assert!(put_at(one, other));
+            assert_eq!(flags(other), 0);
+            libc::close(one);
+            assert!(!put_at(one, one) && !put_at(one, other), "it is closed");
+            libc::close(other);
+        }
+    }
 }

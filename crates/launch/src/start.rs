@@ -39,6 +39,12 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     if arguments.checkpoint.is_some() && !settings.recovers() {
         bail!("--checkpoint goes with --recover: nobody else goes on from an image");
     }
+    if settings.lacks_clocks_for_images() {
+        bail!(
+            "checkpoints need recover_clocks=on: a rank is asked for its image by a word in that record (or run without \
+             checkpoint)"
+        );
+    }
     let job = job(arguments, id, &plan, &settings)?;
     let relays = Relays::new(&job, &plan, settings.peer_timeout())?;
     run::run(job, plan.nodes, relays, options(arguments)?)

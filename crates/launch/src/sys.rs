@@ -7,7 +7,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Child, ExitStatus};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -204,8 +206,61 @@ pub fn descendants(spared: &[u32]) -> Vec<u32> {
     found
 }
 
+/// Kills every process below this one that is in the session which `leader` began, or below such a one, and waits until none is
+/// left, not even for somebody to wait for, at most for `limit`: then that number is free. `spared`, and what is below
+/// those, has nothing to do with it. False: some are still there.
+pub fn end_session(leader: u32, spared: &[u32], limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        let members = session(leader, spared);
+        if members.is_empty() {
+            return true;
+        }
+        for pid in members {
+            kill(pid, libc::SIGKILL);
+            // Of those whose parents have ended this process is the parent.
+            reap(pid);
+        }
+        if Instant::now() >= deadline {
+            return session(leader, spared).is_empty();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// See [`end_session`]; zombies are among them.
+fn session(leader: u32, spared: &[u32]) -> Vec<u32> {
+    let mut children: BTreeMap<u32, Vec<Process>> = BTreeMap::new();
+    for process in all_processes() {
+        children.entry(process.parent).or_default().push(process);
+    }
+    let mut found = Vec::new();
+    let mut pending = vec![(std::process::id(), false)];
+    while let Some((parent, is_in)) = pending.pop() {
+        let below = children.get(&parent).into_iter().flatten();
+        for process in below.filter(|process| !spared.contains(&process.pid)) {
+            let is_in = is_in || process.session == leader || process.pid == leader;
+            found.extend(is_in.then_some(process.pid));
+            pending.push((process.pid, is_in));
+        }
+    }
+    found
+}
+
 /// Process ids with their parents; zombies are left out.
-fn processes() -> Vec<(u32, u32)> {
+fn processes() -> impl Iterator<Item = (u32, u32)> {
+    let living = all_processes().into_iter().filter(|process| !process.is_zombie);
+    living.map(|process| (process.pid, process.parent))
+}
+
+struct Process {
+    pid: u32,
+    parent: u32,
+    session: u32,
+    is_zombie: bool,
+}
+
+fn all_processes() -> Vec<Process> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries
         .flatten()
@@ -214,11 +269,28 @@ fn processes() -> Vec<(u32, u32)> {
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
             // The name in parentheses may hold anything, parentheses too.
             let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-            let state = fields.next()?;
+            let is_zombie = fields.next()? == "Z";
             let parent = fields.next()?.parse().ok()?;
-            (state != "Z").then_some((pid, parent))
+            let session = fields.nth(1)?.parse().ok()?;
+            Some(Process { pid, parent, session, is_zombie })
         })
         .collect()
+}
+
+/// Waits until the child ends, and kills it after `limit`; `None` then.
+pub fn wait_at_most(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 pub fn signal_name(signal: i32) -> String {
@@ -287,7 +359,7 @@ fn outside(map: &str, user: u32) -> u32 {
 }
 
 /// Waits until a descriptor is ready or `timeout` is over.
-pub fn wait(fds: &mut [rustix::event::PollFd<'_>], timeout: Option<std::time::Duration>) {
+pub fn wait(fds: &mut [rustix::event::PollFd<'_>], timeout: Option<Duration>) {
     // A time that does not fit is an age: the same as no timeout.
     let timeout = timeout.and_then(|timeout| rustix::event::Timespec::try_from(timeout).ok());
     // Interrupted or failed waits are followed by another look at every descriptor.
@@ -318,6 +390,13 @@ pub fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
+/// Tests that start processes do so one after the other: who waits for any child would get those of others.
+#[cfg(test)]
+pub fn children() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,11 +410,55 @@ mod tests {
 
     #[test]
     fn own_children_are_found_and_can_be_spared() {
+        let _alone = children();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert!(descendants(&[]).contains(&child.id()));
         assert!(!descendants(&[child.id()]).contains(&child.id()));
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_session_ends_with_all_that_it_has_started_and_its_number_is_free() {
+        use std::os::unix::process::CommandExt;
+        let _alone = children();
+        adopt_orphans().unwrap();
+        // One child in its group, and one in another, whose parent has ended.
+        let script = "sleep 60 & (set -m; sleep 60 &) ; exec sleep 60";
+        let start = || {
+            let mut command = std::process::Command::new("bash");
+            command.arg("-c").arg(script);
+            // SAFETY: a system call.
+            unsafe { command.pre_exec(own_session) };
+            command.spawn().unwrap().id()
+        };
+        let (ended, other) = (start(), start());
+        let all_run = |leader| session(leader, &[]).len() >= 3;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !all_run(ended) || !all_run(other) {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(end_session(ended, &[other], Duration::from_secs(60)));
+        assert!(!Path::new(&format!("/proc/{ended}")).exists());
+        assert!(all_run(other), "it has nothing to do with that");
+        assert!(end_session(other, &[], Duration::from_secs(60)));
+        assert!(end_session(other, &[], Duration::ZERO), "there is none of this number");
+        // SAFETY: as in `adopt_orphans`.
+        check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0) }).unwrap();
+    }
+
+    #[test]
+    fn a_child_is_waited_for_at_most_so_long() {
+        let _alone = children();
+        let start =
+            |words: &str| std::process::Command::new("sh").arg("-c").arg(words).spawn().unwrap();
+        let minute = Duration::from_secs(60);
+        let ended = wait_at_most(&mut start("exit 3"), minute).unwrap();
+        assert_eq!(ended.and_then(|status| status.code()), Some(3));
+        let mut late = start("exec sleep 60");
+        assert_eq!(wait_at_most(&mut late, Duration::from_millis(20)).unwrap(), None);
+        assert!(!Path::new(&format!("/proc/{}", late.id())).exists());
     }
 
     #[test]

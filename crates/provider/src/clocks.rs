@@ -5,7 +5,7 @@
 //! read other clocks. (What this library reads itself it does not record: our time is not the program's.)
 
 use std::ffi::{CStr, c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -27,6 +27,8 @@ struct Kept {
 
 type Find = unsafe extern "C" fn() -> *const Polls;
 type StepAside = unsafe extern "C" fn() -> c_int;
+/// What the last one says of a descriptor that must stay open.
+const KEEPS: c_int = 2;
 type Return = unsafe extern "C" fn(c_int, u64) -> c_int;
 
 /// The library's function, if it is loaded.
@@ -106,20 +108,26 @@ pub fn step_aside() -> bool {
     let Some((kept, found)) = KEPT.get().zip(symbol(c"landbridge_clocks_step_aside")) else {
         return false;
     };
-    kept.images.store(kept.polls.wanted.load(Relaxed), Relaxed);
     // SAFETY: the function is that library's, of this type; nobody looks at polls before `come_back`.
-    unsafe { std::mem::transmute::<NonNull<c_void>, StepAside>(found)() != 0 }
+    let step_aside = unsafe { std::mem::transmute::<NonNull<c_void>, StepAside>(found) };
+    // SAFETY: as above.
+    kept.make_way(|| unsafe { step_aside() != 0 })
 }
 
 /// Takes hold of the record again, as start `start` of the process. False: that cannot be.
-pub fn come_back(record: BorrowedFd<'_>, start: u32) -> bool {
+pub fn come_back(record: OwnedFd, start: u32) -> bool {
     let Some((kept, found)) = KEPT.get().zip(symbol(c"landbridge_clocks_return")) else {
         return false;
     };
     // SAFETY: as above.
     let back = unsafe { std::mem::transmute::<NonNull<c_void>, Return>(found) };
     // SAFETY: the descriptor is open.
-    let is_back = unsafe { back(record.as_raw_fd(), start.into()) } != 0;
+    let outcome = unsafe { back(record.as_raw_fd(), start.into()) };
+    if outcome == KEEPS {
+        // It has come under the very number that the record had, and belongs to the library now.
+        let _ = record.into_raw_fd();
+    }
+    let is_back = outcome != 0;
     if is_back {
         kept.before.store(kept.polls.furthest.load(Relaxed), Relaxed);
         kept.images.store(kept.polls.wanted.load(Relaxed), Relaxed);
@@ -128,6 +136,16 @@ pub fn come_back(record: BorrowedFd<'_>, start: u32) -> bool {
 }
 
 impl Kept {
+    /// An image counts as made way for only if nobody refuses: otherwise it is wanted still. Afterwards nobody can look.
+    fn make_way(&self, step_aside: impl FnOnce() -> bool) -> bool {
+        let wanted = self.polls.wanted.load(Relaxed);
+        let has_stepped = step_aside();
+        if has_stepped {
+            self.images.store(wanted, Relaxed);
+        }
+        has_stepped
+    }
+
     fn count(&self) -> bool {
         let polls = self.polls.present.load(Relaxed) + 1;
         self.polls.present.store(polls, Relaxed);
@@ -142,6 +160,24 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_does_not_step_aside_is_asked_again() {
+        static POLLS: Polls = Polls {
+            furthest: AtomicU64::new(0),
+            present: AtomicU64::new(0),
+            wanted: AtomicU64::new(3),
+        };
+        let kept = Kept { polls: &POLLS, before: AtomicU64::new(0), images: AtomicU64::new(2) };
+        assert!(!kept.make_way(|| false));
+        assert_eq!(kept.images.load(Relaxed), 2);
+        // What is wanted cannot be read while it is aside.
+        assert!(kept.make_way(|| {
+            POLLS.wanted.store(9, Relaxed);
+            true
+        }));
+        assert_eq!(kept.images.load(Relaxed), 3);
+    }
 
     #[test]
     fn polls_of_earlier_starts_come_first() {

@@ -117,6 +117,12 @@ impl Again {
         self.is_away = true;
     }
 
+    /// The present start has come to nothing. Another one has another number: what is left of this one has the record, if it
+    /// has come so far.
+    pub fn try_anew(&mut self) {
+        self.starts += 1;
+    }
+
     /// The present start did not begin with the program, but where it stood like this.
     pub fn begin_at(&mut self, asked: usize, stage: Stage, printed: [u64; 2]) {
         (self.asked, self.stage, self.repeated) = (asked, stage, printed);

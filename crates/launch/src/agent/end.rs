@@ -71,7 +71,7 @@ impl Agent {
     }
 
     /// The relay and the agents below: they end in their own way.
-    fn own_processes(&self) -> Vec<u32> {
+    pub(super) fn own_processes(&self) -> Vec<u32> {
         let relay = self.relay.iter().map(|relay| relay.pid);
         relay.chain(self.children.iter().map(|child| child.process.pid)).collect()
     }

@@ -11,7 +11,7 @@ use super::board::Board;
 use super::clocks::Clocks;
 use super::keeper::Keeper;
 use super::rank::{LocalRank, Start};
-use super::{Agent, Phase};
+use super::{Agent, Phase, revive};
 use crate::checkpoint::{Wish, criu};
 use crate::cleanup;
 use crate::control::order::{Block, Order};
@@ -157,11 +157,8 @@ impl Agent {
         }
         // Whatever it has started would do its part twice.
         sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
-        if let Some(group) = self.groups.get(&self.ranks[index].group) {
-            // It may have been killed before it had given its shared memory's name back: its next start takes the same one.
-            let killed = self.ranks[index].group_rank;
-            cleanup::remove_mpich_files(group.server.kvsname(), |rank| rank == killed);
-        }
+        // It may have been killed before it had given its shared memory's name back: its next start takes the same one.
+        self.remove_files_of(index);
         let Some(assignment) = self.assignment.take() else { return false };
         let number = self.ranks[index].rank;
         let outcome = self.start_in_place(&assignment, index);
@@ -179,6 +176,13 @@ impl Agent {
         };
         self.parent.send(&Message::Note { text });
         outcome.is_ok()
+    }
+
+    fn remove_files_of(&self, index: usize) {
+        let rank = &self.ranks[index];
+        if let Some(group) = self.groups.get(&rank.group) {
+            cleanup::remove_mpich_files(group.server.kvsname(), |it| it == rank.group_rank);
+        }
     }
 
     /// What the rule says; the user hears why a rank is given up.
@@ -220,12 +224,14 @@ impl Agent {
             self.put_in_place(index, rank);
             return Ok(Some(image));
         }
-        let old = &mut self.ranks[index];
-        if old.keeper.as_ref().is_some_and(|keeper| !keeper.may_begin()) {
+        if self.ranks[index].keeper.as_ref().is_some_and(|keeper| !keeper.may_begin()) {
             bail!(
                 "none of its checkpoints can be used, and what it did before them is not kept any more"
             );
         }
+        // What was put back with an image that did not serve is in the way as well.
+        self.remove_files_of(index);
+        let old = &mut self.ranks[index];
         let Some(again) = old.again.take() else { return Ok(None) };
         let start = Start {
             clocks: old.clocks.clone(),
@@ -253,24 +259,15 @@ impl Agent {
         self.ranks[index] = rank;
     }
 
-    /// A process of the newest image that is whole, and the number of that, if there is one.
+    /// A process of the newest image that serves, and the number of that, if there is one.
     fn restore(&mut self, index: usize) -> Option<(LocalRank, u64)> {
-        let old = &mut self.ranks[index];
-        old.keeper.as_mut()?.end_life();
-        loop {
-            let old = &mut self.ranks[index];
-            let keeper = old.keeper.as_ref()?;
-            let (image, tool) = (keeper.newest()?.clone(), keeper.tool());
-            let restored = image.check().and_then(|()| LocalRank::restore(old, &image, &tool));
-            let error = match restored {
-                Ok(rank) => return Some((rank, image.about.number)),
-                Err(error) => error,
-            };
-            old.keeper.iter_mut().for_each(Keeper::drop_newest);
-            let (rank, number) = (old.rank, image.about.number);
-            let text = format!("checkpoint {number} of rank {rank} cannot be used: {error:#}");
-            self.parent.send(&Message::Note { text });
+        let mut spared = self.own_processes();
+        for rank in &self.ranks {
+            spared.extend(rank.ending.is_none().then_some(rank.pid));
+            spared.extend(rank.keeper.as_ref().and_then(Keeper::criu));
         }
+        let (old, parent) = (&mut self.ranks[index], &mut self.parent);
+        revive::revive(old, &spared, |text| parent.send(&Message::Note { text }))
     }
 
     /// Tells of ranks that have been started anew how far they have come, and once that they are where they were.

@@ -3,9 +3,10 @@
 //! | it | until |
 //! |---|---|
 //! | rests | it is time for another image; then the rank is asked for it, by a word in its record of clocks |
-//! | asks | the rank says where it stands, and does nothing from then on |
-//! | takes | CRIU is done; then the rank is told to go on |
+//! | asks | the rank says where it stands, and does nothing from then on; once it is told that this takes long |
+//! | takes | CRIU is done, or was ended because it was not; then the rank is told to go on |
 //! | seals | a thread has written all of it to the disk |
+//! | is cut off | the process ends: it has closed its end of the line, so nothing can be asked of it |
 //!
 //! In: the time, the rank's word, the ends of processes. Out: images, the newest [`KEPT`] of them. A rank that is killed goes
 //! on from the newest that is whole. Of one that repeats what was before none is taken.
@@ -19,7 +20,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::rank::LocalRank;
 use super::{Agent, Phase};
@@ -33,6 +35,12 @@ use crate::sys;
 const KEPT: usize = 2;
 /// Between two glances at one that is being sealed.
 const GLANCE: Duration = Duration::from_millis(20);
+/// For so long CRIU may take an image, during which the rank stands still; then it is ended.
+const TAKING_MAX: Duration = Duration::from_secs(60);
+/// After so long it is told that a rank has not come to a place where its image can be taken.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// A rank that has closed its end of the line has as a rule ended, which is seen within this time.
+const END_SEEN: Duration = Duration::from_secs(1);
 /// Failures in a row after which no more images are taken.
 const FAILURES_MAX: u32 = 3;
 
@@ -50,13 +58,26 @@ pub struct Keeper {
     failures: u32,
     /// Before so many intakes nothing is kept of the rank any more.
     promised: u64,
+    /// It was told that the rank takes long to answer.
+    is_slow_told: bool,
 }
 
 enum State {
     Resting,
-    Asking,
-    Taking { criu: u32, ended: Option<Ending>, folder: PathBuf, about: About, began: Instant },
+    Asking { since: Instant },
+    Taking(Taking),
     Sealing { thread: JoinHandle<Result<Image>> },
+    CutOff { since: Instant, is_told: bool },
+}
+
+struct Taking {
+    criu: u32,
+    ended: Option<Ending>,
+    /// It was ended for that.
+    is_late: bool,
+    folder: PathBuf,
+    about: About,
+    began: Instant,
 }
 
 /// The agent's end of the socket on which a rank says that its image can be taken, and its other ends.
@@ -65,16 +86,26 @@ pub struct Line {
     pub ends: Ends,
 }
 
+/// What a rank says on its line.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    /// The number of the image, and where it stands.
+    Word([u64; 4]),
+    /// And it never will.
+    Closed,
+}
+
 impl Line {
-    /// What the rank says: the number of the image, and where it stands.
-    fn read(&self) -> Option<[u64; 4]> {
+    fn read(&self) -> Heard {
         let mut word = [0; 32];
         // It is written at once, and a pair of Unix sockets hands on whole.
-        match rustix::net::recv(&self.socket, &mut word, rustix::net::RecvFlags::DONTWAIT) {
-            Ok((count, _)) if count == word.len() => Some(std::array::from_fn(|at| {
+        match rustix::net::recv(&self.socket, &mut word, RecvFlags::DONTWAIT) {
+            Ok((count, _)) if count == word.len() => Heard::Word(std::array::from_fn(|at| {
                 u64::from_le_bytes(word[8 * at..8 * at + 8].try_into().unwrap_or_default())
             })),
-            _ => None,
+            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+            Ok(_) | Err(_) => Heard::Closed,
         }
     }
 
@@ -99,17 +130,32 @@ impl Keeper {
         let due = Instant::now() + wish.every;
         let (images, failures) = (VecDeque::new(), 0);
         let state = State::Resting;
-        Keeper { wish, folder, due, number: 0, state, images, failures, promised: 0 }
+        let (number, promised, is_slow_told) = (0, 0, false);
+        Keeper { wish, folder, due, number, state, images, failures, promised, is_slow_told }
     }
 
-    /// The newest image, if there is one.
-    pub fn newest(&self) -> Option<&Image> {
-        self.images.back()
+    pub fn newest_first(&self) -> Vec<Image> {
+        self.images.iter().rev().cloned().collect()
     }
 
-    /// It cannot be used.
-    pub fn drop_newest(&mut self) {
-        self.images.pop_back().iter().for_each(Image::remove);
+    #[cfg(test)]
+    pub fn add(&mut self, image: Image) {
+        self.images.push_back(image);
+    }
+
+    /// The image of this number is torn.
+    pub fn drop_image(&mut self, number: u64) {
+        let is_it = |image: &Image| image.about.number == number;
+        self.images.iter().filter(|image| is_it(image)).for_each(Image::remove);
+        self.images.retain(|image| !is_it(image));
+    }
+
+    /// CRIU, if it takes an image.
+    pub fn criu(&self) -> Option<u32> {
+        match &self.state {
+            State::Taking(it) if it.ended.is_none() => Some(it.criu),
+            _ => None,
+        }
     }
 
     pub fn tool(&self) -> PathBuf {
@@ -135,13 +181,13 @@ impl Keeper {
         match std::mem::replace(&mut self.state, State::Resting) {
             // Should it have failed, there is none, and the one before is used.
             State::Sealing { thread } => drop(self.finish(thread)),
-            State::Taking { criu, folder, ended, .. } => {
+            State::Taking(Taking { criu, folder, ended, .. }) => {
                 if ended.is_none() {
                     sys::kill(criu, libc::SIGKILL);
                 }
                 let _ = std::fs::remove_dir_all(folder);
             }
-            State::Resting | State::Asking => (),
+            State::Resting | State::Asking { .. } | State::CutOff { .. } => (),
         }
         self.due = Instant::now() + self.wish.every;
     }
@@ -167,10 +213,44 @@ impl Keeper {
     }
 
     /// When something is to be done of which no descriptor tells.
-    pub fn next_time(&self) -> Option<Instant> {
-        match self.state {
-            State::Resting if self.failures < FAILURES_MAX => Some(self.due),
+    fn next_time(&self) -> Option<Instant> {
+        match &self.state {
+            State::Resting => (self.failures < FAILURES_MAX).then_some(self.due),
+            State::Asking { since } => (!self.is_slow_told).then(|| *since + ANSWER_MAX),
+            State::Taking(it) => (!it.is_late).then(|| it.began + TAKING_MAX),
             State::Sealing { .. } => Some(Instant::now() + GLANCE),
+            State::CutOff { since, is_told } => (!is_told).then(|| *since + END_SEEN),
+        }
+    }
+
+    /// Ends CRIU if it has taken too long: the rank waits for it.
+    fn end_late(&mut self, now: Instant) {
+        if let State::Taking(it) = &mut self.state
+            && it.ended.is_none()
+            && !it.is_late
+            && now >= it.began + TAKING_MAX
+        {
+            it.is_late = true;
+            sys::kill(it.criu, libc::SIGKILL);
+        }
+    }
+
+    /// What the user is to hear of a rank that does not answer, once.
+    fn silence(&mut self, now: Instant) -> Option<String> {
+        match &mut self.state {
+            State::Asking { since } if !self.is_slow_told && now >= *since + ANSWER_MAX => {
+                self.is_slow_told = true;
+                Some(format!(
+                    "has been asked for checkpoint {} {} s ago and has not stopped for it: that is done at a call of MPI \
+                     that looks for messages, in the thread that began the program; it is waited for",
+                    self.number,
+                    ANSWER_MAX.as_secs()
+                ))
+            }
+            State::CutOff { since, is_told } if !*is_told && now >= *since + END_SEEN => {
+                *is_told = true;
+                Some("has no checkpoint: it has closed the descriptor on which it is asked; no more are tried".into())
+            }
             _ => None,
         }
     }
@@ -178,8 +258,8 @@ impl Keeper {
     /// CRIU has ended, if that was this process.
     pub fn note_end(&mut self, pid: u32, ending: Ending) -> bool {
         match &mut self.state {
-            State::Taking { criu, ended, .. } if *criu == pid => {
-                *ended = Some(ending);
+            State::Taking(it) if it.criu == pid => {
+                it.ended = Some(ending);
                 true
             }
             _ => false,
@@ -202,7 +282,9 @@ impl Agent {
             if self.ranks[index].keeper.is_none() || self.ranks[index].ending.is_some() {
                 continue;
             }
-            if let Err(error) = self.advance_image(index) {
+            let outcome = self.advance_image(index);
+            self.tell_silence(index);
+            if let Err(error) = outcome {
                 let rank = &mut self.ranks[index];
                 let mut text = format!("rank {} has no checkpoint: {error:#}", rank.rank);
                 if let Some(keeper) = &mut rank.keeper {
@@ -218,6 +300,14 @@ impl Agent {
         }
     }
 
+    fn tell_silence(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        let said = rank.keeper.as_mut().and_then(|keeper| keeper.silence(Instant::now()));
+        if let Some(said) = said {
+            self.parent.send(&Message::Note { text: format!("rank {} {said}", rank.rank) });
+        }
+    }
+
     fn advance_image(&mut self, index: usize) -> Result<()> {
         let rank = &mut self.ranks[index];
         let is_away = rank.is_away();
@@ -228,12 +318,12 @@ impl Agent {
                 if let (true, Some(clocks)) = (is_due && !is_away, &rank.clocks) {
                     keeper.number += 1;
                     clocks.want_image(keeper.number);
-                    keeper.state = State::Asking;
+                    keeper.state = State::Asking { since: Instant::now() };
                 }
                 Ok(())
             }
-            State::Asking => match rank.line.as_ref().and_then(Line::read) {
-                Some(word) => {
+            State::Asking { .. } => match rank.line.as_ref().map_or(Heard::Closed, Line::read) {
+                Heard::Word(word) => {
                     let outcome = self.take_image(index, word);
                     // Whatever has become of it, the rank waits.
                     if outcome.is_err() {
@@ -241,10 +331,18 @@ impl Agent {
                     }
                     outcome
                 }
-                None => Ok(()),
+                Heard::Nothing => Ok(()),
+                Heard::Closed => {
+                    rank.line = None;
+                    keeper.state = State::CutOff { since: Instant::now(), is_told: false };
+                    Ok(())
+                }
             },
-            State::Taking { ended: Some(_), .. } => self.seal_image(index),
-            State::Taking { .. } => Ok(()),
+            State::Taking(Taking { ended: Some(_), .. }) => self.seal_image(index),
+            State::Taking(_) => {
+                keeper.end_late(Instant::now());
+                Ok(())
+            }
             State::Sealing { thread } if thread.is_finished() => {
                 let State::Sealing { thread } =
                     std::mem::replace(&mut keeper.state, State::Resting)
@@ -253,7 +351,7 @@ impl Agent {
                 };
                 keeper.finish(thread)
             }
-            State::Sealing { .. } => Ok(()),
+            State::Sealing { .. } | State::CutOff { .. } => Ok(()),
         }
     }
 
@@ -278,7 +376,8 @@ impl Agent {
         let shared = store::copy_shared(rank.pid, &folder)?;
         let criu = criu::dump(&keeper.wish.tool, rank.pid, &line.ends, &folder)?.id();
         let about = About { number, pid: rank.pid, standing, ends: line.ends, shared };
-        keeper.state = State::Taking { criu, ended: None, folder, about, began: Instant::now() };
+        let (ended, is_late, began) = (None, false, Instant::now());
+        keeper.state = State::Taking(Taking { criu, ended, is_late, folder, about, began });
         Ok(())
     }
 
@@ -287,14 +386,16 @@ impl Agent {
         self.send_on(index)?;
         let rank = &mut self.ranks[index];
         let Some(keeper) = rank.keeper.as_mut() else { return Ok(()) };
-        let State::Taking { ended, folder, about, began, .. } =
-            std::mem::replace(&mut keeper.state, State::Resting)
-        else {
+        let State::Taking(taking) = std::mem::replace(&mut keeper.state, State::Resting) else {
             return Ok(());
         };
+        let Taking { ended, is_late, folder, about, began, .. } = taking;
         if ended != Some(Ending::Exited(0)) {
             let why = criu::last_words(&folder.join(DUMP_LOG));
             let _ = std::fs::remove_dir_all(folder);
+            if is_late {
+                bail!("CRIU was not done with it after {} s", TAKING_MAX.as_secs());
+            }
             bail!("CRIU could not take it: {why}");
         }
         let text = format!(
@@ -349,9 +450,89 @@ impl LocalRank {
         line.send_on(number, start, kept, &files)
     }
 
+    /// When something is to be done for an image of it. Of one that has ended, or repeats what was before, none is begun.
+    pub fn image_time(&self) -> Option<Instant> {
+        let keeper = self.keeper.as_ref().filter(|_| self.ending.is_none())?;
+        let rests = matches!(keeper.state, State::Resting);
+        keeper.next_time().filter(|_| !(rests && self.is_away()))
+    }
+
     /// What the poll set needs to know of its line.
     pub fn line(&self) -> Option<BorrowedFd<'_>> {
-        let is_asking = self.keeper.as_ref().is_some_and(|it| matches!(it.state, State::Asking));
+        let is_asking =
+            |keeper: &Keeper| matches!(keeper.state, State::Asking { .. }) && self.ending.is_none();
+        let is_asking = self.keeper.as_ref().is_some_and(is_asking);
         self.line.as_ref().filter(|_| is_asking).map(|line| line.socket.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn keeper(state: State) -> Keeper {
+        let wish = Wish { every: Duration::from_secs(1), tool: "criu".into(), folder: "/".into() };
+        Keeper { state, ..Keeper::new(wish, "job", 2) }
+    }
+
+    #[test]
+    fn a_line_says_a_word_or_nothing_or_is_closed() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let line = Line { socket: ours.into(), ends: Ends::default() };
+        assert_eq!(line.read(), Heard::Nothing);
+        let word: Vec<u8> = [7_u64, 8, 9, 10].iter().flat_map(|word| word.to_le_bytes()).collect();
+        rustix::io::write(&theirs, &word).unwrap();
+        assert_eq!(line.read(), Heard::Word([7, 8, 9, 10]));
+        drop(theirs);
+        assert_eq!(line.read(), Heard::Closed);
+    }
+
+    #[test]
+    fn who_has_ended_is_not_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let state = State::Asking { since: Instant::now() };
+        let mut rank = LocalRank::ended(1 << 23, keeper(state));
+        rank.line = Some(Line { socket: ours.into(), ends: Ends::default() });
+        drop(theirs);
+        assert!(rank.line().is_none() && rank.image_time().is_none());
+        rank.ending = None;
+        assert!(rank.line().is_some() && rank.image_time().is_some());
+        rank.keeper = Some(keeper(State::CutOff { since: Instant::now(), is_told: true }));
+        assert!(rank.line().is_none() && rank.image_time().is_none());
+    }
+
+    #[test]
+    fn a_rank_that_does_not_answer_is_told_of_once() {
+        let since = Instant::now();
+        let mut asking = keeper(State::Asking { since });
+        assert_eq!(asking.next_time(), Some(since + ANSWER_MAX));
+        assert!(asking.silence(since).is_none());
+        assert!(asking.silence(since + ANSWER_MAX).is_some());
+        assert!(asking.silence(since + 2 * ANSWER_MAX).is_none());
+        asking.state = State::Asking { since };
+        assert!(asking.silence(since + 3 * ANSWER_MAX).is_none());
+        assert_eq!(asking.next_time(), None);
+        let mut cut = keeper(State::CutOff { since, is_told: false });
+        assert!(cut.silence(since).is_none() && cut.next_time().is_some());
+        assert!(cut.silence(since + END_SEEN).is_some() && cut.next_time().is_none());
+        assert!(cut.silence(since + END_SEEN).is_none());
+    }
+
+    #[test]
+    fn an_image_that_takes_too_long_is_ended() {
+        let _alone = sys::children();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (began, criu) = (Instant::now(), child.id());
+        let (folder, about) = ("/nowhere".into(), About::default());
+        let taking = Taking { criu, ended: None, is_late: false, folder, about, began };
+        let mut taking = keeper(State::Taking(taking));
+        taking.end_late(began);
+        assert_eq!(taking.next_time(), Some(began + TAKING_MAX));
+        assert!(child.try_wait().unwrap().is_none());
+        taking.end_late(began + TAKING_MAX);
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(taking.next_time(), None);
     }
 }

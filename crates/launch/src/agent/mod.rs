@@ -18,6 +18,7 @@ mod keeper;
 mod marked;
 pub mod rank;
 pub mod relay;
+mod revive;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -36,7 +37,6 @@ use board::Look;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
-use keeper::Keeper;
 use rank::LocalRank;
 use relay::RelayProcess;
 
@@ -220,8 +220,7 @@ impl Agent {
             Phase::Working => {
                 let notice = self.gather.as_ref().and_then(Gather::next_time);
                 let look = self.look.as_ref().map(Look::next_time);
-                let keepers = self.ranks.iter().filter_map(|rank| rank.keeper.as_ref());
-                let images = keepers.filter_map(Keeper::next_time);
+                let images = self.ranks.iter().filter_map(LocalRank::image_time);
                 let notice = notice.into_iter().chain(look).chain(images).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_away = self.ranks.iter().any(LocalRank::is_away);

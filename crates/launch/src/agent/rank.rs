@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::PollFlags;
@@ -150,10 +150,16 @@ impl LocalRank {
         })
     }
 
-    /// Makes a process of `image`, as the next start of the rank of which that is one. `old` is what the last start has left.
-    pub fn restore(old: &mut LocalRank, image: &Image, tool: &Path) -> Result<LocalRank> {
+    /// Makes a process of `image` within this time, as the next start of the rank of which that is one. `old` is what the last
+    /// start has left.
+    pub fn restore(
+        old: &mut LocalRank,
+        image: &Image,
+        tool: &Path,
+        limit: Duration,
+    ) -> Result<LocalRank> {
         let mut again = old.again.take().context("it does not come back")?;
-        let restored = LocalRank::restored(old, image, tool, again.starts);
+        let restored = LocalRank::restored(old, image, tool, again.starts, limit);
         if restored.is_ok() {
             let Standing { asked, stage, printed, .. } = image.about.standing;
             again.begin_at(asked, stage, printed);
@@ -167,7 +173,13 @@ impl LocalRank {
         }
     }
 
-    fn restored(old: &mut LocalRank, image: &Image, tool: &Path, start: u32) -> Result<LocalRank> {
+    fn restored(
+        old: &mut LocalRank,
+        image: &Image,
+        tool: &Path,
+        start: u32,
+        limit: Duration,
+    ) -> Result<LocalRank> {
         let ends = image.about.ends;
         let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
         let (control, their_control) = UnixStream::pair().context("no socket pair")?;
@@ -206,8 +218,32 @@ impl LocalRank {
         let kept = old.keeper.as_mut().map_or(0, Keeper::promise);
         rank.send_on(image.about.number, start, kept)?;
         image.put_shared_back()?;
-        criu::restore(tool, &image.folder, &ends, given)?;
+        criu::restore(tool, &image.folder, &ends, given, limit)?;
         Ok(rank)
+    }
+
+    /// One that has ended, as the process `pid`.
+    #[cfg(test)]
+    pub fn ended(pid: u32, keeper: Keeper) -> LocalRank {
+        LocalRank {
+            rank: 2,
+            group: 0,
+            group_rank: 2,
+            pid,
+            ending: Some(Ending::Killed(9)),
+            reported: false,
+            again: Some(Again::new(Instant::now())),
+            clocks: None,
+            board: None,
+            keeper: Some(keeper),
+            line: None,
+            pmi: None,
+            stdin: None,
+            stdin_unsent: VecDeque::new(),
+            stdin_ends: false,
+            stdout: None,
+            stderr: None,
+        }
     }
 
     /// How often it has looked for messages, if that is counted.

@@ -15,6 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -76,8 +77,15 @@ pub fn dump(tool: &Path, pid: u32, ends: &Ends, folder: &Path) -> Result<Child> 
     command.spawn().with_context(|| cannot_run(tool))
 }
 
-/// Makes a child of this process of an image, and waits until it runs.
-pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: Given) -> Result<()> {
+/// Makes a child of this process of an image, and waits until it runs, at most for `limit`. If that fails there may be something
+/// of it all the same.
+pub fn restore(
+    tool: &Path,
+    folder: &Path,
+    ends: &Ends,
+    given: Given,
+    limit: Duration,
+) -> Result<()> {
     let mut command = quiet(tool);
     command
         .args(["restore", "--restore-detached", "--restore-sibling", "--images-dir"])
@@ -99,7 +107,10 @@ pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: Given) -> Result<
     unsafe {
         command.pre_exec(move || numbers.iter().try_for_each(|fd| sys::keep_over_exec(*fd)));
     }
-    let status = command.status().with_context(|| cannot_run(tool))?;
+    let mut child = command.spawn().with_context(|| cannot_run(tool))?;
+    let Some(status) = sys::wait_at_most(&mut child, limit)? else {
+        bail!("CRIU was not done with it after {:.1} s", limit.as_secs_f64());
+    };
     if !status.success() {
         bail!("CRIU could not make a process of it: {}", last_words(&folder.join(RESTORE_LOG)));
     }

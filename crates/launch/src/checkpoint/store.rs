@@ -104,7 +104,7 @@ pub fn seal(folder: &Path, about: About) -> Result<Image> {
     seal_as_it_is(folder, about)
 }
 
-fn seal_as_it_is(folder: &Path, about: About) -> Result<Image> {
+pub fn seal_as_it_is(folder: &Path, about: About) -> Result<Image> {
     let mut files = Vec::new();
     for name in names(folder)? {
         let file = folder.join(&name);

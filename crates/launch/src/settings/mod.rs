@@ -110,6 +110,13 @@ impl Settings {
         self.value(&setting::RECOVER).and_then(|value| value.is_on()).unwrap_or_default()
     }
 
+    /// Whether images of ranks are wanted and cannot be asked for.
+    pub fn lacks_clocks_for_images(&self) -> bool {
+        let every = self.value(&setting::CHECKPOINT).and_then(|value| value.duration());
+        let clocks = self.value(&setting::RECOVER_CLOCKS).and_then(|value| value.is_on());
+        self.recovers() && !every.unwrap_or_default().is_zero() && clocks == Some(false)
+    }
+
     fn value(&self, row: &Setting) -> Option<Value> {
         let found = self.rows.iter().find(|it| it.row == row)?;
         row.parse(&found.text).ok()

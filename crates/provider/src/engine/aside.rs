@@ -55,13 +55,13 @@ impl Engine {
             Ok(_) => self.end_process("it is told of another image than the one that was taken"),
             Err(error) => self.end_process(&format!("nobody says that it may go on: {error}")),
         };
-        self.come_back(&go_on, standing, has_board);
+        self.come_back(go_on, standing, has_board);
     }
 
-    fn come_back(&mut self, go_on: &GoOn, standing: Standing, has_board: bool) {
-        let GoOn { start, kept, ref files, .. } = *go_on;
-        let mut files = files.iter();
-        if !files.next().is_some_and(|record| clocks::come_back(record.as_fd(), start)) {
+    fn come_back(&mut self, go_on: GoOn, standing: Standing, has_board: bool) {
+        let GoOn { start, kept, files, .. } = go_on;
+        let mut files = files.into_iter();
+        if !files.next().is_some_and(|record| clocks::come_back(record, start)) {
             self.end_process("its record of clocks and chance is not the one that it had");
         }
         if has_board && !files.next().is_some_and(|file| board::come_back(file.as_fd())) {
