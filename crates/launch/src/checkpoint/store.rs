@@ -4,11 +4,12 @@
 //! manifest, which begins with its own, all of it is written to the disk, and only then the folder gets its name. So what has a
 //! name was whole once; whether it still is, is seen before it is used ([`Image::check`]).
 //!
-//! What may never happen: a process is made of an image that is torn or was changed.
+//! What may never happen: a process is made of an image that is torn or was changed; a file is written that another process
+//! has mapped, or that somebody has put in the way.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -22,6 +23,8 @@ use crate::pmi::server::Stage;
 const MANIFEST: &str = "manifest";
 /// Shared memory that is mapped from a file of the node, and which an image has not in it.
 const SHARED: &str = "/dev/shm/";
+/// A rank's own, behind [`SHARED`]: then comes a number for the job, and that of the rank.
+const MPICH: &str = "mpich_shm_";
 
 /// Where a process stood.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +71,8 @@ struct Entry {
 pub struct Image {
     pub folder: PathBuf,
     pub about: About,
+    /// The SHA-256 with which its manifest begins.
+    sum: String,
 }
 
 /// Makes the folder into which image `number` is taken, under that of its rank.
@@ -80,22 +85,47 @@ pub fn begin(rank: &Path, number: u64) -> Result<PathBuf> {
 }
 
 /// Copies what the process has mapped of `/dev/shm` beside its image, while it does nothing; their paths.
+///
+/// # Errors
+/// If it has more mapped there than MPICH's file of this rank: what others may have mapped too cannot be put back.
 pub fn copy_shared(pid: u32, folder: &Path) -> Result<Vec<String>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).context("the process is gone")?;
-    let mut paths: Vec<String> = Vec::new();
-    for line in maps.lines() {
-        let Some(at) = line.find(SHARED) else { continue };
-        let path = &line[at..];
-        let is_shared = line.split(' ').nth(1).is_some_and(|rights| rights.ends_with('s'));
-        if is_shared && !path.ends_with(" (deleted)") && !paths.iter().any(|known| known == path) {
-            paths.push(path.to_string());
-        }
-    }
+    let paths = shared_paths(&maps)?;
     for (number, path) in paths.iter().enumerate() {
         fs::copy(path, folder.join(format!("shared-{number}")))
             .with_context(|| format!("cannot copy {path}"))?;
     }
     Ok(paths)
+}
+
+/// What lies in `/dev/shm` of what proc_pid_maps(5) lists.
+fn shared_paths(maps: &str) -> Result<Vec<String>> {
+    let mut paths: Vec<String> = Vec::new();
+    for line in maps.lines() {
+        // Addresses, rights, offset, device, inode; the rest is a path, and begins behind blanks.
+        let mut fields = line.splitn(6, ' ');
+        let is_shared = fields.nth(1).is_some_and(|rights| rights.ends_with('s'));
+        let path = fields.nth(3).unwrap_or_default().trim_start();
+        let Some(name) = path.strip_prefix(SHARED).filter(|_| is_shared) else { continue };
+        // Without a name nobody else can have it any more, and it is in the image.
+        if name.ends_with(" (deleted)") {
+            continue;
+        }
+        if !is_of_a_rank(name) {
+            bail!("it has {path} mapped, shared memory that is not MPICH's");
+        }
+        if !paths.iter().any(|known| known == path) {
+            paths.push(path.to_string());
+        }
+    }
+    Ok(paths)
+}
+
+fn is_of_a_rank(name: &str) -> bool {
+    let parts = name.strip_prefix(MPICH).and_then(|rest| rest.split_once('_'));
+    parts.is_some_and(|(job, rank)| {
+        u32::from_str_radix(job, 16).is_ok() && rank.parse::<u32>().is_ok()
+    })
 }
 
 /// Makes an image of what lies in `folder`.
@@ -113,8 +143,9 @@ pub fn seal_as_it_is(folder: &Path, about: About) -> Result<Image> {
         files.push(Entry { name, bytes, sha256 });
     }
     let text = serde_json::to_string(&Manifest { about: about.clone(), files })?;
+    let sum = hex(&Sha256::digest(&text));
     let mut manifest = File::create(folder.join(MANIFEST))?;
-    writeln!(manifest, "{}\n{text}", hex(&Sha256::digest(&text)))?;
+    writeln!(manifest, "{sum}\n{text}")?;
     manifest.sync_all()?;
     File::open(folder)?.sync_all()?;
     let rank = folder.parent().context("an image has a folder around it")?;
@@ -122,7 +153,7 @@ pub fn seal_as_it_is(folder: &Path, about: About) -> Result<Image> {
     let _ = fs::remove_dir_all(&sealed);
     fs::rename(folder, &sealed)?;
     File::open(rank)?.sync_all()?;
-    Ok(Image { folder: sealed, about })
+    Ok(Image { folder: sealed, about, sum })
 }
 
 impl Image {
@@ -134,10 +165,10 @@ impl Image {
         if sum != hex(&Sha256::digest(rest)) {
             bail!("its manifest is damaged");
         }
-        let manifest: Manifest = serde_json::from_str(rest)?;
-        if manifest.about != self.about {
+        if sum != self.sum {
             bail!("it is another image");
         }
+        let manifest: Manifest = serde_json::from_str(rest)?;
         for entry in &manifest.files {
             let found = digest(&self.folder.join(&entry.name));
             let (bytes, sha256) = found.with_context(|| format!("{} is gone", entry.name))?;
@@ -151,8 +182,9 @@ impl Image {
     /// Puts back what the process had mapped of `/dev/shm`.
     pub fn put_shared_back(&self) -> Result<()> {
         for (number, path) in self.about.shared.iter().enumerate() {
-            let copy = self.folder.join(format!("shared-{number}"));
-            fs::copy(copy, path).with_context(|| format!("cannot write {path}"))?;
+            let mut copy = File::open(self.folder.join(format!("shared-{number}")))?;
+            let written = write_new(path, &mut copy);
+            written.with_context(|| format!("cannot write {path}"))?;
         }
         Ok(())
     }
@@ -160,6 +192,16 @@ impl Image {
     pub fn remove(&self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Writes a file that nobody else has: anybody may put something under its name, a link for one.
+fn write_new(path: &str, from: &mut File) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => (),
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    io::copy(from, &mut file).map(drop)
 }
 
 /// Of the files of an image. Logs are none of it.
@@ -220,9 +262,11 @@ mod tests {
         // Logs may change.
         fs::write(image.folder.join(RESTORE_LOG), b"more").unwrap();
         image.check().unwrap();
-        let mut other = image.clone();
-        other.about.pid = 43;
-        assert!(other.check().is_err());
+        // Another one that is whole.
+        let folder = begin(&rank, 1).unwrap();
+        fs::write(folder.join("core-1.img"), b"other").unwrap();
+        seal_as_it_is(&folder, image.about.clone()).unwrap().check().unwrap();
+        assert!(image.check().is_err());
         type Damage = (&'static str, fn(&Path));
         let damage: [Damage; 4] = [
             ("a bit", |file| {
@@ -249,6 +293,39 @@ mod tests {
                 assert!(image.check().is_err(), "{name} of {file}");
             }
         }
+        fs::remove_dir_all(&rank).unwrap();
+    }
+
+    #[test]
+    fn shared_memory_of_others_is_in_no_image() {
+        let row = |rights: &str, path: &str| {
+            format!("7f0000000000-7f0000001000 {rights} 00000000 00:1a 7       {path}\n")
+        };
+        let own = "/dev/shm/mpich_shm_8f3b2a1c_12";
+        let maps = row("rw-s", own) + &row("r--s", own) + &row("rw-p", "/dev/shm/private");
+        let maps = maps + &row("rw-s", "/dev/shm/gone (deleted)");
+        let maps = maps + &row("rw-s", "/x/dev/shm/y") + "7f00-7f01 rw-p 00000000 00:00 0 \n";
+        assert_eq!(shared_paths(&maps).unwrap(), [own]);
+        for other in ["psm_1", "mpich_shm_8f3b2a1c_", "mpich_shm_x_1", "mpich_shm_1"] {
+            let maps = row("rw-s", &format!("/dev/shm/{other}"));
+            assert!(shared_paths(&maps).is_err(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_the_way_is_not_followed() {
+        let rank = rank("links");
+        let folder = begin(&rank, 4).unwrap();
+        let (victim, place) = (folder.join("victim"), folder.join("place"));
+        fs::write(&victim, b"theirs").unwrap();
+        std::os::unix::fs::symlink(&victim, &place).unwrap();
+        fs::write(folder.join("ours"), b"ours").unwrap();
+        let mut ours = File::open(folder.join("ours")).unwrap();
+        write_new(place.to_str().unwrap(), &mut ours).unwrap();
+        assert_eq!(
+            (fs::read(&victim).unwrap(), fs::read(&place).unwrap()),
+            (b"theirs".into(), b"ours".into())
+        );
         fs::remove_dir_all(&rank).unwrap();
     }
 
