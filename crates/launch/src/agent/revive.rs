@@ -170,6 +170,7 @@ mod tests {
         let place = Place::new("leaves", &format!("{NOTE}\nexit 1"));
         let (mut rank, _) = place.rank();
         // It ends, and nobody waits for it: its number is not free.
+        #[expect(clippy::zombie_processes)]
         let child = std::process::Command::new("true").spawn().unwrap();
         rank.pid = child.id();
         revive(&mut rank, &[], |_| ());
