@@ -273,10 +273,10 @@ impl Lines {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_log_nobody_takes_is_left_out_and_counted() {
+    /// One that has said nothing and is read from nowhere.
+    fn silent() -> RelayProcess {
         let empty = || Lines { fd: None, pending: Vec::new() };
-        let mut relay = RelayProcess {
+        RelayProcess {
             pid: 0,
             ended: false,
             cluster: "c0".to_string(),
@@ -286,7 +286,12 @@ mod tests {
             last_lines: VecDeque::new(),
             left_out: 0,
             inquiry: None,
-        };
+        }
+    }
+
+    #[test]
+    fn a_log_nobody_takes_is_left_out_and_counted() {
+        let mut relay = silent();
         let mut say = |text: &str, room| {
             relay.stderr.pending.extend(text.bytes());
             let messages = relay.read(room).into_iter();
@@ -307,18 +312,7 @@ mod tests {
 
     #[test]
     fn what_it_says_of_its_record_is_put_together() {
-        let empty = || Lines { fd: None, pending: Vec::new() };
-        let mut relay = RelayProcess {
-            pid: 0,
-            ended: false,
-            cluster: "c0".to_string(),
-            lifeline: None,
-            stdout: empty(),
-            stderr: empty(),
-            last_lines: VecDeque::new(),
-            left_out: 0,
-            inquiry: None,
-        };
+        let mut relay = silent();
         relay.stdout.pending.extend(b"landbridge-relay: log {\"process\":0}\n");
         assert_eq!(relay.read(true), [], "nobody has asked");
         assert!(!relay.inquire(7, "log all 0"), "it has no standard input any more");
