@@ -63,7 +63,7 @@ enum Segment {
 }
 
 /// How far somebody has read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub segment: usize,
     at: usize,
@@ -319,6 +319,13 @@ impl Archive {
             first = end;
         }
         shown
+    }
+
+    /// Where the last frame is, which has so many bytes.
+    pub fn last(&self, bytes: usize) -> Place {
+        let segment = (self.first + self.segments.len()).saturating_sub(1);
+        let at = self.get(segment).map_or(0, |segment| segment.len().saturating_sub(bytes));
+        Place { segment, at }
     }
 
     /// Where the next frame will be.

@@ -14,7 +14,7 @@
 //! What may never happen: a new start sends something else than the earlier one, and anybody is given it; frames wait for
 //! one that cannot come back, and nobody is told.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 
 use crate::id::Address;
 use crate::route::queue::Pool;
@@ -82,24 +82,26 @@ impl Histories {
         shelf.note_given_up(address, why);
     }
 
-    /// A frame is given to an endpoint. Whether it is being told what was: then it hears this in its turn. `None`: it may not
-    /// come back.
-    pub fn give(&mut self, address: Address, frame: &[u8]) -> Option<bool> {
+    /// A frame is given to an endpoint, which has fallen behind if enough waits for it. Whether it is being told what was, or
+    /// is from now on: then it hears this in its turn. `None`: it may not come back.
+    pub fn give(&mut self, address: Address, frame: &[u8], is_behind: bool) -> Option<bool> {
         let (history, shelf) = self.of(address, frame.len())?;
-        let is_told = history.telling.is_some();
-        if let Some(number) = history.given.push(frame, &mut shelf.spare) {
+        let sealed = history.given.push(frame, &mut shelf.spare);
+        let is_told = history.hold_back(frame.len(), is_behind);
+        if let Some(number) = sealed {
             shelf.note_sealed(address, number);
             self.move_out();
         }
         Some(is_told)
     }
 
-    /// Its present start has gone.
-    pub fn stop_telling(&mut self, address: Address) {
+    /// Its present start has gone. Channels of frames that nobody was given.
+    pub fn stop_telling(&mut self, address: Address) -> BTreeSet<Entry> {
         let Self { all, shelf, .. } = self;
-        if let Some(history) = all.get_mut(&address) {
-            history.stop_telling(shelf);
-        }
+        let Some(history) = all.get_mut(&address) else { return BTreeSet::new() };
+        let untold = history.untold();
+        history.stop_telling(shelf);
+        untold
     }
 
     /// The place in the history of an endpoint where it says it stands.
@@ -151,6 +153,8 @@ struct Telling {
     given: Place,
     /// Segments before this one have been left.
     left: usize,
+    /// The first frame that came meanwhile: no start of it has been given that.
+    new: Option<Place>,
 }
 
 /// What an endpoint has been told of what was.
@@ -196,6 +200,39 @@ impl History {
 
     pub fn is_told(&self) -> bool {
         self.telling.is_some()
+    }
+
+    /// Whether the frame that came last, of so many bytes, is told in its turn.
+    #[inline]
+    fn hold_back(&mut self, bytes: usize, is_behind: bool) -> bool {
+        if let Some(telling) = &mut self.telling {
+            if telling.new.is_none() {
+                telling.new = Some(self.given.last(bytes));
+            }
+        } else if is_behind {
+            let given = self.given.last(bytes);
+            let left = given.segment;
+            let intakes = Cursor::default();
+            let new = Some(given);
+            self.telling =
+                Some(Telling { intakes, intakes_left: 0, frames_left: 0, given, left, new });
+        }
+        self.telling.is_some()
+    }
+
+    /// Channels of frames that no start of it has been given, as far as they are in memory.
+    fn untold(&self) -> BTreeSet<Entry> {
+        let Some(Telling { given, new: Some(new), .. }) = self.telling else {
+            return BTreeSet::new();
+        };
+        let mut place = given.max(new);
+        let mut untold = BTreeSet::new();
+        while let Found::Frame(header, frame) = self.given.find(&mut place) {
+            place.advance(frame.len());
+            untold.insert(Entry::of(&header));
+        }
+        untold.retain(|entry| entry.channel().is_some());
+        untold
     }
 
     /// Whether somebody is told what lies in this segment, or soon will be.
@@ -246,7 +283,8 @@ impl History {
         let intakes_left = (self.intakes.count() - mark.standing.intakes) as u32;
         let (intakes, given) = (mark.intakes, mark.given);
         let left = given.segment;
-        self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left });
+        let new = None;
+        self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left, new });
         // Until it has sent that again nothing else may be taken in.
         let sent = self.sent_count - mark.standing.sent;
         let opening = Intake { polls: 0, frames: intakes_left, micros: sent };
@@ -341,7 +379,8 @@ impl Relay {
     }
 
     /// Gives a frame to an endpoint that may come back; one that is away gets it then, or its source hears that it never will.
-    /// Its queue has no bound, for whoever is recorded must not have to wait. False: it may not come back.
+    /// It has no bound, for whoever is recorded must not have to wait: what its queue does not take, it is told as it takes
+    /// that, out of what is kept. False: it may not come back.
     pub(super) fn forward_recorded(
         &mut self,
         to: LinkId,
@@ -356,7 +395,8 @@ impl Relay {
         };
         let Party::Endpoint(address) = port.party else { return false };
         bytes[at + 6] += 1;
-        let Some(is_told) = histories.give(address, &bytes[at..at + length]) else {
+        let is_behind = port.is_up() && port.waiting_bytes() >= TOLD_BYTES_MAX;
+        let Some(is_told) = histories.give(address, &bytes[at..at + length], is_behind) else {
             bytes[at + 6] -= 1;
             return false;
         };
@@ -364,7 +404,8 @@ impl Relay {
         self.counters.bytes += length as u64;
         let port = self.port_mut(to);
         if is_told {
-            // In its turn.
+            // In its turn: as soon as it takes what waits already.
+            port.is_told |= is_behind;
         } else if port.is_up() {
             port.take(Piece { at, length }, header);
             self.touch(to);
@@ -452,7 +493,8 @@ impl Relay {
         let port = self.port_mut(link);
         port.note_told(Told::All);
         if let (Party::Endpoint(address), Some(histories)) = (port.party, &mut self.histories) {
-            histories.stop_telling(address);
+            let untold = histories.stop_telling(address);
+            self.lose(link, untold);
         }
     }
 
@@ -464,17 +506,32 @@ impl Relay {
     }
 }
 
-/// Of all bytes of a frame.
+/// Of all bytes of a frame. In four lanes, so that no word waits for the multiplication of the one before.
 fn digest(frame: &[u8]) -> u64 {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut words = frame.chunks_exact(8);
-    for word in &mut words {
-        // Chunks of eight bytes have eight bytes.
-        let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-        state = (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29);
+    const LANES: usize = 4;
+    let mut lanes = [
+        0x9e37_79b9_7f4a_7c15_u64,
+        0x8573_4ab1_6d2f_9e03,
+        0xc2b2_ae3d_27d4_eb4f,
+        0x1656_67b1_9e37_79f9,
+    ];
+    let mut rows = frame.chunks_exact(8 * LANES);
+    for row in &mut rows {
+        for (lane, word) in lanes.iter_mut().zip(row.chunks_exact(8)) {
+            // Chunks of eight bytes have eight bytes.
+            *lane = mix(*lane, u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        }
     }
-    for byte in words.remainder() {
-        state = (state ^ *byte as u64).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29);
+    let mut state = lanes.into_iter().fold(frame.len() as u64, mix);
+    for rest in rows.remainder().chunks(8) {
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        state = mix(state, u64::from_le_bytes(word));
     }
     state
+}
+
+#[inline]
+fn mix(state: u64, word: u64) -> u64 {
+    (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
 }

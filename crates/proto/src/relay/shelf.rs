@@ -20,18 +20,18 @@ use super::archive::Freed;
 use super::history::Histories;
 use super::*;
 
-/// A full segment of a record: what a disk takes at once at its full speed.
-pub const SEGMENT_BYTES: usize = 1 << 20;
+/// A full segment of a record: a huge page, and more than a disk needs at once for its full speed.
+pub const SEGMENT_BYTES: usize = 2 << 20;
 
 /// Segments that are being written at a time: enough for a disk never to wait for us.
-const WRITES_MAX: usize = 16;
+const WRITES_MAX: usize = 8;
 
 /// Segments that are read ahead for one that is told what was.
-pub(super) const READ_AHEAD: usize = 4;
+pub(super) const READ_AHEAD: usize = 2;
 
 /// Memory for each endpoint in any case, in segments: what is not full yet cannot be written, and when the disk begins to write
 /// there must be room for more than a segment.
-const SEGMENTS_EACH: u64 = 8;
+const SEGMENTS_EACH: u64 = 4;
 
 /// Segments without content that are kept for the next: their memory has been touched, and costs no page faults again.
 const SPARE_MAX: usize = 2 * WRITES_MAX;

@@ -282,6 +282,48 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
 }
 
 #[test]
+fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_besides() {
+    let (mut relay, [zero, one]) = recovering();
+    let message = |n: u64| (Kind::Message, n * 30_000, 0);
+    for n in 0..100 {
+        send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
+        assert!(relay.queued_bytes() <= TOLD_BYTES_MAX + 2 * FRAME_BYTES_MAX);
+    }
+    let given = told(&mut relay, one, |_| ());
+    assert_eq!(given, Vec::from_iter((0..100).map(message)));
+    // Then it is given what comes at once.
+    send(&mut relay, zero, frame(rank(0), rank(1), 100 * 30_000, 30_000));
+    assert_eq!(written(&mut relay, one), [message(100)]);
+    relay.suspend(one);
+    let one = relay.attach(rank(1), 1).unwrap();
+    let given = told(&mut relay, one, |_| ());
+    assert_eq!((given[0], given[1..].len()), (opening(0), 101));
+}
+
+#[test]
+fn whoever_has_sent_something_to_one_that_was_behind_hears_when_it_never_comes_back() {
+    for is_told in [false, true] {
+        let (mut relay, one, lane) = with_a_peer();
+        let (zero, far) = (relay.attach(rank(0), 0).unwrap(), rank(RANKS_PER_CLUSTER));
+        written(&mut relay, zero);
+        for n in 0..20 {
+            send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
+        }
+        send(&mut relay, lane, frame(far, rank(1), 0, 10));
+        if is_told {
+            told(&mut relay, one, |_| ());
+        }
+        relay.suspend(one);
+        relay.handle_time(RETURN_MILLIS_MAX + 1);
+        while relay.poll_flush().is_some() {}
+        let unreachable = |by: Address| (Kind::Unreachable, seal(rank(1), by), 0);
+        assert_eq!(written(&mut relay, zero), [unreachable(rank(0))]);
+        let heard = written(&mut relay, lane);
+        assert!(heard.contains(&unreachable(far)), "{heard:?}");
+    }
+}
+
+#[test]
 fn one_that_is_being_told_what_was_hears_all_of_it_though_it_may_not_come_back_again() {
     let (mut relay, [zero, one]) = recovering();
     let expected = much(&mut relay, [zero, one]);
