@@ -66,12 +66,6 @@ TCP = [
     ofi("tcp;ofi_rxm"),
     ucx("tcp", "tcp,self"),
 ]
-# The same path with and without what is kept for processes that are killed, and a direct one.
-KEPT = [
-    Peer("landbridge --recover", (), True, run_options=("--recover",)),
-    Peer("landbridge, the same relay, nothing kept", (("LANDBRIDGE_PATHS", "relay"),), run_options=("--clusters", "1")),
-    Peer("landbridge, direct path", (), is_yardstick=True, run_options=()),
-]
 CROWD = [
     landbridge("shm", "shm"),
     ofi("shm"),

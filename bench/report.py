@@ -14,6 +14,7 @@ import hop_cost
 import hotspots
 import integrity
 import rails
+import recovery
 import stall
 import stamp
 import streams
@@ -26,6 +27,7 @@ PICTURES = paths.ROOT / "docs" / "pictures"
 # Modules with a `section`, some with a `picture` too.
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
 OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "beside": beside}
+OTHERS |= {"recovery": recovery}
 
 
 def write(names: list[str] | None = None) -> None:

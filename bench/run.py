@@ -36,6 +36,7 @@ import integrity  # noqa: E402
 import labs  # noqa: E402
 import peers  # noqa: E402
 import rails  # noqa: E402
+import recovery  # noqa: E402
 import report  # noqa: E402
 import stall  # noqa: E402
 import stamp  # noqa: E402
@@ -63,7 +64,6 @@ class Comparison:
 
 
 PINGPONG = ((8, "us"), (KIB, "us"), (64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
-MANY = ((8, "us"), (512, "us"), (4 * KIB, "us"), (32 * KIB, "MB/s"), (256 * KIB, "MB/s"), (4 * MIB, "MB/s"))
 STREAM = ((64 * KIB, "MB/s"), (MIB, "MB/s"), (4 * MIB, "MB/s"))
 COLLECTIVE = ((8, "us"), (KIB, "us"), (64 * KIB, "us"))
 # A sample may take so long that 16 spinning ranks on two cores need minutes without a bound.
@@ -79,7 +79,6 @@ def comparisons() -> list[Comparison]:
         Comparison("node-pairs", "Same node, two pairs", "Uniband", 4, STREAM, node, 1.0, 1.0, FEW),
         Comparison("tcp-pairs", "TCP, two pairs", "Uniband", 4, STREAM, tcp, 0.9, 1.1, FEW),
         Comparison("relays", "Two hops, ping-pong", "PingPong", 2, PINGPONG, two_hops, 1.0),
-        Comparison("recover", "What relays keep, ping-pong", "PingPong", 2, MANY, tuple(peers.KEPT), 1.05, 0.98),
         Comparison("allreduce", "16 ranks, Allreduce", "Allreduce", 16, COLLECTIVE, crowd, 1.0, 1.0, FEW),
         Comparison("alltoall", "16 ranks, Alltoall", "Alltoall", 16, COLLECTIVE, crowd, 1.0, 1.0, FEW),
     ]
@@ -146,6 +145,7 @@ def jobs(options) -> dict:
     found["datagrams"] = datagrams.quick if options.quick else datagrams.measure
     found["fairness"] = fairness.quick if options.quick else fairness.measure
     found["stall"] = lambda: stall.measure(stall.QUICK_CUTS if options.quick else stall.CUTS)
+    found["recovery"] = lambda: recovery.measure(rounds, quick=options.quick)
     found["streams"] = streams.quick if options.quick else streams.measure
     return found
 

@@ -5,6 +5,7 @@
 
 pub mod disk;
 pub mod epoll;
+pub mod stock;
 
 use std::fmt;
 use std::io;

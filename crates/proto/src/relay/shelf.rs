@@ -36,6 +36,9 @@ const SEGMENTS_EACH: u64 = 4;
 /// Segments without content that are kept for the next: their memory has been touched, and costs no page faults again.
 const SPARE_MAX: usize = 2 * WRITES_MAX;
 
+/// Of these, how many there should be in any case while more and more is kept.
+const STOCK: usize = 4;
+
 /// Why a record that cannot be read back is given up.
 pub(super) const UNREADABLE: &str = "what is kept of it could not be read back from the disk as it was written: it cannot come back";
 
@@ -132,6 +135,8 @@ pub(super) struct Shelf {
     /// and of what is kept those that are not in memory.
     pub away_bytes: u64,
     is_told_full: bool,
+    /// A segment of full size has been filled, so there will be others.
+    has_filled: bool,
     /// Inputs that wait for the disk.
     line: Vec<LinkId>,
 }
@@ -151,6 +156,7 @@ impl Shelf {
             disk_bytes: 0,
             away_bytes: 0,
             is_told_full: false,
+            has_filled: false,
             line: Vec::new(),
         }
     }
@@ -182,6 +188,7 @@ impl Shelf {
     }
 
     pub fn note_sealed(&mut self, address: Address, number: usize) {
+        self.has_filled = true;
         if self.room.disk.is_some() {
             self.sealed.push_back((address, number));
         }
@@ -294,6 +301,27 @@ impl Relay {
     /// What is to be done with the disk next.
     pub fn poll_order(&mut self) -> Option<Order> {
         self.histories.as_mut()?.shelf.orders.pop_front()
+    }
+
+    /// How many segments without content would be of use soon ([`Relay::stock`]), as far as there is memory for them.
+    #[inline]
+    pub fn wanted_segments(&self) -> usize {
+        let Some(histories) = self.histories.as_ref().filter(|it| it.shelf.has_filled) else {
+            return 0;
+        };
+        let Shelf { spare, room, .. } = &histories.shelf;
+        let next = histories.bytes + ((spare.buffers.len() + 1) * room.segment) as u64;
+        match histories.shelf.is_over(next, histories.all.len()) {
+            true => 0,
+            false => STOCK.saturating_sub(spare.buffers.len()),
+        }
+    }
+
+    /// Here is a segment without content, whose memory has been touched.
+    pub fn stock(&mut self, segment: Vec<u8>) {
+        if let Some(histories) = &mut self.histories {
+            histories.shelf.spare.give_back(segment);
+        }
     }
 
     /// Something that the user should know.

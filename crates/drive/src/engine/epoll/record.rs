@@ -4,6 +4,7 @@ use landbridge_proto::relay::Remark;
 
 use super::*;
 use crate::engine::disk::{Disk, Done};
+use crate::engine::stock::Stock;
 use crate::engine::{Exhibit, Inquiry};
 
 /// The token of the disk's bell.
@@ -19,6 +20,9 @@ const STUCK_MILLIS: u64 = 5_000;
 #[derive(Default)]
 pub struct Record {
     disk: Option<Disk>,
+    /// From when something is kept that takes whole segments. Where there can be no thread it is never there.
+    stock: Option<Stock>,
+    has_stock: bool,
     /// Since when inputs have been waiting and the disk has done nothing, as far as it has been looked at.
     still_since_millis: Option<u64>,
     is_stuck: bool,
@@ -64,8 +68,15 @@ impl Loop<'_> {
         }
     }
 
-    /// Hands orders to the disk, and says what the user should know.
+    /// Hands orders to the disk and memory to the relay, and says what the user should know.
     pub(super) fn keep_record(&mut self) {
+        for _ in 0..self.relay.wanted_segments() {
+            if !std::mem::replace(&mut self.record.has_stock, true) {
+                self.record.stock = Stock::open().ok();
+            }
+            let Some(segment) = self.record.stock.as_ref().and_then(Stock::take) else { break };
+            self.relay.stock(segment);
+        }
         while let (Some(disk), Some(order)) = (&self.record.disk, self.relay.poll_order()) {
             disk.order(order);
         }

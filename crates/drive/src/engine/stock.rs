@@ -1,0 +1,74 @@
+//! Memory for what a relay is going to keep, prepared by a thread of its own.
+//!
+//! The system finds and clears a page when it is touched first. For a segment that takes longer than to fill it, much longer on
+//! a virtual machine whose host has to find the page as well, and whoever waits for the relay would wait for that. So a thread
+//! touches a few segments ahead. The relay never waits for it: without a segment in stock it takes memory as it comes.
+//!
+//! What may never happen: more than a few segments are prepared that nobody has asked for.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use landbridge_proto::relay::SEGMENT_BYTES;
+
+/// Segments that are prepared ahead of those that the relay holds itself: two in the channel, and one in the thread's hands.
+const AHEAD: usize = 2;
+
+/// Pages are not smaller than this anywhere.
+const PAGE_BYTES: usize = 4 << 10;
+
+/// See the module head.
+pub struct Stock {
+    prepared: Receiver<Vec<u8>>,
+}
+
+impl Stock {
+    /// Starts the thread. What signals are blocked here are blocked in that, too.
+    ///
+    /// # Errors
+    /// If there can be none.
+    pub fn open() -> io::Result<Self> {
+        let (sender, prepared) = sync_channel(AHEAD);
+        std::thread::Builder::new().name("stock".into()).spawn(move || prepare(&sender))?;
+        Ok(Self { prepared })
+    }
+
+    /// A segment without content, if one is ready.
+    pub fn take(&self) -> Option<Vec<u8>> {
+        self.prepared.try_recv().ok()
+    }
+}
+
+/// Until nobody takes them any more.
+fn prepare(sender: &SyncSender<Vec<u8>>) {
+    loop {
+        let mut segment = Vec::with_capacity(SEGMENT_BYTES);
+        for byte in segment.spare_capacity_mut().iter_mut().step_by(PAGE_BYTES) {
+            *byte = MaybeUninit::new(0_u8);
+        }
+        if sender.send(segment).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_come_empty_and_no_more_than_a_few_are_prepared() {
+        let stock = Stock::open().unwrap();
+        for _ in 0..10 * AHEAD {
+            let segment = stock.prepared.recv().unwrap();
+            assert!(segment.is_empty() && segment.capacity() >= SEGMENT_BYTES);
+        }
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let mut taken = Vec::new();
+        while taken.len() < AHEAD && std::time::Instant::now() < until {
+            taken.extend(stock.take());
+        }
+        assert_eq!(taken.len(), AHEAD);
+    }
+}
