@@ -208,7 +208,7 @@ def pid_of(rank: int, launcher: int) -> int | None:
     told = subprocess.run([str(paths.LANDBRIDGE), "ps", "--json"], capture_output=True, text=True, timeout=10)
     jobs = json.loads(told.stdout) if told.returncode == 0 else []
     ranks = [row for job in jobs if job["launcher"] == launcher for row in job["ranks"]]
-    return next((row["pid"] for row in ranks if row["rank"] == rank), None)
+    return next((row["pid"] for row in ranks if row["rank"] == str(rank)), None)
 
 
 # --- the document
