@@ -40,6 +40,17 @@ LAB_CASES = {
     FULL: [(0.0, "--rate=20Mbit/s"), (2.0, 1), (4.0, 2), (5.0, 3), (9.0, "--rate=1Gbit/s")],
     "wide-area link cut for 2 s, as it is cut and as it is mended": [(0.95, 3), CUT, MENDED, (3.05, 0)],
 }
+# Ranks on other nodes than their relay: words for the launcher, kills. Without words all are in one cluster, two on a node.
+EACH_NODE_ONE = ["--ranks-per-node", "1"]
+APART = "relays on other nodes, "
+APART_CASES = {
+    APART + "one rank": ([], [(1.0, 1)]),
+    APART + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
+    APART + "one on each, again while it comes back": ([], [(1.0, 1), (1.05, 3), (1.4, 1), (1.6, 1)]),
+    APART + "all": ([], [(1.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)]),
+    APART + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
+    APART + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
+}
 
 
 def main() -> int:
@@ -95,6 +106,7 @@ def main() -> int:
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
     in_a_lab(checks, options, ring)
+    apart(checks, options, ring)
     telling(options, checks, program, moment)
     keeping(options, checks, program, moment)
     looking(options, checks, program)
@@ -143,7 +155,7 @@ def main() -> int:
             file.write('[[cluster]]\nname = "one"\n[[cluster.host]]\nname = "localhost"\nslots = 4\n')
             file.flush()
             code, _, output = job(options, program, [], "--topology", file.name)
-        checks.check(name, code == 1 and "--recover is for clusters" in output, f"exit code {code}", output)
+        checks.check(name, code == 1 and "--recover needs a relay" in output, f"exit code {code}", output)
     return checks.end()
 
 
@@ -359,15 +371,40 @@ def in_a_lab(checks, options, ring) -> None:
             check_same(checks, name, lab_job(options, program, events), undisturbed, kills)
 
 
-def lab_job(options, program, events):
-    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link."""
+def apart(checks, options, ring) -> None:
+    """What is kept of ranks is with a relay on another node: what they tell it goes over a network."""
+    names = [name for name in APART_CASES if checks.wants(name)]
+    wild = APART + "who takes whatever comes"
+    if not names and not checks.wants(wild):
+        return
+    why_not = network.no_lab(options)
+    if why_not:
+        print(f"skipped: {', '.join(names)}: {why_not}")
+        return
+    undisturbed = sorted(lab_job(options, ring, [], [])[1]) if names else []
+    for name in names:
+        words, events = APART_CASES[name]
+        kills = sum(isinstance(what, int) for _, what in events)
+        check_same(checks, name, lab_job(options, ring, events, words), undisturbed, kills)
+    if checks.wants(wild):
+        kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
+        code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
+        heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
+        is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
+        checks.check(wild, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+
+
+def lab_job(options, program, events, words=None, first="turn 0:"):
+    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link. With words
+    for the launcher the ranks are where the lab wants them, else on the gateways."""
     lab = f"recovery-{os.getpid()}"
-    words = ["--recover", "--timeout", "60"]
-    running = [*common.landbridge_run(options, RANKS, *words), *program]
-    command = [*network.lab_run(options, lab, LAB), sys.executable, str(common.PROGRAMS / "on_gateways.py"), *running]
+    running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
+    placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
+    command = [*network.lab_run(options, lab, LAB), *placed, *running]
     started = network.Job(command, {})
     try:
-        is_met = started.wait_for("turn 0:", LIMIT_S)
+        is_met = started.wait_for(first, LIMIT_S)
         started.started = time.monotonic()
         for at, what in events if is_met else []:
             if not started.sleep_until(started.started + at):

@@ -107,6 +107,11 @@ impl Again {
         &self.lives
     }
 
+    /// Whether its last process has ended because the connection to its relay was broken.
+    pub fn was_cut_off(&self) -> bool {
+        self.lives.last().is_some_and(Life::is_cut_off)
+    }
+
     /// The process is started anew.
     pub fn begin(&mut self, looks: Option<Looks>, now: Instant) {
         self.began[1] = now;

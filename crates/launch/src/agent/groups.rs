@@ -132,7 +132,12 @@ impl Agent {
     /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
     fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
         let wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
-        let outcome = criu::check(&wish.tool).and_then(|()| wish.prepare(&job.id));
+        let is_here = || match &node.relay_unix {
+            Some(_) => Ok(()),
+            None => bail!("its ranks are on another node than their relay"),
+        };
+        let outcome =
+            is_here().and_then(|()| criu::check(&wish.tool)).and_then(|()| wish.prepare(&job.id));
         if let Err(error) = &outcome {
             let text = format!(
                 "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
@@ -163,7 +168,9 @@ impl Agent {
         let number = self.ranks[index].rank;
         let outcome = self.start_in_place(&assignment, index);
         self.assignment = Some(assignment);
+        let is_cut_off = self.ranks[index].again.as_ref().is_some_and(Again::was_cut_off);
         let how = match ending {
+            _ if is_cut_off => "was cut off from its relay".to_string(),
             Ending::Killed(signal) => format!("was killed by {}", sys::signal_name(signal)),
             Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
         };
@@ -199,7 +206,7 @@ impl Agent {
             Decision::Over => false,
             Decision::GiveUp(why) => {
                 let text = restart::told(rank.rank, lives, limits, &why);
-                if why == Why::CannotGoOn {
+                if matches!(why, Why::CannotGoOn | Why::CutOff) {
                     rank.ending = Some(Ending::Exited(1));
                 }
                 self.parent.send(&Message::Note { text });
