@@ -130,7 +130,12 @@ impl WholeLink {
         // Pieces of no bytes at the end would never be sent.
         while left.iter().any(|slice| !slice.is_empty()) {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::sendmsg(&self.socket, left, &mut SendAncillaryBuffer::default(), flags) {
+            match rustix::net::sendmsg(
+                &self.socket,
+                left,
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            ) {
                 Ok(bytes) => IoSlice::advance_slices(&mut left, bytes),
                 Err(Errno::INTR) => (),
                 Err(Errno::AGAIN) => self.await_room(),

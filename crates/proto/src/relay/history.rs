@@ -335,8 +335,13 @@ impl Relay {
     /// after it would do the same.
     #[cold]
     fn note_other(&mut self, from: LinkId) {
-        if let (Party::Endpoint(address), Some(histories)) = (self.port(from).party, &mut self.histories) {
-            histories.give_up(address, "a new start did not do again what was done before: it cannot come back");
+        if let (Party::Endpoint(address), Some(histories)) =
+            (self.port(from).party, &mut self.histories)
+        {
+            histories.give_up(
+                address,
+                "a new start did not do again what was done before: it cannot come back",
+            );
         }
     }
 

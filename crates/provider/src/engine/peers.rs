@@ -553,7 +553,9 @@ impl Engine {
             // What goes to the relay goes on over networks.
             Carrier::Shm(_) if peer.is_some() => self.identity.integrity_shm,
             Carrier::Shm(_) => self.identity.integrity,
-            Carrier::Stream(_) | Carrier::Whole(_) | Carrier::Datagram(_) => self.identity.integrity,
+            Carrier::Stream(_) | Carrier::Whole(_) | Carrier::Datagram(_) => {
+                self.identity.integrity
+            }
             Carrier::Loop => Sum::Off,
         };
         if let (Carrier::Stream(stream), Some(_)) = (&link.carrier, peer) {

@@ -20,12 +20,12 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use landbridge_drive::link::shm::ShmLink;
+use landbridge_drive::link::whole::WholeLink;
 use landbridge_proto::id::{Address, EXIT_CANNOT_GO_ON};
 use landbridge_proto::path::time::{MICROSECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
 use landbridge_proto::wire::hello::Standing;
-use landbridge_drive::link::shm::ShmLink;
-use landbridge_drive::link::whole::WholeLink;
 
 use super::Engine;
 use super::handshake::Carrier;
@@ -222,7 +222,9 @@ impl Engine {
             match self.hear_intake() {
                 Ok(Some(header)) => break header,
                 Ok(None) => (),
-                Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => return Err(other(CLOSED)),
+                Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(other(CLOSED));
+                }
                 Err(error) => return Err(error),
             }
             if !self.relay_record().is_some_and(|mut record| record.is_open()) {
@@ -275,8 +277,11 @@ impl Engine {
         if let Some(replay) = self.replay.as_mut().filter(|replay| replay.untold == 0) {
             let intake = clocks::intake(replay.intakes);
             // It was there when this start began, and nothing is noted while what was is repeated.
-            replay.next =
-                intake.map(|[polls, frames, micros]| Intake { polls, frames: frames as u32, micros });
+            replay.next = intake.map(|[polls, frames, micros]| Intake {
+                polls,
+                frames: frames as u32,
+                micros,
+            });
             return;
         }
         let header = loop {
