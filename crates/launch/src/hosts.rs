@@ -77,7 +77,7 @@ pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str, has_relay: bool) 
     let host = |(name, slots): (String, Option<u32>)| {
         let local = name == here || name == "localhost";
         let way = if local { Way::Local(Local::default()) } else { Way::Ssh(Ssh::default()) };
-        Host { name, login: None, address: None, slots, way }
+        Host { name, login: None, address: None, slots, is_spare: false, way }
     };
     let hosts: Vec<Host> = hosts.into_iter().map(host).collect();
     // The others reach it by the name by which it is reached from here. One alone needs no network.
@@ -109,6 +109,7 @@ pub fn cut(here: &str, clusters: u32, ranks: u32) -> Result<Topology> {
                 login: None,
                 address: None,
                 slots: Some(slots),
+                is_spare: false,
                 way: Way::Local(Local::default()),
             }],
             landbridge: None,

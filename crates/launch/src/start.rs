@@ -28,6 +28,8 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
         ranks: arguments.ranks,
         ranks_per_node: arguments.ranks_per_node,
         ranks_per_cluster: arguments.ranks_per_cluster,
+        recovers: settings.recovers(),
+        spares: arguments.spares.unwrap_or(0),
     };
     let agent = std::env::current_exe().context("cannot find out where landbridge itself is")?;
     let id = sys::random_hex(32)?;
@@ -38,6 +40,9 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     check_recovery(&settings, &plan)?;
     if arguments.checkpoint.is_some() && !settings.recovers() {
         bail!("--checkpoint goes with --recover: nobody else goes on from an image");
+    }
+    if arguments.spares.is_some() && !settings.recovers() {
+        bail!("--spares goes with --recover: nobody else goes on on another node");
     }
     if settings.lacks_clocks_for_images() {
         bail!(
@@ -256,7 +261,11 @@ fn passed_on(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<
 
 fn describe(top: &Node) {
     for node in std::iter::once(top).chain(&top.children) {
-        let relay = if node.relay_unix.is_some() { "relay, " } else { "" };
+        let relay = match (&node.relay_unix, node.is_spare) {
+            (Some(_), _) => "relay, ",
+            (None, true) => "spare, ",
+            (None, false) => "",
+        };
         let ranks = match node.rank_count {
             0 => "no ranks".to_string(),
             1 => format!("rank {}", node.first_rank),
