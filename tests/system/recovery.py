@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import common
 import network
@@ -44,6 +45,15 @@ LAB_CASES = {
 EACH_NODE_ONE = ["--ranks-per-node", "1"]
 APART = "relays on other nodes, "
 CABLE = "a cable that is out for longer than they have patience"
+# The agent of the first host is killed, or stopped: its ranks go on on the second one.
+KILLED, STOPPED = "agent killed", "agent stopped"
+SPARE = ["--spares", "1"]
+SPARE_CASES = {
+    "a node is lost": (SPARE, [(1.0, KILLED)]),
+    "a node is lost, as its ranks come back": (SPARE, [(1.0, 0), (1.1, 1), (1.4, KILLED)]),
+    "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
+    "a node falls silent": (SPARE, [(1.0, STOPPED)]),
+}
 APART_CASES = {
     APART + "one rank": ([], [(1.0, 1)]),
     APART + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
@@ -111,6 +121,7 @@ def main() -> int:
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
     in_a_lab(checks, options, ring)
     apart(checks, options, ring)
+    elsewhere(checks, options, ring)
     telling(options, checks, program, moment)
     keeping(options, checks, program, moment)
     looking(options, checks, program)
@@ -403,6 +414,43 @@ def apart(checks, options, ring) -> None:
         checks.check(wild, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
 
 
+def elsewhere(checks, options, ring) -> None:
+    """Ranks 0 and 1 are on the first host of one cluster, 2 and 3 on that of the other; the second ones are spare."""
+    none = "a node is lost, and there is no other one"
+    names = [name for name in SPARE_CASES if checks.wants(name)]
+    why_not = network.no_lab(options) if names or checks.wants(none) else ""
+    if why_not:
+        print(f"skipped: {', '.join(names)}: {why_not}")
+        return
+    undisturbed = sorted(lab_job(options, ring, [], SPARE)[1]) if names else []
+    for name in names:
+        words, events = SPARE_CASES[name]
+        code, lines, output = lab_job(options, ring, events, words)
+        kills = sum(isinstance(what, int) for _, what in events)
+        moves = len(re.findall(r"^landbridge: node north-1 is lost \(.*\): ranks 0, 1 are started anew on north-2$", output, re.M))
+        is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
+        starts = output.count(": started anew")
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} new starts in place"
+        checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
+    if checks.wants(none):
+        code, _, output = lab_job(options, ring, [(1.0, KILLED)], [])
+        is_said = "node north-1 is lost" in output and "there is no spare node left" in output
+        checks.check(none, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
+
+
+def strike_agent(what: str) -> None:
+    """The agent of the first host of the first cluster."""
+    for pid in process.descendants():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            names = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
+            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == b"north-1"
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        if is_it:
+            os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
+
+
 def lab_job(options, program, events, words=None, first="turn 0:"):
     """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link. With words
     for the launcher the ranks are where the lab wants them, else on the gateways."""
@@ -419,6 +467,8 @@ def lab_job(options, program, events, words=None, first="turn 0:"):
                 break
             if isinstance(what, int):
                 [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+            elif what in (KILLED, STOPPED):
+                strike_agent(what)
             elif not what.startswith("--"):
                 interface = [str(options.bin / "landbridge"), "lab", "interface", lab, *what.split()]
                 network.change(interface, 0).check_returncode()
