@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import common
 import network
@@ -39,6 +40,30 @@ LAB_CASES = {
     # What a rank has said last may wait for the link when it is killed.
     FULL: [(0.0, "--rate=20Mbit/s"), (2.0, 1), (4.0, 2), (5.0, 3), (9.0, "--rate=1Gbit/s")],
     "wide-area link cut for 2 s, as it is cut and as it is mended": [(0.95, 3), CUT, MENDED, (3.05, 0)],
+}
+# Ranks on other nodes than their relay: words for the launcher, kills. Without words all are in one cluster, two on a node.
+EACH_NODE_ONE = ["--ranks-per-node", "1"]
+APART = "relays on other nodes, "
+CABLE = "a cable that is out for longer than they have patience"
+# The agent of the first host is killed, or stopped: its ranks go on on the second one.
+KILLED, STOPPED = "agent killed", "agent stopped"
+SPARE = ["--spares", "1"]
+SPARE_CASES = {
+    "a node is lost": (SPARE, [(1.0, KILLED)]),
+    "a node is lost, as its ranks come back": (SPARE, [(1.0, 0), (1.1, 1), (1.4, KILLED)]),
+    "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
+    "a node falls silent": (SPARE, [(1.0, STOPPED)]),
+}
+APART_CASES = {
+    APART + "one rank": ([], [(1.0, 1)]),
+    APART + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
+    APART + "one on each, again while it comes back": ([], [(1.0, 1), (1.05, 3), (1.4, 1), (1.6, 1)]),
+    APART + "all": ([], [(1.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)]),
+    APART + "a cable that is out for 3 s": ([], [(1.0, "north-2 lan0 down"), (4.0, "north-2 lan0 up"), (4.5, 3)]),
+    # The ranks of that node are cut off, and come to their relay again when the cable is back.
+    APART + CABLE: (["--set", "peer_timeout=2s"], [(1.0, "north-2 lan0 down"), (6.5, "north-2 lan0 up")]),
+    APART + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
+    APART + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
 }
 
 
@@ -95,6 +120,8 @@ def main() -> int:
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
     in_a_lab(checks, options, ring)
+    apart(checks, options, ring)
+    elsewhere(checks, options, ring)
     telling(options, checks, program, moment)
     keeping(options, checks, program, moment)
     looking(options, checks, program)
@@ -143,7 +170,7 @@ def main() -> int:
             file.write('[[cluster]]\nname = "one"\n[[cluster.host]]\nname = "localhost"\nslots = 4\n')
             file.flush()
             code, _, output = job(options, program, [], "--topology", file.name)
-        checks.check(name, code == 1 and "--recover is for clusters" in output, f"exit code {code}", output)
+        checks.check(name, code == 1 and "--recover needs a relay" in output, f"exit code {code}", output)
     return checks.end()
 
 
@@ -359,21 +386,92 @@ def in_a_lab(checks, options, ring) -> None:
             check_same(checks, name, lab_job(options, program, events), undisturbed, kills)
 
 
-def lab_job(options, program, events):
-    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link."""
+def apart(checks, options, ring) -> None:
+    """What is kept of ranks is with a relay on another node: what they tell it goes over a network."""
+    names = [name for name in APART_CASES if checks.wants(name)]
+    wild = APART + "who takes whatever comes"
+    if not names and not checks.wants(wild):
+        return
+    why_not = network.no_lab(options)
+    if why_not:
+        print(f"skipped: {', '.join(names)}: {why_not}")
+        return
+    undisturbed = sorted(lab_job(options, ring, [], [])[1]) if names else []
+    for name in names:
+        words, events = APART_CASES[name]
+        outcome = lab_job(options, ring, events, words)
+        # Those that are cut off may be so more than once.
+        cut_off = outcome[2].count("was cut off from its relay: started anew")
+        is_cut_off = cut_off >= 2 if name == APART + CABLE else cut_off == 0
+        kills = sum(isinstance(what, int) for _, what in events) + (cut_off if is_cut_off else 0)
+        check_same(checks, name, outcome, undisturbed, kills)
+    if checks.wants(wild):
+        kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
+        code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
+        heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
+        is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
+        checks.check(wild, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+
+
+def elsewhere(checks, options, ring) -> None:
+    """Ranks 0 and 1 are on the first host of one cluster, 2 and 3 on that of the other; the second ones are spare."""
+    none = "a node is lost, and there is no other one"
+    names = [name for name in SPARE_CASES if checks.wants(name)]
+    why_not = network.no_lab(options) if names or checks.wants(none) else ""
+    if why_not:
+        print(f"skipped: {', '.join(names)}: {why_not}")
+        return
+    undisturbed = sorted(lab_job(options, ring, [], SPARE)[1]) if names else []
+    for name in names:
+        words, events = SPARE_CASES[name]
+        code, lines, output = lab_job(options, ring, events, words)
+        kills = sum(isinstance(what, int) for _, what in events)
+        moves = len(re.findall(r"^landbridge: node north-1 is lost \(.*\): ranks 0, 1 are started anew on north-2$", output, re.M))
+        is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
+        starts = output.count(": started anew")
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} new starts in place"
+        checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
+    if checks.wants(none):
+        code, _, output = lab_job(options, ring, [(1.0, KILLED)], [])
+        is_said = "node north-1 is lost" in output and "there is no spare node left" in output
+        checks.check(none, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
+
+
+def strike_agent(what: str) -> None:
+    """The agent of the first host of the first cluster."""
+    for pid in process.descendants():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            names = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
+            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == b"north-1"
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        if is_it:
+            os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
+
+
+def lab_job(options, program, events, words=None, first="turn 0:"):
+    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link. With words
+    for the launcher the ranks are where the lab wants them, else on the gateways."""
     lab = f"recovery-{os.getpid()}"
-    words = ["--recover", "--timeout", "60"]
-    running = [*common.landbridge_run(options, RANKS, *words), *program]
-    command = [*network.lab_run(options, lab, LAB), sys.executable, str(common.PROGRAMS / "on_gateways.py"), *running]
+    running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
+    placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
+    command = [*network.lab_run(options, lab, LAB), *placed, *running]
     started = network.Job(command, {})
     try:
-        is_met = started.wait_for("turn 0:", LIMIT_S)
+        is_met = started.wait_for(first, LIMIT_S)
         started.started = time.monotonic()
         for at, what in events if is_met else []:
             if not started.sleep_until(started.started + at):
                 break
             if isinstance(what, int):
                 [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+            elif what in (KILLED, STOPPED):
+                strike_agent(what)
+            elif not what.startswith("--"):
+                interface = [str(options.bin / "landbridge"), "lab", "interface", lab, *what.split()]
+                network.change(interface, 0).check_returncode()
             else:
                 link = [str(options.bin / "landbridge"), "lab", "link", lab, "north-south", what]
                 network.change(link, 0).check_returncode()

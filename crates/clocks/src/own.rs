@@ -14,6 +14,7 @@ use std::sync::atomic::{
 };
 
 use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Place, Polls, Record};
+use landbridge_proto::recent::RECENT_AT;
 
 use crate::answer::say;
 use crate::caller;
@@ -143,7 +144,7 @@ pub fn look() {
     // SAFETY: the mapping has so many bytes; nobody else has them while this process is the owner.
     unsafe {
         let entries = head.cast::<u8>().add(HEAD_BYTES);
-        let entries = std::slice::from_raw_parts_mut(entries, CLOCKS_BYTES - HEAD_BYTES);
+        let entries = std::slice::from_raw_parts_mut(entries, RECENT_AT - HEAD_BYTES);
         (*MINE.0.get()).write(Record::new(first, entries));
         (*owner).store(this_thread(), Relaxed);
     }

@@ -177,8 +177,11 @@ pub struct RunArguments {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub timeout: Option<u64>,
     /// Start ranks anew that are killed, and let them come back to where they were (MPICH; see docs/RECOVERY.md)
-    #[arg(long, conflicts_with_all = ["hosts", "hostfile"])]
+    #[arg(long)]
     pub recover: bool,
+    /// With --recover: keep the last N hosts of each cluster free, for the ranks of a node that is lost
+    #[arg(long, value_name = "N")]
+    pub spares: Option<u32>,
     /// With --recover: take an image of each rank so often, such as every 30s or 10min, from which it goes on (needs CRIU)
     #[arg(long, value_name = "TIME")]
     pub checkpoint: Option<String>,

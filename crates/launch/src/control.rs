@@ -6,6 +6,8 @@
 //! length (4 bytes, little endian, of what follows), kind (1 byte), body. A length over
 //! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
 
+mod kind;
+pub mod moved;
 pub mod order;
 
 use std::time::Duration;
@@ -17,10 +19,11 @@ use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
 use crate::ps::paths::Paths;
 use crate::restart::Limits;
+use moved::{Adoption, Moved, Talk};
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -30,6 +33,11 @@ pub const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// and an agent behind a network gives up on a job it has heard nothing of for this long.
 pub const SILENCE_MAX: Duration = Duration::from_secs(120);
 const _: () = assert!(SILENCE_MAX.as_secs() > 3 * PING_INTERVAL.as_secs());
+/// Where ranks may be started on another node, an agent says that it is there so often,
+pub const ALIVE_INTERVAL: Duration = Duration::from_secs(4);
+/// and is lost when nothing has been heard of it for this long.
+pub const LOST_AFTER: Duration = Duration::from_secs(20);
+const _: () = assert!(LOST_AFTER.as_secs() > 3 * ALIVE_INTERVAL.as_secs());
 /// Output and stdin travel in pieces of at most this size, so that no piece delays a barrier.
 pub const PIECE_BYTES_MAX: usize = 16 * 1024;
 
@@ -67,6 +75,8 @@ pub struct Node {
     pub rank_count: u32,
     /// Processes for which it has room; 0: it takes none that are spawned.
     pub slots: u32,
+    /// It takes the ranks of another one that is lost.
+    pub is_spare: bool,
     /// Ways to the relay besides TCP, for the ranks of the relay's own host.
     pub relay_unix: Option<String>,
     /// A network lies between this agent and the one above, which may break without a word.
@@ -156,7 +166,9 @@ pub enum Message {
     End {
         at_once: bool,
     },
-    /// Nothing to do: the agent above is still there.
+    /// Start the ranks of an agent that is lost.
+    Adopt(Box<Adoption>),
+    /// Nothing to do: the agent above is still there, or the one below.
     Ping,
     /// Say how the paths of the ranks are, each agent for its own, with so many rows at most.
     Look {
@@ -208,7 +220,13 @@ pub enum Message {
         rank: u32,
         stream: Stream,
         bytes: Vec<u8>,
+        /// Of these, how many are the program's own, and not our libraries'.
+        own: u32,
     },
+    /// A rank talks to its process manager: for the agent above, which may have to start the rank elsewhere.
+    Talk(Box<Talk>),
+    /// Ranks are on another node from now on.
+    Moved(Box<Moved>),
     /// Rank 0 has taken this many bytes of its stdin.
     StdinTaken {
         bytes: u32,
@@ -276,42 +294,6 @@ impl std::fmt::Display for FrameError {
             FrameError::Malformed(kind) => write!(f, "a malformed control message of kind {kind}"),
         }
     }
-}
-
-/// Numbers of the messages; a retired one is never used again.
-mod kind {
-    pub const ASSIGN: u8 = 1;
-    pub const START_RELAY: u8 = 2;
-    pub const START: u8 = 3;
-    pub const BARRIER_DOWN: u8 = 4;
-    pub const ANSWER: u8 = 5;
-    pub const STDIN: u8 = 6;
-    pub const STDIN_END: u8 = 7;
-    pub const END: u8 = 8;
-    pub const PING: u8 = 9;
-    pub const ORDER: u8 = 10;
-    pub const REVOKE: u8 = 11;
-    pub const LOOK: u8 = 12;
-    pub const INQUIRE: u8 = 13;
-    pub const READY: u8 = 32;
-    pub const RELAY_READY: u8 = 33;
-    pub const BARRIER_UP: u8 = 34;
-    pub const NAME: u8 = 35;
-    pub const ABORT: u8 = 36;
-    pub const OUTPUT: u8 = 37;
-    pub const STDIN_TAKEN: u8 = 38;
-    pub const EXITED: u8 = 39;
-    pub const STUCK: u8 = 40;
-    pub const FAILED: u8 = 41;
-    pub const NOTE: u8 = 42;
-    pub const DONE: u8 = 43;
-    pub const RELAY_LOG: u8 = 44;
-    pub const SPAWN: u8 = 45;
-    pub const STARTED: u8 = 46;
-    pub const RELAY_LINK: u8 = 47;
-    pub const ALIVE: u8 = 48;
-    pub const PATHS: u8 = 49;
-    pub const RECORD: u8 = 50;
 }
 
 impl Message {
@@ -421,10 +403,23 @@ impl Message {
                 out.text(message);
                 kind::ABORT
             }
-            Message::Output { rank, stream, bytes } => {
+            Message::Adopt(adoption) => {
+                out.document(adoption);
+                kind::ADOPT
+            }
+            Message::Talk(talk) => {
+                out.document(talk);
+                kind::TALK
+            }
+            Message::Moved(moved) => {
+                out.document(moved);
+                kind::MOVED
+            }
+            Message::Output { rank, stream, bytes, own } => {
                 out.number(*rank);
                 out.number(u32::from(*stream == Stream::Stderr));
                 out.bytes(bytes);
+                out.number(*own);
                 kind::OUTPUT
             }
             Message::StdinTaken { bytes } => {
@@ -491,6 +486,9 @@ impl Message {
             }
             kind::ANSWER => Message::Answer { rank: body.number()?, line: body.text()? },
             kind::ORDER => Message::Order(body.document()?),
+            kind::ADOPT => Message::Adopt(body.document()?),
+            kind::TALK => Message::Talk(body.document()?),
+            kind::MOVED => Message::Moved(body.document()?),
             kind::REVOKE => Message::Revoke { group: body.number()? },
             kind::STDIN => Message::Stdin { bytes: body.bytes()?.to_vec() },
             kind::STDIN_END => Message::StdinEnd,
@@ -517,6 +515,7 @@ impl Message {
                 rank: body.number()?,
                 stream: if body.number()? == 0 { Stream::Stdout } else { Stream::Stderr },
                 bytes: body.bytes()?.to_vec(),
+                own: body.number()?,
             },
             kind::STDIN_TAKEN => Message::StdinTaken { bytes: body.number()? },
             kind::EXITED => Message::Exited {

@@ -110,6 +110,7 @@ mod tests {
             first_rank: 0,
             rank_count: 0,
             slots: 0,
+            is_spare: false,
             relay_unix: None,
             remote: false,
             spawn: vec!["ssh".to_string(), name.to_string()],

@@ -102,7 +102,8 @@ pub fn reserve(size: u32, clusters: usize) -> u32 {
 impl Groups {
     /// `nodes`: the top agent of each cluster.
     pub fn new(job: &Job, nodes: &[Node]) -> Groups {
-        let mut all: Vec<&Node> = nodes.iter().flat_map(Node::hosts).collect();
+        let hosts = nodes.iter().flat_map(Node::hosts).filter(|node| !node.is_spare);
+        let mut all: Vec<&Node> = hosts.collect();
         all.sort_by_key(|node| (node.cluster, node.first_rank));
         all.retain(|node| node.slots > 0);
         let last = all.iter().rposition(|node| node.rank_count > 0).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `--hosts` and `--hostfile`: a topology of one cluster without a relay. And `--clusters`: this
+//! `--hosts` and `--hostfile`: a topology of one cluster, without a relay unless one is wanted. And `--clusters`: this
 //! machine as several clusters with relays on its loopback interface. Pure.
 
 use anyhow::{Context, Result, bail};
@@ -71,15 +71,20 @@ fn add(hosts: &mut Vec<(String, Option<u32>)>, name: &str, slots: Option<u32>) -
     Ok(())
 }
 
-/// One cluster of these hosts; `here` is this machine's name, for which no ssh is needed.
-pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str) -> Topology {
+/// One cluster of these hosts; `here` is this machine's name, for which no ssh is needed. The first one has a relay, if one is
+/// wanted.
+pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str, has_relay: bool) -> Topology {
     let host = |(name, slots): (String, Option<u32>)| {
         let local = name == here || name == "localhost";
         let way = if local { Way::Local(Local::default()) } else { Way::Ssh(Ssh::default()) };
-        Host { name, login: None, address: None, slots, way }
+        Host { name, login: None, address: None, slots, is_spare: false, way }
     };
-    let hosts = hosts.into_iter().map(host).collect();
-    let cluster = Cluster { name: "hosts".into(), relay: None, hosts, landbridge: None };
+    let hosts: Vec<Host> = hosts.into_iter().map(host).collect();
+    // The others reach it by the name by which it is reached from here. One alone needs no network.
+    let listen = if hosts.len() > 1 { "0.0.0.0:0" } else { "127.0.0.1:0" }.to_string();
+    let relay = Relay { host: 0, listen, wan_listen: None, public: None };
+    let relay = Some(relay).filter(|_| has_relay);
+    let cluster = Cluster { name: "hosts".into(), relay, hosts, landbridge: None };
     Topology { clusters: vec![cluster], links: Vec::new() }
 }
 
@@ -104,6 +109,7 @@ pub fn cut(here: &str, clusters: u32, ranks: u32) -> Result<Topology> {
                 login: None,
                 address: None,
                 slots: Some(slots),
+                is_spare: false,
                 way: Way::Local(Local::default()),
             }],
             landbridge: None,
@@ -141,7 +147,7 @@ mod tests {
     #[test]
     fn own_machine_needs_no_ssh() {
         let hosts = ["here", "localhost", "far"].map(|name| (name.to_string(), None));
-        let topology = topology(hosts.into(), "here");
+        let topology = topology(hosts.into(), "here", false);
         let local = |host: &Host| matches!(host.way, Way::Local(_));
         let local: Vec<bool> = topology.clusters[0].hosts.iter().map(local).collect();
         assert_eq!(local, [true, true, false]);

@@ -26,6 +26,7 @@ mod restart;
 mod run;
 mod settings;
 mod sibling;
+mod spare;
 mod spawn;
 mod start;
 mod sys;

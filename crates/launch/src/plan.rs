@@ -14,6 +14,10 @@ pub struct Wishes {
     pub ranks: Option<u32>,
     pub ranks_per_node: Option<u32>,
     pub ranks_per_cluster: Option<u32>,
+    /// Nodes that are lost can be replaced: hosts that are kept free get an agent,
+    pub recovers: bool,
+    /// and so many more of each cluster, the last ones, are kept free.
+    pub spares: u32,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +35,8 @@ pub struct Plan {
 impl Plan {
     /// Processes for which there is room on the hosts that take part, and at least the ranks.
     pub fn universe(&self) -> u32 {
-        let slots = self.nodes.iter().flat_map(Node::hosts).map(|node| node.slots);
+        let hosts = self.nodes.iter().flat_map(Node::hosts).filter(|node| !node.is_spare);
+        let slots = hosts.map(|node| node.slots);
         slots.fold(0, u32::saturating_add).max(self.size)
     }
 }
@@ -99,8 +104,9 @@ pub fn plan(
     agent: &str,
     job: &str,
 ) -> Result<Plan, PlanError> {
-    let slots = slots(topology, wishes);
-    let counts = place(&slots, wishes)?;
+    let spares = spares(topology, wishes);
+    let slots = slots(topology, wishes, &spares);
+    let counts = place(&slots, &spares, wishes)?;
     let used: Vec<usize> =
         (0..topology.clusters.len()).filter(|&c| counts[c].iter().any(|&n| n > 0)).collect();
     let mut first_rank = 0;
@@ -108,8 +114,9 @@ pub fn plan(
     for (number, &index) in used.iter().enumerate() {
         let cluster = &topology.clusters[index];
         let unix = cluster.relay.as_ref().map(|_| unix_name(job, number));
-        let (counts, slots) = (&counts[index], &slots[index]);
-        let layout = Layout { cluster, number, counts, slots, agent, unix };
+        let (counts, slots, spares) = (&counts[index], &slots[index], &spares[index]);
+        let recovers = wishes.recovers;
+        let layout = Layout { cluster, number, counts, slots, spares, recovers, agent, unix };
         nodes.push(layout.tree(&mut first_rank));
     }
     let (relays, relay_order) = plan_relays(topology, &used, job)?;
@@ -127,7 +134,19 @@ fn unix_name(job: &str, cluster: usize) -> String {
 // --- ranks onto hosts
 
 /// Ranks of each host of each cluster.
-fn place(slots: &[Vec<u32>], wishes: &Wishes) -> Result<Vec<Vec<u32>>, PlanError> {
+fn place(
+    slots: &[Vec<u32>],
+    spares: &[Vec<bool>],
+    wishes: &Wishes,
+) -> Result<Vec<Vec<u32>>, PlanError> {
+    let used = |(slots, spares): (&Vec<u32>, &Vec<bool>)| -> Vec<u32> {
+        slots
+            .iter()
+            .zip(spares)
+            .map(|(&slots, &is_spare)| if is_spare { 0 } else { slots })
+            .collect()
+    };
+    let slots: Vec<Vec<u32>> = slots.iter().zip(spares).map(used).collect();
     let total = slots.iter().flatten().fold(0u32, |sum, &slots| sum.saturating_add(slots));
     let wanted = wishes.ranks.unwrap_or(total);
     if wanted == 0 {
@@ -136,7 +155,7 @@ fn place(slots: &[Vec<u32>], wishes: &Wishes) -> Result<Vec<Vec<u32>>, PlanError
     let per_cluster = wishes.ranks_per_cluster.unwrap_or(u32::MAX);
     let mut left = wanted;
     let mut counts = Vec::new();
-    for cluster in slots {
+    for cluster in &slots {
         let mut left_here = left.min(per_cluster);
         let mut taken = Vec::new();
         for &slots in cluster {
@@ -153,14 +172,31 @@ fn place(slots: &[Vec<u32>], wishes: &Wishes) -> Result<Vec<Vec<u32>>, PlanError
     Ok(counts)
 }
 
+/// Which hosts of each cluster are kept free.
+fn spares(topology: &Topology, wishes: &Wishes) -> Vec<Vec<bool>> {
+    let of = |cluster: &Cluster| {
+        let mut is_spare: Vec<bool> = cluster.hosts.iter().map(|host| host.is_spare).collect();
+        let mut left = if wishes.recovers { wishes.spares } else { 0 };
+        for (index, is_it) in is_spare.iter_mut().enumerate().rev() {
+            if left > 0 && !*is_it && index != cluster.top_host() {
+                (*is_it, left) = (true, left - 1);
+            }
+        }
+        is_spare
+    };
+    topology.clusters.iter().map(of).collect()
+}
+
 /// Slots of each host, with those that share the rest evenly filled in.
-fn slots(topology: &Topology, wishes: &Wishes) -> Vec<Vec<u32>> {
+fn slots(topology: &Topology, wishes: &Wishes, spares: &[Vec<bool>]) -> Vec<Vec<u32>> {
     let known = |host: &Host| match (host.slots, wishes.ranks_per_node) {
         (Some(0), _) => Some(0),
         (_, Some(ranks)) => Some(ranks),
         (slots, None) => slots,
     };
-    let hosts = || topology.clusters.iter().flat_map(|cluster| &cluster.hosts);
+    let flags = spares.iter().flatten();
+    let all = topology.clusters.iter().flat_map(|cluster| &cluster.hosts).zip(flags);
+    let hosts = || all.clone().filter(|(_, is_spare)| !**is_spare).map(|(host, _)| host);
     let fixed: u32 = hosts().filter_map(known).fold(0, u32::saturating_add);
     let sharers = hosts().filter(|host| known(host).is_none()).count() as u32;
     let rest = wishes.ranks.unwrap_or(sharers).saturating_sub(fixed);
@@ -176,6 +212,9 @@ struct Layout<'a> {
     number: usize,
     counts: &'a [u32],
     slots: &'a [u32],
+    /// Hosts that are kept free.
+    spares: &'a [bool],
+    recovers: bool,
     agent: &'a str,
     unix: Option<String>,
 }
@@ -189,7 +228,7 @@ impl Layout<'_> {
             *first_rank += self.counts[index];
             if index == self.cluster.top_host() {
                 top = Some(node);
-            } else if node.rank_count > 0 {
+            } else if node.rank_count > 0 || node.is_spare {
                 children.push(node);
             }
         }
@@ -210,6 +249,7 @@ impl Layout<'_> {
             first_rank,
             rank_count,
             slots: self.slots[index],
+            is_spare: self.recovers && self.spares[index],
             relay_unix: self.unix.clone().filter(|_| on_top),
             remote: matches!(host.way, Way::Ssh(_)),
             spawn: host.spawn_command(&[program.to_string(), "agent".to_string()]),

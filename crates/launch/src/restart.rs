@@ -8,6 +8,7 @@
 //! | exit code, MPI_Finalize done, or never an MPI program | the end: it has left as it wanted |
 //! | exit code 0 without MPI_Finalize | the end; the job's too, unless the others end as well (`watch`) |
 //! | the provider's own word that it cannot go on | the end: another start would do the same |
+//! | its word that it is cut off from its relay | another start, unless one of these holds |
 //! | any signal; another exit code without MPI_Finalize | another start, unless one of these holds |
 //! | … at the same place, in the same way, [`SAME_PLACE_MAX`] times running | the end: the program's own fault |
 //! | … [`Limits::restarts_max`] new starts within [`Limits::within`] | the end |
@@ -26,7 +27,7 @@ use crate::ps::roll::words;
 
 /// A process with this exit code whose last word says so has been ended by our libraries, which have said why: what it does
 /// cannot be recorded, or is not what an earlier start did.
-pub use landbridge_proto::id::EXIT_CANNOT_GO_ON;
+pub use landbridge_proto::id::{EXIT_CANNOT_GO_ON, EXIT_CUT_OFF};
 
 /// Who ends so often at one place would do so for ever.
 pub const SAME_PLACE_MAX: usize = 3;
@@ -73,6 +74,13 @@ pub struct Life {
     pub place: Place,
 }
 
+impl Life {
+    /// The connection to its relay, on another node, has broken.
+    pub fn is_cut_off(&self) -> bool {
+        self.has_last_word && self.ending == Ending::Exited(EXIT_CUT_OFF)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     StartAnew,
@@ -84,6 +92,7 @@ pub enum Decision {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Why {
     CannotGoOn,
+    CutOff,
     SamePlace,
     TooOften,
 }
@@ -95,13 +104,14 @@ pub fn decide(lives: &[Life], limits: Limits) -> Decision {
         (Ending::Exited(EXIT_CANNOT_GO_ON), _) if last.has_last_word => {
             return Decision::GiveUp(Why::CannotGoOn);
         }
+        _ if last.is_cut_off() => {}
         (Ending::Exited(0), _) => return Decision::Over,
         (Ending::Exited(_), Stage::Silent | Stage::Finalized) => return Decision::Over,
         (Ending::Exited(_), Stage::Joined) | (Ending::Killed(_), _) => {}
     }
     let alike = lives.iter().rev().take_while(|life| is_same_place(life, last));
     if alike.count() >= SAME_PLACE_MAX {
-        return Decision::GiveUp(Why::SamePlace);
+        return Decision::GiveUp(if last.is_cut_off() { Why::CutOff } else { Why::SamePlace });
     }
     // Each of these has been followed by another start, but for the last one.
     let end = |life: &Life| life.began + life.lasted;
@@ -137,6 +147,11 @@ pub fn told(rank: u32, lives: &[Life], limits: Limits, why: &Why) -> String {
         Why::SamePlace => format!(
             "rank {rank} is not started anew: it has ended at the same place {SAME_PLACE_MAX} times \
              ({how}, {}), which is a fault of the program",
+            place(&last.place)
+        ),
+        Why::CutOff => format!(
+            "rank {rank} is not started anew: it has been cut off from its relay {SAME_PLACE_MAX} times at \
+             the same place ({})",
             place(&last.place)
         ),
         Why::TooOften if restarts_max == 0 => {
@@ -214,6 +229,11 @@ mod tests {
         let cannot = Life { has_last_word: true, ..own };
         assert_eq!(decide(&[cannot], LIMITS), Decision::GiveUp(Why::CannotGoOn));
         assert_eq!(decide(&[], LIMITS), over);
+        let cut = life(0, Ending::Exited(EXIT_CUT_OFF), 0);
+        assert_eq!(decide(&[Life { stage: Stage::Silent, ..cut }], LIMITS), over, "its own code");
+        let cut = Life { has_last_word: true, stage: Stage::Silent, ..cut };
+        assert_eq!(decide(&[cut; 2], LIMITS), anew);
+        assert_eq!(decide(&[cut; 3], LIMITS), Decision::GiveUp(Why::CutOff));
     }
 
     #[test]

@@ -358,7 +358,7 @@ impl Launcher {
                 let node = self.node_of(rank);
                 self.handle_cause_on(&node, Cause::Aborted { rank, code, message });
             }
-            Message::Output { rank, stream, bytes } => {
+            Message::Output { rank, stream, bytes, .. } => {
                 self.output.handle_bytes(rank, stream, &bytes, Instant::now());
                 self.output
                     .take_bereaved()
@@ -376,6 +376,8 @@ impl Launcher {
                 self.roll.handle_alive(group, rank, Sight { pid, start, is_back, percent });
                 self.show_status();
             }
+            Message::Moved(moved) => moved.apply(&mut self.children[index].node),
+            Message::Ping => {}
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),

@@ -28,6 +28,8 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
         ranks: arguments.ranks,
         ranks_per_node: arguments.ranks_per_node,
         ranks_per_cluster: arguments.ranks_per_cluster,
+        recovers: settings.recovers(),
+        spares: arguments.spares.unwrap_or(0),
     };
     let agent = std::env::current_exe().context("cannot find out where landbridge itself is")?;
     let id = sys::random_hex(32)?;
@@ -38,6 +40,9 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     check_recovery(&settings, &plan)?;
     if arguments.checkpoint.is_some() && !settings.recovers() {
         bail!("--checkpoint goes with --recover: nobody else goes on from an image");
+    }
+    if arguments.spares.is_some() && !settings.recovers() {
+        bail!("--spares goes with --recover: nobody else goes on on another node");
     }
     if settings.lacks_clocks_for_images() {
         bail!(
@@ -50,14 +55,12 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     run::run(job, plan.nodes, relays, options(arguments)?)
 }
 
-/// What is recorded of ranks is with their relay, on their node.
+/// What is recorded of ranks is with their relay.
 fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
-    let is_it = |(name, value): (String, String)| name == "LANDBRIDGE_RECOVER" && value == "on";
-    let fits = !plan.relays.is_empty() && plan.nodes.iter().all(|top| top.children.is_empty());
-    if !fits && settings.variables().any(is_it) {
+    if plan.relays.is_empty() && settings.recovers() {
         bail!(
-            "--recover is for clusters whose ranks all run on the host of their relay: this machine (-n, with \
-             --clusters or without), or a topology of that kind; see docs/RECOVERY.md"
+            "--recover needs a relay, which keeps what ranks are given: let the topology name one, in \
+             [cluster.relay]; see docs/RECOVERY.md"
         );
     }
     Ok(())
@@ -86,11 +89,11 @@ fn topology(arguments: &RunArguments, recovers: bool) -> Result<Topology> {
     }
     if !arguments.hosts.is_empty() {
         let list = hosts::parse_list(&arguments.hosts).context("--hosts")?;
-        return Ok(hosts::topology(list, &here()));
+        return Ok(hosts::topology(list, &here(), recovers));
     }
     if let Some(file) = &arguments.hostfile {
         let list = hosts::parse_file(&read(file)?).with_context(|| file.display().to_string())?;
-        return Ok(hosts::topology(list, &here()));
+        return Ok(hosts::topology(list, &here(), recovers));
     }
     if let Some(file) = topology_file(arguments.topology.as_deref()) {
         return Topology::parse(&read(&file)?).with_context(|| file.display().to_string());
@@ -102,7 +105,7 @@ fn topology(arguments: &RunArguments, recovers: bool) -> Result<Topology> {
         // What a killed rank needs to come back is with a relay.
         return hosts::cut(&here(), 1, ranks);
     }
-    Ok(hosts::topology(vec![(here(), None)], &here()))
+    Ok(hosts::topology(vec![(here(), None)], &here(), recovers))
 }
 
 /// The topology file of a job for which nothing else is said: the one named here, or by the variable.
@@ -258,7 +261,11 @@ fn passed_on(variables: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<
 
 fn describe(top: &Node) {
     for node in std::iter::once(top).chain(&top.children) {
-        let relay = if node.relay_unix.is_some() { "relay, " } else { "" };
+        let relay = match (&node.relay_unix, node.is_spare) {
+            (Some(_), _) => "relay, ",
+            (None, true) => "spare, ",
+            (None, false) => "",
+        };
         let ranks = match node.rank_count {
             0 => "no ranks".to_string(),
             1 => format!("rank {}", node.first_rank),

@@ -55,6 +55,8 @@ pub struct Host {
     pub address: Option<String>,
     /// Ranks it takes; `None` shares evenly what others leave.
     pub slots: Option<u32>,
+    /// It has no ranks until another one is lost.
+    pub is_spare: bool,
     pub way: Way,
 }
 
@@ -153,6 +155,8 @@ struct HostEntry {
     login: Option<String>,
     address: Option<Spanned<String>>,
     slots: Option<u32>,
+    #[serde(default)]
+    spare: bool,
     shell: Option<Spanned<Vec<String>>>,
 }
 
@@ -213,6 +217,12 @@ impl Reader<'_> {
             hosts.push(self.host(host, &way)?);
         }
         let relay = cluster.relay.as_ref().map(|relay| self.relay(relay, &hosts)).transpose()?;
+        if let (Some(entry), Some(relay)) = (&cluster.relay, &relay)
+            && hosts[relay.host].is_spare
+        {
+            let text = "the relay's host cannot be spare: it is needed from the start";
+            return self.error(&entry.host, text.to_string());
+        }
         let name = cluster.name.get_ref().clone();
         Ok(Cluster { name, relay, hosts, landbridge: cluster.landbridge.clone() })
     }
@@ -257,6 +267,7 @@ impl Reader<'_> {
             login: entry.login.clone(),
             address: entry.address.as_ref().map(|address| address.get_ref().clone()),
             slots: Some(entry.slots.unwrap_or(1)),
+            is_spare: entry.spare,
             way,
         })
     }

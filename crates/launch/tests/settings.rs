@@ -113,9 +113,12 @@ fn recover_is_the_same_as_a_flag_and_as_a_setting() {
             stderr(&output)
         );
     }
-    let output = run_with(&lb, &[("LANDBRIDGE_RECOVER", "1")], &["run", "--hosts", "here", "true"]);
+    let no_relay = "[[cluster]]\nname = \"a\"\n[[cluster.host]]\nname = \"localhost\"\n";
+    let file = scratch.write("t.toml", no_relay).display().to_string();
+    let line = ["run", "--topology", &file, "true"];
+    let output = run_with(&lb, &[("LANDBRIDGE_RECOVER", "1")], &line);
     assert_code(&output, 1);
-    assert!(stderr(&output).contains("--recover is for"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--recover needs a relay"), "{}", stderr(&output));
 }
 
 #[test]

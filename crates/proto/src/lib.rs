@@ -17,6 +17,7 @@
 //! | [`board`] | what a process says of its paths to whoever has started it |
 //! | [`range`] | sets of sequence numbers |
 //! | [`wire`] | bytes: frames, their heads, the hello |
+//! | [`recent`] | the last intakes of a process whose relay is on another node |
 //! | [`path`] | one way to a peer: delay, rate, congestion, pacing, size of datagrams |
 //! | [`channel`] | what has been sent and not confirmed, what has arrived and not been taken in |
 //! | [`slab`] | numbered places for operations in flight |
@@ -42,6 +43,7 @@ pub mod id;
 pub mod limit;
 pub mod path;
 pub mod range;
+pub mod recent;
 pub mod relay;
 pub mod route;
 pub mod setting;

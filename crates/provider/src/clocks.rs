@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use landbridge_proto::clocks::Polls;
+use landbridge_proto::clocks::{POLLS_AT, Polls};
+use landbridge_proto::recent::{RECENT_AT, Recent};
 
 use crate::param;
 
@@ -73,6 +74,30 @@ pub fn lack() -> Option<&'static str> {
             "this is not the process that the launcher has started, or its environment was emptied on the way"
         }
     })
+}
+
+/// The last intakes of this process, if it has a record.
+fn recent() -> Option<&'static Recent> {
+    let polls: *const Polls = KEPT.get()?.polls;
+    // SAFETY: the place is one in the record, of which all is mapped, and whose end is so used.
+    Some(unsafe { &*polls.byte_sub(POLLS_AT).byte_add(RECENT_AT).cast::<Recent>() })
+}
+
+/// Intakes that were noted on this node; 0 without a record.
+pub fn intakes() -> u64 {
+    recent().map_or(0, Recent::count)
+}
+
+/// One of the last of them.
+pub fn intake(number: u64) -> Option<[u64; 3]> {
+    recent()?.get(number)
+}
+
+/// The intake of this number is made: a new start on this node must know.
+pub fn note_intake(number: u64, intake: [u64; 3]) {
+    if let Some(recent) = recent() {
+        recent.note(number, intake);
+    }
 }
 
 /// The program looks for messages. Whether an earlier start of it has done so.

@@ -7,3 +7,4 @@ pub mod shm;
 pub mod socket;
 pub mod stream;
 pub mod tls;
+pub mod whole;

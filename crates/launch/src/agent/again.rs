@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use super::marked::{Marked, Part};
+use crate::control::moved::{Exchange, Moving};
 use crate::control::{Ending, Stream};
 use crate::pmi::server::Stage;
 use crate::restart::{Life, Place};
@@ -20,6 +21,9 @@ pub struct Looks {
     /// The present one.
     pub present: u64,
 }
+
+/// A rank is never started so often on one node that is lost and does not know it.
+const STARTS_PER_NODE: u32 = 10_000;
 
 /// See the module head.
 #[derive(Debug)]
@@ -39,8 +43,10 @@ pub struct Again {
     stage: Stage,
     /// It has said that it cannot go on.
     has_last_word: bool,
-    /// How often it has been started anew.
+    /// How often it has been started anew,
     pub starts: u32,
+    /// and how often on another node.
+    moves: u32,
     /// It has been, and was not seen to be where it was yet.
     is_away: bool,
     /// When its first start began, and this one.
@@ -49,12 +55,6 @@ pub struct Again {
     lives: Vec<Life>,
     /// It has called MPI_Abort.
     pub has_aborted: bool,
-}
-
-#[derive(Debug)]
-struct Exchange {
-    question: String,
-    answer: Option<String>,
 }
 
 /// What to do about a question.
@@ -83,11 +83,35 @@ impl Again {
             stage: Stage::Silent,
             has_last_word: false,
             starts: 0,
+            moves: 0,
             is_away: false,
             began: [now; 2],
             lives: Vec::new(),
             has_aborted: false,
         }
+    }
+
+    /// It comes from a node that is lost, and its first start here begins.
+    pub fn adopted(from: &Moving, now: Instant) -> Again {
+        Again {
+            exchanges: from.exchanges.clone(),
+            printed: from.printed,
+            starts: from.starts,
+            moves: from.moves,
+            is_away: true,
+            ..Again::new(now)
+        }
+    }
+
+    /// The number of its present start, for its relay: higher than any on a node that it was on before, whatever is still
+    /// started there.
+    pub fn incarnation(&self) -> u32 {
+        self.moves * STARTS_PER_NODE + self.starts
+    }
+
+    /// Bytes printed by any start, on both streams.
+    pub fn printed(&self) -> u64 {
+        self.printed.iter().sum()
     }
 
     /// It wants the job to end.
@@ -105,6 +129,11 @@ impl Again {
         let (stage, has_last_word) = (self.stage, self.has_last_word);
         self.lives.push(Life { began, lasted, ending, stage, has_last_word, place });
         &self.lives
+    }
+
+    /// Whether its last process has ended because the connection to its relay was broken.
+    pub fn was_cut_off(&self) -> bool {
+        self.lives.last().is_some_and(Life::is_cut_off)
     }
 
     /// The process is started anew.

@@ -14,6 +14,7 @@ use super::rank::{LocalRank, Start};
 use super::{Agent, Phase, revive};
 use crate::checkpoint::{Wish, criu};
 use crate::cleanup;
+use crate::control::moved::Talk;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node};
 use crate::mpi;
@@ -44,8 +45,15 @@ impl Group {
             mapping: job.mapping.clone(),
         };
         let ranks = (node.first_rank..node.first_rank + node.rank_count).map(|rank| (rank, 0));
-        let server = Server::new(facts, ranks, 0..node.children.len(), &Delta::new());
+        // Spare nodes take no part until they have ranks.
+        let below = node.children.iter().enumerate().filter(|(_, child)| child.total_ranks() > 0);
+        let server = Server::new(facts, ranks, below.map(|(index, _)| index), &Delta::new());
         Group { server, living: node.total_ranks(), revoked: false }
+    }
+
+    /// Ranks of a node that is lost.
+    pub fn adopted(server: Server, living: u32) -> Group {
+        Group { server, living, revoked: false }
     }
 
     fn spawned(job: &Job, node: &Node, order: &Order, children: &[usize]) -> Group {
@@ -72,7 +80,7 @@ impl Group {
 }
 
 /// A rank runs as well without.
-fn new_board() -> Option<Rc<Board>> {
+pub(super) fn new_board() -> Option<Rc<Board>> {
     Board::new().ok().map(Rc::new)
 }
 
@@ -82,7 +90,7 @@ fn recovers(job: &Job) -> bool {
 }
 
 /// Which process a rank has now.
-fn alive(rank: &LocalRank, is_back: bool) -> Message {
+pub(super) fn alive(rank: &LocalRank, is_back: bool) -> Message {
     let again = rank.again.as_ref();
     let start = again.map_or(0, |again| again.starts);
     let percent = again.and_then(|again| again.percent(rank.looks()));
@@ -132,7 +140,12 @@ impl Agent {
     /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
     fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
         let wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
-        let outcome = criu::check(&wish.tool).and_then(|()| wish.prepare(&job.id));
+        let is_here = || match &node.relay_unix {
+            Some(_) => Ok(()),
+            None => bail!("its ranks are on another node than their relay"),
+        };
+        let outcome =
+            is_here().and_then(|()| criu::check(&wish.tool)).and_then(|()| wish.prepare(&job.id));
         if let Err(error) = &outcome {
             let text = format!(
                 "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
@@ -163,7 +176,9 @@ impl Agent {
         let number = self.ranks[index].rank;
         let outcome = self.start_in_place(&assignment, index);
         self.assignment = Some(assignment);
+        let is_cut_off = self.ranks[index].again.as_ref().is_some_and(Again::was_cut_off);
         let how = match ending {
+            _ if is_cut_off => "was cut off from its relay".to_string(),
             Ending::Killed(signal) => format!("was killed by {}", sys::signal_name(signal)),
             Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
         };
@@ -199,7 +214,7 @@ impl Agent {
             Decision::Over => false,
             Decision::GiveUp(why) => {
                 let text = restart::told(rank.rank, lives, limits, &why);
-                if why == Why::CannotGoOn {
+                if matches!(why, Why::CannotGoOn | Why::CutOff) {
                     rank.ending = Some(Ending::Exited(1));
                 }
                 self.parent.send(&Message::Note { text });
@@ -244,7 +259,7 @@ impl Agent {
             task: &job.task,
             plan: &plan,
             neighbours: None,
-            incarnation: Some(again.starts),
+            incarnation: Some(again.incarnation()),
         };
         let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
         rank.again = Some(again);
@@ -290,11 +305,16 @@ impl Agent {
 
     /// A line of a rank to its process manager.
     fn handle_question(&mut self, index: usize, line: &str) {
+        let is_ward = self.is_ward();
         let rank = &mut self.ranks[index];
         let number = rank.rank;
         let asked = rank.again.as_mut().map_or(Asked::New, |again| again.ask(line));
         match asked {
             Asked::New => {
+                if is_ward && rank.again.is_some() {
+                    let talk = Talk::Asked { rank: number, question: line.to_string() };
+                    self.parent.send(&Message::Talk(Box::new(talk)));
+                }
                 if let Some(group) = self.groups.get_mut(&self.ranks[index].group) {
                     group.server.handle_line(number, line);
                 }
@@ -531,7 +551,12 @@ impl Agent {
     }
 
     fn reply(&mut self, rank: u32, line: &str) {
+        let is_ward = self.is_ward();
         let Some(local) = self.ranks.iter_mut().find(|local| local.rank == rank) else { return };
+        if is_ward && local.again.is_some() {
+            let talk = Talk::Heard { rank, answer: line.to_string() };
+            self.parent.send(&Message::Talk(Box::new(talk)));
+        }
         if local.again.as_mut().is_some_and(|again| !again.answer(line)) {
             return;
         }

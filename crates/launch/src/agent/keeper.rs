@@ -433,7 +433,7 @@ impl Agent {
                 None => bytes,
             };
             if !bytes.is_empty() {
-                parent.send(&Message::Output { rank: number, stream, bytes });
+                parent.send(&Message::Output { rank: number, stream, bytes, own: 0 });
             }
         });
         rank.again = again;

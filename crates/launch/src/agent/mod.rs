@@ -19,6 +19,8 @@ mod marked;
 pub mod rank;
 pub mod relay;
 mod revive;
+mod spares;
+mod wards;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,7 +30,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream};
+use crate::control::{
+    ALIVE_INTERVAL, Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream,
+};
 use crate::gather::{self, Gather, Word};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
@@ -39,6 +43,7 @@ use exits::Exits;
 use groups::Group;
 use rank::LocalRank;
 use relay::RelayProcess;
+use wards::Wards;
 
 /// The shortest wait, so that a time that is due is past when it is looked at.
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -78,6 +83,8 @@ struct Agent {
     children: Vec<Child>,
     ranks: Vec<LocalRank>,
     exits: Exits,
+    /// Ranks of agents below, if they may go on elsewhere.
+    wards: Wards,
     /// Places of ranks that have ended in this pass, in the order in which they did.
     unreported: Vec<usize>,
     relay: Option<RelayProcess>,
@@ -90,6 +97,8 @@ struct Agent {
     done: bool,
     started_at: std::time::SystemTime,
     pinged_at: Instant,
+    /// When the agent above was told last that we are there.
+    shown_at: Instant,
     /// Somebody wants to know how the paths of the ranks are.
     look: Option<Look>,
     /// When it was said last how far ranks are on their way back.
@@ -122,6 +131,7 @@ impl Agent {
             children: Vec::new(),
             ranks: Vec::new(),
             exits: Exits::new(),
+            wards: Wards::default(),
             unreported: Vec::new(),
             relay: None,
             relay_address: String::new(),
@@ -132,6 +142,7 @@ impl Agent {
             done: false,
             started_at: std::time::SystemTime::now(),
             pinged_at: Instant::now(),
+            shown_at: Instant::now(),
             look: None,
             progress_told: Instant::now(),
         })
@@ -154,6 +165,8 @@ impl Agent {
             self.report_stuck();
             self.retire_groups();
             self.keep_in_touch();
+            self.show_life();
+            self.look_for_the_lost();
             self.look_for_the_silent();
             self.advance_look();
             self.advance_end();
@@ -225,6 +238,7 @@ impl Agent {
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_away = self.ranks.iter().any(LocalRank::is_away);
                 let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
+                let most = if self.may_move() { most.min(ALIVE_INTERVAL) } else { most };
                 Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, most))
             }
             // Orphans that change their parent tell no one: look again now and then.
@@ -346,6 +360,7 @@ impl Agent {
             Message::BarrierDown { group, delta } => self.handle_barrier_down(group, delta),
             Message::Answer { rank, line } => self.deliver_answer(rank, line),
             Message::Order(order) => self.handle_order(*order),
+            Message::Adopt(adoption) => self.handle_adoption(&adoption),
             Message::Revoke { group } => self.revoke(group),
             Message::Stdin { bytes } => self.deliver_stdin(bytes),
             Message::StdinEnd => self.deliver_stdin_end(),
@@ -429,9 +444,14 @@ impl Agent {
     fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
         let child = &mut self.children[index];
         if child.process.link.at_end() && !child.done {
+            if problem.is_none() && self.is_running() {
+                return self.lose_child(index, "the connection to its agent has ended");
+            }
+            let child = &mut self.children[index];
             child.done = true;
             if self.phase == Phase::Working {
                 let here = self.assignment.as_ref().map(|own| own.node.name.as_str());
+                let child = &self.children[index];
                 let text = spawn::lost::text(&child.node, &child.process, problem, here);
                 self.fail(text);
             }
@@ -454,6 +474,17 @@ impl Agent {
                 if let Some(group) = self.groups.get_mut(&group) {
                     group.handle_ended(rank);
                 }
+                self.wards.handle_end(rank);
+                self.parent.send(&message);
+            }
+            Message::Ping => {}
+            Message::Talk(talk) => self.wards.handle_talk(*talk),
+            Message::Output { rank, stream, own, .. } => {
+                self.wards.handle_print(rank, stream, own);
+                self.parent.send(&message);
+            }
+            Message::Alive { group: 0, rank, start, .. } => {
+                self.wards.handle_start(rank, start);
                 self.parent.send(&message);
             }
             // Everything else is for the launcher.
@@ -470,17 +501,23 @@ impl Agent {
         let everything = rank.ending.is_some() && !rank.reported;
         let parent = &mut self.parent;
         let mut again = rank.again.take();
-        let mut show = |stream, bytes: Vec<u8>| {
+        let mut show = |stream, bytes: Vec<u8>, own: u64| {
             if !bytes.is_empty() {
-                parent.send(&Message::Output { rank: number, stream, bytes });
+                parent.send(&Message::Output { rank: number, stream, bytes, own: own as u32 });
             }
         };
         rank.read_output(everything, |stream, bytes| match &mut again {
-            Some(again) => show(stream, again.print(stream, bytes)),
-            None => show(stream, bytes),
+            Some(again) => {
+                let before = again.printed();
+                let shown = again.print(stream, bytes);
+                show(stream, shown, again.printed() - before);
+            }
+            None => show(stream, bytes, 0),
         });
         if let (Some(again), true) = (&mut again, everything) {
-            show(Stream::Stderr, again.end_of_print());
+            let before = again.printed();
+            let shown = again.end_of_print();
+            show(Stream::Stderr, shown, again.printed() - before);
         }
         rank.again = again;
     }

@@ -11,6 +11,7 @@ fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
         first_rank,
         rank_count: 2,
         slots: 3,
+        is_spare: false,
         relay_unix: None,
         remote: true,
         spawn: vec!["ssh".into(), "host with space".into()],
@@ -98,7 +99,11 @@ fn every_message() -> Vec<Message> {
         Message::Spawn { rank: 1, request: Box::new(spawn) },
         Message::Started { group: 3, problem: "no".into() },
         Message::Abort { rank: 3, code: -1, message: "m".into() },
-        Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1] },
+        Message::Adopt(Box::new(adoption())),
+        Message::Talk(Box::new(Talk::Asked { rank: 4, question: "cmd=get\n".to_string() })),
+        Message::Talk(Box::new(Talk::Heard { rank: 4, answer: "cmd=got\n".to_string() })),
+        Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
+        Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
         Message::StdinTaken { bytes: 7 },
         Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
         Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
@@ -174,4 +179,25 @@ fn an_order_finds_its_hosts() {
     assert_eq!(order.on(&top.children[0]).next().unwrap().indices(), 70..72);
     let elsewhere = Node { cluster: 0, ..node("n2", 0, vec![]) };
     assert_eq!(order.below(&elsewhere).count(), 0);
+}
+
+fn adoption() -> Adoption {
+    let exchange = |answer: Option<&str>| moved::Exchange {
+        question: "cmd=barrier_in\n".to_string(),
+        answer: answer.map(str::to_string),
+    };
+    let exchanges = vec![exchange(Some("cmd=barrier_out rc=0\n")), exchange(None)];
+    let one = moved::Moving { rank: 4, starts: 2, moves: 1, printed: [1 << 40, 7], exchanges };
+    let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
+    Adoption { has_reached: true, keys, ranks: vec![one, moved::Moving::default()] }
+}
+
+#[test]
+fn ranks_that_have_moved_are_found_where_they_are() {
+    let spare = Node { rank_count: 0, is_spare: true, ..node("c", 6, vec![]) };
+    let mut top = node("a", 0, vec![node("b", 4, vec![]), spare]);
+    Moved { cluster: 0, from: "b".into(), to: "c".into() }.apply(&mut top);
+    let held: Vec<_> = top.hosts().iter().map(|node| (node.first_rank, node.rank_count)).collect();
+    assert_eq!(held, [(0, 2), (4, 0), (4, 2)]);
+    assert!(top.children[1].holds(5) && !top.children[0].holds(5));
 }

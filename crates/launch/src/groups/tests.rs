@@ -11,6 +11,7 @@ fn node(cluster: u32, name: &str, first_rank: u32, rank_count: u32, slots: u32) 
         first_rank,
         rank_count,
         slots,
+        is_spare: false,
         relay_unix: None,
         remote: false,
         spawn: Vec::new(),

@@ -5,7 +5,7 @@ use crate::topology::{Link, Relay};
 
 fn host(name: &str, slots: u32) -> Host {
     let way = Way::Local(Default::default());
-    Host { name: name.into(), login: None, address: None, slots: Some(slots), way }
+    Host { name: name.into(), login: None, address: None, slots: Some(slots), is_spare: false, way }
 }
 
 fn cluster(name: &str, slots: &[u32], accepts: bool) -> Cluster {
@@ -138,4 +138,31 @@ fn several_clusters_need_relays() {
     assert_eq!(error, PlanError::NoRelay { cluster: "b".into() });
     topology.clusters.remove(0);
     assert!(make(&topology, &Wishes::default()).unwrap().relays.is_empty());
+}
+
+#[test]
+fn spare_hosts_have_an_agent_and_no_ranks() {
+    let mut topology = grid(&[true, true]);
+    topology.clusters[0].hosts[0].is_spare = true;
+    let recovers = Wishes { recovers: true, ..Wishes::default() };
+    let spares = |plan: &Plan| -> Vec<String> {
+        let hosts = plan.nodes.iter().flat_map(Node::hosts);
+        hosts.filter(|node| node.is_spare).map(|node| node.name.clone()).collect()
+    };
+    let plan = make(&topology, &recovers).unwrap();
+    let expected =
+        [("a2", 2, 0), ("a0", 0, 0), ("a1", 0, 2), ("b2", 6, 0), ("b0", 2, 2), ("b1", 4, 2)];
+    let expected: Vec<_> = expected.map(|(n, f, c)| (n.to_string(), f, c)).into();
+    assert_eq!(blocks(&plan), expected);
+    assert_eq!((plan.size, plan.universe(), spares(&plan)), (6, 6, vec!["a0".to_string()]));
+    // The last ones that are not so yet; never the relay's.
+    let two = Wishes { spares: 1, ..recovers.clone() };
+    let plan = make(&topology, &two);
+    assert_eq!(plan.map(|plan| (plan.size, spares(&plan))), Ok((2, vec!["b1".to_string()])));
+    let many = Wishes { spares: 9, ..recovers };
+    assert_eq!(make(&topology, &many), Err(PlanError::NoRanks));
+    // Nobody replaces a node of a job that does not recover.
+    let plan = make(&topology, &Wishes::default()).unwrap();
+    assert_eq!((plan.size, spares(&plan)), (6, vec![]));
+    assert_eq!(blocks(&plan).len(), 5);
 }

@@ -36,6 +36,11 @@ impl Kvs {
         std::mem::take(&mut self.fresh)
     }
 
+    /// Every key that is known here.
+    pub fn all(&self) -> Delta {
+        self.keys.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+
     /// Keys of the whole job, come down with the release of a barrier.
     pub fn merge(&mut self, delta: &Delta) {
         self.keys.extend(delta.iter().cloned());

@@ -95,6 +95,8 @@ pub struct Server {
     children: BTreeMap<usize, bool>,
     /// The message up has gone, the release has not come.
     waiting_for_release: bool,
+    /// Barriers that are over.
+    released: u32,
     /// A rank here or below that has ended outside a barrier: it will never enter another one.
     ended: Option<u32>,
     events: VecDeque<Event>,
@@ -121,9 +123,34 @@ impl Server {
             ranks: ranks.collect(),
             children: children.into_iter().map(|child| (child, false)).collect(),
             waiting_for_release: false,
+            released: 0,
             ended: None,
             events: VecDeque::new(),
         }
+    }
+
+    /// Its ranks were another agent's until now: what they have put and no barrier has carried up yet, and whether all of them
+    /// have reached the one at hand, and the agent above knows.
+    pub fn take_up(&mut self, fresh: impl Iterator<Item = (String, String)>, has_reached: bool) {
+        fresh.for_each(|(key, value)| self.kvs.put(&key, &value));
+        self.waiting_for_release = has_reached;
+    }
+
+    /// An agent below has the ranks of another one. Whether that had reached the barrier at hand with all of them.
+    pub fn hand_over(&mut self, from: usize, to: usize) -> bool {
+        let has_reached = self.children.remove(&from).unwrap_or_default();
+        self.children.insert(to, has_reached);
+        has_reached
+    }
+
+    /// Every key that is known here.
+    pub fn keys(&self) -> Delta {
+        self.kvs.all()
+    }
+
+    /// Barriers that are over.
+    pub fn released(&self) -> u32 {
+        self.released
     }
 
     pub fn kvsname(&self) -> &str {
@@ -220,12 +247,12 @@ impl Server {
     /// The barrier is over; `delta` holds every key that is new since the last one.
     pub fn handle_barrier_down(&mut self, delta: Delta) {
         self.waiting_for_release = false;
+        self.released += 1;
         self.kvs.merge(&delta);
         self.children.values_mut().for_each(|reached| *reached = false);
         for (&rank, local) in &mut self.ranks {
             if std::mem::take(&mut local.in_barrier) {
-                let line = Reply::new("barrier_out").with("rc", 0).line();
-                self.events.push_back(Event::Reply { rank, line });
+                self.events.push_back(Event::Reply { rank, line: barrier_out() });
             }
         }
         if !self.children.is_empty() {
@@ -311,6 +338,11 @@ impl Server {
             self.events.push_back(Event::BarrierUp { group: self.facts.group, delta });
         }
     }
+}
+
+/// The answer to who has reached a barrier that is over.
+pub fn barrier_out() -> String {
+    Reply::new("barrier_out").with("rc", 0).line()
 }
 
 /// The names that ranks have published, held by the root of the tree.

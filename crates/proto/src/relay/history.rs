@@ -363,8 +363,23 @@ impl Relay {
             Sending::New(digest) => Ok(Some(Some(digest))),
             Sending::Repeated => Ok(None),
             Sending::Other => {
+                self.note_other(from);
                 Err(Stop::Broken(Malformed("it does not do again what it did before")))
             }
+        }
+    }
+
+    /// The endpoint at `from` does something else than before. It may not know why its connection ends, and whoever comes
+    /// after it would do the same.
+    #[cold]
+    fn note_other(&mut self, from: LinkId) {
+        if let (Party::Endpoint(address), Some(histories)) =
+            (self.port(from).party, &mut self.histories)
+        {
+            histories.give_up(
+                address,
+                "a new start did not do again what was done before: it cannot come back",
+            );
         }
     }
 

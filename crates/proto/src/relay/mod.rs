@@ -268,6 +268,11 @@ impl Relay {
         self.endpoint_away_millis = endpoint_away_millis;
     }
 
+    /// See [`Relay::set_patience`].
+    pub fn patience_millis(&self) -> u64 {
+        self.endpoint_away_millis
+    }
+
     /// From now on endpoints that were killed may come back, as if nothing had happened.
     pub fn set_recovering(&mut self) {
         let (memory, segment) = (HISTORIES_BYTES_MAX, SEGMENT_BYTES);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_drive::link::shm::{Mapper, ShmLink};
 use landbridge_drive::link::stream::StreamLink;
+use landbridge_drive::link::whole::WholeLink;
 use landbridge_proto::limit::HELLO_MILLIS_MAX;
 use landbridge_proto::wire::hello::{
     CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES,
@@ -66,6 +67,8 @@ pub struct Up {
 pub enum Carrier {
     Shm(Box<ShmLink>),
     Stream(Box<StreamLink>),
+    /// To the relay of another node, of a process that is recorded.
+    Whole(Box<WholeLink>),
     /// In datagrams, beside a stream between the same addresses.
     Datagram(Box<Line>),
     /// To this endpoint itself.
@@ -179,7 +182,7 @@ impl Handshake {
                 };
                 let (close, listener) = dialler.handle_reply(&reply).map_err(refused)?;
                 self.write(&close)?;
-                return self.finish(listener, mapper).map(Some);
+                return self.finish(listener, identity, mapper).map(Some);
             }
             Step::AwaitOpen(own) => {
                 let Some(open) = self.read::<OPEN_BYTES>()? else {
@@ -199,7 +202,7 @@ impl Handshake {
                 };
                 let dialler = listener.handle_close(&close).map_err(refused)?;
                 if !self.is_unix {
-                    return self.finish(dialler, mapper).map(Some);
+                    return self.finish(dialler, identity, mapper).map(Some);
                 }
                 self.step = Step::AwaitMemory(Box::new(dialler));
             }
@@ -220,10 +223,17 @@ impl Handshake {
         Ok(None)
     }
 
-    fn finish(&mut self, introduction: Introduction, mapper: Mapper) -> io::Result<Up> {
+    fn finish(
+        &mut self,
+        introduction: Introduction,
+        identity: &Identity,
+        mapper: Mapper,
+    ) -> io::Result<Up> {
         let socket = self.take_socket()?;
         let carrier = if self.is_unix {
             Carrier::Shm(Box::new(ShmLink::dial(socket, mapper)?))
+        } else if self.is_to_relay && identity.recovers {
+            Carrier::Whole(Box::new(WholeLink::new(socket, identity.peer_timeout)))
         } else {
             keep_in_cache(&socket)?;
             Carrier::Stream(Box::new(StreamLink::new(socket)?))

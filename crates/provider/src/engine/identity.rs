@@ -107,8 +107,9 @@ impl Identity {
             index,
             size: size.unwrap_or(1).clamp(1, u32::MAX as u64) as u32,
             cluster: ClusterId(number(&param::CLUSTER)?.unwrap_or(0) as u16),
-            node: node(),
-            ip: own_ip(&relays)?,
+            // Where it runs decides nothing, and a new start may be elsewhere: its name must be the same.
+            node: if recovers { 0 } else { node() },
+            ip: if recovers { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { own_ip(&relays)? },
             relays,
             paths: if recovers { Paths { shm: true, tcp: false, relay: true } } else { paths()? },
             neighbours: neighbours()?,

@@ -121,6 +121,7 @@ impl Link {
         match &self.carrier {
             Carrier::Shm(link) => watch(epoll, link.fd(), Token::Link(id), interest),
             Carrier::Stream(link) => watch(epoll, link.fd(), Token::Link(id), interest),
+            Carrier::Whole(link) => watch(epoll, link.fd(), Token::Link(id), interest),
             // Their socket is watched.
             Carrier::Datagram(_) | Carrier::Loop => Ok(()),
         }
@@ -157,7 +158,7 @@ impl Link {
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
-            Carrier::Stream(_) => "tcp",
+            Carrier::Stream(_) | Carrier::Whole(_) => "tcp",
             Carrier::Datagram(_) => "udp",
             Carrier::Loop => "itself",
         }
@@ -184,7 +185,7 @@ impl Link {
         match self.carrier {
             Carrier::Shm(_) => Path { checked, ..peers::ring_path(may_pull) },
             Carrier::Datagram(ref line) => Path { checked, ..line.traits(copy_max) },
-            Carrier::Stream(_) | Carrier::Loop => Path {
+            Carrier::Stream(_) | Carrier::Whole(_) | Carrier::Loop => Path {
                 payload_max: TCP_PAYLOAD_MAX,
                 eager_max: TCP_EAGER_MAX,
                 first_piece: TCP_FIRST_PIECE,
@@ -278,7 +279,7 @@ impl Engine {
                 self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
             }
             Carrier::Datagram(line) => self.forget_line(id, line),
-            Carrier::Shm(_) | Carrier::Loop => (),
+            Carrier::Shm(_) | Carrier::Whole(_) | Carrier::Loop => (),
         }
         Some(link)
     }

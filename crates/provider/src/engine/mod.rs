@@ -461,6 +461,7 @@ impl Engine {
         } else {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_parted);
         }
+        self.finish_record();
     }
 
     fn progress_until(&mut self, at_most: Duration, is_done: fn(&Endpoint<Bytes>) -> bool) {

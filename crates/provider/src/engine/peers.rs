@@ -553,7 +553,9 @@ impl Engine {
             // What goes to the relay goes on over networks.
             Carrier::Shm(_) if peer.is_some() => self.identity.integrity_shm,
             Carrier::Shm(_) => self.identity.integrity,
-            Carrier::Stream(_) | Carrier::Datagram(_) => self.identity.integrity,
+            Carrier::Stream(_) | Carrier::Whole(_) | Carrier::Datagram(_) => {
+                self.identity.integrity
+            }
             Carrier::Loop => Sum::Off,
         };
         if let (Carrier::Stream(stream), Some(_)) = (&link.carrier, peer) {
@@ -564,7 +566,7 @@ impl Engine {
         let id = free_slot(&mut self.links);
         link.watch(&self.epoll, id)?;
         match link.carrier {
-            Carrier::Shm(_) => self.rings.push(id),
+            Carrier::Shm(_) | Carrier::Whole(_) => self.rings.push(id),
             Carrier::Stream(_) => self.streams += 1,
             Carrier::Datagram(_) | Carrier::Loop => (),
         }

@@ -30,9 +30,12 @@ impl Engine {
             return 0;
         };
         // The usual case, kept short: nothing there.
-        if let Carrier::Shm(ring) = &mut link.carrier
-            && matches!(ring.peek(), Ok(None))
-        {
+        let is_empty = match &mut link.carrier {
+            Carrier::Shm(ring) => matches!(ring.peek(), Ok(None)),
+            Carrier::Whole(stream) => matches!(stream.peek(), Ok(None)),
+            _ => false,
+        };
+        if is_empty {
             return 0;
         }
         self.read_ring(id)
@@ -65,15 +68,20 @@ impl Engine {
         bytes: &mut u64,
     ) -> io::Result<()> {
         let (peer, path, sum) = (link.peer, link.path, link.sum);
-        let Carrier::Shm(ring) = &mut link.carrier else {
-            return Ok(());
-        };
-        while *frames < self.frames_per_turn
-            && let Some(frame) = ring.peek()?
-        {
+        while *frames < self.frames_per_turn {
+            let frame = match &mut link.carrier {
+                Carrier::Shm(ring) => ring.peek()?,
+                Carrier::Whole(stream) => stream.peek()?,
+                _ => None,
+            };
+            let Some(frame) = frame else { break };
             *bytes += frame.len() as u64;
             self.take_frame(peer, path, sum, frame)?;
-            ring.consume();
+            match &mut link.carrier {
+                Carrier::Shm(ring) => ring.consume(),
+                Carrier::Whole(stream) => stream.consume(),
+                _ => (),
+            }
             *frames += 1;
         }
         Ok(())

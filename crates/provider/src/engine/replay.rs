@@ -6,6 +6,10 @@
 //! took in, and takes in the same frames at the same polls and the same times; then it is live. It reads on as it needs to, so
 //! what it has not come to yet is the relay's.
 //!
+//! **A relay on another node** hears it over TCP, and the end of that is lost with this process. So what it may not have heard
+//! of is kept on this node as well ([`landbridge_proto::recent`]): a new start here does that again after what the relay tells,
+//! and tells the relay. If the connection breaks, nothing more can be recorded: this start ends, and the next one goes on.
+//!
 //! **Time.** The protocol sees a time of this process's own ([`Now`]). It stands still, but for polls that take something in
 //! and polls at which something is due by the real clock: there it catches up. So polls at which nothing comes to pass
 //! need no record, and what is asked after because of the time alone is asked after again at the same poll.
@@ -16,6 +20,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use landbridge_drive::link::shm::ShmLink;
+use landbridge_drive::link::whole::WholeLink;
 use landbridge_proto::id::{Address, EXIT_CANNOT_GO_ON};
 use landbridge_proto::path::time::{MICROSECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
@@ -28,6 +34,47 @@ use crate::{clocks, host, log};
 /// How long the relay may take to begin with telling what was.
 const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 
+/// How long a relay may take to read the last of what it was sent.
+const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// What leads to the relay.
+enum Record<'a> {
+    Ring(&'a mut ShmLink),
+    Stream(&'a mut WholeLink),
+}
+
+impl Record<'_> {
+    fn peek(&mut self) -> io::Result<Option<&[u8]>> {
+        match self {
+            Record::Ring(ring) => ring.peek(),
+            Record::Stream(stream) => stream.peek(),
+        }
+    }
+
+    fn consume(&mut self) {
+        match self {
+            Record::Ring(ring) => ring.consume(),
+            Record::Stream(stream) => stream.consume(),
+        }
+    }
+
+    /// Whether it was sent; a ring may have no room.
+    fn send(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        match self {
+            Record::Ring(ring) => Ok(ring.send(bytes, &[])),
+            Record::Stream(stream) => stream.send(bytes, &[]).map(|()| true),
+        }
+    }
+
+    /// Whether the relay has not closed it. (A stream says so itself when it is looked at.)
+    fn is_open(&mut self) -> bool {
+        match self {
+            Record::Ring(ring) => ring.drain_doorbell(),
+            Record::Stream(_) => true,
+        }
+    }
+}
+
 /// See the module head.
 #[derive(Default)]
 pub struct Replay {
@@ -39,8 +86,12 @@ pub struct Replay {
     polls: u64,
     /// What is to be done again next,
     next: Option<Intake>,
-    /// and how many more of them the relay is to tell.
+    /// and how many more of them the relay is to tell,
     untold: u64,
+    /// and how many there are on this node, with those that the relay may not have heard of.
+    noted: u64,
+    /// Intakes that the relay has on record.
+    heard: u64,
     /// Frames that this process has sent, and an earlier start of it.
     sent: u64,
     sent_before: u64,
@@ -139,12 +190,12 @@ impl Replay {
 
     /// Whether the relay must be heard before it is known what the next poll has to do.
     fn needs_word(&self) -> bool {
-        self.next.is_none() && self.untold > 0
+        self.next.is_none() && (self.untold > 0 || self.intakes < self.noted)
     }
 
     /// Whether nothing is left that was taken in before.
     fn has_done_all(&self) -> bool {
-        self.next.is_none() && self.untold == 0
+        self.next.is_none() && self.untold == 0 && self.intakes >= self.noted
     }
 }
 
@@ -166,29 +217,43 @@ impl Engine {
     pub(super) fn learn_record(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + RECORD_TIME_MAX;
         let other = io::Error::other;
+        const CLOSED: &str = "it has closed the connection at once; its log (--relay-log) says why";
         let header = loop {
-            if let Some(header) = self.hear_intake()? {
-                break header;
+            match self.hear_intake() {
+                Ok(Some(header)) => break header,
+                Ok(None) => (),
+                Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(other(CLOSED));
+                }
+                Err(error) => return Err(error),
             }
-            if !self.relay_ring().is_some_and(|ring| ring.drain_doorbell()) {
-                return Err(other(
-                    "it has closed the connection at once; its log (--relay-log) says why",
-                ));
+            if !self.relay_record().is_some_and(|mut record| record.is_open()) {
+                return Err(other(CLOSED));
             }
             if Instant::now() > deadline {
-                return Err(other("it does not say what was before"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "it does not say what was before",
+                ));
             }
             std::thread::yield_now();
         };
         if header.sequence != 0 {
             return Err(other("it does not begin with how much there was before"));
         }
+        let is_here = matches!(self.relay_record(), Some(Record::Ring(_)));
         if let Some(replay) = &mut self.replay {
             replay.untold = header.credit.into();
+            replay.heard = replay.intakes + replay.untold;
             replay.sent_before = replay.sent + header.delivered;
             (replay.repeated, replay.waited) = (0, 0);
-            if replay.untold > 0 {
-                log!(Info, "started anew: {} polls are done again", replay.untold);
+            replay.noted = if is_here { 0 } else { clocks::intakes() };
+            if replay.noted > replay.heard && clocks::intake(replay.heard).is_none() {
+                return Err(other("too much of what it did has not arrived there"));
+            }
+            let repeated = replay.untold.max(replay.noted.saturating_sub(replay.intakes));
+            if repeated > 0 {
+                log!(Info, "started anew: {repeated} polls are done again");
             }
         }
         Ok(())
@@ -196,24 +261,37 @@ impl Engine {
 
     /// What the relay says next of what was taken in, if it is there.
     fn hear_intake(&mut self) -> io::Result<Option<Header>> {
-        let Some(ring) = self.relay_ring() else { return Ok(None) };
-        let Some(frame) = ring.peek()? else { return Ok(None) };
+        let Some(mut record) = self.relay_record() else { return Ok(None) };
+        let Some(frame) = record.peek()? else { return Ok(None) };
         let header = Header::parse(frame).map_err(|bad| io::Error::other(bad.0))?;
         if header.kind != Kind::Intake {
             return Err(io::Error::other("the relay says something else than what was before"));
         }
-        ring.consume();
+        record.consume();
         Ok(Some(header))
     }
 
     /// Waits until it is known what the next poll has to do.
     #[cold]
     fn hear_next(&mut self) {
+        if let Some(replay) = self.replay.as_mut().filter(|replay| replay.untold == 0) {
+            let intake = clocks::intake(replay.intakes);
+            // It was there when this start began, and nothing is noted while what was is repeated.
+            replay.next = intake.map(|[polls, frames, micros]| Intake {
+                polls,
+                frames: frames as u32,
+                micros,
+            });
+            return;
+        }
         let header = loop {
             match self.hear_intake() {
                 Ok(Some(header)) => break header,
                 Ok(None) => self.wait_for_relay(),
-                Err(error) => self.end_process(&error.to_string()),
+                Err(error) if error.kind() == io::ErrorKind::Other => {
+                    self.end_process(&error.to_string())
+                }
+                Err(error) => self.end_cut_off(&error.to_string()),
             }
         };
         if let Some(replay) = &mut self.replay {
@@ -223,10 +301,11 @@ impl Engine {
         }
     }
 
-    fn relay_ring(&mut self) -> Option<&mut landbridge_drive::link::shm::ShmLink> {
+    fn relay_record(&mut self) -> Option<Record<'_>> {
         let id = self.relay.link()?;
         match &mut self.links[id].as_mut()?.carrier {
-            Carrier::Shm(ring) => Some(ring),
+            Carrier::Shm(ring) => Some(Record::Ring(ring)),
+            Carrier::Whole(stream) => Some(Record::Stream(stream)),
             _ => None,
         }
     }
@@ -252,6 +331,9 @@ impl Engine {
             Poll::Again(intake) => {
                 let now = self.advance_time(intake.micros, real);
                 let frames = self.take_in_again(id, intake.frames);
+                if self.replay.as_ref().is_some_and(|replay| replay.intakes > replay.heard) {
+                    self.tell_intake(intake);
+                }
                 self.do_what_is_due(now);
                 frames
             }
@@ -285,6 +367,7 @@ impl Engine {
     fn has_frame(&mut self, id: usize) -> bool {
         match self.links[id].as_mut().map(|link| &mut link.carrier) {
             Some(Carrier::Shm(ring)) => !matches!(ring.peek(), Ok(None)),
+            Some(Carrier::Whole(stream)) => !matches!(stream.peek(), Ok(None)),
             _ => false,
         }
     }
@@ -327,8 +410,8 @@ impl Engine {
 
     /// The relay must do something before anything else can happen; this process ends if it is gone.
     fn wait_for_relay(&mut self) {
-        if !self.relay_ring().is_some_and(|ring| ring.drain_doorbell()) {
-            self.end_process("its relay has closed the connection");
+        if !self.relay_record().is_some_and(|mut record| record.is_open()) {
+            self.end_cut_off("its relay has closed the connection");
         }
         std::thread::yield_now();
     }
@@ -337,10 +420,24 @@ impl Engine {
     /// something else than before. Ends the process, which ends the job.
     #[cold]
     pub(super) fn end_process(&self, why: &str) -> ! {
-        log!(Warn, "this process cannot go on: {why}");
+        self.end_with(EXIT_CANNOT_GO_ON, &format!("this process cannot go on: {why}"))
+    }
+
+    #[cold]
+    pub(super) fn end_with(&self, code: i32, why: &str) -> ! {
+        log!(Warn, "{why}");
         host::say_last_word();
         // SAFETY: ends the process at once; nothing of it may run any more.
-        unsafe { libc::_exit(EXIT_CANNOT_GO_ON) }
+        unsafe { libc::_exit(code) }
+    }
+
+    /// All that was sent to a relay on another node has arrived there before this process goes.
+    pub(super) fn finish_record(&mut self) {
+        if let Some(Record::Stream(stream)) = self.relay_record()
+            && !stream.finish(FINISH_TIME_MAX)
+        {
+            log!(Info, "the relay has not confirmed the end");
+        }
     }
 
     /// A frame has gone to the relay.
@@ -358,22 +455,34 @@ impl Engine {
         }
         let Some(replay) = self.replay.as_mut() else { return };
         let polls = std::mem::take(&mut replay.polls);
+        let number = replay.intakes;
         replay.intakes += 1;
-        let intake = Header {
+        if let Some(Record::Stream(_)) = self.relay_record() {
+            clocks::note_intake(number, [polls, frames.into(), micros]);
+        }
+        self.tell_intake(Intake { polls, frames, micros });
+    }
+
+    fn tell_intake(&mut self, intake: Intake) {
+        let header = Header {
             length: 0,
             kind: Kind::Intake,
             flags: 0,
             hops: 0,
             source: self.own.address,
             target: Address::ANONYMOUS,
-            sequence: polls,
-            delivered: micros,
-            credit: frames,
+            sequence: intake.polls,
+            delivered: intake.micros,
+            credit: intake.frames,
         };
         let mut bytes = [0; HEADER_BYTES];
-        intake.emit(&mut bytes);
-        while self.relay_ring().is_some_and(|ring| !ring.send(&bytes, &[])) {
-            self.wait_for_relay();
+        header.emit(&mut bytes);
+        loop {
+            match self.relay_record().map_or(Ok(true), |mut record| record.send(&bytes)) {
+                Ok(true) => return,
+                Ok(false) => self.wait_for_relay(),
+                Err(error) => self.end_cut_off(&error.to_string()),
+            }
         }
     }
 }

@@ -104,7 +104,7 @@ impl Engine {
                     Err(_) => return false,
                 }
             }
-            Carrier::Datagram(_) | Carrier::Loop => return false,
+            Carrier::Whole(_) | Carrier::Datagram(_) | Carrier::Loop => return false,
         };
         if sent == Sent::Busy {
             return false;
@@ -128,7 +128,7 @@ impl Engine {
         match link.carrier {
             Carrier::Loop => return self.transmit_to_self(peer, link.path),
             Carrier::Datagram(_) => return self.transmit_datagrams(link, peer),
-            Carrier::Shm(_) | Carrier::Stream(_) => (),
+            Carrier::Shm(_) | Carrier::Stream(_) | Carrier::Whole(_) => (),
         }
         if link.is_full() {
             link.await_room(peer);
@@ -145,6 +145,10 @@ impl Engine {
             let sent = match &mut link.carrier {
                 Carrier::Shm(ring) if is_recorded => send_at_last(ring, frame.front(), pieces)?,
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
+                Carrier::Whole(stream) => {
+                    stream.send(frame.front(), &slices_of(pieces)[..pieces.len()])?;
+                    Sent::All
+                }
                 // SAFETY: as above.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
                 Carrier::Datagram(_) | Carrier::Loop => return Ok(()),
@@ -243,12 +247,18 @@ impl Engine {
 
 #[inline(always)]
 fn send_to_ring(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> Sent {
+    let slices = slices_of(pieces);
+    if ring.send(front, &slices[..pieces.len()]) { Sent::All } else { Sent::Busy }
+}
+
+#[inline(always)]
+fn slices_of(pieces: &[Piece]) -> [IoSlice<'_>; PIECES_MAX] {
     let mut slices = [IoSlice::new(&[]); PIECES_MAX];
     for (slice, piece) in slices.iter_mut().zip(pieces) {
         // SAFETY: the application's memory until the operation is done.
         *slice = IoSlice::new(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
     }
-    if ring.send(front, &slices[..pieces.len()]) { Sent::All } else { Sent::Busy }
+    slices
 }
 
 /// As [`send_to_ring`], but waits for room: what the program sees must not depend on how much there is.

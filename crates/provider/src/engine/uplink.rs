@@ -7,7 +7,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::Peer;
-use landbridge_proto::id::Address;
+use landbridge_proto::id::{Address, EXIT_CUT_OFF};
 
 use super::Engine;
 use super::doors::{dial_tcp, dial_unix};
@@ -104,7 +104,11 @@ impl Engine {
         {
             return log!(Warn, "relay: {error}");
         }
-        let patience = if self.is_recorded() { RECORDED_TIME_MAX } else { ATTACH_TIME_MAX };
+        let patience = match self.is_recorded() {
+            true if self.has_relay_here() => RECORDED_TIME_MAX,
+            true => RECORDED_TIME_MAX.max(identity.peer_timeout),
+            false => ATTACH_TIME_MAX,
+        };
         let deadline = Instant::now() + patience;
         while !self.relay.is_settled() && Instant::now() < deadline {
             self.check_relay();
@@ -114,10 +118,15 @@ impl Engine {
             if !self.relay.is_up() {
                 let problem = self.relay.problem.take();
                 let problem = problem.unwrap_or(format!("it has not answered for {patience:?}"));
-                self.end_process(&format!("its relay cannot be reached: {problem}"));
+                self.end_cut_off(&format!("its relay cannot be reached: {problem}"));
             }
             if let Err(error) = self.learn_record() {
-                self.end_process(&format!("its relay has not taken it back: {error}"));
+                let why = format!("its relay has not taken it back: {error}");
+                // An end in good order is the relay's own.
+                match error.kind() {
+                    io::ErrorKind::Other => self.end_process(&why),
+                    _ => self.end_cut_off(&why),
+                }
             }
         }
         if !self.relay.is_settled() {
@@ -125,6 +134,21 @@ impl Engine {
                 Warn,
                 "the relay does not answer yet; until it does, other clusters are out of reach"
             );
+        }
+    }
+
+    /// Whether the relay is on this node.
+    fn has_relay_here(&self) -> bool {
+        self.identity.relays.iter().any(|way| matches!(way, RelayWay::Unix(_)))
+    }
+
+    /// As [`Engine::end_process`], because the connection to the relay is gone. With one on this node nothing can be lost but
+    /// the relay; a network breaks and heals, and a new start takes up what the relay has.
+    #[cold]
+    pub(super) fn end_cut_off(&self, why: &str) -> ! {
+        match self.has_relay_here() {
+            true => self.end_process(why),
+            false => self.end_with(EXIT_CUT_OFF, &format!("this process is cut off: {why}")),
         }
     }
 
@@ -137,8 +161,8 @@ impl Engine {
             let (socket, is_unix) = match way {
                 RelayWay::Unix(_) if !identity.paths.shm => continue,
                 RelayWay::Unix(name) => (dial_unix(name), true),
-                // A record needs memory that outlives this process.
-                RelayWay::Tcp(_) if identity.recovers => continue,
+                // What is kept on this node outlives this process, and costs less.
+                RelayWay::Tcp(_) if identity.recovers && self.has_relay_here() => continue,
                 RelayWay::Tcp(address) => (dial_tcp(*address), false),
             };
             // Before the hello: it may end within the call.
@@ -202,7 +226,7 @@ impl Engine {
     pub(super) fn relay_lost(&mut self, id: usize, link: &Link, is_spoilt: bool) {
         self.relay.spoilt += u64::from(is_spoilt);
         if self.is_recorded() {
-            self.end_process("its relay has closed the connection");
+            self.end_cut_off("its relay has closed the connection");
         }
         for index in 0..self.neighbours.len() {
             let neighbour = &mut self.neighbours[index];

@@ -94,9 +94,19 @@ impl Loop<'_> {
         self.silences.next_look_millis = now_millis + gap;
     }
 
+    /// How long a rank may confirm nothing. One that is recorded ends when it is cut off, and must repeat all that it did; it
+    /// has as long as a peer that no path reaches.
+    fn rank_silence_millis(&self) -> u64 {
+        match self.relay.is_recovering() {
+            true => self.relay.patience_millis().max(RANK_SILENCE_MILLIS_MAX),
+            false => RANK_SILENCE_MILLIS_MAX,
+        }
+    }
+
     /// Looks at a connection. False: not any more.
     fn is_worth_watching(&mut self, key: Key, now_millis: u64) -> bool {
         let is_late = self.silences.late_millis > LATE_MILLIS;
+        let rank_millis = self.rank_silence_millis();
         let Some(connection) = self.find(key) else { return false };
         let Some(transport) = &connection.transport else { return false };
         // QUIC notices for itself.
@@ -116,7 +126,7 @@ impl Loop<'_> {
                 connection.is_watched = false;
                 return false;
             }
-            _ => silence.millis > RANK_SILENCE_MILLIS_MAX,
+            _ => silence.millis > rank_millis,
         };
         if !is_broken {
             return true;

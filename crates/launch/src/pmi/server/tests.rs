@@ -253,3 +253,34 @@ fn no_one_leaves_a_barrier_before_the_last_has_come() {
     assert_eq!(tree.released, last as usize + 1);
     assert!(!tree.root.someone_waits());
 }
+
+/// Ranks of an agent below go on under another one: each barrier is told of once, and every key is there.
+#[test]
+fn another_agent_takes_ranks_over() {
+    let key = |key: &str| (key.to_string(), "1".to_string());
+    let mut above = Server::new(facts(4), [], [3, 5], &vec![key("old")]);
+    above.handle_barrier_up(3, vec![key("a")]);
+    assert!(above.hand_over(3, 7), "it had reached the barrier");
+    let up = |server: &mut Server| match server.poll_event() {
+        Some(Event::BarrierUp { delta, .. }) => Some(delta),
+        None => None,
+        other => panic!("{other:?}"),
+    };
+    let ranks = [(0, 0), (1, 0)];
+    let mut taken = Server::new(facts(4), ranks, [], &above.keys());
+    taken.take_up([key("fresh")].into_iter(), true);
+    ranks.iter().for_each(|&(rank, _)| taken.handle_line(rank, "cmd=barrier_in"));
+    assert_eq!(up(&mut taken), None, "that is known above");
+    above.handle_barrier_up(5, vec![]);
+    assert_eq!(up(&mut above), Some(vec![key("a")]));
+    above.handle_barrier_down(vec![key("a")]);
+    assert_eq!(above.children().collect::<Vec<_>>(), [5, 7]);
+    taken.handle_barrier_down(vec![key("a")]);
+    let answers = std::iter::from_fn(|| taken.poll_event()).count();
+    assert_eq!((answers, above.released()), (2, 1));
+    let found = replies(&mut taken, 0, "cmd=get kvsname=kvs_test key=old");
+    assert_eq!(found, ["cmd=get_result rc=0 msg=success value=1\n"]);
+    assert!(!above.hand_over(7, 8), "the next one is still to come");
+    ranks.iter().for_each(|&(rank, _)| taken.handle_line(rank, "cmd=barrier_in"));
+    assert_eq!(up(&mut taken), Some(vec![key("fresh")]));
+}

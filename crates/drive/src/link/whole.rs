@@ -1,0 +1,280 @@
+//! Whole frames over a byte stream, for a process whose every step is recorded: what it sees must not depend on how many bytes
+//! a socket holds just now.
+//!
+//! So the calls are those of a ring ([`super::shm::ShmLink`]): a frame is there as a whole or it is not, it is taken when its
+//! turn has come, and one that is sent is sent when the call returns, however long that takes. All memory is taken at
+//! the beginning, so that later allocations are where they are in every run.
+//!
+//! What may never happen: a part of a frame is shown; bytes of two frames mix.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use landbridge_proto::recent::SENT_BYTES_MAX;
+use landbridge_proto::relay::FRAME_BYTES_MAX;
+use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
+
+use super::stream::PIECES_MAX;
+
+/// What is read ahead: as much as a ring holds.
+const READ_BYTES: usize = 256 << 10;
+/// How long one look at a socket without room lasts.
+const ROOM_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+const _: () = assert!(READ_BYTES >= 2 * FRAME_BYTES_MAX);
+
+/// See the module head. The socket is non-blocking.
+#[derive(Debug)]
+pub struct WholeLink {
+    socket: OwnedFd,
+    inbox: Box<[u8]>,
+    /// What has been read and not taken.
+    start: usize,
+    end: usize,
+}
+
+impl WholeLink {
+    /// Over a socket that is connected to a relay. `patience`: how long the other side may confirm nothing.
+    pub fn new(socket: OwnedFd, patience: Duration) -> Self {
+        // What is on its way is lost if this process is killed: no more than is kept for that case. The system gives
+        // twice of it, for what it needs itself.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, SENT_BYTES_MAX / 2);
+        let millis = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
+        let _ = sockopt::set_tcp_user_timeout(&socket, millis);
+        Self { socket, inbox: vec![0; READ_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    /// The descriptor to wait on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next frame, if all of it has arrived.
+    ///
+    /// # Errors
+    /// If the stream has ended or is broken, or brings something else than frames.
+    #[inline]
+    pub fn peek(&mut self) -> io::Result<Option<&[u8]>> {
+        if self.whole()?.is_none() {
+            self.read()?;
+        }
+        let length = self.whole()?;
+        Ok(length.map(|length| &self.inbox[self.start..self.start + length]))
+    }
+
+    /// The frame that was shown is done with.
+    #[inline]
+    pub fn consume(&mut self) {
+        if let Ok(Some(length)) = self.whole() {
+            self.start += length;
+        }
+    }
+
+    /// Whether a frame is there without another look at the socket.
+    pub fn has_frame(&self) -> bool {
+        !matches!(self.whole(), Ok(None))
+    }
+
+    /// Length of the frame in front, if all of it is there.
+    #[inline]
+    fn whole(&self) -> io::Result<Option<usize>> {
+        let bytes = &self.inbox[self.start..self.end];
+        if bytes.len() < HEADER_BYTES {
+            return Ok(None);
+        }
+        let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+        let header = Header::parse(bytes).map_err(|malformed| bad(malformed.0))?;
+        let length = HEADER_BYTES + header.length as usize;
+        if length > FRAME_BYTES_MAX {
+            return Err(bad("a relay sends a frame that is longer than it may be"));
+        }
+        Ok((bytes.len() >= length).then_some(length))
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        if self.start > 0 {
+            self.inbox.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        loop {
+            let room = &mut self.inbox[self.end..];
+            match rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((_, bytes)) => {
+                    self.end += bytes;
+                    return Ok(());
+                }
+                Err(Errno::INTR) => (),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends a frame, and waits for room as long as it takes.
+    ///
+    /// # Errors
+    /// If the stream is broken.
+    ///
+    /// # Panics
+    /// If there are more than [`PIECES_MAX`] pieces.
+    pub fn send(&mut self, front: &[u8], payload: &[IoSlice<'_>]) -> io::Result<()> {
+        let mut slices = [IoSlice::new(&[]); PIECES_MAX + 1];
+        slices[0] = IoSlice::new(front);
+        slices[1..=payload.len()].copy_from_slice(payload);
+        let mut left = &mut slices[..=payload.len()];
+        // Pieces of no bytes at the end would never be sent.
+        while left.iter().any(|slice| !slice.is_empty()) {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::sendmsg(
+                &self.socket,
+                left,
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            ) {
+                Ok(bytes) => IoSlice::advance_slices(&mut left, bytes),
+                Err(Errno::INTR) => (),
+                Err(Errno::AGAIN) => self.await_room(),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn await_room(&self) {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+        // An error of the socket is that of the next attempt to send.
+        let _ = poll(&mut fds, Some(&ROOM_WAIT));
+    }
+
+    /// Says that nothing more will be sent, and waits until the other side has read everything and ends, at most so long.
+    /// A socket that is closed while something in it is unread drops what it was to send.
+    pub fn finish(&mut self, at_most: Duration) -> bool {
+        let deadline = Instant::now() + at_most;
+        if rustix::net::shutdown(&self.socket, Shutdown::Write).is_err() {
+            return false;
+        }
+        loop {
+            (self.start, self.end) = (0, 0);
+            match self.read() {
+                Err(error) => return error.kind() == io::ErrorKind::UnexpectedEof,
+                Ok(()) if self.end > 0 => (),
+                Ok(()) if Instant::now() > deadline => return false,
+                Ok(()) => {
+                    let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+                    let _ = poll(&mut fds, Some(&ROOM_WAIT));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use landbridge_proto::id::Address;
+    use landbridge_proto::wire::frame::Kind;
+
+    use super::*;
+
+    fn pair() -> (WholeLink, TcpStream) {
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let (theirs, _) = door.accept().unwrap();
+        (WholeLink::new(ours.into(), Duration::from_secs(60)), theirs)
+    }
+
+    fn frame(length: u32) -> Vec<u8> {
+        let address = Address::new(1, 0);
+        let header = Header {
+            length,
+            kind: Kind::Data,
+            flags: 0,
+            hops: 0,
+            source: address,
+            target: address,
+            sequence: 5,
+            delivered: 0,
+            credit: 0,
+        };
+        let mut bytes = vec![7; HEADER_BYTES + length as usize];
+        header.emit(&mut bytes);
+        bytes
+    }
+
+    fn wait_for(link: &mut WholeLink) -> Vec<u8> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(frame) = link.peek().unwrap() {
+                let frame = frame.to_vec();
+                link.consume();
+                return frame;
+            }
+            assert!(Instant::now() < deadline, "nothing has come");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_frame_is_shown_when_all_of_it_has_arrived() {
+        let (mut link, mut relay) = pair();
+        assert_eq!(link.peek().unwrap(), None);
+        let (one, two) = (frame(100), frame(0));
+        relay.write_all(&one[..60]).unwrap();
+        while link.end < 60 {
+            assert_eq!(link.peek().unwrap(), None);
+        }
+        relay.write_all(&one[60..]).unwrap();
+        relay.write_all(&two).unwrap();
+        assert_eq!(wait_for(&mut link), one);
+        assert_eq!(wait_for(&mut link), two);
+        drop(relay);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let end = loop {
+            match link.peek() {
+                Err(error) => break error,
+                Ok(it) => assert!(it.is_none() && Instant::now() < deadline),
+            }
+        };
+        assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn what_is_sent_is_sent_whole_however_little_room_there_is() {
+        let (mut link, mut relay) = pair();
+        let sent = frame(30_000);
+        let (copy, times) = (sent.clone(), 300);
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            let mut bytes = Vec::new();
+            relay.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        for _ in 0..times {
+            let (front, rest) = copy.split_at(HEADER_BYTES);
+            let (one, two) = rest.split_at(1000);
+            link.send(front, &[IoSlice::new(one), IoSlice::new(two), IoSlice::new(&[])]).unwrap();
+        }
+        assert!(link.finish(Duration::from_secs(20)));
+        assert_eq!(reader.join().unwrap(), sent.repeat(times));
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused() {
+        let (mut link, mut relay) = pair();
+        relay.write_all(&[0; HEADER_BYTES]).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while link.peek().is_ok() {
+            assert!(Instant::now() < deadline);
+        }
+        assert!(link.has_frame(), "there is something to be looked at");
+    }
+}

@@ -1,0 +1,173 @@
+//! A node below is lost, and its ranks go on on a spare one; and the other side of that, an agent that is given ranks.
+//!
+//! What may never happen: ranks of one node are started on two; a rank that has ended is started again.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::again::Again;
+use super::clocks::Clocks;
+use super::groups::{Group, alive, new_board};
+use super::rank::{LocalRank, Start};
+use super::{Agent, Phase};
+use crate::control::moved::{Adoption, Moved};
+use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message};
+use crate::mpi;
+use crate::pmi::server::{Facts, Server};
+use crate::spare::{self, Spare};
+use crate::sys;
+
+impl Agent {
+    /// Whether ranks may be started on another node.
+    pub(super) fn may_move(&self) -> bool {
+        self.assignment.as_ref().is_some_and(|own| mpi::recovers(&own.job.environment))
+    }
+
+    /// Whether the agent above keeps what is needed to start our ranks elsewhere.
+    pub(super) fn is_ward(&self) -> bool {
+        let is_below = |own: &Assignment| own.node.relay_unix.is_none();
+        self.may_move() && self.assignment.as_ref().is_some_and(is_below)
+    }
+
+    /// Tells the agent above that we are there.
+    pub(super) fn show_life(&mut self) {
+        if self.is_ward() && self.shown_at.elapsed() >= ALIVE_INTERVAL {
+            self.shown_at = Instant::now();
+            self.parent.send(&Message::Ping);
+        }
+    }
+
+    /// Agents below of which nothing has been heard for long are lost. Whoever could not listen cannot tell.
+    pub(super) fn look_for_the_lost(&mut self) {
+        if !self.is_running() || !self.has_room() {
+            return;
+        }
+        for index in 0..self.children.len() {
+            let child = &self.children[index];
+            if !child.done && child.process.link.heard_at().elapsed() > LOST_AFTER {
+                let seconds = LOST_AFTER.as_secs();
+                self.lose_child(index, &format!("nothing has been heard of it for {seconds} s"));
+            }
+        }
+    }
+
+    /// Ranks have been started, and one that is lost may go on.
+    pub(super) fn is_running(&self) -> bool {
+        self.phase == Phase::Working && !self.relay_address.is_empty() && self.may_move()
+    }
+
+    /// The agent of a node below is gone, or counts as gone: its ranks go on elsewhere.
+    pub(super) fn lose_child(&mut self, index: usize, why: &str) {
+        let child = &mut self.children[index];
+        child.done = true;
+        // If it is there after all, the end of this stream ends it, and its ranks.
+        child.process.link.close_output();
+        sys::kill(child.process.pid, libc::SIGKILL);
+        let lost = child.node.clone();
+        let released = self.groups.get(&0).map_or(0, |group| group.server.released());
+        let ranks = lost.first_rank..lost.first_rank + lost.rank_count;
+        let moving = self.wards.release(ranks, released);
+        if moving.is_empty() {
+            let what = if lost.is_spare { "spare node" } else { "node" };
+            let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
+            return self.parent.send(&Message::Note { text });
+        }
+        let Some(to) = self.choose_spare(moving.len() as u32) else {
+            let text =
+                format!("node {} is lost ({why}), and there is no spare node left", lost.name);
+            return self.fail(text);
+        };
+        let name = self.children[to].node.name.clone();
+        let numbers: Vec<String> = moving.iter().map(|one| one.rank.to_string()).collect();
+        let numbers = numbers.join(", ");
+        let many = if moving.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
+        let text = format!(
+            "node {} is lost ({why}): {} {numbers} {} started anew on {name}",
+            lost.name, many.0, many.1
+        );
+        self.parent.send(&Message::Note { text });
+        let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
+        let first = self.children[index].node.first_rank;
+        let count = std::mem::take(&mut self.children[index].node.rank_count);
+        let node = &mut self.children[to].node;
+        (node.first_rank, node.rank_count) = (first, count);
+        let (has_reached, keys) = match self.groups.get_mut(&0) {
+            Some(group) => (group.server.hand_over(index, to), group.server.keys()),
+            None => (false, Vec::new()),
+        };
+        self.parent.send(&Message::Moved(Box::new(moved)));
+        let adoption = Adoption { has_reached, keys, ranks: moving };
+        self.children[to].process.link.send(&Message::Adopt(Box::new(adoption)));
+    }
+
+    fn choose_spare(&self, ranks: u32) -> Option<usize> {
+        let is_free = |child: &super::Child| {
+            child.node.is_spare && child.node.rank_count == 0 && child.ready && !child.done
+        };
+        let all = self.children.iter().enumerate().filter(|(_, child)| is_free(child));
+        let spares: Vec<Spare> =
+            all.map(|(place, child)| Spare { place, slots: child.node.slots }).collect();
+        spare::choose(&spares, ranks).map(|spare| spare.place)
+    }
+
+    // --- on the spare node
+
+    pub(super) fn handle_adoption(&mut self, adoption: &Adoption) {
+        let Some(assignment) = self.assignment.take() else { return };
+        if self.phase == Phase::Working
+            && let Err(error) = self.adopt(&assignment, adoption)
+        {
+            self.fail(format!("on node {}: {error:#}", assignment.node.name));
+        }
+        self.assignment = Some(assignment);
+        // The answers that they wait for: all of them are there to hear them.
+        for one in &adoption.ranks {
+            for question in one.open() {
+                if let Some(group) = self.groups.get_mut(&0) {
+                    group.server.handle_line(one.rank, question);
+                }
+            }
+        }
+        self.drain_servers();
+    }
+
+    fn adopt(&mut self, assignment: &Assignment, adoption: &Adoption) -> Result<()> {
+        let Assignment { job, node } = assignment;
+        let facts = Facts {
+            group: 0,
+            kvsname: job.kvsname.clone(),
+            universe: job.universe,
+            mapping: job.mapping.clone(),
+        };
+        let fresh = adoption.ranks.iter().flat_map(|one| one.fresh());
+        let ranks = adoption.ranks.iter().map(|one| (one.rank, 0));
+        let mut server = Server::new(facts, ranks, [], &adoption.keys);
+        server.take_up(fresh, adoption.has_reached);
+        self.groups.insert(0, Group::adopted(server, adoption.ranks.len() as u32));
+        let plan = mpi::prepare(&job.task, &job.environment)?;
+        for one in &adoption.ranks {
+            let again = Again::adopted(one, Instant::now());
+            let start = Start {
+                clocks: Clocks::new(job)?.map(Rc::new),
+                board: new_board(),
+                group: 0,
+                index: one.rank,
+                rank: one.rank,
+                size: job.size,
+                task: &job.task,
+                plan: &plan,
+                neighbours: None,
+                incarnation: Some(again.incarnation()),
+                has_images: false,
+            };
+            let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
+            rank.again = Some(again);
+            self.exits.watch(rank.pid);
+            self.parent.send(&alive(&rank, false));
+            self.ranks.push(rank);
+        }
+        Ok(())
+    }
+}

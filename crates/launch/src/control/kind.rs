@@ -1,0 +1,37 @@
+//! Numbers of the messages; a retired one is never used again.
+
+pub const ASSIGN: u8 = 1;
+pub const START_RELAY: u8 = 2;
+pub const START: u8 = 3;
+pub const BARRIER_DOWN: u8 = 4;
+pub const ANSWER: u8 = 5;
+pub const STDIN: u8 = 6;
+pub const STDIN_END: u8 = 7;
+pub const END: u8 = 8;
+pub const PING: u8 = 9;
+pub const ORDER: u8 = 10;
+pub const REVOKE: u8 = 11;
+pub const LOOK: u8 = 12;
+pub const INQUIRE: u8 = 13;
+pub const ADOPT: u8 = 14;
+pub const READY: u8 = 32;
+pub const RELAY_READY: u8 = 33;
+pub const BARRIER_UP: u8 = 34;
+pub const NAME: u8 = 35;
+pub const ABORT: u8 = 36;
+pub const OUTPUT: u8 = 37;
+pub const STDIN_TAKEN: u8 = 38;
+pub const EXITED: u8 = 39;
+pub const STUCK: u8 = 40;
+pub const FAILED: u8 = 41;
+pub const NOTE: u8 = 42;
+pub const DONE: u8 = 43;
+pub const RELAY_LOG: u8 = 44;
+pub const SPAWN: u8 = 45;
+pub const STARTED: u8 = 46;
+pub const RELAY_LINK: u8 = 47;
+pub const ALIVE: u8 = 48;
+pub const PATHS: u8 = 49;
+pub const RECORD: u8 = 50;
+pub const TALK: u8 = 51;
+pub const MOVED: u8 = 52;

@@ -1,0 +1,34 @@
+//! Which spare node takes the ranks of one that is lost. Pure.
+//!
+//! In: the spares of the cluster, and how many ranks there are. Out: one of them. A node that has taken ranks is no spare any more.
+
+/// A node that was kept free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spare {
+    /// Its place among the nodes of its cluster.
+    pub place: usize,
+    pub slots: u32,
+}
+
+/// The one with the fewest slots that are enough, so that larger ones are left for more ranks. If none is large enough, the
+/// largest: ranks that share processors get on, and a job that ends does not.
+pub fn choose(spares: &[Spare], ranks: u32) -> Option<Spare> {
+    let enough = spares.iter().filter(|spare| spare.slots >= ranks).min_by_key(|spare| spare.slots);
+    let largest = || spares.iter().rev().max_by_key(|spare| spare.slots);
+    enough.or_else(largest).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_that_is_large_enough_or_the_largest() {
+        let spares: Vec<Spare> =
+            [2, 8, 4, 4].iter().zip(3..).map(|(&slots, place)| Spare { place, slots }).collect();
+        let place = |ranks| choose(&spares, ranks).map(|spare| spare.place);
+        assert_eq!([1, 2, 3, 4, 5, 8].map(place), [3, 3, 5, 5, 4, 4].map(Some));
+        assert_eq!(place(9), Some(4));
+        assert_eq!(choose(&[], 1), None);
+    }
+}

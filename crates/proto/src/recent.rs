@@ -1,0 +1,94 @@
+//! The last intakes of a process whose relay is on another node, in memory that outlives the process.
+//!
+//! What such a process tells its relay goes over a network, and the end of that is lost if the process is killed. What followed
+//! from it (a line that was printed, an answer of the process manager, a clock that was read) is not. So each intake is written
+//! here before it is sent, and a new start on the same node does again what its relay has not heard of.
+//!
+//! In: intakes, by their number. Out: the last [`RECENT_MAX`] of them. A process can be killed between any two instructions, so
+//! an intake counts from when the number of them says so.
+//!
+//! What may never happen: something is told that was not written, or of another number.
+
+use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use crate::clocks::CLOCKS_BYTES;
+
+/// More than can be under way to a relay: the socket holds [`SENT_BYTES_MAX`], and an intake takes 40 bytes there.
+pub const RECENT_MAX: usize = 1 << 16;
+
+/// What the socket to the relay may hold, as the system counts it (it gives twice of what it is asked for).
+pub const SENT_BYTES_MAX: usize = 2 << 20;
+
+/// Room for them, at the end of the record of clocks.
+pub const RECENT_BYTES: usize = size_of::<Recent>().next_multiple_of(4096);
+
+/// Where in that record they lie.
+pub const RECENT_AT: usize = CLOCKS_BYTES - RECENT_BYTES;
+
+const _: () = assert!(SENT_BYTES_MAX / crate::wire::frame::HEADER_BYTES < RECENT_MAX);
+
+/// See the module head.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Recent {
+    /// Intakes of whichever start came furthest.
+    count: AtomicU64,
+    places: [Entry; RECENT_MAX],
+}
+
+/// Polls, frames and time of one intake.
+#[repr(C)]
+#[derive(Debug)]
+struct Entry([AtomicU64; 3]);
+
+impl Recent {
+    /// Intakes of whichever start came furthest.
+    pub fn count(&self) -> u64 {
+        self.count.load(Acquire)
+    }
+
+    /// The intake of this number, counted from 0, is made.
+    pub fn note(&self, number: u64, intake: [u64; 3]) {
+        let words = &self.places[number as usize % RECENT_MAX].0;
+        words.iter().zip(intake).for_each(|(word, value)| word.store(value, Relaxed));
+        self.count.store(number + 1, Release);
+    }
+
+    /// The intake of this number, if it was made and is still there.
+    pub fn get(&self, number: u64) -> Option<[u64; 3]> {
+        let count = self.count();
+        let is_there = number < count && count - number <= RECENT_MAX as u64;
+        let words = &self.places[number as usize % RECENT_MAX].0;
+        is_there.then(|| core::array::from_fn(|at| words[at].load(Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    use super::*;
+
+    fn empty() -> Box<Recent> {
+        let entry = |_| Entry([0, 0, 0].map(AtomicU64::new));
+        let places: Vec<Entry> = (0..RECENT_MAX).map(entry).collect();
+        let places: Box<[Entry; RECENT_MAX]> = places.try_into().unwrap();
+        Box::new(Recent { count: AtomicU64::new(0), places: *places })
+    }
+
+    #[test]
+    fn the_last_ones_are_told_and_no_others() {
+        let recent = empty();
+        assert_eq!((recent.count(), recent.get(0)), (0, None));
+        for number in 0..RECENT_MAX as u64 + 2 {
+            recent.note(number, [number + 1, 2, number]);
+        }
+        let count = recent.count();
+        assert_eq!(count, RECENT_MAX as u64 + 2);
+        assert_eq!(recent.get(1), None, "another one has its place");
+        assert_eq!(recent.get(2), Some([3, 2, 2]));
+        assert_eq!(recent.get(count - 1), Some([count, 2, count - 1]));
+        assert_eq!(recent.get(count), None);
+    }
+}
