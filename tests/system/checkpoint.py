@@ -77,9 +77,30 @@ def main() -> int:
         is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
         checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
+    given_up(checks, options, program)
     damaged(checks, options, ring)
     missing(checks, options, ring)
     return checks.end()
+
+
+def given_up(checks, options, program) -> None:
+    """Ranks of which there is too much to be kept at first can come back from their next images on."""
+    name = "whose record was too much to be kept"
+    if checks.wants(name):
+        ring = [*program, "--rounds", "900", "--numbers", "20", "--heavy", "50000"]
+        undisturbed = sorted(recovery.job(options, ring, [])[1])
+        kills = [(lambda said, rank=rank: is_whole_again(said, rank), rank) for rank in (1, 2)]
+        outcome = job(options, ring, kills, "--set", "recover_memory=4MiB")
+        lost, found = outcome[2].count("it cannot come back"), outcome[2].count("it can come back again")
+        check_same(checks, name, outcome, undisturbed, len(kills))
+        measured = f"{lost} times too much, {found} times begun anew"
+        checks.check(f"{name}: it is said", lost > 0 < found, measured, outcome[2])
+
+
+def is_whole_again(said: str, rank: int) -> bool:
+    """Whether little is sent by now, and the rank can come back."""
+    told = re.findall(rf"of rank {rank} .*(cannot come back|can come back again)", said)
+    return f"rank {rank} turn 80:" in said and told[-1:] == ["can come back again"]
 
 
 def damaged(checks, options, ring) -> None:
@@ -113,7 +134,7 @@ def spoil(folder: Path, count: int) -> None:
             os.kill(pids[0], signal.SIGSTOP)
             images = sorted(folder.glob("*/rank-2/[0-9]*"), key=lambda path: int(path.name))
             for image in images[-count:]:
-                pages = max(image.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+                pages = max(image.glob("pages-*.img*"), key=lambda path: path.stat().st_size)
                 with open(pages, "r+b") as file:
                     file.seek(5000)
                     file.write(b"damage")

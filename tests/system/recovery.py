@@ -485,7 +485,7 @@ def lab_job(options, program, events, words=None, first="turn 0:"):
 
 def job(options, program, kills, *words, environment=None):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
-    more, this one."""
+    more, this one; or as soon as what it has said is as a function wants it."""
     command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *words), *program]
     # Files: nobody reads a pipe while kills are waited for, and a job waits for its reader.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -499,8 +499,15 @@ def job(options, program, kills, *words, environment=None):
         )
         deadline = time.monotonic() + LIMIT_S
         try:
-            for seconds, rank in kills:
-                time.sleep(seconds)
+            for moment, rank in kills:
+                if callable(moment):
+                    # Read so, the place at which the job writes stays.
+                    while running.poll() is None and time.monotonic() < deadline:
+                        if moment("".join(os.pread(file.fileno(), 1 << 24, 0).decode() for file in (out, err))):
+                            break
+                        time.sleep(0.02)
+                else:
+                    time.sleep(moment)
                 # On a busy machine it may not have begun yet.
                 while not (pids := pids_of(rank)) and running.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.01)

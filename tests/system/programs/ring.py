@@ -11,6 +11,7 @@ import time
 from mpi4py import MPI
 
 ROUNDS_PER_SUM = 20
+HEAVY_ROUNDS = 60
 NUMBERS = 500
 
 
@@ -18,6 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--numbers", type=int, default=NUMBERS, help="in each message")
+    parser.add_argument("--heavy", type=int, default=0, help="so many more in each of the first 60 rounds")
     parser.add_argument("--pause", type=float, default=0.005, help="seconds of each round")
     parser.add_argument("--any", action="store_true")
     parser.add_argument("--crash", action="store_true", help="rank 1 does, in the end")
@@ -56,7 +58,8 @@ def round_about(comm, options) -> None:
             # A device is read like any file, and not recorded.
             with open("/dev/urandom", "rb") as chance:
                 numbers[0] = float(chance.read(4)[0])
-        numbers = comm.sendrecv(numbers, right, turn, None, left, turn)
+        more = [0.5] * (options.heavy if turn < HEAVY_ROUNDS else 0)
+        numbers = comm.sendrecv(numbers + more, right, turn, None, left, turn)[: options.numbers]
         numbers = [math.sin(number) + comm.rank for number in numbers]
         if turn % ROUNDS_PER_SUM == 0:
             say(f"rank {comm.rank} turn {turn}: {comm.allreduce(sum(numbers))!r}")

@@ -7,6 +7,9 @@
 //! Images are taken of them now and then; a new start then begins with the newest, or the one before, and what led to the older is
 //! dropped by the relay.
 //!
+//! Some relays have so little memory that they give processes up. Such a one is not killed until its next image is there, from
+//! which it can come back; if there was too much while it was away, the job has ended.
+//!
 //! What may never happen: a new start sees something else, or in another order, than the one before; a message is lost,
 //! doubled or changed; somebody hears that another one is gone; a relay stops one for doing something else than before.
 
@@ -14,7 +17,7 @@ mod disk;
 mod process;
 
 use landbridge_proto::id::{Address, ClusterId};
-use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Remark, Stop};
 use landbridge_proto::route::table::{LinkId, Range};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 use landbridge_proto::wire::hello::Standing;
@@ -49,6 +52,8 @@ struct Rank {
     images: Vec<Image>,
     /// It will never stand before so many intakes any more.
     kept: u64,
+    /// It can come back no longer.
+    is_given_up: bool,
 }
 
 /// One side: its relay and the stream to the other.
@@ -59,6 +64,8 @@ struct Side {
     /// Bytes from the other side.
     wire: Vec<u8>,
     is_paused: bool,
+    /// What its relay keeps may be too much.
+    is_tight: bool,
 }
 
 struct World {
@@ -73,6 +80,8 @@ struct World {
     breaks: u64,
     images: u64,
     kills_left: u32,
+    /// Somebody who was killed cannot come back.
+    has_ended: bool,
     tally: Tally,
     trace: bool,
 }
@@ -81,6 +90,10 @@ struct World {
 pub fn run(seed: u64, trace: bool) -> Result<Tally, Violation> {
     let mut world = World::new(seed, trace)?;
     for _ in 0..STEPS_MAX {
+        if world.has_ended {
+            world.tally.count("jobs ended by too little memory");
+            return Ok(world.tally);
+        }
         if world.ranks.iter().all(|rank| rank.is_done && rank.process.is_some()) {
             return Ok(world.tally);
         }
@@ -110,6 +123,7 @@ impl World {
             is_done: false,
             images: Vec::new(),
             kept: 0,
+            is_given_up: false,
         };
         let range =
             |first| Range { first: first * per_side as u32, count: per_side as u32, spawned: 0 };
@@ -118,11 +132,13 @@ impl World {
             let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);
             let mut relay = relay.map_err(|why| Violation(why.into()))?;
             let (disk, room) = Disk::new(random);
+            let is_tight = room.is_none() && seed % 3 == 0;
             match room {
                 Some(room) => relay.set_recovering_within(room),
+                None if is_tight => relay.set_recovering_within(Disk::tight(seed)),
                 None => relay.set_recovering(),
             }
-            Ok(Side { relay, disk, lane: None, wire: Vec::new(), is_paused: false })
+            Ok(Side { relay, disk, lane: None, wire: Vec::new(), is_paused: false, is_tight })
         };
         let ring_bytes = random.pick(&[FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX, 256 << 10]);
         let (kills, breaks) = (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 0, 1, 10]));
@@ -139,6 +155,7 @@ impl World {
             breaks,
             images,
             kills_left,
+            has_ended: false,
             random,
             tally: Tally::default(),
             trace,
@@ -192,6 +209,10 @@ impl World {
         let side = self.side_of(rank);
         let micros = self.micros;
         self.hear_out(rank)?;
+        self.hear_remarks(side)?;
+        if self.has_ended {
+            return Ok(());
+        }
         let image = self.newest_image(rank);
         let Rank { task, incarnation, polls, .. } = self.ranks[rank];
         let process = match &image {
@@ -252,7 +273,30 @@ impl World {
         self.say(|| format!("an image of {rank}: {standing:?}"));
         self.hear_out(rank)?;
         self.attach(rank, standing)?;
-        self.drain(side, &[])
+        self.drain(side, &[])?;
+        self.hear_remarks(side)
+    }
+
+    /// Of whom there is too much to be kept, and of whom no longer.
+    fn hear_remarks(&mut self, side: usize) -> Result<(), Violation> {
+        let Side { relay, is_tight, .. } = &mut self.sides[side];
+        while let Some(remark) = Disk::hear(relay, *is_tight)? {
+            let (Remark::GivenUp(who, _) | Remark::BegunAnew(who)) = remark else {
+                return Err(Violation(format!("{remark:?}")));
+            };
+            let rank = &mut self.ranks[who.index() as usize];
+            rank.is_given_up = matches!(remark, Remark::GivenUp(..));
+            if rank.is_given_up {
+                self.tally.count("processes given up");
+                self.has_ended |= rank.process.is_none();
+                continue;
+            }
+            self.tally.count("processes recorded anew");
+            // Those before are of no use.
+            rank.images.drain(..rank.images.len() - 1);
+            rank.kept = rank.images[0].standing.intakes;
+        }
+        Ok(())
     }
 
     /// The ring of a start that was killed is read to its end.
@@ -272,7 +316,9 @@ impl World {
 
     fn work(&mut self, rank: usize) -> Result<(), Violation> {
         let micros = self.micros;
+        self.hear_remarks(self.side_of(rank))?;
         let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.kills;
+        let is_killed = is_killed && !self.ranks[rank].is_given_up;
         let it = &mut self.ranks[rank];
         let Some(process) = &mut it.process else { return Ok(()) };
         let (said, seen) = (process.up.len(), it.events.len());
@@ -489,6 +535,8 @@ mod tests {
             "images taken",
             "images torn",
             "starts from an image",
+            "processes given up",
+            "processes recorded anew",
         ] {
             assert!(all.of(event) > 0, "{event}: never happened\n{all}");
         }

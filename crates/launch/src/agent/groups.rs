@@ -131,7 +131,8 @@ impl Agent {
             let keeper = wish.clone().filter(|_| start.clocks.is_some() && start.has_images);
             self.start_rank(job, node, &start)?;
             if let Some(local) = self.ranks.last_mut() {
-                local.keeper = keeper.map(|wish| Keeper::new(wish, &job.id, rank));
+                let turn = (rank - node.first_rank, node.rank_count);
+                local.keeper = keeper.map(|wish| Keeper::new(wish, &job.id, rank, turn));
             }
         }
         Ok(())

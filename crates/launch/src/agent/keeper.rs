@@ -125,9 +125,12 @@ impl Line {
 }
 
 impl Keeper {
-    pub fn new(wish: Wish, job: &str, rank: u32) -> Keeper {
+    /// `turn`: of so many ranks of this node it is the one of this number. Their images come one after the other, from half of
+    /// the first interval on.
+    pub fn new(wish: Wish, job: &str, rank: u32, turn: (u32, u32)) -> Keeper {
         let folder = wish.folder.join(job).join(format!("rank-{rank}"));
-        let due = Instant::now() + wish.every;
+        let half = wish.every / 2;
+        let due = Instant::now() + half + half.mul_f64(f64::from(turn.0 + 1) / f64::from(turn.1));
         let (images, failures) = (VecDeque::new(), 0);
         let state = State::Resting;
         let (number, promised, is_slow_told) = (0, 0, false);
@@ -474,7 +477,16 @@ mod tests {
 
     fn keeper(state: State) -> Keeper {
         let wish = Wish { every: Duration::from_secs(1), tool: "criu".into(), folder: "/".into() };
-        Keeper { state, ..Keeper::new(wish, "job", 2) }
+        Keeper { state, ..Keeper::new(wish, "job", 2, (0, 1)) }
+    }
+
+    #[test]
+    fn the_images_of_a_node_are_not_taken_at_once() {
+        let wish = Wish { every: Duration::from_secs(8), tool: "criu".into(), folder: "/".into() };
+        let began = Instant::now();
+        let due = |turn| Keeper::new(wish.clone(), "job", 2, (turn, 4)).due - began;
+        let dues: Vec<u64> = (0..4).map(|turn| due(turn).as_secs()).collect();
+        assert_eq!(dues, [5, 6, 7, 8]);
     }
 
     #[test]

@@ -96,7 +96,7 @@ mod tests {
         fn rank(&self) -> (LocalRank, Vec<Image>) {
             let (every, folder) = (Duration::from_secs(1), self.0.clone());
             let wish = Wish { every, tool: self.0.join("criu"), folder };
-            let mut keeper = Keeper::new(wish, "job", 2);
+            let mut keeper = Keeper::new(wish, "job", 2, (0, 1));
             let images: Vec<_> = [1, 2].map(|number| image(&self.0, number)).into();
             images.iter().for_each(|image| keeper.add(image.clone()));
             (LocalRank::ended(NOBODY, keeper), images)

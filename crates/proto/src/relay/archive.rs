@@ -125,6 +125,11 @@ impl Segment {
 }
 
 impl Archive {
+    /// Of which so many bytes were dropped before any was kept.
+    pub fn behind(dropped: u64) -> Self {
+        Self { dropped, ..Self::default() }
+    }
+
     /// Bytes kept, wherever.
     pub fn len(&self) -> u64 {
         self.bytes

@@ -39,6 +39,9 @@ pub const HISTORIES_BYTES_MAX: u64 = 4 << 30;
 /// What an endpoint is told waits for it up to about so many bytes: as much as its ring holds.
 pub(super) const TOLD_BYTES_MAX: usize = 256 << 10;
 
+/// Why there is nothing of one for which there was not enough room. That ends with its next image.
+pub(super) const TOO_MUCH: &str = "what it was given was too much to be kept: it cannot come back";
+
 /// The histories of all endpoints of a relay.
 #[derive(Debug)]
 pub(super) struct Histories {
@@ -66,9 +69,8 @@ impl Histories {
         // Little comes while the disk is busy as well: inputs wait for that.
         let is_over = shelf.is_over(*held + bytes as u64, count);
         if is_over && history.telling.is_none() && !shelf.is_writing() {
-            let why = "what it was given was too much to be kept: it cannot come back";
-            *held -= history.give_up(why, shelf);
-            shelf.note_given_up(address, why);
+            *held -= history.give_up(TOO_MUCH, shelf);
+            shelf.note_given_up(address, TOO_MUCH);
             return None;
         }
         *held += bytes as u64;
@@ -184,6 +186,17 @@ pub(super) enum Sending {
 pub(super) const DIGEST_BYTES: usize = size_of::<u64>();
 
 impl History {
+    /// Of one that stands here, without what led there.
+    pub fn behind(standing: Standing) -> Self {
+        Self {
+            given: Archive::behind(standing.taken),
+            intakes: Intakes::behind(standing.intakes),
+            sent: Store::behind(standing.sent.saturating_mul(DIGEST_BYTES as u64)),
+            sent_count: standing.sent,
+            ..Self::default()
+        }
+    }
+
     pub fn bytes(&self) -> u64 {
         self.intakes.bytes() + self.sent.len() + self.given.len()
     }
@@ -441,17 +454,26 @@ impl Relay {
     }
 
     /// The endpoint at `link` has attached, and stands at `mark`: it is given once more all that it was given after that.
-    pub(super) fn replay(&mut self, link: LinkId, mark: Mark) {
+    /// `is_anew`: of what was given to it until now nothing is kept.
+    pub(super) fn replay(&mut self, link: LinkId, mark: Mark, is_anew: bool) {
         let Self { ports, pool, histories, .. } = self;
         let (Some(histories), Some(port)) = (histories, &mut ports[link.0 as usize]) else {
             return;
         };
         let Party::Endpoint(address) = port.party else { return };
-        if let Some((history, shelf)) = histories.of(address, 0) {
-            // Nobody has given it that yet.
-            let owed = core::mem::take(&mut port.owed);
-            port.discard(pool);
-            port.owed = owed;
+        let Histories { all, shelf, .. } = histories;
+        // Whatever there is room for: it is there, and must hear how it stands.
+        let history = all.entry(address).or_default();
+        if history.given_up.is_none() {
+            if is_anew {
+                // Its sources send it again.
+                port.lose_all(pool);
+            } else {
+                // Nobody has given it that yet.
+                let owed = core::mem::take(&mut port.owed);
+                port.discard(pool);
+                port.owed = owed;
+            }
             history.begin(address, mark, port, pool);
             let told = history.tell(address, port, pool, shelf);
             port.note_told(told);

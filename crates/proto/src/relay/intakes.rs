@@ -39,9 +39,9 @@ impl Intake {
     }
 }
 
-/// The place of the first intake that is kept, and the sums of those before it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Start {
+/// The place of an intake, and the sums of those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spot {
     pub number: u64,
     pub polls: u64,
     pub micros: u64,
@@ -49,46 +49,69 @@ pub(super) struct Start {
     pub cursor: Cursor,
 }
 
+impl Spot {
+    /// One intake on. An endpoint says what it likes.
+    fn add(&mut self, intake: Intake) {
+        self.number += 1;
+        self.polls = self.polls.saturating_add(intake.polls);
+        self.micros = self.micros.saturating_add(intake.micros);
+        self.frames = self.frames.saturating_add(intake.frames as u64);
+    }
+}
+
 /// See the module head.
 #[derive(Debug, Default)]
 pub(super) struct Intakes {
     store: Store,
-    start: Start,
-    count: u64,
-    /// Over all of them.
-    polls: u64,
-    frames: u64,
+    /// Where what is kept begins.
+    start: Spot,
+    /// The sums of all; its cursor says nothing.
+    all: Spot,
 }
 
 impl Intakes {
+    /// So many have been before any was kept; of their sums nothing is known.
+    pub fn behind(number: u64) -> Self {
+        let start = Spot { number, ..Spot::default() };
+        Self { store: Store::default(), start, all: start }
+    }
+
     /// Bytes that they take.
     pub fn bytes(&self) -> u64 {
         self.store.len()
     }
 
     /// Where what is kept begins.
-    pub fn start(&self) -> Start {
+    pub fn start(&self) -> Spot {
         self.start
     }
 
-    /// Drops those before this one, as far as that frees something.
-    pub fn trim(&mut self, number: u64) {
-        let mut start = self.start;
-        while start.number < number
-            && let Some(intake) = self.read(&mut start.cursor)
-        {
-            start.number += 1;
-            start.polls = start.polls.saturating_add(intake.polls);
-            start.micros = start.micros.saturating_add(intake.micros);
-            start.frames += intake.frames as u64;
+    /// Behind all that there have been.
+    pub fn end(&self) -> Spot {
+        Spot { cursor: self.store.end(), ..self.all }
+    }
+
+    /// Behind the first `number`, which are counted from a spot before. `None`: there have been fewer.
+    pub fn spot(&self, mut from: Spot, number: u64) -> Option<Spot> {
+        if number == self.count() {
+            return Some(self.end());
         }
-        self.store.trim(start.cursor);
-        self.start = start;
+        while from.number < number {
+            let intake = self.read(&mut from.cursor)?;
+            from.add(intake);
+        }
+        Some(from)
+    }
+
+    /// Drops what lies before this spot, as far as that frees something.
+    pub fn trim(&mut self, spot: Spot) {
+        self.store.trim(spot.cursor);
+        self.start = spot;
     }
 
     /// How many there have been.
     pub fn count(&self) -> u64 {
-        self.count
+        self.all.number
     }
 
     pub fn push(&mut self, intake: Intake) {
@@ -104,20 +127,17 @@ impl Intakes {
             length += 1;
         }
         self.store.push(&list[..length]);
-        self.count += 1;
-        // An endpoint says what it likes.
-        self.polls = self.polls.saturating_add(intake.polls);
-        self.frames = self.frames.saturating_add(intake.frames as u64);
+        self.all.add(intake);
     }
 
     /// Polls up to the last one.
     pub fn polls(&self) -> u64 {
-        self.polls
+        self.all.polls
     }
 
     /// Frames that they have taken in.
     pub fn frames(&self) -> u64 {
-        self.frames
+        self.all.frames
     }
 
     /// The next one behind the cursor.

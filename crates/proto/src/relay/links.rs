@@ -16,7 +16,8 @@ impl Relay {
         self.attach_at(address, incarnation, Standing::default())
     }
 
-    /// As [`Relay::attach`], for one that stands somewhere in what was recorded.
+    /// As [`Relay::attach`], for one that stands somewhere in what was recorded. If that was too much to be kept, and it is not
+    /// another start of it, it is recorded again from there on.
     ///
     /// # Errors
     /// As there, and if that is no place where it can stand.
@@ -32,20 +33,10 @@ impl Relay {
         if self.cluster_of(address) != Some(self.table.own()) {
             return Err("its process belongs to another cluster");
         }
-        let refusal = self.histories.as_ref().and_then(|all| all.refusal(address));
-        let has_been = incarnation > 0 || standing != Standing::default();
-        if let Some(why) = refusal.filter(|_| has_been) {
-            return Err(why);
-        }
-        let mark = match &mut self.histories {
-            Some(histories) => {
-                let mark = histories.mark_at(address, standing)?;
-                histories.trim(address, standing.kept);
-                mark
-            }
-            None => Mark::default(),
-        };
         let mut link = None;
+        // Of one that has never been here nothing has been taken in.
+        let is_image = standing != Standing::default();
+        let mut may_begin_anew = incarnation == 0 && !is_image;
         if let Route::Link(known) = self.table.route(address) {
             let port = self.port(known);
             match port.incarnation {
@@ -53,15 +44,29 @@ impl Relay {
                 Some(last) if last > incarnation => return Err("it has been started anew since"),
                 // What waits there is for an earlier start.
                 Some(last) if last < incarnation && !self.is_recovering() => self.detach(known),
-                _ => link = Some(known),
+                last => {
+                    link = Some(known);
+                    may_begin_anew &= last.is_none();
+                    may_begin_anew |= is_image && last == Some(incarnation);
+                }
             }
+        }
+        let (mut mark, mut is_anew) = (Mark::default(), false);
+        if let Some(histories) = &mut self.histories {
+            is_anew = may_begin_anew && histories.begin_anew(address, standing);
+            let refusal = histories.refusal(address).filter(|_| incarnation > 0 || is_image);
+            if let Some(why) = refusal {
+                return Err(why);
+            }
+            mark = histories.mark_at(address, standing)?;
+            histories.trim(address, standing.kept);
         }
         let since = self.now_millis;
         let link =
             link.unwrap_or_else(|| self.open_port(Party::Endpoint(address), State::Away { since }));
         self.table.set_endpoint(address, Some(link));
         self.port_mut(link).incarnation = Some(incarnation);
-        self.replay(link, mark);
+        self.replay(link, mark, is_anew);
         self.come_back(link);
         Ok(link)
     }
@@ -82,12 +87,18 @@ impl Relay {
         port.writer.rest.pop(pool, port.writer.rest.len());
         let mut open = core::mem::take(&mut port.writer.record).open();
         port.is_heard_out = false;
-        if self.is_recovering() {
+        if self.is_recorded(link) {
             // Its next start is given all of it again, what was owed to it too; sources hear only if there is none.
             open.retain(|entry| entry.channel().is_some());
         }
         self.lose(link, open);
         self.release_line(link);
+    }
+
+    /// Whether all that the endpoint at `link` is given is kept for its next start.
+    fn is_recorded(&self, link: LinkId) -> bool {
+        let Party::Endpoint(address) = self.port(link).party else { return false };
+        self.histories.as_ref().is_some_and(|all| all.refusal(address).is_none())
     }
 
     /// An endpoint is gone: what waits for it becomes unreachable, and, unless it has taken leave, so

@@ -2,17 +2,20 @@
 //!
 //! In: how often it has taken something in, how many bytes these frames had, and how many frames it has sent
 //! ([`Standing`]). Out: where what came after that begins, in each of the lists that are kept ([`Mark`]). What has a number of
-//! bytes is found by that. Intakes have not: those between two places are read once, when the later one is first asked for.
+//! bytes is found by that. Intakes have not: where they go on is remembered when somebody first stands there, as a rule behind
+//! all that there have been until then.
 //!
-//! What lies before the oldest image of a process is dropped, as soon as that is said ([`Histories::trim`]).
+//! What lies before the oldest image of a process is dropped, as soon as that is said ([`Histories::trim`]). One of which there
+//! was too much to be kept is recorded again from where it stands for an image ([`Histories::begin_anew`]): nothing before that
+//! is needed to bring it back to there.
 //!
 //! What may never happen: somebody is told what came after another place than where it stands.
 
 use alloc::vec::Vec;
 
 use super::archive::{Archive, Place};
-use super::history::{DIGEST_BYTES, Histories};
-use super::intakes::Intakes;
+use super::history::{DIGEST_BYTES, Histories, History, TOO_MUCH};
+use super::intakes::{Intakes, Spot};
 use super::store::{Cursor, Store};
 use crate::id::Address;
 use crate::wire::hello::Standing;
@@ -37,9 +40,7 @@ pub(super) struct Mark {
 /// Where intakes go on, for places in their order.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
-    all: Vec<(Standing, Cursor)>,
-    /// Nothing is kept of what came before so many intakes.
-    kept: u64,
+    all: Vec<(Standing, Spot)>,
 }
 
 impl Marks {
@@ -51,36 +52,31 @@ impl Marks {
         given: &Archive,
         sent: &Store,
     ) -> Result<Mark, &'static str> {
-        if standing.intakes < self.kept {
+        let start = intakes.start();
+        if standing.intakes < start.number {
             return Err(DROPPED);
         }
         let given = given.at(standing.taken).ok_or(NOWHERE)?;
         let digests = standing.sent.checked_mul(DIGEST_BYTES as u64).ok_or(NOWHERE)?;
         let sent = sent.at(digests).ok_or(NOWHERE)?;
-        if standing.intakes > intakes.count() {
-            return Err(NOWHERE);
-        }
         let place = self.all.partition_point(|(known, _)| known.intakes <= standing.intakes);
-        let before = place.checked_sub(1).map(|place| self.all[place]);
-        let (known, mut cursor) = before.unwrap_or_default();
-        for _ in known.intakes..standing.intakes {
-            intakes.read(&mut cursor).ok_or(NOWHERE)?;
-        }
-        if known.intakes < standing.intakes {
-            self.all.insert(place, (standing, cursor));
+        let before = place.checked_sub(1).map(|place| self.all[place].1);
+        let known = before.unwrap_or(start);
+        let spot = intakes.spot(known, standing.intakes).ok_or(NOWHERE)?;
+        if known.number < standing.intakes || before.is_none() {
+            self.all.insert(place, (standing, spot));
             if self.all.len() > MARKS_MAX {
                 self.all.remove(0);
             }
         }
-        Ok(Mark { standing, intakes: cursor, given, sent })
+        Ok(Mark { standing, intakes: spot.cursor, given, sent })
     }
 
     /// Nobody will stand before so many intakes any more: the place where they have been made, if somebody has stood there.
-    fn keep_from(&mut self, intakes: u64) -> Option<Standing> {
+    fn keep_from(&mut self, intakes: u64) -> Option<(Standing, Spot)> {
         let found = self.all.iter().position(|(known, _)| known.intakes == intakes)?;
         self.all.drain(..found);
-        self.kept = intakes;
-        self.all.first().map(|(standing, _)| *standing)
+        self.all.first().copied()
     }
 }
 
@@ -89,7 +85,7 @@ impl Histories {
     pub fn trim(&mut self, address: Address, intakes: u64) {
         let Self { all, bytes, shelf } = self;
         let Some(history) = all.get_mut(&address) else { return };
-        let Some(standing) = history.marks.keep_from(intakes) else { return };
+        let Some((standing, spot)) = history.marks.keep_from(intakes) else { return };
         let before = history.bytes();
         let sent = history.sent.at(standing.sent * DIGEST_BYTES as u64);
         let given = history.given.at(standing.taken);
@@ -97,8 +93,20 @@ impl Histories {
             let freed = history.given.trim(given, &mut shelf.spare);
             shelf.take_back(&freed);
             history.sent.trim(sent);
-            history.intakes.trim(standing.intakes);
+            history.intakes.trim(spot);
         }
         *bytes -= before - history.bytes();
+    }
+
+    /// An endpoint of which there was too much to be kept stands here, as the same start of it as ever: from here on all of it is
+    /// kept. False: it is none.
+    pub fn begin_anew(&mut self, address: Address, standing: Standing) -> bool {
+        let Some(history) = self.all.get_mut(&address) else { return false };
+        if history.given_up != Some(TOO_MUCH) {
+            return false;
+        }
+        *history = History::behind(standing);
+        self.shelf.note_begun_anew(address);
+        true
     }
 }

@@ -291,6 +291,17 @@ impl Port {
         has_room
     }
 
+    /// All that waits is lost, as what is told to sources when the other side is back.
+    pub fn lose_all(&mut self, pool: &mut Pool) {
+        let owed = core::mem::take(&mut self.owed);
+        let entries: Vec<Entry> = self.notes.iter().map(|note| note.entry).collect();
+        self.lost = self.discard(pool);
+        self.owed = owed;
+        for entry in entries.into_iter().filter(|entry| entry.channel().is_none()) {
+            self.lose(entry);
+        }
+    }
+
     /// Drops all that waits; gives the channels whose frames it has lost here.
     pub fn discard(&mut self, pool: &mut Pool) -> BTreeSet<(Address, Address)> {
         self.queue.pop(pool, self.queue.len());

@@ -73,6 +73,8 @@ pub enum Order {
 pub enum Remark {
     /// An endpoint can come back no longer, for this reason.
     GivenUp(Address, &'static str),
+    /// One of which there was too much to be kept can come back again.
+    BegunAnew(Address),
     /// The disk holds as much as it may: what comes now stays in memory.
     DiskFull,
 }
@@ -196,6 +198,12 @@ impl Shelf {
 
     pub fn note_given_up(&mut self, address: Address, why: &'static str) {
         self.remarks.push_back(Remark::GivenUp(address, why));
+        // Its segments are numbered from the start should it be recorded again.
+        self.sealed.retain(|(whose, _)| *whose != address);
+    }
+
+    pub fn note_begun_anew(&mut self, address: Address) {
+        self.remarks.push_back(Remark::BegunAnew(address));
     }
 
     /// Segments have been dropped.

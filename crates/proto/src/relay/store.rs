@@ -23,13 +23,18 @@ pub(super) struct Store {
 }
 
 /// How far somebody has read.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cursor {
     block: usize,
     at: usize,
 }
 
 impl Store {
+    /// Of whom so many bytes were dropped before any was kept.
+    pub fn behind(dropped: u64) -> Self {
+        Self { dropped, ..Self::default() }
+    }
+
     /// Bytes kept.
     pub fn len(&self) -> u64 {
         self.bytes
@@ -64,6 +69,14 @@ impl Store {
             left -= length;
         }
         (left == 0).then_some(Cursor { block: self.first, at: 0 })
+    }
+
+    /// Behind all of them.
+    pub fn end(&self) -> Cursor {
+        match self.blocks.back() {
+            Some(last) => Cursor { block: self.first + self.blocks.len() - 1, at: last.len() },
+            None => Cursor { block: self.first, at: 0 },
+        }
     }
 
     /// Drops the blocks that lie wholly before the cursor: nobody reads them any more.
@@ -152,6 +165,7 @@ mod tests {
             assert_eq!(store.take::<1>(&mut there), Some([byte(at)]), "{at}");
         }
         let mut end = store.at(store.len()).unwrap();
+        assert_eq!(end, store.end());
         assert!(store.read(&mut end, 1).is_empty() && store.at(store.len() + 1).is_none());
         assert!(Store::default().at(0).is_some() && Store::default().at(1).is_none());
         let (middle, all) = (store.len() / 2 + 77, store.len());

@@ -83,6 +83,9 @@ impl Loop<'_> {
         while let Some(remark) = self.relay.poll_remark() {
             match remark {
                 Remark::GivenUp(who, why) => self.watch.warn(format_args!("of {who} {why}")),
+                Remark::BegunAnew(who) => self.watch.warn(format_args!(
+                    "of {who} everything is kept from its last checkpoint on: it can come back again"
+                )),
                 Remark::DiskFull => self.watch.warn(format_args!(
                     "what is kept for --recover has filled recover_disk: what comes now stays in memory (recover_memory), and \
                      a process for which that is not enough can come back no longer"

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use landbridge_proto::relay::{FRAME_BYTES_MAX, Order, Relay, Room, SegmentId};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, Order, Relay, Remark, Room, SegmentId};
 
 use super::super::random::Random;
 use super::super::{Tally, Violation, require};
@@ -25,6 +25,23 @@ impl Disk {
         (Self { percent, ..Self::default() }, room)
     }
 
+    /// Memory for which what is kept is too much, and no disk.
+    pub fn tight(seed: u64) -> Room {
+        let memory = 1_000 << (seed / 3 % 8);
+        Room { memory, disk: None, segment: FRAME_BYTES_MAX }
+    }
+
+    /// Whoever can come back no longer, or can again: it is none of those if `is_tight` does not say so.
+    pub fn hear(relay: &mut Relay, is_tight: bool) -> Result<Option<Remark>, Violation> {
+        let remark = relay.poll_remark();
+        let (memory, disk) = relay.kept_bytes();
+        require!(
+            remark.is_none() || is_tight,
+            "{remark:?}, with {memory} bytes in memory, {disk} on the disk"
+        );
+        Ok(remark)
+    }
+
     /// Chance may let it do the next thing.
     pub fn work(
         &mut self,
@@ -36,12 +53,6 @@ impl Disk {
             self.orders.push_back(order);
         }
         require!(relay.poll_stranded().is_none(), "what is kept is of no use");
-        if let Some(remark) = relay.poll_remark() {
-            let (memory, disk) = relay.kept_bytes();
-            return Err(Violation(format!(
-                "{remark:?}, with {memory} bytes in memory, {disk} on the disk"
-            )));
-        }
         if self.orders.is_empty() || !random.percent(self.percent) {
             return Ok(());
         }

@@ -455,3 +455,118 @@ fn what_came_before_the_oldest_image_is_dropped() {
     assert_eq!((told[0], told.len()), (opening(40), 1 + 2 * 40));
     assert_eq!(told[1..3], [(Kind::Intake, 7, 1), (Kind::Message, 20 * 198, 0)]);
 }
+
+/// Endpoint 1 has been given ten frames, which is too much to be kept, has taken in six of them and sent two.
+fn given_up() -> (Relay, [LinkId; 2], Standing) {
+    let (mut relay, [zero, one]) = recovering();
+    relay.set_recovering_within(Room { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    for number in 0..10 {
+        send(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
+    }
+    assert!(matches!(relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
+    send(&mut relay, one, intake(rank(1), 7, 6, 0));
+    for at in [0, 5] {
+        send(&mut relay, one, frame(rank(1), rank(0), at, 5));
+    }
+    assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (10, 2));
+    let taken = 6 * frame(rank(0), rank(1), 0, 100).len() as u64;
+    (relay, [zero, one], Standing { intakes: 1, taken, sent: 2, kept: 0 })
+}
+
+#[test]
+fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
+    let (mut relay, [zero, one], image) = given_up();
+    // While it stands aside more comes, and notices that it is to be given were in its ring.
+    relay.suspend(one);
+    send(&mut relay, zero, frame(rank(0), rank(1), 1_000, 100));
+    relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
+    let one = relay.attach_at(rank(1), 0, image).unwrap();
+    assert_eq!(relay.poll_remark(), Some(Remark::BegunAnew(rank(1))));
+    while relay.poll_flush().is_some() {}
+    // What it had not taken in is lost, and whoever has sent it hears so.
+    assert_eq!(written(&mut relay, zero), [(Kind::Lost, seal(rank(1), rank(0)), 0)]);
+    assert_eq!(written(&mut relay, one), [opening(0)]);
+    send(&mut relay, zero, frame(rank(0), rank(1), 600, 100));
+    send(&mut relay, one, intake(rank(1), 3, 1, 0));
+    send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
+    assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (1, 1));
+    relay.suspend(one);
+    assert!(relay.attach(rank(1), 1).unwrap_err().contains("not kept any more"));
+    let one = relay.attach_at(rank(1), 1, image).unwrap();
+    let told = [opening(1), (Kind::Intake, 3, 1), (Kind::Message, 600, 0)];
+    assert_eq!(written(&mut relay, one), told);
+    send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
+    assert_eq!(written(&mut relay, zero), [], "it has that");
+    // What led there is dropped with the images after it, as ever.
+    let next = Standing { intakes: 2, sent: 3, taken: image.taken / 6 * 7, kept: 2 };
+    relay.suspend(one);
+    relay.attach_at(rank(1), 1, next).unwrap();
+    assert!(relay.poll_remark().is_none());
+}
+
+#[test]
+fn a_later_start_of_one_of_which_there_was_too_much_is_refused() {
+    let (mut relay, [_, one], image) = given_up();
+    relay.suspend(one);
+    assert!(relay.attach_at(rank(1), 1, image).unwrap_err().contains("cannot come back"));
+    assert!(relay.attach(rank(1), 1).unwrap_err().contains("cannot come back"));
+    // The one that there was goes on.
+    relay.attach_at(rank(1), 0, image).unwrap();
+}
+
+#[test]
+fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it_again() {
+    for is_in_ring in [true, false] {
+        let (mut relay, one, lane) = with_a_peer();
+        let far = rank(RANKS_PER_CLUSTER);
+        send(&mut relay, one, frame(rank(1), far, 0, 10));
+        assert_eq!(written(&mut relay, lane).len(), 1);
+        relay.set_recovering_within(Room { memory: 0, disk: None, segment: SEGMENT_BYTES });
+        send(&mut relay, lane, frame(far, rank(1), 0, 10));
+        assert_eq!(written(&mut relay, one).len(), 1);
+        relay.disconnect(lane);
+        let peer = relay.peer(ClusterId(1)).unwrap();
+        relay.connect(peer, 7).unwrap();
+        while relay.poll_flush().is_some() {}
+        let lost = (Kind::Lost, seal(far, rank(1)), 0);
+        if is_in_ring {
+            assert_eq!(written(&mut relay, one), [lost]);
+        }
+        relay.suspend(one);
+        relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
+        relay.attach_at(rank(1), 0, Standing { sent: 1, ..Standing::default() }).unwrap();
+        while relay.poll_flush().is_some() {}
+        assert_eq!(written(&mut relay, one), [opening(0), lost], "in the ring: {is_in_ring}");
+    }
+}
+
+#[test]
+fn one_that_was_sent_too_much_before_it_came_is_told_from_the_beginning() {
+    let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
+    relay.set_recovering_within(Room { memory: 0, disk: None, segment: SEGMENT_BYTES });
+    let zero = relay.attach(rank(0), 0).unwrap();
+    send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
+    relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
+    let one = relay.attach(rank(1), 0).unwrap();
+    while relay.poll_flush().is_some() {}
+    assert_eq!(written(&mut relay, one), [opening(0)]);
+    assert_eq!(written(&mut relay, zero)[1..], [(Kind::Lost, seal(rank(1), rank(0)), 0)]);
+}
+
+#[test]
+fn where_intakes_go_on_behind_all_of_them_is_known_without_reading_them() {
+    let mut list = intakes::Intakes::default();
+    let mut spots = vec![list.end()];
+    for number in 1..2_000_u64 {
+        list.push(intakes::Intake { polls: number, frames: 1 + number as u32 % 3, micros: number });
+        spots.push(list.end());
+    }
+    let sums = |spot: intakes::Spot| (spot.number, spot.polls, spot.frames, spot.micros);
+    for (number, spot) in spots.iter().enumerate() {
+        let counted = list.spot(spots[0], number as u64).unwrap();
+        assert_eq!(sums(counted), sums(*spot), "{number}");
+        let (mut one, mut other) = (counted.cursor, spot.cursor);
+        assert_eq!(list.read(&mut one), list.read(&mut other));
+    }
+    assert!(list.spot(spots[0], 2_000).is_none());
+}
