@@ -42,6 +42,12 @@ pub struct Punishing {
     /// Cut the machine into N clusters joined by relays
     #[arg(long, value_name = "N")]
     clusters: Option<usize>,
+    /// Take an image of each rank so often, from which it goes on when it is killed (needs CRIU); default: none
+    #[arg(long, value_name = "SECONDS")]
+    checkpoint: Option<f64>,
+    /// CRIU, for --checkpoint; default: as `landbridge run` finds it
+    #[arg(long, value_name = "FILE", requires = "checkpoint")]
+    criu: Option<PathBuf>,
     /// Lab file (TOML) over whose hosts programs run; default: a lab of one host
     #[arg(long, value_name = "FILE", conflicts_with = "clusters")]
     lab: Option<PathBuf>,
@@ -83,9 +89,12 @@ impl Punishing {
         if let Some(path) = &self.lab {
             file::load(path)?;
         }
-        for (name, value) in [("minutes", self.minutes), ("limit", self.limit), ("mean", self.mean)]
-        {
+        let times = [("minutes", self.minutes), ("limit", self.limit), ("mean", self.mean)];
+        for (name, value) in times.into_iter().chain(self.checkpoint.map(|it| ("checkpoint", it))) {
             command::check_time(name, value)?;
+        }
+        if self.checkpoint.is_some_and(|every| every < 0.1) {
+            bail!("--checkpoint {}: it takes longer to take one", self.checkpoint.unwrap_or(0.0));
         }
         if self.mean < 0.05 {
             bail!("--mean {}: no rank comes back so soon", self.mean);
@@ -114,6 +123,10 @@ impl Punishing {
         // As often as we like: it is not the ranks' fault.
         let mut words = ["--recover", "--max-restarts=1000000"].map(String::from).to_vec();
         words.extend(self.clusters.map(|clusters| format!("--clusters={clusters}")));
+        // Whole milliseconds: a time is written without a point.
+        let millis = self.checkpoint.map(|every| (every * 1e3) as u64);
+        words.extend(millis.map(|millis| format!("--checkpoint={millis}ms")));
+        words.extend(self.criu.iter().map(|file| format!("--set=criu={}", file.display())));
         Ok(Tools {
             landbridge,
             venvs,
@@ -148,7 +161,11 @@ impl Punishing {
             let names: Vec<&str> = self.program.iter().map(|program| program.name()).collect();
             add("--program", names.join(",").into());
         }
-        for (name, path) in [("--lab", &self.lab), ("--venvs", &self.venvs)] {
+        if let Some(every) = self.checkpoint {
+            add("--checkpoint", every.to_string().into());
+        }
+        for (name, path) in [("--criu", &self.criu), ("--lab", &self.lab), ("--venvs", &self.venvs)]
+        {
             if let Some(path) = path {
                 add(name, path.into());
             }
@@ -188,13 +205,14 @@ mod tests {
 
     #[test]
     fn the_words_of_a_replay_say_the_same() {
-        let line = "x --minutes 0.5 --mean 2.5 --seed 9 --program ring,heat -n 3 --clusters 2";
-        let punish = Line::parse_from(line.split(' ')).punish;
+        let line = "x --minutes 0.5 --mean 2.5 --seed 9 --program ring,heat -n 3 --clusters 2 \
+                    --checkpoint 1.5 --criu /c/criu";
+        let punish = Line::parse_from(line.split_whitespace()).punish;
         let words = punish.words(9);
         let again = Line::parse_from([OsString::from("x")].into_iter().chain(words.clone()));
         assert_eq!(again.punish.words(9), words);
         assert_eq!((again.punish.seed, again.punish.ranks), (Some(9), 3));
-        assert_eq!(again.punish.clusters, Some(2));
+        assert_eq!((again.punish.clusters, again.punish.checkpoint), (Some(2), Some(1.5)));
     }
 
     #[test]
