@@ -44,6 +44,25 @@ pub trait Trouble {
     fn end(&mut self);
 }
 
+/// Both come.
+pub struct Both<A, B>(pub A, pub B);
+
+impl<A: Trouble, B: Trouble> Trouble for Both<A, B> {
+    fn next_time(&mut self) -> Option<Duration> {
+        self.0.next_time().into_iter().chain(self.1.next_time()).min()
+    }
+
+    fn act(&mut self, now: Duration, scene: &mut Scene) {
+        self.0.act(now, scene);
+        self.1.act(now, scene);
+    }
+
+    fn end(&mut self) {
+        self.0.end();
+        self.1.end();
+    }
+}
+
 /// Where trouble happens, and is told of.
 pub struct Scene {
     /// The process of `landbridge run`.
