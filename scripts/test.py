@@ -199,7 +199,14 @@ def other_steps() -> list[Step]:
 def system_steps() -> list[Step]:
     """Whole jobs on the built binaries, each driver with its own checks."""
     where = ["--bin", str(paths.RELEASE), "--venvs", str(paths.BUILD / "venv")]
-    return [
+    matrix = python_step(
+        "system-kills-all",
+        "the same, the whole matrix",
+        *("tests/system/kills.py", *where, "--all"),
+        limit_s=5400,
+        slow=True,
+    )
+    steps = [
         python_step(
             f"system-{name}",
             what,
@@ -207,11 +214,13 @@ def system_steps() -> list[Step]:
             *where,
             *words,
             limit_s=LIMITS_S.get(name, 400),
-            again=name not in ("soak", "punish"),
+            again=name not in ("soak", "punish", "kills"),
         )
         for name, what, *words in SYSTEM
         if (paths.ROOT / "tests" / "system" / f"{name}.py").exists()
     ]
+    behind = next(place for place, step in enumerate(steps, 1) if step.name == "system-kills")
+    return [*steps[:behind], matrix, *steps[behind:]]
 
 
 SYSTEM = [
@@ -222,6 +231,7 @@ SYSTEM = [
     ("killing", "a rank is killed in the middle of a job"),
     ("recovery", "ranks that are killed come back"),
     ("checkpoint", "ranks that are killed go on from images of them"),
+    ("kills", "programs of every kind, killed at random moments, from images and over bad networks, too"),
     ("punish", "minutes of killing ranks at random, in one cluster and over two"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),
     ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),
@@ -229,7 +239,7 @@ SYSTEM = [
     ("soak", "three minutes of random faults under unmodified programs"),
 ]
 # What passes only at the second attempt is told as flaky, and is a fault to be found.
-LIMITS_S = {"network": 900, "recovery": 900, "soak": 420, "punish": 600}
+LIMITS_S = {"network": 900, "recovery": 900, "kills": 900, "soak": 420, "punish": 900}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:

@@ -78,6 +78,13 @@ def main() -> int:
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
         checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
     given_up(checks, options, program)
+    name = "who reads standard input"
+    if checks.wants(name):
+        reader = [program[0], str(common.PROGRAMS / "lines.py")]
+        undisturbed = sorted(recovery.typed(options, reader, [])[1])
+        kills = [(moment(), 0), (0.8, 2), (0.8, 0)]
+        outcome = recovery.typed(options, reader, kills, job=job)
+        check_same(checks, name, outcome, undisturbed, len(kills))
     damaged(checks, options, ring)
     missing(checks, options, ring)
     return checks.end()
@@ -156,10 +163,10 @@ def missing(checks, options, ring) -> None:
         checks.check(f"{name}: it is said", said == 1, f"{said} times", outcome[2])
 
 
-def job(options, program, kills, *words):
+def job(options, program, kills, *words, **more_of_it):
     """As `recovery.job`, with an image of each rank every second."""
     more = ["--checkpoint", "1s", "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
-    code, lines, output = recovery.job(options, program, kills, *more, *words)
+    code, lines, output = recovery.job(options, program, kills, *more, *words, **more_of_it)
     return code, [line for line in lines if not line.startswith("landbridge")], output
 
 

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Unmodified programs under `--recover` whose ranks are killed at random: a short `landbridge lab punish`, in one cluster and
-over two.
+over two, from the start and from images of the ranks.
 
 Who is killed and when is a function of the seed, `--seed`; what the programs are doing then is not.
 """
 
 import sys
 
+from pathlib import Path
+
+import checkpoint
 import common
 from network import endure
+from support import paths
 
 # Beyond the time asked for: undisturbed runs first, and the last program.
 SLACK_S = 200
@@ -18,7 +22,12 @@ def main() -> int:
     options = common.arguments(__doc__, add_options)
     words = ["--mean", str(options.mean)]
     codes = []
-    for more in ([], ["--clusters", "2"]):
+    ways = [[], ["--clusters", "2"]]
+    if why_not := checkpoint.no_criu(options.criu):
+        print(f"skipped: with images: {why_not}")
+    else:
+        ways.append(["--clusters", "2", "--checkpoint", str(options.checkpoint), "--criu", str(options.criu)])
+    for more in ways:
         codes.append(endure("punish", options, [*words, *more], SLACK_S))
     return max(codes)
 
@@ -26,6 +35,8 @@ def main() -> int:
 def add_options(parser):
     parser.add_argument("--minutes", type=float, default=0.75, help="how long ranks are killed, each time [0.75]")
     parser.add_argument("--mean", type=float, default=3, help="seconds between two kills on average [3]")
+    parser.add_argument("--checkpoint", type=float, default=2, help="seconds between two images of a rank [2]")
+    parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
     parser.add_argument("--seed", type=int, default=1, help="who and when [1]")
 
 

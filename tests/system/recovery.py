@@ -7,6 +7,7 @@ ranks on the gateways, where the relays are.
 
 import json
 import os
+import pty
 import random
 import re
 import signal
@@ -123,8 +124,10 @@ def main() -> int:
     apart(checks, options, ring)
     elsewhere(checks, options, ring)
     telling(options, checks, program, moment)
+    on_a_terminal(options, checks, program)
     keeping(options, checks, program, moment)
     looking(options, checks, program)
+    reading(options, checks, moment)
     drawing(options, checks, moment)
     unrecorded(options, checks, program)
     benchmark(options, checks, moment)
@@ -208,6 +211,54 @@ def telling(options, checks, program, moment) -> None:
         checks.check(name, code == 0 and is_right, f"exit code {code}, seen: {seen} %", output)
 
 
+def on_a_terminal(options, checks, program) -> None:
+    """The line at the foot of a terminal, and what `landbridge ps` says beside where ranks are."""
+    name = "at the foot of a terminal"
+    if not checks.wants(name):
+        return
+    ours, theirs = pty.openpty()
+    shown, seen = bytearray(), []
+    readers = [threading.Thread(target=read_terminal, args=(ours, shown), daemon=True)]
+    watched = threading.Event()
+    readers.append(threading.Thread(target=watch_kept, args=(options, seen, watched), daemon=True))
+    [reader.start() for reader in readers]
+    # With messages of this size what was before is told again for a second or two.
+    long_history = [*program, "--rounds", "500", "--numbers", "50000"]
+    code, _, output = job(options, long_history, [(START_S + 2.5, 2)], terminal=theirs)
+    watched.set()
+    os.close(theirs)
+    [reader.join(10) for reader in readers]
+    os.close(ours)
+    lines = re.findall(r"landbridge: \d ranks up[^\r\x1b]*", shown.decode(errors="replace"))
+    wanted = {
+        "all up": r"4 ranks up; kept \d",
+        "progress": r"3 ranks up, 1 coming back \(rank 2: \d+ %",
+        "rate": r"rank 2: \d+ %, \d+ %/s\)",
+        "new starts": r"new starts: 1; kept [\d.]+ MB",
+    }
+    missing = [what for what, line in wanted.items() if not any(re.search(line, text) for text in lines)]
+    is_kept = bool(seen) and max(seen) > 10 << 20
+    measured = f"exit code {code}, {len(set(lines))} lines, missing: {missing}, at most {max(seen, default=0) >> 20} MiB of a rank"
+    checks.check(name, code == 0 and not missing and is_kept, measured, "\n".join(lines[-10:]) + output)
+
+
+def read_terminal(terminal: int, shown: bytearray) -> None:
+    try:
+        while some := os.read(terminal, 65536):
+            shown.extend(some)
+    except OSError:
+        return  # nobody has the other side open any more
+
+
+def watch_kept(options, seen: list[int], is_over: threading.Event) -> None:
+    """What `landbridge ps` says that relays keep of a rank."""
+    while not is_over.wait(0.5):
+        listed = subprocess.run([str(options.bin / "landbridge"), "ps", "--json"], capture_output=True, text=True)
+        jobs = json.loads(listed.stdout) if listed.returncode == 0 else []
+        ours = [one for one in jobs if one["launcher"] in process.descendants()]
+        seen += [rank["kept_bytes"] for one in ours for rank in one["ranks"] if "kept_bytes" in rank]
+
+
 def keeping(options, checks, program, moment) -> None:
     """What relays keep is more than the memory for it: some hundred megabytes, of which there is room for 32."""
     large = [*program, "--rounds", "250", "--numbers", "50000"]
@@ -265,6 +316,27 @@ def looking(options, checks, program) -> None:
     text = seen.get("text", "")
     is_told = numbers == list(range(3, 8)) and bool(story.get("frames")) and "intake 3: poll " in text
     checks.check(f"{name}: one rank", is_told, f"intakes {numbers}, {len(story.get('frames', []))} frames", text)
+
+
+def reading(options, checks, moment) -> None:
+    """Rank 0 reads what somebody types, before it is killed and after."""
+    program = [common.python(options), str(common.PROGRAMS / "lines.py")]
+    for name, words in (("who reads standard input", []), ("two clusters, who reads standard input", TWO_CLUSTERS)):
+        if not checks.wants(name):
+            continue
+        undisturbed = sorted(typed(options, program, [], *words)[1])
+        kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0), (0.2, 0)]
+        check_same(checks, name, typed(options, program, kills, *words), undisturbed, len(kills))
+
+
+def typed(options, program, kills, *words, job=None):
+    """As `job`, of which rank 0 reads lines that come one after the other."""
+    typing = "import time\nfor n in range(1300):\n    print('line', n, 'x' * (n % 300), flush=True)\n    time.sleep(0.005)\n"
+    with subprocess.Popen([sys.executable, "-c", typing], stdout=subprocess.PIPE) as typist:
+        try:
+            return (job or globals()["job"])(options, program, kills, *words, read=typist.stdout)
+        finally:
+            typist.kill()
 
 
 def watch_log(options, seen: dict, is_over: threading.Event) -> None:
@@ -483,21 +555,22 @@ def lab_job(options, program, events, words=None, first="turn 0:"):
     return started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s", lines, output
 
 
-def job(options, program, kills, *words, environment=None):
+def job(options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
-    more, this one; or as soon as what it has said is as a function wants it."""
-    command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *words), *program]
+    more, this one; or as soon as what it has said is as a function wants it. `read`: its standard input; `terminal`: its
+    standard error."""
+    command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", f"{limit_s:.0f}", *words), *program]
     # Files: nobody reads a pipe while kills are waited for, and a job waits for its reader.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         running = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=read,
             stdout=out,
-            stderr=err,
+            stderr=err if terminal is None else terminal,
             start_new_session=True,
             env=os.environ | (environment or {}),
         )
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         try:
             for moment, rank in kills:
                 if callable(moment):
@@ -517,7 +590,7 @@ def job(options, program, kills, *words, environment=None):
         except subprocess.TimeoutExpired:
             running.send_signal(signal.SIGINT)
             running.wait()
-            code = f"none within {LIMIT_S:.0f} s"
+            code = f"none within {limit_s:.0f} s"
         finally:
             process.end_descendants()
         said = []

@@ -269,6 +269,8 @@ Examples:
   landbridge lab punish                                  three minutes of everything
   landbridge lab punish --minutes 60 --mean 10 --seed 7
   landbridge lab punish --program whatever --mean 1
+  landbridge lab punish --checkpoint 5                   killed ranks go on from images of them
+  landbridge lab punish --faults all --limit 300         the network between two clusters fails meanwhile
   landbridge lab punish --seed 7 --schedule              who would be killed, and when
 
 Every program runs once undisturbed and then in turns under `landbridge run --recover`, four ranks on

@@ -192,7 +192,8 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
         files.extend(sources.map(|it| format!("{folder}/{}", it.file_name().display())));
     }
     files.extend(
-        ["launch/src/mpi", "drive/src/engine/epoll"].map(|it| format!("crates/{it}/mod.rs")),
+        ["launch/src/mpi", "launch/src/agent", "drive/src/engine/epoll"]
+            .map(|it| format!("crates/{it}/mod.rs")),
     );
     // A text may go on in the next line of the source.
     let source: String = files.iter().map(|file| read(file).replace("\\\n", " ")).collect();

@@ -6,6 +6,7 @@
 //! length (4 bytes, little endian, of what follows), kind (1 byte), body. A length over
 //! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
 
+mod body;
 mod kind;
 pub mod moved;
 pub mod order;
@@ -19,6 +20,7 @@ use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
 use crate::ps::paths::Paths;
 use crate::restart::Limits;
+use body::{Reader, Writer};
 use moved::{Adoption, Moved, Talk};
 use order::{Order, Task};
 
@@ -175,7 +177,7 @@ pub enum Message {
         serial: u32,
         rows_max: u32,
     },
-    /// Ask the relay here, if there is one, what it keeps of its processes: `question` is a line for it.
+    /// Ask the relay here, if there is one, what it keeps of its processes: `question` is the end of a line for it.
     Inquire {
         serial: u32,
         question: String,
@@ -247,6 +249,12 @@ pub enum Message {
         is_back: bool,
         percent: Option<u8>,
     },
+    /// The newest image of a rank that is whole has this number and takes so much of the disk; number 0: there is none any more.
+    Image {
+        rank: u32,
+        number: u64,
+        bytes: u64,
+    },
     /// A rank has ended while another one, which can never go on now, waits in a barrier.
     Stuck {
         rank: u32,
@@ -276,9 +284,6 @@ pub enum Message {
     /// Nothing of this agent, or of those below it, runs any more.
     Done,
 }
-
-/// In the place of a share that nobody knows.
-const UNKNOWN: u32 = u32::MAX;
 
 /// Why bytes from the other side are not a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -434,10 +439,16 @@ impl Message {
                 kind::EXITED
             }
             Message::Alive { group, rank, pid, start, is_back, percent } => {
-                let percent = percent.map_or(UNKNOWN, u32::from);
-                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back), percent];
+                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back)];
                 numbers.into_iter().for_each(|number| out.number(number));
+                out.percent(*percent);
                 kind::ALIVE
+            }
+            Message::Image { rank, number, bytes } => {
+                out.number(*rank);
+                out.long(*number);
+                out.long(*bytes);
+                kind::IMAGE
             }
             Message::Stuck { rank } => {
                 out.number(*rank);
@@ -532,6 +543,9 @@ impl Message {
                 is_back: body.number()? != 0,
                 percent: body.percent()?,
             },
+            kind::IMAGE => {
+                Message::Image { rank: body.number()?, number: body.long()?, bytes: body.long()? }
+            }
             kind::STUCK => Message::Stuck { rank: body.number()? },
             kind::FAILED => Message::Failed { text: body.text()? },
             kind::NOTE => Message::Note { text: body.text()? },
@@ -542,7 +556,7 @@ impl Message {
             kind::DONE => Message::Done,
             _ => return None,
         };
-        body.0.is_empty().then_some(message)
+        body.is_empty().then_some(message)
     }
 }
 
@@ -576,119 +590,6 @@ impl Decoder {
         let message = Message::parse(kind, body).ok_or(FrameError::Malformed(kind))?;
         self.taken += 4 + length;
         Ok(Some(message))
-    }
-}
-
-struct Writer<'a>(&'a mut Vec<u8>);
-
-impl Writer<'_> {
-    fn number(&mut self, value: u32) {
-        self.0.extend(value.to_le_bytes());
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.number(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
-        self.0.extend_from_slice(bytes);
-    }
-
-    fn text(&mut self, text: &str) {
-        self.bytes(text.as_bytes());
-    }
-
-    fn document(&mut self, document: &impl Serialize) {
-        // Text, numbers, lists and tables only: TOML can hold all of them.
-        self.text(&toml::to_string(document).expect("it is a TOML document"));
-    }
-
-    fn delta(&mut self, delta: &Delta) {
-        self.number(u32::try_from(delta.len()).unwrap_or(u32::MAX));
-        for (key, value) in delta {
-            self.text(key);
-            self.text(value);
-        }
-    }
-
-    fn ending(&mut self, ending: Ending) {
-        let (kind, value) = match ending {
-            Ending::Exited(code) => (0, code),
-            Ending::Killed(signal) => (1, signal),
-        };
-        self.number(kind);
-        self.number(value.cast_unsigned());
-    }
-
-    fn name_request(&mut self, request: &NameRequest) {
-        let (kind, service, port) = match request {
-            NameRequest::Publish { service, port } => (0, service, port.as_str()),
-            NameRequest::Unpublish { service } => (1, service, ""),
-            NameRequest::Lookup { service } => (2, service, ""),
-        };
-        self.number(kind);
-        self.text(service);
-        self.text(port);
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn number(&mut self) -> Option<u32> {
-        let (number, rest) = self.0.split_first_chunk::<4>()?;
-        self.0 = rest;
-        Some(u32::from_le_bytes(*number))
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let length = self.number()? as usize;
-        let (bytes, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        String::from_utf8(self.bytes()?.to_vec()).ok()
-    }
-
-    fn document<T: serde::de::DeserializeOwned>(&mut self) -> Option<Box<T>> {
-        toml::from_str(&self.text()?).ok().map(Box::new)
-    }
-
-    fn delta(&mut self) -> Option<Delta> {
-        let count = self.number()?;
-        (0..count).map(|_| Some((self.text()?, self.text()?))).collect()
-    }
-
-    fn ending(&mut self) -> Option<Ending> {
-        let kind = self.number()?;
-        let value = self.number()?.cast_signed();
-        match kind {
-            0 => Some(Ending::Exited(value)),
-            1 => Some(Ending::Killed(value)),
-            _ => None,
-        }
-    }
-
-    fn percent(&mut self) -> Option<Option<u8>> {
-        match self.number()? {
-            UNKNOWN => Some(None),
-            share => u8::try_from(share).ok().filter(|share| *share <= 100).map(Some),
-        }
-    }
-
-    fn stage(&mut self) -> Option<Stage> {
-        [Stage::Silent, Stage::Joined, Stage::Finalized].get(self.number()? as usize).copied()
-    }
-
-    fn name_request(&mut self) -> Option<NameRequest> {
-        let kind = self.number()?;
-        let service = self.text()?;
-        let port = self.text()?;
-        match kind {
-            0 => Some(NameRequest::Publish { service, port }),
-            1 => Some(NameRequest::Unpublish { service }),
-            2 => Some(NameRequest::Lookup { service }),
-            _ => None,
-        }
     }
 }
 

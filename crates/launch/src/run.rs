@@ -5,6 +5,7 @@
 //! [`Watch`]; at the end, good or bad, every agent is told to end and has to say it has.
 
 mod account;
+mod foot;
 mod record;
 
 use std::collections::BTreeMap;
@@ -373,11 +374,15 @@ impl Launcher {
                 self.handle_exit(group, rank, ending, stage);
             }
             Message::Alive { group, rank, pid, start, is_back, percent } => {
-                self.roll.handle_alive(group, rank, Sight { pid, start, is_back, percent });
+                let sight = Sight { pid, start, is_back, percent };
+                self.roll.handle_alive(group, rank, sight, Instant::now());
                 self.show_status();
             }
             Message::Moved(moved) => moved.apply(&mut self.children[index].node),
             Message::Ping => {}
+            Message::Image { rank, number, bytes } => {
+                self.roll.handle_image(rank, number, bytes, Instant::now());
+            }
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),

@@ -66,6 +66,10 @@ impl Output {
         self.status.set(text);
     }
 
+    pub fn is_terminal(&self) -> bool {
+        self.status.is_terminal()
+    }
+
     pub fn is_full(&self) -> bool {
         self.queues.iter().any(|queue| queue.len() > BACKLOG_BYTES_MAX)
     }

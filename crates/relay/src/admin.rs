@@ -39,6 +39,8 @@ pub struct Admin {
     controls: Vec<Control>,
     /// What has been said on standard input since the last whole line.
     asked: Vec<u8>,
+    /// The number of the question that is answered.
+    serial: u32,
     log: Log,
     news: Log,
 }
@@ -60,7 +62,7 @@ impl Admin {
         let name = format!("landbridge-relay[{cluster}]");
         let log = Log::new(name, own_stream(io::stderr())?);
         let news = Log::new("landbridge-relay".into(), own_stream(io::stdout())?);
-        Ok((Self { controls, asked: Vec::new(), log, news }, fds))
+        Ok((Self { controls, asked: Vec::new(), serial: 0, log, news }, fds))
     }
 
     /// The last line of a relay's log.
@@ -99,7 +101,7 @@ impl Admin {
         }
     }
 
-    /// Its end is ours. Whoever asks something waits for the answer before the next question; what is no question is ignored.
+    /// Its end is ours. Of questions that come at once the last is answered; what is no question is ignored.
     fn handle_lifeline(&mut self, fd: &OwnedFd) -> Next {
         let mut buffer = [0; 256];
         let count = match rustix::io::read(fd, &mut buffer) {
@@ -109,15 +111,12 @@ impl Admin {
             Err(_) => return Next::Stop,
         };
         self.asked.extend(&buffer[..count]);
-        let Some(end) = self.asked.iter().rposition(|&byte| byte == b'\n') else {
-            if self.asked.len() > buffer.len() {
-                self.asked.clear();
-            }
-            return Next::GoOn;
-        };
-        let line = String::from_utf8_lossy(&self.asked[..end]).into_owned();
-        self.asked.clear();
-        inquiry::parse(&line).map_or(Next::GoOn, Next::Show)
+        let (question, rest) = inquiry::newest(&self.asked);
+        // Longer than any question is nothing that will become one.
+        self.asked = if rest.len() > buffer.len() { Vec::new() } else { rest.to_vec() };
+        let Some((serial, inquiry)) = question else { return Next::GoOn };
+        self.serial = serial;
+        Next::Show(inquiry)
     }
 }
 
@@ -132,7 +131,7 @@ impl Watch for Admin {
     }
 
     fn handle_exhibit(&mut self, exhibit: &Exhibit) {
-        for line in inquiry::lines(exhibit) {
+        for line in inquiry::lines(self.serial, exhibit) {
             self.news.write(format_args!("log {line}"));
         }
     }

@@ -2,12 +2,12 @@
 //! its standard output.
 //!
 //! ```text
-//! log all 0             what is kept of each endpoint, from this one on
-//! log one 3 100 20      of process 3: 20 intakes from number 100 on, and their frames
+//! log 7 all 0             what is kept of each endpoint, from this one on
+//! log 8 one 3 100 20      of process 3: 20 intakes from number 100 on, and their frames
 //! ```
 //!
-//! Each line of the answer is a JSON object behind `log `; the last one is `end`, with the endpoint from which on to ask for more, or
-//! `-`.
+//! Each line of the answer is a JSON object behind `log ` and the number of the question, which whoever asks chooses, so that an answer
+//! that comes late is taken for no other; the last one is `end`, with the endpoint from which on to ask for more, or `-`.
 
 use std::fmt::Write as _;
 
@@ -15,22 +15,33 @@ use landbridge_drive::engine::{Exhibit, Inquiry};
 use landbridge_proto::id::Address;
 use landbridge_proto::relay::{Holding, Moment, Shown};
 
-/// Reads a question.
-pub fn parse(line: &str) -> Option<Inquiry> {
+/// Reads a question, with its number.
+pub fn parse(line: &str) -> Option<(u32, Inquiry)> {
     let words: Vec<&str> = line.split(' ').collect();
-    match words[..] {
-        ["log", "all", first] => Some(Inquiry::All(Address(first.parse().ok()?))),
-        ["log", "one", index, from, count] => {
+    let (serial, inquiry) = match words[..] {
+        ["log", serial, "all", first] => (serial, Inquiry::All(Address(first.parse().ok()?))),
+        ["log", serial, "one", index, from, count] => {
             let index = index.parse().ok().filter(|index| *index <= Address::INDEX_MAX)?;
             let address = Address::new(index, 0);
-            Some(Inquiry::One { address, from: from.parse().ok()?, count: count.parse().ok()? })
+            let (from, count) = (from.parse().ok()?, count.parse().ok()?);
+            (serial, Inquiry::One { address, from, count })
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some((serial.parse().ok()?, inquiry))
 }
 
-/// The lines of an answer.
-pub fn lines(exhibit: &Exhibit) -> Vec<String> {
+/// The question that has come last of what was said, and what behind it is no whole line yet. Whoever asks again waits for the
+/// answer to the one before no more.
+pub fn newest(said: &[u8]) -> (Option<(u32, Inquiry)>, &[u8]) {
+    let end = said.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    let (whole, rest) = said.split_at(end);
+    let text = String::from_utf8_lossy(whole);
+    (text.lines().rev().find_map(parse), rest)
+}
+
+/// The lines of an answer to the question of this number.
+pub fn lines(serial: u32, exhibit: &Exhibit) -> Vec<String> {
     let mut lines = Vec::new();
     let mut next = None;
     match exhibit {
@@ -46,6 +57,7 @@ pub fn lines(exhibit: &Exhibit) -> Vec<String> {
     }
     let next = next.map_or_else(|| "-".to_string(), |address| address.0.to_string());
     lines.push(format!("end {next}"));
+    lines.iter_mut().for_each(|line| *line = format!("{serial} {line}"));
     lines
 }
 
@@ -111,21 +123,33 @@ mod tests {
     #[test]
     fn questions_are_read_and_everything_else_is_not() {
         let address = Address::new(3, 0);
-        assert_eq!(parse("log all 768"), Some(Inquiry::All(address)));
+        assert_eq!(parse("log 0 all 768"), Some((0, Inquiry::All(address))));
         let one = Inquiry::One { address, from: 100, count: 20 };
-        assert_eq!(parse("log one 3 100 20"), Some(one));
+        assert_eq!(parse("log 7 one 3 100 20"), Some((7, one)));
         for line in [
             "",
             "log",
-            "log all",
-            "log all x",
-            "log one 3 1",
-            "log all 1 2",
-            "log all 5000000000",
-            "log one 16777215 0 1",
+            "log all 0",
+            "log 1 all",
+            "log 1 all x",
+            "log x all 1",
+            "log 1 one 3 1",
+            "log 1 all 1 2",
+            "log 1 all 5000000000",
+            "log 1 one 16777215 0 1",
         ] {
             assert_eq!(parse(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn who_asks_again_before_the_answer_is_answered_once() {
+        let all = |serial, first| Some((serial, Inquiry::All(Address(first))));
+        assert_eq!(newest(b""), (None, &b""[..]));
+        assert_eq!(newest(b"log 1 a"), (None, &b"log 1 a"[..]));
+        assert_eq!(newest(b"log 1 all 0\n"), (all(1, 0), &b""[..]));
+        assert_eq!(newest(b"log 1 all 0\nlog 2 all 5\nlog 3"), (all(2, 5), &b"log 3"[..]));
+        assert_eq!(newest(b"log 1 all 0\nwhat\n"), (all(1, 0), &b""[..]));
     }
 
     #[test]
@@ -136,12 +160,12 @@ mod tests {
             frames: vec![Shown::Away(7..9)],
         };
         let expected = [
-            r#"{"intake":2,"polls":12,"micros":51,"count":1,"first_frame":7}"#,
-            r#"{"away_from":7,"away_to":9}"#,
-            "end -",
+            r#"4 {"intake":2,"polls":12,"micros":51,"count":1,"first_frame":7}"#,
+            r#"4 {"away_from":7,"away_to":9}"#,
+            "4 end -",
         ];
-        assert_eq!(lines(&Exhibit::One(Some(excerpt))), expected);
-        assert_eq!(lines(&Exhibit::One(None)), ["end -"]);
-        assert_eq!(lines(&Exhibit::All(Vec::new(), Some(Address::new(9, 0)))), ["end 2304"]);
+        assert_eq!(lines(4, &Exhibit::One(Some(excerpt))), expected);
+        assert_eq!(lines(0, &Exhibit::One(None)), ["0 end -"]);
+        assert_eq!(lines(5, &Exhibit::All(Vec::new(), Some(Address::new(9, 0)))), ["5 end 2304"]);
     }
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::fault::{Kind, Places};
-use super::program::{Program, Tools, Way};
+use super::program::{Place, Program, Tools, Way};
 use super::run::{Orders, Soak};
 use super::schedule::Schedule;
 use super::tally::Tally;
@@ -131,7 +131,7 @@ impl Soaking {
             ranks: plan.sites.iter().map(|site| site.hosts.len()).sum(),
             way: Way::Soak,
             words: ["--ranks-per-node", "1"].map(String::from).to_vec(),
-            is_spread: true,
+            place: Place::Hosts,
         })
     }
 

@@ -31,6 +31,8 @@ const PUNISHED_SUMS: [&str; 4] = ["--turns", "25", "--largest", "70000"];
 const PUNISHED_HEAT: [&str; 4] = ["--size", "128", "--steps", "1500"];
 const PUNISHED_RING: [&str; 2] = ["--rounds", "600"];
 const PUNISHED_WHATEVER: [&str; 2] = ["--rounds", "300"];
+/// In which a lab tells `landbridge run` of its clusters.
+const TOPOLOGY: &str = "LANDBRIDGE_TOPOLOGY";
 /// The file with what a program has printed.
 pub const OUTPUT: &str = "output";
 
@@ -68,8 +70,18 @@ pub struct Tools {
     pub way: Way,
     /// What `landbridge run` is told beside the number of ranks.
     pub words: Vec<String>,
-    /// Whether programs run over the lab's hosts; else on the one on which the lab's command is.
-    pub is_spread: bool,
+    pub place: Place,
+}
+
+/// Where in the lab programs run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// On the host on which the lab's command is.
+    One,
+    /// Over its hosts.
+    Hosts,
+    /// Over its gateways, where the relays are.
+    Gateways,
 }
 
 impl Way {
@@ -110,8 +122,10 @@ impl Program {
     pub fn command(self, tools: &Tools) -> Command {
         let mut command = Command::new(&tools.landbridge);
         command.args(["run", "-n", &tools.ranks.to_string()]).args(&tools.words);
-        if !tools.is_spread {
-            command.env_remove("LANDBRIDGE_TOPOLOGY");
+        match tools.place {
+            Place::One => _ = command.env_remove(TOPOLOGY),
+            Place::Hosts => (),
+            Place::Gateways => _ = command.env(TOPOLOGY, tools.dir.join("gateways.toml")),
         }
         if self == Program::Udp {
             command.args(["--set", "udp=on"]);
@@ -202,6 +216,20 @@ impl Program {
     }
 }
 
+/// The topology of a lab with all ranks on its gateways, which have no room for any as a rule.
+fn on_gateways(topology: &str, ranks: usize) -> String {
+    const NONE: &str = "slots = 0";
+    let is_gateway = |line: &&str| line.trim() == NONE;
+    let gateways = topology.lines().filter(is_gateway).count().max(1);
+    let room = format!("slots = {}", ranks.div_ceil(gateways));
+    let moved = topology.lines().map(|line| match line.trim() {
+        NONE => room.as_str(),
+        own if own.starts_with("slots = ") => NONE,
+        _ => line,
+    });
+    moved.collect::<Vec<_>>().join("\n") + "\n"
+}
+
 /// Whether a new start of a rank is told the same chance, as it is unless the user says otherwise.
 fn records_chance() -> bool {
     let said = std::env::var(RECOVER_CLOCKS.variable()).unwrap_or_default();
@@ -258,6 +286,10 @@ impl Tools {
     /// Makes the folder with the scripts in it.
     pub fn unpack(&self) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
+        if self.place == Place::Gateways {
+            let topology = fs::read_to_string(std::env::var_os(TOPOLOGY).unwrap_or_default())?;
+            fs::write(self.dir.join("gateways.toml"), on_gateways(&topology, self.ranks))?;
+        }
         fs::write(self.dir.join("heat.py"), HEAT)?;
         fs::write(self.dir.join("ring.py"), RING)?;
         fs::write(self.dir.join("whatever.py"), WHATEVER)?;
@@ -275,6 +307,13 @@ impl Tools {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gateways_take_what_hosts_had() {
+        let lab = "[[host]]\nslots = 0\n[[host]]\nslots = 7\n[[host]]\nslots = 0\n";
+        let moved = "[[host]]\nslots = 2\n[[host]]\nslots = 0\n[[host]]\nslots = 2\n";
+        assert_eq!(on_gateways(lab, 3), moved);
+    }
 
     #[test]
     fn a_history_is_one_if_both_sides_tell_the_same() {

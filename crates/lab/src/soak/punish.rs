@@ -11,10 +11,13 @@ use anyhow::bail;
 use clap::Args;
 
 use super::command::{self, EXIT_USAGE};
+use super::fault::{self, Places};
 use super::kills::{Killer, Kills, Whom};
-use super::program::{Program, Tools, Way};
-use super::run::{Orders, Soak};
+use super::program::{Place, Program, Tools, Way};
+use super::run::{Both, Orders, Soak};
+use super::schedule::Schedule;
 use super::tally::Tally;
+use super::weather::Weather;
 use crate::net::file;
 use crate::net::namespace::LAB_DIR;
 
@@ -42,6 +45,16 @@ pub struct Punishing {
     /// Cut the machine into N clusters joined by relays
     #[arg(long, value_name = "N")]
     clusters: Option<usize>,
+    /// Take an image of each rank so often, from which it goes on when it is killed (needs CRIU); default: none
+    #[arg(long, value_name = "SECONDS")]
+    checkpoint: Option<f64>,
+    /// CRIU, for --checkpoint; default: as `landbridge run` finds it
+    #[arg(long, value_name = "FILE", requires = "checkpoint")]
+    criu: Option<PathBuf>,
+    /// Let the network between clusters fail meanwhile: loss1, loss5, corrupt, reorder, duplicate, wan-cut, relay-stop, or
+    /// `all`. Ranks then run on the gateways of the lab; default: that of labs/two-rails.toml
+    #[arg(long, value_delimiter = ',', value_name = "KIND,…", conflicts_with = "clusters")]
+    faults: Vec<String>,
     /// Lab file (TOML) over whose hosts programs run; default: a lab of one host
     #[arg(long, value_name = "FILE", conflicts_with = "clusters")]
     lab: Option<PathBuf>,
@@ -75,17 +88,47 @@ impl Punishing {
         }
         match self.inside {
             true => self.punish(seed),
-            false => command::enter("punish", self.lab.as_deref(), DEFAULT_LAB, self.words(seed)),
+            false => {
+                let lab = if self.faults.is_empty() { DEFAULT_LAB } else { command::DEFAULT_LAB };
+                command::enter("punish", self.lab.as_deref(), lab, self.words(seed))
+            }
         }
+    }
+
+    /// What fails of the network, and when.
+    fn schedule(&self, seed: u64) -> anyhow::Result<Option<Schedule>> {
+        if self.faults.is_empty() {
+            return Ok(None);
+        }
+        let plan = match &self.lab {
+            Some(path) => file::load(path)?,
+            None => file::parse(command::DEFAULT_LAB, "punish")
+                .map_err(|error| anyhow::anyhow!("{}", error.message))?,
+        };
+        // All ranks are on gateways: nothing goes over the rails of a site.
+        let (rails, interfaces) = (Vec::new(), Vec::new());
+        let places = Places { rails, interfaces, ..Places::of(&plan) };
+        let named = self.faults.iter().filter(|name| *name != "all");
+        let named: Result<Vec<fault::Kind>, String> = named.map(|name| name.parse()).collect();
+        let mut kinds = named.map_err(anyhow::Error::msg)?;
+        if kinds.is_empty() {
+            kinds = fault::Kind::ALL.to_vec();
+        } else if let Some(kind) = kinds.iter().find(|kind| kind.troubles(&places).is_empty()) {
+            bail!("`{}` can strike nowhere between the clusters of this lab", kind.name());
+        }
+        Ok(Some(Schedule::new(seed, &kinds, &places)))
     }
 
     fn check(&self) -> anyhow::Result<()> {
         if let Some(path) = &self.lab {
             file::load(path)?;
         }
-        for (name, value) in [("minutes", self.minutes), ("limit", self.limit), ("mean", self.mean)]
-        {
+        let times = [("minutes", self.minutes), ("limit", self.limit), ("mean", self.mean)];
+        for (name, value) in times.into_iter().chain(self.checkpoint.map(|it| ("checkpoint", it))) {
             command::check_time(name, value)?;
+        }
+        if self.checkpoint.is_some_and(|every| every < 0.1) {
+            bail!("--checkpoint {}: it takes longer to take one", self.checkpoint.unwrap_or(0.0));
         }
         if self.mean < 0.05 {
             bail!("--mean {}: no rank comes back so soon", self.mean);
@@ -94,6 +137,7 @@ impl Punishing {
         if let Some(other) = self.program.iter().find(|program| !can.contains(program)) {
             bail!("{} goes over UDP, which is not recorded", other.name());
         }
+        self.schedule(0)?;
         if self.schedule { Ok(()) } else { self.tools()?.check(&self.programs()) }
     }
 
@@ -114,6 +158,10 @@ impl Punishing {
         // As often as we like: it is not the ranks' fault.
         let mut words = ["--recover", "--max-restarts=1000000"].map(String::from).to_vec();
         words.extend(self.clusters.map(|clusters| format!("--clusters={clusters}")));
+        // Whole milliseconds: a time is written without a point.
+        let millis = self.checkpoint.map(|every| (every * 1e3) as u64);
+        words.extend(millis.map(|millis| format!("--checkpoint={millis}ms")));
+        words.extend(self.criu.iter().map(|file| format!("--set=criu={}", file.display())));
         Ok(Tools {
             landbridge,
             venvs,
@@ -121,7 +169,11 @@ impl Punishing {
             ranks: self.ranks,
             way: Way::Punish,
             words,
-            is_spread: self.lab.is_some(),
+            place: match (self.faults.is_empty(), &self.lab) {
+                (false, _) => Place::Gateways,
+                (true, Some(_)) => Place::Hosts,
+                (true, None) => Place::One,
+            },
         })
     }
 
@@ -148,7 +200,14 @@ impl Punishing {
             let names: Vec<&str> = self.program.iter().map(|program| program.name()).collect();
             add("--program", names.join(",").into());
         }
-        for (name, path) in [("--lab", &self.lab), ("--venvs", &self.venvs)] {
+        if !self.faults.is_empty() {
+            add("--faults", self.faults.join(",").into());
+        }
+        if let Some(every) = self.checkpoint {
+            add("--checkpoint", every.to_string().into());
+        }
+        for (name, path) in [("--criu", &self.criu), ("--lab", &self.lab), ("--venvs", &self.venvs)]
+        {
             if let Some(path) = path {
                 add(name, path.into());
             }
@@ -168,8 +227,15 @@ impl Punishing {
             limit: Duration::from_secs_f64(self.limit),
             replay,
         };
-        let tally = Tally::new(Whom::ALL.map(Whom::kind));
-        let (tally, is_interrupted) = Soak::run(&orders, killer, tally)?;
+        let mut kinds = Whom::ALL.map(Whom::kind).to_vec();
+        let (tally, is_interrupted) = match self.schedule(seed)? {
+            None => Soak::run(&orders, killer, Tally::new(kinds))?,
+            Some(schedule) => {
+                kinds.extend(fault::Kind::ALL.map(|kind| (kind.name(), kind.what())));
+                let weather = Weather::new(schedule, self.time());
+                Soak::run(&orders, Both(weather, killer), Tally::new(kinds))?
+            }
+        };
         Ok(command::conclude("punish", seed, &tally, is_interrupted))
     }
 }
@@ -188,13 +254,22 @@ mod tests {
 
     #[test]
     fn the_words_of_a_replay_say_the_same() {
-        let line = "x --minutes 0.5 --mean 2.5 --seed 9 --program ring,heat -n 3 --clusters 2";
-        let punish = Line::parse_from(line.split(' ')).punish;
+        let line = "x --minutes 0.5 --mean 2.5 --seed 9 --program ring,heat -n 3 --clusters 2 \
+                    --checkpoint 1.5 --criu /c/criu";
+        let punish = Line::parse_from(line.split_whitespace()).punish;
         let words = punish.words(9);
         let again = Line::parse_from([OsString::from("x")].into_iter().chain(words.clone()));
         assert_eq!(again.punish.words(9), words);
         assert_eq!((again.punish.seed, again.punish.ranks), (Some(9), 3));
-        assert_eq!(again.punish.clusters, Some(2));
+        assert_eq!((again.punish.clusters, again.punish.checkpoint), (Some(2), Some(1.5)));
+        let line = "x --faults wan-cut,loss1";
+        let punish = Line::parse_from(line.split(' ')).punish;
+        let words = punish.words(9);
+        let again = Line::parse_from([OsString::from("x")].into_iter().chain(words)).punish;
+        assert_eq!(again.faults, ["wan-cut", "loss1"]);
+        assert!(again.schedule(9).unwrap().is_some());
+        let rail = Line::parse_from(["x", "--faults", "slow"]).punish;
+        assert!(rail.schedule(9).is_err_and(|error| error.to_string().contains("nowhere")));
     }
 
     #[test]

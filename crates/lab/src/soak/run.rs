@@ -44,6 +44,25 @@ pub trait Trouble {
     fn end(&mut self);
 }
 
+/// Both come.
+pub struct Both<A, B>(pub A, pub B);
+
+impl<A: Trouble, B: Trouble> Trouble for Both<A, B> {
+    fn next_time(&mut self) -> Option<Duration> {
+        self.0.next_time().into_iter().chain(self.1.next_time()).min()
+    }
+
+    fn act(&mut self, now: Duration, scene: &mut Scene) {
+        self.0.act(now, scene);
+        self.1.act(now, scene);
+    }
+
+    fn end(&mut self) {
+        self.0.end();
+        self.1.end();
+    }
+}
+
 /// Where trouble happens, and is told of.
 pub struct Scene {
     /// The process of `landbridge run`.
@@ -80,7 +99,8 @@ enum End {
 
 /// What became of one run.
 enum Outcome {
-    Right(Duration),
+    /// With what there is to say of it besides.
+    Right(Duration, String),
     Wrong(String, String),
     Signalled,
 }
@@ -107,7 +127,7 @@ impl<T: Trouble> Soak<'_, T> {
         for program in self.orders.programs.clone() {
             match self.run_program(program, None)? {
                 Outcome::Signalled => return Ok(true),
-                Outcome::Right(took) => {
+                Outcome::Right(took, _) => {
                     println!("undisturbed: {} ended right in {}", program.name(), seconds(took));
                     let result = program.outcome(&self.orders.tools.dir);
                     self.results.push((program, result));
@@ -131,10 +151,9 @@ impl<T: Trouble> Soak<'_, T> {
             let Some(program) = turns.next().filter(|_| self.is_time_left()) else { break };
             match self.run_program(program, Some(number))? {
                 Outcome::Signalled => return Ok(true),
-                Outcome::Right(took) => {
-                    let name = program.name();
-                    self.scene
-                        .say(&format!("run {number}: {name} ended right in {}", seconds(took)));
+                Outcome::Right(took, note) => {
+                    let (name, took_s) = (program.name(), seconds(took));
+                    self.scene.say(&format!("run {number}: {name} ended right in {took_s}{note}"));
                     self.scene.tally.right(program, took);
                 }
                 Outcome::Wrong(why, output) => {
@@ -177,7 +196,7 @@ impl<T: Trouble> Soak<'_, T> {
         };
         let verdict = verdict.and_then(|()| self.compare(program));
         Ok(match verdict {
-            Ok(()) => Outcome::Right(took),
+            Ok(()) => Outcome::Right(took, starts(&output)),
             Err(why) => Outcome::Wrong(why, output),
         })
     }
@@ -260,6 +279,16 @@ fn is_call(line: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(':')) && !line.contains("poll failed")
 }
 
+/// How often ranks were started anew, and from images of them.
+fn starts(output: &str) -> String {
+    let (all, images) = (": started anew", ": started anew from checkpoint");
+    match (output.matches(all).count(), output.matches(images).count()) {
+        (0, _) => String::new(),
+        (starts, 0) => format!(", new starts: {starts}"),
+        (starts, images) => format!(", new starts: {starts}, {images} of them from images"),
+    }
+}
+
 fn words(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
@@ -282,6 +311,15 @@ fn tail(output: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn new_starts_are_counted() {
+        let one = "landbridge: rank 1 was killed by SIGKILL: started anew\n";
+        let image = "landbridge: rank 1 was killed by SIGKILL: started anew from checkpoint 3\n";
+        assert_eq!((starts("x"), starts(one)), (String::new(), ", new starts: 1".to_string()));
+        let both = format!("{one}{image}{one}");
+        assert_eq!(starts(&both), ", new starts: 3, 1 of them from images");
+    }
 
     #[test]
     fn call_stacks_do_not_hide_what_matters() {

@@ -245,6 +245,9 @@ impl Agent {
                 "none of its checkpoints can be used, and what it did before them is not kept any more"
             );
         }
+        if !self.ranks[index].input.has(0) {
+            bail!("more of standard input had been given to it than is kept");
+        }
         // What was put back with an image that did not serve is in the way as well.
         self.remove_files_of(index);
         let old = &mut self.ranks[index];
@@ -265,6 +268,7 @@ impl Agent {
         let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
         rank.again = Some(again);
         rank.keeper = self.ranks[index].keeper.take();
+        rank.inherit_input(&mut self.ranks[index], 0);
         self.put_in_place(index, rank);
         Ok(None)
     }
@@ -273,6 +277,7 @@ impl Agent {
         self.exits.watch(rank.pid);
         self.parent.send(&alive(&rank, false));
         self.ranks[index] = rank;
+        self.write_rank_input(index);
     }
 
     /// A process of the newest image that serves, and the number of that, if there is one.

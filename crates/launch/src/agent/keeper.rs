@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::rank::LocalRank;
-use super::{Agent, Phase};
+use super::{Agent, Phase, input};
 use crate::checkpoint::Wish;
 use crate::checkpoint::criu::{self, DUMP_LOG, Ends};
 use crate::checkpoint::store::{self, About, Image, Standing};
@@ -60,6 +60,8 @@ pub struct Keeper {
     promised: u64,
     /// It was told that the rank takes long to answer.
     is_slow_told: bool,
+    /// The number of the newest image of which the launcher knows; 0: none.
+    told: u64,
 }
 
 enum State {
@@ -133,8 +135,8 @@ impl Keeper {
         let due = Instant::now() + half + half.mul_f64(f64::from(turn.0 + 1) / f64::from(turn.1));
         let (images, failures) = (VecDeque::new(), 0);
         let state = State::Resting;
-        let (number, promised, is_slow_told) = (0, 0, false);
-        Keeper { wish, folder, due, number, state, images, failures, promised, is_slow_told }
+        let (number, promised, is_slow_told, told) = (0, 0, false, 0);
+        Keeper { wish, folder, due, number, state, images, failures, promised, is_slow_told, told }
     }
 
     pub fn newest_first(&self) -> Vec<Image> {
@@ -167,11 +169,15 @@ impl Keeper {
 
     /// No start of the rank will ever stand before this many intakes: older images are gone.
     pub fn promise(&mut self) -> u64 {
-        // With fewer it may have to begin with the program.
-        let oldest = self.images.front().filter(|_| self.images.len() >= KEPT);
-        let kept = oldest.map_or(0, |image| image.about.standing.intakes);
+        let kept = self.oldest().map_or(0, |oldest| oldest.intakes);
         self.promised = self.promised.max(kept);
         self.promised
+    }
+
+    /// Where it stood in the oldest image, if there are enough of them; with fewer it may have to begin with the program.
+    fn oldest(&self) -> Option<&Standing> {
+        let oldest = self.images.front().filter(|_| self.images.len() >= KEPT);
+        oldest.map(|image| &image.about.standing)
     }
 
     /// Whether a start that begins with the program could be brought to where the rank was.
@@ -258,6 +264,14 @@ impl Keeper {
         }
     }
 
+    /// The number of the newest image and its bytes, if the launcher does not know of it; 0: there is none.
+    fn news(&mut self) -> Option<(u64, u64)> {
+        let newest = self.images.back();
+        let number = newest.map_or(0, |image| image.about.number);
+        let is_new = std::mem::replace(&mut self.told, number) != number;
+        is_new.then(|| (number, newest.map_or(0, |image| size(&image.folder))))
+    }
+
     /// CRIU has ended, if that was this process.
     pub fn note_end(&mut self, pid: u32, ending: Ending) -> bool {
         match &mut self.state {
@@ -287,6 +301,7 @@ impl Agent {
             }
             let outcome = self.advance_image(index);
             self.tell_silence(index);
+            self.tell_image(index);
             if let Err(error) = outcome {
                 let rank = &mut self.ranks[index];
                 let mut text = format!("rank {} has no checkpoint: {error:#}", rank.rank);
@@ -300,6 +315,13 @@ impl Agent {
                 }
                 self.parent.send(&Message::Note { text });
             }
+        }
+    }
+
+    fn tell_image(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        if let Some((number, bytes)) = rank.keeper.as_mut().and_then(Keeper::news) {
+            self.parent.send(&Message::Image { rank: rank.rank, number, bytes });
         }
     }
 
@@ -374,7 +396,9 @@ impl Agent {
         }
         let again = rank.again.as_ref().context("it does not come back")?;
         let (asked, stage, printed) = again.standing();
-        let standing = Standing { intakes, sent, looks, asked, stage, printed };
+        let unread = line.ends.stdin.map_or(0, |pipe| input::unread(rank.pid, pipe));
+        let read = rank.input.given().saturating_sub(unread);
+        let standing = Standing { intakes, sent, looks, asked, stage, printed, read };
         let folder = store::begin(&keeper.folder, number)?;
         let shared = store::copy_shared(rank.pid, &folder)?;
         let criu = criu::dump(&keeper.wish.tool, rank.pid, &line.ends, &folder)?.id();
@@ -421,6 +445,7 @@ impl Agent {
         let start = rank.again.as_ref().map_or(0, |again| again.starts);
         let Some(keeper) = &mut rank.keeper else { return Ok(()) };
         let (number, kept) = (keeper.number, keeper.promise());
+        rank.input.forget(keeper.oldest().map_or(0, |oldest| oldest.read));
         rank.send_on(number, start, kept)
     }
 
@@ -441,6 +466,12 @@ impl Agent {
         });
         rank.again = again;
     }
+}
+
+/// Bytes of the files in a folder.
+fn size(folder: &Path) -> u64 {
+    let Ok(files) = std::fs::read_dir(folder) else { return 0 };
+    files.flatten().filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum()
 }
 
 impl LocalRank {

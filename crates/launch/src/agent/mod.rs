@@ -14,6 +14,7 @@ mod clocks;
 mod end;
 mod exits;
 mod groups;
+mod input;
 mod keeper;
 mod marked;
 pub mod rank;
@@ -41,6 +42,7 @@ use board::Look;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
+use input::KEPT_BYTES_MAX;
 use rank::LocalRank;
 use relay::RelayProcess;
 use wards::Wards;
@@ -214,7 +216,7 @@ impl Agent {
             if let Some(fd) = rank.line() {
                 add(Source::Line, fd, read);
             }
-            if let Some(fd) = rank.stdin_wants_write() {
+            if let Some(fd) = rank.input.wants_write() {
                 add(Source::RankInput(index), fd, write);
             }
         }
@@ -293,7 +295,7 @@ impl Agent {
             self.handle_output(index);
             let rank = &mut self.ranks[index];
             rank.reported = true;
-            rank.stdin = None;
+            rank.input.close();
             let (number, group) = (rank.rank, rank.group);
             self.report_ending(group, number, ending);
         }
@@ -527,7 +529,7 @@ impl Agent {
             return child.process.link.send(&Message::Stdin { bytes });
         }
         if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
-            self.ranks[index].queue_stdin(&bytes);
+            self.ranks[index].input.queue(&bytes);
             self.write_rank_input(index);
         }
     }
@@ -536,15 +538,27 @@ impl Agent {
         if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
             return child.process.link.send(&Message::StdinEnd);
         }
-        if let Some(rank) = self.ranks.iter_mut().find(|rank| rank.rank == 0) {
-            rank.end_stdin();
+        if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
+            self.ranks[index].input.end();
+            self.write_rank_input(index);
         }
     }
 
+    /// Gives a rank what it takes of its standard input.
     fn write_rank_input(&mut self, index: usize) {
-        let bytes = self.ranks[index].write_stdin();
+        let rank = &mut self.ranks[index];
+        let bytes = rank.input.write();
         if bytes > 0 {
             self.parent.send(&Message::StdinTaken { bytes });
+        }
+        if rank.input.take_loss() {
+            let text = format!(
+                "rank {} has been given more than {} MiB of standard input, and no more of it is kept: if this rank is killed it \
+                 comes back only from a checkpoint that is young enough",
+                rank.rank,
+                KEPT_BYTES_MAX >> 20
+            );
+            self.parent.send(&Message::Note { text });
         }
     }
 

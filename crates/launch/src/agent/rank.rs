@@ -9,13 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::again::{Again, Looks};
 use super::board::Board;
 use super::clocks::Clocks;
+use super::input::Stdin;
 use super::keeper::{Keeper, Line};
 use crate::checkpoint::criu::{self, Ends, Given};
 use crate::checkpoint::store::{Image, Standing};
@@ -74,9 +75,8 @@ pub struct LocalRank {
     pub keeper: Option<Keeper>,
     pub line: Option<Line>,
     pub pmi: Option<PmiSocket>,
-    pub stdin: Option<OwnedFd>,
-    stdin_unsent: VecDeque<u8>,
-    stdin_ends: bool,
+    /// Its standard input, if it is rank 0.
+    pub input: Stdin,
     stdout: Option<OwnedFd>,
     stderr: Option<OwnedFd>,
 }
@@ -142,9 +142,10 @@ impl LocalRank {
             keeper: None,
             line,
             pmi: Some(PmiSocket::new(ours.into())?),
-            stdin: child.stdin.take().map(nonblocking).transpose()?,
-            stdin_unsent: VecDeque::new(),
-            stdin_ends: false,
+            input: Stdin::new(
+                child.stdin.take().map(nonblocking).transpose()?,
+                start.incarnation.is_some(),
+            ),
             stdout: child.stdout.take().map(nonblocking).transpose()?,
             stderr: child.stderr.take().map(nonblocking).transpose()?,
         })
@@ -158,6 +159,10 @@ impl LocalRank {
         tool: &Path,
         limit: Duration,
     ) -> Result<LocalRank> {
+        let read = image.about.standing.read;
+        if !old.input.has(read) {
+            bail!("what it had read of standard input since is not kept any more");
+        }
         let mut again = old.again.take().context("it does not come back")?;
         let restored = LocalRank::restored(old, image, tool, again.starts, limit);
         if restored.is_ok() {
@@ -165,7 +170,10 @@ impl LocalRank {
             again.begin_at(asked, stage, printed);
         }
         match restored {
-            Ok(rank) => Ok(LocalRank { again: Some(again), keeper: old.keeper.take(), ..rank }),
+            Ok(mut rank) => {
+                rank.inherit_input(old, read);
+                Ok(LocalRank { again: Some(again), keeper: old.keeper.take(), ..rank })
+            }
             Err(error) => {
                 old.again = Some(again);
                 Err(error)
@@ -209,9 +217,7 @@ impl LocalRank {
             keeper: None,
             line: Some(Line { socket: control.into(), ends: inodes }),
             pmi: Some(PmiSocket::new(ours.into())?),
-            stdin: stdin.map(nonblocking).transpose()?,
-            stdin_unsent: VecDeque::new(),
-            stdin_ends: old.stdin_ends,
+            input: Stdin::new(stdin.map(nonblocking).transpose()?, true),
             stdout: Some(nonblocking(stdout)?),
             stderr: Some(nonblocking(stderr)?),
         };
@@ -238,9 +244,7 @@ impl LocalRank {
             keeper: Some(keeper),
             line: None,
             pmi: None,
-            stdin: None,
-            stdin_unsent: VecDeque::new(),
-            stdin_ends: false,
+            input: Stdin::default(),
             stdout: None,
             stderr: None,
         }
@@ -269,42 +273,10 @@ impl LocalRank {
         }
     }
 
-    pub fn queue_stdin(&mut self, bytes: &[u8]) {
-        self.stdin_unsent.extend(bytes);
-    }
-
-    pub fn end_stdin(&mut self) {
-        self.stdin_ends = true;
-        self.write_stdin();
-    }
-
-    pub fn stdin_wants_write(&self) -> Option<BorrowedFd<'_>> {
-        self.stdin.as_ref().filter(|_| !self.stdin_unsent.is_empty()).map(AsFd::as_fd)
-    }
-
-    /// Gives the rank what it takes now; the number of bytes taken. A rank that has closed its
-    /// stdin takes everything.
-    pub fn write_stdin(&mut self) -> u32 {
-        let mut taken = 0;
-        while let (Some(stdin), false) = (&self.stdin, self.stdin_unsent.is_empty()) {
-            match rustix::io::write(stdin, self.stdin_unsent.as_slices().0) {
-                Ok(count) => {
-                    taken += count;
-                    self.stdin_unsent.drain(..count);
-                }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(_) => self.stdin = None,
-            }
-        }
-        if self.stdin.is_none() {
-            taken += self.stdin_unsent.len();
-            self.stdin_unsent.clear();
-        }
-        if self.stdin_ends && self.stdin_unsent.is_empty() {
-            self.stdin = None;
-        }
-        u32::try_from(taken).unwrap_or(u32::MAX)
+    /// What its last start was given of standard input it is given as well, from byte `at` on.
+    pub fn inherit_input(&mut self, old: &mut LocalRank, at: u64) {
+        let pipe = std::mem::replace(&mut self.input, std::mem::take(&mut old.input));
+        self.input.begin(at, pipe);
     }
 }
 

@@ -115,20 +115,23 @@ impl RelayProcess {
         messages
     }
 
-    /// Asks it what it keeps of its processes. What was asked before is answered no more. False: it cannot be asked.
+    /// Asks it what it keeps of its processes. What was asked before is answered no more: if the relay still does, its answer has
+    /// another number. False: it cannot be asked.
     pub fn inquire(&mut self, serial: u32, question: &str) -> bool {
         self.inquiry = Some(Inquiry { serial, lines: String::new() });
-        self.ask(question)
+        self.ask(serial, question)
     }
 
-    fn ask(&mut self, question: &str) -> bool {
-        let line = format!("{question}\n");
+    fn ask(&mut self, serial: u32, question: &str) -> bool {
+        let line = format!("log {serial} {question}\n");
         self.lifeline.as_mut().is_some_and(|it| it.write_all(line.as_bytes()).is_ok())
     }
 
-    /// A line of the answer. The last one may say that there is more.
+    /// A line of an answer, behind the number of its question. The last one may say that there is more.
     fn take_in(&mut self, line: &str) -> Option<Message> {
-        let inquiry = self.inquiry.as_mut()?;
+        let (number, line) = line.split_once(' ')?;
+        let inquiry = self.inquiry.as_mut().filter(|it| number.parse() == Ok(it.serial))?;
+        let serial = inquiry.serial;
         let Some(next) = line.strip_prefix("end ") else {
             if inquiry.lines.len() + line.len() < RECORD_BYTES_MAX {
                 inquiry.lines.push_str(line);
@@ -136,10 +139,10 @@ impl RelayProcess {
             }
             return None;
         };
-        if next != "-" && self.ask(&format!("log all {next}")) {
+        if next != "-" && self.ask(serial, &format!("all {next}")) {
             return None;
         }
-        let Inquiry { serial, lines } = self.inquiry.take()?;
+        let Inquiry { lines, .. } = self.inquiry.take()?;
         Some(Message::Record { serial, lines })
     }
 
@@ -313,11 +316,24 @@ mod tests {
     #[test]
     fn what_it_says_of_its_record_is_put_together() {
         let mut relay = silent();
-        relay.stdout.pending.extend(b"landbridge-relay: log {\"process\":0}\n");
-        assert_eq!(relay.read(true), [], "nobody has asked");
-        assert!(!relay.inquire(7, "log all 0"), "it has no standard input any more");
-        relay.stdout.pending.extend(b"landbridge-relay: log {}\nlandbridge-relay: log end -\n");
-        assert_eq!(relay.read(true), [Message::Record { serial: 7, lines: "{}\n".to_string() }]);
+        let say = |relay: &mut RelayProcess, lines: &[&str]| {
+            for line in lines {
+                relay.stdout.pending.extend(format!("landbridge-relay: log {line}\n").bytes());
+            }
+            relay.read(true)
+        };
+        assert_eq!(say(&mut relay, &["7 {\"process\":0}"]), [], "nobody has asked");
+        assert!(!relay.inquire(7, "all 0"), "it has no standard input any more");
+        let answer = |serial, lines: &str| [Message::Record { serial, lines: lines.to_string() }];
+        assert_eq!(say(&mut relay, &["7 {}", "7 end -"]), answer(7, "{}\n"));
+        assert_eq!(say(&mut relay, &["7 {}", "7 end -"]), [], "it is answered");
+        relay.inquire(8, "all 0");
+        assert_eq!(say(&mut relay, &["8 {\"process\":1}"]), []);
+        // Somebody asks something else before all of that is said.
+        relay.inquire(9, "one 3 4 5");
+        let late = ["8 {\"process\":2}", "8 end -", "9 {}", "{}", "end -"];
+        assert_eq!(say(&mut relay, &late), [], "what is late is the answer to nothing");
+        assert_eq!(say(&mut relay, &["9 end -"]), answer(9, "{}\n"));
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub struct Standing {
     pub stage: Stage,
     /// Bytes on standard output and error.
     pub printed: [u64; 2],
+    /// Bytes of standard input.
+    #[serde(default)]
+    pub read: u64,
 }
 
 /// What is known of an image.

@@ -35,3 +35,4 @@ pub const PATHS: u8 = 49;
 pub const RECORD: u8 = 50;
 pub const TALK: u8 = 51;
 pub const MOVED: u8 = 52;
+pub const IMAGE: u8 = 53;

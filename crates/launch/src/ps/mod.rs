@@ -237,11 +237,9 @@ fn head(account: &Account, now: u64) -> String {
     text
 }
 
-/// For people.
+/// For people. What is known of no rank has no column.
 fn table(account: &Account, now: u64) -> String {
-    let mut text = head(account, now);
     let ranks = &account.ranks;
-    let head = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
     let row = |line: &roll::Line| {
         let state = match (&line.ending, line.percent) {
             (Some(ending), _) => format!("{} ({ending})", line.state.words()),
@@ -251,18 +249,24 @@ fn table(account: &Account, now: u64) -> String {
         let (node, cluster) = (line.node.clone(), line.cluster.clone());
         [line.rank.clone(), shown(line.pid), node, cluster, line.incarnation.to_string(), state]
     };
-    let rows: Vec<[String; 6]> = std::iter::once(head).chain(ranks.iter().map(row)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..6).map(|column| width(column).unwrap_or(0)).collect();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:width$}  ");
+    let names = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
+    let mut rows: Vec<Vec<String>> = vec![names.into()];
+    rows.extend(ranks.iter().map(|line| row(line).into()));
+    let mut add = |name: &str, cell: &dyn Fn(&roll::Line) -> Option<String>| {
+        let cells: Vec<Option<String>> = ranks.iter().map(cell).collect();
+        if cells.iter().any(Option::is_some) {
+            let cells = cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".to_string()));
+            let column = std::iter::once(name.to_string()).chain(cells);
+            rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
         }
-        text.push_str("  ");
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
+    };
+    add("kept", &|line| line.kept_bytes.map(paths::bytes));
+    add("newest image", &|line| {
+        let image = line.image?;
+        Some(format!("{}, {} s old, {}", image.number, image.age_s, paths::bytes(image.bytes)))
+    });
+    let mut text = head(account, now);
+    paths::write_table(&mut text, &rows);
     text
 }
 
@@ -286,6 +290,8 @@ mod tests {
             state,
             percent,
             ending: ending.map(String::from),
+            image: None,
+            kept_bytes: None,
         };
         Account {
             job: "0123456789abcdef".into(),
@@ -317,6 +323,15 @@ mod tests {
              \x20 3     4713  n1    here     3            replaying 43 %\n"
         );
         assert_eq!(table(&account(), 1_000 + 3_661), expected);
+        let mut more = account();
+        more.ranks.truncate(2);
+        more.ranks[0].kept_bytes = Some(1_500);
+        more.ranks[1].image = Some(roll::Image { number: 7, bytes: 60_000_000, age_s: 3 });
+        let expected = "\x20 rank  pid   node  cluster  incarnation  state          kept     newest image\n\
+             \x20 0     4710  n1    here     0            running        1.50 kB  -\n\
+             \x20 1     4711  n1    here     1            starting anew  -        7, 3 s old, 60.0 MB\n";
+        let found = table(&more, 1_000);
+        assert!(found.ends_with(expected), "{found}");
     }
 
     #[test]

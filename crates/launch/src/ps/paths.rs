@@ -254,12 +254,13 @@ impl Row {
     }
 }
 
-pub fn write_table<const N: usize>(text: &mut String, rows: &[[String; N]]) {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
+pub fn write_table(text: &mut String, rows: &[impl AsRef<[String]>]) {
+    let width = |column: usize| rows.iter().map(|row| row.as_ref()[column].chars().count()).max();
+    let columns = rows.first().map_or(0, |row| row.as_ref().len());
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     for row in rows {
         let mut line = String::from("  ");
-        for (cell, width) in row.iter().zip(&widths) {
+        for (cell, width) in row.as_ref().iter().zip(&widths) {
             let _ = write!(line, "{cell:width$}  ");
         }
         let _ = writeln!(text, "{}", line.trim_end());

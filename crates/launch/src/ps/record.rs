@@ -93,6 +93,19 @@ impl Record {
         self.processes.sort_by_key(|it| (it.process, it.endpoint));
     }
 
+    /// The bytes that are kept of a rank, whose digests and intakes take some of them as well.
+    pub fn kept_of(&self, process: u32) -> Option<u64> {
+        let own: Vec<u64> =
+            self.processes.iter().filter(|it| it.process == process).map(Process::kept).collect();
+        (!own.is_empty()).then(|| own.iter().sum())
+    }
+
+    /// Of all ranks, and how much of that is on a disk.
+    pub fn kept(&self) -> (u64, u64) {
+        let on_disk = self.processes.iter().map(|it| it.disk_bytes);
+        (self.processes.iter().map(Process::kept).sum(), on_disk.sum())
+    }
+
     /// What is kept of each rank, for people. `name`: what a process is called.
     pub fn table(&self, name: impl Fn(u32) -> String) -> String {
         let mut text = String::new();
@@ -152,7 +165,14 @@ impl Record {
     }
 }
 
+/// Bytes of the digest of a frame that was sent.
+const DIGEST_BYTES: u64 = 8;
+
 impl Process {
+    fn kept(&self) -> u64 {
+        self.bytes + self.intake_bytes + self.sent * DIGEST_BYTES
+    }
+
     fn cells(&self, name: impl Fn(u32) -> String) -> [String; 9] {
         // What the determinants of a frame take, and the digest of one that was sent.
         let each = self.intake_bytes as f64 / self.taken_in.max(1) as f64;
@@ -222,6 +242,8 @@ mod tests {
                      frames 1 to 1: on disk\n  intake 1: poll 9, 2.5 s, something was due\n  not taken in yet:\n    \
                      frame 2: Message of r0, 8 bytes at 72\n";
         assert_eq!(record.story(name), story);
+        assert_eq!((record.kept(), record.kept_of(1)), ((3040, 1000), Some(3040)));
+        assert_eq!(record.kept_of(0), None);
         let json = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&json).unwrap(), record);
         assert!(Record::default().table(name).contains("without --recover"));

@@ -4,11 +4,15 @@
 //! rank stood when its agent last spoke of it, which over a wide area network was a moment ago.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::control::Ending;
 use crate::sys::signal_name;
+
+/// A rate is told of what was seen for this long at least.
+const RATE_AFTER: Duration = Duration::from_millis(400);
 
 /// How a rank goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +57,30 @@ pub struct Line {
     pub percent: Option<u8>,
     /// How its last process ended, if that has.
     pub ending: Option<String>,
+    /// Its newest image, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
+    /// Bytes that its relay keeps of it, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_bytes: Option<u64>,
+}
+
+/// What is known of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    pub number: u64,
+    pub bytes: u64,
+    /// How long ago it was whole.
+    pub age_s: u64,
+}
+
+/// How far a rank is that was started anew.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    pub rank: u32,
+    pub percent: Option<u8>,
+    /// Percent in a second since it was seen first to do what was before.
+    pub per_second: Option<f64>,
 }
 
 /// Where a rank is, and what it is called.
@@ -77,6 +105,8 @@ pub struct Counts {
 #[derive(Debug, Default)]
 pub struct Roll {
     ranks: BTreeMap<u32, Entry>,
+    /// Of a rank: the number of its newest image, its bytes, and since when it is there.
+    images: BTreeMap<u32, (u64, u64, Instant)>,
     restarts: u64,
 }
 
@@ -87,6 +117,9 @@ struct Entry {
     incarnation: u32,
     state: State,
     percent: Option<u8>,
+    /// When this start was seen first on its way, and how far.
+    first_seen: Option<(Instant, u8)>,
+    per_second: Option<f64>,
     ending: Option<Ending>,
 }
 
@@ -111,18 +144,64 @@ impl Roll {
             incarnation: 0,
             state: State::Starting,
             percent: None,
+            first_seen: None,
+            per_second: None,
             ending: None,
         };
-        Roll { ranks: (0..size).map(|rank| (rank, entry())).collect(), restarts: 0 }
+        Roll { ranks: (0..size).map(|rank| (rank, entry())).collect(), ..Roll::default() }
     }
 
     /// It has been started, comes back to where it was, or has done so.
-    pub fn handle_alive(&mut self, group: u32, rank: u32, sight: Sight) {
+    pub fn handle_alive(&mut self, group: u32, rank: u32, sight: Sight, now: Instant) {
         let Sight { pid, start: incarnation, is_back, percent } = sight;
         let state = if is_back { State::Running } else { State::StartingAnew };
-        let entry = Entry { group, pid, incarnation, state, percent, ending: None };
-        let before = self.ranks.insert(rank, entry).map_or(0, |before| before.incarnation);
-        self.restarts += u64::from(incarnation.saturating_sub(before));
+        let before = self.ranks.get(&rank);
+        self.restarts +=
+            u64::from(incarnation.saturating_sub(before.map_or(0, |before| before.incarnation)));
+        let same = before.filter(|before| before.incarnation == incarnation && !is_back);
+        let first_seen = same.and_then(|before| before.first_seen);
+        let first_seen = first_seen.or(percent.map(|percent| (now, percent)));
+        let per_second = first_seen.zip(percent).and_then(|((since, first), percent)| {
+            let time = now.saturating_duration_since(since);
+            let share = f64::from(percent.saturating_sub(first));
+            (time >= RATE_AFTER).then(|| share / time.as_secs_f64())
+        });
+        let ending = None;
+        let entry =
+            Entry { group, pid, incarnation, state, percent, first_seen, per_second, ending };
+        self.ranks.insert(rank, entry);
+    }
+
+    /// Its newest image has this number and so many bytes; number 0: there is none.
+    pub fn handle_image(&mut self, rank: u32, number: u64, bytes: u64, now: Instant) {
+        match number {
+            0 => _ = self.images.remove(&rank),
+            _ => _ = self.images.insert(rank, (number, bytes, now)),
+        }
+    }
+
+    /// The age of the youngest and of the oldest of the newest images.
+    pub fn ages(&self, now: Instant) -> Option<(Duration, Duration)> {
+        let living = self.images.iter().filter(|(rank, _)| self.is_there(**rank));
+        let ages = living.map(|(_, (.., since))| now.saturating_duration_since(*since));
+        ages.fold(None, |found, age| {
+            let (youngest, oldest) = found.unwrap_or((age, age));
+            Some((age.min(youngest), age.max(oldest)))
+        })
+    }
+
+    fn is_there(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|entry| entry.state != State::Ended)
+    }
+
+    /// Who is on the way back.
+    pub fn coming_back(&self) -> Vec<Progress> {
+        let away = self.ranks.iter().filter(|(_, entry)| entry.state == State::StartingAnew);
+        let of = |(&rank, entry): (&u32, &Entry)| {
+            let &Entry { percent, per_second, .. } = entry;
+            Progress { rank, percent, per_second }
+        };
+        away.map(of).collect()
     }
 
     /// It has ended for good.
@@ -147,7 +226,13 @@ impl Roll {
         }
     }
 
-    pub fn lines(&self, place: impl Fn(u32) -> Place) -> Vec<Line> {
+    /// `kept`: what is known of the bytes that relays keep of a rank.
+    pub fn lines(
+        &self,
+        now: Instant,
+        place: impl Fn(u32) -> Place,
+        kept: impl Fn(u32) -> Option<u64>,
+    ) -> Vec<Line> {
         let line = |(&process, entry): (&u32, &Entry)| {
             let Place { rank, node, cluster } = place(process);
             let has_process = matches!(entry.state, State::Running | State::StartingAnew);
@@ -161,6 +246,12 @@ impl Roll {
                 state: entry.state,
                 percent: entry.percent.filter(|_| entry.state == State::StartingAnew),
                 ending: entry.ending.map(words),
+                image: self.images.get(&process).map(|&(number, bytes, since)| Image {
+                    number,
+                    bytes,
+                    age_s: now.saturating_duration_since(since).as_secs(),
+                }),
+                kept_bytes: kept(process),
             }
         };
         self.ranks.iter().map(line).collect()
@@ -183,7 +274,8 @@ mod tests {
     type Short = (u32, Option<u32>, u32, &'static str, Option<u8>, Option<String>);
 
     fn lines(roll: &Roll) -> Vec<Short> {
-        let lines = roll.lines(|rank| Place { rank: rank.to_string(), ..Place::default() });
+        let place = |rank: u32| Place { rank: rank.to_string(), ..Place::default() };
+        let lines = roll.lines(Instant::now(), place, |_| None);
         let of = |line: Line| {
             let Line { process, pid, incarnation, state, percent, ending, .. } = line;
             (process, pid, incarnation, state.words(), percent, ending)
@@ -200,14 +292,15 @@ mod tests {
         let mut roll = Roll::new(2);
         let starting = |rank| (rank, None, 0, "starting", None, None);
         assert_eq!(lines(&roll), [starting(0), starting(1)]);
-        roll.handle_alive(0, 0, sight(70, 0, None));
-        roll.handle_alive(0, 1, sight(71, 0, None));
-        roll.handle_alive(0, 1, sight(80, 1, Some(0)));
-        roll.handle_alive(0, 1, sight(80, 1, Some(43)));
+        let now = Instant::now();
+        roll.handle_alive(0, 0, sight(70, 0, None), now);
+        roll.handle_alive(0, 1, sight(71, 0, None), now);
+        roll.handle_alive(0, 1, sight(80, 1, Some(0)), now);
+        roll.handle_alive(0, 1, sight(80, 1, Some(43)), now);
         let counts = Counts { running: 1, starting_anew: 1, ended: 0, restarts: 1 };
         assert_eq!(roll.counts(), counts);
         assert_eq!(lines(&roll)[1], (1, Some(80), 1, "starting anew", Some(43), None));
-        roll.handle_alive(0, 1, sight(80, 1, None));
+        roll.handle_alive(0, 1, sight(80, 1, None), now);
         roll.handle_exit(1, Ending::Killed(9));
         let end = (1, None, 1, "ended", None, Some("SIGKILL".to_string()));
         assert_eq!(lines(&roll), [(0, Some(70), 0, "running", None, None), end]);
@@ -215,11 +308,55 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_is_that_of_this_start_once_it_can_be_told() {
+        let (mut roll, now) = (Roll::new(2), Instant::now());
+        let later = |millis| now + Duration::from_millis(millis);
+        let rates = |roll: &Roll| {
+            let all = roll.coming_back().into_iter();
+            all.map(|it| (it.rank, it.percent, it.per_second)).collect::<Vec<_>>()
+        };
+        let away = |start, percent| Sight { pid: 80, start, is_back: false, percent };
+        roll.handle_alive(0, 1, away(1, None), now);
+        assert_eq!(rates(&roll), [(1, None, None)]);
+        roll.handle_alive(0, 1, away(1, Some(10)), later(500));
+        roll.handle_alive(0, 1, away(1, Some(20)), later(700));
+        assert_eq!(rates(&roll), [(1, Some(20), None)], "that is not long");
+        roll.handle_alive(0, 1, away(1, Some(50)), later(2500));
+        assert_eq!(rates(&roll), [(1, Some(50), Some(20.0))]);
+        roll.handle_alive(0, 1, away(2, Some(0)), later(3000));
+        assert_eq!(rates(&roll), [(1, Some(0), None)], "another start");
+        roll.handle_alive(0, 1, sight(80, 2, None), later(4000));
+        assert_eq!(rates(&roll), []);
+    }
+
+    #[test]
+    fn images_have_an_age_while_their_ranks_run() {
+        let (mut roll, now) = (Roll::new(2), Instant::now());
+        let later = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(roll.ages(now), None);
+        roll.handle_image(0, 1, 100, now);
+        roll.handle_image(1, 1, 100, later(5));
+        roll.handle_image(1, 2, 200, later(7));
+        let seconds = Duration::from_secs;
+        assert_eq!(roll.ages(later(9)), Some((seconds(2), seconds(9))));
+        let lines = roll.lines(later(9), |_| Place::default(), |rank| Some(u64::from(rank)));
+        let of =
+            |line: &Line| (line.image.map(|it| (it.number, it.bytes, it.age_s)), line.kept_bytes);
+        assert_eq!(of(&lines[0]), (Some((1, 100, 9)), Some(0)));
+        assert_eq!(of(&lines[1]), (Some((2, 200, 2)), Some(1)));
+        roll.handle_exit(0, Ending::Exited(0));
+        assert_eq!(roll.ages(later(9)), Some((seconds(2), seconds(2))));
+        roll.handle_image(1, 0, 0, later(9));
+        assert_eq!(roll.ages(later(9)), None);
+    }
+
+    #[test]
     fn spawned_groups_are_forgotten_and_the_first_processes_never() {
         let mut roll = Roll::new(1);
-        roll.handle_alive(0, 0, sight(70, 0, None));
-        roll.handle_alive(1, 5, sight(71, 0, None));
-        roll.handle_alive(2, 6, sight(72, 0, None));
+        let now = Instant::now();
+        roll.handle_alive(0, 0, sight(70, 0, None), now);
+        roll.handle_alive(1, 5, sight(71, 0, None), now);
+        roll.handle_alive(2, 6, sight(72, 0, None), now);
         roll.forget(1);
         roll.forget(0);
         assert_eq!(lines(&roll).iter().map(|line| line.0).collect::<Vec<_>>(), [0, 6]);

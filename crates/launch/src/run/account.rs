@@ -3,13 +3,15 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::foot::Standing;
 use super::record::Inquiry;
 use super::{Child, Launcher, Phase};
 use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
 use crate::ps::desk::{self, Account, Desk, Question};
 use crate::ps::paths::{self, Paths};
-use crate::ps::roll::{Counts, Place};
+use crate::ps::record::Record;
+use crate::ps::roll::Place;
 
 /// Characters of the program and its arguments that are told.
 const PROGRAM_CHARS_MAX: usize = 200;
@@ -18,6 +20,10 @@ const PROGRAM_CHARS_MAX: usize = 200;
 const LOOK_TIME: Duration = Duration::from_millis(1_500);
 /// What they have said is told to whoever else asks within this time.
 const LOOK_AGE_MAX: Duration = Duration::from_millis(500);
+/// So often the line at the foot of a terminal is brought up to date, and relays are asked for it what they keep:
+const FOOT_INTERVAL: Duration = Duration::from_secs(2);
+/// more seldom by once that time for each so many ranks, for each of which there is a line in the answer.
+const FOOT_RANKS: u32 = 1024;
 
 /// What stays the same of an [`Account`], and who is asked for it.
 pub(super) struct Counter {
@@ -25,6 +31,11 @@ pub(super) struct Counter {
     fixed: Account,
     look: Look,
     inquiry: Inquiry,
+    /// When the line at the foot of the terminal is due again, while there is one.
+    foot_due: Option<Instant>,
+    foot_interval: Duration,
+    /// What relays have said last that they keep.
+    kept: Option<(u64, u64)>,
 }
 
 /// Agents are asked how the paths of their ranks are.
@@ -100,7 +111,9 @@ impl Counter {
             paths: None,
             record: None,
         };
-        Counter { desk, fixed, look: Look::default(), inquiry: Inquiry::default() }
+        let (look, inquiry) = (Look::default(), Inquiry::default());
+        let foot_interval = FOOT_INTERVAL * (1 + job.size / FOOT_RANKS);
+        Counter { desk, fixed, look, inquiry, foot_due: None, foot_interval, kept: None }
     }
 
     /// An agent has said how the paths of its ranks are.
@@ -111,11 +124,12 @@ impl Counter {
     /// An agent has said what its relay keeps.
     pub fn handle_record(&mut self, serial: u32, lines: &str) {
         self.inquiry.take_in(serial, lines, Instant::now());
+        self.kept = self.inquiry.found(Question::Log).map(Record::kept).or(self.kept);
     }
 
     pub fn next_time(&self) -> Option<Instant> {
         let times = self.look.until.into_iter().chain(self.inquiry.next_time());
-        times.chain(self.desk.next_time()).min()
+        times.chain(self.desk.next_time()).chain(self.foot_due).min()
     }
 
     pub fn desk(&self) -> &Desk {
@@ -127,14 +141,21 @@ impl Launcher {
     /// Answers those who ask.
     pub(super) fn serve(&mut self) {
         let (groups, children, roll) = (&self.groups, &self.children, &self.roll);
-        let Counter { desk, fixed, look, inquiry } = &mut self.counter;
+        let Counter { desk, fixed, look, inquiry, .. } = &mut self.counter;
         let now = Instant::now();
         look.pass_time(now);
         inquiry.pass_time(now);
         let (is_wanted, wanted) = (Cell::new(false), Cell::new(None));
         desk.serve(now, |question| {
-            let (mut paths, mut record) = (None, None);
+            let (mut paths, mut record, mut kept) = (None, None, None);
             match question {
+                Question::Roll if fixed.recover => {
+                    kept = inquiry.found(Question::Log);
+                    if kept.is_none() && inquiry.is_near(Question::Log) {
+                        wanted.set(Some(Question::Log));
+                        return None;
+                    }
+                }
                 Question::Roll => (),
                 Question::Paths => {
                     is_wanted.set(true);
@@ -151,7 +172,11 @@ impl Launcher {
             }
             Some(Account {
                 restarts: roll.counts().restarts,
-                ranks: roll.lines(|rank| whereabouts(groups, children, rank)),
+                ranks: roll.lines(
+                    now,
+                    |rank| whereabouts(groups, children, rank),
+                    |rank| kept.and_then(|kept| kept.kept_of(rank)),
+                ),
                 paths,
                 record,
                 ..fixed.clone()
@@ -162,6 +187,10 @@ impl Launcher {
             let message = look.begin(agents, now);
             self.send_to_all(&message);
         }
+        if self.is_foot_due(now) {
+            wanted.set(wanted.get().or(Some(Question::Log)));
+            self.show_status();
+        }
         let inquiry = &mut self.counter.inquiry;
         // Who asks something else is next when this has become old.
         if let (Some(question), true) = (wanted.get(), inquiry.is_idle()) {
@@ -170,17 +199,31 @@ impl Launcher {
         }
     }
 
-    /// Says at the foot of the terminal how things stand while ranks come back.
-    pub(super) fn show_status(&mut self) {
-        if !self.counter.fixed.recover {
-            return;
+    /// Whether it is time to bring the line at the foot of the terminal up to date, if there is one.
+    fn is_foot_due(&mut self, now: Instant) -> bool {
+        let has_foot = self.has_foot();
+        let Counter { foot_due, foot_interval, .. } = &mut self.counter;
+        let is_due = has_foot && foot_due.is_none_or(|due| due <= now);
+        if is_due || !has_foot {
+            *foot_due = has_foot.then(|| now + *foot_interval);
         }
-        let Counts { running, starting_anew, restarts, .. } = self.roll.counts();
-        let is_over = matches!(self.phase, Phase::Ending(_));
-        let text = format!(
-            "landbridge: {running} ranks up, {starting_anew} coming back; new starts so far: {restarts}"
-        );
-        self.output.set_status((starting_anew > 0 && !is_over).then_some(text));
+        is_due
+    }
+
+    /// Whether somebody sees how things stand while ranks may come back.
+    fn has_foot(&self) -> bool {
+        self.counter.fixed.recover && self.phase == Phase::Running && self.output.is_terminal()
+    }
+
+    /// Says at the foot of the terminal how things stand, if ranks that are killed come back.
+    pub(super) fn show_status(&mut self) {
+        let now = Instant::now();
+        let text = self.has_foot().then(|| {
+            let (counts, coming_back) = (self.roll.counts(), self.roll.coming_back());
+            let (kept, images) = (self.counter.kept, self.roll.ages(now));
+            Standing { counts, coming_back, kept, images }.text()
+        });
+        self.output.set_status(text);
     }
 
     pub(super) fn place(&self, rank: u32) -> String {

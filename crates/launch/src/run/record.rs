@@ -8,6 +8,8 @@ use crate::ps::record::Record;
 
 /// Relays that have not answered after this long are not waited for.
 const PATIENCE: Duration = Duration::from_millis(1_500);
+/// Who asks for something else as well is answered without after this long.
+const BRIEF: Duration = Duration::from_millis(300);
 /// What they have said is told to whoever else asks the same within this time.
 const AGE_MAX: Duration = Duration::from_millis(500);
 
@@ -20,6 +22,8 @@ pub struct Inquiry {
     awaited: usize,
     /// By when they are waited for, while they are; then until when it counts.
     until: Option<Instant>,
+    /// By when those wait who want to know something else as well.
+    brief_until: Option<Instant>,
     record: Record,
 }
 
@@ -30,17 +34,23 @@ impl Inquiry {
     }
 
     pub fn next_time(&self) -> Option<Instant> {
-        self.until
+        self.until.into_iter().chain(self.brief_until).min()
+    }
+
+    /// Whether who wants to know this beside something else may wait for it: it is being asked, or will be.
+    pub fn is_near(&self, question: Question) -> bool {
+        self.is_idle() || (self.brief_until.is_some() && self.asked == Some(question))
     }
 
     /// What to send to the agents that may have a relay.
     pub fn begin(&mut self, question: Question, agents: usize, now: Instant) -> Message {
         let serial = self.serial.wrapping_add(1).max(1);
-        let (asked, until) = (Some(question), Some(now + PATIENCE));
-        *self = Inquiry { serial, asked, awaited: agents, until, record: Record::default() };
+        let (asked, record) = (Some(question), Record::default());
+        let (until, brief_until) = (Some(now + PATIENCE), Some(now + BRIEF));
+        *self = Inquiry { serial, asked, awaited: agents, until, brief_until, record };
         let question = match question {
-            Question::Story { rank, from, count } => format!("log one {rank} {from} {count}"),
-            _ => "log all 0".to_string(),
+            Question::Story { rank, from, count } => format!("one {rank} {from} {count}"),
+            _ => "all 0".to_string(),
         };
         Message::Inquire { serial, question }
     }
@@ -52,11 +62,12 @@ impl Inquiry {
         self.record.take_in(lines);
         self.awaited -= 1;
         if self.awaited == 0 {
-            self.until = Some(now + AGE_MAX);
+            (self.until, self.brief_until) = (Some(now + AGE_MAX), None);
         }
     }
 
     pub fn pass_time(&mut self, now: Instant) {
+        self.brief_until = self.brief_until.filter(|until| *until > now);
         if self.until.is_some_and(|until| until <= now) {
             self.record.relays_missing = std::mem::take(&mut self.awaited) as u32;
             self.until = (self.record.relays_missing > 0).then_some(now + AGE_MAX);
@@ -79,7 +90,7 @@ mod tests {
         let (mut inquiry, now) = (Inquiry::default(), Instant::now());
         let story = Question::Story { rank: 3, from: 4, count: 5 };
         let message = inquiry.begin(story, 2, now);
-        let question = "log one 3 4 5".to_string();
+        let question = "one 3 4 5".to_string();
         assert_eq!(message, Message::Inquire { serial: 1, question });
         inquiry.take_in(1, "", now);
         inquiry.take_in(7, "", now);
@@ -88,8 +99,12 @@ mod tests {
         assert!(inquiry.found(story).is_some() && inquiry.found(Question::Log).is_none());
         inquiry.pass_time(now + AGE_MAX);
         assert!(inquiry.found(story).is_none() && inquiry.is_idle(), "it is old");
+        assert!(inquiry.is_near(Question::Log));
         inquiry.begin(Question::Log, 2, now);
         inquiry.take_in(2, "", now);
+        assert!(inquiry.is_near(Question::Log) && !inquiry.is_near(story));
+        inquiry.pass_time(now + BRIEF);
+        assert!(!inquiry.is_near(Question::Log), "that is not waited for");
         inquiry.pass_time(now + PATIENCE);
         let missing = inquiry.found(Question::Log).map(|record| record.relays_missing);
         assert_eq!(missing, Some(1));

@@ -21,6 +21,10 @@ impl Status {
         Status { is_terminal, wanted: None, shown: None, is_at_line_start: true }
     }
 
+    pub fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+
     pub fn set(&mut self, text: Option<String>) {
         self.wanted = text;
     }

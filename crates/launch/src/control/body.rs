@@ -1,0 +1,147 @@
+//! Bodies of control messages: values one after the other, without names.
+//!
+//! Numbers are little endian; text and lists begin with their length. What may never happen: a length is believed before
+//! the bytes are there.
+
+use serde::Serialize;
+
+use super::{Ending, Stage};
+use crate::pmi::kvs::Delta;
+use crate::pmi::server::NameRequest;
+
+/// In the place of a share that nobody knows.
+const UNKNOWN: u32 = u32::MAX;
+
+/// Appends values to the body of a message.
+pub(super) struct Writer<'a>(pub &'a mut Vec<u8>);
+
+impl Writer<'_> {
+    pub fn number(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.number(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    pub fn document(&mut self, document: &impl Serialize) {
+        // Text, numbers, lists and tables only: TOML can hold all of them.
+        self.text(&toml::to_string(document).expect("it is a TOML document"));
+    }
+
+    pub fn delta(&mut self, delta: &Delta) {
+        self.number(u32::try_from(delta.len()).unwrap_or(u32::MAX));
+        for (key, value) in delta {
+            self.text(key);
+            self.text(value);
+        }
+    }
+
+    pub fn long(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    pub fn percent(&mut self, share: Option<u8>) {
+        self.number(share.map_or(UNKNOWN, u32::from));
+    }
+
+    pub fn ending(&mut self, ending: Ending) {
+        let (kind, value) = match ending {
+            Ending::Exited(code) => (0, code),
+            Ending::Killed(signal) => (1, signal),
+        };
+        self.number(kind);
+        self.number(value.cast_unsigned());
+    }
+
+    pub fn name_request(&mut self, request: &NameRequest) {
+        let (kind, service, port) = match request {
+            NameRequest::Publish { service, port } => (0, service, port.as_str()),
+            NameRequest::Unpublish { service } => (1, service, ""),
+            NameRequest::Lookup { service } => (2, service, ""),
+        };
+        self.number(kind);
+        self.text(service);
+        self.text(port);
+    }
+}
+
+/// Takes values from the front of one. `None`: it is no such value.
+pub(super) struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn number(&mut self) -> Option<u32> {
+        let (number, rest) = self.0.split_first_chunk::<4>()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*number))
+    }
+
+    pub fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = self.number()? as usize;
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    pub fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    pub fn document<T: serde::de::DeserializeOwned>(&mut self) -> Option<Box<T>> {
+        toml::from_str(&self.text()?).ok().map(Box::new)
+    }
+
+    pub fn delta(&mut self) -> Option<Delta> {
+        let count = self.number()?;
+        (0..count).map(|_| Some((self.text()?, self.text()?))).collect()
+    }
+
+    pub fn ending(&mut self) -> Option<Ending> {
+        let kind = self.number()?;
+        let value = self.number()?.cast_signed();
+        match kind {
+            0 => Some(Ending::Exited(value)),
+            1 => Some(Ending::Killed(value)),
+            _ => None,
+        }
+    }
+
+    pub fn long(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*number))
+    }
+
+    /// Whether all of it was taken.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn percent(&mut self) -> Option<Option<u8>> {
+        match self.number()? {
+            UNKNOWN => Some(None),
+            share => u8::try_from(share).ok().filter(|share| *share <= 100).map(Some),
+        }
+    }
+
+    pub fn stage(&mut self) -> Option<Stage> {
+        [Stage::Silent, Stage::Joined, Stage::Finalized].get(self.number()? as usize).copied()
+    }
+
+    pub fn name_request(&mut self) -> Option<NameRequest> {
+        let kind = self.number()?;
+        let service = self.text()?;
+        let port = self.text()?;
+        match kind {
+            0 => Some(NameRequest::Publish { service, port }),
+            1 => Some(NameRequest::Unpublish { service }),
+            2 => Some(NameRequest::Lookup { service }),
+            _ => None,
+        }
+    }
+}

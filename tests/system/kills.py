@@ -1,0 +1,294 @@
+#!/usr/bin/env python3
+"""Programs of every kind whose ranks are killed at random moments, from the start and from images, in one cluster and in two, and
+while the network between these loses, damages, reorders and is cut: each must say what it says when nobody is killed.
+
+Who is killed and when is a function of `--seed`. `--all`: each kind of kills apart, each pattern of the benchmark apart, more kinds
+of networks. `--list` names the cases. Images need CRIU, networks a lab; without them those cases are left out, which is said.
+"""
+
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import checkpoint
+import common
+import network
+import recovery
+from support import paths, process
+
+RANKS = recovery.RANKS
+SOAK = common.ROOT / "crates" / "lab" / "src" / "soak"
+PATTERNS = ["Sendrecv", "Allreduce", "Alltoall"]
+# The same numbers of repetitions every time, whatever the clock says.
+BENCHMARK_BOUNDS = ["-npmin", str(RANKS), "-msglog", "0:7", "-iter_policy", "off", "-time", "1000"]
+# Some seconds each on one machine, longer than a storm; over a line of 5 ms that loses packets a tenth of that.
+MESSAGES, STEPS, REPEATS = 700, 3000, 1800
+# What a run takes at most, kills and all. Images every second are much on a machine that is busy.
+LIMIT_S = 150.0
+# Both ways of the wide-area link, and the file with it: its gateways let UDP in.
+LINK, LAB = "near-far", common.ROOT / "labs" / "two-rails.toml"
+BAD = ["--loss 1%", "--corrupt 1%", "--repair-checksums true", "--reorder 5%", "--reorder-by 1ms"]
+CUT_S = 3.0
+# A restored process comes from its image in less.
+IMAGE_EVERY_S = checkpoint.EVERY_S
+
+
+@dataclass
+class Program:
+    """`told`: out of its output and its folder, what must be as in an undisturbed run, and what is wrong with it in itself."""
+
+    name: str
+    words: list[str]
+    told: object
+    environment: dict[str, str]
+
+
+@dataclass
+class Case:
+    name: str
+    program: Program
+    kind: str
+    words: list[str]
+    has_images: bool
+    # Of the network; None: it is no lab.
+    network: str | None = None
+
+
+def main() -> int:
+    def add(parser):
+        parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills, and of whom they meet")
+        parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
+        parser.add_argument("--all", action="store_true", help="the whole matrix")
+        parser.add_argument("--list", action="store_true", help="name the cases")
+
+    options = common.arguments(__doc__, add)
+    common.quiet_environment()
+    process.adopt_orphans()
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        cases = every_case(options)
+        if options.list:
+            print("\n".join(case.name for case in cases))
+            return 0
+        checks = common.Checks(options)
+        undisturbed = {}
+        for case in possible(options, [case for case in cases if checks.wants(case.name)]):
+            key = tuple(case.program.words)
+            if key not in undisturbed:
+                undisturbed[key] = alone(options, case.program)
+            check(checks, options, case, undisturbed[key])
+    return checks.end()
+
+
+def every_case(options) -> list[Case]:
+    programs = [heat(options), whatever(options)]
+    programs += [benchmark(options, [one]) for one in PATTERNS] if options.all else [benchmark(options, PATTERNS)]
+    kinds = list(KINDS) if options.all else ["a storm"]
+    cases = []
+    for has_images in (False, True):
+        for clusters, words in (("one cluster", []), ("two clusters", recovery.TWO_CLUSTERS)):
+            for program in programs:
+                for kind in kinds:
+                    start = "from images" if has_images else "from the start"
+                    cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
+    bad = [heat(options, STEPS // 6), whatever(options), benchmark(options, PATTERNS, REPEATS // 10)]
+    for number, program in enumerate(bad):
+        for place, (line, words) in enumerate(LINES.items()):
+            for has_images in (False, True):
+                # Of the rest one of each.
+                if options.all or (number, place, has_images) in ((0, 1, True), (1, 0, False)):
+                    start = "from images" if has_images else "from the start"
+                    name = f"{program.name}, a bad network{line}, {start}"
+                    cases.append(Case(name, program, "a storm", words, has_images, line))
+    return cases
+
+
+LINES = {
+    "": [],
+    " over UDP": ["--set", "wan_udp=on"],
+    " in three streams": ["--set", "wan_streams=3"],
+}
+
+
+def possible(options, cases: list[Case]) -> list[Case]:
+    """Without those that cannot be tried here, which is said."""
+    reasons = {
+        (True, False): lambda: checkpoint.no_criu(options.criu),
+        (False, True): lambda: network.no_lab(options),
+    }
+    for place, (needs, why_not) in enumerate(reasons.items()):
+        met = [case for case in cases if (case.has_images, case.network is not None)[place]]
+        if met and (reason := why_not()):
+            print(f"skipped: {len(met)} cases with {('images', 'a lab')[place]}: {reason}")
+            cases = [case for case in cases if case not in met]
+        del needs
+    return cases
+
+
+# --- programs
+
+
+def heat(options, steps: int = STEPS) -> Program:
+    """Its answer, bit for bit, is in the picture; it also computes alone and compares."""
+    picture = options.folder / "heat.png"
+    words = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--picture", str(picture)]
+    words += ["--size", "192", "--steps", str(steps)]
+
+    def told(lines):
+        drawn = picture.read_bytes() if picture.exists() else b""
+        picture.unlink(missing_ok=True)
+        timeless = [re.sub(r"[\d.]+ s, \d+ steps/s, ", "", line) for line in lines]
+        is_right = any("identical to the serial run" in line for line in lines) and drawn
+        return (drawn, timeless), "" if is_right else "not the answer of a serial run"
+
+    return Program("heat", words, told, {"OPENBLAS_NUM_THREADS": "1"})
+
+
+def whatever(options) -> Program:
+    """Wildcards, probes, Waitany: the order is chance, and must be the same for all who saw it."""
+    words = [common.python(options), str(SOAK / "whatever.py"), "--rounds", str(MESSAGES)]
+
+    def told(lines):
+        heard = placed(lines, "heard")
+        is_one = heard == placed(lines, "place") and [place for place, _ in heard] == list(range(MESSAGES * (RANKS - 1)))
+        # Who sent what is the same in any order.
+        return sorted(what for _, what in heard), "" if is_one else "not one history"
+
+    return Program("wildcards and probes", words, told, {})
+
+
+def placed(lines, word: str) -> list[tuple[int, str]]:
+    found = (re.fullmatch(rf"{word} (\d+): (.*)", line) for line in lines)
+    return sorted((int(one[1]), one[2]) for one in found if one)
+
+
+def benchmark(options, patterns: list[str], repeats: int = REPEATS) -> Program:
+    """IMB-MPI1, on MPICH, for both have the same binary interface. Its times differ; lengths and repetitions may not."""
+    words = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *patterns, *BENCHMARK_BOUNDS, "-iter", str(repeats // len(patterns))]
+
+    def told(lines):
+        rows = [re.match(r"(# Benchmarking \w+|\s+\d+\s+\d+)\s", line) for line in lines]
+        kept = [row[1] for row in rows if row]
+        is_over = any("All processes entering MPI_Finalize" in line for line in lines)
+        return kept, "" if is_over and len(kept) > 5 * len(patterns) else "not at its end"
+
+    library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib")}
+    return Program(f"IMB-MPI1 {' '.join(patterns)}", words, told, library)
+
+
+def alone(options, program: Program):
+    """What it tells when nobody is killed."""
+    code, lines, output = recovery.job(options, program.words, [], environment=program.environment)
+    told, wrong = program.told(lines)
+    if code or wrong:
+        print(f"undisturbed, {program.name} ends with {code}: {wrong}\n{process.tail(output)}")
+    return told
+
+
+# --- kills: (seconds after the one before, rank)
+
+
+def one_by_one(chance) -> list[tuple[float, int]]:
+    return [(chance.uniform(0.1, 0.9), chance.randrange(RANKS)) for _ in range(4)]
+
+
+def several(chance) -> list[tuple[float, int]]:
+    blows = []
+    for count in (2, RANKS - 1, RANKS):
+        who = chance.sample(range(RANKS), count)
+        blows += [(chance.uniform(0.3, 1.0), who[0]), *((0.0, rank) for rank in who[1:])]
+    return blows
+
+
+def again(chance) -> list[tuple[float, int]]:
+    blows = []
+    for _ in range(2):
+        rank = chance.randrange(RANKS)
+        blows += [(chance.uniform(0.3, 0.9), rank), *((chance.uniform(0.15, 0.5), rank) for _ in range(2))]
+    return blows
+
+
+def storm(chance) -> list[tuple[float, int]]:
+    """All of it."""
+    first, second, *others = chance.sample(range(RANKS), RANKS)
+    return [
+        (chance.uniform(0.0, 0.8), first),
+        (chance.uniform(0.1, 0.8), second),
+        (chance.uniform(0.15, 0.5), second),
+        (chance.uniform(0.1, 0.8), others[0]),
+        *((0.0, rank) for rank in others[1:]),
+        (chance.uniform(0.0, 0.3), first),
+    ]
+
+
+KINDS = {"one by one": one_by_one, "several at once": several, "again while they come back": again, "a storm": storm}
+
+
+def check(checks, options, case: Case, undisturbed) -> None:
+    # Of the name, so that a case is the same one with `--only`.
+    chance = random.Random(f"{options.seed} {case.name}")
+    kills = KINDS[case.kind](chance)
+    first = checkpoint.FIRST_S if case.has_images else recovery.START_S
+    kills[0] = (first + kills[0][0], kills[0][1])
+    words = list(case.words)
+    if case.has_images:
+        words += ["--checkpoint", f"{IMAGE_EVERY_S:.0f}s", "--set", f"criu={options.criu}"]
+    if case.network is None:
+        more = {"environment": case.program.environment, "limit_s": LIMIT_S}
+        code, lines, output = recovery.job(options, case.program.words, kills, *words, **more)
+    else:
+        code, lines, output = in_a_bad_network(options, case, kills, words)
+    told, wrong = case.program.told(lines)
+    starts, images = output.count(": started anew"), checkpoint.from_images(output)
+    is_same = told == undisturbed and not wrong
+    measured = f"exit code {code}, {'the same' if is_same else wrong or 'not the same'}, {starts} new starts"
+    measured += f", {images} from images" if case.has_images else ""
+    # The first kill may come before there is an image of that rank on a busy machine.
+    is_met = starts == len(kills) and (images >= len(kills) - 2 if case.has_images else not images)
+    checks.check(case.name, code == 0 and is_same and is_met, measured, output)
+
+
+def in_a_bad_network(options, case: Case, kills, words):
+    """As `recovery.job`, on the gateways of a lab whose wide-area link is bad all the time, and is cut from the second kill on."""
+    lab = f"kills-{os.getpid()}"
+    running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", f"{LIMIT_S:.0f}", *words), *case.program.words]
+    command = [*network.lab_run(options, lab, LAB), sys.executable, str(common.PROGRAMS / "on_gateways.py"), *running]
+    link = [str(options.bin / "landbridge"), "lab", "link", lab, LINK]
+    moments, now = [], 0.0
+    for seconds, rank in kills:
+        now += seconds
+        moments.append((now, rank))
+    cut = moments[1][0] - 0.05
+    events = sorted([*moments, (0.0, BAD), (cut, ["--down"]), (cut + CUT_S, ["--up"])], key=lambda event: event[0])
+    started = network.Job(command, case.program.environment)
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline and not all(recovery.pids_of(rank) for rank in range(RANKS)):
+            if not started.sleep_until(time.monotonic() + 0.05):
+                break
+        began = time.monotonic()
+        for at, what in events:
+            if not started.sleep_until(began + at):
+                break
+            if isinstance(what, int):
+                while not (pids := recovery.pids_of(what)) and started.sleep_until(time.monotonic() + 0.02):
+                    pass
+                [os.kill(pid, signal.SIGKILL) for pid in pids]
+            else:
+                network.change([*link, *" ".join(what).split()], 0).check_returncode()
+        seconds = started.wait(LIMIT_S)
+    finally:
+        started.end()
+    output = started.output.decode(errors="replace")
+    code = started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s"
+    return code, [line for line in output.splitlines() if not line.startswith("landbridge")], output
+
+
+if __name__ == "__main__":
+    sys.exit(main())
