@@ -110,6 +110,21 @@ pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
 
+/// What this process has been given by whoever started it, beyond the three standard streams, is given on to nobody: CRIU takes no
+/// image of a process that has a file open which lies in another namespace.
+pub fn keep_inherited() {
+    let all_but_standard: (libc::c_uint, libc::c_uint) = (3, libc::c_uint::MAX);
+    // SAFETY: it changes a flag of descriptors, and touches no memory. Kernels before 5.11 refuse it, and nothing changes.
+    unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            all_but_standard.0,
+            all_but_standard.1,
+            libc::CLOSE_RANGE_CLOEXEC,
+        );
+    }
+}
+
 /// Lets this process have as many open files as it may: an agent needs six for each rank. The
 /// soft limit that ranks get stays what it was: some programs take it for the size of a table.
 pub fn raise_open_files() {

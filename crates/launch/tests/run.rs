@@ -165,6 +165,26 @@ fn processes_a_rank_leaves_behind_end_with_a_good_job_too() {
 }
 
 #[test]
+fn what_the_launcher_has_inherited_is_not_given_to_ranks() {
+    use std::os::unix::process::CommandExt;
+    const NUMBER: i32 = 87;
+    let lb = Landbridge::new("inherited");
+    let script = format!("test -e /proc/self/fd/{NUMBER} && echo open || echo shut");
+    let mut command = lb.command(&["run", "-n", "1", "sh", "-c", &script]);
+    // SAFETY: one async-signal-safe call.
+    unsafe {
+        command.pre_exec(|| match libc::dup2(0, NUMBER) {
+            NUMBER => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+    let output = command.output().unwrap();
+    assert_code(&output, 0);
+    assert_eq!(stdout(&output), "shut\n");
+    lb.assert_nothing_left();
+}
+
+#[test]
 fn stdin_goes_to_rank_0_alone() {
     let lb = Landbridge::new("stdin");
     let mut running = lb.start(&["run", "-n", "3", "cat"]);

@@ -55,6 +55,7 @@ pub fn main() -> Result<()> {
     let signals = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
     let signals = Signals::block(&signals)?;
     sys::adopt_orphans()?;
+    sys::keep_inherited();
     sys::raise_open_files();
     let mut agent = Agent::new(signals)?;
     agent.run();
