@@ -6,6 +6,7 @@
 //! length (4 bytes, little endian, of what follows), kind (1 byte), body. A length over
 //! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
 
+mod decoder;
 pub mod order;
 
 use std::time::Duration;
@@ -17,10 +18,11 @@ use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
 use crate::ps::paths::Paths;
 use crate::restart::Limits;
+pub use decoder::Decoder;
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -163,6 +165,10 @@ pub enum Message {
         serial: u32,
         rows_max: u32,
     },
+    /// Take an image of this rank, or of all, before it is time.
+    TakeImages {
+        rank: Option<u32>,
+    },
     /// Ask the relay here, if there is one, what it keeps of its processes: `question` is a line for it.
     Inquire {
         serial: u32,
@@ -259,8 +265,10 @@ pub enum Message {
     Done,
 }
 
-/// In the place of a share that nobody knows.
+/// In the place of a share that nobody knows,
 const UNKNOWN: u32 = u32::MAX;
+/// and of all ranks.
+const ALL: u32 = u32::MAX;
 
 /// Why bytes from the other side are not a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -293,6 +301,7 @@ mod kind {
     pub const REVOKE: u8 = 11;
     pub const LOOK: u8 = 12;
     pub const INQUIRE: u8 = 13;
+    pub const TAKE_IMAGES: u8 = 14;
     pub const READY: u8 = 32;
     pub const RELAY_READY: u8 = 33;
     pub const BARRIER_UP: u8 = 34;
@@ -382,6 +391,10 @@ impl Message {
                 out.number(*serial);
                 out.number(*rows_max);
                 kind::LOOK
+            }
+            Message::TakeImages { rank } => {
+                out.number(rank.unwrap_or(ALL));
+                kind::TAKE_IMAGES
             }
             Message::Ready => kind::READY,
             Message::RelayReady { ranks, relays } => {
@@ -497,6 +510,9 @@ impl Message {
             kind::END => Message::End { at_once: body.number()? != 0 },
             kind::PING => Message::Ping,
             kind::LOOK => Message::Look { serial: body.number()?, rows_max: body.number()? },
+            kind::TAKE_IMAGES => {
+                Message::TakeImages { rank: Some(body.number()?).filter(|rank| *rank != ALL) }
+            }
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
             kind::RELAY_LINK => Message::RelayLink {
@@ -544,39 +560,6 @@ impl Message {
             _ => return None,
         };
         body.0.is_empty().then_some(message)
-    }
-}
-
-/// Cuts the bytes of a control stream into messages.
-#[derive(Default)]
-pub struct Decoder {
-    pending: Vec<u8>,
-    taken: usize,
-}
-
-impl Decoder {
-    pub fn handle_bytes(&mut self, bytes: &[u8]) {
-        self.pending.drain(..self.taken);
-        self.taken = 0;
-        self.pending.extend_from_slice(bytes);
-    }
-
-    pub fn poll_message(&mut self) -> Result<Option<Message>, FrameError> {
-        let bytes = &self.pending[self.taken..];
-        let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > FRAME_BYTES_MAX {
-            return Err(FrameError::TooLong(length));
-        }
-        if bytes.len() < 4 + length {
-            return Ok(None);
-        }
-        let Some((&kind, body)) = bytes[4..4 + length].split_first() else {
-            return Err(FrameError::Malformed(0));
-        };
-        let message = Message::parse(kind, body).ok_or(FrameError::Malformed(kind))?;
-        self.taken += 4 + length;
-        Ok(Some(message))
     }
 }
 

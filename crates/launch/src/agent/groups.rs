@@ -132,8 +132,9 @@ impl Agent {
 
     /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
     fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
-        let wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
-        let outcome = criu::check(&wish.tool).and_then(|()| wish.prepare(&job.id));
+        let mut wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
+        let outcome = criu::check(&wish.tool)
+            .and_then(|()| wish.prepare(&job.id, node.first_rank, &job.environment));
         if let Err(error) = &outcome {
             let text = format!(
                 "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
@@ -141,7 +142,8 @@ impl Agent {
             );
             self.parent.send(&Message::Note { text });
         }
-        outcome.is_ok().then_some(wish)
+        self.claim = outcome.ok();
+        self.claim.is_some().then_some(wish)
     }
 
     /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::checkpoint::claim::Claim;
 use crate::control::{Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream};
 use crate::gather::{self, Gather, Word};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
@@ -37,6 +38,7 @@ use board::Look;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
+use keeper::Asker;
 use rank::LocalRank;
 use relay::RelayProcess;
 
@@ -92,6 +94,8 @@ struct Agent {
     pinged_at: Instant,
     /// Somebody wants to know how the paths of the ranks are.
     look: Option<Look>,
+    /// On the folder of images.
+    claim: Option<Claim>,
     /// When it was said last how far ranks are on their way back.
     progress_told: Instant,
 }
@@ -133,6 +137,7 @@ impl Agent {
             started_at: std::time::SystemTime::now(),
             pinged_at: Instant::now(),
             look: None,
+            claim: None,
             progress_told: Instant::now(),
         })
     }
@@ -353,6 +358,7 @@ impl Agent {
             Message::Ping => {}
             Message::Look { serial, rows_max } => self.begin_look(serial, rows_max),
             Message::Inquire { serial, question } => self.inquire(serial, &question),
+            Message::TakeImages { rank } => self.want_images(rank, Asker::User),
             other => self.fail(format!("the agent was sent {other:?}")),
         }
     }
@@ -522,7 +528,11 @@ impl Agent {
         let room = self.has_room();
         let Some(relay) = &mut self.relay else { return };
         for message in relay.read(room) {
-            self.parent.send(&message);
+            match message {
+                // It knows how much was given to a rank since its last image.
+                Message::TakeImages { rank } => self.want_images(rank, Asker::Relay),
+                message => self.parent.send(&message),
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ use super::board::Board;
 use super::clocks::Clocks;
 use super::keeper::{Keeper, Line};
 use crate::checkpoint::criu::{self, Ends, Given};
-use crate::checkpoint::store::{Image, Standing};
+use crate::checkpoint::store::{Image, Layout, Standing};
 use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
 use crate::link::set_nonblocking;
@@ -155,11 +155,12 @@ impl LocalRank {
     pub fn restore(
         old: &mut LocalRank,
         image: &Image,
+        layout: &Layout,
         tool: &Path,
         limit: Duration,
     ) -> Result<LocalRank> {
         let mut again = old.again.take().context("it does not come back")?;
-        let restored = LocalRank::restored(old, image, tool, again.starts, limit);
+        let restored = LocalRank::restored(old, (image, layout), tool, again.starts, limit);
         if restored.is_ok() {
             let Standing { asked, stage, printed, .. } = image.about.standing;
             again.begin_at(asked, stage, printed);
@@ -175,7 +176,7 @@ impl LocalRank {
 
     fn restored(
         old: &mut LocalRank,
-        image: &Image,
+        (image, layout): (&Image, &Layout),
         tool: &Path,
         start: u32,
         limit: Duration,
@@ -217,8 +218,8 @@ impl LocalRank {
         };
         let kept = old.keeper.as_mut().map_or(0, Keeper::promise);
         rank.send_on(image.about.number, start, kept)?;
-        image.put_shared_back()?;
-        criu::restore(tool, &image.folder, &ends, given, limit)?;
+        image.put_shared_back(layout)?;
+        criu::restore(tool, &layout.folder, &ends, given, limit)?;
         Ok(rank)
     }
 
