@@ -212,7 +212,7 @@ def in_a_store(checks, options, ring) -> None:
             return True
 
         where = ["--set", "checkpoint_dir=s3://images/of"]
-        outcome = job(options, ring, [(lose, 2)], *where, environment=keys)
+        outcome = job(options, ring, [(lose, 2)], *where, environment=keys, keep=[server.pid])
         check_same(checks, name, outcome, undisturbed, 1)
         left = objects(f"{url}/images")
         checks.check(f"{name}: nothing is left", not left, f"{len(left)} objects", outcome[2])
@@ -300,10 +300,10 @@ def missing(checks, options, ring) -> None:
         checks.check(f"{name}: it is said", said == 1, f"{said} times", outcome[2])
 
 
-def job(options, program, kills, *words, environment=None):
+def job(options, program, kills, *words, environment=None, keep=None):
     """As `recovery.job`, with an image of each rank every second."""
     more = ["--checkpoint", "1s", "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
-    code, lines, output = recovery.job(options, program, kills, *more, *words, environment=environment)
+    code, lines, output = recovery.job(options, program, kills, *more, *words, environment=environment, keep=keep)
     return code, [line for line in lines if not line.startswith("landbridge")], output
 
 

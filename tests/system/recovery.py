@@ -385,7 +385,7 @@ def lab_job(options, program, events):
     return started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s", lines, output
 
 
-def job(options, program, kills, *words, environment=None):
+def job(options, program, kills, *words, environment=None, keep=None):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
     more, this one; or as soon as what it has said is as a function wants it."""
     command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *words), *program]
@@ -421,7 +421,7 @@ def job(options, program, kills, *words, environment=None):
             running.wait()
             code = f"none within {LIMIT_S:.0f} s"
         finally:
-            process.end_descendants()
+            process.end_descendants(keep)
         said = []
         for file in (out, err):
             file.seek(0)

@@ -105,8 +105,10 @@ impl RelayProcess {
                 continue;
             }
             let warning = || parse_warning(&line, &self.cluster);
-            let grown = || Some(line.strip_prefix(GROWN)?.parse().ok()?);
-            let grown = || grown().map(|rank| Message::TakeImages { rank: Some(rank) });
+            let grown = || {
+                let rank = line.strip_prefix(GROWN)?.parse().ok()?;
+                Some(Message::TakeImages { rank: Some(rank) })
+            };
             match parse_ready(&line).or_else(|| parse_link(&line)).or_else(warning).or_else(grown) {
                 Some(message) => messages.push(message),
                 None => messages.extend(self.log(line, room)),

@@ -236,7 +236,6 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::field_reassign_with_default)]
     fn a_store_is_named_by_its_bucket_and_the_usual_variables() {
         const KEYS: &[(&str, &str)] = &[
             ("AWS_ACCESS_KEY_ID", "us"),
