@@ -30,17 +30,20 @@ build: setup
 wheels: setup
 	@$(PYTHON) scripts/wheels.py
 
-# Takes images of processes, for the tests of checkpoints.
+# Takes images of processes, and a server that keeps them, for the tests of checkpoints.
 criu: setup
 	@$(PYTHON) scripts/criu.py
+	@$(PYTHON) scripts/moto.py
 
 # Debian keeps only the newest of each package: where ours cannot be had any more, its steps are skipped, which is said.
 test: build wheels
 	-@$(PYTHON) scripts/criu.py
+	-@$(PYTHON) scripts/moto.py
 	@$(PYTHON) scripts/test.py
 
 test-all: build wheels
 	-@$(PYTHON) scripts/criu.py
+	-@$(PYTHON) scripts/moto.py
 	@$(PYTHON) scripts/test.py --slow
 
 bench: build wheels

@@ -13,6 +13,8 @@ SUITE = BUILD / "mpi4py-4.1.2" / "test"
 RESULTS = BUILD / "results"
 # Put there by scripts/criu.py.
 CRIU = BUILD / "tools" / "criu" / "criu"
+# And by scripts/moto.py.
+MOTO = BUILD / "tools" / "moto" / "bin" / "moto_server"
 
 
 def venv(mpi: str) -> Path:

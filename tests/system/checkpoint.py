@@ -8,12 +8,15 @@ The job's output must be what it is without kills; how much a rank repeats tells
 import os
 import random
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import common
@@ -85,6 +88,10 @@ def main() -> int:
         kills = [(moment(), 0), (0.8, 2), (0.8, 0)]
         outcome = recovery.typed(options, reader, kills, job=job)
         check_same(checks, name, outcome, undisturbed, len(kills))
+    wanted(checks, options, ring)
+    little_space(checks, options, ring)
+    left_behind(checks, options, ring)
+    in_a_store(checks, options, ring)
     damaged(checks, options, ring)
     missing(checks, options, ring)
     return checks.end()
@@ -102,6 +109,143 @@ def given_up(checks, options, program) -> None:
         check_same(checks, name, outcome, undisturbed, len(kills))
         measured = f"{lost} times too much, {found} times begun anew"
         checks.check(f"{name}: it is said", lost > 0 < found, measured, outcome[2])
+
+
+def wanted(checks, options, ring) -> None:
+    """Images are taken when somebody asks for them, by command and by signal, and when much has come."""
+    name = "images that somebody asks for"
+    if checks.wants(name):
+        more = ["--set", f"criu={options.criu}", "--checkpoint", "24h"]
+        said = {"command": [], "signal": []}
+
+        def ask(how, ask_for_it) -> None:
+            def ready(text) -> bool:
+                if "rank 0 turn 100" in text and not said[how]:
+                    said[how].append(ask_for_it())
+                return bool(said[how]) and all(f"of rank {rank} is there" in text for rank in range(RANKS))
+
+            return ready
+
+        def command():
+            words = [paths.LANDBRIDGE, "checkpoint"]
+            return subprocess.run(words, capture_output=True, text=True).stdout
+
+        def by_signal():
+            for pid in launchers():
+                os.kill(pid, signal.SIGUSR1)
+            return True
+
+        undisturbed = sorted(recovery.job(options, ring, [])[1])
+        for how, asking in (("command", command), ("signal", by_signal)):
+            kills = [(ask(how, asking), 1), (0.3, 2)]
+            code, lines, output = recovery.job(options, ring, kills, *more)
+            is_same, starts = sorted(lines) == undisturbed, from_images(output)
+            taken = len(re.findall(r"checkpoint \d+ of rank \d is there: ", output))
+            measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images, {starts} new starts from one"
+            checks.check(f"{name}: {how}", code == 0 and is_same and (starts, taken) == (2, RANKS), measured, output)
+        heavy = [*ring, "--heavy", "20000"]
+        undisturbed = sorted(recovery.job(options, heavy, [])[1])
+        log = ["--set", "checkpoint_log=2MiB", "--verbose"]
+        code, lines, output = recovery.job(options, heavy, [], *more, *log)
+        taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
+        is_same = sorted(line for line in lines if not line.startswith("landbridge")) == undisturbed
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images"
+        checks.check("images of whom much was given", code == 0 and is_same and taken >= RANKS, measured, output)
+
+
+def launchers() -> list[int]:
+    """Our own child that runs the job."""
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-x", "landbridge"], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def little_space(checks, options, ring) -> None:
+    """Without room for an image none is taken, which is said once for each rank; the job goes on."""
+    name = "no room for images"
+    if checks.wants(name):
+        code, _, output = job(options, ring, [], "--set", "checkpoint_space=1MiB")
+        said = output.count("(checkpoint_space)")
+        checks.check(name, code == 0 and said == RANKS, f"exit code {code}, said {said} times", output)
+
+
+def left_behind(checks, options, ring) -> None:
+    """The images of a job whose agent was killed go when the next one begins."""
+    name = "images that a killed agent has left"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        def kill_agent(text) -> bool:
+            if images := list(Path(folder).glob("*/rank-0/[0-9]*")):
+                for pid in process.descendants():
+                    if b"\0agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+            return bool(images)
+
+        where = ["--set", f"checkpoint_dir={folder}"]
+        code, _, output = job(options, ring, [(kill_agent, 9)], *where)
+        left = len(list(Path(folder).glob("*/rank-*/[0-9]*")))
+        again, _, _ = job(options, [*ring, "--rounds", "100"], [], *where)
+        found = list(Path(folder).rglob("*"))
+        measured = f"exit codes {code} and {again}, {left} images left, {len(found)} things after the next job"
+        checks.check(name, code != 0 and again == 0 and left > 0 and not found, measured, output)
+
+
+def in_a_store(checks, options, ring) -> None:
+    """Images are put into an object store as well, and fetched from there if their node has lost them."""
+    name = "an object store"
+    if not checks.wants(name):
+        return
+    if not paths.MOTO.exists():
+        print(f"skipped: {name}: {paths.MOTO} is not there (make criu)")
+        return
+    undisturbed = sorted(recovery.job(options, ring, [])[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([paths.MOTO, "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    keys = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "us", "AWS_SECRET_ACCESS_KEY": "hush"}
+    try:
+        make_bucket(f"{url}/images")
+
+        def lose(text) -> bool:
+            sent = [key for key in objects(f"{url}/images") if "/rank-2/" in key and "/manifest." in key]
+            pids = recovery.pids_of(2)
+            if len(sent) < KEPT or not pids:
+                return False
+            os.kill(pids[0], signal.SIGSTOP)
+            for image in Path(f"/tmp/landbridge-{os.getuid()}/checkpoints").glob(f"{sent[0].split('/')[1]}/rank-2/[0-9]*"):
+                shutil.rmtree(image)
+            return True
+
+        where = ["--set", "checkpoint_dir=s3://images/of"]
+        outcome = job(options, ring, [(lose, 2)], *where, environment=keys, keep=[server.pid])
+        check_same(checks, name, outcome, undisturbed, 1)
+        left = objects(f"{url}/images")
+        checks.check(f"{name}: nothing is left", not left, f"{len(left)} objects", outcome[2])
+    finally:
+        server.terminate()
+        server.wait()
+    code, _, output = job(options, ring, [], *where, environment=keys)
+    said = output.count("is on its node alone")
+    checks.check(f"{name} that is gone", code == 0 and said > 0, f"exit code {code}, said {said} times", output)
+
+
+def make_bucket(url: str) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def objects(url: str) -> list[str]:
+    with urllib.request.urlopen(f"{url}?list-type=2", timeout=10) as answer:
+        return re.findall(r"<Key>([^<]*)</Key>", answer.read().decode())
 
 
 def is_whole_again(said: str, rank: int) -> bool:

@@ -555,7 +555,7 @@ def lab_job(options, program, events, words=None, first="turn 0:"):
     return started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s", lines, output
 
 
-def job(options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S):
+def job(options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
     more, this one; or as soon as what it has said is as a function wants it. `read`: its standard input; `terminal`: its
     standard error."""
@@ -592,7 +592,7 @@ def job(options, program, kills, *words, environment=None, read=subprocess.DEVNU
             running.wait()
             code = f"none within {limit_s:.0f} s"
         finally:
-            process.end_descendants()
+            process.end_descendants(keep)
         said = []
         for file in (out, err):
             file.seek(0)

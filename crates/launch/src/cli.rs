@@ -94,6 +94,8 @@ pub enum Command {
     Ps(PsArguments),
     /// Show what relays keep of the ranks of running jobs, so that these can come back
     Log(LogArguments),
+    /// Take an image of each rank of a running job now, from which it goes on if it is killed
+    Checkpoint(CheckpointArguments),
     /// Print settings with which an MPI library's own launcher uses the provider
     Env(EnvArguments),
     /// List what can be set, the value in force, and where it comes from
@@ -288,6 +290,25 @@ pub struct LogArguments {
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
+}
+
+const CHECKPOINT_HELP: &str = "Examples:
+  landbridge checkpoint                          of all ranks of all jobs of this user that take images
+  landbridge checkpoint --job 3f2a --rank 2
+  kill -USR1 PID                                 the same as the first, of `landbridge run` with this process id
+
+Ranks are asked for their images, which are taken as each comes to a place where that can be done; the terminal of
+`landbridge run` says when one is there. The job runs with --recover and --checkpoint TIME; 24h is as good as never.";
+
+#[derive(Args)]
+#[command(after_help = CHECKPOINT_HELP)]
+pub struct CheckpointArguments {
+    /// Only jobs whose name begins so
+    #[arg(long, value_name = "JOB")]
+    pub job: Option<String>,
+    /// Only of this rank
+    #[arg(long, value_name = "N")]
+    pub rank: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, Subcommand)]

@@ -7,6 +7,7 @@
 //! [`FRAME_BYTES_MAX`] is refused before any memory is taken. Nothing in here does I/O.
 
 mod body;
+mod decoder;
 mod kind;
 pub mod moved;
 pub mod order;
@@ -21,6 +22,7 @@ use crate::pmi::spawn::Request;
 use crate::ps::paths::Paths;
 use crate::restart::Limits;
 use body::{Reader, Writer};
+pub use decoder::Decoder;
 use moved::{Adoption, Moved, Talk};
 use order::{Order, Task};
 
@@ -177,6 +179,10 @@ pub enum Message {
         serial: u32,
         rows_max: u32,
     },
+    /// Take an image of this rank, or of all, before it is time.
+    TakeImages {
+        rank: Option<u32>,
+    },
     /// Ask the relay here, if there is one, what it keeps of its processes: `question` is the end of a line for it.
     Inquire {
         serial: u32,
@@ -285,6 +291,9 @@ pub enum Message {
     Done,
 }
 
+/// In the place of a rank: all of them.
+const ALL: u32 = u32::MAX;
+
 /// Why bytes from the other side are not a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameError {
@@ -369,6 +378,10 @@ impl Message {
                 out.number(*serial);
                 out.number(*rows_max);
                 kind::LOOK
+            }
+            Message::TakeImages { rank } => {
+                out.number(rank.unwrap_or(ALL));
+                kind::TAKE_IMAGES
             }
             Message::Ready => kind::READY,
             Message::RelayReady { ranks, relays } => {
@@ -506,6 +519,9 @@ impl Message {
             kind::END => Message::End { at_once: body.number()? != 0 },
             kind::PING => Message::Ping,
             kind::LOOK => Message::Look { serial: body.number()?, rows_max: body.number()? },
+            kind::TAKE_IMAGES => {
+                Message::TakeImages { rank: Some(body.number()?).filter(|rank| *rank != ALL) }
+            }
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
             kind::RELAY_LINK => Message::RelayLink {
@@ -557,39 +573,6 @@ impl Message {
             _ => return None,
         };
         body.is_empty().then_some(message)
-    }
-}
-
-/// Cuts the bytes of a control stream into messages.
-#[derive(Default)]
-pub struct Decoder {
-    pending: Vec<u8>,
-    taken: usize,
-}
-
-impl Decoder {
-    pub fn handle_bytes(&mut self, bytes: &[u8]) {
-        self.pending.drain(..self.taken);
-        self.taken = 0;
-        self.pending.extend_from_slice(bytes);
-    }
-
-    pub fn poll_message(&mut self) -> Result<Option<Message>, FrameError> {
-        let bytes = &self.pending[self.taken..];
-        let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
-        let length = u32::from_le_bytes(*length) as usize;
-        if length > FRAME_BYTES_MAX {
-            return Err(FrameError::TooLong(length));
-        }
-        if bytes.len() < 4 + length {
-            return Ok(None);
-        }
-        let Some((&kind, body)) = bytes[4..4 + length].split_first() else {
-            return Err(FrameError::Malformed(0));
-        };
-        let message = Message::parse(kind, body).ok_or(FrameError::Malformed(kind))?;
-        self.taken += 4 + length;
-        Ok(Some(message))
     }
 }
 

@@ -56,7 +56,8 @@ fn dispatch(command: Command) -> Result<i32> {
     | Command::Settings(_)
     | Command::Doctor(_)
     | Command::Ps(_)
-    | Command::Log(_) = command
+    | Command::Log(_)
+    | Command::Checkpoint(_) = command
     {
         sys::end_without_reader();
     }
@@ -69,6 +70,7 @@ fn dispatch(command: Command) -> Result<i32> {
         Command::Settings(arguments) => settings::show::run(&arguments).map(|()| 0),
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Log(arguments) => ps::log::run(&arguments),
+        Command::Checkpoint(arguments) => ps::checkpoint::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::DoctorPeer { library, pairs } => doctor::peer::run(&library, pairs).map(|()| 0),
         Command::DoctorProbe { library } => doctor::probe::run(&library).map(|()| 0),

@@ -15,6 +15,7 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
+use crate::checkpoint::Wish;
 use crate::cleanup;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
@@ -103,8 +104,16 @@ pub struct Launcher {
 
 /// Runs the job; its exit code.
 pub fn run(job: Job, nodes: Vec<Node>, relays: Relays, options: Options) -> Result<i32> {
-    let signals =
-        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGCHLD, libc::SIGTTIN];
+    let mut signals = vec![
+        libc::SIGINT,
+        libc::SIGTERM,
+        libc::SIGHUP,
+        libc::SIGQUIT,
+        libc::SIGCHLD,
+        libc::SIGTTIN,
+    ];
+    // Where there are no images it ends this program, as ever.
+    signals.extend(Wish::find(&job.environment).map(|_| libc::SIGUSR1));
     let signals = Signals::block(&signals)?;
     sys::adopt_orphans()?;
     let mut launcher = Launcher::new(&job, nodes, relays, options, signals)?;
@@ -271,6 +280,7 @@ impl Launcher {
             match signal {
                 // Agents tell about their own end by their streams.
                 libc::SIGCHLD => while sys::reap_any().is_some() {},
+                libc::SIGUSR1 => self.take_images(None),
                 // In the background of a terminal: its input is not ours.
                 libc::SIGTTIN => self.stdin_open = false,
                 signal => self.handle_interrupt(signal),

@@ -351,6 +351,13 @@ pub fn peer(stream: &impl AsFd) -> io::Result<(u32, u32)> {
     Ok((peer.pid.cast_unsigned(), peer.uid))
 }
 
+/// Memory of a process; 0 if it is gone.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or_default() * rustix::param::page_size() as u64
+}
+
 /// This user, as it is called here.
 pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()

@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use landbridge_drive::engine::{Exhibit, LinkState, Next, Report, Watch};
 use landbridge_drive::sys;
-use landbridge_proto::id::ClusterId;
+use landbridge_proto::id::{Address, ClusterId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 
@@ -128,6 +128,10 @@ impl Watch for Admin {
     fn warn(&mut self, line: fmt::Arguments<'_>) {
         self.log.write(line);
         self.news.write(format_args!("warns: {line}"));
+    }
+
+    fn handle_growth(&mut self, who: Address) {
+        self.news.write(format_args!("grown process={}", who.index()));
     }
 
     fn handle_exhibit(&mut self, exhibit: &Exhibit) {

@@ -50,7 +50,7 @@ const BACKLOG: i32 = 4096;
         counters; SIGTERM and SIGINT end it, and so does the end of standard input after --config -.\n\
         Environment: LANDBRIDGE_PEER_TIMEOUT, LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX,\n\
         LANDBRIDGE_WAN_UDP, LANDBRIDGE_CONGESTION, LANDBRIDGE_RECOVER, LANDBRIDGE_RECOVER_MEMORY,\n\
-        LANDBRIDGE_RECOVER_DIR, LANDBRIDGE_RECOVER_DISK."
+        LANDBRIDGE_RECOVER_DIR, LANDBRIDGE_RECOVER_DISK, LANDBRIDGE_CHECKPOINT_LOG."
 )]
 struct Arguments {
     /// The TOML document that describes the relay; `-` reads it from standard input, up to a line
@@ -145,7 +145,10 @@ fn recover(settings: &Settings) -> Result<Option<Recover>> {
         disk.with_context(|| format!("recover_dir: no file can be made in {}", path.display()))
     };
     let disk = directory.map(open).transpose()?;
-    Ok(settings.recover.then_some(Recover { memory: settings.recover_memory, disk }))
+    // 0: whatever it is.
+    let image_bytes = settings.checkpoint_log.checked_sub(1).map_or(u64::MAX, |bytes| bytes + 1);
+    let memory = settings.recover_memory;
+    Ok(settings.recover.then_some(Recover { memory, disk, image_bytes }))
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {

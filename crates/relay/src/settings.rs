@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use landbridge_drive::link::quic::Congestion;
 use landbridge_proto::setting::{
-    CONGESTION, PEER_TIMEOUT, RECOVER, RECOVER_DIR, RECOVER_DISK, RECOVER_MEMORY, REDIAL_MAX,
-    Setting, Value, WAN_STREAMS, WAN_UDP,
+    CHECKPOINT_LOG, CONGESTION, PEER_TIMEOUT, RECOVER, RECOVER_DIR, RECOVER_DISK, RECOVER_MEMORY,
+    REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
 };
 
 /// What `recover_dir` is by default.
@@ -34,6 +34,8 @@ pub struct Settings {
     pub recover_dir: Option<PathBuf>,
     /// and how much of it.
     pub recover_disk: u64,
+    /// How much may be given to a process before its next image is due; 0: nobody looks.
+    pub checkpoint_log: u64,
 }
 
 impl Settings {
@@ -70,6 +72,7 @@ impl Settings {
             recover_memory: size(&RECOVER_MEMORY)?,
             recover_dir: directory.map(PathBuf::from),
             recover_disk: size(&RECOVER_DISK)?,
+            checkpoint_log: size(&CHECKPOINT_LOG)?,
         })
     }
 }
@@ -93,6 +96,7 @@ mod tests {
             recover_memory: HISTORIES_BYTES_MAX,
             recover_dir: None,
             recover_disk: 64 << 30,
+            checkpoint_log: 1 << 30,
         };
         assert_eq!(settings, expected);
         assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);

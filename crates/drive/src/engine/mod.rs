@@ -64,6 +64,8 @@ pub struct Recover {
     pub memory: u64,
     /// Where the rest goes, if anywhere.
     pub disk: Option<Disk>,
+    /// Given to an endpoint since its last image that much, another one is due.
+    pub image_bytes: u64,
 }
 
 /// A relay to connect to.
@@ -85,6 +87,9 @@ pub trait Watch {
 
     /// What somebody wanted to know: see [`Next::Show`].
     fn handle_exhibit(&mut self, exhibit: &Exhibit);
+
+    /// So much was given to an endpoint since its last image that another would be good.
+    fn handle_growth(&mut self, _who: Address) {}
 
     /// The link to the relay of `cluster`, at the other end of which is `remote`, is up, or there is none
     /// for this reason. Of attempts that fail for the same reason only the first is told.

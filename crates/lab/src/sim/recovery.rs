@@ -132,7 +132,7 @@ impl World {
             let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);
             let mut relay = relay.map_err(|why| Violation(why.into()))?;
             let (disk, room) = Disk::new(random);
-            let is_tight = room.is_none() && seed % 3 == 0;
+            let is_tight = room.is_none() && seed.is_multiple_of(3);
             match room {
                 Some(room) => relay.set_recovering_within(room),
                 None if is_tight => relay.set_recovering_within(Disk::tight(seed)),

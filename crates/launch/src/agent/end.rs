@@ -2,6 +2,7 @@
 //! SIGKILL to those still there after a grace, and then, when nothing of the job is left, the relay,
 //! the shared memory of killed ranks, and itself. Agents below do the same at the same time.
 
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Agent;
@@ -16,6 +17,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const CHILD_GRACE: Duration = Duration::from_secs(6);
 /// The relay ends at its stdin's end; after this long it is killed.
 const RELAY_GRACE: Duration = Duration::from_secs(1);
+/// An object store that has not removed images within this time keeps them.
+const REMOVAL_MAX: Duration = Duration::from_secs(3);
 
 /// How far the end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +117,12 @@ impl Agent {
             }
         }
         self.groups.keys().for_each(|&group| self.remove_files(group));
-        self.ranks.iter_mut().filter_map(|rank| rank.keeper.as_mut()).for_each(Keeper::remove_all);
+        let keepers = self.ranks.iter_mut().filter_map(|rank| rank.keeper.as_mut());
+        let removals: Vec<_> = keepers.filter_map(Keeper::remove_all).collect();
+        let deadline = Instant::now() + REMOVAL_MAX;
+        while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         if self.assignment.is_some() {
             cleanup::remove_stale_intel_files(self.started_at);
         }

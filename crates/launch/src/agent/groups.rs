@@ -140,13 +140,14 @@ impl Agent {
 
     /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
     fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
-        let wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
+        let mut wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
         let is_here = || match &node.relay_unix {
             Some(_) => Ok(()),
             None => bail!("its ranks are on another node than their relay"),
         };
-        let outcome =
-            is_here().and_then(|()| criu::check(&wish.tool)).and_then(|()| wish.prepare(&job.id));
+        let outcome = is_here()
+            .and_then(|()| criu::check(&wish.tool))
+            .and_then(|()| wish.prepare(&job.id, node.first_rank, &job.environment));
         if let Err(error) = &outcome {
             let text = format!(
                 "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
@@ -154,7 +155,8 @@ impl Agent {
             );
             self.parent.send(&Message::Note { text });
         }
-        outcome.is_ok().then_some(wish)
+        self.claim = outcome.ok();
+        self.claim.is_some().then_some(wish)
     }
 
     /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.

@@ -6,6 +6,7 @@
 //! | asks | the rank says where it stands, and does nothing from then on; once it is told that this takes long |
 //! | takes | CRIU is done, or was ended because it was not; then the rank is told to go on |
 //! | seals | a thread has written all of it to the disk |
+//! | sends | another one has put it into the object store, if there is one; it counts already |
 //! | is cut off | the process ends: it has closed its end of the line, so nothing can be asked of it |
 //!
 //! In: the time, the rank's word, the ends of processes. Out: images, the newest [`KEPT`] of them. A rank that is killed goes
@@ -27,8 +28,10 @@ use super::rank::LocalRank;
 use super::{Agent, Phase, input};
 use crate::checkpoint::Wish;
 use crate::checkpoint::criu::{self, DUMP_LOG, Ends};
+use crate::checkpoint::remote::Remote;
 use crate::checkpoint::store::{self, About, Image, Standing};
 use crate::control::{Ending, Message};
+use crate::ps::paths;
 use crate::sys;
 
 /// Images of a rank that are kept: if the newest is torn there is another.
@@ -58,10 +61,23 @@ pub struct Keeper {
     failures: u32,
     /// Before so many intakes nothing is kept of the rank any more.
     promised: u64,
-    /// It was told that the rank takes long to answer.
+    /// It was told that the rank takes long to answer,
     is_slow_told: bool,
     /// The number of the newest image of which the launcher knows; 0: none.
     told: u64,
+    /// and that there is no room for its images.
+    is_full_told: bool,
+    /// The user wants to hear of the next image.
+    is_awaited: bool,
+    /// One more is wanted as soon as this is done.
+    is_wanted: bool,
+}
+
+/// Who wants an image before it is time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    User,
+    Relay,
 }
 
 enum State {
@@ -69,6 +85,7 @@ enum State {
     Asking { since: Instant },
     Taking(Taking),
     Sealing { thread: JoinHandle<Result<Image>> },
+    Sending { thread: JoinHandle<Result<()>>, remote: Remote, number: u64 },
     CutOff { since: Instant, is_told: bool },
 }
 
@@ -135,8 +152,49 @@ impl Keeper {
         let due = Instant::now() + half + half.mul_f64(f64::from(turn.0 + 1) / f64::from(turn.1));
         let (images, failures) = (VecDeque::new(), 0);
         let state = State::Resting;
-        let (number, promised, is_slow_told, told) = (0, 0, false, 0);
-        Keeper { wish, folder, due, number, state, images, failures, promised, is_slow_told, told }
+        Keeper {
+            wish,
+            folder,
+            due,
+            number: 0,
+            state,
+            images,
+            failures,
+            promised: 0,
+            is_slow_told: false,
+            is_full_told: false,
+            is_awaited: false,
+            is_wanted: false,
+            told: 0,
+        }
+    }
+
+    /// An image is wanted before it is time. One that the rank has not stopped for yet is as good.
+    fn want(&mut self, asker: Asker, now: Instant) {
+        self.is_awaited |= asker == Asker::User;
+        // The user may know better why it has failed.
+        self.failures = self.failures.min(FAILURES_MAX - 1);
+        match self.state {
+            State::Resting => self.due = now,
+            State::Sealing { .. } | State::Sending { .. } => self.is_wanted = true,
+            State::Asking { .. } | State::Taking(_) | State::CutOff { .. } => (),
+        }
+    }
+
+    /// When the next one is due, as one is done or cannot be had.
+    fn rest(&mut self) {
+        let wait =
+            if std::mem::take(&mut self.is_wanted) { Duration::ZERO } else { self.wish.every };
+        self.due = Instant::now() + wait;
+    }
+
+    /// Bytes that its images take, with one that is being taken of a process of this size.
+    fn bytes(&self, process: u64) -> u64 {
+        let sealed: u64 = self.images.iter().map(Image::bytes).sum();
+        match &self.state {
+            State::Taking(_) | State::Sealing { .. } => sealed + process,
+            _ => sealed,
+        }
     }
 
     pub fn newest_first(&self) -> Vec<Image> {
@@ -151,7 +209,9 @@ impl Keeper {
     /// The image of this number is torn.
     pub fn drop_image(&mut self, number: u64) {
         let is_it = |image: &Image| image.about.number == number;
-        self.images.iter().filter(|image| is_it(image)).for_each(Image::remove);
+        let torn: Vec<Image> = self.images.iter().filter(|image| is_it(image)).cloned().collect();
+        torn.iter().for_each(Image::remove);
+        self.forget_remotely(torn, None);
         self.images.retain(|image| !is_it(image));
     }
 
@@ -196,29 +256,89 @@ impl Keeper {
                 }
                 let _ = std::fs::remove_dir_all(folder);
             }
+            // It is on this node.
+            State::Sending { remote, .. } => remote.stop(),
             State::Resting | State::Asking { .. } | State::CutOff { .. } => (),
         }
         self.due = Instant::now() + self.wish.every;
     }
 
-    /// Nobody comes back any more.
-    pub fn remove_all(&mut self) {
+    /// Nobody comes back any more. In the store they go as well, by a thread that may be left to itself after a while.
+    pub fn remove_all(&mut self) -> Option<JoinHandle<()>> {
         self.end_life();
+        let mut sending = None;
+        if let State::Sending { thread, remote, .. } =
+            std::mem::replace(&mut self.state, State::Resting)
+        {
+            remote.stop();
+            sending = Some(thread);
+        }
+        let images = std::mem::take(&mut self.images).into();
+        let removal = self.forget_remotely(images, sending);
         let _ = std::fs::remove_dir_all(&self.folder);
         // That of the job, if this was the last.
         self.folder.parent().map(std::fs::remove_dir);
+        removal
+    }
+
+    /// Removes images from the store, once this thread has ended.
+    fn forget_remotely(
+        &self,
+        images: Vec<Image>,
+        sending: Option<JoinHandle<Result<()>>>,
+    ) -> Option<JoinHandle<()>> {
+        let remote = self.wish.remote.as_ref()?.anew();
+        let remove = move || {
+            sending.map(JoinHandle::join);
+            images.iter().for_each(|image| remote.remove(image));
+        };
+        std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
+    }
+
+    /// Puts the newest image into the store, if there is one.
+    fn send(&mut self) -> Result<()> {
+        let (Some(remote), Some(image)) = (&self.wish.remote, self.images.back().cloned()) else {
+            return Ok(());
+        };
+        let (remote, number) = (remote.anew(), image.about.number);
+        let sender = remote.clone();
+        let put = move || sender.put(&image);
+        let thread = std::thread::Builder::new().name("send".into()).spawn(put)?;
+        self.state = State::Sending { thread, remote, number };
+        Ok(())
+    }
+
+    /// What the user is to hear of the store, if that has not taken the image.
+    fn finish_sending(&mut self) -> Option<String> {
+        let State::Sending { thread, number, .. } =
+            std::mem::replace(&mut self.state, State::Resting)
+        else {
+            return None;
+        };
+        let sent = thread.join().unwrap_or_else(|_| bail!("it has failed"));
+        let error = sent.err()?;
+        Some(format!(
+            "checkpoint {number} is on its node alone: the store has not taken it: {error:#}"
+        ))
+    }
+
+    /// The store, for whoever needs what a node has lost.
+    pub fn remote(&self) -> Option<Remote> {
+        self.wish.remote.as_ref().map(Remote::anew)
     }
 
     fn finish(&mut self, thread: JoinHandle<Result<Image>>) -> Result<()> {
-        self.due = Instant::now() + self.wish.every;
+        self.rest();
         // A thread that panics is a fault of ours, and no reason to end the job.
         let sealed = thread.join().unwrap_or_else(|_| bail!("it could not be written"));
         self.images.push_back(sealed.context("it could not be written")?);
         self.failures = 0;
         while self.images.len() > KEPT {
-            self.images.pop_front().iter().for_each(Image::remove);
+            let old = self.images.pop_front();
+            old.iter().for_each(Image::remove);
+            self.forget_remotely(old.into_iter().collect(), None);
         }
-        Ok(())
+        self.send()
     }
 
     /// When something is to be done of which no descriptor tells.
@@ -227,7 +347,7 @@ impl Keeper {
             State::Resting => (self.failures < FAILURES_MAX).then_some(self.due),
             State::Asking { since } => (!self.is_slow_told).then(|| *since + ANSWER_MAX),
             State::Taking(it) => (!it.is_late).then(|| it.began + TAKING_MAX),
-            State::Sealing { .. } => Some(Instant::now() + GLANCE),
+            State::Sealing { .. } | State::Sending { .. } => Some(Instant::now() + GLANCE),
             State::CutOff { since, is_told } => (!is_told).then(|| *since + END_SEEN),
         }
     }
@@ -310,7 +430,7 @@ impl Agent {
                     if keeper.failures >= FAILURES_MAX {
                         text += "; no more are tried";
                     }
-                    keeper.due = Instant::now() + keeper.wish.every;
+                    keeper.rest();
                     keeper.state = State::Resting;
                 }
                 self.parent.send(&Message::Note { text });
@@ -340,7 +460,11 @@ impl Agent {
         match &mut keeper.state {
             State::Resting => {
                 let is_due = keeper.failures < FAILURES_MAX && Instant::now() >= keeper.due;
-                if let (true, Some(clocks)) = (is_due && !is_away, &rank.clocks) {
+                if !is_due || is_away || !self.has_room_for_image(index) {
+                    return Ok(());
+                }
+                let rank = &mut self.ranks[index];
+                if let (Some(keeper), Some(clocks)) = (rank.keeper.as_mut(), &rank.clocks) {
                     keeper.number += 1;
                     clocks.want_image(keeper.number);
                     keeper.state = State::Asking { since: Instant::now() };
@@ -374,10 +498,69 @@ impl Agent {
                 else {
                     return Ok(());
                 };
-                keeper.finish(thread)
+                keeper.finish(thread)?;
+                if let (true, Some(image)) =
+                    (std::mem::take(&mut keeper.is_awaited), keeper.images.back())
+                {
+                    let (number, bytes) = (image.about.number, paths::bytes(image.bytes()));
+                    let text =
+                        format!("checkpoint {number} of rank {} is there: {bytes}", rank.rank);
+                    self.parent.send(&Message::Note { text });
+                }
+                Ok(())
             }
-            State::Sealing { .. } | State::CutOff { .. } => Ok(()),
+            State::Sending { thread, .. } if thread.is_finished() => {
+                if let Some(text) = keeper.finish_sending() {
+                    let text = format!("of rank {} {text}", rank.rank);
+                    self.parent.send(&Message::Note { text });
+                }
+                Ok(())
+            }
+            State::Sealing { .. } | State::Sending { .. } | State::CutOff { .. } => Ok(()),
         }
+    }
+
+    /// Images of these ranks are wanted before it is time.
+    pub(super) fn want_images(&mut self, rank: Option<u32>, asker: Asker) {
+        let is_it = |it: &&mut LocalRank| rank.is_none_or(|rank| rank == it.rank);
+        for it in self.ranks.iter_mut().filter(is_it) {
+            if let Some(keeper) = it.keeper.as_mut().filter(|_| it.ending.is_none()) {
+                keeper.want(asker, Instant::now());
+            }
+        }
+        for child in &mut self.children {
+            child.process.link.send(&Message::TakeImages { rank });
+        }
+    }
+
+    /// Whether the images of this node may take so much more; if not it is said, until there was room again.
+    fn has_room_for_image(&mut self, index: usize) -> bool {
+        let sizes = |rank: &LocalRank| sys::resident_bytes(rank.pid);
+        let taken: u64 = self
+            .ranks
+            .iter()
+            .filter_map(|rank| rank.keeper.as_ref().map(|keeper| keeper.bytes(sizes(rank))))
+            .sum();
+        // As large as the process until it is compressed.
+        let more = sizes(&self.ranks[index]);
+        let rank = &mut self.ranks[index];
+        let Some(keeper) = rank.keeper.as_mut() else { return false };
+        let has_room = taken + more <= keeper.wish.space;
+        if !has_room {
+            keeper.rest();
+        }
+        if !has_room && !keeper.is_full_told {
+            let text = format!(
+                "rank {} has no checkpoint: it may take {}, and those of this node take {} of {} (checkpoint_space)",
+                rank.rank,
+                paths::bytes(more),
+                paths::bytes(taken),
+                paths::bytes(keeper.wish.space)
+            );
+            self.parent.send(&Message::Note { text });
+        }
+        keeper.is_full_told = !has_room;
+        has_room
     }
 
     /// The rank stands still: all that it has said is taken note of, and CRIU begins.
@@ -431,7 +614,8 @@ impl Agent {
             rank.rank,
             began.elapsed().as_millis()
         );
-        let seal = move || store::seal(&folder, about);
+        let level = keeper.wish.level;
+        let seal = move || store::seal(&folder, about, level);
         let thread = std::thread::Builder::new().name("seal".into()).spawn(seal)?;
         keeper.state = State::Sealing { thread };
         if self.assignment.as_ref().is_some_and(|own| own.job.verbose) {
@@ -501,84 +685,4 @@ impl LocalRank {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-
-    fn keeper(state: State) -> Keeper {
-        let wish = Wish { every: Duration::from_secs(1), tool: "criu".into(), folder: "/".into() };
-        Keeper { state, ..Keeper::new(wish, "job", 2, (0, 1)) }
-    }
-
-    #[test]
-    fn the_images_of_a_node_are_not_taken_at_once() {
-        let wish = Wish { every: Duration::from_secs(8), tool: "criu".into(), folder: "/".into() };
-        let began = Instant::now();
-        let due = |turn| Keeper::new(wish.clone(), "job", 2, (turn, 4)).due - began;
-        let dues: Vec<u64> = (0..4).map(|turn| due(turn).as_secs()).collect();
-        assert_eq!(dues, [5, 6, 7, 8]);
-    }
-
-    #[test]
-    fn a_line_says_a_word_or_nothing_or_is_closed() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let line = Line { socket: ours.into(), ends: Ends::default() };
-        assert_eq!(line.read(), Heard::Nothing);
-        let word: Vec<u8> = [7_u64, 8, 9, 10].iter().flat_map(|word| word.to_le_bytes()).collect();
-        rustix::io::write(&theirs, &word).unwrap();
-        assert_eq!(line.read(), Heard::Word([7, 8, 9, 10]));
-        drop(theirs);
-        // A process that another test starts has it for the moment before it becomes its program.
-        let until = Instant::now() + Duration::from_secs(5);
-        while line.read() == Heard::Nothing && Instant::now() < until {}
-        assert_eq!(line.read(), Heard::Closed);
-    }
-
-    #[test]
-    fn who_has_ended_is_not_waited_for() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let state = State::Asking { since: Instant::now() };
-        let mut rank = LocalRank::ended(1 << 23, keeper(state));
-        rank.line = Some(Line { socket: ours.into(), ends: Ends::default() });
-        drop(theirs);
-        assert!(rank.line().is_none() && rank.image_time().is_none());
-        rank.ending = None;
-        assert!(rank.line().is_some() && rank.image_time().is_some());
-        rank.keeper = Some(keeper(State::CutOff { since: Instant::now(), is_told: true }));
-        assert!(rank.line().is_none() && rank.image_time().is_none());
-    }
-
-    #[test]
-    fn a_rank_that_does_not_answer_is_told_of_once() {
-        let since = Instant::now();
-        let mut asking = keeper(State::Asking { since });
-        assert_eq!(asking.next_time(), Some(since + ANSWER_MAX));
-        assert!(asking.silence(since).is_none());
-        assert!(asking.silence(since + ANSWER_MAX).is_some());
-        assert!(asking.silence(since + 2 * ANSWER_MAX).is_none());
-        asking.state = State::Asking { since };
-        assert!(asking.silence(since + 3 * ANSWER_MAX).is_none());
-        assert_eq!(asking.next_time(), None);
-        let mut cut = keeper(State::CutOff { since, is_told: false });
-        assert!(cut.silence(since).is_none() && cut.next_time().is_some());
-        assert!(cut.silence(since + END_SEEN).is_some() && cut.next_time().is_none());
-        assert!(cut.silence(since + END_SEEN).is_none());
-    }
-
-    #[test]
-    fn an_image_that_takes_too_long_is_ended() {
-        let _alone = sys::children();
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let (began, criu) = (Instant::now(), child.id());
-        let (folder, about) = ("/nowhere".into(), About::default());
-        let taking = Taking { criu, ended: None, is_late: false, folder, about, began };
-        let mut taking = keeper(State::Taking(taking));
-        taking.end_late(began);
-        assert_eq!(taking.next_time(), Some(began + TAKING_MAX));
-        assert!(child.try_wait().unwrap().is_none());
-        taking.end_late(began + TAKING_MAX);
-        assert!(!child.wait().unwrap().success());
-        assert_eq!(taking.next_time(), None);
-    }
-}
+mod tests;

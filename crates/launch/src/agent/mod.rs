@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::checkpoint::claim::Claim;
 use crate::control::{
     ALIVE_INTERVAL, Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream,
 };
@@ -43,6 +44,7 @@ use end::Phase;
 use exits::Exits;
 use groups::Group;
 use input::KEPT_BYTES_MAX;
+use keeper::Asker;
 use rank::LocalRank;
 use relay::RelayProcess;
 use wards::Wards;
@@ -104,6 +106,8 @@ struct Agent {
     shown_at: Instant,
     /// Somebody wants to know how the paths of the ranks are.
     look: Option<Look>,
+    /// On the folder of images.
+    claim: Option<Claim>,
     /// When it was said last how far ranks are on their way back.
     progress_told: Instant,
 }
@@ -147,6 +151,7 @@ impl Agent {
             pinged_at: Instant::now(),
             shown_at: Instant::now(),
             look: None,
+            claim: None,
             progress_told: Instant::now(),
         })
     }
@@ -371,6 +376,7 @@ impl Agent {
             Message::Ping => {}
             Message::Look { serial, rows_max } => self.begin_look(serial, rows_max),
             Message::Inquire { serial, question } => self.inquire(serial, &question),
+            Message::TakeImages { rank } => self.want_images(rank, Asker::User),
             other => self.fail(format!("the agent was sent {other:?}")),
         }
     }
@@ -574,7 +580,11 @@ impl Agent {
         let room = self.has_room();
         let Some(relay) = &mut self.relay else { return };
         for message in relay.read(room) {
-            self.parent.send(&message);
+            match message {
+                // It knows how much was given to a rank since its last image.
+                Message::TakeImages { rank } => self.want_images(rank, Asker::Relay),
+                message => self.parent.send(&message),
+            }
         }
     }
 }

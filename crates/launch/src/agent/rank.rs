@@ -19,7 +19,7 @@ use super::clocks::Clocks;
 use super::input::Stdin;
 use super::keeper::{Keeper, Line};
 use crate::checkpoint::criu::{self, Ends, Given};
-use crate::checkpoint::store::{Image, Standing};
+use crate::checkpoint::store::{Image, Layout, Standing};
 use crate::control::order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
 use crate::link::set_nonblocking;
@@ -156,6 +156,7 @@ impl LocalRank {
     pub fn restore(
         old: &mut LocalRank,
         image: &Image,
+        layout: &Layout,
         tool: &Path,
         limit: Duration,
     ) -> Result<LocalRank> {
@@ -164,7 +165,7 @@ impl LocalRank {
             bail!("what it had read of standard input since is not kept any more");
         }
         let mut again = old.again.take().context("it does not come back")?;
-        let restored = LocalRank::restored(old, image, tool, again.starts, limit);
+        let restored = LocalRank::restored(old, (image, layout), tool, again.starts, limit);
         if restored.is_ok() {
             let Standing { asked, stage, printed, .. } = image.about.standing;
             again.begin_at(asked, stage, printed);
@@ -183,7 +184,7 @@ impl LocalRank {
 
     fn restored(
         old: &mut LocalRank,
-        image: &Image,
+        (image, layout): (&Image, &Layout),
         tool: &Path,
         start: u32,
         limit: Duration,
@@ -223,8 +224,8 @@ impl LocalRank {
         };
         let kept = old.keeper.as_mut().map_or(0, Keeper::promise);
         rank.send_on(image.about.number, start, kept)?;
-        image.put_shared_back()?;
-        criu::restore(tool, &image.folder, &ends, given, limit)?;
+        image.put_shared_back(layout)?;
+        criu::restore(tool, &layout.folder, &ends, given, limit)?;
         Ok(rank)
     }
 

@@ -23,6 +23,7 @@ const READY: &str = "landbridge-relay: ready ";
 const LINK: &str = "landbridge-relay: link ";
 const WARNS: &str = "landbridge-relay: warns: ";
 const LOG: &str = "landbridge-relay: log ";
+const GROWN: &str = "landbridge-relay: grown process=";
 /// What a relay says to one question; more is left out.
 const RECORD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -104,7 +105,11 @@ impl RelayProcess {
                 continue;
             }
             let warning = || parse_warning(&line, &self.cluster);
-            match parse_ready(&line).or_else(|| parse_link(&line)).or_else(warning) {
+            let grown = || {
+                let rank = line.strip_prefix(GROWN)?.parse().ok()?;
+                Some(Message::TakeImages { rank: Some(rank) })
+            };
+            match parse_ready(&line).or_else(|| parse_link(&line)).or_else(warning).or_else(grown) {
                 Some(message) => messages.push(message),
                 None => messages.extend(self.log(line, room)),
             }
@@ -311,6 +316,13 @@ mod tests {
         let ready = say("landbridge-relay: ready ranks=a:1 relays=-\n", false);
         assert_eq!(ready, "", "only on stdout");
         assert_eq!(relay.last_lines.len(), 6);
+    }
+
+    #[test]
+    fn of_whom_much_is_kept_an_image_is_wanted() {
+        let mut relay = silent();
+        relay.stdout.pending.extend(b"landbridge-relay: grown process=12\n");
+        assert_eq!(relay.read(true), [Message::TakeImages { rank: Some(12) }]);
     }
 
     #[test]

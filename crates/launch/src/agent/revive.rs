@@ -9,7 +9,12 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result};
+
+use super::keeper::Keeper;
 use super::rank::LocalRank;
+use crate::checkpoint::remote::Remote;
+use crate::checkpoint::store::{Image, Layout};
 use crate::sys;
 
 /// Attempts at an image.
@@ -36,16 +41,21 @@ pub fn revive(
     for image in old.keeper.as_ref()?.newest_first() {
         let (number, pid) = (image.about.number, image.about.pid);
         let name = format!("checkpoint {number} of rank {rank}");
-        if let Err(error) = image.check() {
-            old.keeper.iter_mut().for_each(|keeper| keeper.drop_image(number));
-            tell(format!("{name} cannot be used: {error:#}"));
-            continue;
-        }
+        let remote = old.keeper.as_ref().and_then(Keeper::remote);
+        let layout = match image.lay_out().or_else(|error| fetched(&image, remote, deadline, error))
+        {
+            Ok(layout) => layout,
+            Err(error) => {
+                old.keeper.iter_mut().for_each(|keeper| keeper.drop_image(number));
+                tell(format!("{name} cannot be used: {error:#}"));
+                continue;
+            }
+        };
         for trial in 1..=TRIALS {
             let limit = RESTORE_MAX.min(deadline.saturating_duration_since(Instant::now()));
             let began = Instant::now();
             sys::end_session(pid, spared, ROOM_MAX);
-            let error = match LocalRank::restore(old, &image, &tool, limit) {
+            let error = match LocalRank::restore(old, &image, &layout, &tool, limit) {
                 Ok(rank) => return Some((rank, number)),
                 Err(error) => error,
             };
@@ -64,16 +74,27 @@ pub fn revive(
     None
 }
 
+/// What the node has lost, or what is damaged there, the store may have.
+fn fetched(
+    image: &Image,
+    remote: Option<Remote>,
+    deadline: Instant,
+    error: anyhow::Error,
+) -> Result<Layout> {
+    let Some(remote) = remote else { return Err(error) };
+    let outcome = remote.get(image, deadline).and_then(|()| image.lay_out());
+    outcome.with_context(|| format!("{error:#}, and the store does not help"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::path::{Path, PathBuf};
 
-    use super::super::keeper::Keeper;
     use super::*;
     use crate::checkpoint::Wish;
-    use crate::checkpoint::store::{About, Image, begin, seal_as_it_is};
+    use crate::checkpoint::store::{About, begin, seal_as_it_is};
 
     /// A folder with a program in it that is run instead of CRIU.
     struct Place(PathBuf, #[expect(dead_code)] std::sync::MutexGuard<'static, ()>);
@@ -94,8 +115,8 @@ mod tests {
 
         /// A rank that has ended, with images 1 and 2.
         fn rank(&self) -> (LocalRank, Vec<Image>) {
-            let (every, folder) = (Duration::from_secs(1), self.0.clone());
-            let wish = Wish { every, tool: self.0.join("criu"), folder };
+            let (tool, folder) = (self.0.join("criu"), self.0.clone());
+            let wish = Wish { tool, folder, ..Wish::sample(1) };
             let mut keeper = Keeper::new(wish, "job", 2, (0, 1));
             let images: Vec<_> = [1, 2].map(|number| image(&self.0, number)).into();
             images.iter().for_each(|image| keeper.add(image.clone()));
@@ -121,7 +142,7 @@ mod tests {
     fn image(folder: &Path, number: u64) -> Image {
         let folder = begin(&folder.join("job/rank-2"), number).unwrap();
         fs::write(folder.join("pages-1.img"), number.to_string()).unwrap();
-        seal_as_it_is(&folder, About { number, pid: NOBODY, ..About::default() }).unwrap()
+        seal_as_it_is(&folder, About { number, pid: NOBODY, ..About::default() }, 0).unwrap()
     }
 
     /// Puts down for which image it is called.
@@ -135,7 +156,7 @@ mod tests {
         let mut told = Vec::new();
         assert!(revive(&mut rank, &[], |text| told.push(text)).is_none());
         assert_eq!(place.calls(), ["2", "2", "1", "1"]);
-        images.iter().for_each(|image| image.check().unwrap());
+        images.iter().for_each(|image| drop(image.lay_out().unwrap()));
         // Each attempt was another start, and so is what comes now.
         assert_eq!(rank.again.as_ref().unwrap().starts, 4);
         assert_eq!(told.len(), 4);

@@ -4,12 +4,18 @@
 //! |---|---|
 //! | `criu` | takes an image of a living process, and makes a process of one |
 //! | `files` | lets files grow that a process writes |
+//! | `pack` | makes files small, and sees whether they are what they were |
 //! | `store` | keeps images in a folder: whole ones, or none |
+//! | `remote` | puts them into an object store as well |
+//! | `claim` | says whose folder of images that is, and takes away those of jobs that are gone |
 //!
 //! Both are used by the agent that has started the process (`agent/keeper`), which knows when.
 
+pub mod claim;
 pub mod criu;
 mod files;
+mod pack;
+pub mod remote;
 pub mod store;
 
 use std::fs::DirBuilder;
@@ -18,30 +24,69 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use landbridge_proto::setting::{CHECKPOINT, CHECKPOINT_DIR, CRIU, Setting, Value};
+use landbridge_proto::setting::{
+    CHECKPOINT, CHECKPOINT_DIR, CHECKPOINT_LEVEL, CHECKPOINT_SPACE, CRIU, Setting, Value,
+};
 
 use crate::ps::desk;
+use claim::Claim;
+use remote::Remote;
 
 /// What the user wants of images.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Wish {
     /// How often one of each rank is taken.
     pub every: Duration,
     pub tool: PathBuf,
+    /// At which they are compressed.
+    pub level: i32,
+    /// Bytes that those of a node may take.
+    pub space: u64,
     /// Where all jobs of this user keep theirs.
     pub folder: PathBuf,
+    /// The object store that has them too, by its name, and once it is known how it is reached.
+    pub store: Option<String>,
+    pub remote: Option<Remote>,
+}
+
+impl PartialEq for Wish {
+    fn eq(&self, other: &Wish) -> bool {
+        let text = |wish: &Wish| format!("{wish:?}");
+        text(self) == text(other)
+    }
 }
 
 impl Wish {
-    /// Makes the folder of a job, which only this user can open: images are memory of its processes.
-    pub fn prepare(&self, job: &str) -> Result<()> {
+    /// Makes the folder of a job, which only this user can open: images are memory of its processes. What jobs have left whose
+    /// agents were killed goes. `name`: of this agent among those of the job.
+    pub fn prepare(
+        &mut self,
+        job: &str,
+        name: u32,
+        environment: &[(String, String)],
+    ) -> Result<Claim> {
+        if let Some(store) = &self.store {
+            let said = |name: &str| environment.iter().find(|(known, _)| known == name);
+            let variable = |name: &str| match said(name) {
+                Some((_, text)) => Some(text.clone()),
+                None => std::env::var(name).ok().filter(|text| !text.is_empty()),
+            };
+            self.remote = Some(Remote::new(store, variable).context("checkpoint_dir")?);
+        }
         if self.folder.starts_with(desk::directory()) {
             desk::make(&desk::directory())?;
         }
         let folder = self.folder.join(job);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        made.with_context(|| format!("cannot make {}", folder.display()))?;
-        desk::check(&folder)
+        let make = |folder: &PathBuf| {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+            made.with_context(|| format!("cannot make {}", folder.display()))
+        };
+        make(&self.folder)?;
+        claim::sweep(&self.folder);
+        let claim = Claim::new(&self.folder, job, name)?;
+        make(&folder)?;
+        desk::check(&folder)?;
+        Ok(claim)
     }
 
     /// From a job's environment; `None`: no images.
@@ -52,11 +97,25 @@ impl Wish {
             said.map_or(row.default, |(_, text)| text).to_string()
         };
         let Ok(Value::Time(every)) = CHECKPOINT.parse(&text(&CHECKPOINT)) else { return None };
-        let folder = match text(&CHECKPOINT_DIR) {
-            own if own == CHECKPOINT_DIR.default => default_folder(),
+        let place = text(&CHECKPOINT_DIR);
+        let store = remote::is_store(&place).then(|| place.clone());
+        let folder = match place {
+            own if own == CHECKPOINT_DIR.default || store.is_some() => default_folder(),
             named => named.into(),
         };
-        (!every.is_zero()).then(|| Wish { every, tool: text(&CRIU).into(), folder })
+        let number = |row: &Setting| row.parse(&text(row)).ok().and_then(|value| value.number());
+        let level = number(&CHECKPOINT_LEVEL).unwrap_or_default() as i32;
+        let space = number(&CHECKPOINT_SPACE).unwrap_or(u64::MAX);
+        let (tool, remote) = (text(&CRIU).into(), None);
+        (!every.is_zero()).then_some(Wish { every, tool, level, space, folder, store, remote })
+    }
+
+    /// An image in so many seconds.
+    #[cfg(test)]
+    pub fn sample(seconds: u64) -> Wish {
+        let every = Duration::from_secs(seconds);
+        let (tool, folder, store, remote) = ("criu".into(), "/".into(), None, None);
+        Wish { every, tool, level: 0, space: u64::MAX, folder, store, remote }
     }
 }
 
@@ -81,9 +140,14 @@ mod tests {
         assert_eq!(Wish::find(&[]), None);
         let mut environment = vec![set("LANDBRIDGE_CHECKPOINT", "30s")];
         let wish = Wish::find(&environment).unwrap();
-        assert_eq!((wish.every, wish.tool), (Duration::from_secs(30), "criu".into()));
+        assert_eq!((wish.every, &wish.tool), (Duration::from_secs(30), &"criu".into()));
         assert!(wish.folder.ends_with("checkpoints"));
         environment.push(set("LANDBRIDGE_CHECKPOINT_DIR", "/data/images"));
         assert_eq!(Wish::find(&environment).unwrap().folder, PathBuf::from("/data/images"));
+        environment[1].1 = "s3://bucket/x".into();
+        let wish = Wish::find(&environment).unwrap();
+        assert!(
+            wish.folder.ends_with("checkpoints") && wish.store.as_deref() == Some("s3://bucket/x")
+        );
     }
 }

@@ -1,14 +1,14 @@
 //! Images in a folder, one for each rank: whole ones, or none.
 //!
-//! An image is taken into a folder with a name of its own, and *sealed*: every file's length and SHA-256 go into a
-//! manifest, which begins with its own, all of it is written to the disk, and only then the folder gets its name. So what has a
-//! name was whole once; whether it still is, is seen before it is used ([`Image::check`]).
+//! An image is taken into a folder with a name of its own, and *sealed*: every file is compressed, its length and SHA-256 go into
+//! a manifest, which begins with its own, all of it is written to the disk, and only then the folder gets its name. So what has
+//! a name was whole once; whether it still is, is seen as it is laid out to be used ([`Image::lay_out`]).
 //!
 //! What may never happen: a process is made of an image that is torn or was changed; a file is written that another process
 //! has mapped, or that somebody has put in the way.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,9 +18,10 @@ use sha2::{Digest, Sha256};
 
 use super::criu::{DUMP_LOG, Ends, RESTORE_LOG};
 use super::files;
+use super::pack::{Entry, hex};
 use crate::pmi::server::Stage;
 
-const MANIFEST: &str = "manifest";
+pub(super) const MANIFEST: &str = "manifest";
 /// Shared memory that is mapped from a file of the node, and which an image has not in it.
 const SHARED: &str = "/dev/shm/";
 /// A rank's own, behind [`SHARED`]: then comes a number for the job, and that of the rank.
@@ -62,25 +63,25 @@ struct Manifest {
     files: Vec<Entry>,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
-    name: String,
-    bytes: u64,
-    sha256: String,
-}
-
 /// An image that has been sealed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Image {
     pub folder: PathBuf,
     pub about: About,
+    /// Its files, and how many bytes each takes.
+    pub files: Vec<(String, u64)>,
+    pub manifest_bytes: u64,
     /// The SHA-256 with which its manifest begins.
     sum: String,
 }
 
 /// Makes the folder into which image `number` is taken, under that of its rank.
 pub fn begin(rank: &Path, number: u64) -> Result<PathBuf> {
-    let folder = rank.join(format!(".{number}"));
+    new_folder(rank.join(format!(".{number}")))
+}
+
+/// An empty one, into which only this user can look.
+pub(super) fn new_folder(folder: PathBuf) -> Result<PathBuf> {
     let _ = fs::remove_dir_all(&folder);
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.with_context(|| format!("cannot make {}", folder.display()))?;
@@ -131,37 +132,52 @@ fn is_of_a_rank(name: &str) -> bool {
     })
 }
 
-/// Makes an image of what lies in `folder`.
-pub fn seal(folder: &Path, about: About) -> Result<Image> {
-    files::forget_sizes(folder)?;
-    seal_as_it_is(folder, about)
+/// Makes an image of what lies in `folder`, compressed at this level. If that fails nothing is left of it.
+pub fn seal(folder: &Path, about: About, level: i32) -> Result<Image> {
+    let sealed = files::forget_sizes(folder).and_then(|()| seal_as_it_is(folder, about, level));
+    if sealed.is_err() {
+        let _ = fs::remove_dir_all(folder);
+    }
+    sealed
 }
 
-pub fn seal_as_it_is(folder: &Path, about: About) -> Result<Image> {
-    let mut files = Vec::new();
-    for name in names(folder)? {
-        let file = folder.join(&name);
-        let (bytes, sha256) = digest(&file)?;
-        File::open(&file)?.sync_all()?;
-        files.push(Entry { name, bytes, sha256 });
-    }
+pub fn seal_as_it_is(folder: &Path, about: About, level: i32) -> Result<Image> {
+    let names = names(folder)?.into_iter();
+    let files = names.map(|name| Entry::pack(folder, name, level)).collect::<Result<Vec<_>>>()?;
+    let listed = files.iter().map(|entry| (entry.stored_name(), entry.stored)).collect();
     let text = serde_json::to_string(&Manifest { about: about.clone(), files })?;
     let sum = hex(&Sha256::digest(&text));
     let mut manifest = File::create(folder.join(MANIFEST))?;
     writeln!(manifest, "{sum}\n{text}")?;
     manifest.sync_all()?;
+    let manifest_bytes = manifest.metadata()?.len();
     File::open(folder)?.sync_all()?;
     let rank = folder.parent().context("an image has a folder around it")?;
     let sealed = rank.join(about.number.to_string());
     let _ = fs::remove_dir_all(&sealed);
     fs::rename(folder, &sealed)?;
     File::open(rank)?.sync_all()?;
-    Ok(Image { folder: sealed, about, sum })
+    Ok(Image { folder: sealed, about, files: listed, manifest_bytes, sum })
+}
+
+/// An image as CRIU wants it, which may be a copy: that is gone with this.
+#[derive(Debug)]
+pub struct Layout {
+    pub folder: PathBuf,
+    is_copy: bool,
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        if self.is_copy {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
 }
 
 impl Image {
-    /// Whether it is still as it was sealed.
-    pub fn check(&self) -> Result<()> {
+    /// Lays it out as it was taken, if it is still as it was sealed.
+    pub fn lay_out(&self) -> Result<Layout> {
         let text = fs::read_to_string(self.folder.join(MANIFEST)).context("it has no manifest")?;
         let (sum, rest) = text.split_once('\n').unwrap_or_default();
         let rest = rest.trim_end_matches('\n');
@@ -172,24 +188,33 @@ impl Image {
             bail!("it is another image");
         }
         let manifest: Manifest = serde_json::from_str(rest)?;
+        let is_copy = manifest.files.iter().any(|entry| entry.is_packed);
+        let folder = if is_copy {
+            let name = format!(".{}.out", self.about.number);
+            new_folder(self.folder.with_file_name(name))?
+        } else {
+            self.folder.clone()
+        };
+        let layout = Layout { folder, is_copy };
         for entry in &manifest.files {
-            let found = digest(&self.folder.join(&entry.name));
-            let (bytes, sha256) = found.with_context(|| format!("{} is gone", entry.name))?;
-            if (bytes, &sha256) != (entry.bytes, &entry.sha256) {
-                bail!("{} is damaged", entry.name);
-            }
+            entry.unpack(&self.folder, &layout.folder)?;
         }
-        Ok(())
+        Ok(layout)
     }
 
     /// Puts back what the process had mapped of `/dev/shm`.
-    pub fn put_shared_back(&self) -> Result<()> {
+    pub fn put_shared_back(&self, layout: &Layout) -> Result<()> {
         for (number, path) in self.about.shared.iter().enumerate() {
-            let mut copy = File::open(self.folder.join(format!("shared-{number}")))?;
+            let mut copy = File::open(layout.folder.join(format!("shared-{number}")))?;
             let written = write_new(path, &mut copy);
             written.with_context(|| format!("cannot write {path}"))?;
         }
         Ok(())
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|(_, bytes)| bytes).sum::<u64>() + self.manifest_bytes
     }
 
     pub fn remove(&self) {
@@ -220,27 +245,9 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn digest(path: &Path) -> Result<(u64, String)> {
-    let mut file = File::open(path)?;
-    let (mut sum, mut bytes) = (Sha256::new(), 0);
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok((bytes, hex(&sum.finalize()))),
-            count => {
-                sum.update(&buffer[..count]);
-                bytes += count as u64;
-            }
-        }
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::pack::packed;
     use super::*;
 
     fn rank(name: &str) -> PathBuf {
@@ -249,27 +256,27 @@ mod tests {
         folder
     }
 
-    fn sealed(rank: &Path, number: u64) -> Image {
+    fn sealed(rank: &Path, number: u64, level: i32) -> Image {
         let folder = begin(rank, number).unwrap();
         fs::write(folder.join("pages-1.img"), vec![7; 200_000]).unwrap();
         fs::write(folder.join("core-1.img"), b"core").unwrap();
         fs::write(folder.join(DUMP_LOG), b"log").unwrap();
-        seal_as_it_is(&folder, About { number, pid: 42, ..About::default() }).unwrap()
+        seal_as_it_is(&folder, About { number, pid: 42, ..About::default() }, level).unwrap()
     }
 
     #[test]
     fn an_image_is_as_it_was_sealed_or_it_is_refused() {
         let rank = rank("images");
-        let image = sealed(&rank, 1);
-        image.check().unwrap();
+        let image = sealed(&rank, 1, 0);
+        image.lay_out().unwrap();
         // Logs may change.
         fs::write(image.folder.join(RESTORE_LOG), b"more").unwrap();
-        image.check().unwrap();
+        image.lay_out().unwrap();
         // Another one that is whole.
         let folder = begin(&rank, 1).unwrap();
         fs::write(folder.join("core-1.img"), b"other").unwrap();
-        seal_as_it_is(&folder, image.about.clone()).unwrap().check().unwrap();
-        assert!(image.check().is_err());
+        seal_as_it_is(&folder, image.about.clone(), 0).unwrap().lay_out().unwrap();
+        assert!(image.lay_out().is_err());
         type Damage = (&'static str, fn(&Path));
         let damage: [Damage; 4] = [
             ("a bit", |file| {
@@ -288,14 +295,20 @@ mod tests {
             }),
             ("all", |file| fs::remove_file(file).unwrap()),
         ];
-        for (name, spoil) in damage {
+        for ((name, spoil), level) in damage.into_iter().flat_map(|it| [(it, 0), (it, 1)]) {
             for file in ["pages-1.img", "core-1.img", MANIFEST] {
-                let image = sealed(&rank, 2);
-                image.check().unwrap();
-                spoil(&image.folder.join(file));
-                assert!(image.check().is_err(), "{name} of {file}");
+                let image = sealed(&rank, 2, level);
+                let layout = image.lay_out().unwrap();
+                assert_eq!(fs::read(layout.folder.join("core-1.img")).unwrap(), b"core");
+                let is_packed = level > 0 && file != MANIFEST;
+                let path =
+                    if is_packed { packed(&image.folder, file) } else { image.folder.join(file) };
+                spoil(&path);
+                assert!(image.lay_out().is_err(), "{name} of {file}, level {level}");
             }
         }
+        let left: Vec<_> = fs::read_dir(&rank).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "{left:?}");
         fs::remove_dir_all(&rank).unwrap();
     }
 

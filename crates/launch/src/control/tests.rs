@@ -88,6 +88,8 @@ fn every_message() -> Vec<Message> {
         Message::StdinEnd,
         Message::End { at_once: true },
         Message::Ping,
+        Message::TakeImages { rank: None },
+        Message::TakeImages { rank: Some(7) },
         Message::Look { serial: 3, rows_max: 9 },
         Message::Inquire { serial: 3, question: "all 0".into() },
         Message::Ready,

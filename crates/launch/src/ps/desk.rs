@@ -43,6 +43,8 @@ pub enum Question {
     Log,
     /// So many intakes of this rank, beginning with this one.
     Story { rank: u32, from: u64, count: u64 },
+    /// How the ranks are; and take an image of this one, or of all, now.
+    Checkpoint { rank: Option<u32> },
 }
 
 impl Question {
@@ -53,6 +55,8 @@ impl Question {
             Question::Paths => "paths 1\n".to_string(),
             Question::Log => "log 1\n".to_string(),
             Question::Story { rank, from, count } => format!("story 1 {rank} {from} {count}\n"),
+            Question::Checkpoint { rank: None } => "checkpoint 1 all\n".to_string(),
+            Question::Checkpoint { rank: Some(rank) } => format!("checkpoint 1 {rank}\n"),
         }
     }
 
@@ -64,6 +68,10 @@ impl Question {
             ["roll", "1"] => Some(Question::Roll),
             ["paths", "1"] => Some(Question::Paths),
             ["log", "1"] => Some(Question::Log),
+            ["checkpoint", "1", "all"] => Some(Question::Checkpoint { rank: None }),
+            ["checkpoint", "1", rank] => {
+                Some(Question::Checkpoint { rank: Some(rank.parse().ok()?) })
+            }
             ["story", "1", rank, from, count] => Some(Question::Story {
                 rank: rank.parse().ok()?,
                 from: from.parse().ok()?,
@@ -75,7 +83,7 @@ impl Question {
 
     /// Whether these bytes may become one.
     fn may_begin(bytes: &[u8]) -> bool {
-        const STARTS: [&[u8]; 4] = [b"roll 1", b"paths 1", b"log 1", b"story 1"];
+        const STARTS: [&[u8]; 5] = [b"roll 1", b"paths 1", b"log 1", b"story 1", b"checkpoint 1"];
         let begins = |start: &&[u8]| start.starts_with(bytes) || bytes.starts_with(start);
         bytes.len() <= REQUEST_BYTES_MAX && STARTS.iter().any(begins) && !bytes.contains(&b'\n')
     }
@@ -93,6 +101,9 @@ pub struct Account {
     pub began: u64,
     /// Whether ranks that are killed come back.
     pub recover: bool,
+    /// Whether images of ranks are taken.
+    #[serde(default)]
+    pub checkpoints: bool,
     /// New starts since the job began.
     pub restarts: u64,
     pub ranks: Vec<Line>,

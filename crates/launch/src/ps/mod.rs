@@ -4,6 +4,7 @@
 //! all of them, takes away what launchers that are gone have left, and prints a table or JSON. Process ids of a job
 //! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
 
+pub mod checkpoint;
 pub mod desk;
 pub mod log;
 pub mod paths;
@@ -299,6 +300,7 @@ mod tests {
             program: "./a.out x".into(),
             began: 1_000,
             recover: true,
+            checkpoints: false,
             restarts: 2,
             ranks: vec![
                 line(0, State::Running, None, None),

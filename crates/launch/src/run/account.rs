@@ -1,11 +1,12 @@
 //! What the launcher says about its ranks: where one runs, and to `landbridge ps` how all of them go.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::foot::Standing;
 use super::record::Inquiry;
 use super::{Child, Launcher, Phase};
+use crate::checkpoint::Wish;
 use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
 use crate::ps::desk::{self, Account, Desk, Question};
@@ -89,6 +90,11 @@ impl Look {
     }
 }
 
+fn recovers(job: &Job) -> bool {
+    let is_it = |(name, value): &(String, String)| name == "LANDBRIDGE_RECOVER" && value == "on";
+    job.environment.iter().any(is_it)
+}
+
 impl Counter {
     /// A job runs as well when nobody can ask; `say` hears of it.
     pub fn open(job: &Job, mut say: impl FnMut(&str)) -> Counter {
@@ -98,14 +104,13 @@ impl Counter {
         });
         let words = std::iter::once(&job.task.program).chain(&job.task.arguments);
         let words: Vec<&str> = words.map(String::as_str).collect();
-        let is_it =
-            |(name, value): &(String, String)| name == "LANDBRIDGE_RECOVER" && value == "on";
         let fixed = Account {
             job: job.id.clone(),
             launcher: std::process::id(),
             program: words.join(" ").chars().take(PROGRAM_CHARS_MAX).collect(),
             began: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-            recover: job.environment.iter().any(is_it),
+            recover: recovers(job),
+            checkpoints: Wish::find(&job.environment).is_some_and(|_| recovers(job)),
             restarts: 0,
             ranks: Vec::new(),
             paths: None,
@@ -132,6 +137,11 @@ impl Counter {
         times.chain(self.desk.next_time()).chain(self.foot_due).min()
     }
 
+    /// Whether images of ranks are taken.
+    pub fn has_images(&self) -> bool {
+        self.fixed.checkpoints
+    }
+
     pub fn desk(&self) -> &Desk {
         &self.desk
     }
@@ -146,6 +156,8 @@ impl Launcher {
         look.pass_time(now);
         inquiry.pass_time(now);
         let (is_wanted, wanted) = (Cell::new(false), Cell::new(None));
+        let mut images = Vec::new();
+        let to_take = RefCell::new(&mut images);
         desk.serve(now, |question| {
             let (mut paths, mut record, mut kept) = (None, None, None);
             match question {
@@ -157,6 +169,8 @@ impl Launcher {
                     }
                 }
                 Question::Roll => (),
+                // It is answered now, so this is once for each who asks.
+                Question::Checkpoint { rank } => to_take.borrow_mut().push(rank),
                 Question::Paths => {
                     is_wanted.set(true);
                     paths = Some(look.found()?.clone());
@@ -191,11 +205,21 @@ impl Launcher {
             wanted.set(wanted.get().or(Some(Question::Log)));
             self.show_status();
         }
+        for rank in images {
+            self.take_images(rank);
+        }
         let inquiry = &mut self.counter.inquiry;
         // Who asks something else is next when this has become old.
         if let (Some(question), true) = (wanted.get(), inquiry.is_idle()) {
             let message = inquiry.begin(question, self.children.len(), now);
             self.send_to_all(&message);
+        }
+    }
+
+    /// Somebody wants an image of a rank, or of all, now.
+    pub(super) fn take_images(&mut self, rank: Option<u32>) {
+        if self.counter.has_images() && self.phase == Phase::Running {
+            self.send_to_all(&Message::TakeImages { rank });
         }
     }
 

@@ -135,6 +135,11 @@ impl Archive {
         self.bytes
     }
 
+    /// And those that have been dropped.
+    pub fn total(&self) -> u64 {
+        self.dropped + self.bytes
+    }
+
     /// Adds a frame. If a segment of full size takes no more because of that, its number.
     pub fn push(&mut self, frame: &[u8], spare: &mut Spare) -> Option<usize> {
         self.bytes += frame.len() as u64;

@@ -92,6 +92,10 @@ impl Histories {
         let is_told = history.hold_back(frame.len(), is_behind);
         if let Some(number) = sealed {
             shelf.note_sealed(address, number);
+            if !history.is_grown {
+                let grown = history.given.total().saturating_sub(history.marks.newest().taken);
+                history.is_grown = shelf.note_growth(address, grown);
+            }
             self.move_out();
         }
         Some(is_told)
@@ -114,7 +118,9 @@ impl Histories {
                 false => Err("it stands where it has never been"),
             };
         };
-        history.marks.find(standing, &history.intakes, &history.given, &history.sent)
+        let mark = history.marks.find(standing, &history.intakes, &history.given, &history.sent)?;
+        history.is_grown = false;
+        Ok(mark)
     }
 
     /// Why no new start of an endpoint can be brought to where it was, if none can.
@@ -143,6 +149,8 @@ pub(super) struct History {
     telling: Option<Telling>,
     /// Where starts of it have stood.
     pub marks: Marks,
+    /// It is said that much was given to it since.
+    is_grown: bool,
 }
 
 /// How far a new start has been told what was.

@@ -72,6 +72,11 @@ impl Marks {
         Ok(Mark { standing, intakes: spot.cursor, given, sent })
     }
 
+    /// The last place where somebody has stood.
+    pub fn newest(&self) -> Standing {
+        self.all.last().map_or(Standing::default(), |(standing, _)| *standing)
+    }
+
     /// Nobody will stand before so many intakes any more: the place where they have been made, if somebody has stood there.
     fn keep_from(&mut self, intakes: u64) -> Option<(Standing, Spot)> {
         let found = self.all.iter().position(|(known, _)| known.intakes == intakes)?;

@@ -75,6 +75,8 @@ pub enum Remark {
     GivenUp(Address, &'static str),
     /// One of which there was too much to be kept can come back again.
     BegunAnew(Address),
+    /// So much was given to one since its last image that another would be good: see [`Relay::set_image_bytes`].
+    Grown(Address),
     /// The disk holds as much as it may: what comes now stays in memory.
     DiskFull,
 }
@@ -139,6 +141,8 @@ pub(super) struct Shelf {
     is_told_full: bool,
     /// A segment of full size has been filled, so there will be others.
     has_filled: bool,
+    /// See [`Relay::set_image_bytes`].
+    image_bytes: u64,
     /// Inputs that wait for the disk.
     line: Vec<LinkId>,
 }
@@ -159,6 +163,7 @@ impl Shelf {
             away_bytes: 0,
             is_told_full: false,
             has_filled: false,
+            image_bytes: u64::MAX,
             line: Vec::new(),
         }
     }
@@ -200,6 +205,15 @@ impl Shelf {
         self.remarks.push_back(Remark::GivenUp(address, why));
         // Its segments are numbered from the start should it be recorded again.
         self.sealed.retain(|(whose, _)| *whose != address);
+    }
+
+    /// To an endpoint so much has been given since its last image. Whether that is more than it should be, which is said.
+    pub fn note_growth(&mut self, address: Address, bytes: u64) -> bool {
+        let is_grown = bytes >= self.image_bytes;
+        if is_grown {
+            self.remarks.push_back(Remark::Grown(address));
+        }
+        is_grown
     }
 
     pub fn note_begun_anew(&mut self, address: Address) {
@@ -306,6 +320,14 @@ impl Histories {
 }
 
 impl Relay {
+    /// How much may be given to an endpoint before its next image is due, whatever the time. It is looked at with each full
+    /// segment.
+    pub fn set_image_bytes(&mut self, bytes: u64) {
+        if let Some(histories) = &mut self.histories {
+            histories.shelf.image_bytes = bytes;
+        }
+    }
+
     /// What is to be done with the disk next.
     pub fn poll_order(&mut self) -> Option<Order> {
         self.histories.as_mut()?.shelf.orders.pop_front()

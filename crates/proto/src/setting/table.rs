@@ -187,11 +187,39 @@ pub const CHECKPOINT: Setting = Setting {
 pub const CHECKPOINT_DIR: Setting = Setting {
     name: "checkpoint_dir",
     default: "auto",
-    unit: "folder",
+    unit: "folder or store",
     kind: Kind::Text,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "Where these images are kept, on each node. `auto`: `checkpoints` in `/tmp/landbridge-UID`.",
+    sentence: "Where these images are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
+               `checkpoints` in `/tmp/landbridge-UID`.",
+};
+pub const CHECKPOINT_LOG: Setting = Setting {
+    name: "checkpoint_log",
+    default: "1GiB",
+    unit: "size, 0B to 1024GiB; 0B: whatever it is",
+    kind: Kind::Size { min: 0, max: 1024 * GIB },
+    scope: Scope::Job,
+    readers: &[Reader::Launcher, Reader::Relay],
+    sentence: "With `checkpoint`: a process to which so much was given since its last image gets another one before its time.",
+};
+pub const CHECKPOINT_SPACE: Setting = Setting {
+    name: "checkpoint_space",
+    default: "64GiB",
+    unit: "size, 1MiB to 1048576GiB",
+    kind: Kind::Size { min: MIB, max: 1024 * 1024 * GIB },
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "Most that these images take on each node, with the one that is being taken. One that has no room is not taken.",
+};
+pub const CHECKPOINT_LEVEL: Setting = Setting {
+    name: "checkpoint_level",
+    default: "1",
+    unit: "0 to 19",
+    kind: Kind::Count { min: 0, max: 19 },
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "How much these images are compressed (Zstandard), after the process has gone on. 0: not at all.",
 };
 pub const CRIU: Setting = Setting {
     name: "criu",
@@ -386,6 +414,9 @@ pub const SETTINGS: &[&Setting] = &[
     &RECOVER_CLOCKS,
     &CHECKPOINT,
     &CHECKPOINT_DIR,
+    &CHECKPOINT_LOG,
+    &CHECKPOINT_SPACE,
+    &CHECKPOINT_LEVEL,
     &CRIU,
     &RECOVER_MEMORY,
     &RECOVER_DIR,

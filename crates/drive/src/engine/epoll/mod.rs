@@ -181,6 +181,7 @@ impl<'w> Loop<'w> {
             let bytes = recover.disk.as_ref().map(Disk::bytes_max);
             let (memory, segment) = (recover.memory, SEGMENT_BYTES);
             relay.set_recovering_within(Room { memory, disk: bytes, segment });
+            relay.set_image_bytes(recover.image_bytes);
             disk = recover.disk;
         }
         let record = Record::new(&epoll, disk)?;

@@ -24,6 +24,7 @@ fn account() -> Account {
         program: "./a \"b\"".into(),
         began: 2,
         recover: true,
+        checkpoints: false,
         restarts: 3,
         ranks: Vec::new(),
         paths: None,
@@ -67,7 +68,8 @@ fn who_asks_is_answered_and_nothing_is_left() {
 #[test]
 fn every_question_is_read_as_it_is_said_and_nothing_else_is_one() {
     let story = Question::Story { rank: u32::MAX, from: u64::MAX, count: u64::MAX };
-    for question in [Question::Roll, Question::Paths, Question::Log, story] {
+    let [all, one] = [None, Some(u32::MAX)].map(|rank| Question::Checkpoint { rank });
+    for question in [Question::Roll, Question::Paths, Question::Log, story, all, one] {
         let words = question.words();
         assert_eq!(Question::parse(words.as_bytes()), Some(question));
         let begins = |length: usize| Question::may_begin(&words.as_bytes()[..length]);

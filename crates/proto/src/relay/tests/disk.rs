@@ -291,3 +291,22 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
     assert!(waiting.moments.is_empty() && waiting.frames.len() <= 5);
     assert_eq!(rig.relay.excerpt(rank(3), 0, 1), None);
 }
+
+#[test]
+fn of_whom_much_was_given_since_its_last_image_is_said_once_for_each_image() {
+    let mut rig = Rig::new(Some(1 << 30));
+    rig.relay.set_image_bytes(500_000);
+    rig.send_many(40);
+    assert_eq!(rig.relay.poll_remark(), None);
+    rig.send_many(100);
+    let remarks: Vec<Remark> = std::iter::from_fn(|| rig.relay.poll_remark()).collect();
+    assert_eq!(remarks, [Remark::Grown(rank(1))]);
+    send(&mut rig.relay, rig.one, intake(rank(1), 7, 140, 0));
+    rig.relay.suspend(rig.one);
+    let standing = Standing { intakes: 1, taken: 140 * FRAME as u64, sent: 0, kept: 0 };
+    rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
+    rig.send_many(40);
+    assert_eq!(rig.relay.poll_remark(), None);
+    rig.send_many(30);
+    assert_eq!(rig.relay.poll_remark(), Some(Remark::Grown(rank(1))));
+}

@@ -1,0 +1,101 @@
+//! Each state by itself, with the time told by hand.
+
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+fn keeper(state: State) -> Keeper {
+    let wish = Wish::sample(1);
+    Keeper { state, ..Keeper::new(wish, "job", 2, (0, 1)) }
+}
+
+#[test]
+fn the_images_of_a_node_are_not_taken_at_once() {
+    let wish = Wish::sample(8);
+    let began = Instant::now();
+    let due = |turn| Keeper::new(wish.clone(), "job", 2, (turn, 4)).due - began;
+    let dues: Vec<u64> = (0..4).map(|turn| due(turn).as_secs()).collect();
+    assert_eq!(dues, [5, 6, 7, 8]);
+}
+
+#[test]
+fn an_image_that_is_wanted_is_taken_at_once_or_next() {
+    let now = Instant::now();
+    let mut resting = keeper(State::Resting);
+    resting.failures = FAILURES_MAX;
+    resting.want(Asker::User, now);
+    assert!(resting.next_time() == Some(now) && resting.is_awaited);
+    let mut sealing = keeper(State::Resting);
+    sealing.want(Asker::Relay, now);
+    sealing.is_wanted = true;
+    sealing.rest();
+    assert!(sealing.due <= Instant::now() && !sealing.is_awaited);
+    sealing.rest();
+    assert!(sealing.due > Instant::now());
+    let mut asking = keeper(State::Asking { since: now });
+    let due = asking.due;
+    asking.want(Asker::User, now);
+    assert!(asking.due == due && asking.is_awaited);
+}
+
+#[test]
+fn a_line_says_a_word_or_nothing_or_is_closed() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let line = Line { socket: ours.into(), ends: Ends::default() };
+    assert_eq!(line.read(), Heard::Nothing);
+    let word: Vec<u8> = [7_u64, 8, 9, 10].iter().flat_map(|word| word.to_le_bytes()).collect();
+    rustix::io::write(&theirs, &word).unwrap();
+    assert_eq!(line.read(), Heard::Word([7, 8, 9, 10]));
+    drop(theirs);
+    // A process that another test starts has it for the moment before it becomes its program.
+    let until = Instant::now() + Duration::from_secs(5);
+    while line.read() == Heard::Nothing && Instant::now() < until {}
+    assert_eq!(line.read(), Heard::Closed);
+}
+
+#[test]
+fn who_has_ended_is_not_waited_for() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let state = State::Asking { since: Instant::now() };
+    let mut rank = LocalRank::ended(1 << 23, keeper(state));
+    rank.line = Some(Line { socket: ours.into(), ends: Ends::default() });
+    drop(theirs);
+    assert!(rank.line().is_none() && rank.image_time().is_none());
+    rank.ending = None;
+    assert!(rank.line().is_some() && rank.image_time().is_some());
+    rank.keeper = Some(keeper(State::CutOff { since: Instant::now(), is_told: true }));
+    assert!(rank.line().is_none() && rank.image_time().is_none());
+}
+
+#[test]
+fn a_rank_that_does_not_answer_is_told_of_once() {
+    let since = Instant::now();
+    let mut asking = keeper(State::Asking { since });
+    assert_eq!(asking.next_time(), Some(since + ANSWER_MAX));
+    assert!(asking.silence(since).is_none());
+    assert!(asking.silence(since + ANSWER_MAX).is_some());
+    assert!(asking.silence(since + 2 * ANSWER_MAX).is_none());
+    asking.state = State::Asking { since };
+    assert!(asking.silence(since + 3 * ANSWER_MAX).is_none());
+    assert_eq!(asking.next_time(), None);
+    let mut cut = keeper(State::CutOff { since, is_told: false });
+    assert!(cut.silence(since).is_none() && cut.next_time().is_some());
+    assert!(cut.silence(since + END_SEEN).is_some() && cut.next_time().is_none());
+    assert!(cut.silence(since + END_SEEN).is_none());
+}
+
+#[test]
+fn an_image_that_takes_too_long_is_ended() {
+    let _alone = sys::children();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let (began, criu) = (Instant::now(), child.id());
+    let (folder, about) = ("/nowhere".into(), About::default());
+    let taking = Taking { criu, ended: None, is_late: false, folder, about, began };
+    let mut taking = keeper(State::Taking(taking));
+    taking.end_late(began);
+    assert_eq!(taking.next_time(), Some(began + TAKING_MAX));
+    assert!(child.try_wait().unwrap().is_none());
+    taking.end_late(began + TAKING_MAX);
+    assert!(!child.wait().unwrap().success());
+    assert_eq!(taking.next_time(), None);
+}

@@ -1,0 +1,36 @@
+//! The bytes of a control stream become messages.
+
+use super::{FRAME_BYTES_MAX, FrameError, Message};
+
+/// Cuts the bytes of a control stream into messages.
+#[derive(Default)]
+pub struct Decoder {
+    pending: Vec<u8>,
+    taken: usize,
+}
+
+impl Decoder {
+    pub fn handle_bytes(&mut self, bytes: &[u8]) {
+        self.pending.drain(..self.taken);
+        self.taken = 0;
+        self.pending.extend_from_slice(bytes);
+    }
+
+    pub fn poll_message(&mut self) -> Result<Option<Message>, FrameError> {
+        let bytes = &self.pending[self.taken..];
+        let Some(length) = bytes.first_chunk::<4>() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > FRAME_BYTES_MAX {
+            return Err(FrameError::TooLong(length));
+        }
+        if bytes.len() < 4 + length {
+            return Ok(None);
+        }
+        let Some((&kind, body)) = bytes[4..4 + length].split_first() else {
+            return Err(FrameError::Malformed(0));
+        };
+        let message = Message::parse(kind, body).ok_or(FrameError::Malformed(kind))?;
+        self.taken += 4 + length;
+        Ok(Some(message))
+    }
+}

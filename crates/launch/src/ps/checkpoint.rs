@@ -1,0 +1,43 @@
+//! `landbridge checkpoint`: images of ranks of running jobs, before it is time for them.
+//!
+//! Asked in the way of `landbridge ps`: launchers hand it on to their agents, and do not wait for the images.
+
+use anyhow::{Result, bail};
+
+use super::desk::{self, Account, Question};
+use super::{accounts, print};
+use crate::cli::CheckpointArguments;
+
+/// Runs the command; its exit code.
+pub fn run(arguments: &CheckpointArguments) -> Result<i32> {
+    let wanted = arguments.job.as_deref().unwrap_or_default();
+    let question = Question::Checkpoint { rank: arguments.rank };
+    let accounts = accounts(&desk::directory(), wanted, question)?;
+    let told: Vec<String> = accounts.iter().filter_map(|it| told(it, arguments.rank)).collect();
+    if told.is_empty() {
+        bail!("{}", why_not(&accounts, arguments.rank));
+    }
+    print(&told.concat())
+}
+
+fn told(account: &Account, rank: Option<u32>) -> Option<String> {
+    let has_it = |rank: u32| account.ranks.iter().any(|line| line.process == rank);
+    let who = match rank {
+        None => "all ranks are".to_string(),
+        Some(rank) if has_it(rank) => format!("rank {rank} is"),
+        Some(_) => return None,
+    };
+    let text = format!("job {}: {who} asked for an image\n", &account.job);
+    account.checkpoints.then_some(text)
+}
+
+fn why_not(accounts: &[Account], rank: Option<u32>) -> String {
+    let Some(rank) = rank.filter(|_| accounts.iter().any(|account| account.checkpoints)) else {
+        return match accounts {
+            [] => "this user runs no such job from this machine".into(),
+            _ => "no images are taken of it: it was started without --recover and --checkpoint"
+                .into(),
+        };
+    };
+    format!("it has no rank {rank}")
+}
