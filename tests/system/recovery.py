@@ -53,7 +53,7 @@ SPARE_CASES = {
     "a node is lost": (SPARE, [(1.0, KILLED)]),
     "a node is lost, as its ranks come back": (SPARE, [(1.0, 0), (1.1, 1), (1.4, KILLED)]),
     "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
-    "a node falls silent": (SPARE, [(1.0, STOPPED)]),
+    "a node falls silent": ([*SPARE, "--set", "peer_timeout=20s"], [(1.0, STOPPED)]),
 }
 APART_CASES = {
     APART + "one rank": ([], [(1.0, 1)]),

@@ -64,6 +64,15 @@ pub fn tune_link(socket: impl AsFd) {
     let _ = sockopt::set_tcp_keepcnt(&socket, 3);
 }
 
+/// For the link of a rank that is recorded, which must not break before `patience` has passed: each break costs a new start.
+/// How long the rank takes nothing does not count.
+pub fn tune_recorded_link(socket: impl AsFd, patience: Duration) {
+    tune_link(&socket);
+    let probe = SILENCE_MAX / 6;
+    let probes = (patience.as_secs() / probe.as_secs().max(1)).clamp(3, 127);
+    let _ = sockopt::set_tcp_keepcnt(&socket, probes as u32);
+}
+
 /// For a link that many share: with a short queue. Whether it is alive its owner finds out
 /// ([`silence`]); the system's own limit would also count the time in which the other side takes
 /// nothing because its ranks do not read.

@@ -502,6 +502,7 @@ impl Message {
     fn parse(kind: u8, body: &[u8]) -> Option<Message> {
         let mut body = Reader(body);
         let message = match kind {
+            kind::READY.. => Message::parse_up(kind, &mut body)?,
             kind::ASSIGN => Message::Assign(body.document()?),
             kind::START_RELAY => Message::StartRelay { config: body.text()? },
             kind::START => Message::Start { relay: body.text()? },
@@ -511,8 +512,6 @@ impl Message {
             kind::ANSWER => Message::Answer { rank: body.number()?, line: body.text()? },
             kind::ORDER => Message::Order(body.document()?),
             kind::ADOPT => Message::Adopt(body.document()?),
-            kind::TALK => Message::Talk(body.document()?),
-            kind::MOVED => Message::Moved(body.document()?),
             kind::REVOKE => Message::Revoke { group: body.number()? },
             kind::STDIN => Message::Stdin { bytes: body.bytes()?.to_vec() },
             kind::STDIN_END => Message::StdinEnd,
@@ -522,6 +521,17 @@ impl Message {
             kind::TAKE_IMAGES => {
                 Message::TakeImages { rank: Some(body.number()?).filter(|rank| *rank != ALL) }
             }
+            kind::INQUIRE => Message::Inquire { serial: body.number()?, question: body.text()? },
+            _ => return None,
+        };
+        body.is_empty().then_some(message)
+    }
+
+    /// One that goes up the tree.
+    fn parse_up(kind: u8, body: &mut Reader) -> Option<Message> {
+        Some(match kind {
+            kind::TALK => Message::Talk(body.document()?),
+            kind::MOVED => Message::Moved(body.document()?),
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
             kind::RELAY_LINK => Message::RelayLink {
@@ -567,12 +577,10 @@ impl Message {
             kind::NOTE => Message::Note { text: body.text()? },
             kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
             kind::PATHS => Message::Paths { serial: body.number()?, paths: body.document()? },
-            kind::INQUIRE => Message::Inquire { serial: body.number()?, question: body.text()? },
             kind::RECORD => Message::Record { serial: body.number()?, lines: body.text()? },
             kind::DONE => Message::Done,
             _ => return None,
-        };
-        body.is_empty().then_some(message)
+        })
     }
 }
 

@@ -17,6 +17,7 @@ mod groups;
 mod input;
 mod keeper;
 mod marked;
+mod passed;
 pub mod rank;
 pub mod relay;
 mod revive;
@@ -45,6 +46,7 @@ use exits::Exits;
 use groups::Group;
 use input::KEPT_BYTES_MAX;
 use keeper::Asker;
+use passed::Passed;
 use rank::LocalRank;
 use relay::RelayProcess;
 use wards::Wards;
@@ -71,6 +73,8 @@ struct Child {
     spawned: Vec<(u32, Range<u32>)>,
     ready: bool,
     done: bool,
+    /// Its ranks are started elsewhere: what it may still say is not listened to.
+    is_lost: bool,
 }
 
 impl Child {
@@ -104,6 +108,8 @@ struct Agent {
     pinged_at: Instant,
     /// When the agent above was told last that we are there.
     shown_at: Instant,
+    /// Of standard input, to rank 0 below.
+    passed: Passed,
     /// Somebody wants to know how the paths of the ranks are.
     look: Option<Look>,
     /// On the folder of images.
@@ -150,6 +156,7 @@ impl Agent {
             started_at: std::time::SystemTime::now(),
             pinged_at: Instant::now(),
             shown_at: Instant::now(),
+            passed: Passed::default(),
             look: None,
             claim: None,
             progress_told: Instant::now(),
@@ -280,6 +287,9 @@ impl Agent {
                 if !self.start_again(index, ending) {
                     self.unreported.push(index);
                 }
+                // To bring several back from their images may take long.
+                self.ping_children();
+                self.children.iter_mut().for_each(|child| child.process.link.flush());
             } else if self.note_criu(pid, ending) {
                 // Of no other interest.
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
@@ -336,14 +346,18 @@ impl Agent {
 
     /// Tells agents below that we are there, and notices when no one above is any more.
     fn keep_in_touch(&mut self) {
-        if self.pinged_at.elapsed() >= PING_INTERVAL {
-            self.pinged_at = Instant::now();
-            self.children.iter_mut().for_each(|child| child.process.link.send(&Message::Ping));
-        }
+        self.ping_children();
         let remote = self.assignment.as_ref().is_some_and(|a| a.node.remote);
         if remote && self.parent.heard_at().elapsed() > SILENCE_MAX {
             self.parent.close_output();
             self.begin_end(false);
+        }
+    }
+
+    fn ping_children(&mut self) {
+        if self.pinged_at.elapsed() >= PING_INTERVAL {
+            self.pinged_at = Instant::now();
+            self.children.iter_mut().for_each(|child| child.process.link.send(&Message::Ping));
         }
     }
 
@@ -469,6 +483,7 @@ impl Agent {
 
     fn handle_child_message(&mut self, index: usize, message: Message) {
         match message {
+            _ if self.children[index].is_lost => {}
             Message::Ready => {
                 self.children[index].ready = true;
                 self.check_ready();
@@ -487,6 +502,10 @@ impl Agent {
                 self.parent.send(&message);
             }
             Message::Ping => {}
+            Message::StdinTaken { bytes } => {
+                let bytes = self.passed.take(bytes);
+                self.parent.send(&Message::StdinTaken { bytes });
+            }
             Message::Talk(talk) => self.wards.handle_talk(*talk),
             Message::Output { rank, stream, own, .. } => {
                 self.wards.handle_print(rank, stream, own);
@@ -533,6 +552,7 @@ impl Agent {
 
     fn deliver_stdin(&mut self, bytes: Vec<u8>) {
         if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
+            self.passed.pass(&bytes);
             return child.process.link.send(&Message::Stdin { bytes });
         }
         if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
@@ -543,6 +563,7 @@ impl Agent {
 
     fn deliver_stdin_end(&mut self) {
         if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
+            self.passed.end();
             return child.process.link.send(&Message::StdinEnd);
         }
         if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
@@ -607,7 +628,14 @@ fn start_child(job: &Job, node: &Node) -> Result<Child> {
     let mut process = spawn::start(&node.spawn)?;
     let assignment = Assignment { job: job.clone(), node: node.clone() };
     process.link.send(&Message::Assign(Box::new(assignment)));
-    Ok(Child { process, node: node.clone(), spawned: Vec::new(), ready: false, done: false })
+    Ok(Child {
+        process,
+        node: node.clone(),
+        spawned: Vec::new(),
+        ready: false,
+        done: false,
+        is_lost: false,
+    })
 }
 
 /// The control stream has moved to other numbers: whatever this process starts must not hold it.

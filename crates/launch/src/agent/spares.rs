@@ -3,21 +3,33 @@
 //! What may never happen: ranks of one node are started on two; a rank that has ended is started again.
 
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use landbridge_proto::setting::{PEER_TIMEOUT, Value};
 
 use super::again::Again;
 use super::clocks::Clocks;
 use super::groups::{Group, alive, new_board};
+use super::input::KEPT_BYTES_MAX;
 use super::rank::{LocalRank, Start};
 use super::{Agent, Phase};
-use crate::control::moved::{Adoption, Moved};
+use crate::control::moved::{Adoption, Moved, Moving};
 use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message};
 use crate::mpi;
 use crate::pmi::server::{Facts, Server};
 use crate::spare::{self, Spare};
 use crate::sys;
+
+/// What the user reads of a node that is lost.
+fn told(lost: &str, why: &str, moving: &[Moving], to: &str) -> String {
+    let numbers: Vec<String> = moving.iter().map(|one| one.rank.to_string()).collect();
+    let (ranks, are) = if moving.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
+    format!(
+        "node {lost} is lost ({why}): {ranks} {} {are} started anew on {to}",
+        numbers.join(", ")
+    )
+}
 
 impl Agent {
     /// Whether ranks may be started on another node.
@@ -39,17 +51,32 @@ impl Agent {
         }
     }
 
-    /// Agents below of which nothing has been heard for long are lost. Whoever could not listen cannot tell.
+    /// Agents below of which nothing has been heard for long are lost, if there is a spare node for their ranks; otherwise they
+    /// are waited for. Whoever could not listen cannot tell.
     pub(super) fn look_for_the_lost(&mut self) {
         if !self.is_running() || !self.has_room() {
             return;
         }
+        let patience = self.node_patience();
         for index in 0..self.children.len() {
             let child = &self.children[index];
-            if !child.done && child.process.link.heard_at().elapsed() > LOST_AFTER {
-                let seconds = LOST_AFTER.as_secs();
+            let is_silent = !child.done && child.process.link.heard_at().elapsed() > patience;
+            if is_silent && self.choose_spare(child.node.rank_count).is_some() {
+                let seconds = patience.as_secs();
                 self.lose_child(index, &format!("nothing has been heard of it for {seconds} s"));
             }
+        }
+    }
+
+    /// How long an agent below may be silent: as long as any path may be, for whatever is moved begins anew.
+    fn node_patience(&self) -> Duration {
+        let variable = PEER_TIMEOUT.variable();
+        let environment = self.assignment.as_ref().map(|own| &own.job.environment);
+        let said = environment.into_iter().flatten().find(|(name, _)| *name == variable);
+        let text = said.map_or(PEER_TIMEOUT.default, |(_, text)| text);
+        match PEER_TIMEOUT.parse(text) {
+            Ok(Value::Time(time)) => time.max(LOST_AFTER),
+            _ => LOST_AFTER,
         }
     }
 
@@ -61,7 +88,7 @@ impl Agent {
     /// The agent of a node below is gone, or counts as gone: its ranks go on elsewhere.
     pub(super) fn lose_child(&mut self, index: usize, why: &str) {
         let child = &mut self.children[index];
-        child.done = true;
+        (child.done, child.is_lost) = (true, true);
         // If it is there after all, the end of this stream ends it, and its ranks.
         child.process.link.close_output();
         sys::kill(child.process.pid, libc::SIGKILL);
@@ -80,14 +107,7 @@ impl Agent {
             return self.fail(text);
         };
         let name = self.children[to].node.name.clone();
-        let numbers: Vec<String> = moving.iter().map(|one| one.rank.to_string()).collect();
-        let numbers = numbers.join(", ");
-        let many = if moving.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
-        let text = format!(
-            "node {} is lost ({why}): {} {numbers} {} started anew on {name}",
-            lost.name, many.0, many.1
-        );
-        self.parent.send(&Message::Note { text });
+        self.parent.send(&Message::Note { text: told(&lost.name, why, &moving, &name) });
         let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
         let first = self.children[index].node.first_rank;
         let count = std::mem::take(&mut self.children[index].node.rank_count);
@@ -98,8 +118,19 @@ impl Agent {
             None => (false, Vec::new()),
         };
         self.parent.send(&Message::Moved(Box::new(moved)));
+        let has_first = moving.iter().any(|one| one.rank == 0);
         let adoption = Adoption { has_reached, keys, ranks: moving };
-        self.children[to].process.link.send(&Message::Adopt(Box::new(adoption)));
+        let link = &mut self.children[to].process.link;
+        link.send(&Message::Adopt(Box::new(adoption)));
+        if has_first {
+            match self.passed.repeat() {
+                Some(again) => again.iter().for_each(|message| link.send(message)),
+                None => self.fail(format!(
+                    "rank 0 cannot go on on another node: it was given more than {} MiB of standard input, and no more of it is kept",
+                    KEPT_BYTES_MAX >> 20
+                )),
+            }
+        }
     }
 
     fn choose_spare(&self, ranks: u32) -> Option<usize> {

@@ -65,8 +65,8 @@ impl Histories {
         if history.given_up.is_some() {
             return None;
         }
-        // Of one that is being told it the rest is still needed; it grants its peers nothing meanwhile, so little more comes.
-        // Little comes while the disk is busy as well: inputs wait for that.
+        // Of one that is being told it the rest is still needed ([`Histories::catch_up`] when it is not). Little comes while the
+        // disk is busy as well: inputs wait for that.
         let is_over = shelf.is_over(*held + bytes as u64, count);
         if is_over && history.telling.is_none() && !shelf.is_writing() {
             *held -= history.give_up(TOO_MUCH, shelf);
@@ -82,6 +82,30 @@ impl Histories {
         let Self { all, bytes, shelf } = self;
         *bytes -= all.entry(address).or_default().give_up(why, shelf);
         shelf.note_given_up(address, why);
+    }
+
+    /// One that is only behind is told the rest at once, by its queue, if too much is kept for it to come back: so much waits
+    /// for it as its peers may send unasked. `buffer`: of the pieces that go there first.
+    fn catch_up(
+        &mut self,
+        address: Address,
+        bytes: usize,
+        port: &mut Port,
+        pool: &mut Pool,
+        buffer: &[u8],
+    ) {
+        let Self { all, bytes: held, shelf } = self;
+        if !shelf.is_over(*held + bytes as u64, all.len()) || shelf.is_writing() {
+            return;
+        }
+        let Some(history) = all.get_mut(&address).filter(|history| history.is_only_behind()) else {
+            return;
+        };
+        port.keep(pool, buffer);
+        if history.push_rest(port, pool) {
+            history.stop_telling(shelf);
+            port.note_told(Told::All);
+        }
     }
 
     /// A frame is given to an endpoint, which has fallen behind if enough waits for it. Whether it is being told what was, or
@@ -239,6 +263,28 @@ impl History {
                 Some(Telling { intakes, intakes_left: 0, frames_left: 0, given, left, new });
         }
         self.telling.is_some()
+    }
+
+    /// Whether all that is left to tell has come meanwhile.
+    fn is_only_behind(&self) -> bool {
+        self.telling.as_ref().is_some_and(|telling| {
+            let is_through = telling.intakes_left == 0 && telling.frames_left == 0;
+            is_through && telling.new.is_some_and(|new| telling.given >= new)
+        })
+    }
+
+    /// Tells all that is left, as far as it is in memory. Whether that was all.
+    fn push_rest(&mut self, port: &mut Port, pool: &mut Pool) -> bool {
+        let Some(telling) = &mut self.telling else { return true };
+        loop {
+            match self.given.find(&mut telling.given) {
+                Found::Frame(header, frame) => {
+                    telling.given.advance(frame.len());
+                    port.push_notice(pool, frame, &header);
+                }
+                found => return matches!(found, Found::End),
+            }
+        }
     }
 
     /// Channels of frames that no start of it has been given, as far as they are in memory.
@@ -425,11 +471,14 @@ impl Relay {
         header: &Header,
     ) -> bool {
         let length = HEADER_BYTES + header.length as usize;
-        let (Some(histories), Some(port)) = (&mut self.histories, &self.ports[to.0 as usize])
-        else {
+        let Self { ports, pool, histories, .. } = self;
+        let (Some(histories), Some(port)) = (histories, &mut ports[to.0 as usize]) else {
             return false;
         };
         let Party::Endpoint(address) = port.party else { return false };
+        if port.is_told {
+            histories.catch_up(address, length, port, pool, bytes);
+        }
         bytes[at + 6] += 1;
         let is_behind = port.is_up() && port.waiting_bytes() >= TOLD_BYTES_MAX;
         let Some(is_told) = histories.give(address, &bytes[at..at + length], is_behind) else {

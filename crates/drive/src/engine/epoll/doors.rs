@@ -4,6 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::time::Duration;
 
 use landbridge_proto::id::ClusterId;
 use landbridge_proto::relay::{LANES_MAX, Reunion};
@@ -265,6 +266,10 @@ impl Loop<'_> {
 
     fn transport_of(&self, socket: OwnedFd, door: Door) -> Result<Transport, String> {
         match (door, &self.identity) {
+            (Door::Ranks, _) if self.relay.is_recovering() => {
+                let patience = Duration::from_millis(self.relay.patience_millis());
+                sys::tune_recorded_link(&socket, patience);
+            }
             (Door::Ranks, _) => sys::tune_link(&socket),
             (Door::Unix, _) => (),
             (Door::Relays | Door::Dialled(..), _) => sys::tune_shared_link(&socket),

@@ -301,6 +301,45 @@ fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_bes
 }
 
 #[test]
+fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears_everything() {
+    let (mut relay, [zero, one]) = recovering();
+    let mut given = Vec::new();
+    for n in 0..200 {
+        if n == 100 {
+            relay.histories.as_mut().unwrap().shelf.set_memory(0);
+        }
+        // Two at a time; it takes one piece of what waits now and then.
+        let mut both = frame(rank(0), rank(1), 2 * n * 30_000, 30_000);
+        both.extend(frame(rank(0), rank(1), (2 * n + 1) * 30_000, 30_000));
+        send(&mut relay, zero, both);
+        if n % 10 == 0 {
+            given.extend(written(&mut relay, one));
+            relay.tell();
+            while relay.poll_flush().is_some() {}
+        }
+        let kept = relay.kept_bytes().0;
+        assert!(n < 101 || kept < 100_000, "{kept} bytes are kept of one that cannot come back");
+    }
+    given.extend(told_while_queued(&mut relay, one));
+    let message = |n: u64| (Kind::Message, n * 30_000, 0);
+    assert_eq!(given, Vec::from_iter((0..400).map(message)));
+}
+
+/// What is left for an endpoint, in its queue and out of what is kept.
+fn told_while_queued(relay: &mut Relay, one: LinkId) -> Vec<(Kind, u64, u32)> {
+    let mut told = Vec::new();
+    loop {
+        let piece = written(relay, one);
+        if piece.is_empty() && !relay.has_to_tell() {
+            return told;
+        }
+        told.extend(piece);
+        relay.tell();
+        while relay.poll_flush().is_some() {}
+    }
+}
+
+#[test]
 fn whoever_has_sent_something_to_one_that_was_behind_hears_when_it_never_comes_back() {
     for is_told in [false, true] {
         let (mut relay, one, lane) = with_a_peer();
