@@ -31,7 +31,7 @@ pub(super) const READ_AHEAD: usize = 2;
 
 /// Memory for each endpoint in any case, in segments: what is not full yet cannot be written, and when the disk begins to write
 /// there must be room for more than a segment.
-const SEGMENTS_EACH: u64 = 4;
+const SEGMENTS_EACH: u64 = 8;
 
 /// Segments without content that are kept for the next: their memory has been touched, and costs no page faults again.
 const SPARE_MAX: usize = 2 * WRITES_MAX;
