@@ -27,8 +27,8 @@ SOAK = common.ROOT / "crates" / "lab" / "src" / "soak"
 PATTERNS = ["Sendrecv", "Allreduce", "Alltoall"]
 # The same numbers of repetitions every time, whatever the clock says.
 BENCHMARK_BOUNDS = ["-npmin", str(RANKS), "-msglog", "0:7", "-iter_policy", "off", "-time", "1000"]
-# Some seconds each on one machine, longer than a storm; over a line of 5 ms that loses packets a tenth of that.
-MESSAGES, STEPS, REPEATS = 700, 3000, 1800
+# Some seconds each on one machine, longer than a storm; over a line of 5 ms that loses packets far less of it.
+MESSAGES, STEPS, REPEATS = 700, 12_000, 1800
 # What a run takes at most, kills and all. Images every second are much on a machine that is busy.
 LIMIT_S = 150.0
 # Both ways of the wide-area link, and the file with it: its gateways let UDP in.
@@ -97,7 +97,7 @@ def every_case(options) -> list[Case]:
                 for kind in kinds:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
-    bad = [heat(options, STEPS // 6), whatever(options), benchmark(options, PATTERNS, REPEATS // 10)]
+    bad = [heat(options, STEPS // 24), whatever(options), benchmark(options, PATTERNS, REPEATS // 10)]
     for number, program in enumerate(bad):
         for place, (line, words) in enumerate(LINES.items()):
             for has_images in (False, True):

@@ -47,7 +47,8 @@ impl Relay {
                 last => {
                     link = Some(known);
                     may_begin_anew &= last.is_none();
-                    may_begin_anew |= is_image && last == Some(incarnation);
+                    // The same start comes again only from where it stood for its image, be that the beginning.
+                    may_begin_anew |= last == Some(incarnation);
                 }
             }
         }

@@ -197,11 +197,11 @@ pub const CHECKPOINT_DIR: Setting = Setting {
 pub const CHECKPOINT_LOG: Setting = Setting {
     name: "checkpoint_log",
     default: "1GiB",
-    unit: "size, 0B to 1024GiB; 0B: whatever it is",
+    unit: "size, 0B to 1024GiB",
     kind: Kind::Size { min: 0, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher, Reader::Relay],
-    sentence: "With `checkpoint`: a process to which so much was given since its last image gets another one before its time.",
+    sentence: "With `checkpoint`: a process to which so much was given since its last image gets another one before its time; `0B`: however much it is, none does.",
 };
 pub const CHECKPOINT_SPACE: Setting = Setting {
     name: "checkpoint_space",

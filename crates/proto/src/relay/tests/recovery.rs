@@ -301,6 +301,17 @@ fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_bes
 }
 
 #[test]
+fn one_that_is_given_up_before_it_has_done_anything_begins_anew_with_its_first_image() {
+    let (mut relay, [zero, one]) = recovering();
+    relay.histories.as_mut().unwrap().shelf.set_memory(0);
+    relay.suspend(one);
+    send(&mut relay, zero, frame(rank(0), rank(1), 0, 50));
+    relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
+    let one = relay.attach_at(rank(1), 0, Standing::default()).unwrap();
+    assert_eq!(written(&mut relay, one)[0], opening(0));
+}
+
+#[test]
 fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears_everything() {
     let (mut relay, [zero, one]) = recovering();
     let mut given = Vec::new();
