@@ -3,5 +3,4 @@
 pub mod check;
 pub mod engine;
 pub mod link;
-pub mod memory;
 pub mod sys;

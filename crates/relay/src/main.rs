@@ -17,7 +17,6 @@ use clap::Parser;
 use landbridge_drive::engine::disk::Disk;
 use landbridge_drive::engine::{Engine, Peer, Recover, Setup, epoll::Epoll};
 use landbridge_drive::link::tls::Identity;
-use landbridge_drive::memory::Roomy;
 use landbridge_drive::sys;
 use landbridge_proto::id::ClusterId;
 use landbridge_relay::config::{self, Config};
@@ -26,10 +25,6 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use admin::Admin;
-
-/// What is kept of processes that may come back is most of our memory.
-#[global_allocator]
-static MEMORY: Roomy = Roomy;
 
 /// A configuration that cannot be used.
 const EXIT_CONFIG: u8 = 2;

@@ -20,14 +20,14 @@ use super::archive::Freed;
 use super::history::Histories;
 use super::*;
 
-/// A full segment of a record: a huge page, and more than a disk needs at once for its full speed.
-pub const SEGMENT_BYTES: usize = 2 << 20;
+/// A full segment of a record: what a disk takes at once at its full speed.
+pub const SEGMENT_BYTES: usize = 1 << 20;
 
 /// Segments that are being written at a time: enough for a disk never to wait for us.
-const WRITES_MAX: usize = 8;
+const WRITES_MAX: usize = 16;
 
 /// Segments that are read ahead for one that is told what was.
-pub(super) const READ_AHEAD: usize = 2;
+pub(super) const READ_AHEAD: usize = 4;
 
 /// Memory for each endpoint in any case, in segments: what is not full yet cannot be written, and when the disk begins to write
 /// there must be room for more than a segment.
@@ -37,7 +37,7 @@ const SEGMENTS_EACH: u64 = 8;
 const SPARE_MAX: usize = 2 * WRITES_MAX;
 
 /// Of these, how many there should be in any case while more and more is kept.
-const STOCK: usize = 4;
+const STOCK: usize = 8;
 
 /// Why a record that cannot be read back is given up.
 pub(super) const UNREADABLE: &str = "what is kept of it could not be read back from the disk as it was written: it cannot come back";

@@ -237,7 +237,7 @@ pub const RECOVER_MEMORY: Setting = Setting {
     kind: Kind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    sentence: "With `recover`: memory that each relay takes for what it keeps. With `recover_dir` it is 16 MiB for each of its \
+    sentence: "With `recover`: memory that each relay takes for what it keeps. With `recover_dir` it is 8 MiB for each of its \
                processes at least.",
 };
 pub const RECOVER_DIR: Setting = Setting {
