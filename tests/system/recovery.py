@@ -200,7 +200,7 @@ def telling(options, checks, program, moment) -> None:
     if checks.wants(name):
         seen = []
         watched = threading.Event()
-        watcher = threading.Thread(target=watch_percent, args=(options, seen, watched), daemon=True)
+        watcher = threading.Thread(target=watch_ranks, args=(options, "percent", 0.1, seen, watched), daemon=True)
         watcher.start()
         # With messages of this size what was before is told again for a second or two.
         long_history = [*program, "--rounds", "500", "--numbers", "50000"]
@@ -220,7 +220,7 @@ def on_a_terminal(options, checks, program) -> None:
     shown, seen = bytearray(), []
     readers = [threading.Thread(target=read_terminal, args=(ours, shown), daemon=True)]
     watched = threading.Event()
-    readers.append(threading.Thread(target=watch_kept, args=(options, seen, watched), daemon=True))
+    readers.append(threading.Thread(target=watch_ranks, args=(options, "kept_bytes", 0.5, seen, watched), daemon=True))
     [reader.start() for reader in readers]
     # With messages of this size what was before is told again for a second or two.
     long_history = [*program, "--rounds", "500", "--numbers", "50000"]
@@ -250,13 +250,13 @@ def read_terminal(terminal: int, shown: bytearray) -> None:
         return  # nobody has the other side open any more
 
 
-def watch_kept(options, seen: list[int], is_over: threading.Event) -> None:
-    """What `landbridge ps` says that relays keep of a rank."""
-    while not is_over.wait(0.5):
+def watch_ranks(options, key: str, pause_s: float, seen: list[int], is_over: threading.Event) -> None:
+    """What `landbridge ps` says of our ranks under `key`, where it says that."""
+    while not is_over.wait(pause_s):
         listed = subprocess.run([str(options.bin / "landbridge"), "ps", "--json"], capture_output=True, text=True)
         jobs = json.loads(listed.stdout) if listed.returncode == 0 else []
         ours = [one for one in jobs if one["launcher"] in process.descendants()]
-        seen += [rank["kept_bytes"] for one in ours for rank in one["ranks"] if "kept_bytes" in rank]
+        seen += [rank[key] for one in ours for rank in one["ranks"] if key in rank]
 
 
 def keeping(options, checks, program, moment) -> None:
@@ -351,15 +351,6 @@ def watch_log(options, seen: dict, is_over: threading.Event) -> None:
             seen |= {word: one["record"] for one in ours if one.get("record", {}).get("processes" if word == "all" else "intakes")}
         told = subprocess.run(show, capture_output=True, text=True)
         seen |= {"text": told.stdout} if "intake 3" in told.stdout else {}
-
-
-def watch_percent(options, seen: list[int], is_over: threading.Event) -> None:
-    """What `landbridge ps` says of the rank that comes back."""
-    while not is_over.wait(0.1):
-        listed = subprocess.run([str(options.bin / "landbridge"), "ps", "--json"], capture_output=True, text=True)
-        jobs = json.loads(listed.stdout) if listed.returncode == 0 else []
-        ours = [one for one in jobs if one["launcher"] in process.descendants()]
-        seen += [rank["percent"] for one in ours for rank in one["ranks"] if "percent" in rank]
 
 
 def unrecorded(options, checks, program) -> None:

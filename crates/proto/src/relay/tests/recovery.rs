@@ -207,15 +207,21 @@ fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u64, u32)> {
 }
 
 /// What endpoint 1 is told, piece by piece; `between` them others are served.
-fn told(
+fn told(relay: &mut Relay, one: LinkId, between: impl FnMut(&mut Relay)) -> Vec<(Kind, u64, u32)> {
+    rest(relay, one, TOLD_BYTES_MAX + 2 * FRAME_BYTES_MAX, between)
+}
+
+/// The same; no more than `most` bytes wait at a time.
+fn rest(
     relay: &mut Relay,
     one: LinkId,
+    most: usize,
     mut between: impl FnMut(&mut Relay),
 ) -> Vec<(Kind, u64, u32)> {
     let mut told = Vec::new();
     loop {
         let waiting = relay.port(one).waiting_bytes();
-        assert!(waiting <= TOLD_BYTES_MAX + 2 * FRAME_BYTES_MAX, "{waiting} bytes wait");
+        assert!(waiting <= most, "{waiting} bytes wait");
         let piece = written(relay, one);
         between(relay);
         if piece.is_empty() && !relay.has_to_tell() {
@@ -331,23 +337,9 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
         let kept = relay.kept_bytes().0;
         assert!(n < 101 || kept < 100_000, "{kept} bytes are kept of one that cannot come back");
     }
-    given.extend(told_while_queued(&mut relay, one));
+    given.extend(rest(&mut relay, one, usize::MAX, |_| ()));
     let message = |n: u64| (Kind::Message, n * 30_000, 0);
     assert_eq!(given, Vec::from_iter((0..400).map(message)));
-}
-
-/// What is left for an endpoint, in its queue and out of what is kept.
-fn told_while_queued(relay: &mut Relay, one: LinkId) -> Vec<(Kind, u64, u32)> {
-    let mut told = Vec::new();
-    loop {
-        let piece = written(relay, one);
-        if piece.is_empty() && !relay.has_to_tell() {
-            return told;
-        }
-        told.extend(piece);
-        relay.tell();
-        while relay.poll_flush().is_some() {}
-    }
 }
 
 #[test]
