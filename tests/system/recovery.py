@@ -134,9 +134,8 @@ def main() -> int:
     name = "who does something else than before"
     if checks.wants(name):
         code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)])
-        is_said = "this process cannot go on" in output and output.count(": started anew") == 1
-        measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on, once"
-        checks.check(name, code == 1 and is_said, measured, output)
+        check_named(checks, name, code, output, 1)
+    spawning(options, checks)
     name = "who crashes by its own fault"
     if checks.wants(name):
         crash = [*program, "--rounds", "30", "--crash"]
@@ -175,6 +174,29 @@ def main() -> int:
             code, _, output = job(options, program, [], "--topology", file.name)
         checks.check(name, code == 1 and "--recover needs a relay" in output, f"exit code {code}", output)
     return checks.end()
+
+
+def spawning(options, checks) -> None:
+    """A rank that has spawned others is killed: it comes back, and they are there once. One of those is killed: the job ends."""
+    program = [common.python(options), str(common.PROGRAMS / "spawned.py")]
+    away = "these do not come back if they are killed"
+    name = "who has spawned others"
+    if checks.wants(name):
+        code, lines, output = job(options, program, [(met("round 3"), 0), (met("round 8"), 0)])
+        said = {line: lines.count(line) for line in lines}
+        is_once = all(count == 1 for count in said.values()) and said.get("sum 19: 38 38") == 1
+        is_right = is_once and output.count(": started anew") == 2 and away in output
+        checks.check(name, code == 0 and is_right, f"exit code {code}, {len(lines)} lines", output)
+    name = "who was spawned"
+    if checks.wants(name):
+        code, _, output = job(options, program, [(met("round 3"), 4)])
+        is_right = away in output and "rank 0 of spawned group 1" in output and ": started anew" not in output
+        checks.check(name, code == 128 + signal.SIGKILL and is_right, f"exit code {code}", output)
+
+
+def met(words: str):
+    """Whether this has been said."""
+    return lambda output: words in output
 
 
 def gives_up(output: str, restarts: int, why: str) -> bool:
@@ -422,6 +444,16 @@ def benchmark(options, checks, moment) -> None:
     checks.check(name, code == 0 and is_whole and starts == len(kills), measured, output)
 
 
+def check_named(checks, name: str, code, output: str, rank: int) -> None:
+    """The job has ended as the next start of a rank has sent something else, and frame, poll and both versions are named."""
+    version = r"\w+ to rank \d, \d+ bytes(?:, tag 0x[0-9a-f]+)?, digest [0-9a-f]+"
+    both = re.search(rf"start 1 of rank {rank} sends as its frame (\d+): {version}; it was: {version}", output)
+    place = re.search(r"this process cannot go on: its frame (\d+), sent at poll \d+, is not what", output)
+    is_said = bool(both and place) and both[1] == place[1] and output.count(": started anew") == 1
+    measured = f"exit code {code}, {'names' if is_said else 'does not name'} frame, poll and both versions, once"
+    checks.check(name, code == 1 and is_said, measured, output)
+
+
 def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -> None:
     """The job has ended well, printed what one without kills prints, and each kill has met somebody."""
     code, lines, output = outcome
@@ -452,8 +484,8 @@ def in_a_lab(checks, options, ring) -> None:
 def apart(checks, options, ring) -> None:
     """What is kept of ranks is with a relay on another node: what they tell it goes over a network."""
     names = [name for name in APART_CASES if checks.wants(name)]
-    wild = APART + "who takes whatever comes"
-    if not names and not checks.wants(wild):
+    wild, other = APART + "who takes whatever comes", APART + "who does something else than before"
+    if not names and not checks.wants(wild) and not checks.wants(other):
         return
     why_not = network.no_lab(options)
     if why_not:
@@ -468,6 +500,9 @@ def apart(checks, options, ring) -> None:
         is_cut_off = cut_off >= 2 if name == APART + CABLE else cut_off == 0
         kills = sum(isinstance(what, int) for _, what in events) + (cut_off if is_cut_off else 0)
         check_same(checks, name, outcome, undisturbed, kills)
+    if checks.wants(other):
+        code, _, output = lab_job(options, [*ring, "--drift"], [(1.0, 3)], [])
+        check_named(checks, other, code, output, 3)
     if checks.wants(wild):
         kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
         code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
@@ -495,6 +530,18 @@ def elsewhere(checks, options, ring) -> None:
         starts = output.count(": started anew")
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} new starts in place"
         checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
+    name = "a node is lost, and the next one has a longer name"
+    if checks.wants(name) and not network.no_lab(options):
+        # What is sent are addresses: of the stack, which has the environment above it, of the heap and of mappings.
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            named = LAB.read_text().replace("hosts = 2 ", 'hosts = ["north-1", "north-the-other"] ', 1)
+            file.write(named)
+            file.flush()
+            outcome = lab_job(options, [*ring, "--addresses"], [(1.0, KILLED)], SPARE, lab_file=Path(file.name))
+        code, lines, output = outcome
+        is_moved = "are started anew on north-the-other" in output
+        measured = f"exit code {code}, {len(lines)} lines, {'moved' if is_moved else 'not moved'}"
+        checks.check(name, code == 0 and is_moved and len(lines) > RANKS, measured, output)
     if checks.wants(none):
         code, _, output = lab_job(options, ring, [(1.0, KILLED)], [])
         is_said = "node north-1 is lost" in output and "there is no spare node left" in output
@@ -514,13 +561,13 @@ def strike_agent(what: str) -> None:
             os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
 
 
-def lab_job(options, program, events, words=None, first="turn 0:"):
+def lab_job(options, program, events, words=None, first="turn 0:", lab_file=LAB):
     """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link. With words
     for the launcher the ranks are where the lab wants them, else on the gateways."""
     lab = f"recovery-{os.getpid()}"
     running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
     placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
-    command = [*network.lab_run(options, lab, LAB), *placed, *running]
+    command = [*network.lab_run(options, lab, lab_file), *placed, *running]
     started = network.Job(command, {})
     try:
         is_met = started.wait_for(first, LIMIT_S)

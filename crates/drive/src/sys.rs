@@ -111,6 +111,8 @@ pub struct Silence {
     pub is_awaited: bool,
     /// Whether something cannot leave although it has room for it.
     pub is_stuck: bool,
+    /// Whether something cannot leave because it has no room for it.
+    pub is_shut: bool,
     /// From a segment to its confirmation, smoothed.
     pub round_trip_micros: u32,
     /// How much that varies.
@@ -152,6 +154,7 @@ pub fn silence(socket: impl AsFd) -> Option<Silence> {
         unconfirmed_millis: word(LAST_ACK_RECV_AT) as u64,
         is_awaited: word(UNACKED_AT) > 0,
         is_stuck: word(NOTSENT_AT) > 0 && has_room,
+        is_shut: word(NOTSENT_AT) > 0 && !has_room,
         round_trip_micros: word(RTT_AT),
         variation_micros: word(RTT_VARIATION_AT),
         bytes_per_second: word(DELIVERY_RATE_AT) as u64 | (word(DELIVERY_RATE_AT + 4) as u64) << 32,

@@ -10,6 +10,7 @@ use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
 use rustix::fs::MemfdFlags;
 
 use super::again::Looks;
+use super::rank::same_length;
 use crate::control::Job;
 use crate::mpi::{self, Environment};
 use crate::sibling;
@@ -85,8 +86,7 @@ impl Clocks {
             libraries.push(":");
             libraries.push(others);
         }
-        // The same length for every start, as the descriptor is the same.
-        let record = sys::raw(&self.record).to_string();
+        let record = same_length(sys::raw(&self.record));
         [("LD_PRELOAD", libraries), ("LANDBRIDGE_CLOCKS", record.into())]
     }
 }

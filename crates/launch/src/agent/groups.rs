@@ -20,7 +20,7 @@ use crate::control::{Assignment, Ending, Job, Message, Node};
 use crate::mpi;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Server};
-use crate::pmi::wire::Input;
+use crate::pmi::wire::{Input, block_text, is_answered_later};
 use crate::restart::{self, Decision, Limits, Why};
 use crate::sys;
 
@@ -311,7 +311,7 @@ impl Agent {
         }
     }
 
-    /// A line of a rank to its process manager.
+    /// What a rank says to its process manager: a line, or a block ([`block_text`]).
     fn handle_question(&mut self, index: usize, line: &str) {
         let is_ward = self.is_ward();
         let rank = &mut self.ranks[index];
@@ -324,7 +324,10 @@ impl Agent {
                     self.parent.send(&Message::Talk(Box::new(talk)));
                 }
                 if let Some(group) = self.groups.get_mut(&self.ranks[index].group) {
-                    group.server.handle_line(number, line);
+                    group.server.handle_question(number, line);
+                }
+                if is_answered_later(line) {
+                    self.reply(number, "");
                 }
             }
             Asked::Known(answer) => {
@@ -333,9 +336,14 @@ impl Agent {
                 }
             }
             Asked::Awaited => (),
-            Asked::Other { before } => self.fail(format!(
-                "rank {number} does not repeat what it did before: it asked its process manager {line:?}, before {before:?}"
-            )),
+            Asked::Other { before } => {
+                let again = rank.again.as_ref();
+                let (start, asked) = again.map_or((0, 0), |it| (it.starts, it.standing().0));
+                self.fail(format!(
+                    "start {start} of rank {number} does not repeat what was done before: as question {asked} it asked its \
+                     process manager {line:?}, before {before:?}"
+                ));
+            }
         }
     }
 
@@ -478,7 +486,6 @@ impl Agent {
     pub(super) fn handle_pmi(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
         let Some(pmi) = &mut rank.pmi else { return };
-        let Some(group) = self.groups.get_mut(&rank.group) else { return };
         let number = rank.rank;
         let mut lines_of = Vec::new();
         match pmi.read() {
@@ -486,7 +493,7 @@ impl Agent {
                 for input in inputs {
                     match input {
                         Input::Line(line) => lines_of.push(line),
-                        Input::Block(lines) => group.server.handle_block(number, &lines),
+                        Input::Block(lines) => lines_of.push(block_text(&lines)),
                     }
                 }
             }

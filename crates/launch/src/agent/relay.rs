@@ -75,6 +75,8 @@ impl RelayProcess {
         lifeline
             .write_all(format!("{}\n---\n", config.trim_end()).as_bytes())
             .context("it did not take its configuration")?;
+        // A relay that does not get to reading questions must not hold up whoever asks.
+        set_nonblocking(&lifeline)?;
         Ok(RelayProcess {
             pid: child.id(),
             ended: false,
@@ -127,6 +129,7 @@ impl RelayProcess {
         self.ask(serial, question)
     }
 
+    /// A question is so short that a pipe takes it whole or not at all.
     fn ask(&mut self, serial: u32, question: &str) -> bool {
         let line = format!("log {serial} {question}\n");
         self.lifeline.as_mut().is_some_and(|it| it.write_all(line.as_bytes()).is_ok())

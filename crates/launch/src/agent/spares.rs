@@ -157,7 +157,7 @@ impl Agent {
         for one in &adoption.ranks {
             for question in one.open() {
                 if let Some(group) = self.groups.get_mut(&0) {
-                    group.server.handle_line(one.rank, question);
+                    group.server.handle_question(one.rank, question);
                 }
             }
         }

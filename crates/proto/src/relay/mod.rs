@@ -43,6 +43,7 @@
 //! `keep`) before the buffer is touched again or another input is handled.
 
 mod archive;
+mod diverged;
 mod history;
 mod holding;
 mod intakes;
@@ -70,6 +71,7 @@ use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::hello::Standing;
 pub use archive::Shown;
+pub use diverged::{Apart, Divergence, Version};
 pub use history::HISTORIES_BYTES_MAX;
 use history::Histories;
 pub use holding::{Excerpt, Holding, Moment};

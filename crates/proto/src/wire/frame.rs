@@ -11,7 +11,8 @@
 //! 16  u64 sequence   number of its first byte in its channel, or of the next one for kinds without numbered bytes
 //! 24  u64 delivered  all bytes of the opposite channel below this have been taken in
 //! 32  u32 credit     eager bytes of the opposite channel released so far, modulo 2^32
-//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]
+//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]. Of an intake always
+//!                    there, and another one: of its numbers
 //! ```
 //!
 //! **Numbers.** The bytes of a channel are those of the heads and payloads of its frames in the order in which they were
@@ -75,7 +76,8 @@ pub enum Kind {
     Door = 21,
     /// Between an endpoint and its relay: after so many polls (`sequence`) the endpoint has taken in so many frames
     /// (`credit`), and time has gone on by so many microseconds (`delivered`), each since the intake before. From a relay,
-    /// with no polls: that is all; and an earlier start of the endpoint has sent so many frames (`delivered`).
+    /// with no polls: first, how many intakes there are (`credit`), and how many frames an earlier start of the endpoint has
+    /// sent (`delivered`); last, that this frame (`delivered`) is not what an earlier start of it sent.
     Intake = 22,
 }
 
@@ -183,7 +185,7 @@ impl Header {
             ends,
             self.sequence,
             self.delivered,
-            u64::from(self.credit),
+            pair(self.credit, self.intake_check()),
         ];
         // Whole words, as they are read again at once by whoever copies them: what is written in smaller pieces has to be in
         // the caches first.
@@ -217,7 +219,25 @@ impl Header {
             credit: u32_at(bytes, 32),
         };
         header.check()?;
+        if header.kind == Kind::Intake && u32_at(bytes, 36) != header.intake_check() {
+            return Err(Malformed("when something was taken in is not what was sent"));
+        }
         Ok(header)
+    }
+
+    /// Of the numbers of an intake: a record of which one was changed on the way would bring nobody back, and nobody would see
+    /// it before. 0 for everything else.
+    #[inline]
+    fn intake_check(&self) -> u32 {
+        if self.kind != Kind::Intake {
+            return 0;
+        }
+        let words =
+            [self.sequence, self.delivered, pair(self.credit, self.source.0 ^ self.target.0)];
+        let mix = |state: u64, word: u64| {
+            (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
+        };
+        (words.into_iter().fold(0x9e37_79b9_7f4a_7c15, mix) >> 16) as u32
     }
 
     /// Bytes of the payload behind a head of `head` bytes, and of the check before it.
@@ -314,6 +334,17 @@ mod tests {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
         for bit in (0..48).chain(56..64) {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::parse(&changed).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn an_intake_of_which_a_number_was_changed_is_none() {
+        let mut bytes = [0; HEADER_BYTES];
+        sample(Kind::Intake).emit(&mut bytes);
+        for bit in 128..320 {
             let mut changed = bytes;
             changed[bit / 8] ^= 1 << (bit % 8);
             assert!(Header::parse(&changed).is_err(), "bit {bit}");

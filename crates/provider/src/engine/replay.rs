@@ -37,6 +37,9 @@ const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a relay may take to read the last of what it was sent.
 const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Frames of which is known when they were sent: more than a ring holds, so that it is known of any that the relay refuses.
+const SENT_REMEMBERED: usize = 4096;
+
 /// What leads to the relay.
 enum Record<'a> {
     Ring(&'a mut ShmLink),
@@ -95,6 +98,10 @@ pub struct Replay {
     /// Frames that this process has sent, and an earlier start of it.
     sent: u64,
     sent_before: u64,
+    /// Polls since the process began,
+    polls_ever: u64,
+    /// and how many it were when each of the last frames was sent.
+    sent_at: Box<[u64]>,
     /// It has begun to take its leave: a relay takes the end of its connection for its own end.
     pub(super) is_leaving: bool,
     /// Frames taken in again, and polls at which time alone went on.
@@ -149,7 +156,8 @@ impl Replay {
     /// Before the first poll.
     pub fn new(real: Time) -> Self {
         let now = Now { micros: 0, real: real.0 / MICROSECOND };
-        Self { now, ..Self::default() }
+        let sent_at = vec![0; SENT_REMEMBERED].into_boxed_slice();
+        Self { now, sent_at, ..Self::default() }
     }
 
     /// Where it is in what its relay has on record.
@@ -171,6 +179,7 @@ impl Replay {
     /// Another poll.
     fn poll(&mut self) -> Poll {
         self.polls += 1;
+        self.polls_ever += 1;
         let has_looked_before = clocks::count_poll();
         match self.next {
             Some(next) if next.polls > self.polls => Poll::Nothing,
@@ -188,6 +197,26 @@ impl Replay {
         }
     }
 
+    /// A frame has gone to the relay.
+    #[inline]
+    fn note_sent(&mut self) {
+        if let Some(poll) = self.sent_at.get_mut(self.sent as usize % SENT_REMEMBERED) {
+            *poll = self.polls_ever;
+        }
+        self.sent += 1;
+    }
+
+    /// What is to be said when the relay says that this frame is not what an earlier start has sent.
+    fn divergence(&self, frame: u64) -> String {
+        let is_remembered = frame < self.sent && self.sent - frame <= SENT_REMEMBERED as u64;
+        let poll = self.sent_at.get(frame as usize % SENT_REMEMBERED).filter(|_| is_remembered);
+        let when = match poll {
+            Some(poll) => format!("at poll {poll}"),
+            None => format!("before poll {}", self.polls_ever),
+        };
+        format!("its frame {frame}, sent {when}, is not what it sent there before")
+    }
+
     /// Whether the relay must be heard before it is known what the next poll has to do.
     fn needs_word(&self) -> bool {
         self.next.is_none() && (self.untold > 0 || self.intakes < self.noted)
@@ -197,6 +226,12 @@ impl Replay {
     fn has_done_all(&self) -> bool {
         self.next.is_none() && self.untold == 0 && self.intakes >= self.noted
     }
+}
+
+/// Whether the relay says, with a frame's number as `delivered`, that an earlier start has sent another one. Polls are counted
+/// from 1, and the opening comes before everything else.
+fn is_refusal(header: &Header) -> bool {
+    header.kind == Kind::Intake && header.sequence == 0
 }
 
 impl Engine {
@@ -239,7 +274,8 @@ impl Engine {
             std::thread::yield_now();
         };
         if header.sequence != 0 {
-            return Err(other("it does not begin with how much there was before"));
+            let why = "it does not begin with how much there was before";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         let is_here = matches!(self.relay_record(), Some(Record::Ring(_)));
         if let Some(replay) = &mut self.replay {
@@ -263,12 +299,34 @@ impl Engine {
     fn hear_intake(&mut self) -> io::Result<Option<Header>> {
         let Some(mut record) = self.relay_record() else { return Ok(None) };
         let Some(frame) = record.peek()? else { return Ok(None) };
-        let header = Header::parse(frame).map_err(|bad| io::Error::other(bad.0))?;
+        // That may have come to it on the way.
+        let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+        let header = Header::parse(frame).map_err(|malformed| bad(malformed.0))?;
         if header.kind != Kind::Intake {
-            return Err(io::Error::other("the relay says something else than what was before"));
+            return Err(bad("the relay says something else than what was before"));
         }
         record.consume();
         Ok(Some(header))
+    }
+
+    /// The connection to the relay is of no use any more. If that is because a frame of this process was another one before,
+    /// the relay has said so last: this process ends.
+    #[cold]
+    pub(super) fn hear_last_word(&mut self) {
+        while let Some(mut record) = self.relay_record() {
+            let Ok(Some(frame)) = record.peek() else { return };
+            let Ok(header) = Header::parse(frame) else { return };
+            if is_refusal(&header) {
+                self.end_refused(header.delivered);
+            }
+            record.consume();
+        }
+    }
+
+    #[cold]
+    fn end_refused(&self, frame: u64) -> ! {
+        let why = self.replay.as_ref().map(|replay| replay.divergence(frame));
+        self.end_process(&why.unwrap_or_default())
     }
 
     /// Waits until it is known what the next poll has to do.
@@ -286,11 +344,9 @@ impl Engine {
         }
         let header = loop {
             match self.hear_intake() {
+                Ok(Some(header)) if is_refusal(&header) => self.end_refused(header.delivered),
                 Ok(Some(header)) => break header,
                 Ok(None) => self.wait_for_relay(),
-                Err(error) if error.kind() == io::ErrorKind::Other => {
-                    self.end_process(&error.to_string())
-                }
                 Err(error) => self.end_cut_off(&error.to_string()),
             }
         };
@@ -444,7 +500,7 @@ impl Engine {
     #[inline]
     pub(super) fn note_sent(&mut self) {
         if let Some(replay) = &mut self.replay {
-            replay.sent += 1;
+            replay.note_sent();
         }
     }
 
@@ -490,6 +546,25 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn when_a_frame_was_sent_is_known_of_the_last_ones() {
+        let mut replay = Replay::new(Time(0));
+        for poll in 1..=SENT_REMEMBERED as u64 {
+            replay.poll();
+            assert_eq!(replay.polls_ever, poll);
+            replay.note_sent();
+            replay.note_sent();
+        }
+        let said = |frame| replay.divergence(frame);
+        let last = 2 * SENT_REMEMBERED as u64 - 1;
+        assert!(said(last).contains(&format!("frame {last}, sent at poll {SENT_REMEMBERED},")));
+        let half = SENT_REMEMBERED as u64;
+        assert!(said(half).contains(&format!("sent at poll {},", half / 2 + 1)), "{}", said(half));
+        for frame in [0, half - 1, last + 1] {
+            assert!(said(frame).contains(&format!("sent before poll {half},")), "{}", said(frame));
+        }
+    }
 
     const fn intake(polls: u64, frames: u32, micros: u64) -> Intake {
         Intake { polls, frames, micros }

@@ -83,6 +83,7 @@ impl Loop<'_> {
         while let Some(remark) = self.relay.poll_remark() {
             match remark {
                 Remark::GivenUp(who, why) => self.watch.warn(format_args!("of {who} {why}")),
+                Remark::Diverged(apart) => self.watch.warn(format_args!("{apart}")),
                 Remark::Grown(who) => self.watch.handle_growth(who),
                 Remark::BegunAnew(who) => self.watch.warn(format_args!(
                     "of {who} everything is kept from its last checkpoint on: it can come back again"
