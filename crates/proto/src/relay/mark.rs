@@ -110,7 +110,9 @@ impl Histories {
         if history.given_up != Some(TOO_MUCH) {
             return false;
         }
+        let reads = history.reads.take();
         *history = History::behind(standing);
+        history.reads = reads;
         self.shelf.note_begun_anew(address);
         true
     }

@@ -77,11 +77,15 @@ pub enum Kind {
     /// (`credit`), and time has gone on by so many microseconds (`delivered`), each since the intake before. From a relay,
     /// with no polls: that is all; and an earlier start of the endpoint has sent so many frames (`delivered`).
     Intake = 22,
+    /// From an endpoint to its relay: what the program has read of clocks and chance, from byte `sequence` of its record on,
+    /// and that it has looked for messages so often (`delivered`); `credit` is 1 if there is no more room in the record. From a
+    /// relay, in front of its first Intake: it keeps that, and has the bytes before `sequence`.
+    Clocks = 23,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 22] = [
+    pub const ALL: [Kind; 23] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -104,6 +108,7 @@ impl Kind {
         Kind::Lost,
         Kind::Door,
         Kind::Intake,
+        Kind::Clocks,
     ];
 
     /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
@@ -111,7 +116,13 @@ impl Kind {
     pub fn is_numbered(self) -> bool {
         let is_signal = matches!(
             self,
-            Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door | Kind::Intake
+            Kind::Ack
+                | Kind::Report
+                | Kind::Ask
+                | Kind::Again
+                | Kind::Door
+                | Kind::Intake
+                | Kind::Clocks
         );
         !is_signal && !self.is_notice()
     }
