@@ -12,7 +12,7 @@
 use alloc::vec::Vec;
 
 use super::history::{Histories, History};
-use super::store::{Cursor, Store};
+use super::store::Store;
 use super::*;
 
 /// See the module head.
@@ -92,7 +92,7 @@ impl Reads {
 
     fn kept(&self) -> ReadsKept {
         let mut bytes = Vec::with_capacity(self.bytes.len() as usize);
-        let mut cursor = self.bytes.at(self.first()).unwrap_or(Cursor::default());
+        let mut cursor = self.bytes.at(self.first()).unwrap_or_default();
         while bytes.len() < self.bytes.len() as usize {
             bytes.extend_from_slice(self.bytes.read(&mut cursor, usize::MAX));
         }

@@ -294,7 +294,8 @@ mod tests {
 
     #[test]
     fn what_is_no_part_of_a_channel_has_no_numbers() {
-        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door, Kind::Intake];
+        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door];
+        let signals = [&signals[..], &[Kind::Intake, Kind::Clocks]].concat();
         for kind in Kind::ALL {
             assert_eq!(kind.is_notice(), matches!(kind as u8, 14 | 20), "{kind:?}");
             let is_signal = signals.contains(&kind) || kind.is_notice();
@@ -311,7 +312,7 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, 23), (5, 0x80), (6, 17)] {
+        for (at, value) in [(2, 0x11), (3, 0xff), (4, 24), (5, 0x80), (6, 17)] {
             let mut broken = bytes;
             broken[at] = value;
             broken[7] = guard(&broken);
