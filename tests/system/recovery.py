@@ -521,7 +521,8 @@ def remembering(checks, options, ring) -> None:
                 continue
             events = [(1.0 + 1.5 * place + chance.uniform(0, 0.9), loss) for place, loss in enumerate(losses)]
             first = "now 1 0" if program is drawer else ""
-            code, _, output = lab_job(options, program, events, WIDE, first, wide_lab())
+            with tempfile.TemporaryDirectory() as scratch:
+                code, _, output = lab_job(options, program, events, WIDE, first, wide_lab(Path(scratch)))
             measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
             is_lost = output.count(" is lost (") == len(losses)
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
@@ -537,9 +538,9 @@ def took_once(output: str) -> bool:
     return heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
 
 
-def wide_lab() -> Path:
+def wide_lab(folder: Path) -> Path:
     """The lab with two more hosts in the first cluster."""
-    file = Path(tempfile.mkdtemp(prefix="landbridge-lab-")) / "wide.toml"
+    file = folder / "wide.toml"
     file.write_text(LAB.read_text().replace("hosts = 2 ", "hosts = 4 ", 1))
     return file
 
