@@ -12,6 +12,7 @@
 //! What may never happen: a part of a frame is shown; bytes of two frames mix; a relay that is there and slow counts as gone.
 
 use std::io::{self, IoSlice};
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -189,8 +190,20 @@ impl WholeLink {
     /// # Panics
     /// If there are more than [`PIECES_MAX`] pieces.
     pub fn send(&mut self, front: &[u8], payload: &[IoSlice<'_>]) -> io::Result<()> {
+        let ahead = mem::take(&mut self.ahead);
+        let sent = self.send_behind(&ahead[..self.ahead_end], front, payload);
+        (self.ahead, self.ahead_end) = (ahead, 0);
+        sent
+    }
+
+    fn send_behind(
+        &mut self,
+        ahead: &[u8],
+        front: &[u8],
+        payload: &[IoSlice<'_>],
+    ) -> io::Result<()> {
         let mut slices = [IoSlice::new(&[]); PIECES_MAX + 2];
-        slices[0] = IoSlice::new(&self.ahead[..self.ahead_end]);
+        slices[0] = IoSlice::new(ahead);
         slices[1] = IoSlice::new(front);
         slices[2..2 + payload.len()].copy_from_slice(payload);
         let mut left = &mut slices[..2 + payload.len()];
@@ -209,7 +222,6 @@ impl WholeLink {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.ahead_end = 0;
         Ok(())
     }
 

@@ -167,7 +167,10 @@ impl fmt::Display for Divergence {
         write!(f, "start {incarnation} of {who} sends as its frame {frame}: {is}; it was: {was}")?;
         match self.place {
             Some(Apart::Payload { at, is, was }) => {
-                write!(f, "; their content differs from byte {at} on: {is:02x?}, and was {was:02x?}")
+                write!(
+                    f,
+                    "; their content differs from byte {at} on: {is:02x?}, and was {was:02x?}"
+                )
             }
             Some(Apart::Front) => f.write_str("; they differ in their headers"),
             None => Ok(()),
