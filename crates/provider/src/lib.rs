@@ -4,7 +4,8 @@
 //! pointers; `engine` knows no `fid`. Between them lie the small shared parts: `av` (names by
 //! number), `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (which of
 //! them an endpoint uses), `port` (the engines a queue drives); and what a thread that waits does:
-//! `patience` (how long it polls) and `parking` (an engine behind its lock, and how a thread sleeps in it).
+//! `patience` (how long it polls) and `parking` (an engine behind its lock, and how a thread sleeps in it); `stack` is what
+//! the engine of a process works on that may be started anew.
 
 pub mod abi;
 pub mod arena;
@@ -26,6 +27,7 @@ pub mod port;
 pub mod queue;
 pub mod resolve;
 pub mod sink;
+pub mod stack;
 pub mod sync;
 
 use std::cell::UnsafeCell;

@@ -15,19 +15,49 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::engine::{Engine, PARK_MILLIS, timespec};
 use crate::patience::{Advice, Patience};
+use crate::stack::{Stack, Top};
 use crate::sync::{Sleep, SpinLock};
 
 /// One enabled endpoint's engine behind its lock, shared by the endpoint (which posts) and by the queues and counters bound
 /// to it (which drive it when they are read).
 pub struct Port {
-    pub engine: SpinLock<Engine>,
+    engine: SpinLock<Engine>,
+    /// What it works on, if that is not the stack of whoever calls.
+    top: Option<Top>,
+    /// And the memory of that.
+    _stack: Option<Stack>,
 }
 
 impl Port {
-    pub fn new(engine: Engine) -> Arc<Self> {
-        let port = Arc::new(Self { engine: SpinLock::new(engine) });
+    /// `stack`: for an engine that must leave nothing on that of the program.
+    pub fn new(engine: Engine, mut stack: Option<Stack>) -> Arc<Self> {
+        let top = stack.as_mut().map(Stack::top);
+        let port = Arc::new(Self { engine: SpinLock::new(engine), top, _stack: stack });
         join(&port);
         port
+    }
+
+    /// Has the engine do something.
+    #[inline]
+    pub fn with<R>(&self, work: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut engine = self.engine.lock();
+        self.work(&mut engine, work)
+    }
+
+    /// The same if nobody else is in it.
+    #[inline]
+    pub fn try_with<R>(&self, work: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        let mut engine = self.engine.try_lock()?;
+        Some(self.work(&mut engine, work))
+    }
+
+    #[inline]
+    fn work<R>(&self, engine: &mut Engine, work: impl FnOnce(&mut Engine) -> R) -> R {
+        match self.top {
+            None => work(engine),
+            // SAFETY: the stack lives as long as the port, and is that of whoever holds the engine's lock.
+            Some(top) => unsafe { top.run(|| work(engine)) },
+        }
     }
 
     /// Drains the engine and ends its use: from here on nobody gets its lock. (Another thread may hold the port for a moment

@@ -40,10 +40,10 @@ impl Ports {
         }
         let Some(list) = self.list.try_lock() else { return };
         for port in list.iter() {
-            if let Some(mut engine) = port.engine.try_lock() {
+            port.try_with(|engine| {
                 let advice = engine.progress();
-                parking::rest(&mut engine, advice);
-            }
+                parking::rest(engine, advice);
+            });
         }
     }
 
@@ -56,8 +56,7 @@ impl Ports {
             if Sleep::is_unwelcome() {
                 break;
             }
-            if let Some(mut engine) = port.engine.try_lock() {
-                parking::wait(&mut engine, slice_ms);
+            if port.try_with(|engine| parking::wait(engine, slice_ms)).is_some() {
                 return true;
             }
         }
@@ -70,7 +69,7 @@ impl Ports {
     /// with.
     pub fn fence(&self) {
         for port in self.list.lock().iter() {
-            drop(port.engine.lock());
+            port.with(|_| ());
         }
     }
 }

@@ -242,7 +242,7 @@ fn is_refusal(header: &Header) -> bool {
 impl Engine {
     /// Whether what is taken in is recorded.
     #[inline]
-    pub(super) fn is_recorded(&self) -> bool {
+    pub fn is_recorded(&self) -> bool {
         self.replay.is_some()
     }
 

@@ -510,7 +510,7 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
     use crate::port::Ports;
 
     const TURNS: u32 = 20;
-    let port = Port::new(Party::open().engine);
+    let port = Port::new(Party::open().engine, None);
     let ports = Ports::new();
     ports.add(&port);
     let (is_done, start) = (AtomicBool::new(false), Instant::now());
@@ -523,10 +523,10 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
         for _ in 0..TURNS {
             // Time enough for the other to fall asleep again.
             std::thread::sleep(Duration::from_millis(5));
-            drop(port.engine.lock());
+            port.with(|_| ());
         }
         is_done.store(true, Ordering::Relaxed);
-        drop(port.engine.lock());
+        port.with(|_| ());
     });
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
@@ -538,12 +538,12 @@ fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
     const NAP: Duration = Duration::from_secs(10);
     let (mut one, other) = (Party::open(), Party::open());
     let number = one.av.insert(other.name());
-    let (idle, addressed) = (Port::new(Party::open().engine), Port::new(other.engine));
+    let (idle, addressed) = (Port::new(Party::open().engine, None), Port::new(other.engine, None));
     // The link is up and nothing is under way.
     one.send(number).unwrap();
     until(|| {
         one.engine.progress();
-        addressed.engine.lock().progress();
+        addressed.with(Engine::progress);
         one.is_linked() && one.next().is_some()
     });
     let start = Instant::now();
@@ -553,7 +553,7 @@ fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
             one.send(number).unwrap();
         });
         // As a library that polls its endpoints in turn and comes to the idle one.
-        parking::wait(&mut idle.engine.lock(), NAP.as_millis() as i32);
+        idle.with(|engine| parking::wait(engine, NAP.as_millis() as i32));
     });
     assert!(start.elapsed() < NAP / 2, "woken after {:?}", start.elapsed());
 }

@@ -148,7 +148,7 @@ unsafe fn post(
         notify: terms.notify,
     };
     // SAFETY: the caller's promise.
-    unsafe { endpoint(ep) }.engine()?.atomic(&request)
+    unsafe { endpoint(ep) }.with(|engine| engine.atomic(&request))
 }
 
 /// A call with one place at the peer, completing as the endpoint's flags say.

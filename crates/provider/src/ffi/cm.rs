@@ -41,14 +41,13 @@ unsafe extern "C" fn setname(fid: *mut Fid, address: *mut c_void, len: usize) ->
 unsafe extern "C" fn getname(fid: *mut Fid, target: *mut c_void, len: *mut usize) -> c_int {
     // SAFETY: an endpoint of ours.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
-    let engine = match endpoint.engine() {
-        Ok(engine) => engine,
-        Err(errno) => return errno.negative(),
-    };
-    let name = engine.name();
-    let name = &name[..name.len().min(endpoint.format().bytes())];
-    // SAFETY: `target` has room for `*len` bytes.
-    unsafe { copy_name(name, target, len) }
+    let named = endpoint.with(|engine| {
+        let name = engine.name();
+        let name = &name[..name.len().min(endpoint.format().bytes())];
+        // SAFETY: `target` has room for `*len` bytes.
+        Ok(unsafe { copy_name(name, target, len) })
+    });
+    named.unwrap_or_else(Errno::negative)
 }
 
 /// # Safety

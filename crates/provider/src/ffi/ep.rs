@@ -18,7 +18,8 @@ use crate::info::{self, Format, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
 use crate::log;
 use crate::parking::Port;
 use crate::sink::Sink;
-use crate::sync::{SpinGuard, SpinLock};
+use crate::stack::Stack;
+use crate::sync::SpinLock;
 
 /// A multi-receive buffer is given back when less than this is left of it, unless the program says
 /// otherwise (`FI_OPT_MIN_MULTI_RECV`).
@@ -175,10 +176,10 @@ pub struct Terms {
 }
 
 impl Endpoint {
-    /// The engine, locked; `EOPBADSTATE` before `fi_enable`.
-    #[inline]
-    pub fn engine(&self) -> Result<SpinGuard<'_, Engine>, Errno> {
-        Ok(self.port.get().ok_or(Errno::EOPBADSTATE)?.engine.lock())
+    /// Has the engine do something; `EOPBADSTATE` before `fi_enable`.
+    #[inline(always)]
+    pub fn with<R>(&self, work: impl FnOnce(&mut Engine) -> Result<R, Errno>) -> Result<R, Errno> {
+        self.port.get().ok_or(Errno::EOPBADSTATE)?.with(work)
     }
 
     /// Terms of a plain transmit call: the endpoint's operation flags.
@@ -253,9 +254,12 @@ impl Endpoint {
         }
         let setup = self.setup()?;
         let sink = setup.sink.clone();
-        let engine = Engine::open(setup)
+        let mut stack = Stack::new();
+        // SAFETY: nobody else knows of it.
+        let engine = unsafe { stack.top().run(|| Engine::open(setup)) }
             .inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
-        let port = Port::new(engine);
+        let stack = engine.is_recorded().then_some(stack);
+        let port = Port::new(engine, stack);
         sink.each_ports(|ports| ports.add(&port));
         self.domain.ports.add(&port);
         // Cannot be set already: enable is serialised by the program.
@@ -405,7 +409,7 @@ fn direction(endpoint: &Endpoint, flags: u64) -> Result<&Defaults, Errno> {
 unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
     // SAFETY: an endpoint of ours.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
-    super::status_long(endpoint.engine().and_then(|mut e| e.cancel(context as usize)))
+    super::status_long(endpoint.with(|engine| engine.cancel(context as usize)))
 }
 
 unsafe extern "C" fn getopt(
@@ -459,9 +463,11 @@ unsafe extern "C" fn setopt(
     // SAFETY: `len` bytes are there.
     let bytes = unsafe { value.cast::<usize>().read_unaligned() };
     endpoint.bindings.lock().min_multi_recv = bytes;
-    if let Ok(mut engine) = endpoint.engine() {
+    // Before it is enabled the engine will be told when it is made.
+    let _ = endpoint.with(|engine| {
         engine.set_min_multi_recv(bytes);
-    }
+        Ok(())
+    });
     0
 }
 

@@ -40,7 +40,7 @@ unsafe fn post_send(
     let context = context as usize;
     let request = SendRequest { target, payload, tag: None, data, context, inject, notify, level };
     // SAFETY: the caller's promise.
-    unsafe { endpoint(ep) }.engine()?.send(&request)
+    unsafe { endpoint(ep) }.with(|engine| engine.send(&request))
 }
 
 /// # Safety
@@ -62,7 +62,7 @@ unsafe fn post_recv(
     let source = endpoint.source(source);
     let context = context as usize;
     let request = RecvRequest { source, payload, tag: None, context, notify, multi };
-    endpoint.engine()?.recv(&request)
+    endpoint.with(|engine| engine.recv(&request))
 }
 
 unsafe extern "C" fn recv(

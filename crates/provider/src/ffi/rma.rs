@@ -49,7 +49,7 @@ unsafe fn post(
     let context = context as usize;
     let request = RmaRequest { kind, target, local, remote, data, context, inject, notify };
     // SAFETY: the caller's promise.
-    unsafe { endpoint(ep) }.engine()?.rma(&request)
+    unsafe { endpoint(ep) }.with(|engine| engine.rma(&request))
 }
 
 /// Where a call without vectors of its own for that reaches at the peer.

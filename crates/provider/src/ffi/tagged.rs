@@ -53,7 +53,7 @@ unsafe fn post_send(
         level: terms.level,
     };
     // SAFETY: the caller's promise.
-    unsafe { endpoint(ep) }.engine()?.send(&request)
+    unsafe { endpoint(ep) }.with(|engine| engine.send(&request))
 }
 
 /// # Safety
@@ -77,7 +77,7 @@ unsafe fn post_recv(
         notify,
         multi: false,
     };
-    endpoint.engine()?.recv(&request)
+    endpoint.with(|engine| engine.recv(&request))
 }
 
 unsafe extern "C" fn recv(
@@ -138,14 +138,15 @@ unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) 
 
 /// Always answered in the completion queue.
 fn peek(endpoint: &Endpoint, msg: &MsgTagged, flags: u64) -> Result<(), Errno> {
-    endpoint.engine()?.peek(&PeekRequest {
+    let request = PeekRequest {
         source: endpoint.source(msg.addr),
         tag: msg.tag,
         ignore: msg.ignore,
         context: msg.context as usize,
         claim: flags & CLAIM != 0,
         discard: flags & DISCARD != 0,
-    })
+    };
+    endpoint.with(|engine| engine.peek(&request))
 }
 
 /// Address and tag are not looked at: the context names the message.
@@ -153,12 +154,13 @@ fn claim(endpoint: &Endpoint, msg: &MsgTagged, payload: &[Iov], flags: u64) -> R
     if flags & CLAIM == 0 {
         return Err(Errno::EBADFLAGS);
     }
-    endpoint.engine()?.claim(&ClaimRequest {
+    let request = ClaimRequest {
         payload,
         context: msg.context as usize,
         notify: endpoint.receive_notify_for(flags),
         discard: flags & DISCARD != 0,
-    })
+    };
+    endpoint.with(|engine| engine.claim(&request))
 }
 
 unsafe extern "C" fn send(
