@@ -14,9 +14,11 @@ const INTEL_PREFIX: &str = "Intel_MPI_";
 
 /// Removes MPICH's files of all ranks for which `wanted` is true.
 pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
-    let prefix = mpich_prefix(kvsname);
+    let prefixes = mpich_prefixes(kvsname);
     for path in entries(Path::new(DIRECTORY)) {
-        let rank = file_name(&path).strip_prefix(&prefix).and_then(|rank| rank.parse().ok());
+        let name = file_name(&path);
+        let rank = prefixes.iter().find_map(|prefix| name.strip_prefix(prefix));
+        let rank = rank.and_then(|rank| rank.parse().ok());
         if rank.is_some_and(&wanted) {
             // Another agent of this job may have been faster.
             let _ = std::fs::remove_file(path);
@@ -37,9 +39,10 @@ pub fn remove_stale_intel_files(job_started: SystemTime) {
     }
 }
 
-/// `mpich_shm_HASH_`, before the rank.
-fn mpich_prefix(kvsname: &str) -> String {
-    format!("mpich_shm_{:x}_", fnv1a(kvsname.as_bytes()))
+/// `mpich_shm_HASH_`, before the rank; and what there is with several interfaces (`MPIR_CVAR_CH4_NUM_VCIS`).
+fn mpich_prefixes(kvsname: &str) -> [String; 2] {
+    let hash = fnv1a(kvsname.as_bytes());
+    ["shm", "vci"].map(|kind| format!("mpich_{kind}_{hash:x}_"))
 }
 
 /// The 32-bit FNV-1a hash, by which MPICH shortens the name.

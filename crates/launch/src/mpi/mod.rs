@@ -82,6 +82,7 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
     check_family(found.as_ref(), &task.program)?;
     if recovers {
         check_recovery(found.as_ref(), &task.program)?;
+        check_ways(&environment)?;
     }
     set_provider(&mut environment)?;
     set_library(&mut environment, found.as_ref());
@@ -117,6 +118,22 @@ fn check_recovery(found: Option<&Found>, program: &str) -> Result<()> {
         ),
         _ => Ok(()),
     }
+}
+
+/// What does not go through us is on no record.
+fn check_ways(environment: &Environment) -> Result<()> {
+    let needed =
+        [("FI_PROVIDER", PROVIDER), ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")];
+    for (name, value) in needed {
+        let other = variable(environment, name);
+        if !other.is_empty() && other != value {
+            bail!(
+                "--recover needs {name}={value}, and it is {}: unset it, or start without --recover",
+                other.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 fn check_family(found: Option<&Found>, program: &str) -> Result<()> {
