@@ -446,11 +446,7 @@ impl<'w> Loop<'w> {
         let connection = &mut self.connections[slot];
         connection.is_paused = taken.stop == Stop::Full;
         if let Stop::Broken(malformed) = taken.stop {
-            let refused = self.relay.refused_frame(link);
-            if let (Some(frame), Some(Transport::Near(near))) = (refused, &mut connection.transport)
-            {
-                near.0.leave_word(frame);
-            }
+            self.leave_word(slot, link);
             self.doom(slot, malformed.to_string());
             return false;
         }

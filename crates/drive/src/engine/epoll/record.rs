@@ -101,6 +101,15 @@ impl Loop<'_> {
         }
     }
 
+    /// The input of `link` is broken. If that is for a frame that was another one before, the process gets to know which.
+    pub(super) fn leave_word(&mut self, slot: usize, link: LinkId) {
+        let refused = self.relay.refused_frame(link);
+        let transport = &mut self.connections[slot].transport;
+        if let (Some(frame), Some(Transport::Near(near))) = (refused, transport) {
+            near.0.leave_word(frame);
+        }
+    }
+
     /// Says what is kept, if that is asked for.
     pub(super) fn show(&mut self, next: Next) -> Next {
         let Next::Show(inquiry) = next else { return next };
