@@ -46,7 +46,7 @@ LAB_CASES = {
 EACH_NODE_ONE = ["--ranks-per-node", "1"]
 APART = "relays on other nodes, "
 CABLE = "a cable that is out for longer than they have patience"
-# The agent of the first host is killed, or stopped: its ranks go on on the second one.
+# The agent of a host is killed, or stopped: its ranks go on on another one.
 KILLED, STOPPED = "agent killed", "agent stopped"
 SPARE = ["--spares", "1"]
 SPARE_CASES = {
@@ -55,6 +55,13 @@ SPARE_CASES = {
     "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
     "a node falls silent": ([*SPARE, "--set", "peer_timeout=20s"], [(1.0, STOPPED)]),
 }
+# Programs that would do something else on the next node if they were not told what they had read, and taken in last. Four hosts
+# in the first cluster, of which the last two are spare, and all ranks on the first two.
+WIDE = ["--spares", "2"]
+LOST = "a node is lost, "
+# Moments are drawn from the seed; the second host takes the ranks of the first, and is lost in turn.
+ONCE, IN_TURN = [("north-1", KILLED)], [("north-1", KILLED), ("north-3", KILLED)]
+BOTH = [("north-1", KILLED), ("north-2", KILLED)]
 APART_CASES = {
     APART + "one rank": ([], [(1.0, 1)]),
     APART + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
@@ -509,8 +516,7 @@ def apart(checks, options, ring) -> None:
     if checks.wants(wild):
         kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
         code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
-        heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
-        is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+        is_one = took_once(output)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(wild, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
 
@@ -545,19 +551,57 @@ def elsewhere(checks, options, ring) -> None:
         is_moved = "are started anew on north-the-other" in output
         measured = f"exit code {code}, {len(lines)} lines, {'moved' if is_moved else 'not moved'}"
         checks.check(name, code == 0 and is_moved and len(lines) > RANKS, measured, output)
+    remembering(checks, options, ring)
     if checks.wants(none):
         code, _, output = lab_job(options, ring, [(1.0, KILLED)], [])
         is_said = "node north-1 is lost" in output and "there is no spare node left" in output
         checks.check(none, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 
-def strike_agent(what: str) -> None:
-    """The agent of the first host of the first cluster."""
+def remembering(checks, options, ring) -> None:
+    """What a lost node alone would know is known: clocks that were read, numbers that were drawn, and what was taken in last."""
+    chance = random.Random(options.seed)
+    drawer = [common.python(options), str(common.PROGRAMS / "chance.py"), "--rounds", "200"]
+    taker = [*ring[:2], "--any", "--rounds", "150"]
+    rows = [("who draws from clocks and chance", drawer, drew_once), ("who takes whatever comes", taker, took_once)]
+    for what, program, is_right in rows:
+        for how, losses in (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH)):
+            name = LOST + what + how
+            if not checks.wants(name):
+                continue
+            events = [(1.0 + 1.5 * place + chance.uniform(0, 0.9), loss) for place, loss in enumerate(losses)]
+            first = "now 1 0" if program is drawer else ""
+            with tempfile.TemporaryDirectory() as scratch:
+                code, _, output = lab_job(options, program, events, WIDE, first, wide_lab(Path(scratch)))
+            measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
+            is_lost = output.count(" is lost (") == len(losses)
+            checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
+
+
+def drew_once(output: str) -> bool:
+    told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in WORDS}
+    return told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
+
+
+def took_once(output: str) -> bool:
+    heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
+    return heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+
+
+def wide_lab(folder: Path) -> Path:
+    """The lab with two more hosts in the first cluster."""
+    file = folder / "wide.toml"
+    file.write_text(LAB.read_text().replace("hosts = 2 ", "hosts = 4 ", 1))
+    return file
+
+
+def strike_agent(what: str, host: str = "north-1") -> None:
+    """The agent of a host."""
     for pid in process.descendants():
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             names = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
-            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == b"north-1"
+            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == host.encode()
         except (OSError, subprocess.CalledProcessError):
             continue
         if is_it:
@@ -580,6 +624,8 @@ def lab_job(options, program, events, words=None, first="turn 0:", lab_file=LAB)
                 break
             if isinstance(what, int):
                 [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+            elif isinstance(what, tuple):
+                strike_agent(what[1], what[0])
             elif what in (KILLED, STOPPED):
                 strike_agent(what)
             elif not what.startswith("--"):

@@ -19,6 +19,9 @@ pub const CLOCKS_BYTES: usize = 256 << 20;
 /// Where the entries begin.
 pub const HEAD_BYTES: usize = 4096;
 
+/// Where in the record stands, as eight bytes, how many bytes of entries there are.
+pub const RECORDED_AT: usize = offset_of!(Head, recorded);
+
 /// Where in the record stands, as eight bytes, whether it is full.
 pub const FULL_AT: usize = offset_of!(Head, is_full);
 
@@ -91,6 +94,12 @@ impl Head {
         self.owner.store(owner, Relaxed);
         self.start.store(start, Release);
         true
+    }
+
+    /// Bytes of entries that the present start has been told, or has made; and whether there is no more room.
+    #[inline]
+    pub fn told(&self) -> (u64, bool) {
+        (self.told.load(Relaxed), self.is_full.load(Relaxed) != 0)
     }
 
     /// Whether this start of the process, counted from 1, has the record.

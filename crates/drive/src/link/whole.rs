@@ -12,6 +12,7 @@
 //! What may never happen: a part of a frame is shown; bytes of two frames mix; a relay that is there and slow counts as gone.
 
 use std::io::{self, IoSlice};
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -38,11 +39,17 @@ const SHUT_TIME_MAX: Duration = Duration::from_secs(300);
 
 const _: () = assert!(READ_BYTES >= 2 * FRAME_BYTES_MAX);
 
+/// What is to go in front of the next frame: enough for most that a program reads of clocks between two.
+const AHEAD_BYTES: usize = 4 << 10;
+
 /// See the module head. The socket is non-blocking.
 #[derive(Debug)]
 pub struct WholeLink {
     socket: OwnedFd,
     inbox: Box<[u8]>,
+    /// Goes out with the next frame, in front of it.
+    ahead: Box<[u8]>,
+    ahead_end: usize,
     /// What has been read and not taken.
     start: usize,
     end: usize,
@@ -61,7 +68,9 @@ impl WholeLink {
         sys::tune_recorded_link(&socket, patience);
         Self {
             socket,
-            inbox: vec![0; READ_BYTES].into_boxed_slice(),
+            inbox: vec![0; READ_BYTES].into(),
+            ahead: vec![0; AHEAD_BYTES].into(),
+            ahead_end: 0,
             start: 0,
             end: 0,
             patience,
@@ -156,6 +165,23 @@ impl WholeLink {
         Ok(())
     }
 
+    /// A frame that must be there before the next one that is sent, and need not be sooner: it costs no call of its own, unless it
+    /// is long.
+    ///
+    /// # Errors
+    /// If the stream is broken.
+    pub fn put_ahead(&mut self, front: &[u8], rest: &[u8]) -> io::Result<()> {
+        let length = front.len() + rest.len();
+        if self.ahead.len() - self.ahead_end < length {
+            return self.send(front, &[IoSlice::new(rest)]);
+        }
+        for piece in [front, rest] {
+            self.ahead[self.ahead_end..][..piece.len()].copy_from_slice(piece);
+            self.ahead_end += piece.len();
+        }
+        Ok(())
+    }
+
     /// Sends a frame, and waits for room as long as it takes.
     ///
     /// # Errors
@@ -164,10 +190,23 @@ impl WholeLink {
     /// # Panics
     /// If there are more than [`PIECES_MAX`] pieces.
     pub fn send(&mut self, front: &[u8], payload: &[IoSlice<'_>]) -> io::Result<()> {
-        let mut slices = [IoSlice::new(&[]); PIECES_MAX + 1];
-        slices[0] = IoSlice::new(front);
-        slices[1..=payload.len()].copy_from_slice(payload);
-        let mut left = &mut slices[..=payload.len()];
+        let ahead = mem::take(&mut self.ahead);
+        let sent = self.send_behind(&ahead[..self.ahead_end], front, payload);
+        (self.ahead, self.ahead_end) = (ahead, 0);
+        sent
+    }
+
+    fn send_behind(
+        &mut self,
+        ahead: &[u8],
+        front: &[u8],
+        payload: &[IoSlice<'_>],
+    ) -> io::Result<()> {
+        let mut slices = [IoSlice::new(&[]); PIECES_MAX + 2];
+        slices[0] = IoSlice::new(ahead);
+        slices[1] = IoSlice::new(front);
+        slices[2..2 + payload.len()].copy_from_slice(payload);
+        let mut left = &mut slices[..2 + payload.len()];
         // Pieces of no bytes at the end would never be sent.
         while left.iter().any(|slice| !slice.is_empty()) {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -370,6 +409,29 @@ mod tests {
             let awaits = Duration::from_secs(awaits);
             assert_eq!(is_gone(&silence, awaits, patience), gone, "{silence:?} {awaits:?}");
         }
+    }
+
+    #[test]
+    fn what_goes_ahead_goes_with_the_next_frame_or_at_once_if_it_is_long() {
+        let (mut link, mut relay) = pair();
+        let parts = |bytes: &[u8]| (bytes[..HEADER_BYTES].to_vec(), bytes[HEADER_BYTES..].to_vec());
+        let mut sent = Vec::new();
+        for length in [0, 10, AHEAD_BYTES as u32, 20, AHEAD_BYTES as u32 - 200, 300] {
+            let frame = frame(length);
+            let (front, rest) = parts(&frame);
+            link.put_ahead(&front, &rest).unwrap();
+            sent.extend(frame);
+        }
+        let last = frame(5);
+        let (front, rest) = parts(&last);
+        for _ in 0..2 {
+            link.send(&front, &[IoSlice::new(&rest)]).unwrap();
+            sent.extend(&last);
+        }
+        drop(link);
+        let mut bytes = Vec::new();
+        relay.read_to_end(&mut bytes).unwrap();
+        assert!(bytes == sent);
     }
 
     #[test]

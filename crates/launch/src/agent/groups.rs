@@ -11,6 +11,7 @@ use super::board::Board;
 use super::clocks::Clocks;
 use super::keeper::Keeper;
 use super::rank::{LocalRank, Start};
+use super::spares::OfThisNode;
 use super::{Agent, Phase, revive};
 use crate::checkpoint::{Wish, criu};
 use crate::cleanup;
@@ -190,6 +191,12 @@ impl Agent {
             Ok(Some(image)) => {
                 format!("rank {number} {how}: started anew from checkpoint {image}")
             }
+            Err(error) if self.may_ask_for_another_node(error) => {
+                let why =
+                    format!("rank {number} {how} and cannot be started anew there: {error:#}");
+                self.ask_for_another_node(number, why);
+                return true;
+            }
             Err(error) => format!("rank {number} {how} and cannot be started anew: {error:#}"),
         };
         self.parent.send(&Message::Note { text });
@@ -205,6 +212,7 @@ impl Agent {
 
     /// What the rule says; the user hears why a rank is given up.
     fn is_to_come_back(&mut self, index: usize, ending: Ending) -> bool {
+        let is_ward = self.is_ward();
         let limits = self.assignment.as_ref().map_or(Limits::default(), |own| own.job.limits);
         let rank = &mut self.ranks[index];
         let looks = rank.looks();
@@ -213,7 +221,13 @@ impl Agent {
         };
         let lives = again.end(ending, looks, Instant::now());
         match restart::decide(lives, limits) {
-            Decision::StartAnew => true,
+            Decision::StartAnew => {
+                if let (true, Some(life)) = (is_ward, lives.last()) {
+                    let talk = Talk::Ended { rank: rank.rank, life: *life };
+                    self.parent.send(&Message::Talk(Box::new(talk)));
+                }
+                true
+            }
             Decision::Over => false,
             Decision::GiveUp(why) => {
                 let text = restart::told(rank.rank, lives, limits, &why);
@@ -229,7 +243,7 @@ impl Agent {
     /// Starts the rank anew; from which image, if from one.
     fn start_in_place(&mut self, assignment: &Assignment, index: usize) -> Result<Option<u64>> {
         let Assignment { job, node } = assignment;
-        let plan = mpi::prepare(&job.task, &job.environment)?;
+        let plan = mpi::prepare(&job.task, &job.environment).map_err(OfThisNode::error)?;
         let old = &mut self.ranks[index];
         if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
             bail!("its record of clocks and chance is full");
@@ -267,7 +281,8 @@ impl Agent {
             neighbours: None,
             incarnation: Some(again.incarnation()),
         };
-        let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
+        let rank = LocalRank::start(job, node, &self.relay_address, &start);
+        let mut rank = rank.map_err(OfThisNode::error)?;
         rank.again = Some(again);
         rank.keeper = self.ranks[index].keeper.take();
         rank.inherit_input(&mut self.ranks[index], 0);
@@ -308,6 +323,22 @@ impl Agent {
         }
         if is_told {
             self.progress_told = Instant::now();
+            self.end_hanging();
+        }
+    }
+
+    /// Ends new starts that hang on their way back, so that there is another one. One that somebody has stopped is waited for.
+    fn end_hanging(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_away()) {
+            let looks = rank.looks();
+            let still = rank.again.as_mut().and_then(|again| again.hangs(looks, Instant::now()));
+            let Some(still) = still.filter(|_| !sys::is_stopped(rank.pid)) else { continue };
+            let (number, seconds) = (rank.rank, still.as_secs());
+            let text = format!(
+                "rank {number} has come no further for {seconds} s on its way back: it is ended, and started anew"
+            );
+            self.parent.send(&Message::Note { text });
+            sys::kill_group(rank.pid, libc::SIGKILL);
         }
     }
 
@@ -320,6 +351,7 @@ impl Agent {
         match asked {
             Asked::New => {
                 if is_ward && rank.again.is_some() {
+                    self.tell_known(index);
                     let talk = Talk::Asked { rank: number, question: line.to_string() };
                     self.parent.send(&Message::Talk(Box::new(talk)));
                 }

@@ -166,7 +166,7 @@ impl LocalRank {
             bail!("what it had read of standard input since is not kept any more");
         }
         let mut again = old.again.take().context("it does not come back")?;
-        let restored = LocalRank::restored(old, (image, layout), tool, again.starts, limit);
+        let restored = LocalRank::restored(old, (image, layout), tool, again.incarnation(), limit);
         if restored.is_ok() {
             let Standing { asked, stage, printed, .. } = image.about.standing;
             again.begin_at(asked, stage, printed);

@@ -8,7 +8,7 @@
 //! in kind, length or target never do, others once in 2^43.)
 
 use alloc::vec::Vec;
-use core::fmt;
+use core::{array, fmt};
 
 use super::FRAME_BYTES_MAX;
 use super::history::Histories;
@@ -18,6 +18,9 @@ use crate::wire::head::Head;
 
 /// Bytes that are kept of a frame.
 pub(super) const SENT_BYTES: usize = 12;
+
+/// Of two payloads that are said to differ.
+const SHOWN_BYTES: usize = 8;
 
 const KIND_BITS: u32 = 5;
 const LENGTH_BITS: u32 = 16;
@@ -125,24 +128,37 @@ pub struct Divergence {
 /// Where two frames differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apart {
-    /// From this byte of the payload on.
-    Payload(usize),
+    /// From this byte of the payload on, and what stands there, as far as there is so much.
+    Payload {
+        /// Which byte.
+        at: usize,
+        /// What is sent now,
+        is: [u8; SHOWN_BYTES],
+        /// and what was sent.
+        was: [u8; SHOWN_BYTES],
+    },
     /// In what stands before it: which message that is, how much was sent and taken in until then.
     Front,
 }
 
 impl Apart {
+    /// Between what was sent, and what is sent now.
     fn find(header: &Header, one: &[u8], other: &[u8]) -> Self {
         let head = Head::size(header.kind, header.flags);
         // A check of the payload differs as that does.
         let check = header.payload(head).map_or(0, |(_, check)| check);
         let start = HEADER_BYTES + head + check;
-        let payloads = one.iter().skip(start).zip(other.iter().skip(start));
-        match payloads.into_iter().position(|(one, other)| one != other) {
-            Some(at) => Self::Payload(at),
+        let was = one.get(start..).unwrap_or_default();
+        let is = other.get(start..).unwrap_or_default();
+        match is.iter().zip(was).position(|(is, was)| is != was) {
+            Some(at) => Self::Payload { at, is: shown(&is[at..]), was: shown(&was[at..]) },
             None => Self::Front,
         }
     }
+}
+
+fn shown(bytes: &[u8]) -> [u8; SHOWN_BYTES] {
+    array::from_fn(|at| bytes.get(at).copied().unwrap_or_default())
 }
 
 impl fmt::Display for Divergence {
@@ -150,7 +166,12 @@ impl fmt::Display for Divergence {
         let Self { who, incarnation, frame, was, is, .. } = self;
         write!(f, "start {incarnation} of {who} sends as its frame {frame}: {is}; it was: {was}")?;
         match self.place {
-            Some(Apart::Payload(at)) => write!(f, "; their content differs from byte {at} on"),
+            Some(Apart::Payload { at, is, was }) => {
+                write!(
+                    f,
+                    "; their content differs from byte {at} on: {is:02x?}, and was {was:02x?}"
+                )
+            }
             Some(Apart::Front) => f.write_str("; they differ in their headers"),
             None => Ok(()),
         }

@@ -28,6 +28,7 @@ use super::intakes::{Intake, Intakes};
 use super::mark::{Mark, Marks};
 use super::notice::empty;
 use super::port::{Party, Piece, Port};
+use super::reads::Reads;
 use super::record::Entry;
 use super::shelf::{READ_AHEAD, Room, Shelf};
 use super::store::{Cursor, Store};
@@ -177,6 +178,8 @@ pub(super) struct History {
     next_sent: Cursor,
     /// What its present start is still to be told.
     telling: Option<Telling>,
+    /// What its program has read of clocks, if it is on another node.
+    pub reads: Option<Reads>,
     /// Where starts of it have stood.
     pub marks: Marks,
     /// It is said that much was given to it since.
@@ -233,7 +236,8 @@ impl History {
     }
 
     pub fn bytes(&self) -> u64 {
-        self.intakes.bytes() + self.sent.len() + self.given.len()
+        let reads = self.reads.as_ref().map_or(0, Reads::bytes);
+        self.intakes.bytes() + self.sent.len() + self.given.len() + reads
     }
 
     /// Nothing is kept of it any more. So many bytes were.
@@ -242,7 +246,8 @@ impl History {
         let end = self.given.end();
         let freed = self.given.trim(end, &mut shelf.spare);
         shelf.take_back(&freed);
-        *self = Self { given_up: Some(why), ..Self::default() };
+        let reads = self.reads.as_ref().map(|_| Reads::anew());
+        *self = Self { given_up: Some(why), reads, ..Self::default() };
         bytes
     }
 
@@ -355,6 +360,9 @@ impl History {
         let left = given.segment;
         let new = None;
         self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left, new });
+        if let Some(reads) = &self.reads {
+            push_empty(Kind::Clocks, address, [reads.end(), 0], 0, port, pool);
+        }
         // Until it has sent that again nothing else may be taken in.
         let sent = self.sent_count - mark.standing.sent;
         let opening = Intake { polls: 0, frames: intakes_left, micros: sent };
@@ -402,8 +410,19 @@ impl History {
 
 fn push_intake(address: Address, intake: Intake, port: &mut Port, pool: &mut Pool) {
     let Intake { polls, frames, micros } = intake;
-    let header = empty(Kind::Intake, Address::ANONYMOUS, address);
-    let header = Header { sequence: polls, credit: frames, delivered: micros, ..header };
+    push_empty(Kind::Intake, address, [polls, micros], frames, port, pool);
+}
+
+fn push_empty(
+    kind: Kind,
+    address: Address,
+    [sequence, delivered]: [u64; 2],
+    credit: u32,
+    port: &mut Port,
+    pool: &mut Pool,
+) {
+    let header = empty(kind, Address::ANONYMOUS, address);
+    let header = Header { sequence, credit, delivered, ..header };
     let mut bytes = [0; HEADER_BYTES];
     header.emit(&mut bytes);
     port.push_notice(pool, &bytes, &header);
@@ -427,6 +446,10 @@ impl Relay {
                 self.counters.taken_in += intake.frames as u64;
             }
             return Ok(None);
+        }
+        if header.kind == Kind::Clocks && self.histories.is_some() {
+            let outcome = self.take_reads(from, header, &frame[HEADER_BYTES..]);
+            return outcome.map(|()| None).map_err(Stop::Broken);
         }
         let Some(history) = self.history_of(from, 0) else { return Ok(Some(None)) };
         match history.compare(header, frame) {
@@ -524,7 +547,7 @@ impl Relay {
 
     /// The history of the endpoint at `link`, with room for so many bytes more, if it may come back.
     #[inline]
-    fn history_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut History> {
+    pub(super) fn history_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut History> {
         let histories = self.histories.as_mut()?;
         match self.ports[link.0 as usize].as_ref()?.party {
             Party::Endpoint(address) => histories.of(address, bytes).map(|(history, _)| history),

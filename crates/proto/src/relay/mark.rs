@@ -112,7 +112,9 @@ impl Histories {
         if !matches!(history.given_up, Some(TOO_MUCH | UNREADABLE)) {
             return false;
         }
+        let reads = history.reads.take();
         *history = History::behind(standing);
+        history.reads = reads;
         self.shelf.note_begun_anew(address);
         true
     }

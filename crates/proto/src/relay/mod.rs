@@ -51,6 +51,7 @@ mod links;
 mod mark;
 mod notice;
 mod port;
+mod reads;
 mod record;
 mod shelf;
 mod store;
@@ -77,6 +78,7 @@ use history::Histories;
 pub use holding::{Excerpt, Holding, Moment};
 use mark::Mark;
 use port::{Party, Piece, Port, State};
+pub use reads::ReadsKept;
 use record::Entry;
 pub use shelf::{Order, Remark, Room, SEGMENT_BYTES, SegmentId};
 
@@ -152,6 +154,8 @@ pub struct Counters {
     pub taken_in: u64,
     /// and bytes that are kept of when they have.
     pub intake_bytes: u64,
+    /// and bytes that are kept of what they have read of clocks and chance.
+    pub read_bytes: u64,
     /// Bytes of what is kept that were read back from the disk.
     pub read_back_bytes: u64,
     /// How often an input had to wait for the disk.

@@ -79,11 +79,15 @@ pub enum Kind {
     /// with no polls: first, how many intakes there are (`credit`), and how many frames an earlier start of the endpoint has
     /// sent (`delivered`); last, that this frame (`delivered`) is not what an earlier start of it sent.
     Intake = 22,
+    /// From an endpoint to its relay: what the program has read of clocks and chance, from byte `sequence` of its record on,
+    /// and that it has looked for messages so often (`delivered`); `credit` is 1 if there is no more room in the record. From a
+    /// relay, in front of its first Intake: it keeps that, and has the bytes before `sequence`.
+    Clocks = 23,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 22] = [
+    pub const ALL: [Kind; 23] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -106,6 +110,7 @@ impl Kind {
         Kind::Lost,
         Kind::Door,
         Kind::Intake,
+        Kind::Clocks,
     ];
 
     /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
@@ -113,7 +118,13 @@ impl Kind {
     pub fn is_numbered(self) -> bool {
         let is_signal = matches!(
             self,
-            Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door | Kind::Intake
+            Kind::Ack
+                | Kind::Report
+                | Kind::Ask
+                | Kind::Again
+                | Kind::Door
+                | Kind::Intake
+                | Kind::Clocks
         );
         !is_signal && !self.is_notice()
     }
@@ -303,7 +314,8 @@ mod tests {
 
     #[test]
     fn what_is_no_part_of_a_channel_has_no_numbers() {
-        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door, Kind::Intake];
+        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door];
+        let signals = [&signals[..], &[Kind::Intake, Kind::Clocks]].concat();
         for kind in Kind::ALL {
             assert_eq!(kind.is_notice(), matches!(kind as u8, 14 | 20), "{kind:?}");
             let is_signal = signals.contains(&kind) || kind.is_notice();
@@ -320,7 +332,7 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, 23), (5, 0x80), (6, 17)] {
+        for (at, value) in [(2, 0x11), (3, 0xff), (4, 24), (5, 0x80), (6, 17)] {
             let mut broken = bytes;
             broken[at] = value;
             broken[7] = guard(&broken);

@@ -39,6 +39,8 @@ const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Frames of which is known when they were sent: more than a ring holds, so that it is known of any that the relay refuses.
 const SENT_REMEMBERED: usize = 4096;
+/// Most that is told at once of what the program has read of clocks.
+const READS_BYTES_MAX: u64 = 16 << 10;
 
 /// What leads to the relay.
 enum Record<'a> {
@@ -58,14 +60,6 @@ impl Record<'_> {
         match self {
             Record::Ring(ring) => ring.consume(),
             Record::Stream(stream) => stream.consume(),
-        }
-    }
-
-    /// Whether it was sent; a ring may have no room.
-    fn send(&mut self, bytes: &[u8]) -> io::Result<bool> {
-        match self {
-            Record::Ring(ring) => Ok(ring.send(bytes, &[])),
-            Record::Stream(stream) => stream.send(bytes, &[]).map(|()| true),
         }
     }
 
@@ -102,6 +96,8 @@ pub struct Replay {
     polls_ever: u64,
     /// and how many it were when each of the last frames was sent.
     sent_at: Box<[u64]>,
+    /// Of what the program has read of clocks the relay has so much, if it keeps that; and knows that there is no more room.
+    reads_told: Option<(u64, bool)>,
     /// It has begun to take its leave: a relay takes the end of its connection for its own end.
     pub(super) is_leaving: bool,
     /// Frames taken in again, and polls at which time alone went on.
@@ -222,6 +218,15 @@ impl Replay {
         format!("its frame {frame}, sent {when}, is not what it sent there before")
     }
 
+    /// What the program has read of clocks since the last time goes to the relay in front of what may follow from it.
+    #[inline]
+    pub(super) fn tell_reads(&mut self, own: Address, stream: &mut WholeLink) -> io::Result<()> {
+        match &mut self.reads_told {
+            Some(known) if *known != clocks::told() => tell_reads(known, own, stream),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the relay must be heard before it is known what the next poll has to do.
     fn needs_word(&self) -> bool {
         self.next.is_none() && (self.untold > 0 || self.intakes < self.noted)
@@ -258,8 +263,13 @@ impl Engine {
         let deadline = Instant::now() + RECORD_TIME_MAX;
         let other = io::Error::other;
         const CLOSED: &str = "it has closed the connection at once; its log (--relay-log) says why";
+        let mut reads_told = None;
         let header = loop {
             match self.hear_intake() {
+                Ok(Some(header)) if header.kind == Kind::Clocks => {
+                    reads_told = Some((header.sequence, false));
+                    continue;
+                }
                 Ok(Some(header)) => break header,
                 Ok(None) => (),
                 Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => {
@@ -284,6 +294,7 @@ impl Engine {
         }
         let is_here = matches!(self.relay_record(), Some(Record::Ring(_)));
         if let Some(replay) = &mut self.replay {
+            replay.reads_told = reads_told;
             replay.untold = header.credit.into();
             replay.heard = replay.intakes + replay.untold;
             replay.sent_before = replay.sent + header.delivered;
@@ -307,7 +318,7 @@ impl Engine {
         // That may have come to it on the way.
         let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
         let header = Header::parse(frame).map_err(|malformed| bad(malformed.0))?;
-        if header.kind != Kind::Intake {
+        if !matches!(header.kind, Kind::Intake | Kind::Clocks) {
             return Err(bad("the relay says something else than what was before"));
         }
         record.consume();
@@ -506,6 +517,23 @@ impl Engine {
         }
     }
 
+    /// To the relay, behind what the program has read of clocks. Whether it was sent; a ring may have no room.
+    fn send_record(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        let Some(link) = self.relay.link().and_then(|id| self.links[id].as_mut()) else {
+            return Ok(true);
+        };
+        match &mut link.carrier {
+            Carrier::Shm(ring) => Ok(ring.send(bytes, &[])),
+            Carrier::Whole(stream) => {
+                if let Some(replay) = &mut self.replay {
+                    replay.tell_reads(self.own.address, stream)?;
+                }
+                stream.send(bytes, &[]).map(|()| true)
+            }
+            _ => Ok(true),
+        }
+    }
+
     /// A frame has gone to the relay.
     #[inline]
     pub(super) fn note_sent(&mut self) {
@@ -544,13 +572,42 @@ impl Engine {
         let mut bytes = [0; HEADER_BYTES];
         header.emit(&mut bytes);
         loop {
-            match self.relay_record().map_or(Ok(true), |mut record| record.send(&bytes)) {
+            match self.send_record(&bytes) {
                 Ok(true) => return,
                 Ok(false) => self.wait_for_relay(),
                 Err(error) => self.end_cut_off(&error.to_string()),
             }
         }
     }
+}
+
+/// `known`: what the relay has, which is not all.
+#[cold]
+fn tell_reads(known: &mut (u64, bool), own: Address, stream: &mut WholeLink) -> io::Result<()> {
+    let (end, is_full) = clocks::told();
+    // A start that does again what was before comes to where the relay is.
+    let mut from = known.0;
+    while from < end || (is_full && !known.1) {
+        let to = end.min(from + READS_BYTES_MAX);
+        let bytes = clocks::entries(from, to);
+        let header = Header {
+            length: bytes.len() as u32,
+            kind: Kind::Clocks,
+            flags: 0,
+            hops: 0,
+            source: own,
+            target: Address::ANONYMOUS,
+            sequence: from,
+            delivered: clocks::polls(),
+            credit: is_full.into(),
+        };
+        let mut front = [0; HEADER_BYTES];
+        header.emit(&mut front);
+        stream.put_ahead(&front, bytes)?;
+        from = to.max(from);
+        *known = (from, is_full);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

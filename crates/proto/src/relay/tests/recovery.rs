@@ -117,7 +117,11 @@ fn told_apart(first: Vec<u8>, second: Vec<u8>) -> Divergence {
 #[test]
 fn both_versions_of_a_frame_are_named_with_tag_and_place() {
     let apart = told_apart(tagged(rank(0), 0x77, b"the same"), tagged(rank(0), 0x77, b"the sume"));
-    assert_eq!(apart.place, Some(Apart::Payload(5)));
+    let (is, was) = (*b"ume\0\0\0\0\0", *b"ame\0\0\0\0\0");
+    assert_eq!(apart.place, Some(Apart::Payload { at: 5, is, was }));
+    assert!(std::format!("{apart}").ends_with(
+        "from byte 5 on: [75, 6d, 65, 00, 00, 00, 00, 00], and was [61, 6d, 65, 00, 00, 00, 00, 00]"
+    ));
     let versions = [apart.was, apart.is];
     assert!(versions.iter().all(|it| (it.tag, it.length) == (Some(0x77), 24)));
     assert_ne!(apart.was.digest, apart.is.digest);
