@@ -111,6 +111,8 @@ struct Control {
     _another_line: [u32; 15],
     /// Not 0: the writer found the ring full and sleeps, or is about to.
     wants_room: AtomicU32,
+    /// What the writer says last, and 1 more; 0: nothing.
+    last_word: AtomicU64,
 }
 
 const _: () = {
@@ -432,6 +434,20 @@ impl ShmLink {
     /// Bytes of the ring that this side has ever written.
     pub fn written(&self) -> u64 {
         self.written
+    }
+
+    /// Leaves a number for the other side, to be found when this one is gone, however full the ring is.
+    pub fn leave_word(&mut self, number: u64) {
+        // SAFETY: the control words live as long as the mapping.
+        unsafe { self.out.control.as_ref() }
+            .last_word
+            .store(number.wrapping_add(1), Ordering::Release);
+    }
+
+    /// The number that the other side has left, if it has. Whoever uses it must have it for possible.
+    pub fn word_left(&self) -> Option<u64> {
+        // SAFETY: the control words live as long as the mapping.
+        unsafe { self.into.control.as_ref() }.last_word.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// Becomes readable when the bell rings or the other side is gone.

@@ -485,7 +485,14 @@ impl Relay {
         port.lose_all(pool);
         port.writer.rest = rest;
         push_intake(address, Intake { polls: 0, frames: 0, micros: which.2 }, port, pool);
+        port.refused = Some(which.2);
         self.touch(from);
+    }
+
+    /// The frame of the endpoint at `link` that was another one before: why its input was broken. It is told so, but maybe there
+    /// is no room for that in front of it.
+    pub fn refused_frame(&self, link: LinkId) -> Option<u64> {
+        self.port(link).refused
     }
 
     /// A frame of `from` is on its way, of which this is kept.

@@ -74,6 +74,8 @@ pub(super) struct Port {
     // as an input
     /// Its frames pass outputs that are full: see [`super::Relay::hear_out`].
     pub is_heard_out: bool,
+    /// This frame of it was another one before.
+    pub refused: Option<u64>,
     pub waits_for: Option<LinkId>,
     /// Of a lane: bytes of whole frames taken in,
     pub received: u64,
@@ -128,6 +130,7 @@ impl Port {
             incarnation: None,
             has_said_goodbye: false,
             is_heard_out: false,
+            refused: None,
             waits_for: None,
             received: 0,
             told: 0,

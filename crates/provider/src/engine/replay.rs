@@ -202,6 +202,11 @@ impl Replay {
         self.sent += 1;
     }
 
+    /// What ends it, and where it is.
+    pub(super) fn place(&self, why: &str) -> String {
+        format!("{why}, at poll {}, after {} frames", self.polls_ever, self.sent)
+    }
+
     /// What is to be said when the relay says that this frame is not what an earlier start has sent.
     fn divergence(&self, frame: u64) -> String {
         let is_remembered = frame < self.sent && self.sent - frame <= SENT_REMEMBERED as u64;
@@ -324,6 +329,11 @@ impl Engine {
     /// the relay has said so last: this process ends.
     #[cold]
     pub(super) fn hear_last_word(&mut self) {
+        if let Some(Record::Ring(ring)) = self.relay_record()
+            && let Some(frame) = ring.word_left()
+        {
+            self.end_refused(frame);
+        }
         while let Some(mut record) = self.relay_record() {
             let Ok(Some(frame)) = record.peek() else { return };
             let Ok(header) = Header::parse(frame) else { return };

@@ -147,6 +147,7 @@ impl Engine {
     #[cold]
     pub(super) fn end_cut_off(&mut self, why: &str) -> ! {
         self.hear_last_word();
+        let why = &self.replay.as_ref().map_or(why.to_string(), |replay| replay.place(why));
         match self.has_relay_here() {
             true => self.end_process(why),
             false => self.end_with(EXIT_CUT_OFF, &format!("this process is cut off: {why}")),

@@ -446,6 +446,7 @@ impl<'w> Loop<'w> {
         let connection = &mut self.connections[slot];
         connection.is_paused = taken.stop == Stop::Full;
         if let Stop::Broken(malformed) = taken.stop {
+            self.leave_word(slot, link);
             self.doom(slot, malformed.to_string());
             return false;
         }

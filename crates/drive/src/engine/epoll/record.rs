@@ -111,6 +111,15 @@ impl Loop<'_> {
         }
     }
 
+    /// The input of `link` is broken. If that is for a frame that was another one before, the process gets to know which.
+    pub(super) fn leave_word(&mut self, slot: usize, link: LinkId) {
+        let refused = self.relay.refused_frame(link);
+        let transport = &mut self.connections[slot].transport;
+        if let (Some(frame), Some(Transport::Near(near))) = (refused, transport) {
+            near.0.leave_word(frame);
+        }
+    }
+
     /// Nothing more of starts of `who` before this one is taken; what they have said is. What is known of its reads is handed over.
     fn fence(&mut self, who: Address, start: u32) {
         if let Some((link, older)) = self.relay.incarnation(who)
