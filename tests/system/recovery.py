@@ -514,13 +514,13 @@ def strike_agent(what: str) -> None:
             os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
 
 
-def lab_job(options, program, events, words=None, first="turn 0:"):
-    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link. With words
-    for the launcher the ranks are where the lab wants them, else on the gateways."""
+def lab_job(options, program, events, words=None, first="turn 0:", within=()):
+    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill, a change of the link, or what to call.
+    With words for the launcher the ranks are where the lab wants them, else on the gateways. `within`: what runs the launcher."""
     lab = f"recovery-{os.getpid()}"
     running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
     placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
-    command = [*network.lab_run(options, lab, LAB), *placed, *running]
+    command = [*network.lab_run(options, lab, LAB), *placed, *within, *running]
     started = network.Job(command, {})
     try:
         is_met = started.wait_for(first, LIMIT_S)
@@ -530,6 +530,8 @@ def lab_job(options, program, events, words=None, first="turn 0:"):
                 break
             if isinstance(what, int):
                 [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+            elif callable(what):
+                what()
             elif what in (KILLED, STOPPED):
                 strike_agent(what)
             elif not what.startswith("--"):

@@ -27,7 +27,7 @@ use moved::{Adoption, Moved, Talk};
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -81,6 +81,9 @@ pub struct Node {
     pub slots: u32,
     /// It takes the ranks of another one that is lost.
     pub is_spare: bool,
+    /// The other nodes that may take its ranks.
+    #[serde(default)]
+    pub spares: Vec<String>,
     /// Ways to the relay besides TCP, for the ranks of the relay's own host.
     pub relay_unix: Option<String>,
     /// A network lies between this agent and the one above, which may break without a word.

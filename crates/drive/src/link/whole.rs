@@ -163,8 +163,9 @@ impl WholeLink {
             (self.start, self.end) = (0, 0);
             match self.read() {
                 Err(error) => return error.kind() == io::ErrorKind::UnexpectedEof,
-                Ok(()) if self.end > 0 => (),
+                // It may have more to send than there is time for.
                 Ok(()) if Instant::now() > deadline => return false,
+                Ok(()) if self.end > 0 => (),
                 Ok(()) => {
                     let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
                     let _ = poll(&mut fds, Some(&ROOM_WAIT));
@@ -265,6 +266,23 @@ mod tests {
         }
         assert!(link.finish(Duration::from_secs(20)));
         assert_eq!(reader.join().unwrap(), sent.repeat(times));
+    }
+
+    #[test]
+    fn a_relay_that_never_ends_is_not_waited_for() {
+        for is_busy in [false, true] {
+            let (mut link, mut relay) = pair();
+            let piece = frame(30_000);
+            let sender = std::thread::spawn(move || {
+                while is_busy && relay.write_all(&piece).is_ok() {}
+                relay
+            });
+            let began = Instant::now();
+            assert!(!link.finish(Duration::from_millis(50)));
+            assert!(began.elapsed() < Duration::from_secs(20));
+            drop(link);
+            sender.join().unwrap();
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use landbridge_proto::clocks::{CLOCKS_BYTES, FULL_AT, POLLS_AT, WANTED_AT};
+use landbridge_proto::clocks::{CLOCKS_BYTES, FULL_AT, POLLS_AT, RECORDED_AT, WANTED_AT};
 use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
 use rustix::fs::MemfdFlags;
 
@@ -69,6 +69,20 @@ impl Clocks {
         let _ = rustix::io::pwrite(&self.record, &number.to_ne_bytes(), WANTED_AT as u64);
     }
 
+    /// How many bytes of it the present start has been told.
+    pub fn told(&self) -> u64 {
+        let [_, told] = self.words(RECORDED_AT).unwrap_or_default();
+        told
+    }
+
+    /// A start goes on that was told so many bytes on another node. What is missing of them here nobody will ask for.
+    pub fn cover(&self, told: u64) {
+        let [recorded] = self.words(RECORDED_AT).unwrap_or([u64::MAX]);
+        if recorded < told {
+            let _ = rustix::io::pwrite(&self.record, &told.to_ne_bytes(), RECORDED_AT as u64);
+        }
+    }
+
     fn words<const N: usize>(&self, at: usize) -> Option<[u64; N]> {
         let mut bytes = [[0; 8]; N];
         let room = bytes.as_flattened_mut();
@@ -123,6 +137,15 @@ mod tests {
         }
         assert_eq!(clocks.looks(), Looks { furthest: 43, present: 12 });
         assert_eq!(clocks.rest(), Looks { furthest: 43, present: 0 });
+    }
+
+    #[test]
+    fn what_was_told_on_another_node_counts_as_recorded() {
+        let clocks = clocks();
+        clocks.cover(70);
+        assert_eq!((clocks.words(RECORDED_AT), clocks.told()), (Some([70, 0]), 0));
+        clocks.cover(30);
+        assert_eq!(clocks.words(RECORDED_AT), Some([70]));
     }
 
     #[test]

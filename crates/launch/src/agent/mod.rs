@@ -32,9 +32,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::checkpoint::Wish;
 use crate::checkpoint::claim::Claim;
 use crate::control::{
-    ALIVE_INTERVAL, Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream,
+    ALIVE_INTERVAL, Assignment, Ending, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream,
 };
 use crate::gather::{self, Gather, Word};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
@@ -49,6 +50,7 @@ use keeper::Asker;
 use passed::Passed;
 use rank::LocalRank;
 use relay::RelayProcess;
+use revive::Revival;
 use wards::Wards;
 
 /// The shortest wait, so that a time that is due is past when it is looked at.
@@ -114,6 +116,12 @@ struct Agent {
     look: Option<Look>,
     /// On the folder of images.
     claim: Option<Claim>,
+    /// What is wanted of images of ranks that may come to this node.
+    spare_wish: Option<Wish>,
+    /// The store has not taken the last image.
+    is_store_gone: bool,
+    /// It was said that other nodes do not see the images of this one.
+    is_reach_told: bool,
     /// When it was said last how far ranks are on their way back.
     progress_told: Instant,
 }
@@ -159,6 +167,9 @@ impl Agent {
             passed: Passed::default(),
             look: None,
             claim: None,
+            spare_wish: None,
+            is_store_gone: false,
+            is_reach_told: false,
             progress_told: Instant::now(),
         })
     }
@@ -175,6 +186,7 @@ impl Agent {
                 self.handle_source(source);
             }
             self.drain_servers();
+            self.advance_returns();
             self.report_returned();
             self.advance_images();
             self.report_stuck();
@@ -229,7 +241,7 @@ impl Agent {
             if let Some(fd) = rank.line() {
                 add(Source::Line, fd, read);
             }
-            if let Some(fd) = rank.input.wants_write() {
+            if let Some(fd) = rank.input.wants_write().filter(|_| rank.revival.is_none()) {
                 add(Source::RankInput(index), fd, write);
             }
         }
@@ -249,7 +261,9 @@ impl Agent {
                 let notice = self.gather.as_ref().and_then(Gather::next_time);
                 let look = self.look.as_ref().map(Look::next_time);
                 let images = self.ranks.iter().filter_map(LocalRank::image_time);
-                let notice = notice.into_iter().chain(look).chain(images).min();
+                let returns = self.ranks.iter().filter_map(|rank| rank.revival.as_ref());
+                let returns = returns.map(Revival::next_time);
+                let notice = notice.into_iter().chain(look).chain(images).chain(returns).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_away = self.ranks.iter().any(LocalRank::is_away);
                 let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
@@ -283,14 +297,8 @@ impl Agent {
             // The number of a process that has ended may come again.
             let runs = |rank: &LocalRank| rank.pid == pid && rank.ending.is_none();
             if let Some(index) = self.ranks.iter().position(runs) {
-                self.ranks[index].ending = Some(ending);
-                if !self.start_again(index, ending) {
-                    self.unreported.push(index);
-                }
-                // To bring several back from their images may take long.
-                self.ping_children();
-                self.children.iter_mut().for_each(|child| child.process.link.flush());
-            } else if self.note_criu(pid, ending) {
+                self.handle_ending(index, ending);
+            } else if self.note_criu(pid, ending) || self.note_return(pid, ending) {
                 // Of no other interest.
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
@@ -299,6 +307,14 @@ impl Agent {
                     self.fail(text);
                 }
             }
+        }
+    }
+
+    /// The process of a rank has ended: another one takes its place, or the agent above hears of it.
+    fn handle_ending(&mut self, index: usize, ending: Ending) {
+        self.ranks[index].ending = Some(ending);
+        if !self.start_again(index, ending) {
+            self.unreported.push(index);
         }
     }
 
@@ -511,6 +527,10 @@ impl Agent {
                 self.wards.handle_print(rank, stream, own);
                 self.parent.send(&message);
             }
+            Message::Image { rank, number, .. } => {
+                self.parent.send(&message);
+                self.tell_begun_anew(rank, number);
+            }
             Message::Alive { group: 0, rank, start, .. } => {
                 self.wards.handle_start(rank, start);
                 self.parent.send(&message);
@@ -523,10 +543,20 @@ impl Agent {
     // --- streams of ranks
 
     fn handle_output(&mut self, index: usize) {
+        // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
+        let rank = &self.ranks[index];
+        let has_ended = rank.ending.is_some() && !rank.reported;
+        self.show_output(index, has_ended, has_ended);
+    }
+
+    /// All that is in the pipes of a rank that stands still.
+    fn read_all_output(&mut self, index: usize) {
+        self.show_output(index, true, false);
+    }
+
+    fn show_output(&mut self, index: usize, everything: bool, has_ended: bool) {
         let rank = &mut self.ranks[index];
         let number = rank.rank;
-        // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
-        let everything = rank.ending.is_some() && !rank.reported;
         let parent = &mut self.parent;
         let mut again = rank.again.take();
         let mut show = |stream, bytes: Vec<u8>, own: u64| {
@@ -542,7 +572,7 @@ impl Agent {
             }
             None => show(stream, bytes, 0),
         });
-        if let (Some(again), true) = (&mut again, everything) {
+        if let (Some(again), true) = (&mut again, has_ended) {
             let before = again.printed();
             let shown = again.end_of_print();
             show(Stream::Stderr, shown, again.printed() - before);
@@ -575,6 +605,10 @@ impl Agent {
     /// Gives a rank what it takes of its standard input.
     fn write_rank_input(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
+        if rank.revival.is_some() {
+            // Its next start takes it.
+            return;
+        }
         let bytes = rank.input.write();
         if bytes > 0 {
             self.parent.send(&Message::StdinTaken { bytes });
@@ -607,6 +641,7 @@ impl Agent {
                 message => self.parent.send(&message),
             }
         }
+        self.look_for_begun_anew();
     }
 }
 

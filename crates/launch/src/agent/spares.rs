@@ -10,9 +10,11 @@ use landbridge_proto::setting::{PEER_TIMEOUT, Value};
 
 use super::again::Again;
 use super::clocks::Clocks;
-use super::groups::{Group, alive, new_board};
+use super::groups::{Group, new_board};
 use super::input::KEPT_BYTES_MAX;
-use super::rank::{LocalRank, Start};
+use super::keeper::Keeper;
+use super::rank::LocalRank;
+use super::revive::Revival;
 use super::{Agent, Phase};
 use crate::control::moved::{Adoption, Moved, Moving};
 use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message};
@@ -165,7 +167,7 @@ impl Agent {
     }
 
     fn adopt(&mut self, assignment: &Assignment, adoption: &Adoption) -> Result<()> {
-        let Assignment { job, node } = assignment;
+        let job = &assignment.job;
         let facts = Facts {
             group: 0,
             kvsname: job.kvsname.clone(),
@@ -177,26 +179,17 @@ impl Agent {
         let mut server = Server::new(facts, ranks, [], &adoption.keys);
         server.take_up(fresh, adoption.has_reached);
         self.groups.insert(0, Group::adopted(server, adoption.ranks.len() as u32));
-        let plan = mpi::prepare(&job.task, &job.environment)?;
-        for one in &adoption.ranks {
+        let count = adoption.ranks.len() as u32;
+        for (turn, one) in adoption.ranks.iter().enumerate() {
             let again = Again::adopted(one, Instant::now());
-            let start = Start {
-                clocks: Clocks::new(job)?.map(Rc::new),
-                board: new_board(),
-                group: 0,
-                index: one.rank,
-                rank: one.rank,
-                size: job.size,
-                task: &job.task,
-                plan: &plan,
-                neighbours: None,
-                incarnation: Some(again.incarnation()),
-                has_images: false,
-            };
-            let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
+            let clocks = Clocks::new(job)?.map(Rc::new);
+            let wish = self.spare_wish.clone().filter(|_| clocks.is_some());
+            let turn = (turn as u32, count);
+            let mut rank = LocalRank::vacant(one.rank, clocks, new_board());
+            rank.keeper = wish.map(|wish| Keeper::new(wish, &job.id, one.rank, one.moves, turn));
             rank.again = Some(again);
-            self.exits.watch(rank.pid);
-            self.parent.send(&alive(&rank, false));
+            // It goes on, from an image or with the program, once the agent looks at it next.
+            rank.revival = Some(Revival::begin(&mut rank, None, &one.images));
             self.ranks.push(rank);
         }
         Ok(())

@@ -40,6 +40,7 @@ impl Wards {
                     open.answer = Some(answer);
                 }
             }
+            Talk::Images { rank, images } => self.of(rank).kept.images = images,
         }
     }
 
@@ -109,6 +110,7 @@ impl Moving {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::moved::Whereabouts;
 
     const BARRIER: &str = "cmd=barrier_in\n";
 
@@ -129,12 +131,18 @@ mod tests {
         wards.handle_print(4, Stream::Stderr, 3);
         wards.handle_print(4, Stream::Stderr, 4);
         wards.handle_start(4, 2);
+        let image = |place: &str| Whereabouts { place: place.into(), sum: "5a".into() };
+        for places in [&["rank-4/1"][..], &["rank-4/1", "rank-4/2"]] {
+            let images = places.iter().map(|place| image(place)).collect();
+            wards.handle_talk(Talk::Images { rank: 4, images });
+        }
         wards.handle_end(5);
         let moving = wards.release(4..6, 0);
         let [one] = &moving[..] else { panic!("{moving:?}") };
         assert_eq!((one.rank, one.starts, one.moves, one.printed), (4, 3, 1, [0, 7]));
         assert_eq!(one.fresh(), [("a".to_string(), "1".to_string())]);
         assert!(one.open().eq([BARRIER]));
+        assert_eq!(one.images, [image("rank-4/1"), image("rank-4/2")]);
         // The barrier was over, and nobody has heard that its rank knew.
         let again = &wards.release(4..5, 1)[0];
         assert_eq!((again.starts, again.moves, again.open().count()), (4, 2, 0));

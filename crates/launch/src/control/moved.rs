@@ -15,6 +15,17 @@ pub enum Talk {
     Asked { rank: u32, question: String },
     /// Its oldest question that is open is answered so.
     Heard { rank: u32, answer: String },
+    /// These images of it are where others find them, oldest first; those that were told before count no more.
+    Images { rank: u32, images: Vec<Whereabouts> },
+}
+
+/// An image of a rank, for whoever takes over the rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whereabouts {
+    /// Under the folder of the job's images, or its name in the store.
+    pub place: String,
+    /// The SHA-256 of its manifest.
+    pub sum: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +46,9 @@ pub struct Moving {
     /// Bytes that it has printed on standard output and error.
     pub printed: [u64; 2],
     pub exchanges: Vec<Exchange>,
+    /// Its images that can be found from elsewhere, oldest first.
+    #[serde(default)]
+    pub images: Vec<Whereabouts>,
 }
 
 /// To the agent that takes ranks over.

@@ -12,6 +12,7 @@ fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
         rank_count: 2,
         slots: 3,
         is_spare: false,
+        spares: Vec::new(),
         relay_unix: None,
         remote: true,
         spawn: vec!["ssh".into(), "host with space".into()],
@@ -190,7 +191,9 @@ fn adoption() -> Adoption {
         answer: answer.map(str::to_string),
     };
     let exchanges = vec![exchange(Some("cmd=barrier_out rc=0\n")), exchange(None)];
-    let one = moved::Moving { rank: 4, starts: 2, moves: 1, printed: [1 << 40, 7], exchanges };
+    let images = vec![moved::Whereabouts { place: "rank-4.1/7".into(), sum: "f0".into() }];
+    let one =
+        moved::Moving { rank: 4, starts: 2, moves: 1, printed: [1 << 40, 7], exchanges, images };
     let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
     Adoption { has_reached: true, keys, ranks: vec![one, moved::Moving::default()] }
 }

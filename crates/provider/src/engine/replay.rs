@@ -440,6 +440,17 @@ impl Engine {
         }
     }
 
+    /// The same for an image of this process: whoever is made of it stands where the relay knows of. Of a relay on this node
+    /// nothing is lost.
+    pub(super) fn finish_for_image(&mut self) {
+        let patience = RECORD_TIME_MAX.max(self.identity.peer_timeout);
+        if let Some(Record::Stream(stream)) = self.relay_record()
+            && !stream.finish(patience)
+        {
+            self.end_cut_off("its relay has not confirmed what it was sent before an image");
+        }
+    }
+
     /// A frame has gone to the relay.
     #[inline]
     pub(super) fn note_sent(&mut self) {
