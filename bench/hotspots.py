@@ -64,7 +64,7 @@ def short(name: str) -> str:
 
 
 def section(rows: list) -> str:
-    lines = ["## Where the time goes", "", "Samples of perf(1) over all ranks of our own way,"]
+    lines = ["## Where the time goes", "", "Samples of perf(1) over all ranks of our own way, and their relay where there is one,"]
     lines += ["polling while they wait included.", ""]
     lines += ["| case | by library | by function |", "|---|---|---|"]
     for row in rows:

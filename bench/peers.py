@@ -1,7 +1,7 @@
 """Who is compared with whom. All use the same MPICH 5.0.2 and the same IMB binary.
 
 A `Peer` is a name and what to launch with. `NODE` are the ways between two processes on a node,
-`TCP` the ways over TCP sockets, `KEPT` one way with and without a record, `CROWD` those for more ranks than cores.
+`TCP` the ways over TCP sockets, `CROWD` those for more ranks than cores. `RECOVER` is ours through a relay that keeps everything.
 """
 
 import contextlib
@@ -60,6 +60,7 @@ NODE = [
     ucx("shm", "posix,sysv,cma,self"),
     peer("MPICH shared memory", {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}),
 ]
+RECOVER = Peer("landbridge --recover", (), True, run_options=("--recover",))
 TCP = [
     landbridge("tcp", "tcp"),
     ofi("tcp"),

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """What it costs that killed ranks come back, and how soon they do.
 
-    bench/recovery.py                   all of it, 20 minutes
+    bench/recovery.py                   all of it, 40 minutes
     bench/recovery.py --quick           one round, fewer sizes
-    bench/recovery.py kept disk         only these parts: kept, link, disk, back
+    bench/recovery.py kept disk         only these parts: kept, ranks, link, disk, back
 
 kept: IMB PingPong, both ranks and their relay on one machine: with everything kept, with the same path and nothing kept
 (`recover_memory=1MiB`, which the first message fills, so that the relay gives the ranks up), through a relay without
 `--recover`, and without one. Ways take turns within each round.
-link: the same over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), which is where such jobs run.
+ranks: 2 to 64 of them, all with everything kept and with nothing: Uniband (half of them send to the other half) and Allreduce.
+link: the same as kept over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), which is where such jobs run.
 disk: IMB Uniband beyond the memory bound, with `recover_dir`, against the same within it.
 back: a rank of a program that does nothing but communicate is killed; how long until it is noticed, is there again, and is
-where it was, and how fast that goes beside the first time.
+where it was, how fast that goes beside the first time, and how much is recorded for each frame that a rank took in.
 
 A virtual machine's host gives it memory when it is touched first, at a tenth of the speed of the machine's own pages; so
 before each way as much memory is touched and given back as it can take.
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
 import stamp  # noqa: E402
-from support import paths, process  # noqa: E402
+from support import paths, process, svg  # noqa: E402
 
 ROUNDS = 5
 KIB, MIB = 1 << 10, 1 << 20
@@ -53,7 +54,12 @@ TARGET_LIVE_S, TARGET_REPLAY = 2.0, 5.0
 FIRST_S = 3.0
 WARM_BYTES = 5 << 30
 NOTHING = ("--recover", "--set", "recover_memory=1MiB")
-PARTS = ("kept", "link", "disk", "back")
+PARTS = ("kept", "ranks", "link", "disk", "back")
+TARGET_DETERMINANT = 8.0
+# How many ranks; and how much each pair of them sends, 64 messages at a time: 1.3 GB in all.
+CROWDS = (2, 4, 8, 16, 32, 64)
+CROWD_BYTES, CROWD_TIMES = 64 * KIB, 640
+ALLREDUCE_TIMES = 200
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,9 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     sizes = (8, 4 * MIB) if quick else SIZES
     if "kept" in parts:
         result["kept"] = in_turns("kept", WAYS, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes}
+    if "ranks" in parts:
+        crowds = (2, 16) if quick else CROWDS
+        result["ranks"] = in_turns("ranks", [KEPT, NONE], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds}
     if "link" in parts:
         result["link"] = in_turns("link", [KEPT, NONE], min(rounds, 3), lambda way: over_link(way, sizes)) | {"sizes": sizes}
     if "disk" in parts:
@@ -112,8 +121,14 @@ def ping_pong(way: Way, sizes) -> list[float]:
     return [run_imb(way.options, "PingPong", 2, size, REPETITIONS[size], way.paths) for size in sizes]
 
 
+def crowded(way: Way, crowds) -> list[float]:
+    """MB/s of all pairs together, by number of ranks, and then microseconds of an Allreduce."""
+    streams = [run_imb(way.options, "Uniband", ranks, CROWD_BYTES, CROWD_TIMES // ranks) for ranks in crowds]
+    return streams + [run_imb(way.options, "Allreduce", ranks, 8, ALLREDUCE_TIMES) for ranks in crowds]
+
+
 def run_imb(options, benchmark: str, ranks: int, size: int, times: int, allowed: str = "") -> float:
-    """Microseconds (of PingPong) or MB/s."""
+    """MB/s of Uniband; of others microseconds."""
     lengths = paths.RESULTS / "recovery-lengths"
     # First, and not counted: 4 MiB in all, so that a bound of 1 MiB is full.
     lengths.write_text(f"{4 * MIB // times + 8}\n{size}\n")
@@ -128,7 +143,7 @@ def parsed(finished, benchmark: str, size: int) -> float:
     table = imb.parse(finished.output)
     if not finished.ok or size not in table.rows:
         raise labs.Failed(f"{finished.why or finished.code}: {process.tail(finished.output, 4)}")
-    return table.latency_us(size) if benchmark == "PingPong" else table.bandwidth(size)
+    return table.bandwidth(size) if benchmark == "Uniband" else table.latency_us(size)
 
 
 def over_link(way: Way, sizes) -> list[float]:
@@ -175,6 +190,7 @@ def coming_back() -> dict:
             wait_for(said, lambda _: pid_of(1, job.pid), job)
             began = time.monotonic()
             time.sleep(FIRST_S)
+            each = determinant_bytes(job.pid)
             killed = time.monotonic()
             os.kill(pid_of(1, job.pid), signal.SIGKILL)
             noticed = wait_for(said, lambda text: "started anew" in text, job)
@@ -187,9 +203,16 @@ def coming_back() -> dict:
             job.wait(30)
             process.end_descendants()
     row = {"first": killed - began, "noticed": noticed - killed, "restart": told - noticed, "replay": live - told}
-    row |= {"polls": int(STARTED.search(text)[1]), "frames": int(LIVE.search(text)[1])}
+    row |= {"determinant": each, "polls": int(STARTED.search(text)[1]), "frames": int(LIVE.search(text)[1])}
     print(", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
     return row
+
+
+def determinant_bytes(launcher: int) -> float:
+    """What the record of when frames were taken in costs, for each of them."""
+    told = subprocess.run([str(paths.LANDBRIDGE), "log", "--json"], capture_output=True, text=True, timeout=10)
+    (kept,) = [job["record"]["processes"] for job in json.loads(told.stdout) if job["launcher"] == launcher]
+    return sum(it["intake_bytes"] for it in kept) / max(sum(it["taken_in"] for it in kept), 1)
 
 
 def wait_for(file, is_there, job) -> float:
@@ -219,6 +242,8 @@ def section(result: dict) -> str:
     if "kept" in result:
         lines += ["", "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores.", ""]
         lines += table(result["kept"])
+    if "ranks" in result:
+        lines += ["", "**Many ranks** on the same two cores, which they share with their relay.", "", *crowd_table(result["ranks"])]
     if "link" in result:
         lines += ["", f"**A link** of 1 Gbit/s, 5 ms one way (`{LAB.relative_to(paths.ROOT)}`), the same program.", ""]
         lines += table(result["link"])
@@ -231,7 +256,7 @@ def section(result: dict) -> str:
 
 def table(part: dict) -> list[str]:
     """Times one way; ratios of what is kept to the same path without."""
-    names = [f"{size >> 20} MiB" if size >= MIB else f"{size >> 10} KiB" if size >= KIB else f"{size} B" for size in part["sizes"]]
+    names = [size_name(size) for size in part["sizes"]]
     lines = [f"| way, us one way | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
     for name, row in part["medians"].items():
         lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
@@ -242,12 +267,34 @@ def table(part: dict) -> list[str]:
     return lines
 
 
+def size_name(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= MIB else f"{size >> 10} KiB" if size >= KIB else f"{size} B"
+
+
+def crowd_table(part: dict) -> list[str]:
+    """Rows of bandwidth and of times, with their ratios."""
+    crowds = part["crowds"]
+    lines = [f"| ranks | {' | '.join(map(str, crowds))} |", "|---|" + "--:|" * len(crowds)]
+    for title, first, is_long in (("Uniband, 64 KiB, MB/s", 0, True), ("Allreduce, 8 B, us", len(crowds), False)):
+        rows = {name: row[first : first + len(crowds)] for name, row in part["medians"].items()}
+        for name, row in rows.items():
+            lines.append(f"| {title}: {name} | {' | '.join(f'{value:.0f}' for value in row)} |")
+        pairs = zip(rows[KEPT.name], rows[NONE.name])
+        ratios = [judged(kept / none, is_long) for kept, none in pairs]
+        lines.append(f"| **ratio** | {' | '.join(ratios)} |")
+    return lines
+
+
 def verdict(kept: float, none: float, size: int) -> str:
     """Long messages: of bandwidth; short ones: of latency."""
     is_long = size >= 32 * KIB
-    ratio = none / kept if is_long else kept / none
-    met = ratio >= TARGET_BANDWIDTH if is_long else ratio <= TARGET_LATENCY
-    return f"{ratio:.2f}{' of bandwidth' if is_long else ''}{'' if met else f' (missed: {TARGET_BANDWIDTH if is_long else TARGET_LATENCY})'}"
+    return judged(none / kept if is_long else kept / none, is_long)
+
+
+def judged(ratio: float, is_bandwidth: bool) -> str:
+    target = TARGET_BANDWIDTH if is_bandwidth else TARGET_LATENCY
+    met = ratio >= target if is_bandwidth else ratio <= target
+    return f"{ratio:.2f}{' of bandwidth' if is_bandwidth else ''}{'' if met else f' (missed: {target})'}"
 
 
 def disk_lines(part: dict) -> list[str]:
@@ -269,8 +316,27 @@ def back_lines(rows: list[dict]) -> list[str]:
     return [
         f"**From a kill to where it was**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: noticed and started anew within "
         f"{middle['noticed'] * 1e3:.0f} ms, told what was {middle['restart'] * 1e3:.0f} ms later{late}, replay of {middle['first']:.1f} s in "
-        f"{middle['replay']:.2f} s: {speed:.1f} times as fast as the first time{slow}."
+        f"{middle['replay']:.2f} s: {speed:.1f} times as fast as the first time{slow}. When its frames were taken in was recorded with "
+        f"{middle['determinant']:.1f} bytes each{'' if middle['determinant'] <= TARGET_DETERMINANT else f' (missed: {TARGET_DETERMINANT})'}."
     ]
+
+
+def picture(result: dict) -> str:
+    """Speed with everything kept as a share of that with nothing kept."""
+    groups = []
+    if kept := result.get("kept"):
+        pairs = zip(kept["sizes"], kept["medians"][KEPT.name], kept["medians"][NONE.name])
+        groups += [(size_name(size), {"one machine, PingPong": none / with_all}) for size, with_all, none in pairs]
+    if link := result.get("link"):
+        pairs = zip(link["sizes"], link["medians"][KEPT.name], link["medians"][NONE.name])
+        groups += [(size_name(size), {"1 Gbit/s, PingPong": none / with_all}) for size, with_all, none in pairs]
+    if crowd := result.get("ranks"):
+        count = len(crowd["crowds"])
+        rows = list(zip(crowd["medians"][KEPT.name], crowd["medians"][NONE.name]))
+        for number, (ranks, fast, slow) in enumerate(zip(crowd["crowds"], rows[:count], rows[count:])):
+            shares = {"one machine, Uniband of 64 KiB": fast[0] / fast[1], "one machine, Allreduce of 8 B": slow[1] / slow[0]}
+            groups.append((f"{ranks} ranks", shares))
+    return svg.bars("Speed with everything kept, beside that of the same path with nothing kept", groups, "", [(1.0, "nothing kept")])
 
 
 def main() -> int:

@@ -94,6 +94,8 @@ def profiled() -> list:
         ("TCP, ping-pong of 8 B", tcp, "PingPong", 2, 8),
         ("TCP, ping-pong of 64 KiB", tcp, "PingPong", 2, 64 * KIB),
         ("16 ranks on a node, Allreduce of 8 B", shm, "Allreduce", 16, 8),
+        ("--recover, node, ping-pong of 8 B", peers.RECOVER, "PingPong", 2, 8),
+        ("--recover, node, ping-pong of 1 MiB", peers.RECOVER, "PingPong", 2, MIB),
     ]
 
 

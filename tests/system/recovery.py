@@ -46,7 +46,7 @@ LAB_CASES = {
 EACH_NODE_ONE = ["--ranks-per-node", "1"]
 APART = "relays on other nodes, "
 CABLE = "a cable that is out for longer than they have patience"
-# The agent of the first host is killed, or stopped: its ranks go on on the second one.
+# The agent of a host is killed, or stopped: its ranks go on on another one.
 KILLED, STOPPED = "agent killed", "agent stopped"
 SPARE = ["--spares", "1"]
 SPARE_CASES = {
@@ -55,6 +55,13 @@ SPARE_CASES = {
     "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
     "a node falls silent": ([*SPARE, "--set", "peer_timeout=20s"], [(1.0, STOPPED)]),
 }
+# Programs that would do something else on the next node if they were not told what they had read, and taken in last. Four hosts
+# in the first cluster, of which the last two are spare, and all ranks on the first two.
+WIDE = ["--spares", "2"]
+LOST = "a node is lost, "
+# Moments are drawn from the seed; the second host takes the ranks of the first, and is lost in turn.
+ONCE, IN_TURN = [("north-1", KILLED)], [("north-1", KILLED), ("north-3", KILLED)]
+BOTH = [("north-1", KILLED), ("north-2", KILLED)]
 APART_CASES = {
     APART + "one rank": ([], [(1.0, 1)]),
     APART + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
@@ -134,9 +141,8 @@ def main() -> int:
     name = "who does something else than before"
     if checks.wants(name):
         code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)])
-        is_said = "this process cannot go on" in output and output.count(": started anew") == 1
-        measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on, once"
-        checks.check(name, code == 1 and is_said, measured, output)
+        check_named(checks, name, code, output, 1)
+    spawning(options, checks)
     name = "who crashes by its own fault"
     if checks.wants(name):
         crash = [*program, "--rounds", "30", "--crash"]
@@ -175,6 +181,29 @@ def main() -> int:
             code, _, output = job(options, program, [], "--topology", file.name)
         checks.check(name, code == 1 and "--recover needs a relay" in output, f"exit code {code}", output)
     return checks.end()
+
+
+def spawning(options, checks) -> None:
+    """A rank that has spawned others is killed: it comes back, and they are there once. One of those is killed: the job ends."""
+    program = [common.python(options), str(common.PROGRAMS / "spawned.py")]
+    away = "these do not come back if they are killed"
+    name = "who has spawned others"
+    if checks.wants(name):
+        code, lines, output = job(options, program, [(met("round 3"), 0), (met("round 8"), 0)])
+        said = {line: lines.count(line) for line in lines}
+        is_once = all(count == 1 for count in said.values()) and said.get("sum 19: 38 38") == 1
+        is_right = is_once and output.count(": started anew") == 2 and away in output
+        checks.check(name, code == 0 and is_right, f"exit code {code}, {len(lines)} lines", output)
+    name = "who was spawned"
+    if checks.wants(name):
+        code, _, output = job(options, program, [(met("round 3"), 4)])
+        is_right = away in output and "rank 0 of spawned group 1" in output and ": started anew" not in output
+        checks.check(name, code == 128 + signal.SIGKILL and is_right, f"exit code {code}", output)
+
+
+def met(words: str):
+    """Whether this has been said."""
+    return lambda output: words in output
 
 
 def gives_up(output: str, restarts: int, why: str) -> bool:
@@ -422,6 +451,16 @@ def benchmark(options, checks, moment) -> None:
     checks.check(name, code == 0 and is_whole and starts == len(kills), measured, output)
 
 
+def check_named(checks, name: str, code, output: str, rank: int) -> None:
+    """The job has ended as the next start of a rank has sent something else, and frame, poll and both versions are named."""
+    version = r"\w+ to rank \d, \d+ bytes(?:, tag 0x[0-9a-f]+)?, digest [0-9a-f]+"
+    both = re.search(rf"start 1 of rank {rank} sends as its frame (\d+): {version}; it was: {version}", output)
+    place = re.search(r"this process cannot go on: its frame (\d+), sent at poll \d+, is not what", output)
+    is_said = bool(both and place) and both[1] == place[1] and output.count(": started anew") == 1
+    measured = f"exit code {code}, {'names' if is_said else 'does not name'} frame, poll and both versions, once"
+    checks.check(name, code == 1 and is_said, measured, output)
+
+
 def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -> None:
     """The job has ended well, printed what one without kills prints, and each kill has met somebody."""
     code, lines, output = outcome
@@ -452,8 +491,8 @@ def in_a_lab(checks, options, ring) -> None:
 def apart(checks, options, ring) -> None:
     """What is kept of ranks is with a relay on another node: what they tell it goes over a network."""
     names = [name for name in APART_CASES if checks.wants(name)]
-    wild = APART + "who takes whatever comes"
-    if not names and not checks.wants(wild):
+    wild, other = APART + "who takes whatever comes", APART + "who does something else than before"
+    if not names and not checks.wants(wild) and not checks.wants(other):
         return
     why_not = network.no_lab(options)
     if why_not:
@@ -468,11 +507,13 @@ def apart(checks, options, ring) -> None:
         is_cut_off = cut_off >= 2 if name == APART + CABLE else cut_off == 0
         kills = sum(isinstance(what, int) for _, what in events) + (cut_off if is_cut_off else 0)
         check_same(checks, name, outcome, undisturbed, kills)
+    if checks.wants(other):
+        code, _, output = lab_job(options, [*ring, "--drift"], [(1.0, 3)], [])
+        check_named(checks, other, code, output, 3)
     if checks.wants(wild):
         kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
         code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
-        heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
-        is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+        is_one = took_once(output)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
         checks.check(wild, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
 
@@ -495,32 +536,82 @@ def elsewhere(checks, options, ring) -> None:
         starts = output.count(": started anew")
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} new starts in place"
         checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
+    name = "a node is lost, and the next one has a longer name"
+    if checks.wants(name) and not network.no_lab(options):
+        # What is sent are addresses: of the stack, which has the environment above it, of the heap and of mappings.
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            named = LAB.read_text().replace("hosts = 2 ", 'hosts = ["north-1", "north-the-other"] ', 1)
+            file.write(named)
+            file.flush()
+            outcome = lab_job(options, [*ring, "--addresses"], [(1.0, KILLED)], SPARE, lab_file=Path(file.name))
+        code, lines, output = outcome
+        is_moved = "are started anew on north-the-other" in output
+        measured = f"exit code {code}, {len(lines)} lines, {'moved' if is_moved else 'not moved'}"
+        checks.check(name, code == 0 and is_moved and len(lines) > RANKS, measured, output)
+    remembering(checks, options, ring)
     if checks.wants(none):
         code, _, output = lab_job(options, ring, [(1.0, KILLED)], [])
         is_said = "node north-1 is lost" in output and "there is no spare node left" in output
         checks.check(none, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 
-def strike_agent(what: str) -> None:
-    """The agent of the first host of the first cluster."""
+def remembering(checks, options, ring) -> None:
+    """What a lost node alone would know is known: clocks that were read, numbers that were drawn, and what was taken in last."""
+    chance = random.Random(options.seed)
+    drawer = [common.python(options), str(common.PROGRAMS / "chance.py"), "--rounds", "200"]
+    taker = [*ring[:2], "--any", "--rounds", "150"]
+    rows = [("who draws from clocks and chance", drawer, drew_once), ("who takes whatever comes", taker, took_once)]
+    for what, program, is_right in rows:
+        for how, losses in (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH)):
+            name = LOST + what + how
+            if not checks.wants(name):
+                continue
+            events = [(1.0 + 1.5 * place + chance.uniform(0, 0.9), loss) for place, loss in enumerate(losses)]
+            first = "now 1 0" if program is drawer else ""
+            with tempfile.TemporaryDirectory() as scratch:
+                code, _, output = lab_job(options, program, events, WIDE, first, wide_lab(Path(scratch)))
+            measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
+            is_lost = output.count(" is lost (") == len(losses)
+            checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
+
+
+def drew_once(output: str) -> bool:
+    told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in WORDS}
+    return told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
+
+
+def took_once(output: str) -> bool:
+    heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
+    return heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
+
+
+def wide_lab(folder: Path) -> Path:
+    """The lab with two more hosts in the first cluster."""
+    file = folder / "wide.toml"
+    file.write_text(LAB.read_text().replace("hosts = 2 ", "hosts = 4 ", 1))
+    return file
+
+
+def strike_agent(what: str, host: str = "north-1") -> None:
+    """The agent of a host."""
     for pid in process.descendants():
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             names = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
-            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == b"north-1"
+            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == host.encode()
         except (OSError, subprocess.CalledProcessError):
             continue
         if is_it:
             os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
 
 
-def lab_job(options, program, events, words=None, first="turn 0:", within=()):
+def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB):
     """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill, a change of the link, or what to call.
     With words for the launcher the ranks are where the lab wants them, else on the gateways. `within`: what runs the launcher."""
     lab = f"recovery-{os.getpid()}"
     running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
     placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
-    command = [*network.lab_run(options, lab, LAB), *placed, *within, *running]
+    command = [*network.lab_run(options, lab, lab_file), *placed, *within, *running]
     started = network.Job(command, {})
     try:
         is_met = started.wait_for(first, LIMIT_S)
@@ -532,6 +623,8 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=()):
                 [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
             elif callable(what):
                 what()
+            elif isinstance(what, tuple):
+                strike_agent(what[1], what[0])
             elif what in (KILLED, STOPPED):
                 strike_agent(what)
             elif not what.startswith("--"):

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt::{self, Write};
+use std::sync::atomic::Ordering::Relaxed;
 
 use landbridge_proto::clocks::{Clock, Problem, Source};
 use landbridge_proto::id::{EXIT_CANNOT_GO_ON, LAST_WORD, LINE_MARK};
@@ -195,7 +196,8 @@ fn trouble(problem: &Problem) -> i64 {
         say(format_args!("{problem}: if this process is killed it cannot be started anew"));
         return *answer;
     }
-    say(format_args!("this process cannot go on: {problem}"));
+    let polls = own::polls().map_or(0, |polls| polls.present.load(Relaxed));
+    say(format_args!("this process cannot go on: {problem}, after {polls} polls"));
     write(format_args!("{LINE_MARK}{LAST_WORD}\n"));
     // SAFETY: ends the process at once; nothing of it may run any more.
     unsafe { libc::_exit(EXIT_CANNOT_GO_ON) }

@@ -1,6 +1,7 @@
 //! What the operating system is asked for beside reading, writing and waiting.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -44,15 +45,22 @@ pub fn raise_open_files() -> u64 {
 
 /// The system is to begin to write what has been written to this part of a file, and not to let it pile up.
 pub fn begin_writeback(file: impl AsFd, at: u64, bytes: u64) {
+    sync_range(file, at, bytes, libc::SYNC_FILE_RANGE_WRITE);
+}
+
+/// Returns when this part of a file is on its disk, and has the system let go of the memory that it has for that.
+pub fn let_go_of_written(file: impl AsFd, at: u64, bytes: u64) {
+    let whole = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_range(&file, at, bytes, whole);
+    let _ = rustix::fs::fadvise(file, at, NonZeroU64::new(bytes), rustix::fs::Advice::DontNeed);
+}
+
+fn sync_range(file: impl AsFd, at: u64, bytes: u64, flags: libc::c_uint) {
+    let (at, bytes) = (at as libc::off64_t, bytes as libc::off64_t);
     // SAFETY: the call takes numbers only. That it fails changes nothing but when the system writes.
-    unsafe {
-        libc::sync_file_range(
-            file.as_fd().as_raw_fd(),
-            at as libc::off64_t,
-            bytes as libc::off64_t,
-            libc::SYNC_FILE_RANGE_WRITE,
-        );
-    }
+    unsafe { libc::sync_file_range(file.as_fd().as_raw_fd(), at, bytes, flags) };
 }
 
 /// Small messages leave at once, and a vanished peer is noticed. No effect on Unix sockets.
@@ -103,6 +111,8 @@ pub struct Silence {
     pub is_awaited: bool,
     /// Whether something cannot leave although it has room for it.
     pub is_stuck: bool,
+    /// Whether something cannot leave because it has no room for it.
+    pub is_shut: bool,
     /// From a segment to its confirmation, smoothed.
     pub round_trip_micros: u32,
     /// How much that varies.
@@ -144,6 +154,7 @@ pub fn silence(socket: impl AsFd) -> Option<Silence> {
         unconfirmed_millis: word(LAST_ACK_RECV_AT) as u64,
         is_awaited: word(UNACKED_AT) > 0,
         is_stuck: word(NOTSENT_AT) > 0 && has_room,
+        is_shut: word(NOTSENT_AT) > 0 && !has_room,
         round_trip_micros: word(RTT_AT),
         variation_micros: word(RTT_VARIATION_AT),
         bytes_per_second: word(DELIVERY_RATE_AT) as u64 | (word(DELIVERY_RATE_AT + 4) as u64) << 32,

@@ -176,11 +176,14 @@ fn the_tables_of_settings_are_those_of_the_code() {
 fn the_lines_that_a_user_sees_are_those_of_the_code() {
     let mut files = vec!["crates/launch/src/links.rs".into(), "crates/launch/src/watch.rs".into()];
     files.push("crates/launch/src/agent/groups.rs".into());
+    files.push("crates/launch/src/agent/handover.rs".into());
     files.push("crates/launch/src/agent/keeper.rs".into());
     files.push("crates/launch/src/agent/keeper/turns.rs".into());
     files.push("crates/launch/src/agent/revive.rs".into());
     files.push("crates/launch/src/agent/spares.rs".into());
     files.push("crates/launch/src/restart.rs".into());
+    files.push("crates/launch/src/run.rs".into());
+    files.push("crates/proto/src/relay/diverged.rs".into());
     files.push("crates/drive/src/engine/epoll/silence.rs".into());
     files.push("crates/drive/src/engine/epoll/record.rs".into());
     files.push("crates/proto/src/relay/history.rs".into());

@@ -23,7 +23,7 @@ use crate::ps::paths::Paths;
 use crate::restart::Limits;
 use body::{Reader, Writer};
 pub use decoder::Decoder;
-use moved::{Adoption, Moved, Talk};
+use moved::{Adoption, Known, Moved, Talk};
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
@@ -65,6 +65,8 @@ pub struct Job {
     pub verbose: bool,
     /// Of new starts, where ranks that are killed come back.
     pub limits: Limits,
+    /// There are nodes that take the ranks of one that is lost.
+    pub has_spares: bool,
 }
 
 /// One agent and the agents below it.
@@ -125,7 +127,7 @@ pub struct Assignment {
 }
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
     Exited(i32),
     Killed(i32),
@@ -236,6 +238,9 @@ pub enum Message {
     },
     /// A rank talks to its process manager: for the agent above, which may have to start the rank elsewhere.
     Talk(Box<Talk>),
+    /// What is known of a rank on its node alone: for the agent above; and from there to one that takes the rank over, before
+    /// `Adopt`.
+    Known(Box<Known>),
     /// Ranks are on another node from now on.
     Moved(Box<Moved>),
     /// Rank 0 has taken this many bytes of its stdin.
@@ -432,6 +437,10 @@ impl Message {
                 out.document(talk);
                 kind::TALK
             }
+            Message::Known(known) => {
+                out.known(known);
+                kind::KNOWN
+            }
             Message::Moved(moved) => {
                 out.document(moved);
                 kind::MOVED
@@ -534,6 +543,7 @@ impl Message {
     fn parse_up(kind: u8, body: &mut Reader) -> Option<Message> {
         Some(match kind {
             kind::TALK => Message::Talk(body.document()?),
+            kind::KNOWN => Message::Known(Box::new(body.known()?)),
             kind::MOVED => Message::Moved(body.document()?),
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },

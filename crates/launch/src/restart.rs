@@ -34,6 +34,15 @@ pub const SAME_PLACE_MAX: usize = 3;
 /// Starts that are told of a rank that is given up, the last ones.
 const TOLD_MAX: usize = 20;
 
+/// A new start that does nothing for so long, and for twice as long as all starts before it have lived, hangs.
+pub const STILL_MAX: Duration = Duration::from_secs(60);
+
+/// Whether a new start hangs that has not come further for this long. `lived`: how long all starts before it have lived; it has to do
+/// no more than they did, and gets through that faster.
+pub fn hangs(still: Duration, lived: Duration) -> bool {
+    still > STILL_MAX.max(lived.saturating_mul(2))
+}
+
 /// What the user allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
@@ -51,7 +60,7 @@ impl Default for Limits {
 }
 
 /// How far a process has come.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Questions to its process manager.
     pub asked: usize,
@@ -62,7 +71,7 @@ pub struct Place {
 }
 
 /// One process that a rank has had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Life {
     /// Since the first one began.
     pub began: Duration,
@@ -299,5 +308,13 @@ mod tests {
         let text = told(3, &many, LIMITS, &Why::SamePlace);
         assert!(text.contains("a fault of the program") && text.contains("10 earlier starts"));
         assert_eq!(text.lines().count(), 2 + TOLD_MAX);
+    }
+
+    #[test]
+    fn who_does_nothing_for_longer_than_it_ever_lived_hangs() {
+        let seconds = Duration::from_secs;
+        assert!(!hangs(seconds(60), seconds(1)) && hangs(seconds(61), seconds(30)));
+        assert!(!hangs(seconds(199), seconds(100)) && hangs(seconds(201), seconds(100)));
+        assert!(!hangs(Duration::MAX, Duration::MAX));
     }
 }

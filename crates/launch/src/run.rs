@@ -45,6 +45,8 @@ const GATHER_SETTLE: Duration = Duration::from_secs(1);
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 /// Time for agents that have said they are done, and their ssh, to exit.
 const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
+/// Said once, under `--recover`.
+const SPAWNED_STAY_AWAY: &str = "ranks spawn processes: these do not come back if they are killed, and then the job ends (--recover)";
 /// Bytes of stdin on their way to rank 0 at most.
 const STDIN_WINDOW_BYTES: u32 = 64 * 1024;
 
@@ -503,6 +505,9 @@ impl Launcher {
 
     fn start_group(&mut self, order: Order) {
         self.watch.handle_spawn(order.size);
+        if order.group == 1 && self.counter.recovers() {
+            self.output.say(SPAWNED_STAY_AWAY);
+        }
         for index in order.blocks.iter().flat_map(Block::indices) {
             let name = self.groups.name(index).unwrap_or_default();
             self.output.set_name(index, name);

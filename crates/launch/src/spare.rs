@@ -18,6 +18,24 @@ pub fn choose(spares: &[Spare], ranks: u32) -> Option<Spare> {
     enough.or_else(largest).copied()
 }
 
+/// What follows when a rank cannot be started on the node where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// All ranks of that node go on on another one: what is wrong there would meet the others too.
+    Elsewhere,
+    /// The job ends, for this reason.
+    GiveUp(&'static str),
+}
+
+/// `has_fled`: that has been so on another node before; then it is not the node.
+pub fn after_failed_start(has_fled: bool, is_spare_free: bool) -> Next {
+    match (has_fled, is_spare_free) {
+        (true, _) => Next::GiveUp("it could not be started on another node either"),
+        (false, false) => Next::GiveUp("there is no spare node left"),
+        (false, true) => Next::Elsewhere,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +48,13 @@ mod tests {
         assert_eq!([1, 2, 3, 4, 5, 8].map(place), [3, 3, 5, 5, 4, 4].map(Some));
         assert_eq!(place(9), Some(4));
         assert_eq!(choose(&[], 1), None);
+    }
+
+    #[test]
+    fn who_cannot_be_started_goes_elsewhere_once() {
+        assert_eq!(after_failed_start(false, true), Next::Elsewhere);
+        for (has_fled, is_free) in [(false, false), (true, true), (true, false)] {
+            assert!(matches!(after_failed_start(has_fled, is_free), Next::GiveUp(_)));
+        }
     }
 }

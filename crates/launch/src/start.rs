@@ -174,6 +174,7 @@ fn job(
         environment: environment.into_iter().collect(),
         verbose: arguments.verbose,
         limits: limits(arguments),
+        has_spares: plan.nodes.iter().flat_map(Node::hosts).any(|node| node.is_spare),
     })
 }
 

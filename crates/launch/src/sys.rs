@@ -109,6 +109,14 @@ pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })
 }
 
+/// Whether somebody has stopped this process, or looks at it in a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind the name, which may hold anything.
+    let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('T' | 't'))
+}
+
 /// What this process has been given by whoever started it, beyond the three standard streams, is given on to nobody: CRIU takes no
 /// image of a process that has a file open which lies in another namespace.
 pub fn keep_inherited() {

@@ -97,6 +97,12 @@ impl Head {
         true
     }
 
+    /// Bytes of entries that the present start has been told, or has made; and whether there is no more room.
+    #[inline]
+    pub fn told(&self) -> (u64, bool) {
+        (self.told.load(Relaxed), self.is_full.load(Relaxed) != 0)
+    }
+
     /// Whether this start of the process, counted from 1, has the record.
     pub fn is_of(&self, start: u64) -> bool {
         self.start.load(Relaxed) == start

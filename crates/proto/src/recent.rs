@@ -9,6 +9,7 @@
 //!
 //! What may never happen: something is told that was not written, or of another number.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use crate::clocks::CLOCKS_BYTES;
@@ -24,6 +25,15 @@ pub const RECENT_BYTES: usize = size_of::<Recent>().next_multiple_of(4096);
 
 /// Where in that record they lie.
 pub const RECENT_AT: usize = CLOCKS_BYTES - RECENT_BYTES;
+
+/// Where in that record stands, as eight bytes, how many intakes there have been.
+pub const COUNT_AT: usize = RECENT_AT + offset_of!(Recent, count);
+
+/// Where in that record the intake of this number lies: three numbers of eight bytes, polls, frames and time.
+pub const fn place_of(number: u64) -> usize {
+    let entries = RECENT_AT + offset_of!(Recent, places);
+    entries + number as usize % RECENT_MAX * size_of::<Entry>()
+}
 
 const _: () = assert!(SENT_BYTES_MAX / crate::wire::frame::HEADER_BYTES < RECENT_MAX);
 

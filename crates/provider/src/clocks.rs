@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use landbridge_proto::clocks::{POLLS_AT, Polls};
+use landbridge_proto::clocks::{HEAD_BYTES, Head, POLLS_AT, Polls};
 use landbridge_proto::recent::{RECENT_AT, Recent};
 
 use crate::param;
@@ -81,6 +81,30 @@ fn recent() -> Option<&'static Recent> {
     let polls: *const Polls = KEPT.get()?.polls;
     // SAFETY: the place is one in the record, of which all is mapped, and whose end is so used.
     Some(unsafe { &*polls.byte_sub(POLLS_AT).byte_add(RECENT_AT).cast::<Recent>() })
+}
+
+/// The whole record.
+fn head() -> Option<&'static Head> {
+    let polls: *const Polls = KEPT.get()?.polls;
+    // SAFETY: they are a part of it, and it stays mapped; nobody asks while it is aside.
+    Some(unsafe { &*polls.byte_sub(POLLS_AT).cast::<Head>() })
+}
+
+/// How many bytes of its record the program has been told, or has made; whether there is no more room. 0 without a record.
+#[inline]
+pub fn told() -> (u64, bool) {
+    head().map_or((0, false), Head::told)
+}
+
+/// The bytes of it from one place to another, of which the second one is not beyond what was told.
+pub fn entries(from: u64, to: u64) -> &'static [u8] {
+    let Some(head) = head() else { return &[] };
+    let start: *const Head = head;
+    // SAFETY: entries lie behind the head, and those that were told change no more.
+    unsafe {
+        let first = start.cast::<u8>().add(HEAD_BYTES + from as usize);
+        std::slice::from_raw_parts(first, to.saturating_sub(from) as usize)
+    }
 }
 
 /// Intakes that were noted on this node; 0 without a record.

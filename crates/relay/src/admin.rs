@@ -15,11 +15,12 @@
 //!
 //! and what they have asked for on its standard input (see `inquiry`).
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use landbridge_drive::engine::{Exhibit, LinkState, Next, Report, Watch};
+use landbridge_drive::engine::{Exhibit, Fenced, LinkState, Next, Report, Watch};
 use landbridge_drive::sys;
 use landbridge_proto::id::{Address, ClusterId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -41,6 +42,8 @@ pub struct Admin {
     asked: Vec<u8>,
     /// The number of the question that is answered.
     serial: u32,
+    /// Whose earlier starts nothing is to be taken of any more.
+    fences: VecDeque<(Address, u32)>,
     log: Log,
     news: Log,
 }
@@ -62,7 +65,8 @@ impl Admin {
         let name = format!("landbridge-relay[{cluster}]");
         let log = Log::new(name, own_stream(io::stderr())?);
         let news = Log::new("landbridge-relay".into(), own_stream(io::stdout())?);
-        Ok((Self { controls, asked: Vec::new(), serial: 0, log, news }, fds))
+        let (asked, fences) = (Vec::new(), VecDeque::new());
+        Ok((Self { controls, asked, serial: 0, fences, log, news }, fds))
     }
 
     /// The last line of a relay's log.
@@ -78,6 +82,7 @@ impl Admin {
             ("refused", report.refused),
             ("taken_in", relay.taken_in),
             ("intake_bytes", relay.intake_bytes),
+            ("read_bytes", relay.read_bytes),
             ("kept_bytes", report.kept_bytes),
             ("disk_bytes", report.disk_bytes),
             ("read_back_bytes", relay.read_back_bytes),
@@ -111,6 +116,7 @@ impl Admin {
             Err(_) => return Next::Stop,
         };
         self.asked.extend(&buffer[..count]);
+        self.fences.extend(inquiry::fences(&self.asked));
         let (question, rest) = inquiry::newest(&self.asked);
         // Longer than any question is nothing that will become one.
         self.asked = if rest.len() > buffer.len() { Vec::new() } else { rest.to_vec() };
@@ -128,6 +134,14 @@ impl Watch for Admin {
     fn warn(&mut self, line: fmt::Arguments<'_>) {
         self.log.write(line);
         self.news.write(format_args!("warns: {line}"));
+    }
+
+    fn poll_fence(&mut self) -> Option<(Address, u32)> {
+        self.fences.pop_front()
+    }
+
+    fn handle_fenced(&mut self, who: Address, fenced: &Fenced) {
+        self.news.write(format_args!("{}", inquiry::fenced(who, fenced)));
     }
 
     fn handle_growth(&mut self, who: Address) {

@@ -4,14 +4,16 @@
 //! ```text
 //! log 7 all 0             what is kept of each endpoint, from this one on
 //! log 8 one 3 100 20      of process 3: 20 intakes from number 100 on, and their frames
+//! fence 3 10000         nothing more is taken of starts of process 3 before this one
 //! ```
 //!
 //! Each line of the answer is a JSON object behind `log ` and the number of the question, which whoever asks chooses, so that an answer
-//! that comes late is taken for no other; the last one is `end`, with the endpoint from which on to ask for more, or `-`.
+//! that comes late is taken for no other; the last one is `end`, with the endpoint from which on to ask for more, or `-`. A fence is
+//! answered by a line of its own, which says how much of what the process has read of clocks and chance lies in the file for that.
 
 use std::fmt::Write as _;
 
-use landbridge_drive::engine::{Exhibit, Inquiry};
+use landbridge_drive::engine::{Exhibit, Fenced, Inquiry};
 use landbridge_proto::id::Address;
 use landbridge_proto::relay::{Holding, Moment, Shown};
 
@@ -29,6 +31,26 @@ pub fn parse(line: &str) -> Option<(u32, Inquiry)> {
         _ => return None,
     };
     Some((serial.parse().ok()?, inquiry))
+}
+
+/// Whose starts before which one are to be fenced.
+fn parse_fence(line: &str) -> Option<(Address, u32)> {
+    let (index, start) = line.strip_prefix("fence ")?.split_once(' ')?;
+    let index = index.parse().ok().filter(|index| *index <= Address::INDEX_MAX)?;
+    Some((Address::new(index, 0), start.parse().ok()?))
+}
+
+/// The answer to that.
+pub fn fenced(who: Address, fenced: &Fenced) -> String {
+    let Fenced { first, bytes, polls, is_full } = *fenced;
+    let full = u8::from(is_full);
+    format!("fenced process={} first={first} bytes={bytes} polls={polls} full={full}", who.index())
+}
+
+/// All that is to be fenced of what was said.
+pub fn fences(said: &[u8]) -> Vec<(Address, u32)> {
+    let end = said.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    String::from_utf8_lossy(&said[..end]).lines().filter_map(parse_fence).collect()
 }
 
 /// The question that has come last of what was said, and what behind it is no whole line yet. Whoever asks again waits for the
@@ -150,6 +172,16 @@ mod tests {
         assert_eq!(newest(b"log 1 all 0\n"), (all(1, 0), &b""[..]));
         assert_eq!(newest(b"log 1 all 0\nlog 2 all 5\nlog 3"), (all(2, 5), &b"log 3"[..]));
         assert_eq!(newest(b"log 1 all 0\nwhat\n"), (all(1, 0), &b""[..]));
+    }
+
+    #[test]
+    fn all_who_are_to_be_fenced_are_and_what_is_known_of_them_is_told() {
+        let said = b"fence 3 10000\nlog 1 all 0\nfence 4 2\nfence x 1\nfence 5 9";
+        let (three, four) = (Address::new(3, 0), Address::new(4, 0));
+        assert_eq!(fences(said), [(three, 10_000), (four, 2)]);
+        assert_eq!(newest(said).1, b"fence 5 9");
+        let known = Fenced { first: 1, bytes: 2, polls: 3, is_full: true };
+        assert_eq!(fenced(three, &known), "fenced process=3 first=1 bytes=2 polls=3 full=1");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod admin;
 mod inquiry;
 
+use std::fs::File;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
@@ -53,6 +54,9 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }
+
+/// Set by the agent on this host, if ranks of other nodes may be started on third ones.
+const HANDOVER: &str = "LANDBRIDGE_HANDOVER";
 
 /// A configuration that can be used.
 struct Prepared {
@@ -143,7 +147,14 @@ fn recover(settings: &Settings) -> Result<Option<Recover>> {
     // 0: whatever it is.
     let image_bytes = settings.checkpoint_log.checked_sub(1).map_or(u64::MAX, |bytes| bytes + 1);
     let memory = settings.recover_memory;
-    Ok(settings.recover.then_some(Recover { memory, disk, image_bytes }))
+    let handover = handover();
+    Ok(settings.recover.then_some(Recover { memory, disk, image_bytes, handover }))
+}
+
+/// Where to write what fenced processes have read of clocks and chance, if whoever has started us has a file for it.
+fn handover() -> Option<File> {
+    let number: u32 = std::env::var(HANDOVER).ok()?.parse().ok()?;
+    File::options().write(true).open(format!("/proc/self/fd/{number}")).ok()
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {

@@ -2,7 +2,9 @@
 nothing it prints nothing. `--any`: rank 0 takes whatever comes and prints the order, which the others hear."""
 
 import argparse
+import ctypes
 import math
+import mmap
 import os
 import signal
 import sys
@@ -26,6 +28,7 @@ def main() -> None:
     parser.add_argument("--leave", type=int, metavar="CODE", help="rank 1 does, in the end, without MPI_Finalize")
     parser.add_argument("--aloud", action="store_true", help="everything is said on standard error, too")
     parser.add_argument("--drift", action="store_true", help="send what is another number each time")
+    parser.add_argument("--addresses", action="store_true", help="send where things lie in memory")
     options = parser.parse_args()
     global is_aloud
     is_aloud = options.aloud
@@ -50,9 +53,21 @@ def say(line: str) -> None:
         stream.flush()
 
 
+def addresses() -> list[int]:
+    """Of the stack (the environment, and below that), the heap, a mapping of the allocator's and one of our own."""
+    environment = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ").value
+    with open("/proc/self/stat") as stat:
+        start_of_stack = int(stat.read().rpartition(")")[2].split()[25])
+    ours = ctypes.c_char.from_buffer(mmap.mmap(-1, 100_000))
+    buffers = [ctypes.create_string_buffer(size) for size in (5_000, 400_000)]
+    return [environment, start_of_stack, *map(ctypes.addressof, (*buffers, ours))]
+
+
 def round_about(comm, options) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     numbers = [float(comm.rank + n) for n in range(options.numbers)]
+    if options.addresses:
+        numbers[:5] = map(float, addresses())
     for turn in range(options.rounds):
         if options.drift:
             # A device is read like any file, and not recorded.

@@ -5,6 +5,9 @@
 //! that says so. How many orders wait is bounded by whoever gives them: a few writes, and a few reads for each process that
 //! comes back. Reads go first.
 //!
+//! The system's own memory for files is no place for it either: it would grow by all that is written, and take the pages of
+//! the program. So what was written some segments ago is waited for, and its pages are let go of.
+//!
 //! The file has no name, so it is gone when the relay is, however that ends. A segment lies in a *slot* of it, with its
 //! CRC-32C in memory. What may never happen: the relay waits for the disk; a segment is handed out that is not as it was
 //! written; more is taken than was allowed, but for one slot.
@@ -24,6 +27,9 @@ use rustix::io::Errno;
 
 use crate::check::Sum;
 use crate::sys;
+
+/// Segments that may be on their way from the system's memory to the disk: what keeps it busy.
+const UNDER_WAY_MAX: usize = 16;
 
 /// What has become of an order.
 #[derive(Debug)]
@@ -65,8 +71,7 @@ impl Disk {
         let bell = rustix::event::eventfd(0, flags)?;
         let (orders, work, done) = Default::default();
         let shared = Arc::new(Shared { orders, work, done, bell });
-        let worker =
-            Worker { file, shared: shared.clone(), slots: BTreeMap::new(), free: vec![], end: 0 };
+        let worker = Worker::new(file, shared.clone());
         std::thread::Builder::new().name("record".into()).spawn(move || worker.run())?;
         Ok(Self { shared, bytes_max })
     }
@@ -126,9 +131,16 @@ struct Worker {
     /// Slots that nobody uses, before `end`.
     free: Vec<u64>,
     end: u64,
+    /// Where what was written last begins, in the order of its writing.
+    under_way: VecDeque<u64>,
 }
 
 impl Worker {
+    fn new(file: File, shared: Arc<Shared>) -> Self {
+        let (slots, free, under_way) = Default::default();
+        Self { file, shared, slots, free, end: 0, under_way }
+    }
+
     fn run(mut self) {
         while let Some(order) = self.next() {
             let done = match order {
@@ -168,10 +180,21 @@ impl Worker {
             self.free.push(number);
             return Err(error);
         }
-        sys::begin_writeback(&self.file, at, bytes.len() as u64);
+        self.pass_on(at);
         let sum = Sum::Crc32c.of(bytes);
         self.slots.insert(id, Slot { number, bytes: bytes.len(), sum });
         Ok(())
+    }
+
+    /// From the system's memory to the disk.
+    fn pass_on(&mut self, at: u64) {
+        sys::begin_writeback(&self.file, at, SEGMENT_BYTES as u64);
+        self.under_way.push_back(at);
+        if self.under_way.len() > UNDER_WAY_MAX
+            && let Some(first) = self.under_way.pop_front()
+        {
+            sys::let_go_of_written(&self.file, first, SEGMENT_BYTES as u64);
+        }
     }
 
     fn read(&self, id: SegmentId, length: usize, mut into: Vec<u8>) -> io::Result<Vec<u8>> {
@@ -179,7 +202,9 @@ impl Worker {
         let slot = self.slots.get(&id).filter(|slot| slot.bytes == length);
         let slot = slot.ok_or_else(|| torn("no such segment has been written"))?;
         into.resize(length, 0);
-        self.file.read_exact_at(&mut into, slot.number * SEGMENT_BYTES as u64)?;
+        let at = slot.number * SEGMENT_BYTES as u64;
+        self.file.read_exact_at(&mut into, at)?;
+        sys::let_go_of_written(&self.file, at, SEGMENT_BYTES as u64);
         match Sum::Crc32c.of(&into) == slot.sum {
             true => Ok(into),
             false => Err(torn("what the disk gives back is not what was written: its check fails")),
@@ -270,7 +295,7 @@ mod tests {
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let (orders, work, done) = Default::default();
         let shared = Arc::new(Shared { orders, work, done, bell });
-        Worker { file, shared, slots: BTreeMap::new(), free: vec![], end: 0 }
+        Worker::new(file, shared)
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod epoll;
 pub mod stock;
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -66,6 +67,22 @@ pub struct Recover {
     pub disk: Option<Disk>,
     /// Given to an endpoint since its last image that much, another one is due.
     pub image_bytes: u64,
+    /// Endpoints of other nodes may be started on third ones: what they have read of clocks and chance is kept, and written here
+    /// when one of them is fenced.
+    pub handover: Option<File>,
+}
+
+/// What is kept of the reads of an endpoint that has been fenced, and lies at the beginning of the file for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fenced {
+    /// Where it begins in the endpoint's record,
+    pub first: u64,
+    /// and how much it is.
+    pub bytes: u64,
+    /// How often it has looked for messages.
+    pub polls: u64,
+    /// There is no more room in its record.
+    pub is_full: bool,
 }
 
 /// A relay to connect to.
@@ -87,6 +104,15 @@ pub trait Watch {
 
     /// What somebody wanted to know: see [`Next::Show`].
     fn handle_exhibit(&mut self, exhibit: &Exhibit);
+
+    /// Somebody wants nothing more to be taken of starts of an endpoint before this one. Asked for after each control that was
+    /// readable, until there is none.
+    fn poll_fence(&mut self) -> Option<(Address, u32)> {
+        None
+    }
+
+    /// Nothing is; and what is known of its reads.
+    fn handle_fenced(&mut self, _who: Address, _fenced: &Fenced) {}
 
     /// So much was given to an endpoint since its last image that another would be good.
     fn handle_growth(&mut self, _who: Address) {}
@@ -191,7 +217,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "frames={} bytes={} unreachable={} lost={} notices_dropped={} malformed={} pauses={} \
-             lost_bytes={} taken_in={} intake_bytes={} \
+             lost_bytes={} taken_in={} intake_bytes={} read_bytes={} \
              kept_bytes={} disk_bytes={} read_back_bytes={} disk_waits={} accepted={} refused={} attached={} links={} lanes={} strangers={} \
              queued_bytes={} breaks={} waits={} reads={} writes={}",
             relay.frames,
@@ -204,6 +230,7 @@ impl fmt::Display for Report {
             relay.lost_bytes,
             relay.taken_in,
             relay.intake_bytes,
+            relay.read_bytes,
             self.kept_bytes,
             self.disk_bytes,
             relay.read_back_bytes,

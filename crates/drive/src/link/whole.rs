@@ -5,9 +5,14 @@
 //! turn has come, and one that is sent is sent when the call returns, however long that takes. All memory is taken at
 //! the beginning, so that later allocations are where they are in every run.
 //!
-//! What may never happen: a part of a frame is shown; bytes of two frames mix.
+//! **Silence.** Whoever has confirmed nothing of what is under way for as long as the user has patience is gone. The system's own
+//! limit (`TCP_USER_TIMEOUT`) would also count the time in which a relay takes nothing, because its disk does not answer or
+//! those it passes frames on to do not read: that is waited for, however long it lasts, as through shared memory.
+//!
+//! What may never happen: a part of a frame is shown; bytes of two frames mix; a relay that is there and slow counts as gone.
 
 use std::io::{self, IoSlice};
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -19,22 +24,39 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 
 use super::stream::PIECES_MAX;
+use crate::sys::{self, Silence};
 
 /// What is read ahead: as much as a ring holds.
 const READ_BYTES: usize = 256 << 10;
 /// How long one look at a socket without room lasts.
 const ROOM_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
+/// Between two looks for silence.
+const LOOK_GAP: Duration = Duration::from_millis(100);
+/// A system that takes nothing is asked again by ours, at longer and longer intervals: up to two minutes. So it counts as gone
+/// only after more than that.
+const SHUT_TIME_MAX: Duration = Duration::from_secs(300);
+
 const _: () = assert!(READ_BYTES >= 2 * FRAME_BYTES_MAX);
+
+/// What is to go in front of the next frame: enough for most that a program reads of clocks between two.
+const AHEAD_BYTES: usize = 4 << 10;
 
 /// See the module head. The socket is non-blocking.
 #[derive(Debug)]
 pub struct WholeLink {
     socket: OwnedFd,
     inbox: Box<[u8]>,
+    /// Goes out with the next frame, in front of it.
+    ahead: Box<[u8]>,
+    ahead_end: usize,
     /// What has been read and not taken.
     start: usize,
     end: usize,
+    patience: Duration,
+    looked: Instant,
+    /// Something has been seen under way at each look since then.
+    awaits_since: Option<Instant>,
 }
 
 impl WholeLink {
@@ -43,9 +65,18 @@ impl WholeLink {
         // What is on its way is lost if this process is killed: no more than is kept for that case. The system gives
         // twice of it, for what it needs itself.
         let _ = sockopt::set_socket_send_buffer_size(&socket, SENT_BYTES_MAX / 2);
-        let millis = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX);
-        let _ = sockopt::set_tcp_user_timeout(&socket, millis);
-        Self { socket, inbox: vec![0; READ_BYTES].into_boxed_slice(), start: 0, end: 0 }
+        sys::tune_recorded_link(&socket, patience);
+        Self {
+            socket,
+            inbox: vec![0; READ_BYTES].into(),
+            ahead: vec![0; AHEAD_BYTES].into(),
+            ahead_end: 0,
+            start: 0,
+            end: 0,
+            patience,
+            looked: Instant::now(),
+            awaits_since: None,
+        }
     }
 
     /// The descriptor to wait on.
@@ -109,24 +140,73 @@ impl WholeLink {
                     return Ok(());
                 }
                 Err(Errno::INTR) => (),
-                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::AGAIN) => return self.check_silence(),
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Sends a frame, and waits for room as long as it takes.
+    /// Whether the other side is still there, as far as the system can tell.
+    fn check_silence(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        if now - self.looked < LOOK_GAP {
+            return Ok(());
+        }
+        self.looked = now;
+        let silence = sys::silence(&self.socket).filter(is_under_way);
+        let Some(silence) = silence else {
+            self.awaits_since = None;
+            return Ok(());
+        };
+        let awaits = now - *self.awaits_since.get_or_insert(now);
+        if is_gone(&silence, awaits, self.patience) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+
+    /// A frame that must be there before the next one that is sent, and need not be sooner: it costs no call of its own, unless it
+    /// is long.
     ///
     /// # Errors
     /// If the stream is broken.
+    pub fn put_ahead(&mut self, front: &[u8], rest: &[u8]) -> io::Result<()> {
+        let length = front.len() + rest.len();
+        if self.ahead.len() - self.ahead_end < length {
+            return self.send(front, &[IoSlice::new(rest)]);
+        }
+        for piece in [front, rest] {
+            self.ahead[self.ahead_end..][..piece.len()].copy_from_slice(piece);
+            self.ahead_end += piece.len();
+        }
+        Ok(())
+    }
+
+    /// Sends a frame, and waits for room as long as it takes.
+    ///
+    /// # Errors
+    /// If the stream is broken, or the other side counts as gone.
     ///
     /// # Panics
     /// If there are more than [`PIECES_MAX`] pieces.
     pub fn send(&mut self, front: &[u8], payload: &[IoSlice<'_>]) -> io::Result<()> {
-        let mut slices = [IoSlice::new(&[]); PIECES_MAX + 1];
-        slices[0] = IoSlice::new(front);
-        slices[1..=payload.len()].copy_from_slice(payload);
-        let mut left = &mut slices[..=payload.len()];
+        let ahead = mem::take(&mut self.ahead);
+        let sent = self.send_behind(&ahead[..self.ahead_end], front, payload);
+        (self.ahead, self.ahead_end) = (ahead, 0);
+        sent
+    }
+
+    fn send_behind(
+        &mut self,
+        ahead: &[u8],
+        front: &[u8],
+        payload: &[IoSlice<'_>],
+    ) -> io::Result<()> {
+        let mut slices = [IoSlice::new(&[]); PIECES_MAX + 2];
+        slices[0] = IoSlice::new(ahead);
+        slices[1] = IoSlice::new(front);
+        slices[2..2 + payload.len()].copy_from_slice(payload);
+        let mut left = &mut slices[..2 + payload.len()];
         // Pieces of no bytes at the end would never be sent.
         while left.iter().any(|slice| !slice.is_empty()) {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -138,7 +218,7 @@ impl WholeLink {
             ) {
                 Ok(bytes) => IoSlice::advance_slices(&mut left, bytes),
                 Err(Errno::INTR) => (),
-                Err(Errno::AGAIN) => self.await_room(),
+                Err(Errno::AGAIN) => self.await_room()?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -146,17 +226,19 @@ impl WholeLink {
     }
 
     #[cold]
-    fn await_room(&self) {
+    fn await_room(&mut self) -> io::Result<()> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
         // An error of the socket is that of the next attempt to send.
         let _ = poll(&mut fds, Some(&ROOM_WAIT));
+        self.check_silence()
     }
 
     /// Says that nothing more will be sent, and waits until the other side has read everything and ends, at most so long.
     /// A socket that is closed while something in it is unread drops what it was to send.
     pub fn finish(&mut self, at_most: Duration) -> bool {
         let deadline = Instant::now() + at_most;
-        if rustix::net::shutdown(&self.socket, Shutdown::Write).is_err() {
+        let is_all_sent = self.ahead_end == 0 || self.send(&[], &[]).is_ok();
+        if !is_all_sent || rustix::net::shutdown(&self.socket, Shutdown::Write).is_err() {
             return false;
         }
         loop {
@@ -175,6 +257,18 @@ impl WholeLink {
     }
 }
 
+/// Whether the other system has something to say.
+fn is_under_way(silence: &Silence) -> bool {
+    silence.is_awaited || silence.is_stuck || silence.is_shut
+}
+
+/// Whether it should have said it by now. Something has been under way for `awaits`; what came last may have come long before.
+fn is_gone(silence: &Silence, awaits: Duration, patience: Duration) -> bool {
+    let silent = awaits.min(Duration::from_millis(silence.millis));
+    let is_shut = silence.is_shut && !silence.is_awaited;
+    silent > if is_shut { patience.max(SHUT_TIME_MAX) } else { patience }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -186,11 +280,15 @@ mod tests {
     use super::*;
 
     fn pair() -> (WholeLink, TcpStream) {
+        pair_of(Duration::from_secs(60))
+    }
+
+    fn pair_of(patience: Duration) -> (WholeLink, TcpStream) {
         let door = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = TcpStream::connect(door.local_addr().unwrap()).unwrap();
         ours.set_nonblocking(true).unwrap();
         let (theirs, _) = door.accept().unwrap();
-        (WholeLink::new(ours.into(), Duration::from_secs(60)), theirs)
+        (WholeLink::new(ours.into(), patience), theirs)
     }
 
     fn frame(length: u32) -> Vec<u8> {
@@ -283,6 +381,76 @@ mod tests {
             drop(link);
             sender.join().unwrap();
         }
+    }
+
+    #[test]
+    fn a_relay_that_reads_nothing_for_longer_than_the_patience_is_waited_for() {
+        let (mut link, mut relay) = pair_of(Duration::from_millis(200));
+        let (sent, times) = (frame(30_000), 300);
+        let copy = sent.clone();
+        let reader = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(3));
+            let mut bytes = Vec::new();
+            relay.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        for _ in 0..times {
+            link.send(&copy, &[]).unwrap();
+        }
+        assert!(link.finish(Duration::from_secs(20)));
+        assert_eq!(reader.join().unwrap(), sent.repeat(times));
+    }
+
+    #[test]
+    fn who_should_have_answered_and_has_not_is_gone() {
+        let patience = Duration::from_secs(60);
+        let silence = |is_awaited, is_shut, seconds: u64| Silence {
+            millis: seconds * 1_000,
+            unconfirmed_millis: seconds * 1_000,
+            is_awaited,
+            is_stuck: false,
+            is_shut,
+            round_trip_micros: 50,
+            variation_micros: 5,
+            bytes_per_second: 0,
+        };
+        let rows = [
+            // Something is awaited; its window is shut; silent for so long; under way for; is it gone?
+            (true, false, 59, 1_000, false),
+            (true, false, 61, 1_000, true),
+            (true, false, 61, 59, false),
+            (true, true, 61, 61, true),
+            (false, true, 61, 1_000, false),
+            (false, true, 301, 1_000, true),
+        ];
+        for (is_awaited, is_shut, seconds, awaits, gone) in rows {
+            let silence = silence(is_awaited, is_shut, seconds);
+            let awaits = Duration::from_secs(awaits);
+            assert_eq!(is_gone(&silence, awaits, patience), gone, "{silence:?} {awaits:?}");
+        }
+    }
+
+    #[test]
+    fn what_goes_ahead_goes_with_the_next_frame_or_at_once_if_it_is_long() {
+        let (mut link, mut relay) = pair();
+        let parts = |bytes: &[u8]| (bytes[..HEADER_BYTES].to_vec(), bytes[HEADER_BYTES..].to_vec());
+        let mut sent = Vec::new();
+        for length in [0, 10, AHEAD_BYTES as u32, 20, AHEAD_BYTES as u32 - 200, 300] {
+            let frame = frame(length);
+            let (front, rest) = parts(&frame);
+            link.put_ahead(&front, &rest).unwrap();
+            sent.extend(frame);
+        }
+        let last = frame(5);
+        let (front, rest) = parts(&last);
+        for _ in 0..2 {
+            link.send(&front, &[IoSlice::new(&rest)]).unwrap();
+            sent.extend(&last);
+        }
+        drop(link);
+        let mut bytes = Vec::new();
+        relay.read_to_end(&mut bytes).unwrap();
+        assert!(bytes == sent);
     }
 
     #[test]

@@ -563,7 +563,7 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
             Head::Ahead { send: random.below(4) as u32, offset }
         }
         Kind::Pulled => Head::Pulled { send: op },
-        Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Intake => Head::Empty,
+        Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Intake | Kind::Clocks => Head::Empty,
         Kind::Door => Head::Door(Door { ip: [7; 16], port: 7, token: 7 }),
         Kind::Goodbye => Head::Goodbye,
         Kind::Fragment => Head::Fragment {

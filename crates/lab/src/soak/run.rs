@@ -21,6 +21,8 @@ use crate::net::signal::{self, Signals};
 const GRACE: Duration = Duration::from_secs(7);
 /// Lines of a failed program that are shown.
 const TAIL_LINES: usize = 25;
+/// Of these, about starts of a rank.
+const STARTS_SHOWN: usize = 3;
 const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// What is to be done.
@@ -301,9 +303,19 @@ pub(super) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// The end of what a program has said, without the call stacks of the MPI library.
+/// The end of what a program has said, without the call stacks of the MPI library. Of all the starts of a rank that is given up
+/// only the last ones: what led to that stands in front of them.
 fn tail(output: &str) -> String {
+    let is_start = |line: &&str| line.starts_with("  start ");
     let lines: Vec<&str> = output.trim_end().lines().filter(|line| !is_call(line)).collect();
+    let mut earlier =
+        lines.iter().filter(|line| is_start(line)).count().saturating_sub(STARTS_SHOWN);
+    let is_shown = |line: &&&str| {
+        let is_earlier = is_start(line) && earlier > 0;
+        earlier -= is_earlier as usize;
+        !is_earlier
+    };
+    let lines: Vec<&str> = lines.iter().filter(is_shown).copied().collect();
     let shown = &lines[lines.len().saturating_sub(TAIL_LINES)..];
     shown.iter().map(|line| format!("    | {line}")).collect::<Vec<_>>().join("\n")
 }
@@ -330,5 +342,11 @@ mod tests {
         let kept = tail(output);
         assert_eq!(kept.lines().count(), 5, "{kept}");
         assert!(kept.starts_with("    | wrong: rank 1") && !kept.contains("MPIC_Wait"), "{kept}");
+        let starts: String = (0..40).map(|n| format!("  start {n}: after 1 s\n")).collect();
+        let kept = tail(&format!("why\n{starts}end\n"));
+        assert!(
+            kept.starts_with("    | why\n    |   start 37") && kept.ends_with("| end"),
+            "{kept}"
+        );
     }
 }

@@ -5,13 +5,13 @@
 //! own libraries say in it (`marked`) differs from start to start, and is always shown.
 //! Every start is remembered: whether there is another one is decided by that (`restart`).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::marked::{Marked, Part};
 use crate::control::moved::{Exchange, Moving};
 use crate::control::{Ending, Stream};
 use crate::pmi::server::Stage;
-use crate::restart::{Life, Place};
+use crate::restart::{self, Life, Place};
 
 /// How often a process has looked for messages, if anybody counts that.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Looks {
 }
 
 /// A rank is never started so often on one node that is lost and does not know it.
-const STARTS_PER_NODE: u32 = 10_000;
+pub const STARTS_PER_NODE: u32 = 10_000;
 
 /// See the module head.
 #[derive(Debug)]
@@ -49,6 +49,8 @@ pub struct Again {
     moves: u32,
     /// It has been, and was not seen to be where it was yet.
     is_away: bool,
+    /// How far the present one was when it was last looked at and had come further, and when.
+    further: (Place, Instant),
     /// When its first start began, and this one.
     began: [Instant; 2],
     /// Its starts that have ended.
@@ -85,6 +87,7 @@ impl Again {
             starts: 0,
             moves: 0,
             is_away: false,
+            further: (Place::default(), now),
             began: [now; 2],
             lives: Vec::new(),
             has_aborted: false,
@@ -92,8 +95,12 @@ impl Again {
     }
 
     /// It comes from a node that is lost, and its first start here begins.
-    pub fn adopted(from: &Moving, now: Instant) -> Again {
+    pub fn adopted(from: &Moving, looks: Option<Looks>, now: Instant) -> Again {
         Again {
+            // Since this node was started, at the most.
+            began: [now.checked_sub(from.age).unwrap_or(now), now],
+            lives: from.lives.clone(),
+            looks_before: looks.map_or(0, |looks| looks.furthest),
             exchanges: from.exchanges.clone(),
             printed: from.printed,
             starts: from.starts,
@@ -122,13 +129,35 @@ impl Again {
     /// Its present process has ended; all that it has had, this one last.
     pub fn end(&mut self, ending: Ending, looks: Option<Looks>, now: Instant) -> &[Life] {
         let [first, present] = self.began;
-        let printed = self.repeated.iter().sum();
-        let looked = looks.map_or(0, |looks| looks.present);
-        let place = Place { asked: self.asked, printed, looked };
+        let place = self.place(looks);
         let (began, lasted) = (present - first, now - present);
         let (stage, has_last_word) = (self.stage, self.has_last_word);
         self.lives.push(Life { began, lasted, ending, stage, has_last_word, place });
         &self.lives
+    }
+
+    /// How far its present process is.
+    fn place(&self, looks: Option<Looks>) -> Place {
+        let looked = looks.map_or(0, |looks| looks.present);
+        Place { asked: self.asked, printed: self.repeated.iter().sum(), looked }
+    }
+
+    /// How long it has not come further on its way back, if that is too long. Who computes, or waits for others, is seen to look for
+    /// messages; where nobody counts that nobody can say.
+    pub fn hangs(&mut self, looks: Option<Looks>, now: Instant) -> Option<Duration> {
+        let place = self.place(looks);
+        if !self.is_away || looks.is_none() || place != self.further.0 {
+            self.further = (place, now);
+            return None;
+        }
+        let still = now - self.further.1;
+        let lived = self.lives.iter().map(|life| life.lasted).sum();
+        let is_too_long = restart::hangs(still, lived);
+        if is_too_long {
+            // Said again if it does not end by that.
+            self.further.1 = now;
+        }
+        is_too_long.then_some(still)
     }
 
     /// Whether its last process has ended because the connection to its relay was broken.
@@ -139,6 +168,7 @@ impl Again {
     /// The process is started anew.
     pub fn begin(&mut self, looks: Option<Looks>, now: Instant) {
         self.began[1] = now;
+        self.further = (Place::default(), now);
         (self.asked, self.repeated) = (0, [0, 0]);
         self.looks_before = looks.map_or(0, |looks| looks.furthest);
         (self.stage, self.has_last_word) = (Stage::Silent, false);
@@ -255,8 +285,6 @@ impl Again {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const INIT: &str = "cmd=init pmi_version=1 pmi_subversion=1\n";
@@ -324,6 +352,21 @@ mod tests {
         let (ending, place) = (Ending::Exited(3), place(0, 1, 4));
         let (stage, has_last_word) = (Stage::Silent, true);
         assert_eq!(lives[1], Life { began, lasted, ending, stage, has_last_word, place });
+    }
+
+    #[test]
+    fn who_comes_no_further_hangs_and_who_looks_for_messages_does_not() {
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        let mut again = Again::new(now);
+        assert_eq!(again.hangs(looks(5, 5), later(1_000)), None, "it has never been away");
+        again.end(Ending::Killed(9), looks(5, 5), later(10));
+        again.begin(looks(5, 5), later(10));
+        assert_eq!(again.hangs(looks(5, 0), later(70)), None);
+        assert_eq!(again.hangs(looks(5, 1), later(75)), None);
+        assert_eq!(again.hangs(looks(5, 1), later(135)), None);
+        assert_eq!(again.hangs(looks(5, 1), later(136)), Some(Duration::from_secs(61)));
+        assert_eq!(again.hangs(None, later(300)), None, "nobody knows");
     }
 
     #[test]

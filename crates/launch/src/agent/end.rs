@@ -49,7 +49,7 @@ impl Agent {
             child.process.link.send(&Message::End { at_once });
             // It has started nothing yet: its connection can just go.
             if !child.process.link.has_answered() {
-                sys::kill(child.process.pid, libc::SIGTERM);
+                child.kill(libc::SIGTERM);
             }
             if self.parent.at_end() {
                 child.process.link.flush();
@@ -77,7 +77,8 @@ impl Agent {
     /// The relay and the agents below: they end in their own way.
     pub(super) fn own_processes(&self) -> Vec<u32> {
         let relay = self.relay.iter().map(|relay| relay.pid);
-        relay.chain(self.children.iter().map(|child| child.process.pid)).collect()
+        let children = self.children.iter().filter(|child| !child.is_reaped);
+        relay.chain(children.map(|child| child.process.pid)).collect()
     }
 
     pub(super) fn advance_end(&mut self) {
@@ -105,7 +106,7 @@ impl Agent {
 
     fn abandon_children(&mut self) {
         for child in self.children.iter_mut().filter(|child| !child.done) {
-            sys::kill(child.process.pid, libc::SIGKILL);
+            child.kill(libc::SIGKILL);
             child.done = true;
         }
     }

@@ -12,6 +12,7 @@ use super::clocks::Clocks;
 use super::keeper::Keeper;
 use super::rank::{LocalRank, Start};
 use super::revive::Revival;
+use super::spares::OfThisNode;
 use super::{Agent, Phase};
 use crate::checkpoint::{Wish, claim, criu};
 use crate::cleanup;
@@ -21,7 +22,7 @@ use crate::control::{Assignment, Ending, Job, Message, Node};
 use crate::mpi;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Server};
-use crate::pmi::wire::Input;
+use crate::pmi::wire::{Input, block_text, is_answered_later};
 use crate::restart::{self, Decision, Limits, Why};
 use crate::sys;
 
@@ -204,11 +205,21 @@ impl Agent {
         outcome: Result<Option<u64>>,
     ) -> bool {
         let number = self.ranks[index].rank;
-        let node = self.assignment.as_ref().map_or("?", |own| &own.node.name);
+        let node = self.assignment.as_ref().map_or("?", |own| &own.node.name).to_string();
         let text = match (&outcome, how) {
             (Ok(None), Some(how)) => format!("rank {number} {how}: started anew"),
             (Ok(Some(image)), Some(how)) => {
                 format!("rank {number} {how}: started anew from checkpoint {image}")
+            }
+            (Err(error), how) if self.may_ask_for_another_node(error) => {
+                let why = match how {
+                    Some(how) => {
+                        format!("rank {number} {how} and cannot be started anew there: {error:#}")
+                    }
+                    None => format!("on node {node}: rank {number} cannot be started: {error:#}"),
+                };
+                self.ask_for_another_node(number, why);
+                return true;
             }
             (Err(error), Some(how)) => {
                 format!("rank {number} {how} and cannot be started anew: {error:#}")
@@ -234,6 +245,7 @@ impl Agent {
 
     /// What the rule says; the user hears why a rank is given up.
     fn is_to_come_back(&mut self, index: usize, ending: Ending) -> bool {
+        let is_ward = self.is_ward();
         let limits = self.assignment.as_ref().map_or(Limits::default(), |own| own.job.limits);
         let rank = &mut self.ranks[index];
         let looks = rank.looks();
@@ -242,7 +254,13 @@ impl Agent {
         };
         let lives = again.end(ending, looks, Instant::now());
         match restart::decide(lives, limits) {
-            Decision::StartAnew => true,
+            Decision::StartAnew => {
+                if let (true, Some(life)) = (is_ward, lives.last()) {
+                    let talk = Talk::Ended { rank: rank.rank, life: *life };
+                    self.parent.send(&Message::Talk(Box::new(talk)));
+                }
+                true
+            }
             Decision::Over => false,
             Decision::GiveUp(why) => {
                 let text = restart::told(rank.rank, lives, limits, &why);
@@ -281,7 +299,7 @@ impl Agent {
         self.remove_files_of(index);
         let assignment = self.assignment.as_ref().context("there is no job")?;
         let Assignment { job, node } = assignment;
-        let plan = mpi::prepare(&job.task, &job.environment)?;
+        let plan = mpi::prepare(&job.task, &job.environment).map_err(OfThisNode::error)?;
         let old = &mut self.ranks[index];
         let again = old.again.as_ref().context("it does not come back")?;
         let start = Start {
@@ -297,7 +315,8 @@ impl Agent {
             neighbours: None,
             incarnation: Some(again.incarnation()),
         };
-        let mut rank = LocalRank::start(job, node, &self.relay_address, &start)?;
+        let rank = LocalRank::start(job, node, &self.relay_address, &start);
+        let mut rank = rank.map_err(OfThisNode::error)?;
         rank.again = old.again.take();
         rank.keeper = old.keeper.take();
         rank.inherit_input(old, 0);
@@ -327,10 +346,26 @@ impl Agent {
         }
         if is_told {
             self.progress_told = Instant::now();
+            self.end_hanging();
         }
     }
 
-    /// A line of a rank to its process manager.
+    /// Ends new starts that hang on their way back, so that there is another one. One that somebody has stopped is waited for.
+    fn end_hanging(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_away()) {
+            let looks = rank.looks();
+            let still = rank.again.as_mut().and_then(|again| again.hangs(looks, Instant::now()));
+            let Some(still) = still.filter(|_| !sys::is_stopped(rank.pid)) else { continue };
+            let (number, seconds) = (rank.rank, still.as_secs());
+            let text = format!(
+                "rank {number} has come no further for {seconds} s on its way back: it is ended, and started anew"
+            );
+            self.parent.send(&Message::Note { text });
+            sys::kill_group(rank.pid, libc::SIGKILL);
+        }
+    }
+
+    /// What a rank says to its process manager: a line, or a block ([`block_text`]).
     fn handle_question(&mut self, index: usize, line: &str) {
         let is_ward = self.is_ward();
         let rank = &mut self.ranks[index];
@@ -339,11 +374,15 @@ impl Agent {
         match asked {
             Asked::New => {
                 if is_ward && rank.again.is_some() {
+                    self.tell_known(index);
                     let talk = Talk::Asked { rank: number, question: line.to_string() };
                     self.parent.send(&Message::Talk(Box::new(talk)));
                 }
                 if let Some(group) = self.groups.get_mut(&self.ranks[index].group) {
-                    group.server.handle_line(number, line);
+                    group.server.handle_question(number, line);
+                }
+                if is_answered_later(line) {
+                    self.reply(number, "");
                 }
             }
             Asked::Known(answer) => {
@@ -352,9 +391,14 @@ impl Agent {
                 }
             }
             Asked::Awaited => (),
-            Asked::Other { before } => self.fail(format!(
-                "rank {number} does not repeat what it did before: it asked its process manager {line:?}, before {before:?}"
-            )),
+            Asked::Other { before } => {
+                let again = rank.again.as_ref();
+                let (start, asked) = again.map_or((0, 0), |it| (it.starts, it.standing().0));
+                self.fail(format!(
+                    "start {start} of rank {number} does not repeat what was done before: as question {asked} it asked its \
+                     process manager {line:?}, before {before:?}"
+                ));
+            }
         }
     }
 
@@ -497,7 +541,6 @@ impl Agent {
     pub(super) fn handle_pmi(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
         let Some(pmi) = &mut rank.pmi else { return };
-        let Some(group) = self.groups.get_mut(&rank.group) else { return };
         let number = rank.rank;
         let mut lines_of = Vec::new();
         match pmi.read() {
@@ -505,7 +548,7 @@ impl Agent {
                 for input in inputs {
                     match input {
                         Input::Line(line) => lines_of.push(line),
-                        Input::Block(lines) => group.server.handle_block(number, &lines),
+                        Input::Block(lines) => lines_of.push(block_text(&lines)),
                     }
                 }
             }

@@ -34,6 +34,7 @@ pub struct Stdin {
     is_repeated: bool,
     /// Some of it had to be dropped that another start could need, and nobody was told.
     is_loss_untold: bool,
+    is_loss_told: bool,
 }
 
 impl Stdin {
@@ -79,7 +80,9 @@ impl Stdin {
 
     /// Said once.
     pub fn take_loss(&mut self) -> bool {
-        std::mem::take(&mut self.is_loss_untold)
+        let is_news = std::mem::take(&mut self.is_loss_untold);
+        self.is_loss_told |= is_news;
+        is_news
     }
 
     pub fn wants_write(&self) -> Option<BorrowedFd<'_>> {
@@ -120,7 +123,7 @@ impl Stdin {
         if count > 0 {
             let before = self.first;
             self.forget(before + count as u64);
-            self.is_loss_untold |= self.is_repeated && before == 0 && self.first > 0;
+            self.is_loss_untold |= self.is_repeated && !self.is_loss_told;
         }
     }
 }
@@ -205,6 +208,17 @@ mod tests {
             assert_eq!(input.take_loss(), number == pieces);
         }
         assert!(!input.has(2 << 20) && input.has(3 << 20));
+        // One that has images has forgotten something before.
+        let (_from, mut input) = pipe();
+        input.queue(b"12345678");
+        input.write();
+        input.forget(3);
+        input.close();
+        for number in 0..pieces + 2 {
+            input.queue(&piece);
+            input.write();
+            assert_eq!(input.take_loss(), number + 1 == pieces);
+        }
         let mut passing = Stdin::new(None, false);
         passing.queue(&piece);
         assert_eq!((passing.write() as usize, passing.kept.len()), (piece.len(), 0));

@@ -14,6 +14,7 @@ mod clocks;
 mod end;
 mod exits;
 mod groups;
+mod handover;
 mod input;
 mod keeper;
 mod marked;
@@ -27,6 +28,7 @@ mod wards;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -34,6 +36,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::checkpoint::Wish;
 use crate::checkpoint::claim::Claim;
+use crate::control::moved::Talk;
 use crate::control::{
     ALIVE_INTERVAL, Assignment, Ending, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream,
 };
@@ -42,9 +45,11 @@ use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
 use board::Look;
+use clocks::Clocks;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
+use handover::Handover;
 use input::KEPT_BYTES_MAX;
 use keeper::Asker;
 use passed::Passed;
@@ -75,6 +80,8 @@ struct Child {
     spawned: Vec<(u32, Range<u32>)>,
     ready: bool,
     done: bool,
+    /// Its process has ended, and the number of that may be another one's.
+    is_reaped: bool,
     /// Its ranks are started elsewhere: what it may still say is not listened to.
     is_lost: bool,
 }
@@ -82,6 +89,16 @@ struct Child {
 impl Child {
     fn holds(&self, rank: u32) -> bool {
         self.node.holds(rank) || self.spawned.iter().any(|(_, indices)| indices.contains(&rank))
+    }
+
+    fn runs_as(&self, pid: u32) -> bool {
+        self.process.pid == pid && !self.is_reaped
+    }
+
+    fn kill(&self, signal: i32) {
+        if !self.is_reaped {
+            sys::kill(self.process.pid, signal);
+        }
     }
 }
 
@@ -94,8 +111,12 @@ struct Agent {
     children: Vec<Child>,
     ranks: Vec<LocalRank>,
     exits: Exits,
-    /// Ranks of agents below, if they may go on elsewhere.
+    /// Ranks of agents below, if they may go on elsewhere,
     wards: Wards,
+    /// and of nodes below that are lost.
+    handovers: Vec<Handover>,
+    /// What is known of ranks that are to be taken over.
+    laid: BTreeMap<u32, Rc<Clocks>>,
     /// Places of ranks that have ended in this pass, in the order in which they did.
     unreported: Vec<usize>,
     relay: Option<RelayProcess>,
@@ -153,6 +174,8 @@ impl Agent {
             ranks: Vec::new(),
             exits: Exits::new(),
             wards: Wards::default(),
+            handovers: Vec::new(),
+            laid: BTreeMap::new(),
             unreported: Vec::new(),
             relay: None,
             relay_address: String::new(),
@@ -194,10 +217,12 @@ impl Agent {
             self.keep_in_touch();
             self.show_life();
             self.look_for_the_lost();
+            self.advance_handovers();
             self.look_for_the_silent();
             self.advance_look();
             self.advance_end();
             self.parent.flush();
+            self.relay.iter_mut().for_each(RelayProcess::flush);
             self.children.iter_mut().for_each(|child| child.process.link.flush());
             if self.done && (self.parent.output().is_none() || self.parent.at_end()) {
                 return;
@@ -247,6 +272,9 @@ impl Agent {
         }
         for fd in self.relay.iter().flat_map(RelayProcess::outputs) {
             add(Source::Relay, fd, read);
+        }
+        if let Some(fd) = self.relay.as_ref().and_then(RelayProcess::wants_write) {
+            add(Source::Line, fd, write);
         }
     }
 
@@ -298,6 +326,8 @@ impl Agent {
             let runs = |rank: &LocalRank| rank.pid == pid && rank.ending.is_none();
             if let Some(index) = self.ranks.iter().position(runs) {
                 self.handle_ending(index, ending);
+            } else if let Some(child) = self.children.iter_mut().find(|child| child.runs_as(pid)) {
+                child.is_reaped = true;
             } else if self.note_criu(pid, ending) || self.note_return(pid, ending) {
                 // Of no other interest.
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
@@ -398,6 +428,7 @@ impl Agent {
             Message::BarrierDown { group, delta } => self.handle_barrier_down(group, delta),
             Message::Answer { rank, line } => self.deliver_answer(rank, line),
             Message::Order(order) => self.handle_order(*order),
+            Message::Known(known) => self.lay(&known),
             Message::Adopt(adoption) => self.handle_adoption(&adoption),
             Message::Revoke { group } => self.revoke(group),
             Message::Stdin { bytes } => self.deliver_stdin(bytes),
@@ -441,7 +472,8 @@ impl Agent {
         let assignment = self.assignment.as_ref();
         let cluster = assignment.map_or("?", |a| a.node.cluster_name.as_str());
         let variables = assignment.map_or(&[][..], |a| &a.job.environment);
-        match RelayProcess::start(config, cluster, variables) {
+        let hands_over = self.may_move() && self.has_spares();
+        match RelayProcess::start(config, cluster, variables, hands_over) {
             Ok(relay) => self.relay = Some(relay),
             Err(error) => self.fail(format!("cannot start the relay of {cluster}: {error:#}")),
         }
@@ -522,7 +554,11 @@ impl Agent {
                 let bytes = self.passed.take(bytes);
                 self.parent.send(&Message::StdinTaken { bytes });
             }
-            Message::Talk(talk) => self.wards.handle_talk(*talk),
+            Message::Talk(talk) => match *talk {
+                Talk::Unstartable { rank, why } => self.handle_unstartable(index, rank, &why),
+                talk => self.wards.handle_talk(talk),
+            },
+            Message::Known(known) => self.wards.handle_known(*known),
             Message::Output { rank, stream, own, .. } => {
                 self.wards.handle_print(rank, stream, own);
                 self.parent.send(&message);
@@ -532,7 +568,7 @@ impl Agent {
                 self.tell_begun_anew(rank, number);
             }
             Message::Alive { group: 0, rank, start, .. } => {
-                self.wards.handle_start(rank, start);
+                self.wards.handle_start(rank, start, Instant::now());
                 self.parent.send(&message);
             }
             // Everything else is for the launcher.
@@ -557,11 +593,11 @@ impl Agent {
     fn show_output(&mut self, index: usize, everything: bool, has_ended: bool) {
         let rank = &mut self.ranks[index];
         let number = rank.rank;
-        let parent = &mut self.parent;
+        let mut shown = Vec::new();
         let mut again = rank.again.take();
         let mut show = |stream, bytes: Vec<u8>, own: u64| {
             if !bytes.is_empty() {
-                parent.send(&Message::Output { rank: number, stream, bytes, own: own as u32 });
+                shown.push(Message::Output { rank: number, stream, bytes, own: own as u32 });
             }
         };
         rank.read_output(everything, |stream, bytes| match &mut again {
@@ -578,6 +614,10 @@ impl Agent {
             show(Stream::Stderr, shown, again.printed() - before);
         }
         rank.again = again;
+        if !shown.is_empty() {
+            self.tell_known(index);
+        }
+        shown.iter().for_each(|message| self.parent.send(message));
     }
 
     fn deliver_stdin(&mut self, bytes: Vec<u8>) {
@@ -669,6 +709,7 @@ fn start_child(job: &Job, node: &Node) -> Result<Child> {
         spawned: Vec::new(),
         ready: false,
         done: false,
+        is_reaped: false,
         is_lost: false,
     })
 }

@@ -1,7 +1,8 @@
 //! One rank of this host: its process, its PMI socket and its three standard streams.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fmt::Display;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -91,7 +92,7 @@ impl LocalRank {
         command.args(&task.arguments).current_dir(&task.wdir).env_clear().envs(&plan.environment);
         command.envs(contract_variables(job, node, relay, start));
         command
-            .env("PMI_FD", sys::raw(&theirs).to_string())
+            .env("PMI_FD", descriptor(start, sys::raw(&theirs)))
             .env("PMI_RANK", start.rank.to_string())
             .env("PMI_SIZE", start.size.to_string());
         if start.group > 0 {
@@ -101,7 +102,7 @@ impl LocalRank {
             command.envs(clocks.variables(&plan.environment));
         }
         if let Some(board) = &start.board {
-            command.env("LANDBRIDGE_BOARD", sys::raw(&board.fd()).to_string());
+            command.env("LANDBRIDGE_BOARD", descriptor(start, sys::raw(&board.fd())));
         }
         let aside = if start.has_images { Some(aside(&mut command)?) } else { None };
         let aside_fd = aside.as_ref().map(|(_, theirs)| sys::raw(theirs));
@@ -264,8 +265,7 @@ impl LocalRank {
 /// The two ends of the socket over which a process says that its image can be taken.
 fn aside(command: &mut Command) -> Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
-    // The same length for every start: it lies on the stack.
-    command.env("LANDBRIDGE_ASIDE", format!("{:09}", sys::raw(&theirs)));
+    command.env("LANDBRIDGE_ASIDE", same_length(sys::raw(&theirs)));
     Ok((ours, theirs))
 }
 
@@ -312,6 +312,24 @@ fn read_pieces(slot: &mut Option<OwnedFd>, pieces: usize, mut take: impl FnMut(V
     }
 }
 
+/// The number of a descriptor, for the environment of a rank. What may be started anew has the same length every time: it lies
+/// on the stack, and all that comes after it would be elsewhere.
+fn descriptor(start: &Start, number: RawFd) -> String {
+    match start.incarnation {
+        Some(_) => same_length(number),
+        None => number.to_string(),
+    }
+}
+
+/// A number as long as any other.
+pub fn same_length(number: impl Display) -> String {
+    format!("{number:09}")
+}
+
+/// Names of nodes and addresses take so much of the environment of a rank that may go on on another node. Those that are
+/// longer take more.
+const NAME_BYTES: usize = 64;
+
 /// What the provider inside the rank has to know. The size is that of the job's first processes for
 /// all of them: both ends of a channel through relays compute their window from it.
 fn contract_variables(job: &Job, node: &Node, relay: &str, start: &Start) -> Vec<(String, String)> {
@@ -321,17 +339,25 @@ fn contract_variables(job: &Job, node: &Node, relay: &str, start: &Start) -> Vec
         ("LANDBRIDGE_INDEX", start.index.to_string()),
         ("LANDBRIDGE_SIZE", job.size.to_string()),
         ("LANDBRIDGE_CLUSTER", node.cluster.to_string()),
-        ("LANDBRIDGE_NODE", node.name.clone()),
     ];
+    match start.incarnation {
+        // The same length on every node; readers trim it.
+        Some(_) => {
+            let address = node.address.as_deref().unwrap_or_default();
+            variables.push(("LANDBRIDGE_NODE", format!("{:NAME_BYTES$}", node.name)));
+            variables.push(("LANDBRIDGE_ADDRESS", format!("{address:NAME_BYTES$}")));
+        }
+        None => {
+            variables.push(("LANDBRIDGE_NODE", node.name.clone()));
+            let address = node.address.iter().cloned();
+            variables.extend(address.map(|address| ("LANDBRIDGE_ADDRESS", address)));
+        }
+    }
     if let Some(neighbours) = start.neighbours {
         variables.push(("LANDBRIDGE_NODE_SIZE", neighbours.to_string()));
     }
     if let Some(incarnation) = start.incarnation {
-        // The same length for every start: it lies on the stack.
-        variables.push(("LANDBRIDGE_INCARNATION", format!("{incarnation:09}")));
-    }
-    if let Some(address) = &node.address {
-        variables.push(("LANDBRIDGE_ADDRESS", address.clone()));
+        variables.push(("LANDBRIDGE_INCARNATION", same_length(incarnation)));
     }
     if !relay.is_empty() {
         let unix = node.relay_unix.iter().map(|name| format!("unix:{name}"));

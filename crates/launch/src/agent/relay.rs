@@ -2,6 +2,7 @@
 //! then stays open as its lifeline.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -9,7 +10,10 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
+
+use super::handover::Fenced;
 
 use crate::control::{Ending, Message};
 use crate::link::set_nonblocking;
@@ -26,6 +30,9 @@ const LOG: &str = "landbridge-relay: log ";
 const GROWN: &str = "landbridge-relay: grown process=";
 const BEGUN_ANEW: &str = "landbridge-relay: begun-anew process=";
 const GIVEN_UP: &str = "landbridge-relay: given-up process=";
+const FENCED: &str = "landbridge-relay: fenced ";
+/// Of what is to be said to a relay that takes nothing; a question more is not asked.
+const UNSAID_BYTES_MAX: usize = 64 * 1024;
 /// What a relay says to one question; more is left out.
 const RECORD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -34,6 +41,8 @@ pub struct RelayProcess {
     pub ended: bool,
     cluster: String,
     lifeline: Option<ChildStdin>,
+    /// What it has not taken of what is said to it.
+    unsaid: VecDeque<u8>,
     stdout: Lines,
     stderr: Lines,
     last_lines: VecDeque<String>,
@@ -42,6 +51,9 @@ pub struct RelayProcess {
     inquiry: Option<Inquiry>,
     /// Processes whose record it has begun anew as they stood for an image, and which nobody was told of.
     pub begun_anew: BTreeSet<u32>,
+    /// Where it writes what it knows of ranks that are fenced, and what it has said of the last one.
+    handover: Option<File>,
+    fenced: Option<Fenced>,
 }
 
 /// A question that the relay has been asked, and what it has said so far.
@@ -52,21 +64,28 @@ struct Inquiry {
 
 impl RelayProcess {
     /// `variables`: those of the job. The relay gets its settings out of them, and the rest of our own
-    /// environment.
+    /// environment. `hands_over`: ranks of other nodes may be started on third ones.
     pub fn start(
         config: &str,
         cluster: &str,
         variables: &[(String, String)],
+        hands_over: bool,
     ) -> Result<RelayProcess> {
         let program = crate::sibling::path("landbridge-relay")?;
         let mut command = Command::new(&program);
         command.args(["--config", "-"]).envs(settings::for_relays(variables));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let handover = hands_over.then(handover).transpose()?;
+        let shared = handover.as_ref().map(sys::raw);
+        if let Some(number) = shared {
+            command.env("LANDBRIDGE_HANDOVER", number.to_string());
+        }
         let parent = std::process::id();
-        // SAFETY: both only make async-signal-safe calls.
+        // SAFETY: all only make async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
                 sys::prepare_child(parent, libc::SIGKILL)?;
+                shared.map_or(Ok(()), sys::keep_over_exec)?;
                 sys::own_session()
             });
         }
@@ -79,17 +98,22 @@ impl RelayProcess {
         lifeline
             .write_all(format!("{}\n---\n", config.trim_end()).as_bytes())
             .context("it did not take its configuration")?;
+        // A relay that does not get to reading questions must not hold up whoever asks.
+        set_nonblocking(&lifeline)?;
         Ok(RelayProcess {
             pid: child.id(),
             ended: false,
             cluster: cluster.to_string(),
             lifeline: Some(lifeline),
+            unsaid: VecDeque::new(),
             stdout: Lines::new(stdout)?,
             stderr: Lines::new(stderr)?,
             last_lines: VecDeque::new(),
             left_out: 0,
             inquiry: None,
             begun_anew: BTreeSet::new(),
+            handover,
+            fenced: None,
         })
     }
 
@@ -110,6 +134,10 @@ impl RelayProcess {
                 continue;
             }
             if self.note_record(&line) {
+                continue;
+            }
+            if let Some(rest) = line.strip_prefix(FENCED) {
+                self.fenced = parse_fenced(rest);
                 continue;
             }
             let warning = || parse_warning(&line, &self.cluster);
@@ -145,9 +173,52 @@ impl RelayProcess {
         self.ask(serial, question)
     }
 
+    /// A question is so short that a pipe takes it whole or not at all.
     fn ask(&mut self, serial: u32, question: &str) -> bool {
-        let line = format!("log {serial} {question}\n");
-        self.lifeline.as_mut().is_some_and(|it| it.write_all(line.as_bytes()).is_ok())
+        self.say(&format!("log {serial} {question}\n"))
+    }
+
+    /// It is to take nothing more of starts of the rank before this one; [`RelayProcess::take_fenced`] gives what it knows of it.
+    pub fn fence(&mut self, rank: u32, start: u32) {
+        self.fenced = None;
+        self.say(&format!("fence {rank} {start}\n"));
+    }
+
+    pub fn take_fenced(&mut self, rank: u32) -> Option<Fenced> {
+        self.fenced.take_if(|fenced| fenced.rank == rank)
+    }
+
+    /// Where what it knows of that one lies.
+    pub fn handover(&self) -> Result<&File> {
+        self.handover.as_ref().context("the relay was not told that ranks may move")
+    }
+
+    /// False: it takes nothing any more.
+    fn say(&mut self, line: &str) -> bool {
+        let has_room = self.lifeline.is_some() && self.unsaid.len() < UNSAID_BYTES_MAX;
+        if has_room {
+            self.unsaid.extend(line.as_bytes());
+            self.flush();
+        }
+        has_room
+    }
+
+    /// Writes what it takes now.
+    pub fn flush(&mut self) {
+        while let (Some(lifeline), false) = (&self.lifeline, self.unsaid.is_empty()) {
+            match rustix::io::write(lifeline, self.unsaid.as_slices().0) {
+                Ok(written) => drop(self.unsaid.drain(..written)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                // Its end is noticed elsewhere.
+                Err(_) => self.unsaid.clear(),
+            }
+        }
+    }
+
+    /// To be told when it takes more, if there is more.
+    pub fn wants_write(&self) -> Option<BorrowedFd<'_>> {
+        self.lifeline.as_ref().filter(|_| !self.unsaid.is_empty()).map(AsFd::as_fd)
     }
 
     /// A line of an answer, behind the number of its question. The last one may say that there is more.
@@ -247,6 +318,25 @@ fn parse_warning(line: &str, cluster: &str) -> Option<Message> {
     Some(Message::Note { text: format!("relay {cluster}: {text}") })
 }
 
+fn handover() -> Result<File> {
+    let file = rustix::fs::memfd_create("landbridge-handover", MemfdFlags::CLOEXEC);
+    Ok(File::from(file.context("no memory file")?))
+}
+
+/// `process=N first=N bytes=N polls=N full=0`, or 1.
+fn parse_fenced(facts: &str) -> Option<Fenced> {
+    let value = |key| -> Option<u64> {
+        facts.split(' ').find_map(|word| word.strip_prefix(key))?.strip_prefix('=')?.parse().ok()
+    };
+    Some(Fenced {
+        rank: u32::try_from(value("process")?).ok()?,
+        first: value("first")?,
+        bytes: value("bytes")?,
+        polls: value("polls")?,
+        is_full: value("full")? != 0,
+    })
+}
+
 /// A line of a relay's log without the name in front: whoever reads it here knows whose it is.
 fn without_name(line: &str) -> &str {
     match line.strip_prefix("landbridge-relay").and_then(|rest| rest.split_once(": ")) {
@@ -307,6 +397,9 @@ mod tests {
             ended: false,
             cluster: "c0".to_string(),
             lifeline: None,
+            unsaid: VecDeque::new(),
+            handover: None,
+            fenced: None,
             stdout: empty(),
             stderr: empty(),
             last_lines: VecDeque::new(),
@@ -346,6 +439,35 @@ mod tests {
         assert!(relay.read(true).is_empty() && relay.begun_anew.contains(&7));
         relay.stdout.pending.extend(b"landbridge-relay: given-up process=7\n");
         assert!(relay.read(true).is_empty() && relay.begun_anew.is_empty());
+    }
+
+    #[test]
+    fn what_it_knows_of_one_that_is_fenced_is_taken_once() {
+        let mut relay = silent();
+        let line = b"landbridge-relay: fenced process=3 first=1 bytes=2 polls=4 full=0\n";
+        relay.stdout.pending.extend(line);
+        assert_eq!(relay.read(true), []);
+        let expected = Fenced { rank: 3, first: 1, bytes: 2, polls: 4, is_full: false };
+        assert_eq!((relay.take_fenced(2), relay.take_fenced(3)), (None, Some(expected)));
+        relay.stdout.pending.extend(line);
+        relay.read(true);
+        relay.fence(3, 10_000);
+        assert_eq!(relay.take_fenced(3), None, "that was the answer to another question");
+    }
+
+    #[test]
+    fn a_relay_that_takes_nothing_holds_nobody_up() {
+        let mut relay = silent();
+        let mut child = Command::new("sleep").arg("60").stdin(Stdio::piped()).spawn().unwrap();
+        relay.lifeline = child.stdin.take();
+        set_nonblocking(relay.lifeline.as_ref().unwrap()).unwrap();
+        let asked = (0..20_000).take_while(|serial| relay.inquire(*serial, "all 0")).count();
+        assert!(asked > 5_000 && relay.unsaid.len() >= UNSAID_BYTES_MAX, "{asked}");
+        assert!(relay.wants_write().is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        relay.flush();
+        assert!(relay.wants_write().is_none());
     }
 
     #[test]

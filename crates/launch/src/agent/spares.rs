@@ -2,38 +2,71 @@
 //!
 //! What may never happen: ranks of one node are started on two; a rank that has ended is started again.
 
+use std::fmt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Error, Result, bail};
 use landbridge_proto::setting::{PEER_TIMEOUT, Value};
 
 use super::again::Again;
 use super::clocks::Clocks;
 use super::groups::{Group, new_board};
+use super::handover::Handover;
 use super::input::KEPT_BYTES_MAX;
 use super::keeper::Keeper;
 use super::rank::LocalRank;
 use super::revive::Revival;
 use super::{Agent, Phase};
-use crate::control::moved::{Adoption, Moved, Moving};
-use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message};
+use crate::control::moved::{Adoption, Known, Moved, Talk};
+use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message, Node};
 use crate::mpi;
 use crate::pmi::server::{Facts, Server};
 use crate::spare::{self, Spare};
-use crate::sys;
 
 /// What the user reads of a node that is lost.
-fn told(lost: &str, why: &str, moving: &[Moving], to: &str) -> String {
-    let numbers: Vec<String> = moving.iter().map(|one| one.rank.to_string()).collect();
-    let (ranks, are) = if moving.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
+fn told(lost: &str, why: &str, ranks: &[u32], to: &str) -> String {
+    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    let (ranks, are) = if numbers.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
     format!(
         "node {lost} is lost ({why}): {ranks} {} {are} started anew on {to}",
         numbers.join(", ")
     )
 }
 
+fn no_spare_left(lost: &str, why: &str) -> String {
+    format!("node {lost} is lost ({why}), and there is no spare node left")
+}
+
+/// A rank cannot be started for a reason of this node.
+#[derive(Debug)]
+pub(super) struct OfThisNode(String);
+
+impl OfThisNode {
+    pub(super) fn error(why: Error) -> Error {
+        Error::new(OfThisNode(format!("{why:#}")))
+    }
+}
+
+impl std::error::Error for OfThisNode {}
+
+impl fmt::Display for OfThisNode {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
 impl Agent {
+    /// The agent above decides what becomes of a rank that cannot be started here.
+    pub(super) fn ask_for_another_node(&mut self, rank: u32, why: String) {
+        self.parent.send(&Message::Talk(Box::new(Talk::Unstartable { rank, why })));
+    }
+
+    /// Whether it may be started on another one.
+    pub(super) fn may_ask_for_another_node(&self, error: &Error) -> bool {
+        error.is::<OfThisNode>() && self.is_ward() && self.has_spares()
+    }
+
     /// Whether ranks may be started on another node.
     pub(super) fn may_move(&self) -> bool {
         self.assignment.as_ref().is_some_and(|own| mpi::recovers(&own.job.environment))
@@ -43,6 +76,24 @@ impl Agent {
     pub(super) fn is_ward(&self) -> bool {
         let is_below = |own: &Assignment| own.node.relay_unix.is_none();
         self.may_move() && self.assignment.as_ref().is_some_and(is_below)
+    }
+
+    /// Whether there are nodes for that.
+    pub(super) fn has_spares(&self) -> bool {
+        self.assignment.as_ref().is_some_and(|own| own.job.has_spares)
+    }
+
+    /// What is known of a rank here alone goes up in front of what follows from it: its pipes, and what it asks, are read first.
+    pub(super) fn tell_known(&mut self, index: usize) {
+        if !self.is_ward() || !self.has_spares() {
+            return;
+        }
+        let rank = &self.ranks[index];
+        let clocks = rank.clocks.as_ref().filter(|_| rank.again.is_some());
+        let news = clocks.map_or(Vec::new(), |clocks| clocks.news(rank.rank));
+        for known in news {
+            self.parent.send(&Message::Known(Box::new(known)));
+        }
     }
 
     /// Tells the agent above that we are there.
@@ -93,23 +144,53 @@ impl Agent {
         (child.done, child.is_lost) = (true, true);
         // If it is there after all, the end of this stream ends it, and its ranks.
         child.process.link.close_output();
-        sys::kill(child.process.pid, libc::SIGKILL);
+        child.kill(libc::SIGKILL);
         let lost = child.node.clone();
-        let released = self.groups.get(&0).map_or(0, |group| group.server.released());
-        let ranks = lost.first_rank..lost.first_rank + lost.rank_count;
-        let moving = self.wards.release(ranks, released);
-        if moving.is_empty() {
+        if let Some(place) = self.handovers.iter().position(|handover| handover.to == index) {
+            return self.turn_handover(place, &lost, why);
+        }
+        let ranks = self.wards.living(lost.first_rank..lost.first_rank + lost.rank_count);
+        if ranks.is_empty() {
             let what = if lost.is_spare { "spare node" } else { "node" };
             let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
             return self.parent.send(&Message::Note { text });
         }
-        let Some(to) = self.choose_spare(moving.len() as u32) else {
-            let text =
-                format!("node {} is lost ({why}), and there is no spare node left", lost.name);
-            return self.fail(text);
+        let Some(to) = self.choose_spare(ranks.len() as u32) else {
+            return self.fail(no_spare_left(&lost.name, why));
         };
+        let name = &self.children[to].node.name;
+        let text = told(&lost.name, why, &ranks, name);
+        self.parent.send(&Message::Note { text });
+        self.handovers.push(Handover::new(lost, index, to, ranks));
+    }
+
+    /// A rank of an agent below cannot be started anew there.
+    pub(super) fn handle_unstartable(&mut self, index: usize, rank: u32, why: &str) {
+        let has_fled = self.wards.handle_unstartable(rank);
+        let is_spare_free = self.choose_spare(self.children[index].node.rank_count).is_some();
+        match spare::after_failed_start(has_fled, is_spare_free && self.is_running()) {
+            spare::Next::Elsewhere => self.lose_child(index, why),
+            spare::Next::GiveUp(reason) => self.fail(format!("{why}; {reason}")),
+        }
+    }
+
+    /// The node that was to take ranks is lost in turn.
+    fn turn_handover(&mut self, place: usize, lost: &Node, why: &str) {
+        let ranks = self.handovers[place].ranks.clone();
+        let Some(to) = self.choose_spare(ranks.len() as u32) else {
+            return self.fail(no_spare_left(&lost.name, why));
+        };
+        self.handovers[place].turn_to(to);
+        let text = told(&lost.name, why, &ranks, &self.children[to].node.name);
+        self.parent.send(&Message::Note { text });
+    }
+
+    /// All that is known of them is there: the ranks are started on their new node.
+    pub(super) fn move_ranks(&mut self, handover: Handover) {
+        let Handover { lost, from: index, to, ranks, .. } = handover;
+        let released = self.groups.get(&0).map_or(0, |group| group.server.released());
+        let moving = self.wards.release(ranks, released, Instant::now());
         let name = self.children[to].node.name.clone();
-        self.parent.send(&Message::Note { text: told(&lost.name, why, &moving, &name) });
         let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
         let first = self.children[index].node.first_rank;
         let count = std::mem::take(&mut self.children[index].node.rank_count);
@@ -139,7 +220,9 @@ impl Agent {
         let is_free = |child: &super::Child| {
             child.node.is_spare && child.node.rank_count == 0 && child.ready && !child.done
         };
-        let all = self.children.iter().enumerate().filter(|(_, child)| is_free(child));
+        let is_taken = |place: &usize| self.handovers.iter().any(|it| it.to == *place);
+        let all = self.children.iter().enumerate();
+        let all = all.filter(|(place, child)| is_free(child) && !is_taken(place));
         let spares: Vec<Spare> =
             all.map(|(place, child)| Spare { place, slots: child.node.slots }).collect();
         spare::choose(&spares, ranks).map(|spare| spare.place)
@@ -147,19 +230,42 @@ impl Agent {
 
     // --- on the spare node
 
+    /// What is known of a rank that is to be started here comes before it.
+    pub(super) fn lay(&mut self, known: &Known) {
+        let Some(assignment) = &self.assignment else { return };
+        let outcome = match self.laid.get(&known.rank) {
+            Some(clocks) => Ok(Some(clocks.clone())),
+            None => Clocks::new(&assignment.job).map(|clocks| clocks.map(Rc::new)),
+        };
+        let laid = outcome.and_then(|clocks| {
+            if let Some(clocks) = clocks {
+                clocks.lay(known).context("no memory for its record of clocks")?;
+                self.laid.insert(known.rank, clocks);
+            }
+            Ok(())
+        });
+        if let Err(error) = laid {
+            self.fail(format!("rank {} cannot go on on another node: {error:#}", known.rank));
+        }
+    }
+
     pub(super) fn handle_adoption(&mut self, adoption: &Adoption) {
         let Some(assignment) = self.assignment.take() else { return };
         if self.phase == Phase::Working
             && let Err(error) = self.adopt(&assignment, adoption)
         {
-            self.fail(format!("on node {}: {error:#}", assignment.node.name));
+            let why = format!("on node {}: {error:#}", assignment.node.name);
+            match adoption.ranks.first().filter(|_| error.is::<OfThisNode>()) {
+                Some(one) => self.ask_for_another_node(one.rank, why),
+                None => self.fail(why),
+            }
         }
         self.assignment = Some(assignment);
         // The answers that they wait for: all of them are there to hear them.
         for one in &adoption.ranks {
             for question in one.open() {
                 if let Some(group) = self.groups.get_mut(&0) {
-                    group.server.handle_line(one.rank, question);
+                    group.server.handle_question(one.rank, question);
                 }
             }
         }
@@ -181,8 +287,15 @@ impl Agent {
         self.groups.insert(0, Group::adopted(server, adoption.ranks.len() as u32));
         let count = adoption.ranks.len() as u32;
         for (turn, one) in adoption.ranks.iter().enumerate() {
-            let again = Again::adopted(one, Instant::now());
-            let clocks = Clocks::new(job)?.map(Rc::new);
+            let clocks = match self.laid.remove(&one.rank) {
+                None => Clocks::new(job)?.map(Rc::new),
+                laid => laid,
+            };
+            if clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
+                bail!("the record of clocks and chance of rank {} is full", one.rank);
+            }
+            let looks = clocks.as_ref().map(|clocks| clocks.looks());
+            let again = Again::adopted(one, looks, Instant::now());
             let wish = self.spare_wish.clone().filter(|_| clocks.is_some());
             let turn = (turn as u32, count);
             let mut rank = LocalRank::vacant(one.rank, clocks, new_board());

@@ -4,12 +4,17 @@
 //! Pure. What the agents below say enters, in their order; a [`Moving`] for each rank leaves. All that others have seen of a rank
 //! came after what is kept here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
 
-use crate::control::Stream;
-use crate::control::moved::{Exchange, Moving, Talk};
-use crate::pmi::server::barrier_out;
+use landbridge_proto::recent::RECENT_MAX;
+
+use super::again::STARTS_PER_NODE;
+use crate::control::moved::{Exchange, Known, Moving, Talk};
+use crate::control::{Ending, Stream};
+use crate::pmi::server::{Stage, barrier_out};
 use crate::pmi::wire::Command;
+use crate::restart::{Life, Place};
 
 /// See the module head.
 #[derive(Debug, Default)]
@@ -20,8 +25,56 @@ pub struct Wards {
 #[derive(Debug, Default)]
 struct Ward {
     kept: Moving,
+    /// When its first process began, and the present one.
+    began: Option<[Instant; 2]>,
+    memory: Memory,
+    /// It could not be started on a node, and has gone to another one.
+    has_fled: bool,
     /// It has ended for good.
     has_ended: bool,
+}
+
+/// What its node has said of its record of clocks and last intakes.
+#[derive(Debug, Default)]
+pub struct Memory {
+    pub reads: Vec<u8>,
+    pub polls: u64,
+    pub is_full: bool,
+    /// The last of them, from this number on.
+    pub first_intake: u64,
+    pub intakes: VecDeque<[u64; 3]>,
+}
+
+impl Memory {
+    fn take(&mut self, known: Known) {
+        let length = self.reads.len() as u64;
+        // Pieces come in order; what is known comes again from a node that has taken the rank over.
+        if let Some(at) = length.checked_sub(known.from) {
+            self.reads.extend_from_slice(known.reads.get(at as usize..).unwrap_or(&[]));
+        }
+        self.polls = self.polls.max(known.polls);
+        self.is_full |= known.is_full;
+        for (number, intake) in (known.first_intake..).zip(known.intakes) {
+            let next = self.first_intake + self.intakes.len() as u64;
+            if number > next {
+                // What came between was too much, and has long arrived at the relay.
+                (self.first_intake, self.intakes) = (number, VecDeque::new());
+            }
+            if number >= next {
+                self.intakes.push_back(intake);
+            }
+        }
+        let excess = self.intakes.len().saturating_sub(RECENT_MAX);
+        self.intakes.drain(..excess);
+        self.first_intake += excess as u64;
+    }
+
+    /// All but what was read.
+    pub fn rest(&self, rank: u32) -> Known {
+        let intakes = self.intakes.iter().copied().collect();
+        let Memory { is_full, polls, first_intake, .. } = *self;
+        Known { rank, is_full, polls, first_intake, intakes, ..Known::default() }
+    }
 }
 
 impl Wards {
@@ -41,6 +94,9 @@ impl Wards {
                 }
             }
             Talk::Images { rank, images } => self.of(rank).kept.images = images,
+            Talk::Ended { rank, life } => self.of(rank).kept.lives.push(life),
+            // Something is to be done about it.
+            Talk::Unstartable { .. } => {}
         }
     }
 
@@ -49,9 +105,38 @@ impl Wards {
         self.of(rank).kept.printed[usize::from(stream == Stream::Stderr)] += u64::from(bytes);
     }
 
-    pub fn handle_start(&mut self, rank: u32, start: u32) {
-        let kept = &mut self.of(rank).kept;
-        kept.starts = kept.starts.max(start);
+    pub fn handle_start(&mut self, rank: u32, start: u32, now: Instant) {
+        let ward = self.of(rank);
+        let [_, present] = ward.began.get_or_insert([now; 2]);
+        if start > ward.kept.starts {
+            (ward.kept.starts, *present) = (start, now);
+        }
+    }
+
+    /// It cannot be started where it is. Whether that has been so before.
+    pub fn handle_unstartable(&mut self, rank: u32) -> bool {
+        std::mem::replace(&mut self.of(rank).has_fled, true)
+    }
+
+    pub fn handle_known(&mut self, known: Known) {
+        self.of(known.rank).memory.take(known);
+    }
+
+    /// What is known of its record.
+    pub fn memory(&self, rank: u32) -> Option<&Memory> {
+        self.ranks.get(&rank).map(|ward| &ward.memory)
+    }
+
+    /// Those of these ranks that have not ended.
+    pub fn living(&self, ranks: std::ops::Range<u32>) -> Vec<u32> {
+        let has_ended = |rank: &u32| self.ranks.get(rank).is_some_and(|ward| ward.has_ended);
+        ranks.filter(|rank| !has_ended(rank)).collect()
+    }
+
+    /// Starts of it that are not on the node that it moves to next have lower numbers than this.
+    pub fn next_first_start(&self, rank: u32) -> u32 {
+        let moves = self.ranks.get(&rank).map_or(0, |ward| ward.kept.moves);
+        (moves + 1) * STARTS_PER_NODE
     }
 
     pub fn handle_end(&mut self, rank: u32) {
@@ -59,19 +144,42 @@ impl Wards {
     }
 
     /// Those of these ranks that have not ended move. `released`: barriers that are over.
-    pub fn release(&mut self, ranks: std::ops::Range<u32>, released: u32) -> Vec<Moving> {
+    pub fn release(
+        &mut self,
+        ranks: impl IntoIterator<Item = u32>,
+        released: u32,
+        now: Instant,
+    ) -> Vec<Moving> {
         let mut moving = Vec::new();
         for rank in ranks {
             let ward = self.of(rank);
             if ward.has_ended {
                 continue;
             }
+            let [first, present] = *ward.began.get_or_insert([now; 2]);
             let kept = &mut ward.kept;
+            kept.lives.push(lost_with_its_node(kept, [first, present], now));
+            (kept.age, ward.began) = (now - first, Some([first, now]));
             (kept.rank, kept.starts, kept.moves) = (rank, kept.starts + 1, kept.moves + 1);
             settle(&mut kept.exchanges, released);
             moving.push(kept.clone());
         }
         moving
+    }
+}
+
+/// How its last process has ended: that it was killed is as good as known.
+fn lost_with_its_node(kept: &Moving, [first, present]: [Instant; 2], now: Instant) -> Life {
+    let questions = kept.exchanges.iter().map(|exchange| exchange.question.as_str());
+    let place =
+        Place { asked: kept.exchanges.len(), printed: kept.printed.iter().sum(), looked: 0 };
+    Life {
+        began: present - first,
+        lasted: now - present,
+        ending: Ending::Killed(libc::SIGKILL),
+        stage: questions.fold(Stage::Silent, Stage::after),
+        has_last_word: false,
+        place,
     }
 }
 
@@ -109,6 +217,8 @@ impl Moving {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::control::moved::Whereabouts;
 
@@ -130,23 +240,61 @@ mod tests {
         wards.handle_talk(asked(4, BARRIER));
         wards.handle_print(4, Stream::Stderr, 3);
         wards.handle_print(4, Stream::Stderr, 4);
-        wards.handle_start(4, 2);
+        let now = Instant::now();
+        wards.handle_start(4, 0, now);
+        wards.handle_start(4, 2, now + Duration::from_secs(2));
         let image = |place: &str| Whereabouts { place: place.into(), sum: "5a".into() };
         for places in [&["rank-4/1"][..], &["rank-4/1", "rank-4/2"]] {
             let images = places.iter().map(|place| image(place)).collect();
             wards.handle_talk(Talk::Images { rank: 4, images });
         }
         wards.handle_end(5);
-        let moving = wards.release(4..6, 0);
+        assert_eq!(wards.living(4..7), [4, 6]);
+        assert!(!wards.handle_unstartable(4) && wards.handle_unstartable(4), "once");
+        assert_eq!(wards.next_first_start(4), STARTS_PER_NODE);
+        let moving = wards.release(4..6, 0, now + Duration::from_secs(5));
         let [one] = &moving[..] else { panic!("{moving:?}") };
         assert_eq!((one.rank, one.starts, one.moves, one.printed), (4, 3, 1, [0, 7]));
+        assert_eq!(one.age, Duration::from_secs(5));
+        let life = one.lives[0];
+        assert_eq!((life.began, life.lasted), (Duration::from_secs(2), Duration::from_secs(3)));
+        assert_eq!((life.place.asked, life.place.printed), (2, 7));
         assert_eq!(one.fresh(), [("a".to_string(), "1".to_string())]);
         assert!(one.open().eq([BARRIER]));
         assert_eq!(one.images, [image("rank-4/1"), image("rank-4/2")]);
         // The barrier was over, and nobody has heard that its rank knew.
-        let again = &wards.release(4..5, 1)[0];
+        let again = wards.release(4..5, 1, now + Duration::from_secs(6)).remove(0);
+        assert_eq!((again.lives.len(), wards.next_first_start(4)), (2, 3 * STARTS_PER_NODE));
         assert_eq!((again.starts, again.moves, again.open().count()), (4, 2, 0));
         assert_eq!(again.exchanges[1].answer.as_deref(), Some(&barrier_out()[..]));
         assert!(again.fresh().is_empty(), "everybody has it");
+    }
+
+    #[test]
+    fn what_is_known_of_a_record_goes_on_where_it_ended() {
+        let mut wards = Wards::default();
+        let known = |from, reads: &[u8], polls, first_intake, count: u64| Known {
+            rank: 4,
+            from,
+            reads: reads.to_vec(),
+            polls,
+            first_intake,
+            intakes: (first_intake..first_intake + count).map(|number| [1, number, 0]).collect(),
+            ..Known::default()
+        };
+        wards.handle_known(known(0, b"abc", 5, 0, 3));
+        wards.handle_known(known(3, b"def", 9, 3, 2));
+        // It has been told what was known, and tells it.
+        wards.handle_known(known(4, b"efg", 8, 2, 4));
+        wards.handle_known(known(100, b"x", 8, 6, 0));
+        let memory = wards.memory(4).unwrap();
+        assert_eq!((&memory.reads[..], memory.polls), (&b"abcdefg"[..], 9));
+        assert_eq!((memory.first_intake, memory.intakes.len()), (0, 6));
+        // More has come than can be under way.
+        wards.handle_known(known(7, b"", 10, 70_000, RECENT_MAX as u64 - 1));
+        wards.handle_known(known(7, b"", 10, 70_000 + RECENT_MAX as u64 - 1, 3));
+        let rest = wards.memory(4).unwrap().rest(4);
+        assert_eq!((rest.first_intake, rest.intakes.len()), (70_002, RECENT_MAX));
+        assert!((rest.first_intake..).zip(&rest.intakes).all(|(at, intake)| intake[1] == at));
     }
 }

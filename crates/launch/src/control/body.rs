@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use super::moved::Known;
 use super::{Ending, Stage};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::NameRequest;
@@ -44,6 +45,26 @@ impl Writer<'_> {
 
     pub fn long(&mut self, value: u64) {
         self.0.extend(value.to_le_bytes());
+    }
+
+    /// Small numbers in few bytes: seven bits in each.
+    fn short(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    pub fn known(&mut self, known: &Known) {
+        self.number(known.rank);
+        self.number(u32::from(known.is_full));
+        self.long(known.polls);
+        self.long(known.from);
+        self.bytes(&known.reads);
+        self.long(known.first_intake);
+        self.number(u32::try_from(known.intakes.len()).unwrap_or(u32::MAX));
+        known.intakes.iter().flatten().for_each(|&number| self.short(number));
     }
 
     pub fn percent(&mut self, share: Option<u8>) {
@@ -115,6 +136,32 @@ impl<'a> Reader<'a> {
         let (number, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
         Some(u64::from_le_bytes(*number))
+    }
+
+    fn short(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (&byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    pub fn known(&mut self) -> Option<Known> {
+        let rank = self.number()?;
+        let is_full = self.number()? != 0;
+        let polls = self.long()?;
+        let from = self.long()?;
+        let reads = self.bytes()?.to_vec();
+        let first_intake = self.long()?;
+        let count = self.number()?;
+        let one = |body: &mut Self| Some([body.short()?, body.short()?, body.short()?]);
+        let intakes = (0..count).map(|_| one(self)).collect::<Option<_>>()?;
+        Some(Known { rank, is_full, polls, from, reads, first_intake, intakes })
     }
 
     /// Whether all of it was taken.

@@ -37,3 +37,4 @@ pub const RECORD: u8 = 50;
 pub const TALK: u8 = 51;
 pub const MOVED: u8 = 52;
 pub const IMAGE: u8 = 53;
+pub const KNOWN: u8 = 54;

@@ -3,9 +3,12 @@
 //! The agent of a relay's host keeps what a rank of an agent below has said to its process manager, and what it was answered
 //! ([`Talk`]): when that agent is lost, another one is given it with the ranks ([`Adoption`]).
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::pmi::kvs::Delta;
+use crate::restart::Life;
 
 /// Comes in front of what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +20,10 @@ pub enum Talk {
     Heard { rank: u32, answer: String },
     /// These images of it are where others find them, oldest first; those that were told before count no more.
     Images { rank: u32, images: Vec<Whereabouts> },
+    /// It cannot be started anew on its node, which is no fault of its own: may it go on on another one?
+    Unstartable { rank: u32, why: String },
+    /// A process of it has ended, and there is another one.
+    Ended { rank: u32, life: Life },
 }
 
 /// An image of a rank, for whoever takes over the rank.
@@ -26,6 +33,24 @@ pub struct Whereabouts {
     pub place: String,
     /// The SHA-256 of its manifest.
     pub sum: String,
+}
+
+/// What of a rank's record of clocks and last intakes is news. It is that of one moment or a little later, so that its parts go
+/// together: what it has taken in is not older than how often it has looked for messages, and that not older than what it has
+/// read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Known {
+    pub rank: u32,
+    /// From this byte of its record of clocks on.
+    pub from: u64,
+    pub reads: Vec<u8>,
+    /// There is no more room in it.
+    pub is_full: bool,
+    /// How often it has looked for messages.
+    pub polls: u64,
+    /// Polls, frames and time of each intake, from this number on.
+    pub first_intake: u64,
+    pub intakes: Vec<[u64; 3]>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +74,10 @@ pub struct Moving {
     /// Its images that can be found from elsewhere, oldest first.
     #[serde(default)]
     pub images: Vec<Whereabouts>,
+    /// All processes that it has had, and how long ago the first one began.
+    #[serde(default)]
+    pub lives: Vec<Life>,
+    pub age: Duration,
 }
 
 /// To the agent that takes ranks over.

@@ -1,6 +1,7 @@
 //! Every message, whole, in pieces and broken.
 
 use super::*;
+use crate::restart::Life;
 
 fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
     Node {
@@ -62,6 +63,7 @@ fn assignment() -> Assignment {
             environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
             verbose: true,
             limits: Limits { restarts_max: 3, within_s: 9 },
+            has_spares: true,
         },
         node: node("n1", 0, vec![node("n2", 2, vec![])]),
     }
@@ -104,7 +106,10 @@ fn every_message() -> Vec<Message> {
         Message::Abort { rank: 3, code: -1, message: "m".into() },
         Message::Adopt(Box::new(adoption())),
         Message::Talk(Box::new(Talk::Asked { rank: 4, question: "cmd=get\n".to_string() })),
+        Message::Talk(Box::new(Talk::Unstartable { rank: 4, why: "no".to_string() })),
+        Message::Talk(Box::new(Talk::Ended { rank: 4, life: adoption().ranks[0].lives[0] })),
         Message::Talk(Box::new(Talk::Heard { rank: 4, answer: "cmd=got\n".to_string() })),
+        Message::Known(Box::new(known())),
         Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
         Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
         Message::StdinTaken { bytes: 7 },
@@ -185,6 +190,12 @@ fn an_order_finds_its_hosts() {
     assert_eq!(order.below(&elsewhere).count(), 0);
 }
 
+fn known() -> Known {
+    let intakes = vec![[1, 2, 3], [u64::MAX, 0, 1 << 40]];
+    let (rank, from, polls, first_intake) = (4, 1 << 33, 1 << 40, 1 << 35);
+    Known { rank, from, reads: vec![7; 300], polls, is_full: true, first_intake, intakes }
+}
+
 fn adoption() -> Adoption {
     let exchange = |answer: Option<&str>| moved::Exchange {
         question: "cmd=barrier_in\n".to_string(),
@@ -192,8 +203,17 @@ fn adoption() -> Adoption {
     };
     let exchanges = vec![exchange(Some("cmd=barrier_out rc=0\n")), exchange(None)];
     let images = vec![moved::Whereabouts { place: "rank-4.1/7".into(), sum: "f0".into() }];
-    let one =
-        moved::Moving { rank: 4, starts: 2, moves: 1, printed: [1 << 40, 7], exchanges, images };
+    let life = Life {
+        began: Duration::from_millis(1_500),
+        lasted: Duration::from_secs(3),
+        ending: Ending::Killed(9),
+        stage: Stage::Joined,
+        has_last_word: true,
+        place: crate::restart::Place { asked: 1, printed: 2, looked: 3 },
+    };
+    let (lives, age) = (vec![life, life], Duration::from_secs(70));
+    let (printed, rank, starts, moves) = ([1 << 40, 7], 4, 2, 1);
+    let one = moved::Moving { rank, starts, moves, printed, exchanges, lives, age, images };
     let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
     Adoption { has_reached: true, keys, ranks: vec![one, moved::Moving::default()] }
 }

@@ -38,6 +38,7 @@ fn job(size: u32) -> Job {
         environment: Vec::new(),
         verbose: false,
         limits: Default::default(),
+        has_spares: false,
     }
 }
 

@@ -35,9 +35,35 @@ pub struct Plan {
     pub doubt: Option<String>,
 }
 
+/// Variables that are another one at each login or on each host. Ranks that may be started anew elsewhere have none of them of
+/// the host: their environment lies on the stack, and is as long on every node. A name that ends in '*' stands for all that
+/// begin so.
+const OF_A_LOGIN: [&str; 8] = [
+    "HOSTNAME",
+    "SSH_*",
+    "XDG_SESSION_*",
+    "DBUS_*",
+    "INVOCATION_ID",
+    "JOURNAL_STREAM",
+    "SHLVL",
+    "_",
+];
+
+fn is_of_a_login(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    OF_A_LOGIN.iter().any(|pattern| match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start.as_bytes()),
+        None => name == pattern.as_bytes(),
+    })
+}
+
 /// `settings`: the job's environment, which wins over what this host has.
 pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
+    let recovers = recovers(settings);
     let mut environment: Environment = std::env::vars_os().collect();
+    if recovers {
+        environment.retain(|name, _| !is_of_a_login(name));
+    }
     environment.extend(settings.iter().map(|(name, value)| (name.into(), value.into())));
     environment.retain(|name, _| {
         let name = name.as_encoded_bytes();
@@ -54,7 +80,6 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
     let program = find_program(&task.program, &task.wdir, &path)?;
     let found = Detector::new(&environment, &task.wdir).library(&program, &task.arguments);
     check_family(found.as_ref(), &task.program)?;
-    let recovers = recovers(settings);
     if recovers {
         check_recovery(found.as_ref(), &task.program)?;
     }
@@ -272,6 +297,21 @@ mod tests {
         set_library(&mut unknown, None);
         for name in ["I_MPI_FABRICS", "MPIR_CVAR_NOLOCAL"] {
             assert!(!variable(&unknown, name).is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_differs_from_login_to_login_is_known_by_name() {
+        for (name, is_one) in [
+            ("SSH_CONNECTION", true),
+            ("_", true),
+            ("HOSTNAME", true),
+            ("_X", false),
+            ("HOSTNAMES", false),
+            ("PATH", false),
+            ("XDG_RUNTIME_DIR", false),
+        ] {
+            assert_eq!(is_of_a_login(OsStr::new(name)), is_one, "{name}");
         }
     }
 

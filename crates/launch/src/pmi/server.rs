@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kvs::{Delta, Kvs};
 use super::spawn::{self, Gatherer, Progress, Request};
-use super::wire::{Command, KEY_MAX, KVSNAME_MAX, Reply, VALUE_MAX};
+use super::wire::{self, Command, KEY_MAX, KVSNAME_MAX, Reply, VALUE_MAX};
 
 /// What a process group is, for the replies that do not depend on the rank.
 #[derive(Debug, Clone)]
@@ -221,6 +221,14 @@ impl Server {
                 let reply = Reply::new(other).with("rc", -1).with("msg", "unknown_command");
                 self.reply(rank, reply);
             }
+        }
+    }
+
+    /// A line of one of this agent's own ranks, or a block as [`wire::block_text`] writes it.
+    pub fn handle_question(&mut self, rank: u32, text: &str) {
+        match wire::block_lines(text) {
+            Some(lines) => self.handle_block(rank, &lines),
+            None => self.handle_line(rank, text),
         }
     }
 

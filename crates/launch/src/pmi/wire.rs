@@ -84,6 +84,31 @@ pub enum Input {
     Block(Vec<String>),
 }
 
+/// How a block begins that is written as one text; no line holds a newline.
+const BLOCK_BEGIN: &str = "mcmd=spawn\n";
+
+/// A block as one text.
+pub fn block_text(lines: &[String]) -> String {
+    format!("{BLOCK_BEGIN}{}", lines.join("\n"))
+}
+
+/// The lines of a block that is written as one text, if it is one.
+pub fn block_lines(text: &str) -> Option<Vec<String>> {
+    let lines = text.strip_prefix(BLOCK_BEGIN)?;
+    Some(lines.split('\n').map(str::to_string).collect())
+}
+
+/// Whether it is a block that has no answer of its own: another one of the same spawn follows.
+pub fn is_answered_later(text: &str) -> bool {
+    let Some(lines) = block_lines(text) else { return false };
+    let number = |key: &str| {
+        let values = lines.iter().filter_map(|line| line.split_once('='));
+        let mut values = values.filter(|(name, _)| *name == key);
+        values.next().and_then(|(_, value)| value.parse::<u32>().ok())
+    };
+    number("spawnssofar") < number("totspawns")
+}
+
 /// Cuts a rank's bytes into lines and blocks.
 #[derive(Default)]
 pub struct LineReader {
@@ -147,6 +172,20 @@ mod tests {
         assert_eq!(command.argument("value"), Some("ab=[3]"));
         assert_eq!(command.argument("other"), None);
         assert_eq!(Command::parse("hello"), None);
+    }
+
+    #[test]
+    fn a_block_is_one_text_and_only_the_last_of_a_spawn_is_answered() {
+        let lines = |place: u32| {
+            ["nprocs=2".to_string(), "totspawns=2".into(), format!("spawnssofar={place}")]
+        };
+        for place in [1, 2] {
+            let text = block_text(&lines(place));
+            assert_eq!(block_lines(&text).as_deref(), Some(&lines(place)[..]));
+            assert_eq!(is_answered_later(&text), place == 1);
+        }
+        let line = "cmd=get key=totspawns=2 spawnssofar=1";
+        assert!(block_lines(line).is_none() && !is_answered_later(line));
     }
 
     #[test]

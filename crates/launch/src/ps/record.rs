@@ -165,16 +165,16 @@ impl Record {
     }
 }
 
-/// Bytes of the digest of a frame that was sent.
-const DIGEST_BYTES: u64 = 8;
+/// Bytes that are kept of a frame that was sent.
+const SENT_BYTES: u64 = 12;
 
 impl Process {
     fn kept(&self) -> u64 {
-        self.bytes + self.intake_bytes + self.sent * DIGEST_BYTES
+        self.bytes + self.intake_bytes + self.sent * SENT_BYTES
     }
 
     fn cells(&self, name: impl Fn(u32) -> String) -> [String; 9] {
-        // What the determinants of a frame take, and the digest of one that was sent.
+        // What the determinants of a frame take, and what is kept of one that was sent.
         let each = self.intake_bytes as f64 / self.taken_in.max(1) as f64;
         let endpoint =
             if self.endpoint == 0 { String::new() } else { format!(".{}", self.endpoint) };

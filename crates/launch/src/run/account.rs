@@ -137,6 +137,11 @@ impl Counter {
         times.chain(self.desk.next_time()).chain(self.foot_due).min()
     }
 
+    /// Whether ranks that are killed come back.
+    pub fn recovers(&self) -> bool {
+        self.fixed.recover
+    }
+
     /// Whether images of ranks are taken.
     pub fn has_images(&self) -> bool {
         self.fixed.checkpoints

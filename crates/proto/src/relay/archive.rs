@@ -331,6 +331,19 @@ impl Archive {
         shown
     }
 
+    /// All frames that are in memory, in order.
+    pub fn in_memory(&self) -> impl Iterator<Item = (Header, &[u8])> {
+        self.segments.iter().filter_map(Segment::in_memory).flat_map(|mut rest| {
+            core::iter::from_fn(move || {
+                let header = Header::parse(rest).ok()?;
+                let (frame, after) =
+                    rest.split_at_checked(HEADER_BYTES + header.length as usize)?;
+                rest = after;
+                Some((header, frame))
+            })
+        })
+    }
+
     /// Where the last frame is, which has so many bytes.
     pub fn last(&self, bytes: usize) -> Place {
         let segment = (self.first + self.segments.len()).saturating_sub(1);

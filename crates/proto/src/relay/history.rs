@@ -23,10 +23,12 @@ use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::hello::Standing;
 
 use super::archive::{Archive, Found, Place};
+use super::diverged::{SENT_BYTES, Sent};
 use super::intakes::{Intake, Intakes};
 use super::mark::{Mark, Marks};
 use super::notice::empty;
 use super::port::{Party, Piece, Port};
+use super::reads::Reads;
 use super::record::Entry;
 use super::shelf::{READ_AHEAD, Room, Shelf};
 use super::store::{Cursor, Store};
@@ -147,6 +149,11 @@ impl Histories {
         Ok(mark)
     }
 
+    /// Whether all that an endpoint is still to be told has come while it was there.
+    pub fn is_only_behind(&self, address: Address) -> bool {
+        self.all.get(&address).is_some_and(History::is_only_behind)
+    }
+
     /// Why no new start of an endpoint can be brought to where it was, if none can.
     pub fn refusal(&self, address: Address) -> Option<&'static str> {
         self.all.get(&address)?.given_up
@@ -162,7 +169,7 @@ pub(super) struct History {
     pub given: Archive,
     /// When it has taken in how many of them.
     pub intakes: Intakes,
-    /// A digest of each frame that it has sent,
+    /// Of each frame that it has sent what is kept of it,
     pub sent: Store,
     /// and how many these are.
     pub sent_count: u64,
@@ -171,6 +178,8 @@ pub(super) struct History {
     next_sent: Cursor,
     /// What its present start is still to be told.
     telling: Option<Telling>,
+    /// What its program has read of clocks, if it is on another node.
+    pub reads: Option<Reads>,
     /// Where starts of it have stood.
     pub marks: Marks,
     /// It is said that much was given to it since.
@@ -207,15 +216,12 @@ pub(super) enum Told {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sending {
     /// The earlier one had not come so far.
-    New(u64),
+    New(Sent),
     /// The same.
     Repeated,
-    /// Something else.
-    Other,
+    /// Something else than this.
+    Other(Option<Sent>),
 }
-
-/// Bytes that the digest of a frame takes.
-pub(super) const DIGEST_BYTES: usize = size_of::<u64>();
 
 impl History {
     /// Of one that stands here, without what led there.
@@ -223,14 +229,15 @@ impl History {
         Self {
             given: Archive::behind(standing.taken),
             intakes: Intakes::behind(standing.intakes),
-            sent: Store::behind(standing.sent.saturating_mul(DIGEST_BYTES as u64)),
+            sent: Store::behind(standing.sent.saturating_mul(SENT_BYTES as u64)),
             sent_count: standing.sent,
             ..Self::default()
         }
     }
 
     pub fn bytes(&self) -> u64 {
-        self.intakes.bytes() + self.sent.len() + self.given.len()
+        let reads = self.reads.as_ref().map_or(0, Reads::bytes);
+        self.intakes.bytes() + self.sent.len() + self.given.len() + reads
     }
 
     /// Nothing is kept of it any more. So many bytes were.
@@ -239,7 +246,8 @@ impl History {
         let end = self.given.end();
         let freed = self.given.trim(end, &mut shelf.spare);
         shelf.take_back(&freed);
-        *self = Self { given_up: Some(why), ..Self::default() };
+        let reads = self.reads.as_ref().map(|_| Reads::anew());
+        *self = Self { given_up: Some(why), reads, ..Self::default() };
         bytes
     }
 
@@ -326,19 +334,19 @@ impl History {
         }
     }
 
-    pub fn compare(&mut self, frame: &[u8]) -> Sending {
-        let digest = digest(frame);
+    pub fn compare(&mut self, header: &Header, frame: &[u8]) -> Sending {
+        let sent = Sent::of(header, frame);
         if self.repeated == self.sent_count {
-            return Sending::New(digest);
+            return Sending::New(sent);
         }
-        let before = self.sent.take(&mut self.next_sent).map(u64::from_le_bytes);
+        let before = self.sent.take(&mut self.next_sent).map(Sent::from_bytes);
         self.repeated += 1;
-        if before == Some(digest) { Sending::Repeated } else { Sending::Other }
+        if before == Some(sent) { Sending::Repeated } else { Sending::Other(before) }
     }
 
     /// It has been passed on.
-    pub fn note_sent(&mut self, digest: u64) {
-        self.sent.push(&digest.to_le_bytes());
+    pub fn note_sent(&mut self, sent: Sent) {
+        self.sent.push(&sent.bytes());
         self.sent_count += 1;
         self.repeated += 1;
     }
@@ -352,6 +360,9 @@ impl History {
         let left = given.segment;
         let new = None;
         self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left, new });
+        if let Some(reads) = &self.reads {
+            push_empty(Kind::Clocks, address, [reads.end(), 0], 0, port, pool);
+        }
         // Until it has sent that again nothing else may be taken in.
         let sent = self.sent_count - mark.standing.sent;
         let opening = Intake { polls: 0, frames: intakes_left, micros: sent };
@@ -399,15 +410,26 @@ impl History {
 
 fn push_intake(address: Address, intake: Intake, port: &mut Port, pool: &mut Pool) {
     let Intake { polls, frames, micros } = intake;
-    let header = empty(Kind::Intake, Address::ANONYMOUS, address);
-    let header = Header { sequence: polls, credit: frames, delivered: micros, ..header };
+    push_empty(Kind::Intake, address, [polls, micros], frames, port, pool);
+}
+
+fn push_empty(
+    kind: Kind,
+    address: Address,
+    [sequence, delivered]: [u64; 2],
+    credit: u32,
+    port: &mut Port,
+    pool: &mut Pool,
+) {
+    let header = empty(kind, Address::ANONYMOUS, address);
+    let header = Header { sequence, credit, delivered, ..header };
     let mut bytes = [0; HEADER_BYTES];
     header.emit(&mut bytes);
     port.push_notice(pool, &bytes, &header);
 }
 
 impl Relay {
-    /// A frame of `from`: whether it goes on its way, and then its digest. It does not if the endpoint only does again what
+    /// A frame of `from`: whether it goes on its way, and then what is kept of it. It does not if the endpoint only does again what
     /// it did before, or tells of what it has taken in.
     #[inline]
     pub(super) fn recall(
@@ -415,7 +437,7 @@ impl Relay {
         from: LinkId,
         header: &Header,
         frame: &[u8],
-    ) -> Result<Option<Option<u64>>, Stop> {
+    ) -> Result<Option<Option<Sent>>, Stop> {
         if header.kind == Kind::Intake {
             let intake = Intake::of(header).map_err(Stop::Broken)?;
             if let Some(history) = self.history_of(from, intake.bytes()) {
@@ -425,38 +447,54 @@ impl Relay {
             }
             return Ok(None);
         }
+        if header.kind == Kind::Clocks && self.histories.is_some() {
+            let outcome = self.take_reads(from, header, &frame[HEADER_BYTES..]);
+            return outcome.map(|()| None).map_err(Stop::Broken);
+        }
         let Some(history) = self.history_of(from, 0) else { return Ok(Some(None)) };
-        match history.compare(frame) {
-            Sending::New(digest) => Ok(Some(Some(digest))),
+        match history.compare(header, frame) {
+            Sending::New(sent) => Ok(Some(Some(sent))),
             Sending::Repeated => Ok(None),
-            Sending::Other => {
-                self.note_other(from);
+            Sending::Other(before) => {
+                self.note_other(from, before, frame);
                 Err(Stop::Broken(Malformed("it does not do again what it did before")))
             }
         }
     }
 
-    /// The endpoint at `from` does something else than before. It may not know why its connection ends, and whoever comes
-    /// after it would do the same.
+    /// The endpoint at `from` sends `frame` where it was another one before. It may not know why its connection ends, and whoever
+    /// comes after it would do the same: it is told which frame that was, and the user what both are.
     #[cold]
-    fn note_other(&mut self, from: LinkId) {
-        if let (Party::Endpoint(address), Some(histories)) =
-            (self.port(from).party, &mut self.histories)
-        {
-            histories.give_up(
-                address,
-                "a new start did not do again what was done before: it cannot come back",
-            );
+    fn note_other(&mut self, from: LinkId, before: Option<Sent>, frame: &[u8]) {
+        let Self { ports, pool, histories, .. } = self;
+        let (Some(histories), Some(port)) = (histories, &mut ports[from.0 as usize]) else {
+            return;
+        };
+        let Party::Endpoint(address) = port.party else { return };
+        let sent = histories.all.get(&address).map_or(0, |history| history.repeated);
+        let which = (address, port.incarnation.unwrap_or(0), sent.saturating_sub(1));
+        if let Some(apart) = before.and_then(|was| histories.tell_apart(which, was, frame)) {
+            histories.shelf.note_diverged(apart);
         }
+        histories.give_up(
+            address,
+            "a new start did not do again what was done before: it cannot come back",
+        );
+        // What it has begun to read it must be able to end.
+        let rest = core::mem::take(&mut port.writer.rest);
+        port.lose_all(pool);
+        port.writer.rest = rest;
+        push_intake(address, Intake { polls: 0, frames: 0, micros: which.2 }, port, pool);
+        self.touch(from);
     }
 
-    /// A frame of `from` with this digest is on its way.
+    /// A frame of `from` is on its way, of which this is kept.
     #[inline]
-    pub(super) fn note_sending(&mut self, from: LinkId, digest: Option<u64>) {
-        if let Some(digest) = digest
-            && let Some(history) = self.history_of(from, DIGEST_BYTES)
+    pub(super) fn note_sending(&mut self, from: LinkId, sent: Option<Sent>) {
+        if let Some(sent) = sent
+            && let Some(history) = self.history_of(from, SENT_BYTES)
         {
-            history.note_sent(digest);
+            history.note_sent(sent);
         }
     }
 
@@ -502,7 +540,7 @@ impl Relay {
 
     /// The history of the endpoint at `link`, with room for so many bytes more, if it may come back.
     #[inline]
-    fn history_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut History> {
+    pub(super) fn history_of(&mut self, link: LinkId, bytes: usize) -> Option<&mut History> {
         let histories = self.histories.as_mut()?;
         match self.ports[link.0 as usize].as_ref()?.party {
             Party::Endpoint(address) => histories.of(address, bytes).map(|(history, _)| history),
@@ -598,34 +636,4 @@ impl Relay {
         self.leave_line(link);
         self.port_mut(link).is_heard_out = true;
     }
-}
-
-/// Of all bytes of a frame. In four lanes, so that no word waits for the multiplication of the one before.
-fn digest(frame: &[u8]) -> u64 {
-    const LANES: usize = 4;
-    let mut lanes = [
-        0x9e37_79b9_7f4a_7c15_u64,
-        0x8573_4ab1_6d2f_9e03,
-        0xc2b2_ae3d_27d4_eb4f,
-        0x1656_67b1_9e37_79f9,
-    ];
-    let mut rows = frame.chunks_exact(8 * LANES);
-    for row in &mut rows {
-        for (lane, word) in lanes.iter_mut().zip(row.chunks_exact(8)) {
-            // Chunks of eight bytes have eight bytes.
-            *lane = mix(*lane, u64::from_le_bytes(word.try_into().expect("eight bytes")));
-        }
-    }
-    let mut state = lanes.into_iter().fold(frame.len() as u64, mix);
-    for rest in rows.remainder().chunks(8) {
-        let mut word = [0; 8];
-        word[..rest.len()].copy_from_slice(rest);
-        state = mix(state, u64::from_le_bytes(word));
-    }
-    state
-}
-
-#[inline]
-fn mix(state: u64, word: u64) -> u64 {
-    (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
 }

@@ -14,8 +14,10 @@
 use alloc::vec::Vec;
 
 use super::archive::{Archive, Place};
-use super::history::{DIGEST_BYTES, Histories, History, TOO_MUCH};
+use super::diverged::SENT_BYTES;
+use super::history::{Histories, History, TOO_MUCH};
 use super::intakes::{Intakes, Spot};
+use super::shelf::UNREADABLE;
 use super::store::{Cursor, Store};
 use crate::id::Address;
 use crate::wire::hello::Standing;
@@ -57,8 +59,8 @@ impl Marks {
             return Err(DROPPED);
         }
         let given = given.at(standing.taken).ok_or(NOWHERE)?;
-        let digests = standing.sent.checked_mul(DIGEST_BYTES as u64).ok_or(NOWHERE)?;
-        let sent = sent.at(digests).ok_or(NOWHERE)?;
+        let bytes = standing.sent.checked_mul(SENT_BYTES as u64).ok_or(NOWHERE)?;
+        let sent = sent.at(bytes).ok_or(NOWHERE)?;
         let place = self.all.partition_point(|(known, _)| known.intakes <= standing.intakes);
         let before = place.checked_sub(1).map(|place| self.all[place].1);
         let known = before.unwrap_or(start);
@@ -92,7 +94,7 @@ impl Histories {
         let Some(history) = all.get_mut(&address) else { return };
         let Some((standing, spot)) = history.marks.keep_from(intakes) else { return };
         let before = history.bytes();
-        let sent = history.sent.at(standing.sent * DIGEST_BYTES as u64);
+        let sent = history.sent.at(standing.sent * SENT_BYTES as u64);
         let given = history.given.at(standing.taken);
         if let Some((given, sent)) = given.zip(sent) {
             let freed = history.given.trim(given, &mut shelf.spare);
@@ -103,14 +105,16 @@ impl Histories {
         *bytes -= before - history.bytes();
     }
 
-    /// An endpoint of which there was too much to be kept stands here, as the same start of it as ever: from here on all of it is
-    /// kept. False: it is none.
+    /// An endpoint of which nothing is kept since there was too much of that, or what there was could not be read, stands here, as
+    /// the same start of it as ever: from here on all of it is kept. False: it is none.
     pub fn begin_anew(&mut self, address: Address, standing: Standing) -> bool {
         let Some(history) = self.all.get_mut(&address) else { return false };
-        if history.given_up != Some(TOO_MUCH) {
+        if !matches!(history.given_up, Some(TOO_MUCH | UNREADABLE)) {
             return false;
         }
+        let reads = history.reads.take();
         *history = History::behind(standing);
+        history.reads = reads;
         self.shelf.note_begun_anew(address);
         true
     }

@@ -43,6 +43,7 @@
 //! `keep`) before the buffer is touched again or another input is handled.
 
 mod archive;
+mod diverged;
 mod history;
 mod holding;
 mod intakes;
@@ -50,6 +51,7 @@ mod links;
 mod mark;
 mod notice;
 mod port;
+mod reads;
 mod record;
 mod shelf;
 mod store;
@@ -70,11 +72,13 @@ use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::hello::Standing;
 pub use archive::Shown;
+pub use diverged::{Apart, Divergence, Version};
 pub use history::HISTORIES_BYTES_MAX;
 use history::Histories;
 pub use holding::{Excerpt, Holding, Moment};
 use mark::Mark;
 use port::{Party, Piece, Port, State};
+pub use reads::ReadsKept;
 use record::Entry;
 pub use shelf::{Order, Remark, Room, SEGMENT_BYTES, SegmentId};
 
@@ -150,6 +154,8 @@ pub struct Counters {
     pub taken_in: u64,
     /// and bytes that are kept of when they have.
     pub intake_bytes: u64,
+    /// and bytes that are kept of what they have read of clocks and chance.
+    pub read_bytes: u64,
     /// Bytes of what is kept that were read back from the disk.
     pub read_back_bytes: u64,
     /// How often an input had to wait for the disk.

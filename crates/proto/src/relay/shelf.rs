@@ -18,6 +18,7 @@ use alloc::vec::Vec;
 
 use super::archive::Freed;
 use super::history::Histories;
+use super::port::OWED_MAX;
 use super::*;
 
 /// A full segment of a record: what a disk takes at once at its full speed.
@@ -73,6 +74,8 @@ pub enum Order {
 pub enum Remark {
     /// An endpoint can come back no longer, for this reason.
     GivenUp(Address, &'static str),
+    /// A new start of one has sent something else than was sent before. That it is given up follows.
+    Diverged(Divergence),
     /// One of which there was too much to be kept can come back again.
     BegunAnew(Address),
     /// So much was given to one since its last image that another would be good: see [`Relay::set_image_bytes`].
@@ -205,6 +208,10 @@ impl Shelf {
         self.remarks.push_back(Remark::GivenUp(address, why));
         // Its segments are numbered from the start should it be recorded again.
         self.sealed.retain(|(whose, _)| *whose != address);
+    }
+
+    pub fn note_diverged(&mut self, apart: Divergence) {
+        self.remarks.push_back(Remark::Diverged(apart));
     }
 
     /// To an endpoint so much has been given since its last image. Whether that is more than it should be, which is said.
@@ -396,14 +403,27 @@ impl Relay {
         }
     }
 
-    /// What is kept of it is of no use.
+    /// What is kept of it is of no use. A start that has not come to where the one before was can go no further. One that is
+    /// only behind goes on: what it should have been told is lost on the way, as over any network, and who has sent it has it yet.
     pub(super) fn strand(&mut self, link: LinkId, address: Address) {
         let Some(histories) = &mut self.histories else { return };
+        let is_only_behind = histories.is_only_behind(address);
         histories.give_up(address, UNREADABLE);
         let port = self.port_mut(link);
-        if core::mem::take(&mut port.is_told) && port.is_up() {
-            self.stranded.push_back((link, UNREADABLE));
+        port.awaits_disk = false;
+        if !core::mem::take(&mut port.is_told) || !port.is_up() {
+            return;
         }
+        if !is_only_behind {
+            self.stranded.push_back((link, UNREADABLE));
+            return;
+        }
+        // Whose it was cannot be read either. Who has sent it nothing has nothing to ask after.
+        let sources = self.table.processes().map(|index| Address::new(index, 0));
+        let channels = sources.filter(|source| *source != address).map(|source| (source, address));
+        let lost: BTreeSet<_> = channels.take(OWED_MAX).collect();
+        self.port_mut(link).lost.extend(lost);
+        self.tell_losses(link);
     }
 
     /// Whether a frame for `to` has to wait until the disk has taken something. Its input then waits.

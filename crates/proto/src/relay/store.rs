@@ -40,6 +40,11 @@ impl Store {
         self.bytes
     }
 
+    /// The first byte that is kept is the one behind so many.
+    pub fn first(&self) -> u64 {
+        self.dropped
+    }
+
     pub fn push(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         while !bytes.is_empty() {

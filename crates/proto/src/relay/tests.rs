@@ -2,6 +2,7 @@
 
 mod disk;
 mod ports;
+mod reads;
 mod recovery;
 mod world;
 

@@ -104,6 +104,11 @@ impl Table {
         self.clusters.len()
     }
 
+    /// The processes with which the job has begun.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        self.clusters.iter().flat_map(|range| range.first..range.first.saturating_add(range.count))
+    }
+
     /// The cluster of a process.
     #[inline]
     pub fn cluster_of(&self, address: Address) -> Option<ClusterId> {

@@ -11,7 +11,8 @@
 //! 16  u64 sequence   number of its first byte in its channel, or of the next one for kinds without numbered bytes
 //! 24  u64 delivered  all bytes of the opposite channel below this have been taken in
 //! 32  u32 credit     eager bytes of the opposite channel released so far, modulo 2^32
-//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]
+//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]. Of an intake always
+//!                    there, and another one: of its numbers
 //! ```
 //!
 //! **Numbers.** The bytes of a channel are those of the heads and payloads of its frames in the order in which they were
@@ -75,13 +76,18 @@ pub enum Kind {
     Door = 21,
     /// Between an endpoint and its relay: after so many polls (`sequence`) the endpoint has taken in so many frames
     /// (`credit`), and time has gone on by so many microseconds (`delivered`), each since the intake before. From a relay,
-    /// with no polls: that is all; and an earlier start of the endpoint has sent so many frames (`delivered`).
+    /// with no polls: first, how many intakes there are (`credit`), and how many frames an earlier start of the endpoint has
+    /// sent (`delivered`); last, that this frame (`delivered`) is not what an earlier start of it sent.
     Intake = 22,
+    /// From an endpoint to its relay: what the program has read of clocks and chance, from byte `sequence` of its record on,
+    /// and that it has looked for messages so often (`delivered`); `credit` is 1 if there is no more room in the record. From a
+    /// relay, in front of its first Intake: it keeps that, and has the bytes before `sequence`.
+    Clocks = 23,
 }
 
 impl Kind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Kind; 22] = [
+    pub const ALL: [Kind; 23] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Grant,
@@ -104,6 +110,7 @@ impl Kind {
         Kind::Lost,
         Kind::Door,
         Kind::Intake,
+        Kind::Clocks,
     ];
 
     /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
@@ -111,7 +118,13 @@ impl Kind {
     pub fn is_numbered(self) -> bool {
         let is_signal = matches!(
             self,
-            Kind::Ack | Kind::Report | Kind::Ask | Kind::Again | Kind::Door | Kind::Intake
+            Kind::Ack
+                | Kind::Report
+                | Kind::Ask
+                | Kind::Again
+                | Kind::Door
+                | Kind::Intake
+                | Kind::Clocks
         );
         !is_signal && !self.is_notice()
     }
@@ -183,7 +196,7 @@ impl Header {
             ends,
             self.sequence,
             self.delivered,
-            u64::from(self.credit),
+            pair(self.credit, self.intake_check()),
         ];
         // Whole words, as they are read again at once by whoever copies them: what is written in smaller pieces has to be in
         // the caches first.
@@ -217,7 +230,25 @@ impl Header {
             credit: u32_at(bytes, 32),
         };
         header.check()?;
+        if header.kind == Kind::Intake && u32_at(bytes, 36) != header.intake_check() {
+            return Err(Malformed("when something was taken in is not what was sent"));
+        }
         Ok(header)
+    }
+
+    /// Of the numbers of an intake: a record of which one was changed on the way would bring nobody back, and nobody would see
+    /// it before. 0 for everything else.
+    #[inline]
+    fn intake_check(&self) -> u32 {
+        if self.kind != Kind::Intake {
+            return 0;
+        }
+        let words =
+            [self.sequence, self.delivered, pair(self.credit, self.source.0 ^ self.target.0)];
+        let mix = |state: u64, word: u64| {
+            (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29)
+        };
+        (words.into_iter().fold(0x9e37_79b9_7f4a_7c15, mix) >> 16) as u32
     }
 
     /// Bytes of the payload behind a head of `head` bytes, and of the check before it.
@@ -283,7 +314,8 @@ mod tests {
 
     #[test]
     fn what_is_no_part_of_a_channel_has_no_numbers() {
-        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door, Kind::Intake];
+        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door];
+        let signals = [&signals[..], &[Kind::Intake, Kind::Clocks]].concat();
         for kind in Kind::ALL {
             assert_eq!(kind.is_notice(), matches!(kind as u8, 14 | 20), "{kind:?}");
             let is_signal = signals.contains(&kind) || kind.is_notice();
@@ -300,7 +332,7 @@ mod tests {
     fn absurd_lengths_flags_and_hops_are_refused() {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
-        for (at, value) in [(2, 0x11), (3, 0xff), (4, 23), (5, 0x80), (6, 17)] {
+        for (at, value) in [(2, 0x11), (3, 0xff), (4, 24), (5, 0x80), (6, 17)] {
             let mut broken = bytes;
             broken[at] = value;
             broken[7] = guard(&broken);
@@ -314,6 +346,17 @@ mod tests {
         let mut bytes = [0; HEADER_BYTES];
         sample(Kind::Data).emit(&mut bytes);
         for bit in (0..48).chain(56..64) {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::parse(&changed).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn an_intake_of_which_a_number_was_changed_is_none() {
+        let mut bytes = [0; HEADER_BYTES];
+        sample(Kind::Intake).emit(&mut bytes);
+        for bit in 128..320 {
             let mut changed = bytes;
             changed[bit / 8] ^= 1 << (bit % 8);
             assert!(Header::parse(&changed).is_err(), "bit {bit}");

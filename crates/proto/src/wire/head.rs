@@ -185,7 +185,7 @@ impl Head {
             Kind::Fragment | Kind::Again => 16,
             Kind::Pulled | Kind::AtomicReply | Kind::Refused | Kind::Goodbye | Kind::Ask => 8,
             Kind::Door => 32,
-            Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Intake => 0,
+            Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Intake | Kind::Clocks => 0,
             Kind::Report => 48,
             Kind::Write | Kind::Read | Kind::Atomic => 32,
         }
@@ -274,7 +274,7 @@ impl Head {
             Kind::ReadData => Head::ReadData { op: op(), offset: u64_at(bytes, 8) },
             Kind::Pulled => Head::Pulled { send: op() },
             Kind::AtomicReply => Head::AtomicReply { op: op() },
-            Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Intake => Head::Empty,
+            Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Intake | Kind::Clocks => Head::Empty,
             Kind::Door => Head::Door(Door {
                 ip: array::from_fn(|n| bytes[n]),
                 port: u32_at(bytes, 16) as u16,

@@ -43,6 +43,7 @@ impl Engine {
         let (looks, number) = (clocks::polls(), clocks::images_wanted());
         let Some(standing) = self.replay.as_ref().map(|replay| replay.standing(0)) else { return };
         let Some(link) = self.relay.link() else { return };
+        self.tell_reads_for_image();
         // The new link must have the number of this one.
         if self.links[..link].iter().any(Option::is_none) || !clocks::step_aside() {
             return;

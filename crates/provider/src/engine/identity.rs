@@ -245,7 +245,7 @@ fn node() -> u64 {
     let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let net = fs::metadata("/proc/self/ns/net").map_or(0, |meta| meta.ino());
     let name = param::NODE.text().unwrap_or_default();
-    hash(&[&boot, &net.to_le_bytes(), name.as_bytes()])
+    hash(&[&boot, &net.to_le_bytes(), name.trim_end().as_bytes()])
 }
 
 /// FNV-1a, 64 bits: for names, not for secrets.
@@ -260,7 +260,9 @@ pub fn hash(parts: &[&[u8]]) -> u64 {
 /// The address by which this node is called first: as told, or that from which the relay is reached, or any that is up.
 /// Others are tried when nobody answers there.
 fn own_ip(relays: &[RelayWay]) -> Result<IpAddr, String> {
-    let Some(text) = param::ADDRESS.text() else {
+    // It may have been made as long as all others.
+    let told = param::ADDRESS.text().map(|text| text.trim_end().to_string());
+    let Some(text) = told.filter(|text| !text.is_empty()) else {
         let own = towards_relay(relays).or_else(|| first_ip(&interfaces()));
         return Ok(own.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)));
     };

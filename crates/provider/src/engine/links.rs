@@ -287,6 +287,9 @@ impl Engine {
     /// Link `id` is broken or has ended.
     #[cold]
     pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
+        if self.is_recorded() && self.relay.link() == Some(id) {
+            self.hear_last_word();
+        }
         let Some(mut link) = self.close_link(id) else {
             return;
         };

@@ -37,6 +37,11 @@ const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a relay may take to read the last of what it was sent.
 const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// Frames of which is known when they were sent: more than a ring holds, so that it is known of any that the relay refuses.
+const SENT_REMEMBERED: usize = 4096;
+/// Most that is told at once of what the program has read of clocks.
+const READS_BYTES_MAX: u64 = 16 << 10;
+
 /// What leads to the relay.
 enum Record<'a> {
     Ring(&'a mut ShmLink),
@@ -55,14 +60,6 @@ impl Record<'_> {
         match self {
             Record::Ring(ring) => ring.consume(),
             Record::Stream(stream) => stream.consume(),
-        }
-    }
-
-    /// Whether it was sent; a ring may have no room.
-    fn send(&mut self, bytes: &[u8]) -> io::Result<bool> {
-        match self {
-            Record::Ring(ring) => Ok(ring.send(bytes, &[])),
-            Record::Stream(stream) => stream.send(bytes, &[]).map(|()| true),
         }
     }
 
@@ -95,6 +92,12 @@ pub struct Replay {
     /// Frames that this process has sent, and an earlier start of it.
     sent: u64,
     sent_before: u64,
+    /// Polls since the process began,
+    polls_ever: u64,
+    /// and how many it were when each of the last frames was sent.
+    sent_at: Box<[u64]>,
+    /// Of what the program has read of clocks the relay has so much, if it keeps that; and knows that there is no more room.
+    reads_told: Option<(u64, bool)>,
     /// It has begun to take its leave: a relay takes the end of its connection for its own end.
     pub(super) is_leaving: bool,
     /// Frames taken in again, and polls at which time alone went on.
@@ -149,7 +152,8 @@ impl Replay {
     /// Before the first poll.
     pub fn new(real: Time) -> Self {
         let now = Now { micros: 0, real: real.0 / MICROSECOND };
-        Self { now, ..Self::default() }
+        let sent_at = vec![0; SENT_REMEMBERED].into_boxed_slice();
+        Self { now, sent_at, ..Self::default() }
     }
 
     /// Where it is in what its relay has on record.
@@ -171,6 +175,7 @@ impl Replay {
     /// Another poll.
     fn poll(&mut self) -> Poll {
         self.polls += 1;
+        self.polls_ever += 1;
         let has_looked_before = clocks::count_poll();
         match self.next {
             Some(next) if next.polls > self.polls => Poll::Nothing,
@@ -188,6 +193,35 @@ impl Replay {
         }
     }
 
+    /// A frame has gone to the relay.
+    #[inline]
+    fn note_sent(&mut self) {
+        if let Some(poll) = self.sent_at.get_mut(self.sent as usize % SENT_REMEMBERED) {
+            *poll = self.polls_ever;
+        }
+        self.sent += 1;
+    }
+
+    /// What is to be said when the relay says that this frame is not what an earlier start has sent.
+    fn divergence(&self, frame: u64) -> String {
+        let is_remembered = frame < self.sent && self.sent - frame <= SENT_REMEMBERED as u64;
+        let poll = self.sent_at.get(frame as usize % SENT_REMEMBERED).filter(|_| is_remembered);
+        let when = match poll {
+            Some(poll) => format!("at poll {poll}"),
+            None => format!("before poll {}", self.polls_ever),
+        };
+        format!("its frame {frame}, sent {when}, is not what it sent there before")
+    }
+
+    /// What the program has read of clocks since the last time goes to the relay in front of what may follow from it.
+    #[inline]
+    pub(super) fn tell_reads(&mut self, own: Address, stream: &mut WholeLink) -> io::Result<()> {
+        match &mut self.reads_told {
+            Some(known) if *known != clocks::told() => tell_reads(known, own, stream),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the relay must be heard before it is known what the next poll has to do.
     fn needs_word(&self) -> bool {
         self.next.is_none() && (self.untold > 0 || self.intakes < self.noted)
@@ -197,6 +231,12 @@ impl Replay {
     fn has_done_all(&self) -> bool {
         self.next.is_none() && self.untold == 0 && self.intakes >= self.noted
     }
+}
+
+/// Whether the relay says, with a frame's number as `delivered`, that an earlier start has sent another one. Polls are counted
+/// from 1, and the opening comes before everything else.
+fn is_refusal(header: &Header) -> bool {
+    header.kind == Kind::Intake && header.sequence == 0
 }
 
 impl Engine {
@@ -218,8 +258,13 @@ impl Engine {
         let deadline = Instant::now() + RECORD_TIME_MAX;
         let other = io::Error::other;
         const CLOSED: &str = "it has closed the connection at once; its log (--relay-log) says why";
+        let mut reads_told = None;
         let header = loop {
             match self.hear_intake() {
+                Ok(Some(header)) if header.kind == Kind::Clocks => {
+                    reads_told = Some((header.sequence, false));
+                    continue;
+                }
                 Ok(Some(header)) => break header,
                 Ok(None) => (),
                 Err(end) if end.kind() == io::ErrorKind::UnexpectedEof => {
@@ -239,10 +284,12 @@ impl Engine {
             std::thread::yield_now();
         };
         if header.sequence != 0 {
-            return Err(other("it does not begin with how much there was before"));
+            let why = "it does not begin with how much there was before";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         let is_here = matches!(self.relay_record(), Some(Record::Ring(_)));
         if let Some(replay) = &mut self.replay {
+            replay.reads_told = reads_told;
             replay.untold = header.credit.into();
             replay.heard = replay.intakes + replay.untold;
             replay.sent_before = replay.sent + header.delivered;
@@ -263,12 +310,34 @@ impl Engine {
     fn hear_intake(&mut self) -> io::Result<Option<Header>> {
         let Some(mut record) = self.relay_record() else { return Ok(None) };
         let Some(frame) = record.peek()? else { return Ok(None) };
-        let header = Header::parse(frame).map_err(|bad| io::Error::other(bad.0))?;
-        if header.kind != Kind::Intake {
-            return Err(io::Error::other("the relay says something else than what was before"));
+        // That may have come to it on the way.
+        let bad = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+        let header = Header::parse(frame).map_err(|malformed| bad(malformed.0))?;
+        if !matches!(header.kind, Kind::Intake | Kind::Clocks) {
+            return Err(bad("the relay says something else than what was before"));
         }
         record.consume();
         Ok(Some(header))
+    }
+
+    /// The connection to the relay is of no use any more. If that is because a frame of this process was another one before,
+    /// the relay has said so last: this process ends.
+    #[cold]
+    pub(super) fn hear_last_word(&mut self) {
+        while let Some(mut record) = self.relay_record() {
+            let Ok(Some(frame)) = record.peek() else { return };
+            let Ok(header) = Header::parse(frame) else { return };
+            if is_refusal(&header) {
+                self.end_refused(header.delivered);
+            }
+            record.consume();
+        }
+    }
+
+    #[cold]
+    fn end_refused(&self, frame: u64) -> ! {
+        let why = self.replay.as_ref().map(|replay| replay.divergence(frame));
+        self.end_process(&why.unwrap_or_default())
     }
 
     /// Waits until it is known what the next poll has to do.
@@ -286,11 +355,9 @@ impl Engine {
         }
         let header = loop {
             match self.hear_intake() {
+                Ok(Some(header)) if is_refusal(&header) => self.end_refused(header.delivered),
                 Ok(Some(header)) => break header,
                 Ok(None) => self.wait_for_relay(),
-                Err(error) if error.kind() == io::ErrorKind::Other => {
-                    self.end_process(&error.to_string())
-                }
                 Err(error) => self.end_cut_off(&error.to_string()),
             }
         };
@@ -451,11 +518,39 @@ impl Engine {
         }
     }
 
+    /// All that the program has read of clocks goes to a relay on another node, so that an image on any node goes on from there.
+    pub(super) fn tell_reads_for_image(&mut self) {
+        let link = self.relay.link().and_then(|id| self.links[id].as_mut());
+        let (Some(link), Some(replay)) = (link, &mut self.replay) else { return };
+        if let Carrier::Whole(stream) = &mut link.carrier
+            && let Err(error) = replay.tell_reads(self.own.address, stream)
+        {
+            self.end_cut_off(&error.to_string());
+        }
+    }
+
+    /// To the relay, behind what the program has read of clocks. Whether it was sent; a ring may have no room.
+    fn send_record(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        let Some(link) = self.relay.link().and_then(|id| self.links[id].as_mut()) else {
+            return Ok(true);
+        };
+        match &mut link.carrier {
+            Carrier::Shm(ring) => Ok(ring.send(bytes, &[])),
+            Carrier::Whole(stream) => {
+                if let Some(replay) = &mut self.replay {
+                    replay.tell_reads(self.own.address, stream)?;
+                }
+                stream.send(bytes, &[]).map(|()| true)
+            }
+            _ => Ok(true),
+        }
+    }
+
     /// A frame has gone to the relay.
     #[inline]
     pub(super) fn note_sent(&mut self) {
         if let Some(replay) = &mut self.replay {
-            replay.sent += 1;
+            replay.note_sent();
         }
     }
 
@@ -489,7 +584,7 @@ impl Engine {
         let mut bytes = [0; HEADER_BYTES];
         header.emit(&mut bytes);
         loop {
-            match self.relay_record().map_or(Ok(true), |mut record| record.send(&bytes)) {
+            match self.send_record(&bytes) {
                 Ok(true) => return,
                 Ok(false) => self.wait_for_relay(),
                 Err(error) => self.end_cut_off(&error.to_string()),
@@ -498,9 +593,57 @@ impl Engine {
     }
 }
 
+/// `known`: what the relay has, which is not all.
+#[cold]
+fn tell_reads(known: &mut (u64, bool), own: Address, stream: &mut WholeLink) -> io::Result<()> {
+    let (end, is_full) = clocks::told();
+    // A start that does again what was before comes to where the relay is.
+    let mut from = known.0;
+    while from < end || (is_full && !known.1) {
+        let to = end.min(from + READS_BYTES_MAX);
+        let bytes = clocks::entries(from, to);
+        let header = Header {
+            length: bytes.len() as u32,
+            kind: Kind::Clocks,
+            flags: 0,
+            hops: 0,
+            source: own,
+            target: Address::ANONYMOUS,
+            sequence: from,
+            delivered: clocks::polls(),
+            credit: is_full.into(),
+        };
+        let mut front = [0; HEADER_BYTES];
+        header.emit(&mut front);
+        stream.put_ahead(&front, bytes)?;
+        from = to.max(from);
+        *known = (from, is_full);
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn when_a_frame_was_sent_is_known_of_the_last_ones() {
+        let mut replay = Replay::new(Time(0));
+        for poll in 1..=SENT_REMEMBERED as u64 {
+            replay.poll();
+            assert_eq!(replay.polls_ever, poll);
+            replay.note_sent();
+            replay.note_sent();
+        }
+        let said = |frame| replay.divergence(frame);
+        let last = 2 * SENT_REMEMBERED as u64 - 1;
+        assert!(said(last).contains(&format!("frame {last}, sent at poll {SENT_REMEMBERED},")));
+        let half = SENT_REMEMBERED as u64;
+        assert!(said(half).contains(&format!("sent at poll {},", half / 2 + 1)), "{}", said(half));
+        for frame in [0, half - 1, last + 1] {
+            assert!(said(frame).contains(&format!("sent before poll {half},")), "{}", said(frame));
+        }
+    }
 
     const fn intake(polls: u64, frames: u32, micros: u64) -> Intake {
         Intake { polls, frames, micros }

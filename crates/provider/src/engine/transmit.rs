@@ -136,6 +136,9 @@ impl Engine {
         }
         let path = link.path;
         let is_recorded = self.is_recorded();
+        if let (Some(replay), Carrier::Whole(stream)) = (&mut self.replay, &mut link.carrier) {
+            replay.tell_reads(self.own.address, stream)?;
+        }
         while let Some(mut frame) = self.next_frame(peer, path) {
             let payload = frame.payload;
             let pieces = payload.map(|(memory, at, len)| memory.range(at, len));

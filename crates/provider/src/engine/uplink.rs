@@ -145,7 +145,8 @@ impl Engine {
     /// As [`Engine::end_process`], because the connection to the relay is gone. With one on this node nothing can be lost but
     /// the relay; a network breaks and heals, and a new start takes up what the relay has.
     #[cold]
-    pub(super) fn end_cut_off(&self, why: &str) -> ! {
+    pub(super) fn end_cut_off(&mut self, why: &str) -> ! {
+        self.hear_last_word();
         match self.has_relay_here() {
             true => self.end_process(why),
             false => self.end_with(EXIT_CUT_OFF, &format!("this process is cut off: {why}")),

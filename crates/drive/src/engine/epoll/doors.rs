@@ -395,6 +395,10 @@ impl Loop<'_> {
                 self.suspend(old, why);
             }
         }
+        let is_near = matches!(self.connections[slot].transport, Some(Transport::Near(_)));
+        if self.record.keeps_reads() && !is_near {
+            self.relay.keep_reads_of(address);
+        }
         let link = self.relay.attach_at(address, incarnation, introduction.standing)?;
         self.connections[slot].phase = Phase::Endpoint { link, address };
         self.bind(link, slot);

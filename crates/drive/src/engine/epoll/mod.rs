@@ -176,15 +176,15 @@ impl<'w> Loop<'w> {
         let clusters = setup.clusters.len();
         let mut relay = Relay::new(setup.own, setup.clusters, now)
             .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let mut disk = None;
+        let (mut disk, mut handover) = (None, None);
         if let Some(recover) = setup.recover {
             let bytes = recover.disk.as_ref().map(Disk::bytes_max);
             let (memory, segment) = (recover.memory, SEGMENT_BYTES);
             relay.set_recovering_within(Room { memory, disk: bytes, segment });
             relay.set_image_bytes(recover.image_bytes);
-            disk = recover.disk;
+            (disk, handover) = (recover.disk, recover.handover);
         }
-        let record = Record::new(&epoll, disk)?;
+        let record = Record::new(&epoll, disk, handover)?;
         relay.set_patience(setup.peer_timeout.as_millis() as u64);
         let incarnation = u32::from_le_bytes(sys::random()?);
         let introduction = Introduction {

@@ -1,11 +1,14 @@
 //! What a relay keeps for its processes, beyond its memory: orders go to the disk, and what becomes of them comes back.
 
-use landbridge_proto::relay::Remark;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use landbridge_proto::relay::{ReadsKept, Remark};
 
 use super::*;
 use crate::engine::disk::{Disk, Done};
 use crate::engine::stock::Stock;
-use crate::engine::{Exhibit, Inquiry};
+use crate::engine::{Exhibit, Fenced, Inquiry};
 
 /// The token of the disk's bell.
 pub const BELL: u64 = wan::HUB_BASE - 1;
@@ -27,14 +30,21 @@ pub struct Record {
     still_since_millis: Option<u64>,
     is_stuck: bool,
     has_failed: bool,
+    /// For what fenced endpoints have read of clocks.
+    handover: Option<File>,
 }
 
 impl Record {
-    pub fn new(epoll: &OwnedFd, disk: Option<Disk>) -> io::Result<Self> {
+    pub fn new(epoll: &OwnedFd, disk: Option<Disk>, handover: Option<File>) -> io::Result<Self> {
         if let Some(disk) = &disk {
             epoll::add(epoll, disk.bell(), EventData::new_u64(BELL), EventFlags::IN)?;
         }
-        Ok(Self { disk, ..Self::default() })
+        Ok(Self { disk, handover, ..Self::default() })
+    }
+
+    /// Whether endpoints of other nodes may be started on third ones.
+    pub fn keeps_reads(&self) -> bool {
+        self.handover.is_some()
     }
 }
 
@@ -86,6 +96,7 @@ impl Loop<'_> {
                     self.watch.warn(format_args!("of {who} {why}"));
                     self.watch.handle_giving_up(who);
                 }
+                Remark::Diverged(apart) => self.watch.warn(format_args!("{apart}")),
                 Remark::Grown(who) => self.watch.handle_growth(who),
                 Remark::BegunAnew(who) => self.watch.handle_new_beginning(who),
                 Remark::DiskFull => self.watch.warn(format_args!(
@@ -101,8 +112,28 @@ impl Loop<'_> {
         }
     }
 
-    /// Says what is kept, if that is asked for.
+    /// Nothing more of starts of `who` before this one is taken; what they have said is. What is known of its reads is handed over.
+    fn fence(&mut self, who: Address, start: u32) {
+        if let Some((link, older)) = self.relay.incarnation(who)
+            && older <= start
+            && let Some(slot) = self.slots.get(link.0 as usize).copied().flatten()
+        {
+            self.hear_out(slot, link);
+            self.suspend(slot, "its node is lost");
+        }
+        self.relay.fence(who, start);
+        let kept = self.relay.reads_of(who).unwrap_or_default();
+        let ReadsKept { first, bytes, polls, is_full } = kept;
+        let written = self.record.handover.as_ref().map(|file| file.write_all_at(&bytes, 0));
+        let bytes = if let Some(Ok(())) = written { bytes.len() as u64 } else { 0 };
+        self.watch.handle_fenced(who, &Fenced { first, bytes, polls, is_full });
+    }
+
+    /// Does what has been asked for, and says what is kept.
     pub(super) fn show(&mut self, next: Next) -> Next {
+        while let Some((who, start)) = self.watch.poll_fence() {
+            self.fence(who, start);
+        }
         let Next::Show(inquiry) = next else { return next };
         let exhibit = match inquiry {
             Inquiry::All(first) => {

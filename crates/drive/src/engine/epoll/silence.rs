@@ -194,6 +194,7 @@ mod tests {
             unconfirmed_millis: millis,
             is_awaited: true,
             is_stuck: false,
+            is_shut: false,
             round_trip_micros: round_trip_millis * 1_000,
             variation_micros: 0,
             bytes_per_second: 0,

@@ -10,8 +10,10 @@ const SEGMENT: usize = 40 << 10;
 const MEMORY: u64 = 1 << 20;
 const LENGTH: usize = 10_000;
 const FRAME: usize = HEADER_BYTES + LENGTH;
-/// A frame, and the digest that is kept of whoever has sent it.
-const KEPT: usize = FRAME + 8;
+/// What is kept of a frame of whoever has sent it.
+const SENT: usize = 12;
+/// A frame, and that.
+const KEPT: usize = FRAME + SENT;
 
 /// A relay with endpoints 0 and 1, of which 0 sends and 1 reads, and its disk.
 struct Rig {
@@ -204,7 +206,7 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
         assert!(!rig.orders.iter().any(|order| matches!(order, Order::Write(..))));
     }
     let (digests, disk) = rig.relay.kept_bytes();
-    assert!(digests <= 8 * rig.sent && disk == 0, "{digests} {disk}");
+    assert!(digests <= SENT as u64 * rig.sent && disk == 0, "{digests} {disk}");
     while rig.work(true) {}
     assert!(rig.files.is_empty(), "nothing is kept that nobody needs");
     assert_eq!(rig.send(), Stop::Partial);
@@ -231,7 +233,7 @@ fn a_disk_that_is_full_is_told_of_once_and_what_comes_stays_in_memory() {
     };
     assert!(matches!(why, Remark::GivenUp(who, _) if who == rank(1)), "{why:?}");
     while rig.work(true) {}
-    assert!(rig.relay.kept_bytes().0 <= 8 * rig.sent && rig.disk_bytes() == 0);
+    assert!(rig.relay.kept_bytes().0 <= SENT as u64 * rig.sent && rig.disk_bytes() == 0);
 }
 
 #[test]
@@ -245,6 +247,30 @@ fn what_cannot_be_read_back_is_told_to_nobody_and_its_endpoint_hears_why() {
     assert!(link == rig.one && why.contains("could not be read back"), "{why}");
     assert!(matches!(rig.relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
     assert!(rig.kill(2).unwrap_err().contains("could not be read back"));
+}
+
+#[test]
+fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_again() {
+    let mut rig = Rig::new(Some(1 << 30));
+    // It takes nothing for long.
+    for n in 0..1_000 {
+        let frame = frame(rank(0), rank(1), n * 10_000, LENGTH);
+        assert_eq!(send(&mut rig.relay, rig.zero, frame), Stop::Partial);
+        while rig.work(true) {}
+    }
+    assert!(rig.disk_bytes() > MEMORY);
+    let told = rig.told(false);
+    assert!((1..1_000).contains(&told), "{told}");
+    assert!(rig.relay.poll_stranded().is_none(), "it is still there");
+    assert!(matches!(rig.relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
+    while rig.relay.poll_flush().is_some() {}
+    let lost = (Kind::Lost, seal(rank(1), rank(0)), 0);
+    assert_eq!(written(&mut rig.relay, rig.zero), [lost], "who has sent it asks after it");
+    for n in told..1_000 {
+        send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), n * 10_000, LENGTH));
+        assert_eq!(written(&mut rig.relay, rig.one), [(Kind::Message, n * 10_000, 0)]);
+    }
+    assert!(rig.kill(1).unwrap_err().contains("could not be read back"));
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Endpoints that are killed and come back.
 
+use alloc::string::ToString as _;
+
 use super::*;
 use crate::relay::history::TOLD_BYTES_MAX;
+use crate::wire::head::Head;
 
 /// A relay of one cluster whose endpoints 0 and 1 are attached.
 fn recovering() -> (Relay, [LinkId; 2]) {
@@ -78,6 +81,65 @@ fn whoever_does_something_else_is_stopped_and_nobody_is_given_it() {
     let stop = send(&mut relay, one, frame(rank(1), rank(0), 0, 6));
     assert!(matches!(stop, Stop::Broken(_)), "{stop:?}");
     assert_eq!(written(&mut relay, zero), []);
+}
+
+/// A message with a tag.
+fn tagged(target: Address, tag: u64, text: &[u8]) -> Vec<u8> {
+    let mut head = [0; crate::limit::HEAD_BYTES_MAX];
+    let size = Head::Message { tag, data: 0, long: None }.emit(&mut head);
+    let header = notice::empty(Kind::Tagged, rank(1), target);
+    let mut bytes = vec![0; HEADER_BYTES];
+    Header { length: (size + text.len()) as u32, ..header }.emit(&mut bytes);
+    bytes.extend(head[..size].iter().chain(text));
+    bytes
+}
+
+/// What is said when `second` comes in place of `first`, after a frame that comes again.
+fn told_apart(first: Vec<u8>, second: Vec<u8>) -> Divergence {
+    let (mut relay, [zero, one]) = recovering();
+    relay.set_patience(1);
+    send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
+    send(&mut relay, one, first);
+    send(&mut relay, zero, frame(rank(0), rank(1), 0, 9));
+    relay.suspend(one);
+    let one = relay.attach(rank(1), 3).unwrap();
+    written(&mut relay, one);
+    send(&mut relay, zero, frame(rank(0), rank(1), 9, 9));
+    assert_eq!(send(&mut relay, one, frame(rank(1), rank(0), 0, 5)), Stop::Partial);
+    assert!(matches!(send(&mut relay, one, second), Stop::Broken(_)));
+    assert_eq!(written(&mut relay, one), [opening(1)], "it hears which frame, and nothing else");
+    let Some(Remark::Diverged(apart)) = relay.poll_remark() else { panic!("nothing is said") };
+    assert!(matches!(relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
+    assert_eq!((apart.who, apart.incarnation, apart.frame), (rank(1), 3, 1));
+    apart
+}
+
+#[test]
+fn both_versions_of_a_frame_are_named_with_tag_and_place() {
+    let apart = told_apart(tagged(rank(0), 0x77, b"the same"), tagged(rank(0), 0x77, b"the sume"));
+    let (is, was) = (*b"ume\0\0\0\0\0", *b"ame\0\0\0\0\0");
+    assert_eq!(apart.place, Some(Apart::Payload { at: 5, is, was }));
+    assert!(std::format!("{apart}").ends_with(
+        "from byte 5 on: [75, 6d, 65, 00, 00, 00, 00, 00], and was [61, 6d, 65, 00, 00, 00, 00, 00]"
+    ));
+    let versions = [apart.was, apart.is];
+    assert!(versions.iter().all(|it| (it.tag, it.length) == (Some(0x77), 24)));
+    assert_ne!(apart.was.digest, apart.is.digest);
+    let apart = told_apart(tagged(rank(0), 0x77, b"short"), tagged(rank(0), 0x78, b"short"));
+    assert_eq!(apart.place, Some(Apart::Front));
+    assert_eq!((apart.was.tag, apart.is.tag), (Some(0x77), Some(0x78)));
+    let said = apart.to_string();
+    let words = ["start 3 of rank 1 ", "frame 1: Tagged to rank 0, 21 bytes, tag 0x78", "tag 0x77"];
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+}
+
+#[test]
+fn of_a_frame_to_another_cluster_kind_length_and_target_are_named() {
+    let (far, here) = (rank(RANKS_PER_CLUSTER), rank(0));
+    let apart = told_apart(tagged(far, 7, b"abc"), tagged(here, 7, b"abcd"));
+    assert_eq!((apart.was.kind, apart.was.target), (Some(Kind::Tagged), far));
+    assert_eq!((apart.was.length, apart.was.tag, apart.place), (19, None, None));
+    assert_eq!((apart.is.target, apart.is.length, apart.is.tag), (here, 20, Some(7)));
 }
 
 #[test]

@@ -1,0 +1,209 @@
+//! Ranks of a node that is lost are handed over to another one: first the relay takes nothing more of their starts there, then all
+//! that is known of their records of clocks and last intakes goes to the agent that takes them, piece by piece, then they are
+//! started (`spares`).
+//!
+//! Two know of a record: the relay has what came in front of messages, the agent here what came in front of printed lines and
+//! questions. It is only ever added to, so the longer of the two is all that anybody has seen something of. The relay writes what
+//! it has into a file that it shares with this agent.
+//!
+//! What may never happen: a start is told less than what somebody has seen follows from; more than a piece waits here.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Agent;
+use super::clocks::PIECE_BYTES;
+use super::wards::Memory;
+use crate::control::moved::Known;
+use crate::control::{Message, Node};
+use crate::link::BACKLOG_BYTES_MAX;
+
+/// A relay drops what it says when nobody reads that: it is asked again.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the relay has of the record of a rank of which it takes nothing more: it lies in the file that both have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fenced {
+    pub rank: u32,
+    pub first: u64,
+    pub bytes: u64,
+    pub polls: u64,
+    pub is_full: bool,
+}
+
+/// One that is under way.
+pub struct Handover {
+    /// As it was.
+    pub lost: Node,
+    /// Places of the agents below, of the node that is lost and of the one that takes its ranks.
+    pub from: usize,
+    pub to: usize,
+    /// Those that are not handed over yet,
+    left: VecDeque<u32>,
+    /// and all.
+    pub ranks: Vec<u32>,
+    stage: Stage,
+}
+
+enum Stage {
+    Ask,
+    Asked(Instant),
+    /// So much of the record of the first one has been told.
+    Tell(Fenced, u64),
+}
+
+impl Handover {
+    pub fn new(lost: Node, from: usize, to: usize, ranks: Vec<u32>) -> Handover {
+        Handover { lost, from, to, left: ranks.iter().copied().collect(), ranks, stage: Stage::Ask }
+    }
+
+    /// To another node, from the beginning: the one that was to take the ranks is lost as well.
+    pub fn turn_to(&mut self, to: usize) {
+        (self.to, self.stage) = (to, Stage::Ask);
+        self.left = self.ranks.iter().copied().collect();
+    }
+}
+
+/// The next piece of what is known of a record, and where the one after it begins; `None` behind the last one.
+fn piece(fenced: &Fenced, memory: &Memory, file: &File, at: u64) -> Result<Option<(Known, u64)>> {
+    let (here, there) = (memory.reads.len() as u64, fenced.first + fenced.bytes);
+    let end = here.max(there);
+    if at > 0 && at >= end {
+        return Ok(None);
+    }
+    let to = end.min(at + PIECE_BYTES);
+    let reads = if there >= here && at >= fenced.first {
+        let mut bytes = vec![0; (to - at) as usize];
+        file.read_exact_at(&mut bytes, at - fenced.first).context("the relay's file")?;
+        bytes
+    } else {
+        memory.reads[at as usize..to.min(here) as usize].to_vec()
+    };
+    // The rest goes with the first one.
+    let rest = match at {
+        0 => memory.rest(fenced.rank),
+        _ => Known { rank: fenced.rank, ..Known::default() },
+    };
+    let polls = rest.polls.max(fenced.polls);
+    let is_full = rest.is_full || fenced.is_full;
+    let next = (at + reads.len() as u64).max(1);
+    Ok(Some((Known { from: at, reads, polls, is_full, ..rest }, next)))
+}
+
+impl Agent {
+    /// Goes on with the first of those that are under way.
+    pub(super) fn advance_handovers(&mut self) {
+        while self.is_running() && !self.handovers.is_empty() {
+            match self.advance_handover() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    return self.fail(format!("ranks cannot go on on another node: {error:#}"));
+                }
+            }
+        }
+    }
+
+    /// False: it waits for somebody.
+    fn advance_handover(&mut self) -> Result<bool> {
+        let Self { handovers, relay, wards, children, .. } = self;
+        let (Some(handover), Some(relay)) = (handovers.first_mut(), relay) else {
+            return Ok(false);
+        };
+        let Some(&rank) = handover.left.front() else {
+            let handover = self.handovers.remove(0);
+            self.move_ranks(handover);
+            return Ok(true);
+        };
+        let link = &mut children[handover.to].process.link;
+        match &mut handover.stage {
+            Stage::Asked(at) if at.elapsed() < PATIENCE => {
+                let Some(fenced) = relay.take_fenced(rank) else { return Ok(false) };
+                handover.stage = Stage::Tell(fenced, 0);
+            }
+            Stage::Ask | Stage::Asked(_) => {
+                relay.fence(rank, wards.next_first_start(rank));
+                handover.stage = Stage::Asked(Instant::now());
+            }
+            Stage::Tell(..) if link.backlog_bytes() >= BACKLOG_BYTES_MAX => return Ok(false),
+            Stage::Tell(fenced, at) => {
+                let nothing = Memory::default();
+                let memory = wards.memory(rank).unwrap_or(&nothing);
+                match piece(fenced, memory, relay.handover()?, *at)? {
+                    Some((known, next)) => {
+                        link.send(&Message::Known(Box::new(known)));
+                        *at = next;
+                    }
+                    None => {
+                        handover.left.pop_front();
+                        handover.stage = Stage::Ask;
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All pieces, put together.
+    fn told(fenced: &Fenced, memory: &Memory, file: &File) -> (Known, usize) {
+        let mut all = Known::default();
+        let (mut at, mut count) = (0, 0);
+        while let Some((known, next)) = piece(fenced, memory, file, at).unwrap() {
+            assert_eq!(known.from, all.reads.len() as u64);
+            let reads = [all.reads, known.reads].concat();
+            let polls = all.polls.max(known.polls);
+            let is_full = all.is_full || known.is_full;
+            let rest = if count == 0 {
+                (known.first_intake, known.intakes)
+            } else {
+                (all.first_intake, all.intakes)
+            };
+            all = Known {
+                rank: known.rank,
+                from: 0,
+                reads,
+                is_full,
+                polls,
+                first_intake: rest.0,
+                intakes: rest.1,
+            };
+            (at, count) = (next, count + 1);
+        }
+        (all, count)
+    }
+
+    #[test]
+    fn the_longer_of_two_records_is_handed_over_with_the_later_looks() {
+        let file =
+            File::from(rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::empty()).unwrap());
+        let bytes: Vec<u8> = (0..2 * PIECE_BYTES + 5).map(|at| (at * 7) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        let memory = |length: usize| Memory {
+            reads: bytes[..length].to_vec(),
+            polls: 8,
+            is_full: false,
+            first_intake: 3,
+            intakes: [[1, 2, 3]].into(),
+        };
+        for (here, there, polls) in
+            [(0, 0, 9), (5, 3, 7), (3, 5, 9), (9, 9, 8), (4, bytes.len(), 1), (bytes.len(), 4, 11)]
+        {
+            let fenced =
+                Fenced { rank: 2, first: 0, bytes: there as u64, polls, is_full: here == 9 };
+            let (known, count) = told(&fenced, &memory(here), &file);
+            assert!(known.reads == bytes[..here.max(there)], "{here} {there}");
+            assert_eq!((known.rank, known.polls, known.is_full), (2, polls.max(8), here == 9));
+            assert_eq!((known.first_intake, &known.intakes[..]), (3, &[[1, 2, 3]][..]));
+            assert_eq!(count, here.max(there).div_ceil(PIECE_BYTES as usize).max(1));
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! What is kept of each frame that a process has sent, and what is said of one that is not as it was.
+//!
+//! In: frames. Out: few bytes of each ([`Sent`]), which tell another frame from it; and when a new start has sent another one,
+//! all that is known of both ([`Divergence`]). Of the earlier one that is what was kept; where its receiver is of this relay
+//! as well, the frame itself is among what that was given, with its tag.
+//!
+//! What may never happen: two frames of which whoever receives them would see the difference count as one. (Those that differ
+//! in kind, length or target never do, others once in 2^43.)
+
+use alloc::vec::Vec;
+use core::{array, fmt};
+
+use super::FRAME_BYTES_MAX;
+use super::history::Histories;
+use crate::id::Address;
+use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::wire::head::Head;
+
+/// Bytes that are kept of a frame.
+pub(super) const SENT_BYTES: usize = 12;
+
+/// Of two payloads that are said to differ.
+const SHOWN_BYTES: usize = 8;
+
+const KIND_BITS: u32 = 5;
+const LENGTH_BITS: u32 = 16;
+/// Both together; the rest of a word is of the digest.
+const SHORT_BITS: u32 = KIND_BITS + LENGTH_BITS;
+/// Where the relays that a frame has passed stand in it: they count in no digest.
+const HOPS_AT: usize = 6;
+
+const _: () = {
+    assert!(Kind::ALL.len() < 1 << KIND_BITS);
+    assert!(FRAME_BYTES_MAX < 1 << LENGTH_BITS);
+};
+
+/// What is kept of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    target: Address,
+    /// Kind, length and digest.
+    word: u64,
+}
+
+impl Sent {
+    #[inline]
+    pub fn of(header: &Header, frame: &[u8]) -> Self {
+        let short = u64::from(header.length) << KIND_BITS | header.kind as u64;
+        let word = digest(frame) >> SHORT_BITS << SHORT_BITS | short;
+        Self { target: header.target, word }
+    }
+
+    #[inline]
+    pub fn bytes(self) -> [u8; SENT_BYTES] {
+        let mut bytes = [0; SENT_BYTES];
+        bytes[..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.target.0.to_le_bytes());
+        bytes
+    }
+
+    #[inline]
+    pub fn from_bytes(bytes: [u8; SENT_BYTES]) -> Self {
+        let [a, b, c, d, e, f, g, h, target @ ..] = bytes;
+        let word = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        Self { target: Address(u32::from_le_bytes(target)), word }
+    }
+
+    /// What can be said of it.
+    fn version(self) -> Version {
+        let number = self.word as u8 & ((1 << KIND_BITS) - 1);
+        Version {
+            kind: Kind::ALL.into_iter().find(|kind| *kind as u8 == number),
+            target: self.target,
+            length: (self.word >> KIND_BITS) as u32 & ((1 << LENGTH_BITS) - 1),
+            tag: None,
+            digest: self.word >> SHORT_BITS,
+        }
+    }
+}
+
+/// One of two frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// What it is.
+    pub kind: Option<Kind>,
+    /// To whom.
+    pub target: Address,
+    /// Bytes after its header.
+    pub length: u32,
+    /// If it begins a message, its tag, as far as that is known.
+    pub tag: Option<u64>,
+    /// Of all its bytes.
+    pub digest: u64,
+}
+
+/// As in `Tagged to rank 3, 72 bytes, tag 0x1f, digest 12ab`.
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Some(kind) => write!(f, "{kind:?}")?,
+            None => f.write_str("a frame")?,
+        }
+        write!(f, " to {}, {} bytes", self.target, self.length)?;
+        if let Some(tag) = self.tag {
+            write!(f, ", tag {tag:#x}")?;
+        }
+        write!(f, ", digest {:x}", self.digest)
+    }
+}
+
+/// A new start of an endpoint has sent something else than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// Which endpoint,
+    pub who: Address,
+    /// and which start of it.
+    pub incarnation: u32,
+    /// Which of all the frames that it sends, from 0.
+    pub frame: u64,
+    /// What it was at first,
+    pub was: Version,
+    /// and what it is now.
+    pub is: Version,
+    /// Where they differ, if the earlier one is here.
+    pub place: Option<Apart>,
+}
+
+/// Where two frames differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Apart {
+    /// From this byte of the payload on, and what stands there, as far as there is so much.
+    Payload {
+        /// Which byte.
+        at: usize,
+        /// What is sent now,
+        is: [u8; SHOWN_BYTES],
+        /// and what was sent.
+        was: [u8; SHOWN_BYTES],
+    },
+    /// In what stands before it: which message that is, how much was sent and taken in until then.
+    Front,
+}
+
+impl Apart {
+    /// Between what was sent, and what is sent now.
+    fn find(header: &Header, one: &[u8], other: &[u8]) -> Self {
+        let head = Head::size(header.kind, header.flags);
+        // A check of the payload differs as that does.
+        let check = header.payload(head).map_or(0, |(_, check)| check);
+        let start = HEADER_BYTES + head + check;
+        let was = one.get(start..).unwrap_or_default();
+        let is = other.get(start..).unwrap_or_default();
+        match is.iter().zip(was).position(|(is, was)| is != was) {
+            Some(at) => Self::Payload { at, is: shown(&is[at..]), was: shown(&was[at..]) },
+            None => Self::Front,
+        }
+    }
+}
+
+fn shown(bytes: &[u8]) -> [u8; SHOWN_BYTES] {
+    array::from_fn(|at| bytes.get(at).copied().unwrap_or_default())
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { who, incarnation, frame, was, is, .. } = self;
+        write!(f, "start {incarnation} of {who} sends as its frame {frame}: {is}; it was: {was}")?;
+        match self.place {
+            Some(Apart::Payload { at, is, was }) => {
+                write!(
+                    f,
+                    "; their content differs from byte {at} on: {is:02x?}, and was {was:02x?}"
+                )
+            }
+            Some(Apart::Front) => f.write_str("; they differ in their headers"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Histories {
+    /// `who` sends `frame`, and what it sent in its place before was another one.
+    pub fn tell_apart(
+        &self,
+        (who, incarnation, number): (Address, u32, u64),
+        was: Sent,
+        frame: &[u8],
+    ) -> Option<Divergence> {
+        let header = Header::parse(frame).ok()?;
+        let mut is = Sent::of(&header, frame).version();
+        is.tag = tag(&header, frame);
+        let mut apart =
+            Divergence { who, incarnation, frame: number, was: was.version(), is, place: None };
+        if let Some((before, bytes)) = self.look_up(who, was) {
+            apart.was.tag = tag(&before, &bytes);
+            apart.place = Some(Apart::find(&before, &bytes, frame));
+        }
+        Some(apart)
+    }
+
+    /// The frame itself, out of what its receiver was given, if that is in memory.
+    fn look_up(&self, source: Address, sent: Sent) -> Option<(Header, Vec<u8>)> {
+        let given = &self.all.get(&sent.target)?.given;
+        let known = sent.version();
+        let may_be = |header: &Header| {
+            header.source == source
+                && Some(header.kind) == known.kind
+                && header.length == known.length
+        };
+        given.in_memory().filter(|(header, _)| may_be(header)).find_map(|(header, frame)| {
+            let mut bytes = frame.to_vec();
+            bytes[HOPS_AT] = 0;
+            (Sent::of(&header, &bytes) == sent).then_some((header, bytes))
+        })
+    }
+}
+
+/// The tag of the message that a frame begins.
+fn tag(header: &Header, frame: &[u8]) -> Option<u64> {
+    if header.kind != Kind::Tagged {
+        return None;
+    }
+    match Head::parse(header.kind, header.flags, frame.get(HEADER_BYTES..)?) {
+        Ok(Head::Message { tag, .. }) => Some(tag),
+        _ => None,
+    }
+}
+
+/// Of all bytes of a frame. In four lanes, so that no word waits for the multiplication of the one before.
+fn digest(frame: &[u8]) -> u64 {
+    const LANES: usize = 4;
+    let mut lanes = [
+        0x9e37_79b9_7f4a_7c15_u64,
+        0x8573_4ab1_6d2f_9e03,
+        0xc2b2_ae3d_27d4_eb4f,
+        0x1656_67b1_9e37_79f9,
+    ];
+    let mut rows = frame.chunks_exact(8 * LANES);
+    for row in &mut rows {
+        for (lane, word) in lanes.iter_mut().zip(row.chunks_exact(8)) {
+            // Chunks of eight bytes have eight bytes.
+            *lane = mix(*lane, u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        }
+    }
+    let mut state = lanes.into_iter().fold(frame.len() as u64, mix);
+    for rest in rows.remainder().chunks(8) {
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        state = mix(state, u64::from_le_bytes(word));
+    }
+    // The upper bits of the last product hang upon all that has gone into it.
+    state.rotate_right(TURN)
+}
+
+const TURN: u32 = 29;
+
+#[inline]
+fn mix(state: u64, word: u64) -> u64 {
+    (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(TURN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(target: Address, kind: Kind, length: u32, byte: u8) -> (Header, Vec<u8>) {
+        let header = super::super::notice::empty(kind, Address::new(1, 0), target);
+        let header = Header { length, ..header };
+        let mut bytes = alloc::vec![byte; HEADER_BYTES + length as usize];
+        header.emit(&mut bytes);
+        (header, bytes)
+    }
+
+    #[test]
+    fn what_is_kept_of_a_frame_tells_another_one_and_says_what_it_was() {
+        let longest = (FRAME_BYTES_MAX - HEADER_BYTES) as u32;
+        let one = |target, kind, length, byte| {
+            let (header, bytes) = frame(target, kind, length, byte);
+            Sent::of(&header, &bytes)
+        };
+        let target = Address::new(Address::INDEX_MAX, 200);
+        let sent = one(target, Kind::Intake, longest, 7);
+        assert_eq!(Sent::from_bytes(sent.bytes()), sent);
+        let version = sent.version();
+        assert_eq!((version.kind, version.length), (Some(Kind::Intake), longest));
+        assert_eq!(version.target, target);
+        let others = [
+            one(Address::new(3, 0), Kind::Intake, longest, 7),
+            one(target, Kind::Door, longest, 7),
+            one(target, Kind::Intake, longest - 1, 7),
+            one(target, Kind::Intake, longest, 8),
+        ];
+        assert!(others.iter().all(|other| *other != sent));
+    }
+}
