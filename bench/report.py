@@ -8,6 +8,7 @@ import json
 import re
 
 import beside
+import checkpoint
 import datagrams
 import fairness
 import hop_cost
@@ -27,7 +28,7 @@ PICTURES = paths.ROOT / "docs" / "pictures"
 # Modules with a `section`, some with a `picture` too.
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
 OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "beside": beside}
-OTHERS |= {"recovery": recovery}
+OTHERS |= {"recovery": recovery, "checkpoint": checkpoint}
 
 
 def write(names: list[str] | None = None) -> None:

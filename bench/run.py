@@ -25,6 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "scripts"), str(HERE)]
 import beside  # noqa: E402
+import checkpoint  # noqa: E402
 import datagrams  # noqa: E402
 import fairness  # noqa: E402
 import hop_cost  # noqa: E402
@@ -148,6 +149,7 @@ def jobs(options) -> dict:
     found["fairness"] = fairness.quick if options.quick else fairness.measure
     found["stall"] = lambda: stall.measure(stall.QUICK_CUTS if options.quick else stall.CUTS)
     found["recovery"] = lambda: recovery.measure(rounds, quick=options.quick)
+    found["checkpoint"] = lambda: checkpoint.measure(rounds, quick=options.quick)
     found["streams"] = streams.quick if options.quick else streams.measure
     return found
 

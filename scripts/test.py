@@ -239,7 +239,7 @@ SYSTEM = [
     ("soak", "three minutes of random faults under unmodified programs"),
 ]
 # What passes only at the second attempt is told as flaky, and is a fault to be found.
-LIMITS_S = {"network": 900, "recovery": 900, "kills": 900, "soak": 420, "punish": 900}
+LIMITS_S = {"network": 900, "recovery": 900, "checkpoint": 700, "kills": 900, "soak": 420, "punish": 900}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:

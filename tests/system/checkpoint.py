@@ -20,6 +20,7 @@ import urllib.request
 from pathlib import Path
 
 import common
+import network
 import recovery
 from support import paths, process
 
@@ -92,6 +93,9 @@ def main() -> int:
     little_space(checks, options, ring)
     left_behind(checks, options, ring)
     in_a_store(checks, options, ring)
+    silent_store(checks, options, ring)
+    apart(checks, options, ring)
+    elsewhere(checks, options, ring)
     damaged(checks, options, ring)
     missing(checks, options, ring)
     return checks.end()
@@ -231,6 +235,125 @@ def in_a_store(checks, options, ring) -> None:
     checks.check(f"{name} that is gone", code == 0 and said > 0, f"exit code {code}, said {said} times", output)
 
 
+def silent_store(checks, options, ring) -> None:
+    """While an image is fetched from a store that does not answer, other ranks come back, and the job can be ended."""
+    name = "a store that does not answer"
+    if not checks.wants(name):
+        return
+    began = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        keys = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "us", "AWS_SECRET_ACCESS_KEY": "hush"}
+
+        def lose(text) -> bool:
+            found = [images_of(rank) for rank in (1, 2)]
+            if all(found):
+                os.kill(recovery.pids_of(2)[0], signal.SIGSTOP)
+                [shutil.rmtree(image) for image in images_of(2)]
+                began.append(time.monotonic())
+            return all(found)
+
+        def interrupt(text) -> bool:
+            is_back = "rank 1 was killed by SIGKILL: started anew from checkpoint" in text
+            if is_back:
+                began.append(time.monotonic())
+                [os.kill(pid, signal.SIGINT) for pid in launchers()]
+            return is_back
+
+        where = ["--set", "checkpoint_dir=s3://images/of"]
+        code, _, output = job(options, ring, [(lose, 2), (0.5, 1), (interrupt, 9)], *where, environment=keys)
+    took = began[1] - began[0] if len(began) > 1 else float("inf")
+    ended = time.monotonic() - began[-1] if began else float("inf")
+    measured = f"exit code {code}, another rank is back after {took:.1f} s, ended {ended:.1f} s later"
+    checks.check(name, code == 128 + signal.SIGINT and took < 20 and ended < 20, measured, output)
+
+
+def images_of(rank: int) -> list[Path]:
+    """Those of a rank of our job that are whole, in the usual folder."""
+    for pid in recovery.pids_of(rank):
+        try:
+            job = re.search(rb"LANDBRIDGE_JOB=(\w+)", Path(f"/proc/{pid}/environ").read_bytes())
+        except OSError:
+            continue
+        if job:
+            folder = Path(f"/tmp/landbridge-{os.getuid()}/checkpoints/{job[1].decode()}")
+            return sorted(folder.glob(f"rank-{rank}*/[0-9]*"), key=lambda path: int(path.name))
+    return []
+
+
+def apart(checks, options, ring) -> None:
+    """Images of ranks on other nodes than their relay: they let go of the connection to it, and make another one."""
+    cases = {
+        "one rank": [(2.5, 1)],
+        "two on one node, one of them twice": [(2.5, 2), (2.5, 3), (3.5, 2)],
+        "a cable that is out for 2 s": [(1.8, "north-2 lan0 down"), (3.8, "north-2 lan0 up"), (5.5, 3)],
+    }
+    names = {f"relays on other nodes, {name}": events for name, events in cases.items()}
+    names = {name: events for name, events in names.items() if checks.wants(name)}
+    if not names:
+        return
+    if why_not := network.no_lab(options):
+        print(f"skipped: {', '.join(names)}: {why_not}")
+        return
+    undisturbed = sorted(recovery.lab_job(options, ring, [], [])[1])
+    for name, events in names.items():
+        outcome = recovery.lab_job(options, ring, events, with_images(options))
+        check_same(checks, name, outcome, undisturbed, sum(isinstance(what, int) for _, what in events))
+
+
+def elsewhere(checks, options, ring) -> None:
+    """A node is lost whose ranks have images: they go on from these on a spare one, if that can get them."""
+    alone, shared = "a node is lost, and nobody else sees its images", "a node is lost, and its images are seen by others"
+    stored = "a node is lost, and its images are in a store"
+    names = [name for name in (shared, alone, stored) if checks.wants(name)]
+    if not names:
+        return
+    if why_not := network.no_lab(options):
+        print(f"skipped: {', '.join(names)}: {why_not}")
+        return
+    undisturbed = sorted(recovery.lab_job(options, ring, [], recovery.SPARE)[1])
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            words = [*recovery.SPARE, *with_images(options), "--set", f"checkpoint_dir={folder}"]
+            is_over = threading.Event()
+            hider = threading.Thread(target=hide, args=(Path(folder), is_over), daemon=True)
+            if name == alone:
+                hider.start()
+            events, within = [(4.0, recovery.KILLED)], []
+            if name == stored:
+                if not paths.MOTO.exists():
+                    print(f"skipped: {name}: {paths.MOTO} is not there (make criu)")
+                    continue
+                # All hosts of a lab have one file system: what is there goes with the node.
+                events = [(5.0, lambda: [shutil.rmtree(image) for rank in (0, 1) for image in images_of(rank)]), (5.0, recovery.KILLED)]
+                words[-1] = "checkpoint_dir=s3://images/of"
+                words += ["--set", "checkpoint_open=on"]
+                within = [sys.executable, str(common.PROGRAMS / "with_store.py"), str(paths.MOTO), "images"]
+            code, lines, output = recovery.lab_job(options, ring, events, words, within=within)
+            is_over.set()
+            left = [path.name for path in Path(folder).rglob("*")]
+        moves = output.count("ranks 0, 1 are started anew on north-2")
+        found = len(re.findall(r"rank [01] goes on from checkpoint \d+ on north-2", output))
+        said = output.count("checkpoints of node north-1 are on it alone")
+        repeated = [int(count) for count in re.findall(r"started anew: (\d+) polls are done again", output)]
+        is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
+        is_right = (found, said) == ((0, 1) if name == alone else (2, 0))
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {found} from images, {repeated} polls again, said {said} times, {len(left)} files left"
+        checks.check(name, code == 0 and is_same and moves == 1 and is_right, measured, output)
+
+
+def hide(folder: Path, is_over: threading.Event) -> None:
+    """Takes away the signs by which a node sees that spare ones have the same folder, and in the end its images."""
+    while not is_over.wait(0.01):
+        for sign in folder.glob(".*.[0-9]*"):
+            if int(sign.name.rpartition(".")[2]) >> 31:
+                sign.unlink(missing_ok=True)
+
+
+def with_images(options) -> list[str]:
+    return ["--checkpoint", "1s", "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
+
+
 def make_bucket(url: str) -> None:
     deadline = time.monotonic() + 30
     while True:
@@ -309,8 +432,7 @@ def missing(checks, options, ring) -> None:
 
 def job(options, program, kills, *words, **more_of_it):
     """As `recovery.job`, with an image of each rank every second."""
-    more = ["--checkpoint", "1s", "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
-    code, lines, output = recovery.job(options, program, kills, *more, *words, **more_of_it)
+    code, lines, output = recovery.job(options, program, kills, *with_images(options), *words, **more_of_it)
     return code, [line for line in lines if not line.startswith("landbridge")], output
 
 

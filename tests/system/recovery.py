@@ -608,13 +608,13 @@ def strike_agent(what: str, host: str = "north-1") -> None:
             os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
 
 
-def lab_job(options, program, events, words=None, first="turn 0:", lab_file=LAB):
-    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill or a change of the link. With words
-    for the launcher the ranks are where the lab wants them, else on the gateways."""
+def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB):
+    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill, a change of the link, or what to call.
+    With words for the launcher the ranks are where the lab wants them, else on the gateways. `within`: what runs the launcher."""
     lab = f"recovery-{os.getpid()}"
     running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
     placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
-    command = [*network.lab_run(options, lab, lab_file), *placed, *running]
+    command = [*network.lab_run(options, lab, lab_file), *placed, *within, *running]
     started = network.Job(command, {})
     try:
         is_met = started.wait_for(first, LIMIT_S)
@@ -624,6 +624,8 @@ def lab_job(options, program, events, words=None, first="turn 0:", lab_file=LAB)
                 break
             if isinstance(what, int):
                 [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
+            elif callable(what):
+                what()
             elif isinstance(what, tuple):
                 strike_agent(what[1], what[0])
             elif what in (KILLED, STOPPED):

@@ -83,6 +83,9 @@ pub struct Node {
     pub slots: u32,
     /// It takes the ranks of another one that is lost.
     pub is_spare: bool,
+    /// The other nodes that may take its ranks.
+    #[serde(default)]
+    pub spares: Vec<String>,
     /// Ways to the relay besides TCP, for the ranks of the relay's own host.
     pub relay_unix: Option<String>,
     /// A network lies between this agent and the one above, which may break without a word.

@@ -111,6 +111,7 @@ mod tests {
             rank_count: 0,
             slots: 0,
             is_spare: false,
+            spares: Vec::new(),
             relay_unix: None,
             remote: false,
             spawn: vec!["ssh".to_string(), name.to_string()],

@@ -234,6 +234,12 @@ impl Layout<'_> {
         }
         // `top_host` is an index into the hosts just gone through.
         let mut top = top.expect("the top host is one of the cluster's hosts");
+        let spares: Vec<String> =
+            children.iter().filter(|node| node.is_spare).map(|node| node.name.clone()).collect();
+        for node in &mut children {
+            // A node is no spare of itself.
+            node.spares = spares.iter().filter(|name| **name != node.name).cloned().collect();
+        }
         top.children = children;
         top
     }
@@ -250,6 +256,7 @@ impl Layout<'_> {
             rank_count,
             slots: self.slots[index],
             is_spare: self.recovers && self.spares[index],
+            spares: Vec::new(),
             relay_unix: self.unix.clone().filter(|_| on_top),
             remote: matches!(host.way, Way::Ssh(_)),
             spawn: host.spawn_command(&[program.to_string(), "agent".to_string()]),

@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, ExitStatus};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -300,22 +299,6 @@ fn all_processes() -> Vec<Process> {
         .collect()
 }
 
-/// Waits until the child ends, and kills it after `limit`; `None` then.
-pub fn wait_at_most(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let deadline = Instant::now() + limit;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= deadline {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 pub fn signal_name(signal: i32) -> String {
     let name = match signal {
         libc::SIGHUP => "SIGHUP",
@@ -476,19 +459,6 @@ mod tests {
         assert!(end_session(other, &[], Duration::ZERO), "there is none of this number");
         // SAFETY: as in `adopt_orphans`.
         check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0) }).unwrap();
-    }
-
-    #[test]
-    fn a_child_is_waited_for_at_most_so_long() {
-        let _alone = children();
-        let start =
-            |words: &str| std::process::Command::new("sh").arg("-c").arg(words).spawn().unwrap();
-        let minute = Duration::from_secs(60);
-        let ended = wait_at_most(&mut start("exit 3"), minute).unwrap();
-        assert_eq!(ended.and_then(|status| status.code()), Some(3));
-        let mut late = start("exec sleep 60");
-        assert_eq!(wait_at_most(&mut late, Duration::from_millis(20)).unwrap(), None);
-        assert!(!Path::new(&format!("/proc/{}", late.id())).exists());
     }
 
     #[test]

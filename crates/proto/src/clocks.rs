@@ -19,14 +19,14 @@ pub const CLOCKS_BYTES: usize = 256 << 20;
 /// Where the entries begin.
 pub const HEAD_BYTES: usize = 4096;
 
-/// Where in the record stands, as eight bytes, how many bytes of entries there are.
-pub const RECORDED_AT: usize = offset_of!(Head, recorded);
-
 /// Where in the record stands, as eight bytes, whether it is full.
 pub const FULL_AT: usize = offset_of!(Head, is_full);
 
 /// Where stands, as eight bytes each, how often whichever start came furthest has looked for messages, and the present one.
 pub const POLLS_AT: usize = offset_of!(Head, polls);
+
+/// Where stands, as eight bytes each, how many bytes of entries there are, and how many of them the present start has been told.
+pub const RECORDED_AT: usize = offset_of!(Head, recorded);
 
 /// Where stands, as eight bytes, how often an image of the process has been asked for.
 pub const WANTED_AT: usize = POLLS_AT + offset_of!(Polls, wanted);
@@ -48,7 +48,7 @@ pub struct Head {
     pub polls: Polls,
     /// Bytes of entries.
     recorded: AtomicU64,
-    /// Of these, how many this start has been told.
+    /// Of these, how many this start has been told. Behind it, see [`RECORDED_AT`].
     told: AtomicU64,
     /// Reads of this start.
     reads: AtomicU64,
@@ -81,6 +81,7 @@ pub struct Place {
 }
 
 const _: () = assert!(size_of::<Head>() <= HEAD_BYTES);
+const _: () = assert!(offset_of!(Head, told) == RECORDED_AT + size_of::<u64>());
 
 impl Head {
     /// A start of the process, counted from 1, takes hold of the record. False: it had it before, as another program.

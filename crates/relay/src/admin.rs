@@ -148,6 +148,14 @@ impl Watch for Admin {
         self.news.write(format_args!("grown process={}", who.index()));
     }
 
+    fn handle_giving_up(&mut self, who: Address) {
+        self.news.write(format_args!("given-up process={}", who.index()));
+    }
+
+    fn handle_new_beginning(&mut self, who: Address) {
+        self.news.write(format_args!("begun-anew process={}", who.index()));
+    }
+
     fn handle_exhibit(&mut self, exhibit: &Exhibit) {
         for line in inquiry::lines(self.serial, exhibit) {
             self.news.write(format_args!("log {line}"));

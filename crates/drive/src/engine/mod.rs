@@ -117,6 +117,12 @@ pub trait Watch {
     /// So much was given to an endpoint since its last image that another would be good.
     fn handle_growth(&mut self, _who: Address) {}
 
+    /// Nothing is kept of an endpoint any more.
+    fn handle_giving_up(&mut self, _who: Address) {}
+
+    /// Of an endpoint of which too much was given to be kept all is kept again, from where it stands for an image.
+    fn handle_new_beginning(&mut self, _who: Address) {}
+
     /// The link to the relay of `cluster`, at the other end of which is `remote`, is up, or there is none
     /// for this reason. Of attempts that fail for the same reason only the first is told.
     fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>);

@@ -237,15 +237,17 @@ impl WholeLink {
     /// A socket that is closed while something in it is unread drops what it was to send.
     pub fn finish(&mut self, at_most: Duration) -> bool {
         let deadline = Instant::now() + at_most;
-        if rustix::net::shutdown(&self.socket, Shutdown::Write).is_err() {
+        let is_all_sent = self.ahead_end == 0 || self.send(&[], &[]).is_ok();
+        if !is_all_sent || rustix::net::shutdown(&self.socket, Shutdown::Write).is_err() {
             return false;
         }
         loop {
             (self.start, self.end) = (0, 0);
             match self.read() {
                 Err(error) => return error.kind() == io::ErrorKind::UnexpectedEof,
-                Ok(()) if self.end > 0 => (),
+                // It may have more to send than there is time for.
                 Ok(()) if Instant::now() > deadline => return false,
+                Ok(()) if self.end > 0 => (),
                 Ok(()) => {
                     let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
                     let _ = poll(&mut fds, Some(&ROOM_WAIT));
@@ -362,6 +364,23 @@ mod tests {
         }
         assert!(link.finish(Duration::from_secs(20)));
         assert_eq!(reader.join().unwrap(), sent.repeat(times));
+    }
+
+    #[test]
+    fn a_relay_that_never_ends_is_not_waited_for() {
+        for is_busy in [false, true] {
+            let (mut link, mut relay) = pair();
+            let piece = frame(30_000);
+            let sender = std::thread::spawn(move || {
+                while is_busy && relay.write_all(&piece).is_ok() {}
+                relay
+            });
+            let began = Instant::now();
+            assert!(!link.finish(Duration::from_millis(50)));
+            assert!(began.elapsed() < Duration::from_secs(20));
+            drop(link);
+            sender.join().unwrap();
+        }
     }
 
     #[test]

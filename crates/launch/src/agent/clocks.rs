@@ -92,6 +92,20 @@ impl Clocks {
         let _ = rustix::io::pwrite(&self.record, &number.to_ne_bytes(), WANTED_AT as u64);
     }
 
+    /// How many bytes of it the present start has been told.
+    pub fn told(&self) -> u64 {
+        let [_, told] = self.words(RECORDED_AT).unwrap_or_default();
+        told
+    }
+
+    /// A start goes on that was told so many bytes on another node. What is missing of them here nobody will ask for.
+    pub fn cover(&self, told: u64) {
+        let [recorded] = self.words(RECORDED_AT).unwrap_or([u64::MAX]);
+        if recorded < told {
+            let _ = rustix::io::pwrite(&self.record, &told.to_ne_bytes(), RECORDED_AT as u64);
+        }
+    }
+
     /// What has come since the last time, in this order: the rank may go on meanwhile, and each part must not be older than the one
     /// before (see [`Known`]).
     pub fn news(&self, rank: u32) -> Vec<Known> {
@@ -290,6 +304,15 @@ mod tests {
         }
         assert_eq!(clocks.looks(), Looks { furthest: 43, present: 12 });
         assert_eq!(clocks.rest(), Looks { furthest: 43, present: 0 });
+    }
+
+    #[test]
+    fn what_was_told_on_another_node_counts_as_recorded() {
+        let clocks = clocks();
+        clocks.cover(70);
+        assert_eq!((clocks.words(RECORDED_AT), clocks.told()), (Some([70, 0]), 0));
+        clocks.cover(30);
+        assert_eq!(clocks.words(RECORDED_AT), Some([70]));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::keeper::Keeper;
+use crate::checkpoint::claim::Claim;
 use crate::cleanup;
 use crate::control::Message;
 use crate::sys;
@@ -124,6 +125,8 @@ impl Agent {
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));
         }
+        // Agents that were lost have left theirs.
+        self.claim.take().into_iter().for_each(Claim::end);
         if self.assignment.is_some() {
             cleanup::remove_stale_intel_files(self.started_at);
         }

@@ -4,16 +4,17 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::again::{Again, Asked};
 use super::board::Board;
 use super::clocks::Clocks;
 use super::keeper::Keeper;
 use super::rank::{LocalRank, Start};
+use super::revive::Revival;
 use super::spares::OfThisNode;
-use super::{Agent, Phase, revive};
-use crate::checkpoint::{Wish, criu};
+use super::{Agent, Phase};
+use crate::checkpoint::{Wish, claim, criu};
 use crate::cleanup;
 use crate::control::moved::Talk;
 use crate::control::order::{Block, Order};
@@ -104,6 +105,8 @@ impl Agent {
     pub(super) fn start_own_ranks(&mut self, assignment: &Assignment) -> Result<()> {
         let Assignment { job, node } = assignment;
         if node.rank_count == 0 {
+            // What others see of it tells them that it sees their images.
+            self.spare_wish = if node.is_spare { self.wish(job, node) } else { None };
             return Ok(());
         }
         let plan = mpi::prepare(&job.task, &job.environment)?;
@@ -133,7 +136,7 @@ impl Agent {
             self.start_rank(job, node, &start)?;
             if let Some(local) = self.ranks.last_mut() {
                 let turn = (rank - node.first_rank, node.rank_count);
-                local.keeper = keeper.map(|wish| Keeper::new(wish, &job.id, rank, turn));
+                local.keeper = keeper.map(|wish| Keeper::new(wish, &job.id, rank, 0, turn));
             }
         }
         Ok(())
@@ -142,13 +145,12 @@ impl Agent {
     /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
     fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
         let mut wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
-        let is_here = || match &node.relay_unix {
-            Some(_) => Ok(()),
-            None => bail!("its ranks are on another node than their relay"),
-        };
-        let outcome = is_here()
-            .and_then(|()| criu::check(&wish.tool))
-            .and_then(|()| wish.prepare(&job.id, node.first_rank, &job.environment));
+        let name =
+            if node.is_spare { claim::of_spare(node.cluster, &node.name) } else { node.first_rank };
+        let spares: Vec<u32> =
+            node.spares.iter().map(|name| claim::of_spare(node.cluster, name)).collect();
+        let outcome = criu::check(&wish.tool)
+            .and_then(|()| wish.prepare(&job.id, name, &spares, &job.environment));
         if let Err(error) = &outcome {
             let text = format!(
                 "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
@@ -176,28 +178,59 @@ impl Agent {
         sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
         // It may have been killed before it had given its shared memory's name back: its next start takes the same one.
         self.remove_files_of(index);
-        let Some(assignment) = self.assignment.take() else { return false };
-        let number = self.ranks[index].rank;
-        let outcome = self.start_in_place(&assignment, index);
-        self.assignment = Some(assignment);
         let is_cut_off = self.ranks[index].again.as_ref().is_some_and(Again::was_cut_off);
         let how = match ending {
             _ if is_cut_off => "was cut off from its relay".to_string(),
             Ending::Killed(signal) => format!("was killed by {}", sys::signal_name(signal)),
             Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
         };
-        let text = match &outcome {
-            Ok(None) => format!("rank {number} {how}: started anew"),
-            Ok(Some(image)) => {
+        let outcome = match self.begin_anew(index) {
+            Ok(()) if self.ranks[index].keeper.is_some() => {
+                let rank = &mut self.ranks[index];
+                rank.revival = Some(Revival::begin(rank, Some(how), &[]));
+                return true;
+            }
+            Ok(()) => self.begin_with_program(index).map(|()| None),
+            Err(error) => Err(error),
+        };
+        self.tell_start(index, Some(&how), outcome)
+    }
+
+    /// Tells the user of a new start, from an image of this number or with the program. Whether there is one. `how`: the last one
+    /// has ended; of a rank that has come from another node that was said.
+    pub(super) fn tell_start(
+        &mut self,
+        index: usize,
+        how: Option<&str>,
+        outcome: Result<Option<u64>>,
+    ) -> bool {
+        let number = self.ranks[index].rank;
+        let node = self.assignment.as_ref().map_or("?", |own| &own.node.name).to_string();
+        let text = match (&outcome, how) {
+            (Ok(None), Some(how)) => format!("rank {number} {how}: started anew"),
+            (Ok(Some(image)), Some(how)) => {
                 format!("rank {number} {how}: started anew from checkpoint {image}")
             }
-            Err(error) if self.may_ask_for_another_node(error) => {
-                let why =
-                    format!("rank {number} {how} and cannot be started anew there: {error:#}");
+            (Err(error), how) if self.may_ask_for_another_node(error) => {
+                let why = match how {
+                    Some(how) => {
+                        format!("rank {number} {how} and cannot be started anew there: {error:#}")
+                    }
+                    None => format!("on node {node}: rank {number} cannot be started: {error:#}"),
+                };
                 self.ask_for_another_node(number, why);
                 return true;
             }
-            Err(error) => format!("rank {number} {how} and cannot be started anew: {error:#}"),
+            (Err(error), Some(how)) => {
+                format!("rank {number} {how} and cannot be started anew: {error:#}")
+            }
+            (Ok(None), None) => return true,
+            (Ok(Some(image)), None) => {
+                format!("rank {number} goes on from checkpoint {image} on {node}")
+            }
+            (Err(error), None) => {
+                format!("rank {number} cannot be started on {node}: {error:#}")
+            }
         };
         self.parent.send(&Message::Note { text });
         outcome.is_ok()
@@ -240,34 +273,35 @@ impl Agent {
         }
     }
 
-    /// Starts the rank anew; from which image, if from one.
-    fn start_in_place(&mut self, assignment: &Assignment, index: usize) -> Result<Option<u64>> {
-        let Assignment { job, node } = assignment;
-        let plan = mpi::prepare(&job.task, &job.environment).map_err(OfThisNode::error)?;
+    /// Another start of the rank begins, if one can.
+    fn begin_anew(&mut self, index: usize) -> Result<()> {
         let old = &mut self.ranks[index];
         if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
             bail!("its record of clocks and chance is full");
         }
         let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
-        let Some(mut again) = old.again.take() else { return Ok(None) };
-        again.begin(looks, Instant::now());
-        old.again = Some(again);
-        if let Some((rank, image)) = self.restore(index) {
-            self.put_in_place(index, rank);
-            return Ok(Some(image));
-        }
-        if self.ranks[index].keeper.as_ref().is_some_and(|keeper| !keeper.may_begin()) {
+        old.again.iter_mut().for_each(|again| again.begin(looks, Instant::now()));
+        Ok(())
+    }
+
+    /// The new start of the rank is one of the program, for there is no image of it that serves.
+    pub(super) fn begin_with_program(&mut self, index: usize) -> Result<()> {
+        let old = &self.ranks[index];
+        if old.keeper.as_ref().is_some_and(|keeper| !keeper.may_begin()) {
             bail!(
                 "none of its checkpoints can be used, and what it did before them is not kept any more"
             );
         }
-        if !self.ranks[index].input.has(0) {
+        if !old.input.has(0) {
             bail!("more of standard input had been given to it than is kept");
         }
         // What was put back with an image that did not serve is in the way as well.
         self.remove_files_of(index);
+        let assignment = self.assignment.as_ref().context("there is no job")?;
+        let Assignment { job, node } = assignment;
+        let plan = mpi::prepare(&job.task, &job.environment).map_err(OfThisNode::error)?;
         let old = &mut self.ranks[index];
-        let Some(again) = old.again.take() else { return Ok(None) };
+        let again = old.again.as_ref().context("it does not come back")?;
         let start = Start {
             clocks: old.clocks.clone(),
             board: old.board.clone(),
@@ -283,29 +317,18 @@ impl Agent {
         };
         let rank = LocalRank::start(job, node, &self.relay_address, &start);
         let mut rank = rank.map_err(OfThisNode::error)?;
-        rank.again = Some(again);
-        rank.keeper = self.ranks[index].keeper.take();
-        rank.inherit_input(&mut self.ranks[index], 0);
+        rank.again = old.again.take();
+        rank.keeper = old.keeper.take();
+        rank.inherit_input(old, 0);
         self.put_in_place(index, rank);
-        Ok(None)
+        Ok(())
     }
 
-    fn put_in_place(&mut self, index: usize, rank: LocalRank) {
+    pub(super) fn put_in_place(&mut self, index: usize, rank: LocalRank) {
         self.exits.watch(rank.pid);
         self.parent.send(&alive(&rank, false));
         self.ranks[index] = rank;
         self.write_rank_input(index);
-    }
-
-    /// A process of the newest image that serves, and the number of that, if there is one.
-    fn restore(&mut self, index: usize) -> Option<(LocalRank, u64)> {
-        let mut spared = self.own_processes();
-        for rank in &self.ranks {
-            spared.extend(rank.ending.is_none().then_some(rank.pid));
-            spared.extend(rank.keeper.as_ref().and_then(Keeper::criu));
-        }
-        let (old, parent) = (&mut self.ranks[index], &mut self.parent);
-        revive::revive(old, &spared, |text| parent.send(&Message::Note { text }))
     }
 
     /// Tells of ranks that have been started anew how far they have come, and once that they are where they were.

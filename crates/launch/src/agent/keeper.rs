@@ -12,27 +12,29 @@
 //! In: the time, the rank's word, the ends of processes. Out: images, the newest [`KEPT`] of them. A rank that is killed goes
 //! on from the newest that is whole. Of one that repeats what was before none is taken.
 //!
-//! What may never happen: a rank waits for longer than its image takes; an image counts before it is sealed.
+//! Where other nodes may take over the rank, an image *counts* only once it is where they find it: in the store, or in a folder that
+//! all of them see. Until then nothing that led there is dropped.
+//!
+//! What may never happen: a rank waits for longer than its image takes; an image counts before it is sealed, or while nobody has it
+//! but this node, if that can be lost.
 
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+mod line;
+mod turns;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::rank::LocalRank;
-use super::{Agent, Phase, input};
 use crate::checkpoint::Wish;
-use crate::checkpoint::criu::{self, DUMP_LOG, Ends};
 use crate::checkpoint::remote::Remote;
-use crate::checkpoint::store::{self, About, Image, Standing};
-use crate::control::{Ending, Message};
-use crate::ps::paths;
+use crate::checkpoint::store::{About, Image, Standing};
+use crate::control::Ending;
+use crate::control::moved::Whereabouts;
 use crate::sys;
+pub use line::Line;
 
 /// Images of a rank that are kept: if the newest is torn there is another.
 const KEPT: usize = 2;
@@ -58,6 +60,12 @@ pub struct Keeper {
     state: State,
     /// Whole ones, oldest first.
     images: VecDeque<Image>,
+    /// The numbers of those that do not count yet.
+    alone: BTreeSet<u64>,
+    /// Of those that do, what the agent above has been told.
+    shown: Vec<Whereabouts>,
+    /// It was putting an image into the store, and is to end.
+    stopped: Option<JoinHandle<Result<()>>>,
     failures: u32,
     /// Before so many intakes nothing is kept of the rank any more.
     promised: u64,
@@ -99,55 +107,16 @@ struct Taking {
     began: Instant,
 }
 
-/// The agent's end of the socket on which a rank says that its image can be taken, and its other ends.
-pub struct Line {
-    pub socket: OwnedFd,
-    pub ends: Ends,
-}
-
-/// What a rank says on its line.
-#[derive(Debug, PartialEq, Eq)]
-enum Heard {
-    Nothing,
-    /// The number of the image, and where it stands.
-    Word([u64; 4]),
-    /// And it never will.
-    Closed,
-}
-
-impl Line {
-    fn read(&self) -> Heard {
-        let mut word = [0; 32];
-        // It is written at once, and a pair of Unix sockets hands on whole.
-        match rustix::net::recv(&self.socket, &mut word, RecvFlags::DONTWAIT) {
-            Ok((count, _)) if count == word.len() => Heard::Word(std::array::from_fn(|at| {
-                u64::from_le_bytes(word[8 * at..8 * at + 8].try_into().unwrap_or_default())
-            })),
-            Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
-            Ok(_) | Err(_) => Heard::Closed,
-        }
-    }
-
-    /// Tells whoever reads it to go on, as start `start` of the rank.
-    pub fn send_on(&self, number: u64, start: u32, kept: u64, files: &[BorrowedFd]) -> Result<()> {
-        let mut word = [0; 24];
-        for (place, value) in word.chunks_exact_mut(8).zip([number, start.into(), kept]) {
-            place.copy_from_slice(&value.to_le_bytes());
-        }
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(files));
-        let word = [std::io::IoSlice::new(&word)];
-        rustix::net::sendmsg(&self.socket, &word, &mut ancillary, SendFlags::NOSIGNAL)?;
-        Ok(())
-    }
-}
-
 impl Keeper {
     /// `turn`: of so many ranks of this node it is the one of this number. Their images come one after the other, from half of
-    /// the first interval on.
-    pub fn new(wish: Wish, job: &str, rank: u32, turn: (u32, u32)) -> Keeper {
-        let folder = wish.folder.join(job).join(format!("rank-{rank}"));
+    /// the first interval on. `moves`: how many nodes the rank has lost; some that is not lost after all must not have the same
+    /// folder.
+    pub fn new(wish: Wish, job: &str, rank: u32, moves: u32, turn: (u32, u32)) -> Keeper {
+        let name = match moves {
+            0 => format!("rank-{rank}"),
+            _ => format!("rank-{rank}.{moves}"),
+        };
+        let folder = wish.folder.join(job).join(name);
         let half = wish.every / 2;
         let due = Instant::now() + half + half.mul_f64(f64::from(turn.0 + 1) / f64::from(turn.1));
         let (images, failures) = (VecDeque::new(), 0);
@@ -159,6 +128,9 @@ impl Keeper {
             number: 0,
             state,
             images,
+            alone: BTreeSet::new(),
+            shown: Vec::new(),
+            stopped: None,
             failures,
             promised: 0,
             is_slow_told: false,
@@ -201,9 +173,40 @@ impl Keeper {
         self.images.iter().rev().cloned().collect()
     }
 
-    #[cfg(test)]
+    /// Another node has taken this image, and it counts: the newest of those that are known.
     pub fn add(&mut self, image: Image) {
+        self.number = self.number.max(image.about.number);
         self.images.push_back(image);
+    }
+
+    /// The folder of the images of this job.
+    pub fn folder_of_job(&self) -> PathBuf {
+        self.folder.parent().map(PathBuf::from).unwrap_or_default()
+    }
+
+    /// Whether an image is being written that will count.
+    pub fn is_sealing(&self) -> bool {
+        matches!(&self.state, State::Sealing { thread } if !thread.is_finished())
+    }
+
+    /// Whether an image is being taken, or written.
+    fn is_busy(&self) -> bool {
+        matches!(self.state, State::Taking(_) | State::Sealing { .. })
+    }
+
+    /// Those that count.
+    fn counted(&self) -> impl DoubleEndedIterator<Item = &Image> {
+        self.images.iter().filter(|image| !self.alone.contains(&image.about.number))
+    }
+
+    /// Where others find the newest images, oldest first, if that is not what was said last.
+    fn whereabouts(&mut self) -> Option<Vec<Whereabouts>> {
+        let mut all: Vec<Whereabouts> =
+            self.counted().rev().take(KEPT).map(Image::whereabouts).collect();
+        all.reverse();
+        let is_new = all != self.shown;
+        self.shown.clone_from(&all);
+        is_new.then_some(all)
     }
 
     /// The image of this number is torn.
@@ -213,6 +216,7 @@ impl Keeper {
         torn.iter().for_each(Image::remove);
         self.forget_remotely(torn, None);
         self.images.retain(|image| !is_it(image));
+        self.alone.remove(&number);
     }
 
     /// CRIU, if it takes an image.
@@ -236,8 +240,23 @@ impl Keeper {
 
     /// Where it stood in the oldest image, if there are enough of them; with fewer it may have to begin with the program.
     fn oldest(&self) -> Option<&Standing> {
-        let oldest = self.images.front().filter(|_| self.images.len() >= KEPT);
-        oldest.map(|image| &image.about.standing)
+        self.counted().rev().nth(KEPT - 1).map(|image| &image.about.standing)
+    }
+
+    /// Drops what is not needed any more: the newest ones stay, and the newest of those that count.
+    fn drop_surplus(&mut self) {
+        let newest = self.images.iter().rev().take(KEPT);
+        let needed = newest.chain(self.counted().rev().take(KEPT));
+        let needed: BTreeSet<u64> = needed.map(|image| image.about.number).collect();
+        let all = std::mem::take(&mut self.images);
+        let (kept, old): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|image| needed.contains(&image.about.number));
+        self.images = kept.into();
+        self.alone.retain(|number| needed.contains(number));
+        old.iter().for_each(Image::remove);
+        if !old.is_empty() {
+            self.forget_remotely(old, None);
+        }
     }
 
     /// Whether a start that begins with the program could be brought to where the rank was.
@@ -257,7 +276,10 @@ impl Keeper {
                 let _ = std::fs::remove_dir_all(folder);
             }
             // It is on this node.
-            State::Sending { remote, .. } => remote.stop(),
+            State::Sending { thread, remote, .. } => {
+                remote.stop();
+                self.stopped = Some(thread);
+            }
             State::Resting | State::Asking { .. } | State::CutOff { .. } => (),
         }
         self.due = Instant::now() + self.wish.every;
@@ -266,16 +288,16 @@ impl Keeper {
     /// Nobody comes back any more. In the store they go as well, by a thread that may be left to itself after a while.
     pub fn remove_all(&mut self) -> Option<JoinHandle<()>> {
         self.end_life();
-        let mut sending = None;
-        if let State::Sending { thread, remote, .. } =
-            std::mem::replace(&mut self.state, State::Resting)
-        {
-            remote.stop();
-            sending = Some(thread);
+        // What was sealed just now may be on its way as well.
+        self.end_life();
+        let images: Vec<Image> = std::mem::take(&mut self.images).into();
+        // Those that were taken over lie where the other node has put them.
+        let folders = images.iter().filter_map(|image| image.folder.parent());
+        for folder in folders.chain([&*self.folder]) {
+            let _ = std::fs::remove_dir_all(folder);
         }
-        let images = std::mem::take(&mut self.images).into();
+        let sending = self.stopped.take();
         let removal = self.forget_remotely(images, sending);
-        let _ = std::fs::remove_dir_all(&self.folder);
         // That of the job, if this was the last.
         self.folder.parent().map(std::fs::remove_dir);
         removal
@@ -308,18 +330,24 @@ impl Keeper {
         Ok(())
     }
 
-    /// What the user is to hear of the store, if that has not taken the image.
-    fn finish_sending(&mut self) -> Option<String> {
+    /// What has become of the image that was put into the store, with its number.
+    fn finish_sending(&mut self) -> Option<(u64, Result<()>)> {
         let State::Sending { thread, number, .. } =
             std::mem::replace(&mut self.state, State::Resting)
         else {
             return None;
         };
         let sent = thread.join().unwrap_or_else(|_| bail!("it has failed"));
-        let error = sent.err()?;
-        Some(format!(
-            "checkpoint {number} is on its node alone: the store has not taken it: {error:#}"
-        ))
+        if sent.is_ok() {
+            self.alone.remove(&number);
+            self.drop_surplus();
+        }
+        Some((number, sent))
+    }
+
+    /// Whether nobody but this node can get at its images, though other nodes may need them.
+    fn is_out_of_reach(&self) -> bool {
+        self.wish.remote.is_none() && !self.wish.is_seen()
     }
 
     /// The store, for whoever needs what a node has lost.
@@ -331,13 +359,14 @@ impl Keeper {
         self.rest();
         // A thread that panics is a fault of ours, and no reason to end the job.
         let sealed = thread.join().unwrap_or_else(|_| bail!("it could not be written"));
-        self.images.push_back(sealed.context("it could not be written")?);
-        self.failures = 0;
-        while self.images.len() > KEPT {
-            let old = self.images.pop_front();
-            old.iter().for_each(Image::remove);
-            self.forget_remotely(old.into_iter().collect(), None);
+        let image = sealed.context("it could not be written")?;
+        let is_to_be_sent = self.wish.remote.is_some() && self.wish.may_move();
+        if is_to_be_sent || self.is_out_of_reach() {
+            self.alone.insert(image.about.number);
         }
+        self.images.push_back(image);
+        self.failures = 0;
+        self.drop_surplus();
         self.send()
     }
 
@@ -404,284 +433,10 @@ impl Keeper {
     }
 }
 
-impl Agent {
-    pub(super) fn note_criu(&mut self, pid: u32, ending: Ending) -> bool {
-        let mut keepers = self.ranks.iter_mut().filter_map(|rank| rank.keeper.as_mut());
-        keepers.any(|keeper| keeper.note_end(pid, ending))
-    }
-
-    /// Takes images of ranks for which it is time.
-    pub(super) fn advance_images(&mut self) {
-        for index in 0..self.ranks.len() {
-            if self.phase != Phase::Working {
-                return;
-            }
-            if self.ranks[index].keeper.is_none() || self.ranks[index].ending.is_some() {
-                continue;
-            }
-            let outcome = self.advance_image(index);
-            self.tell_silence(index);
-            self.tell_image(index);
-            if let Err(error) = outcome {
-                let rank = &mut self.ranks[index];
-                let mut text = format!("rank {} has no checkpoint: {error:#}", rank.rank);
-                if let Some(keeper) = &mut rank.keeper {
-                    keeper.failures += 1;
-                    if keeper.failures >= FAILURES_MAX {
-                        text += "; no more are tried";
-                    }
-                    keeper.rest();
-                    keeper.state = State::Resting;
-                }
-                self.parent.send(&Message::Note { text });
-            }
-        }
-    }
-
-    fn tell_image(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
-        if let Some((number, bytes)) = rank.keeper.as_mut().and_then(Keeper::news) {
-            self.parent.send(&Message::Image { rank: rank.rank, number, bytes });
-        }
-    }
-
-    fn tell_silence(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
-        let said = rank.keeper.as_mut().and_then(|keeper| keeper.silence(Instant::now()));
-        if let Some(said) = said {
-            self.parent.send(&Message::Note { text: format!("rank {} {said}", rank.rank) });
-        }
-    }
-
-    fn advance_image(&mut self, index: usize) -> Result<()> {
-        let rank = &mut self.ranks[index];
-        let is_away = rank.is_away();
-        let Some(keeper) = rank.keeper.as_mut() else { return Ok(()) };
-        match &mut keeper.state {
-            State::Resting => {
-                let is_due = keeper.failures < FAILURES_MAX && Instant::now() >= keeper.due;
-                if !is_due || is_away || !self.has_room_for_image(index) {
-                    return Ok(());
-                }
-                let rank = &mut self.ranks[index];
-                if let (Some(keeper), Some(clocks)) = (rank.keeper.as_mut(), &rank.clocks) {
-                    keeper.number += 1;
-                    clocks.want_image(keeper.number);
-                    keeper.state = State::Asking { since: Instant::now() };
-                }
-                Ok(())
-            }
-            State::Asking { .. } => match rank.line.as_ref().map_or(Heard::Closed, Line::read) {
-                Heard::Word(word) => {
-                    let outcome = self.take_image(index, word);
-                    // Whatever has become of it, the rank waits.
-                    if outcome.is_err() {
-                        self.send_on(index)?;
-                    }
-                    outcome
-                }
-                Heard::Nothing => Ok(()),
-                Heard::Closed => {
-                    rank.line = None;
-                    keeper.state = State::CutOff { since: Instant::now(), is_told: false };
-                    Ok(())
-                }
-            },
-            State::Taking(Taking { ended: Some(_), .. }) => self.seal_image(index),
-            State::Taking(_) => {
-                keeper.end_late(Instant::now());
-                Ok(())
-            }
-            State::Sealing { thread } if thread.is_finished() => {
-                let State::Sealing { thread } =
-                    std::mem::replace(&mut keeper.state, State::Resting)
-                else {
-                    return Ok(());
-                };
-                keeper.finish(thread)?;
-                if let (true, Some(image)) =
-                    (std::mem::take(&mut keeper.is_awaited), keeper.images.back())
-                {
-                    let (number, bytes) = (image.about.number, paths::bytes(image.bytes()));
-                    let text =
-                        format!("checkpoint {number} of rank {} is there: {bytes}", rank.rank);
-                    self.parent.send(&Message::Note { text });
-                }
-                Ok(())
-            }
-            State::Sending { thread, .. } if thread.is_finished() => {
-                if let Some(text) = keeper.finish_sending() {
-                    let text = format!("of rank {} {text}", rank.rank);
-                    self.parent.send(&Message::Note { text });
-                }
-                Ok(())
-            }
-            State::Sealing { .. } | State::Sending { .. } | State::CutOff { .. } => Ok(()),
-        }
-    }
-
-    /// Images of these ranks are wanted before it is time.
-    pub(super) fn want_images(&mut self, rank: Option<u32>, asker: Asker) {
-        let is_it = |it: &&mut LocalRank| rank.is_none_or(|rank| rank == it.rank);
-        for it in self.ranks.iter_mut().filter(is_it) {
-            if let Some(keeper) = it.keeper.as_mut().filter(|_| it.ending.is_none()) {
-                keeper.want(asker, Instant::now());
-            }
-        }
-        for child in &mut self.children {
-            child.process.link.send(&Message::TakeImages { rank });
-        }
-    }
-
-    /// Whether the images of this node may take so much more; if not it is said, until there was room again.
-    fn has_room_for_image(&mut self, index: usize) -> bool {
-        let sizes = |rank: &LocalRank| sys::resident_bytes(rank.pid);
-        let taken: u64 = self
-            .ranks
-            .iter()
-            .filter_map(|rank| rank.keeper.as_ref().map(|keeper| keeper.bytes(sizes(rank))))
-            .sum();
-        // As large as the process until it is compressed.
-        let more = sizes(&self.ranks[index]);
-        let rank = &mut self.ranks[index];
-        let Some(keeper) = rank.keeper.as_mut() else { return false };
-        let has_room = taken + more <= keeper.wish.space;
-        if !has_room {
-            keeper.rest();
-        }
-        if !has_room && !keeper.is_full_told {
-            let text = format!(
-                "rank {} has no checkpoint: it may take {}, and those of this node take {} of {} (checkpoint_space)",
-                rank.rank,
-                paths::bytes(more),
-                paths::bytes(taken),
-                paths::bytes(keeper.wish.space)
-            );
-            self.parent.send(&Message::Note { text });
-        }
-        keeper.is_full_told = !has_room;
-        has_room
-    }
-
-    /// The rank stands still: all that it has said is taken note of, and CRIU begins.
-    fn take_image(&mut self, index: usize, word: [u64; 4]) -> Result<()> {
-        self.handle_pmi(index);
-        self.drain_servers();
-        self.handle_output(index);
-        self.read_all(index);
-        let rank = &mut self.ranks[index];
-        let (Some(keeper), Some(line)) = (rank.keeper.as_mut(), rank.line.as_ref()) else {
-            return Ok(());
-        };
-        let [number, intakes, sent, looks] = word;
-        if number != keeper.number {
-            bail!("it speaks of checkpoint {number}, and {} was wanted", keeper.number);
-        }
-        let again = rank.again.as_ref().context("it does not come back")?;
-        let (asked, stage, printed) = again.standing();
-        let unread = line.ends.stdin.map_or(0, |pipe| input::unread(rank.pid, pipe));
-        let read = rank.input.given().saturating_sub(unread);
-        let standing = Standing { intakes, sent, looks, asked, stage, printed, read };
-        let folder = store::begin(&keeper.folder, number)?;
-        let shared = store::copy_shared(rank.pid, &folder)?;
-        let criu = criu::dump(&keeper.wish.tool, rank.pid, &line.ends, &folder)?.id();
-        let about = About { number, pid: rank.pid, standing, ends: line.ends, shared };
-        let (ended, is_late, began) = (None, false, Instant::now());
-        keeper.state = State::Taking(Taking { criu, ended, is_late, folder, about, began });
-        Ok(())
-    }
-
-    /// CRIU has done with the rank, which goes on.
-    fn seal_image(&mut self, index: usize) -> Result<()> {
-        self.send_on(index)?;
-        let rank = &mut self.ranks[index];
-        let Some(keeper) = rank.keeper.as_mut() else { return Ok(()) };
-        let State::Taking(taking) = std::mem::replace(&mut keeper.state, State::Resting) else {
-            return Ok(());
-        };
-        let Taking { ended, is_late, folder, about, began, .. } = taking;
-        if ended != Some(Ending::Exited(0)) {
-            let why = criu::last_words(&folder.join(DUMP_LOG));
-            let _ = std::fs::remove_dir_all(folder);
-            if is_late {
-                bail!("CRIU was not done with it after {} s", TAKING_MAX.as_secs());
-            }
-            bail!("CRIU could not take it: {why}");
-        }
-        let text = format!(
-            "checkpoint {} of rank {}: it stood still for {} ms",
-            about.number,
-            rank.rank,
-            began.elapsed().as_millis()
-        );
-        let level = keeper.wish.level;
-        let seal = move || store::seal(&folder, about, level);
-        let thread = std::thread::Builder::new().name("seal".into()).spawn(seal)?;
-        keeper.state = State::Sealing { thread };
-        if self.assignment.as_ref().is_some_and(|own| own.job.verbose) {
-            self.parent.send(&Message::Note { text });
-        }
-        Ok(())
-    }
-
-    fn send_on(&mut self, index: usize) -> Result<()> {
-        let rank = &mut self.ranks[index];
-        let start = rank.again.as_ref().map_or(0, |again| again.starts);
-        let Some(keeper) = &mut rank.keeper else { return Ok(()) };
-        let (number, kept) = (keeper.number, keeper.promise());
-        rank.input.forget(keeper.oldest().map_or(0, |oldest| oldest.read));
-        rank.send_on(number, start, kept)
-    }
-
-    /// All that is in the rank's pipes.
-    fn read_all(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
-        let number = rank.rank;
-        let mut again = rank.again.take();
-        let parent = &mut self.parent;
-        rank.read_output(true, |stream, bytes| {
-            let bytes = match &mut again {
-                Some(again) => again.print(stream, bytes),
-                None => bytes,
-            };
-            if !bytes.is_empty() {
-                parent.send(&Message::Output { rank: number, stream, bytes, own: 0 });
-            }
-        });
-        rank.again = again;
-    }
-}
-
 /// Bytes of the files in a folder.
 fn size(folder: &Path) -> u64 {
     let Ok(files) = std::fs::read_dir(folder) else { return 0 };
     files.flatten().filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum()
-}
-
-impl LocalRank {
-    /// Tells the process to go on, with its record and its board.
-    pub fn send_on(&self, number: u64, start: u32, kept: u64) -> Result<()> {
-        let (Some(line), Some(clocks)) = (&self.line, &self.clocks) else { return Ok(()) };
-        let record = clocks.record();
-        let board = self.board.as_ref().map(|board| board.fd());
-        let files: Vec<BorrowedFd> = [record].into_iter().chain(board).collect();
-        line.send_on(number, start, kept, &files)
-    }
-
-    /// When something is to be done for an image of it. Of one that has ended, or repeats what was before, none is begun.
-    pub fn image_time(&self) -> Option<Instant> {
-        let keeper = self.keeper.as_ref().filter(|_| self.ending.is_none())?;
-        let rests = matches!(keeper.state, State::Resting);
-        keeper.next_time().filter(|_| !(rests && self.is_away()))
-    }
-
-    /// What the poll set needs to know of its line.
-    pub fn line(&self) -> Option<BorrowedFd<'_>> {
-        let is_asking =
-            |keeper: &Keeper| matches!(keeper.state, State::Asking { .. }) && self.ending.is_none();
-        let is_asking = self.keeper.as_ref().is_some_and(is_asking);
-        self.line.as_ref().filter(|_| is_asking).map(|line| line.socket.as_fd())
-    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub mod rank;
 pub mod relay;
 mod revive;
 mod spares;
+mod streams;
 mod wards;
 
 use std::collections::BTreeMap;
@@ -34,10 +35,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::checkpoint::Wish;
 use crate::checkpoint::claim::Claim;
 use crate::control::moved::Talk;
 use crate::control::{
-    ALIVE_INTERVAL, Assignment, Job, Message, Node, PING_INTERVAL, SILENCE_MAX, Stream,
+    ALIVE_INTERVAL, Assignment, Ending, Job, Message, Node, PING_INTERVAL, SILENCE_MAX,
 };
 use crate::gather::{self, Gather, Word};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
@@ -49,11 +51,11 @@ use end::Phase;
 use exits::Exits;
 use groups::Group;
 use handover::Handover;
-use input::KEPT_BYTES_MAX;
 use keeper::Asker;
 use passed::Passed;
 use rank::LocalRank;
 use relay::RelayProcess;
+use revive::Revival;
 use wards::Wards;
 
 /// The shortest wait, so that a time that is due is past when it is looked at.
@@ -135,6 +137,12 @@ struct Agent {
     look: Option<Look>,
     /// On the folder of images.
     claim: Option<Claim>,
+    /// What is wanted of images of ranks that may come to this node.
+    spare_wish: Option<Wish>,
+    /// The store has not taken the last image.
+    is_store_gone: bool,
+    /// It was said that other nodes do not see the images of this one.
+    is_reach_told: bool,
     /// When it was said last how far ranks are on their way back.
     progress_told: Instant,
 }
@@ -182,6 +190,9 @@ impl Agent {
             passed: Passed::default(),
             look: None,
             claim: None,
+            spare_wish: None,
+            is_store_gone: false,
+            is_reach_told: false,
             progress_told: Instant::now(),
         })
     }
@@ -198,6 +209,7 @@ impl Agent {
                 self.handle_source(source);
             }
             self.drain_servers();
+            self.advance_returns();
             self.report_returned();
             self.advance_images();
             self.report_stuck();
@@ -254,7 +266,7 @@ impl Agent {
             if let Some(fd) = rank.line() {
                 add(Source::Line, fd, read);
             }
-            if let Some(fd) = rank.input.wants_write() {
+            if let Some(fd) = rank.input.wants_write().filter(|_| rank.revival.is_none()) {
                 add(Source::RankInput(index), fd, write);
             }
         }
@@ -277,7 +289,9 @@ impl Agent {
                 let notice = self.gather.as_ref().and_then(Gather::next_time);
                 let look = self.look.as_ref().map(Look::next_time);
                 let images = self.ranks.iter().filter_map(LocalRank::image_time);
-                let notice = notice.into_iter().chain(look).chain(images).min();
+                let returns = self.ranks.iter().filter_map(|rank| rank.revival.as_ref());
+                let returns = returns.map(Revival::next_time);
+                let notice = notice.into_iter().chain(look).chain(images).chain(returns).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_away = self.ranks.iter().any(LocalRank::is_away);
                 let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
@@ -311,16 +325,10 @@ impl Agent {
             // The number of a process that has ended may come again.
             let runs = |rank: &LocalRank| rank.pid == pid && rank.ending.is_none();
             if let Some(index) = self.ranks.iter().position(runs) {
-                self.ranks[index].ending = Some(ending);
-                if !self.start_again(index, ending) {
-                    self.unreported.push(index);
-                }
-                // To bring several back from their images may take long.
-                self.ping_children();
-                self.children.iter_mut().for_each(|child| child.process.link.flush());
+                self.handle_ending(index, ending);
             } else if let Some(child) = self.children.iter_mut().find(|child| child.runs_as(pid)) {
                 child.is_reaped = true;
-            } else if self.note_criu(pid, ending) {
+            } else if self.note_criu(pid, ending) || self.note_return(pid, ending) {
                 // Of no other interest.
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
@@ -329,6 +337,14 @@ impl Agent {
                     self.fail(text);
                 }
             }
+        }
+    }
+
+    /// The process of a rank has ended: another one takes its place, or the agent above hears of it.
+    fn handle_ending(&mut self, index: usize, ending: Ending) {
+        self.ranks[index].ending = Some(ending);
+        if !self.start_again(index, ending) {
+            self.unreported.push(index);
         }
     }
 
@@ -547,86 +563,16 @@ impl Agent {
                 self.wards.handle_print(rank, stream, own);
                 self.parent.send(&message);
             }
+            Message::Image { rank, number, .. } => {
+                self.parent.send(&message);
+                self.tell_begun_anew(rank, number);
+            }
             Message::Alive { group: 0, rank, start, .. } => {
                 self.wards.handle_start(rank, start, Instant::now());
                 self.parent.send(&message);
             }
             // Everything else is for the launcher.
             other => self.parent.send(&other),
-        }
-    }
-
-    // --- streams of ranks
-
-    fn handle_output(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
-        let number = rank.rank;
-        // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
-        let everything = rank.ending.is_some() && !rank.reported;
-        let mut shown = Vec::new();
-        let mut again = rank.again.take();
-        let mut show = |stream, bytes: Vec<u8>, own: u64| {
-            if !bytes.is_empty() {
-                shown.push(Message::Output { rank: number, stream, bytes, own: own as u32 });
-            }
-        };
-        rank.read_output(everything, |stream, bytes| match &mut again {
-            Some(again) => {
-                let before = again.printed();
-                let shown = again.print(stream, bytes);
-                show(stream, shown, again.printed() - before);
-            }
-            None => show(stream, bytes, 0),
-        });
-        if let (Some(again), true) = (&mut again, everything) {
-            let before = again.printed();
-            let shown = again.end_of_print();
-            show(Stream::Stderr, shown, again.printed() - before);
-        }
-        rank.again = again;
-        if !shown.is_empty() {
-            self.tell_known(index);
-        }
-        shown.iter().for_each(|message| self.parent.send(message));
-    }
-
-    fn deliver_stdin(&mut self, bytes: Vec<u8>) {
-        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
-            self.passed.pass(&bytes);
-            return child.process.link.send(&Message::Stdin { bytes });
-        }
-        if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
-            self.ranks[index].input.queue(&bytes);
-            self.write_rank_input(index);
-        }
-    }
-
-    fn deliver_stdin_end(&mut self) {
-        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
-            self.passed.end();
-            return child.process.link.send(&Message::StdinEnd);
-        }
-        if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
-            self.ranks[index].input.end();
-            self.write_rank_input(index);
-        }
-    }
-
-    /// Gives a rank what it takes of its standard input.
-    fn write_rank_input(&mut self, index: usize) {
-        let rank = &mut self.ranks[index];
-        let bytes = rank.input.write();
-        if bytes > 0 {
-            self.parent.send(&Message::StdinTaken { bytes });
-        }
-        if rank.input.take_loss() {
-            let text = format!(
-                "rank {} has been given more than {} MiB of standard input, and no more of it is kept: if this rank is killed it \
-                 comes back only from a checkpoint that is young enough",
-                rank.rank,
-                KEPT_BYTES_MAX >> 20
-            );
-            self.parent.send(&Message::Note { text });
         }
     }
 
@@ -647,6 +593,7 @@ impl Agent {
                 message => self.parent.send(&message),
             }
         }
+        self.look_for_begun_anew();
     }
 }
 

@@ -5,10 +5,9 @@ use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use rustix::event::PollFlags;
@@ -19,6 +18,7 @@ use super::board::Board;
 use super::clocks::Clocks;
 use super::input::Stdin;
 use super::keeper::{Keeper, Line};
+use super::revive::Revival;
 use crate::checkpoint::criu::{self, Ends, Given};
 use crate::checkpoint::store::{Image, Layout, Standing};
 use crate::control::order::Task;
@@ -74,6 +74,8 @@ pub struct LocalRank {
     pub board: Option<Rc<Board>>,
     /// Of a rank of which images are taken.
     pub keeper: Option<Keeper>,
+    /// It has ended, and is brought back from one.
+    pub revival: Option<Revival>,
     pub line: Option<Line>,
     pub pmi: Option<PmiSocket>,
     /// Its standard input, if it is rank 0.
@@ -141,6 +143,7 @@ impl LocalRank {
             clocks: start.clocks.clone(),
             board: start.board.clone(),
             keeper: None,
+            revival: None,
             line,
             pmi: Some(PmiSocket::new(ours.into())?),
             input: Stdin::new(
@@ -152,44 +155,17 @@ impl LocalRank {
         })
     }
 
-    /// Makes a process of `image` within this time, as the next start of the rank of which that is one. `old` is what the last
-    /// start has left.
-    pub fn restore(
-        old: &mut LocalRank,
-        image: &Image,
-        layout: &Layout,
-        tool: &Path,
-        limit: Duration,
-    ) -> Result<LocalRank> {
-        let read = image.about.standing.read;
-        if !old.input.has(read) {
+    /// Begins to make a process of `image`, as the next start of this rank, which has ended. What that start will be, and CRIU,
+    /// which is at work; once that has ended well the start takes over ([`LocalRank::take_over`]).
+    pub fn begin_restore(&mut self, image: &Image, layout: &Layout) -> Result<(LocalRank, u32)> {
+        let Standing { read, clocks, .. } = image.about.standing;
+        if !self.input.has(read) {
             bail!("what it had read of standard input since is not kept any more");
         }
-        let mut again = old.again.take().context("it does not come back")?;
-        let restored = LocalRank::restored(old, (image, layout), tool, again.incarnation(), limit);
-        if restored.is_ok() {
-            let Standing { asked, stage, printed, .. } = image.about.standing;
-            again.begin_at(asked, stage, printed);
-        }
-        match restored {
-            Ok(mut rank) => {
-                rank.inherit_input(old, read);
-                Ok(LocalRank { again: Some(again), keeper: old.keeper.take(), ..rank })
-            }
-            Err(error) => {
-                old.again = Some(again);
-                Err(error)
-            }
-        }
-    }
-
-    fn restored(
-        old: &mut LocalRank,
-        (image, layout): (&Image, &Layout),
-        tool: &Path,
-        start: u32,
-        limit: Duration,
-    ) -> Result<LocalRank> {
+        self.clocks.iter().for_each(|record| record.cover(clocks));
+        let start = self.again.as_ref().context("it does not come back")?.incarnation();
+        let keeper = self.keeper.as_mut().context("no images are taken of it")?;
+        let (tool, kept) = (keeper.tool(), keeper.promise());
         let ends = image.about.ends;
         let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
         let (control, their_control) = UnixStream::pair().context("no socket pair")?;
@@ -204,49 +180,53 @@ impl LocalRank {
             pmi: theirs.into(),
             control: their_control.into(),
         };
-        // As the next image will name them.
-        let inodes = given.ends()?;
         let rank = LocalRank {
-            rank: old.rank,
-            group: old.group,
-            group_rank: old.group_rank,
+            group: self.group,
+            group_rank: self.group_rank,
             pid: image.about.pid,
             ending: None,
-            reported: false,
-            again: None,
-            clocks: old.clocks.clone(),
-            board: old.board.clone(),
-            keeper: None,
-            line: Some(Line { socket: control.into(), ends: inodes }),
+            // As the next image will name them.
+            line: Some(Line { socket: control.into(), ends: given.ends()? }),
             pmi: Some(PmiSocket::new(ours.into())?),
             input: Stdin::new(stdin.map(nonblocking).transpose()?, true),
             stdout: Some(nonblocking(stdout)?),
             stderr: Some(nonblocking(stderr)?),
+            ..LocalRank::vacant(self.rank, self.clocks.clone(), self.board.clone())
         };
-        let kept = old.keeper.as_mut().map_or(0, Keeper::promise);
         rank.send_on(image.about.number, start, kept)?;
         image.put_shared_back(layout)?;
-        criu::restore(tool, &layout.folder, &ends, given, limit)?;
-        Ok(rank)
+        let criu = criu::restore(&tool, &layout.folder, &ends, &given)?;
+        Ok((rank, criu.id()))
     }
 
-    /// One that has ended, as the process `pid`.
-    #[cfg(test)]
-    pub fn ended(pid: u32, keeper: Keeper) -> LocalRank {
+    /// A process of an image that stood here has been made: it takes the place of `old`.
+    pub fn take_over(mut self, old: &mut LocalRank, standing: &Standing) -> LocalRank {
+        self.again = old.again.take();
+        if let Some(again) = &mut self.again {
+            again.begin_at(standing.asked, standing.stage, standing.printed);
+        }
+        self.keeper = old.keeper.take();
+        self.inherit_input(old, standing.read);
+        self
+    }
+
+    /// A rank of the job's first group that has no process here yet, or none any more.
+    pub fn vacant(rank: u32, clocks: Option<Rc<Clocks>>, board: Option<Rc<Board>>) -> LocalRank {
         LocalRank {
-            rank: 2,
+            rank,
             group: 0,
-            group_rank: 2,
-            pid,
-            ending: Some(Ending::Killed(9)),
+            group_rank: rank,
+            pid: 0,
+            ending: Some(Ending::Killed(libc::SIGKILL)),
             reported: false,
-            again: Some(Again::new(Instant::now())),
-            clocks: None,
-            board: None,
-            keeper: Some(keeper),
+            again: None,
+            clocks,
+            board,
+            keeper: None,
+            revival: None,
             line: None,
             pmi: None,
-            input: Stdin::default(),
+            input: Stdin::new(None, true),
             stdout: None,
             stderr: None,
         }

@@ -1,7 +1,7 @@
 //! The relay daemon of this agent's cluster, as a child process: configured over its stdin, which
 //! then stays open as its lifeline.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,6 +28,8 @@ const LINK: &str = "landbridge-relay: link ";
 const WARNS: &str = "landbridge-relay: warns: ";
 const LOG: &str = "landbridge-relay: log ";
 const GROWN: &str = "landbridge-relay: grown process=";
+const BEGUN_ANEW: &str = "landbridge-relay: begun-anew process=";
+const GIVEN_UP: &str = "landbridge-relay: given-up process=";
 const FENCED: &str = "landbridge-relay: fenced ";
 /// Of what is to be said to a relay that takes nothing; a question more is not asked.
 const UNSAID_BYTES_MAX: usize = 64 * 1024;
@@ -47,6 +49,8 @@ pub struct RelayProcess {
     /// Lines of its log that were left out since the last one that was not.
     left_out: u64,
     inquiry: Option<Inquiry>,
+    /// Processes whose record it has begun anew as they stood for an image, and which nobody was told of.
+    pub begun_anew: BTreeSet<u32>,
     /// Where it writes what it knows of ranks that are fenced, and what it has said of the last one.
     handover: Option<File>,
     fenced: Option<Fenced>,
@@ -107,6 +111,7 @@ impl RelayProcess {
             last_lines: VecDeque::new(),
             left_out: 0,
             inquiry: None,
+            begun_anew: BTreeSet::new(),
             handover,
             fenced: None,
         })
@@ -128,6 +133,9 @@ impl RelayProcess {
                 messages.extend(self.take_in(line));
                 continue;
             }
+            if self.note_record(&line) {
+                continue;
+            }
             if let Some(rest) = line.strip_prefix(FENCED) {
                 self.fenced = parse_fenced(rest);
                 continue;
@@ -146,6 +154,16 @@ impl RelayProcess {
             messages.extend(self.log(line, room));
         }
         messages
+    }
+
+    /// Whether the line is about the record of a process that has begun anew, or is none any more.
+    fn note_record(&mut self, line: &str) -> bool {
+        let number = |start| line.strip_prefix(start).and_then(|rest| rest.parse::<u32>().ok());
+        if let Some(process) = number(GIVEN_UP) {
+            self.begun_anew.remove(&process);
+        }
+        self.begun_anew.extend(number(BEGUN_ANEW));
+        number(GIVEN_UP).or_else(|| number(BEGUN_ANEW)).is_some()
     }
 
     /// Asks it what it keeps of its processes. What was asked before is answered no more: if the relay still does, its answer has
@@ -387,6 +405,7 @@ mod tests {
             last_lines: VecDeque::new(),
             left_out: 0,
             inquiry: None,
+            begun_anew: BTreeSet::new(),
         }
     }
 
@@ -416,6 +435,10 @@ mod tests {
         let mut relay = silent();
         relay.stdout.pending.extend(b"landbridge-relay: grown process=12\n");
         assert_eq!(relay.read(true), [Message::TakeImages { rank: Some(12) }]);
+        relay.stdout.pending.extend(b"landbridge-relay: begun-anew process=7\n");
+        assert!(relay.read(true).is_empty() && relay.begun_anew.contains(&7));
+        relay.stdout.pending.extend(b"landbridge-relay: given-up process=7\n");
+        assert!(relay.read(true).is_empty() && relay.begun_anew.is_empty());
     }
 
     #[test]

@@ -11,10 +11,12 @@ use landbridge_proto::setting::{PEER_TIMEOUT, Value};
 
 use super::again::Again;
 use super::clocks::Clocks;
-use super::groups::{Group, alive, new_board};
+use super::groups::{Group, new_board};
 use super::handover::Handover;
 use super::input::KEPT_BYTES_MAX;
-use super::rank::{LocalRank, Start};
+use super::keeper::Keeper;
+use super::rank::LocalRank;
+use super::revive::Revival;
 use super::{Agent, Phase};
 use crate::control::moved::{Adoption, Known, Moved, Talk};
 use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message, Node};
@@ -271,7 +273,7 @@ impl Agent {
     }
 
     fn adopt(&mut self, assignment: &Assignment, adoption: &Adoption) -> Result<()> {
-        let Assignment { job, node } = assignment;
+        let job = &assignment.job;
         let facts = Facts {
             group: 0,
             kvsname: job.kvsname.clone(),
@@ -283,8 +285,8 @@ impl Agent {
         let mut server = Server::new(facts, ranks, [], &adoption.keys);
         server.take_up(fresh, adoption.has_reached);
         self.groups.insert(0, Group::adopted(server, adoption.ranks.len() as u32));
-        let plan = mpi::prepare(&job.task, &job.environment)?;
-        for one in &adoption.ranks {
+        let count = adoption.ranks.len() as u32;
+        for (turn, one) in adoption.ranks.iter().enumerate() {
             let clocks = match self.laid.remove(&one.rank) {
                 None => Clocks::new(job)?.map(Rc::new),
                 laid => laid,
@@ -294,24 +296,13 @@ impl Agent {
             }
             let looks = clocks.as_ref().map(|clocks| clocks.looks());
             let again = Again::adopted(one, looks, Instant::now());
-            let start = Start {
-                clocks,
-                board: new_board(),
-                group: 0,
-                index: one.rank,
-                rank: one.rank,
-                size: job.size,
-                task: &job.task,
-                plan: &plan,
-                neighbours: None,
-                incarnation: Some(again.incarnation()),
-                has_images: false,
-            };
-            let rank = LocalRank::start(job, node, &self.relay_address, &start);
-            let mut rank = rank.map_err(OfThisNode::error)?;
+            let wish = self.spare_wish.clone().filter(|_| clocks.is_some());
+            let turn = (turn as u32, count);
+            let mut rank = LocalRank::vacant(one.rank, clocks, new_board());
+            rank.keeper = wish.map(|wish| Keeper::new(wish, &job.id, one.rank, one.moves, turn));
             rank.again = Some(again);
-            self.exits.watch(rank.pid);
-            self.parent.send(&alive(&rank, false));
+            // It goes on, from an image or with the program, once the agent looks at it next.
+            rank.revival = Some(Revival::begin(&mut rank, None, &one.images));
             self.ranks.push(rank);
         }
         Ok(())

@@ -93,6 +93,7 @@ impl Wards {
                     open.answer = Some(answer);
                 }
             }
+            Talk::Images { rank, images } => self.of(rank).kept.images = images,
             Talk::Ended { rank, life } => self.of(rank).kept.lives.push(life),
             // Something is to be done about it.
             Talk::Unstartable { .. } => {}
@@ -219,6 +220,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::control::moved::Whereabouts;
 
     const BARRIER: &str = "cmd=barrier_in\n";
 
@@ -241,6 +243,11 @@ mod tests {
         let now = Instant::now();
         wards.handle_start(4, 0, now);
         wards.handle_start(4, 2, now + Duration::from_secs(2));
+        let image = |place: &str| Whereabouts { place: place.into(), sum: "5a".into() };
+        for places in [&["rank-4/1"][..], &["rank-4/1", "rank-4/2"]] {
+            let images = places.iter().map(|place| image(place)).collect();
+            wards.handle_talk(Talk::Images { rank: 4, images });
+        }
         wards.handle_end(5);
         assert_eq!(wards.living(4..7), [4, 6]);
         assert!(!wards.handle_unstartable(4) && wards.handle_unstartable(4), "once");
@@ -254,6 +261,7 @@ mod tests {
         assert_eq!((life.place.asked, life.place.printed), (2, 7));
         assert_eq!(one.fresh(), [("a".to_string(), "1".to_string())]);
         assert!(one.open().eq([BARRIER]));
+        assert_eq!(one.images, [image("rank-4/1"), image("rank-4/2")]);
         // The barrier was over, and nobody has heard that its rank knew.
         let again = wards.release(4..5, 1, now + Duration::from_secs(6)).remove(0);
         assert_eq!((again.lives.len(), wards.next_first_start(4)), (2, 3 * STARTS_PER_NODE));

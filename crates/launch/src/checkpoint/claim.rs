@@ -28,7 +28,7 @@ pub struct Claim {
 
 impl Claim {
     pub fn new(root: &Path, job: &str, name: u32) -> Result<Claim> {
-        let path = root.join(format!(".{job}.{name}"));
+        let path = place(root, job, name);
         for _ in 0..ATTEMPTS {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(false).mode(0o600);
@@ -44,6 +44,29 @@ impl Claim {
             }
         }
         bail!("{} is removed again and again", path.display());
+    }
+}
+
+/// The claim of a spare node, which has no ranks yet: a number that is no rank's. (Two nodes with the same one count as one.)
+pub fn of_spare(cluster: u32, node: &str) -> u32 {
+    let name = format!("{cluster}/{node}");
+    let hash = name
+        .bytes()
+        .fold(2_166_136_261, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(16_777_619));
+    hash | 1 << 31
+}
+
+/// Where the claim of another agent of this job is seen, if it has the same folder: so it finds there what others put there.
+pub fn place(root: &Path, job: &str, name: u32) -> PathBuf {
+    root.join(format!(".{job}.{name}"))
+}
+
+impl Claim {
+    /// Lets go of it, and takes away what nobody claims any more: that of this job too, if it was the last.
+    pub fn end(self) {
+        let root = self.path.parent().map(Path::to_path_buf);
+        drop(self);
+        root.iter().for_each(|root| sweep(root));
     }
 }
 
@@ -109,6 +132,9 @@ mod tests {
         assert!(!left(&gone) && !left(&format!(".{gone}.0")) && !left(&format!(".{gone}.4")));
         assert!(left(&lives) && left(&half) && left("mine"));
         assert!(left(&"d".repeat(NAME_LENGTH)), "it may be anybody's");
+        assert!(
+            place(&root, &lives, 0).exists() && !place(&root, &lives, of_spare(0, "n2")).exists()
+        );
         drop(ours);
         assert!(!left(&format!(".{lives}.0")), "it ended well");
         fs::remove_dir_all(&root).unwrap();

@@ -15,7 +15,6 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -77,15 +76,9 @@ pub fn dump(tool: &Path, pid: u32, ends: &Ends, folder: &Path) -> Result<Child> 
     command.spawn().with_context(|| cannot_run(tool))
 }
 
-/// Makes a child of this process of an image, and waits until it runs, at most for `limit`. If that fails there may be something
-/// of it all the same.
-pub fn restore(
-    tool: &Path,
-    folder: &Path,
-    ends: &Ends,
-    given: Given,
-    limit: Duration,
-) -> Result<()> {
+/// Begins to make a child of this process of an image: it runs once CRIU has ended well. If that fails there may be something of it
+/// all the same. To be called by a thread that lives as long as the process: with its parent's thread ends the child.
+pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: &Given) -> Result<Child> {
     let mut command = quiet(tool);
     command
         .args(["restore", "--restore-detached", "--restore-sibling", "--images-dir"])
@@ -107,14 +100,13 @@ pub fn restore(
     unsafe {
         command.pre_exec(move || numbers.iter().try_for_each(|fd| sys::keep_over_exec(*fd)));
     }
-    let mut child = command.spawn().with_context(|| cannot_run(tool))?;
-    let Some(status) = sys::wait_at_most(&mut child, limit)? else {
-        bail!("CRIU was not done with it after {:.1} s", limit.as_secs_f64());
-    };
-    if !status.success() {
-        bail!("CRIU could not make a process of it: {}", last_words(&folder.join(RESTORE_LOG)));
-    }
-    Ok(())
+    command.spawn().with_context(|| cannot_run(tool))
+}
+
+/// Why it could not.
+pub fn restore_error(folder: &Path) -> anyhow::Error {
+    let why = last_words(&folder.join(RESTORE_LOG));
+    anyhow::anyhow!("CRIU could not make a process of it: {why}")
 }
 
 /// Whether it can be run at all.

@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use landbridge_proto::setting::{
-    CHECKPOINT, CHECKPOINT_DIR, CHECKPOINT_LEVEL, CHECKPOINT_SPACE, CRIU, Setting, Value,
+    CHECKPOINT, CHECKPOINT_DIR, CHECKPOINT_LEVEL, CHECKPOINT_OPEN, CHECKPOINT_SPACE, CRIU, Setting,
+    Value,
 };
 
 use crate::ps::desk;
@@ -46,7 +47,11 @@ pub struct Wish {
     pub folder: PathBuf,
     /// The object store that has them too, by its name, and once it is known how it is reached.
     pub store: Option<String>,
+    /// Over networks too on which others may read what goes there.
+    pub may_be_open: bool,
     pub remote: Option<Remote>,
+    /// What is seen in `folder` if the nodes that may take over ranks have the same one.
+    pub signs: Vec<PathBuf>,
 }
 
 impl PartialEq for Wish {
@@ -57,12 +62,24 @@ impl PartialEq for Wish {
 }
 
 impl Wish {
+    /// Whether images are to be found from other nodes, for ranks may go on there.
+    pub fn may_move(&self) -> bool {
+        !self.signs.is_empty()
+    }
+
+    /// Whether what lies in the folder is seen by all nodes that may take over ranks.
+    pub fn is_seen(&self) -> bool {
+        self.signs.iter().all(|sign| sign.exists())
+    }
+
     /// Makes the folder of a job, which only this user can open: images are memory of its processes. What jobs have left whose
-    /// agents were killed goes. `name`: of this agent among those of the job.
+    /// agents were killed goes. `name`: of this agent among those of the job; `spares`: the names of those that may take over its
+    /// ranks.
     pub fn prepare(
         &mut self,
         job: &str,
         name: u32,
+        spares: &[u32],
         environment: &[(String, String)],
     ) -> Result<Claim> {
         if let Some(store) = &self.store {
@@ -71,7 +88,8 @@ impl Wish {
                 Some((_, text)) => Some(text.clone()),
                 None => std::env::var(name).ok().filter(|text| !text.is_empty()),
             };
-            self.remote = Some(Remote::new(store, variable).context("checkpoint_dir")?);
+            let remote = Remote::new(store, self.may_be_open, variable);
+            self.remote = Some(remote.context("checkpoint_dir")?);
         }
         if self.folder.starts_with(desk::directory()) {
             desk::make(&desk::directory())?;
@@ -84,6 +102,7 @@ impl Wish {
         make(&self.folder)?;
         claim::sweep(&self.folder);
         let claim = Claim::new(&self.folder, job, name)?;
+        self.signs = spares.iter().map(|&name| claim::place(&self.folder, job, name)).collect();
         make(&folder)?;
         desk::check(&folder)?;
         Ok(claim)
@@ -106,8 +125,11 @@ impl Wish {
         let number = |row: &Setting| row.parse(&text(row)).ok().and_then(|value| value.number());
         let level = number(&CHECKPOINT_LEVEL).unwrap_or_default() as i32;
         let space = number(&CHECKPOINT_SPACE).unwrap_or(u64::MAX);
+        let may_be_open = CHECKPOINT_OPEN.parse(&text(&CHECKPOINT_OPEN)) == Ok(Value::Switch(true));
         let (tool, remote) = (text(&CRIU).into(), None);
-        (!every.is_zero()).then_some(Wish { every, tool, level, space, folder, store, remote })
+        let signs = Vec::new();
+        let wish = Wish { every, tool, level, space, folder, store, may_be_open, remote, signs };
+        (!every.is_zero()).then_some(wish)
     }
 
     /// An image in so many seconds.
@@ -115,7 +137,8 @@ impl Wish {
     pub fn sample(seconds: u64) -> Wish {
         let every = Duration::from_secs(seconds);
         let (tool, folder, store, remote) = ("criu".into(), "/".into(), None, None);
-        Wish { every, tool, level: 0, space: u64::MAX, folder, store, remote }
+        let (level, space, may_be_open, signs) = (0, u64::MAX, false, Vec::new());
+        Wish { every, tool, level, space, folder, store, may_be_open, remote, signs }
     }
 }
 

@@ -8,8 +8,9 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ use super::store::{Image, MANIFEST, new_folder};
 const SCHEME: &str = "s3://";
 /// Of a file that is one object: what stores take at once, and what need not be sent again if that fails.
 const PIECE_BYTES: u64 = 64 << 20;
+/// A manifest is no longer.
+const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 /// Attempts at an object.
 const ATTEMPTS: u32 = 3;
 /// A request that has not moved for so long has failed.
@@ -59,8 +62,13 @@ pub fn is_store(place: &str) -> bool {
 }
 
 impl Remote {
-    /// The store at `s3://BUCKET/PREFIX`, with what the usual variables say of it.
-    pub fn new(place: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Remote> {
+    /// The store at `s3://BUCKET/PREFIX`, with what the usual variables say of it. `may_be_open`: others on the way may read
+    /// images, which hold the job's key.
+    pub fn new(
+        place: &str,
+        may_be_open: bool,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Remote> {
         let rest = place.strip_prefix(SCHEME).unwrap_or_default();
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
@@ -80,6 +88,13 @@ impl Remote {
         let url = endpoint.parse().with_context(wrong)?;
         let bucket = Bucket::new(url, UrlStyle::Path, bucket.to_string(), region);
         let bucket = bucket.ok().with_context(wrong)?;
+        let (scheme, host) = (bucket.base_url().scheme(), bucket.base_url().host_str());
+        if scheme != "https" && !may_be_open && !is_here(host.unwrap_or_default()) {
+            bail!(
+                "{endpoint} is not on this machine, and images would go there in the clear, with the job's key: use https, or say \
+                 --set checkpoint_open=on"
+            );
+        }
         let prefix = prefix.trim_matches('/').to_string();
         let agent = agent(variable("AWS_CA_BUNDLE").or_else(|| variable("SSL_CERT_FILE")));
         Ok(Remote { bucket, keys, prefix, agent, is_over: Arc::default() })
@@ -100,7 +115,7 @@ impl Remote {
         for (name, bytes) in files(image) {
             let mut file = File::open(image.folder.join(&name))?;
             for (number, from, length) in pieces(bytes) {
-                let object = self.object(image, &name, number);
+                let object = self.object(&image.folder, &name, number);
                 self.try_often(&object, || {
                     file.seek(SeekFrom::Start(from))?;
                     let url = self.bucket.put_object(Some(&self.keys), &object).sign(SIGNED);
@@ -133,20 +148,45 @@ impl Remote {
         for (name, bytes) in files(image) {
             let mut file = new_file(&folder.join(&name))?;
             for (number, from, length) in pieces(bytes) {
-                let object = self.object(image, &name, number);
+                let object = self.object(&image.folder, &name, number);
                 self.try_often(&object, || {
-                    if Instant::now() > deadline {
-                        bail!("there is no time left");
-                    }
                     file.seek(SeekFrom::Start(from))?;
-                    let url = self.bucket.get_object(Some(&self.keys), &object).sign(SIGNED);
-                    let mut body = self.agent.get(url.as_str()).call()?.into_body();
                     // One byte more would be seen by the sum.
-                    std::io::copy(&mut body.as_reader().take(length + 1), &mut file)?;
-                    Ok(())
+                    self.fetch(&object, length + 1, &mut file, deadline)
                 })?;
             }
         }
+        Ok(())
+    }
+
+    /// An image that another agent has put there, as it would lie in this folder.
+    pub fn find(&self, folder: PathBuf, sum: &str, deadline: Instant) -> Result<Image> {
+        let object = self.object(&folder, MANIFEST, 0);
+        let mut bytes = Vec::new();
+        self.try_often(&object, || {
+            bytes.clear();
+            self.fetch(&object, MANIFEST_BYTES_MAX, &mut bytes, deadline)
+        })?;
+        let text = String::from_utf8(bytes).context("its manifest is damaged")?;
+        Image::of(folder, &text, sum)
+    }
+
+    /// Reads an object, at most so much of it, before the deadline.
+    fn fetch(
+        &self,
+        object: &str,
+        most: u64,
+        into: &mut impl Write,
+        deadline: Instant,
+    ) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            bail!("there is no time left");
+        }
+        let url = self.bucket.get_object(Some(&self.keys), object).sign(SIGNED);
+        let request = self.agent.get(url.as_str()).config().timeout_global(Some(left)).build();
+        let mut body = request.call()?.into_body();
+        std::io::copy(&mut body.as_reader().take(most), into)?;
         Ok(())
     }
 
@@ -155,7 +195,7 @@ impl Remote {
         // The manifest first: without it there is no image.
         for (name, bytes) in files(image).into_iter().rev() {
             for (number, ..) in pieces(bytes) {
-                let object = self.object(image, &name, number);
+                let object = self.object(&image.folder, &name, number);
                 let url = self.bucket.delete_object(Some(&self.keys), &object).sign(SIGNED);
                 // What cannot be removed now cannot be helped.
                 if self.agent.delete(url.as_str()).call().is_err() {
@@ -183,12 +223,18 @@ impl Remote {
     }
 
     /// The name of a piece: the last of the folder's names are those of the job, the rank and the image.
-    fn object(&self, image: &Image, name: &str, number: u64) -> String {
-        let names: Vec<_> = image.folder.iter().map(|part| part.to_string_lossy()).collect();
+    fn object(&self, folder: &Path, name: &str, number: u64) -> String {
+        let names: Vec<_> = folder.iter().map(|part| part.to_string_lossy()).collect();
         let place = names[names.len().saturating_sub(3)..].join("/");
         let object = format!("{}/{place}/{name}.{number}", self.prefix);
         object.trim_start_matches('/').to_string()
     }
+}
+
+/// Whether the way to this host does not leave this machine.
+fn is_here(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn agent(trusted: Option<String>) -> Agent {
@@ -232,7 +278,7 @@ mod tests {
 
     fn remote(place: &str, set: &'static [(&'static str, &'static str)]) -> Result<Remote> {
         let value = |name: &str| set.iter().find(|(known, _)| *known == name);
-        Remote::new(place, |name| value(name).map(|(_, value)| value.to_string()))
+        Remote::new(place, false, |name| value(name).map(|(_, value)| value.to_string()))
     }
 
     #[test]
@@ -245,16 +291,40 @@ mod tests {
         let it = remote("s3://images/of/me/", KEYS).unwrap();
         assert_eq!(it.bucket.base_url().as_str(), "http://127.0.0.1:5000/images/");
         assert_eq!(format!("{it:?}"), "s3://images/of/me");
-        let mut image = Image::default();
-        image.folder = "/tmp/x/JOB/rank-3/12".into();
-        assert_eq!(it.object(&image, "a.img", 0), "of/me/JOB/rank-3/12/a.img.0");
+        let folder = Path::new("/tmp/x/JOB/rank-3/12");
+        assert_eq!(it.object(folder, "a.img", 0), "of/me/JOB/rank-3/12/a.img.0");
         let bare = remote("s3://images", &KEYS[..2]).unwrap();
         assert_eq!(bare.bucket.base_url().as_str(), "https://s3.us-east-1.amazonaws.com/images/");
-        assert_eq!(bare.object(&image, "a.img", 1), "JOB/rank-3/12/a.img.1");
+        assert_eq!(bare.object(folder, "a.img", 1), "JOB/rank-3/12/a.img.1");
         let error = remote("s3://images", &[]).unwrap_err();
         assert_eq!(error.to_string(), "AWS_ACCESS_KEY_ID is not set");
         assert!(remote("s3:///x", KEYS).unwrap_err().to_string().contains("names no bucket"));
         assert!(is_store("s3://images") && !is_store("/tmp/s3://"));
+    }
+
+    #[test]
+    fn images_go_over_a_network_in_the_clear_only_if_somebody_says_so() {
+        let store = |endpoint: &str, may_be_open| {
+            let variable = |name: &str| match name {
+                "AWS_ENDPOINT_URL" => Some(endpoint.to_string()),
+                "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("x".to_string()),
+                _ => None,
+            };
+            Remote::new("s3://images", may_be_open, variable)
+        };
+        for here in [
+            "http://127.0.0.3:9000",
+            "http://[::1]:9000",
+            "http://localhost",
+            "https://far.example",
+        ] {
+            store(here, false).unwrap();
+        }
+        for far in ["http://far.example:9000", "http://192.0.2.1", "http://localhost.example"] {
+            let error = store(far, false).unwrap_err();
+            assert!(error.to_string().contains("in the clear"), "{error}");
+            store(far, true).unwrap();
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use super::criu::{DUMP_LOG, Ends, RESTORE_LOG};
 use super::files;
 use super::pack::{Entry, hex};
+use crate::control::moved::Whereabouts;
 use crate::pmi::server::Stage;
 
 pub(super) const MANIFEST: &str = "manifest";
@@ -43,6 +44,9 @@ pub struct Standing {
     /// Bytes of standard input.
     #[serde(default)]
     pub read: u64,
+    /// Bytes of its record of clocks and chance that it has been told.
+    #[serde(default)]
+    pub clocks: u64,
 }
 
 /// What is known of an image.
@@ -175,19 +179,45 @@ impl Drop for Layout {
     }
 }
 
+/// What a manifest says, if it is this one.
+fn parse(text: &str, wanted: &str) -> Result<Manifest> {
+    let (sum, rest) = text.split_once('\n').unwrap_or_default();
+    let rest = rest.trim_end_matches('\n');
+    if sum != hex(&Sha256::digest(rest)) {
+        bail!("its manifest is damaged");
+    }
+    if sum != wanted {
+        bail!("it is another image");
+    }
+    Ok(serde_json::from_str(rest)?)
+}
+
 impl Image {
+    /// One that another agent has sealed, in this folder, which need not be there: by its manifest.
+    pub fn of(folder: PathBuf, text: &str, sum: &str) -> Result<Image> {
+        let Manifest { about, files } = parse(text, sum)?;
+        let files = files.iter().map(|entry| (entry.stored_name(), entry.stored)).collect();
+        let (manifest_bytes, sum) = (text.len() as u64, sum.to_string());
+        Ok(Image { folder, about, files, manifest_bytes, sum })
+    }
+
+    /// One that another agent has sealed, which lies in this folder.
+    pub fn find(folder: PathBuf, sum: &str) -> Result<Image> {
+        let text = fs::read_to_string(folder.join(MANIFEST)).context("it is not here")?;
+        Image::of(folder, &text, sum)
+    }
+
+    /// By what others find it, and know that it is the same one.
+    pub fn whereabouts(&self) -> Whereabouts {
+        let names: Vec<_> = self.folder.iter().map(|part| part.to_string_lossy()).collect();
+        let place = names[names.len().saturating_sub(2)..].join("/");
+        Whereabouts { place, sum: self.sum.clone() }
+    }
+
     /// Lays it out as it was taken, if it is still as it was sealed.
     pub fn lay_out(&self) -> Result<Layout> {
         let text = fs::read_to_string(self.folder.join(MANIFEST)).context("it has no manifest")?;
-        let (sum, rest) = text.split_once('\n').unwrap_or_default();
-        let rest = rest.trim_end_matches('\n');
-        if sum != hex(&Sha256::digest(rest)) {
-            bail!("its manifest is damaged");
-        }
-        if sum != self.sum {
-            bail!("it is another image");
-        }
-        let manifest: Manifest = serde_json::from_str(rest)?;
+        let manifest = parse(&text, &self.sum)?;
         let is_copy = manifest.files.iter().any(|entry| entry.is_packed);
         let folder = if is_copy {
             let name = format!(".{}.out", self.about.number);
@@ -309,6 +339,19 @@ mod tests {
         }
         let left: Vec<_> = fs::read_dir(&rank).unwrap().map(|it| it.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "{left:?}");
+        fs::remove_dir_all(&rank).unwrap();
+    }
+
+    #[test]
+    fn another_agent_finds_an_image_by_its_sum() {
+        let rank = rank("found");
+        let image = sealed(&rank, 3, 1);
+        let Whereabouts { place, sum } = image.whereabouts();
+        let found = Image::find(rank.with_file_name(place), &sum).unwrap();
+        assert_eq!(found, image);
+        found.lay_out().unwrap();
+        assert!(Image::find(image.folder.clone(), &"0".repeat(64)).is_err());
+        assert!(Image::find(rank.join("4"), &sum).is_err());
         fs::remove_dir_all(&rank).unwrap();
     }
 

@@ -18,10 +18,21 @@ pub enum Talk {
     Asked { rank: u32, question: String },
     /// Its oldest question that is open is answered so.
     Heard { rank: u32, answer: String },
+    /// These images of it are where others find them, oldest first; those that were told before count no more.
+    Images { rank: u32, images: Vec<Whereabouts> },
     /// It cannot be started anew on its node, which is no fault of its own: may it go on on another one?
     Unstartable { rank: u32, why: String },
     /// A process of it has ended, and there is another one.
     Ended { rank: u32, life: Life },
+}
+
+/// An image of a rank, for whoever takes over the rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whereabouts {
+    /// Under the folder of the job's images, or its name in the store.
+    pub place: String,
+    /// The SHA-256 of its manifest.
+    pub sum: String,
 }
 
 /// What of a rank's record of clocks and last intakes is news. It is that of one moment or a little later, so that its parts go
@@ -60,6 +71,9 @@ pub struct Moving {
     /// Bytes that it has printed on standard output and error.
     pub printed: [u64; 2],
     pub exchanges: Vec<Exchange>,
+    /// Its images that can be found from elsewhere, oldest first.
+    #[serde(default)]
+    pub images: Vec<Whereabouts>,
     /// All processes that it has had, and how long ago the first one began.
     #[serde(default)]
     pub lives: Vec<Life>,

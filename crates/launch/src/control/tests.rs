@@ -13,6 +13,7 @@ fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
         rank_count: 2,
         slots: 3,
         is_spare: false,
+        spares: Vec::new(),
         relay_unix: None,
         remote: true,
         spawn: vec!["ssh".into(), "host with space".into()],
@@ -201,6 +202,7 @@ fn adoption() -> Adoption {
         answer: answer.map(str::to_string),
     };
     let exchanges = vec![exchange(Some("cmd=barrier_out rc=0\n")), exchange(None)];
+    let images = vec![moved::Whereabouts { place: "rank-4.1/7".into(), sum: "f0".into() }];
     let life = Life {
         began: Duration::from_millis(1_500),
         lasted: Duration::from_secs(3),
@@ -211,7 +213,7 @@ fn adoption() -> Adoption {
     };
     let (lives, age) = (vec![life, life], Duration::from_secs(70));
     let (printed, rank, starts, moves) = ([1 << 40, 7], 4, 2, 1);
-    let one = moved::Moving { rank, starts, moves, printed, exchanges, lives, age };
+    let one = moved::Moving { rank, starts, moves, printed, exchanges, lives, age, images };
     let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
     Adoption { has_reached: true, keys, ranks: vec![one, moved::Moving::default()] }
 }

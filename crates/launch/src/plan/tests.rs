@@ -155,6 +155,13 @@ fn spare_hosts_have_an_agent_and_no_ranks() {
     let expected: Vec<_> = expected.map(|(n, f, c)| (n.to_string(), f, c)).into();
     assert_eq!(blocks(&plan), expected);
     assert_eq!((plan.size, plan.universe(), spares(&plan)), (6, 6, vec!["a0".to_string()]));
+    let whose = |name: &str| {
+        let mut nodes = plan.nodes.iter().flat_map(Node::hosts);
+        nodes.find(|node| node.name == name).map(|node| node.spares.clone()).unwrap_or_default()
+    };
+    // The relay's node has none, nor have those of another cluster.
+    assert_eq!(whose("a1"), ["a0"]);
+    assert!(["a0", "a2", "b0"].iter().all(|name| whose(name).is_empty()));
     // The last ones that are not so yet; never the relay's.
     let two = Wishes { spares: 1, ..recovers.clone() };
     let plan = make(&topology, &two);

@@ -194,6 +194,15 @@ pub const CHECKPOINT_DIR: Setting = Setting {
     sentence: "Where these images are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
                `checkpoints` in `/tmp/landbridge-UID`.",
 };
+pub const CHECKPOINT_OPEN: Setting = Setting {
+    name: "checkpoint_open",
+    default: "off",
+    unit: "on or off",
+    kind: Kind::Switch,
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "Whether a store may have an `http://` endpoint that is not on this machine: whoever is on the way can then read the images, which are memory of the ranks and hold the job's key.",
+};
 pub const CHECKPOINT_LOG: Setting = Setting {
     name: "checkpoint_log",
     default: "1GiB",
@@ -414,6 +423,7 @@ pub const SETTINGS: &[&Setting] = &[
     &RECOVER_CLOCKS,
     &CHECKPOINT,
     &CHECKPOINT_DIR,
+    &CHECKPOINT_OPEN,
     &CHECKPOINT_LOG,
     &CHECKPOINT_SPACE,
     &CHECKPOINT_LEVEL,

@@ -1,7 +1,7 @@
 //! An image of this process is taken (a checkpoint), while it waits, between two polls of its program.
 //!
-//! An image has nothing of other processes in it: not the ring to the relay, nor memory that whoever has started this process
-//! shares with it. So all that is let go of; the starter hears where the process stands, and then an image can be
+//! An image has nothing of other processes in it: not the ring or the stream to the relay, nor memory that whoever has started this
+//! process shares with it. So all that is let go of, a stream when the relay has taken all that was sent; the starter hears where the process stands, and then an image can be
 //! taken. Whoever goes on from here hears so from the starter: the process itself, or one that was made of the image later and
 //! is another start of it. Both are given the same descriptors, find their shared memory where it was, and attach to the relay
 //! as one that stands there. Nothing of all this is seen by the program, nor by its peers.
@@ -43,11 +43,14 @@ impl Engine {
         let (looks, number) = (clocks::polls(), clocks::images_wanted());
         let Some(standing) = self.replay.as_ref().map(|replay| replay.standing(0)) else { return };
         let Some(link) = self.relay.link() else { return };
+        self.tell_reads_for_image();
         // The new link must have the number of this one.
         if self.links[..link].iter().any(Option::is_none) || !clocks::step_aside() {
             return;
         }
         let has_board = board::step_aside();
+        // What the relay has sent and nobody has taken in is told again.
+        self.finish_for_image();
         drop(self.close_link(link));
         self.relay.begin_anew();
         let go_on = match make_way(socket, [number, standing.intakes, standing.sent, looks]) {

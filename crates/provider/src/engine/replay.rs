@@ -517,6 +517,28 @@ impl Engine {
         }
     }
 
+    /// The same for an image of this process: whoever is made of it stands where the relay knows of. Of a relay on this node
+    /// nothing is lost.
+    pub(super) fn finish_for_image(&mut self) {
+        let patience = RECORD_TIME_MAX.max(self.identity.peer_timeout);
+        if let Some(Record::Stream(stream)) = self.relay_record()
+            && !stream.finish(patience)
+        {
+            self.end_cut_off("its relay has not confirmed what it was sent before an image");
+        }
+    }
+
+    /// All that the program has read of clocks goes to a relay on another node, so that an image on any node goes on from there.
+    pub(super) fn tell_reads_for_image(&mut self) {
+        let link = self.relay.link().and_then(|id| self.links[id].as_mut());
+        let (Some(link), Some(replay)) = (link, &mut self.replay) else { return };
+        if let Carrier::Whole(stream) = &mut link.carrier
+            && let Err(error) = replay.tell_reads(self.own.address, stream)
+        {
+            self.end_cut_off(&error.to_string());
+        }
+    }
+
     /// To the relay, behind what the program has read of clocks. Whether it was sent; a ring may have no room.
     fn send_record(&mut self, bytes: &[u8]) -> io::Result<bool> {
         let Some(link) = self.relay.link().and_then(|id| self.links[id].as_mut()) else {

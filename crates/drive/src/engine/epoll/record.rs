@@ -92,12 +92,13 @@ impl Loop<'_> {
         }
         while let Some(remark) = self.relay.poll_remark() {
             match remark {
-                Remark::GivenUp(who, why) => self.watch.warn(format_args!("of {who} {why}")),
+                Remark::GivenUp(who, why) => {
+                    self.watch.warn(format_args!("of {who} {why}"));
+                    self.watch.handle_giving_up(who);
+                }
                 Remark::Diverged(apart) => self.watch.warn(format_args!("{apart}")),
                 Remark::Grown(who) => self.watch.handle_growth(who),
-                Remark::BegunAnew(who) => self.watch.warn(format_args!(
-                    "of {who} everything is kept from its last checkpoint on: it can come back again"
-                )),
+                Remark::BegunAnew(who) => self.watch.handle_new_beginning(who),
                 Remark::DiskFull => self.watch.warn(format_args!(
                     "what is kept for --recover has filled recover_disk: what comes now stays in memory (recover_memory), and \
                      a process for which that is not enough can come back no longer"

@@ -2,18 +2,21 @@
 
 use std::os::unix::net::UnixStream;
 
+use super::super::rank::LocalRank;
+use super::line::{Heard, Line};
 use super::*;
+use crate::checkpoint::criu::Ends;
 
 fn keeper(state: State) -> Keeper {
     let wish = Wish::sample(1);
-    Keeper { state, ..Keeper::new(wish, "job", 2, (0, 1)) }
+    Keeper { state, ..Keeper::new(wish, "job", 2, 0, (0, 1)) }
 }
 
 #[test]
 fn the_images_of_a_node_are_not_taken_at_once() {
     let wish = Wish::sample(8);
     let began = Instant::now();
-    let due = |turn| Keeper::new(wish.clone(), "job", 2, (turn, 4)).due - began;
+    let due = |turn| Keeper::new(wish.clone(), "job", 2, 0, (turn, 4)).due - began;
     let dues: Vec<u64> = (0..4).map(|turn| due(turn).as_secs()).collect();
     assert_eq!(dues, [5, 6, 7, 8]);
 }
@@ -57,7 +60,8 @@ fn a_line_says_a_word_or_nothing_or_is_closed() {
 fn who_has_ended_is_not_waited_for() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let state = State::Asking { since: Instant::now() };
-    let mut rank = LocalRank::ended(1 << 23, keeper(state));
+    let mut rank = LocalRank::vacant(2, None, None);
+    rank.keeper = Some(keeper(state));
     rank.line = Some(Line { socket: ours.into(), ends: Ends::default() });
     drop(theirs);
     assert!(rank.line().is_none() && rank.image_time().is_none());
@@ -98,4 +102,62 @@ fn an_image_that_takes_too_long_is_ended() {
     taking.end_late(began + TAKING_MAX);
     assert!(!child.wait().unwrap().success());
     assert_eq!(taking.next_time(), None);
+}
+
+/// Sealed in a folder of its own, one after the other.
+fn add_images(keeper: &mut Keeper, numbers: std::ops::RangeInclusive<u64>) {
+    for number in numbers {
+        let folder = keeper.folder.join(number.to_string());
+        let standing = Standing { intakes: 10 * number, ..Standing::default() };
+        let mut image = Image::default();
+        image.folder = folder;
+        image.about = About { number, standing, ..About::default() };
+        let thread = std::thread::spawn(|| Ok(image));
+        keeper.finish(thread).unwrap();
+    }
+}
+
+fn numbers(keeper: &Keeper) -> Vec<u64> {
+    keeper.images.iter().map(|image| image.about.number).collect()
+}
+
+#[test]
+fn an_image_counts_once_other_nodes_find_it() {
+    let folder = std::env::temp_dir().join(format!("landbridge-keeper-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir(&folder).unwrap();
+    let sign = folder.join("sign");
+    let wish = Wish { folder: folder.clone(), signs: vec![sign.clone()], ..Wish::sample(1) };
+    let mut keeper = Keeper::new(wish, "job", 2, 0, (0, 1));
+    add_images(&mut keeper, 1..=3);
+    // Nobody sees them: nothing may be dropped, and nobody is sent there.
+    assert!(keeper.is_out_of_reach() && keeper.may_begin());
+    assert_eq!((keeper.promise(), keeper.whereabouts(), numbers(&keeper)), (0, None, vec![2, 3]));
+    std::fs::write(&sign, "").unwrap();
+    add_images(&mut keeper, 4..=4);
+    assert_eq!((keeper.promise(), numbers(&keeper)), (0, vec![3, 4]));
+    let places = |keeper: &mut Keeper| {
+        let all = keeper.whereabouts().unwrap_or_default().into_iter();
+        all.map(|one| one.place).collect::<Vec<_>>()
+    };
+    assert_eq!(places(&mut keeper), ["rank-2/4"]);
+    add_images(&mut keeper, 5..=5);
+    assert_eq!(places(&mut keeper), ["rank-2/4", "rank-2/5"]);
+    assert_eq!((keeper.whereabouts(), keeper.promise()), (None, 40));
+    // Those that count stay beside younger ones that do not.
+    std::fs::remove_file(&sign).unwrap();
+    add_images(&mut keeper, 6..=8);
+    assert_eq!(
+        (numbers(&keeper), keeper.promise(), keeper.whereabouts()),
+        (vec![4, 5, 7, 8], 40, None)
+    );
+    keeper.drop_image(5);
+    assert_eq!((places(&mut keeper), keeper.promise()), (vec!["rank-2/4".to_string()], 40));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn images_of_each_node_have_a_folder_of_their_own() {
+    let at = |moves| Keeper::new(Wish::sample(1), "job", 2, moves, (0, 1)).folder;
+    assert_eq!([at(0), at(1)], [PathBuf::from("/job/rank-2"), PathBuf::from("/job/rank-2.1")]);
 }
