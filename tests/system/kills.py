@@ -178,7 +178,7 @@ def benchmark(options, patterns: list[str], repeats: int = REPEATS) -> Program:
         is_over = any("All processes entering MPI_Finalize" in line for line in lines)
         return kept, "" if is_over and len(kept) > 5 * len(patterns) else "not at its end"
 
-    library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib")}
+    library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib"), **common.FILLED}
     return Program(f"IMB-MPI1 {' '.join(patterns)}", words, told, library)
 
 

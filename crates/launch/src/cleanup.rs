@@ -99,13 +99,16 @@ mod tests {
     #[test]
     fn files_of_the_ranks_asked_for_go_and_no_others() {
         let kvsname = format!("kvs_cleanup_test_{}", std::process::id());
-        let path =
-            |rank: u32| Path::new(DIRECTORY).join(format!("{}{rank}", mpich_prefix(&kvsname)));
-        (0..3).for_each(|rank| std::fs::write(path(rank), "").unwrap());
-        remove_mpich_files(&kvsname, |rank| rank < 2);
-        assert_eq!([0, 1, 2].map(|rank| path(rank).exists()), [false, false, true]);
-        remove_mpich_files(&kvsname, |_| true);
-        assert!(!path(2).exists());
+        let [shm, vci] = mpich_prefixes(&kvsname);
+        assert!(shm.starts_with("mpich_shm_") && vci.starts_with("mpich_vci_"));
+        for prefix in [&shm, &vci] {
+            let path = |rank: u32| Path::new(DIRECTORY).join(format!("{prefix}{rank}"));
+            (0..3).for_each(|rank| std::fs::write(path(rank), "").unwrap());
+            remove_mpich_files(&kvsname, |rank| rank < 2);
+            assert_eq!([0, 1, 2].map(|rank| path(rank).exists()), [false, false, true]);
+            remove_mpich_files(&kvsname, |_| true);
+            assert!(!path(2).exists());
+        }
     }
 
     #[test]

@@ -318,6 +318,17 @@ mod tests {
     }
 
     #[test]
+    fn what_would_pass_us_by_is_refused_with_recover() {
+        assert!(check_ways(&environment(&[("MPIR_CVAR_NOLOCAL", "1")])).is_ok());
+        for (name, value) in
+            [("FI_PROVIDER", "tcp"), ("MPIR_CVAR_CH4_NETMOD", "ucx"), ("MPIR_CVAR_NOLOCAL", "0")]
+        {
+            let why = check_ways(&environment(&[(name, value)])).unwrap_err().to_string();
+            assert!(why.contains(&format!("--recover needs {name}=")), "{why}");
+        }
+    }
+
+    #[test]
     fn what_differs_from_login_to_login_is_known_by_name() {
         for (name, is_one) in [
             ("SSH_CONNECTION", true),
