@@ -581,7 +581,7 @@ def remembering(checks, options, ring) -> None:
             events = [(1.0 + 1.5 * place + chance.uniform(0, 0.9), loss) for place, loss in enumerate(losses)]
             first = "now 1 0" if program is drawer else ""
             with tempfile.TemporaryDirectory() as scratch:
-                code, _, output = lab_job(options, program, events, WIDE, first, wide_lab(Path(scratch)))
+                code, _, output = lab_job(options, program, events, WIDE, first, lab_file=wide_lab(Path(scratch)))
             measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
             is_lost = output.count(" is lost (") == len(losses)
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
