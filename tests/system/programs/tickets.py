@@ -26,6 +26,7 @@ def main() -> None:
     window.Lock_all()
     for turn in range(rounds):
         window.Fetch_and_op(one, drawn[turn : turn + 1], 0, 0, MPI.SUM)
+        window.Flush(0)
         window.Get_accumulate(drawn[turn : turn + 1], sums, 0, (1, 1, MPI.INT64_T), MPI.SUM)
         window.Flush(0)
         time.sleep(PAUSE_S)
