@@ -43,7 +43,13 @@ class Checks:
         self.failed += not is_ok
         print(f"{'ok' if is_ok else 'FAILED':6} {name}: {measured}", flush=True)
         if not is_ok and output:
-            print("\n".join("       | " + line for line in process.tail(output, 15).splitlines()))
+            shown = process.tail(output, 15).splitlines()
+            # What one of our own processes died of may stand far above.
+            lines = output.splitlines()
+            first = next((number for number, line in enumerate(lines) if "panicked at" in line), None)
+            if first is not None:
+                shown = [*lines[first : first + 12], "...", *shown]
+            print("\n".join("       | " + line for line in shown))
         return is_ok
 
     def end(self) -> int:
