@@ -242,7 +242,7 @@ mod tests {
                      frames 1 to 1: on disk\n  intake 1: poll 9, 2.5 s, something was due\n  not taken in yet:\n    \
                      frame 2: Message of r0, 8 bytes at 72\n";
         assert_eq!(record.story(name), story);
-        assert_eq!((record.kept(), record.kept_of(1)), ((3040, 1000), Some(3040)));
+        assert_eq!((record.kept(), record.kept_of(1)), ((3056, 1000), Some(3056)));
         assert_eq!(record.kept_of(0), None);
         let json = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&json).unwrap(), record);
