@@ -82,7 +82,9 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
     check_family(found.as_ref(), &task.program)?;
     if recovers {
         check_recovery(found.as_ref(), &task.program)?;
-        check_ways(&environment)?;
+        if found.is_some() {
+            check_ways(&environment)?;
+        }
     }
     set_provider(&mut environment)?;
     set_library(&mut environment, found.as_ref());
