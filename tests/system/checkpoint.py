@@ -5,6 +5,7 @@ The job's output must be what it is without kills; how much a rank repeats tells
 (scripts/criu.py), and a kernel that lets it work.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -181,8 +182,10 @@ def left_behind(checks, options, ring) -> None:
         def kill_agent(text) -> bool:
             if images := list(Path(folder).glob("*/rank-0/[0-9]*")):
                 for pid in process.descendants():
-                    if b"\0agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        os.kill(pid, signal.SIGKILL)
+                    # One that has ended meanwhile is none.
+                    with contextlib.suppress(OSError):
+                        if b"\0agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                            os.kill(pid, signal.SIGKILL)
             return bool(images)
 
         where = ["--set", f"checkpoint_dir={folder}"]

@@ -13,6 +13,8 @@ use std::mem::MaybeUninit;
 
 /// Enough for the deepest call, several times over; pages that nobody gets to are never touched.
 const STACK_BYTES: usize = 1 << 20;
+/// At its lower end: whoever gets there ends the process instead of spoiling other memory. No machine's pages are larger.
+const GUARD_BYTES: usize = 64 << 10;
 /// Both processors want the stack pointer at a multiple of this.
 const ALIGNMENT: usize = 16;
 
@@ -30,13 +32,28 @@ struct Call<W, R> {
 
 impl Stack {
     pub fn new() -> Self {
-        Self(Box::new_uninit_slice(STACK_BYTES))
+        let mut stack = Self(Box::new_uninit_slice(STACK_BYTES + 2 * GUARD_BYTES));
+        // Without a guard it works as well.
+        stack.protect(libc::PROT_NONE);
+        stack
+    }
+
+    fn protect(&mut self, protection: i32) {
+        let start = self.0.as_mut_ptr().map_addr(|start| start.next_multiple_of(GUARD_BYTES));
+        // SAFETY: these pages are ours alone, and nobody works below them.
+        unsafe { libc::mprotect(start.cast(), GUARD_BYTES, protection) };
     }
 
     /// Where whoever works on it begins.
     pub fn top(&mut self) -> Top {
         let end = self.0.as_mut_ptr_range().end.cast::<u8>();
         Top(end.map_addr(|address| address & !(ALIGNMENT - 1)))
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        self.protect(libc::PROT_READ | libc::PROT_WRITE);
     }
 }
 

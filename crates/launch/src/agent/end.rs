@@ -44,6 +44,12 @@ impl Agent {
         }
     }
 
+    /// Nobody is above any more, or nobody who knows of this agent.
+    pub(super) fn end_cut_off(&mut self) {
+        self.is_cut_off |= self.phase == Phase::Working;
+        self.begin_end(false);
+    }
+
     fn end_children(&mut self, at_once: bool) {
         for child in &mut self.children {
             child.process.link.send(&Message::End { at_once });
@@ -119,8 +125,14 @@ impl Agent {
             }
         }
         self.groups.keys().for_each(|&group| self.remove_files(group));
+        // Whoever has taken its ranks over needs their images; what nobody claims goes all the same.
+        let may_be_needed = self.is_cut_off && self.may_move();
         let keepers = self.ranks.iter_mut().filter_map(|rank| rank.keeper.as_mut());
-        let removals: Vec<_> = keepers.filter_map(Keeper::remove_all).collect();
+        let end = |keeper: &mut Keeper| match may_be_needed {
+            true => keeper.leave_all(),
+            false => keeper.remove_all(),
+        };
+        let removals: Vec<_> = keepers.filter_map(end).collect();
         let deadline = Instant::now() + REMOVAL_MAX;
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));

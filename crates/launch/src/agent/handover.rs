@@ -13,7 +13,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::Agent;
 use super::clocks::PIECE_BYTES;
@@ -75,6 +75,13 @@ fn piece(fenced: &Fenced, memory: &Memory, file: &File, at: u64) -> Result<Optio
     if at > 0 && at >= end {
         return Ok(None);
     }
+    if fenced.bytes > 0 && fenced.first > here {
+        bail!(
+            "nobody knows what rank {} has read of clocks from byte {here} to {}",
+            fenced.rank,
+            fenced.first
+        );
+    }
     let to = end.min(at + PIECE_BYTES);
     let reads = if there >= here && at >= fenced.first {
         let mut bytes = vec![0; (to - at) as usize];
@@ -135,6 +142,8 @@ impl Agent {
                 let memory = wards.memory(rank).unwrap_or(&nothing);
                 match piece(fenced, memory, relay.handover()?, *at)? {
                     Some((known, next)) => {
+                        // Whoever takes the rank over says only what comes after that.
+                        wards.handle_known(known.clone());
                         link.send(&Message::Known(Box::new(known)));
                         *at = next;
                     }
@@ -151,6 +160,7 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wards::Wards;
     use super::*;
 
     /// All pieces, put together.
@@ -204,6 +214,25 @@ mod tests {
             assert_eq!((known.rank, known.polls, known.is_full), (2, polls.max(8), here == 9));
             assert_eq!((known.first_intake, &known.intakes[..]), (3, &[[1, 2, 3]][..]));
             assert_eq!(count, here.max(there).div_ceil(PIECE_BYTES as usize).max(1));
+            // What the next node will say goes on behind that.
+            let mut wards = Wards::default();
+            wards.handle_known(Known {
+                rank: 2,
+                reads: bytes[..here].to_vec(),
+                ..Known::default()
+            });
+            let mut at = 0;
+            while let Some((piece, next)) =
+                piece(&fenced, wards.memory(2).unwrap(), &file, at).unwrap()
+            {
+                wards.handle_known(piece);
+                at = next;
+            }
+            let from = here.max(there) as u64;
+            wards.handle_known(Known { rank: 2, from, reads: vec![77], ..Known::default() });
+            assert_eq!(wards.memory(2).unwrap().reads.len() as u64, from + 1);
         }
+        let fenced = Fenced { rank: 2, first: 10, bytes: 5, polls: 1, is_full: false };
+        assert!(piece(&fenced, &memory(9), &file, 0).is_err(), "nobody knows what came between");
     }
 }

@@ -285,6 +285,13 @@ impl Keeper {
         self.due = Instant::now() + self.wish.every;
     }
 
+    /// What there is stays where it is.
+    pub fn leave_all(&mut self) -> Option<JoinHandle<()>> {
+        self.end_life();
+        self.end_life();
+        None
+    }
+
     /// Nobody comes back any more. In the store they go as well, by a thread that may be left to itself after a while.
     pub fn remove_all(&mut self) -> Option<JoinHandle<()>> {
         self.end_life();

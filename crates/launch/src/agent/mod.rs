@@ -139,6 +139,8 @@ struct Agent {
     claim: Option<Claim>,
     /// What is wanted of images of ranks that may come to this node.
     spare_wish: Option<Wish>,
+    /// Nobody has said that the job is over: its ranks may go on elsewhere.
+    is_cut_off: bool,
     /// The store has not taken the last image.
     is_store_gone: bool,
     /// It was said that other nodes do not see the images of this one.
@@ -191,6 +193,7 @@ impl Agent {
             look: None,
             claim: None,
             spare_wish: None,
+            is_cut_off: false,
             is_store_gone: false,
             is_reach_told: false,
             progress_told: Instant::now(),
@@ -386,7 +389,7 @@ impl Agent {
             }
         }
         if self.parent.at_end() {
-            self.begin_end(false);
+            self.end_cut_off();
         }
     }
 
@@ -396,7 +399,7 @@ impl Agent {
         let remote = self.assignment.as_ref().is_some_and(|a| a.node.remote);
         if remote && self.parent.heard_at().elapsed() > SILENCE_MAX {
             self.parent.close_output();
-            self.begin_end(false);
+            self.end_cut_off();
         }
     }
 

@@ -17,6 +17,7 @@
 //! without an end.
 
 use std::collections::VecDeque;
+use std::io;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -184,7 +185,8 @@ impl Revival {
                 Step::Clearing(thread) if thread.is_finished() => return Outcome::Nothing,
                 Step::Next => match self.left.pop_front() {
                     Some(image) if !is_late => self.lay_out(old, image, 1, None, around),
-                    _ => self.step = Step::Clearing(self.clear(around)),
+                    // Without a thread for it, later.
+                    _ => self.step = self.clear(around).map_or(Step::Next, Step::Clearing),
                 },
                 mut other => {
                     if let Step::Making(it) = &mut other {
@@ -247,9 +249,9 @@ impl Revival {
     }
 
     /// What is left of failed attempts ends.
-    fn clear(&self, around: &mut Around) -> JoinHandle<bool> {
+    fn clear(&self, around: &mut Around) -> Option<JoinHandle<bool>> {
         let (pids, spared) = (self.pids.clone(), around.spared.to_vec());
-        std::thread::spawn(move || pids.iter().all(|&pid| sys::end_session(pid, &spared, ROOM_MAX)))
+        in_thread(move || pids.iter().all(|&pid| sys::end_session(pid, &spared, ROOM_MAX)))
     }
 
     /// CRIU begins with what was laid out.
@@ -268,8 +270,8 @@ impl Revival {
         let layout = match laid {
             Ok(layout) => layout,
             Err(error) => {
-                // Who comes too late may be whole.
-                if Instant::now() < self.deadline {
+                // Who comes too late may be whole, and who could not be had just now.
+                if Instant::now() < self.deadline && !is_passing(&error) {
                     old.keeper.iter_mut().for_each(|keeper| keeper.drop_image(number));
                 }
                 return (around.tell)(format!("{} cannot be used: {error:#}", name(old, number)));
@@ -352,6 +354,15 @@ fn in_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<JoinHandle<T>> {
     std::thread::Builder::new().name("revive".into()).spawn(work).ok()
+}
+
+/// Whether the image may be whole for all that: the disk was full, or the store did not answer.
+fn is_passing(error: &anyhow::Error) -> bool {
+    use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+    error.chain().any(|cause| match cause.downcast_ref::<io::Error>() {
+        Some(cause) => !matches!(cause.kind(), InvalidData | NotFound | UnexpectedEof),
+        None => cause.is::<ureq::Error>(),
+    })
 }
 
 /// What the node has lost, or what is damaged there, the store may have.
@@ -444,6 +455,14 @@ mod tests {
     use super::*;
     use crate::checkpoint::Wish;
     use crate::checkpoint::store::{About, begin, seal_as_it_is};
+
+    #[test]
+    fn what_was_not_to_be_had_just_now_may_be_whole() {
+        let error = |kind| anyhow::Error::from(io::Error::from(kind)).context("an image");
+        assert!(is_passing(&error(io::ErrorKind::StorageFull)));
+        assert!(!is_passing(&error(io::ErrorKind::NotFound)));
+        assert!(!is_passing(&anyhow::anyhow!("its checksum is another one")));
+    }
 
     /// A folder with a program in it that is run instead of CRIU.
     struct Place(PathBuf, #[expect(dead_code)] std::sync::MutexGuard<'static, ()>);

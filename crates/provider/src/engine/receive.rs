@@ -7,7 +7,6 @@ use landbridge_drive::check::Sum;
 use landbridge_drive::link::stream::Piece;
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{KEPT, Peer, Place};
-use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
 use landbridge_proto::wire::head::Head;
 
@@ -199,7 +198,7 @@ impl Engine {
         if header.target != self.own.address {
             return Err(fault("the relay delivers a frame for somebody else"));
         }
-        if header.source == Address::ANONYMOUS {
+        if super::replay::is_refusal(header) {
             return Err(fault("the relay refuses what this process has sent"));
         }
         if header.kind.is_notice() && !self.core.is_known(header.source) {

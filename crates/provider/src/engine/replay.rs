@@ -240,7 +240,7 @@ impl Replay {
 
 /// Whether the relay says, with a frame's number as `delivered`, that an earlier start has sent another one. Polls are counted
 /// from 1, and the opening comes before everything else.
-fn is_refusal(header: &Header) -> bool {
+pub(super) fn is_refusal(header: &Header) -> bool {
     header.kind == Kind::Intake && header.sequence == 0
 }
 

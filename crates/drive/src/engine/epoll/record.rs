@@ -132,9 +132,17 @@ impl Loop<'_> {
         }
         self.relay.fence(who, start);
         let kept = self.relay.reads_of(who).unwrap_or_default();
-        let ReadsKept { first, bytes, polls, is_full } = kept;
-        let written = self.record.handover.as_ref().map(|file| file.write_all_at(&bytes, 0));
-        let bytes = if let Some(Ok(())) = written { bytes.len() as u64 } else { 0 };
+        let ReadsKept { first, bytes, polls, mut is_full } = kept;
+        let mut length = bytes.len() as u64;
+        if let Some(Err(error)) =
+            self.record.handover.as_ref().map(|file| file.write_all_at(&bytes, 0))
+        {
+            self.watch
+                .warn(format_args!("what {who} has read of clocks cannot be handed over: {error}"));
+            // As one of which not all is on record.
+            (length, is_full) = (0, true);
+        }
+        let bytes = length;
         self.watch.handle_fenced(who, &Fenced { first, bytes, polls, is_full });
     }
 
