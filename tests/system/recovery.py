@@ -130,10 +130,10 @@ def main() -> int:
     name = "who fetches from another one's memory"
     if checks.wants(name):
         # What MPICH sends for that has a field which it never sets.
-        tickets = [common.python(options), str(common.PROGRAMS / "tickets.py"), "--rounds", "400"]
+        tickets = [common.python(options), str(common.PROGRAMS / "tickets.py"), "--rounds", "2000"]
         kills = [(START_S + moment(), 1), (moment(), 0), (moment(), 3)]
         code, lines, output = job(options, tickets, kills)
-        is_right = f"tickets: {400 * RANKS}, each once" in lines
+        is_right = f"tickets: {2000 * RANKS}, each once" in lines
         measured = f"exit code {code}, {'each number once' if is_right else 'other numbers'}"
         checks.check(name, code == 0 and is_right and output.count("started anew") == len(kills), measured, output)
     in_a_lab(checks, options, ring)
