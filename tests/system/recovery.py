@@ -240,8 +240,8 @@ def telling(options, checks, program, moment) -> None:
         watched = threading.Event()
         watcher = threading.Thread(target=watch_ranks, args=(options, "percent", 0.1, seen, watched), daemon=True)
         watcher.start()
-        # With messages of this size what was before is told again for a second or two.
-        long_history = [*program, "--rounds", "500", "--numbers", "50000"]
+        # With messages of this size, and so many, what was before is told again for a second or two.
+        long_history = [*program, "--rounds", "1200", "--numbers", "50000"]
         code, _, output = job(options, long_history, [(START_S + 2.5, 2)])
         watched.set()
         watcher.join()
@@ -260,9 +260,9 @@ def on_a_terminal(options, checks, program) -> None:
     watched = threading.Event()
     readers.append(threading.Thread(target=watch_ranks, args=(options, "kept_bytes", 0.5, seen, watched), daemon=True))
     [reader.start() for reader in readers]
-    # With messages of this size what was before is told again for a second or two.
-    long_history = [*program, "--rounds", "500", "--numbers", "50000"]
-    code, _, output = job(options, long_history, [(START_S + 2.5, 2)], terminal=theirs)
+    # With messages of this size, and so many, what was before is told again for a second or two.
+    long_history = [*program, "--rounds", "1200", "--numbers", "50000"]
+    code, _, output = job(options, long_history, [(START_S + 6.0, 2)], terminal=theirs)
     watched.set()
     os.close(theirs)
     [reader.join(10) for reader in readers]
