@@ -13,7 +13,6 @@ turns.
 Needs CRIU (scripts/criu.py).
 """
 
-import argparse
 import json
 import re
 import statistics
@@ -23,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import labs  # noqa: E402
+import parts as parts_of  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, process  # noqa: E402
 
@@ -129,19 +129,5 @@ def cost_lines(part: dict, rounds: int) -> list[str]:
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("parts", nargs="*", metavar="PART", default=PARTS)
-    options = parser.parse_args()
-    process.adopt_orphans()
-    if set(options.parts) - set(PARTS):
-        parser.error(f"parts are {', '.join(PARTS)}")
-    result = measure(1 if options.quick else options.rounds, tuple(options.parts), options.quick)
-    print(section(result))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(parts_of.main(__doc__, ROUNDS, PARTS, measure, section))

@@ -18,7 +18,6 @@ A virtual machine's host gives it memory when it is touched first, at a tenth of
 before each way as much memory is touched and given back as it can take.
 """
 
-import argparse
 import json
 import mmap
 import os
@@ -35,6 +34,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import imb  # noqa: E402
 import labs  # noqa: E402
+import parts as parts_of  # noqa: E402
 import stamp  # noqa: E402
 from support import paths, process, svg  # noqa: E402
 
@@ -339,19 +339,5 @@ def picture(result: dict) -> str:
     return svg.bars("Speed with everything kept, beside that of the same path with nothing kept", groups, "", [(1.0, "nothing kept")])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("parts", nargs="*", metavar="PART", default=PARTS)
-    options = parser.parse_args()
-    process.adopt_orphans()
-    if set(options.parts) - set(PARTS):
-        parser.error(f"parts are {', '.join(PARTS)}")
-    result = measure(1 if options.quick else options.rounds, tuple(options.parts), options.quick)
-    print(section(result))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(parts_of.main(__doc__, ROUNDS, PARTS, measure, section))

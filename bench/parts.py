@@ -1,0 +1,19 @@
+"""The command line of a benchmark that has parts which can be measured alone."""
+
+import argparse
+
+from support import process
+
+
+def main(document: str, rounds: int, parts: tuple[str, ...], measure, section) -> int:
+    """`measure(rounds, parts, quick)` gives a result, which `section` puts into words."""
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("parts", nargs="*", metavar="PART", default=parts)
+    options = parser.parse_args()
+    process.adopt_orphans()
+    if set(options.parts) - set(parts):
+        parser.error(f"parts are {', '.join(parts)}")
+    print(section(measure(1 if options.quick else options.rounds, tuple(options.parts), options.quick)))
+    return 0
