@@ -37,7 +37,7 @@ EACH_NODE_ONE = ["--ranks-per-node", "1"]
 APART = "relays on other nodes, "
 CABLE = "a cable that is out for longer than they have patience"
 # The agent of a host is killed, or stopped: its ranks go on on another one.
-KILLED, STOPPED = "agent killed", "agent stopped"
+KILLED, STOPPED, WOKEN = "agent killed", "agent stopped", "agent woken"
 SPARE = ["--spares", "1"]
 SPARE_CASES = {
     "a node is lost": (SPARE, [(1.0, KILLED)]),
@@ -79,6 +79,7 @@ def main() -> int:
     apart(checks, options, ring)
     elsewhere(checks, options, ring)
     remembering(checks, options, ring)
+    spawning(checks, options)
     return checks.end()
 
 
@@ -170,6 +171,37 @@ def remembering(checks, options, ring) -> None:
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
 
 
+def spawning(checks, options) -> None:
+    """The first node is lost, on which rank 0 spawns. Ranks 2 and 3 are on the second one, and with a place of its own what is spawned."""
+    program = [common.python(options), str(common.PROGRAMS / "spawns_late.py")]
+    # The agent that is to start them does not hear of it before the node of those who want them is lost.
+    standing = [(0.5, ("north-2", STOPPED)), (2.5, ("north-1", KILLED)), (7.0, ("north-2", WOKEN))]
+    cases = {
+        "while a rank spawns": (["north-2", "1.5"], standing),
+        "before a rank spawns": (["anywhere", "4"], [(1.0, ("north-1", KILLED))]),
+    }
+    hears = "rank 0 hears [7, 8]"
+    for how, (words, losses) in cases.items():
+        name = LOST + how
+        if not checks.wants(name):
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            lab_file = wide_lab(Path(scratch))
+            code, lines, output = lab_job(options, [*program, *words], losses, WIDE, "rank 0 begins", lab_file=lab_file)
+        spawned, moves = lines.count("rank of a spawned group is there"), output.count(" is lost (")
+        is_right = (spawned, moves, lines.count(hears)) == (2, 1, 1)
+        checks.check(name, code == 0 and is_right, f"exit code {code}, {spawned} processes spawned, lost {moves}", output)
+    name = LOST + "with processes that were spawned"
+    if checks.wants(name):
+        events = [(2.5, ("north-1", KILLED))]
+        with tempfile.TemporaryDirectory() as scratch:
+            lab_file = wide_lab(Path(scratch))
+            held = [*program, "north-1", "0.5", "9"]
+            code, _, output = lab_job(options, held, events, WIDE, "rank of a spawned group", lab_file=lab_file)
+        is_said = "with processes that ranks have spawned: these do not come back" in output
+        checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
+
+
 def drew_once(output: str) -> bool:
     told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in WORDS}
     return told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
@@ -197,7 +229,7 @@ def strike_agent(what: str, host: str = "north-1") -> None:
         except (OSError, subprocess.CalledProcessError):
             continue
         if is_it:
-            os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
+            os.kill(pid, {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, WOKEN: signal.SIGCONT}[what])
 
 
 def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB):

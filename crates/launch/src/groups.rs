@@ -12,6 +12,7 @@ use std::path::Path;
 use landbridge_proto::id::Address;
 use landbridge_proto::route::table::SPAWNED_MAX;
 
+use crate::control::moved::Moved;
 use crate::control::order::{Block, Order, Task};
 use crate::control::{Job, Node};
 use crate::plan;
@@ -193,6 +194,12 @@ impl Groups {
                 Outcome::Failed { asker, problem, indices: indices.collect() }
             }
         }
+    }
+
+    /// The ranks of one host are on another one, and what is spawned from now on comes there.
+    pub fn handle_moved(&mut self, moved: &Moved) {
+        let is_it = |host: &&mut Host| host.cluster == moved.cluster && host.name == moved.from;
+        self.hosts.iter_mut().filter(is_it).for_each(|host| host.name.clone_from(&moved.to));
     }
 
     /// Whether the group is there: not failed, not ended.

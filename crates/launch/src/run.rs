@@ -390,7 +390,10 @@ impl Launcher {
                 self.roll.handle_alive(group, rank, sight, Instant::now());
                 self.show_status();
             }
-            Message::Moved(moved) => moved.apply(&mut self.children[index].node),
+            Message::Moved(moved) => {
+                self.groups.handle_moved(&moved);
+                moved.apply(&mut self.children[index].node);
+            }
             Message::Ping => {}
             Message::Image { rank, number, bytes } => {
                 self.roll.handle_image(rank, number, bytes, Instant::now());

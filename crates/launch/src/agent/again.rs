@@ -25,12 +25,18 @@ pub struct Looks {
 /// A rank is never started so often on one node that is lost and does not know it.
 pub const STARTS_PER_NODE: u32 = 10_000;
 
+/// What a rank has asked its process manager, with the answers, is kept up to here. A job cannot spawn so much; names it can publish
+/// and look up without end.
+pub const EXCHANGED_BYTES_MAX: usize = 64 << 20;
+
 /// See the module head.
 #[derive(Debug)]
 pub struct Again {
     exchanges: Vec<Exchange>,
     /// Of these, how many the present start has come to.
     asked: usize,
+    /// Bytes of all exchanges. Beyond the bound nothing is kept.
+    exchanged_bytes: usize,
     /// Bytes printed on standard output and error, by any start;
     printed: [u64; 2],
     /// and by this one.
@@ -78,6 +84,7 @@ impl Again {
         Again {
             exchanges: Vec::new(),
             asked: 0,
+            exchanged_bytes: 0,
             printed: [0, 0],
             repeated: [0, 0],
             looks_before: 0,
@@ -101,6 +108,7 @@ impl Again {
             began: [now.checked_sub(from.age).unwrap_or(now), now],
             lives: from.lives.clone(),
             looks_before: looks.map_or(0, |looks| looks.furthest),
+            exchanged_bytes: from.exchanges.iter().map(Exchange::bytes).sum(),
             exchanges: from.exchanges.clone(),
             printed: from.printed,
             starts: from.starts,
@@ -227,7 +235,9 @@ impl Again {
         self.asked += 1;
         match self.exchanges.get(place) {
             None => {
-                self.exchanges.push(Exchange { question: question.to_string(), answer: None });
+                if self.has_room(question.len()) {
+                    self.exchanges.push(Exchange { question: question.to_string(), answer: None });
+                }
                 Asked::New
             }
             Some(known) if known.question != question => {
@@ -243,8 +253,23 @@ impl Again {
         let Some(place) = self.exchanges.iter().position(|known| known.answer.is_none()) else {
             return true;
         };
-        self.exchanges[place].answer = Some(answer.to_string());
+        if self.has_room(answer.len()) {
+            self.exchanges[place].answer = Some(answer.to_string());
+        }
         place < self.asked
+    }
+
+    fn has_room(&mut self, bytes: usize) -> bool {
+        self.exchanged_bytes += bytes;
+        if self.has_asked_too_much() {
+            self.exchanges = Vec::new();
+        }
+        !self.has_asked_too_much()
+    }
+
+    /// Whether that is more than is kept, so that it cannot come back.
+    pub fn has_asked_too_much(&self) -> bool {
+        self.exchanged_bytes > EXCHANGED_BYTES_MAX
     }
 
     /// What of these bytes is to be shown: what has not been printed before, and what our own libraries say.
@@ -306,6 +331,22 @@ mod tests {
         assert_eq!(again.ask("c"), Asked::New);
         again.begin(None, Instant::now());
         assert_eq!(again.ask("x"), Asked::Other { before: "a".into() });
+    }
+
+    #[test]
+    fn what_is_asked_without_end_is_not_kept() {
+        let mut again = Again::new(Instant::now());
+        let long = "x".repeat(EXCHANGED_BYTES_MAX / 2);
+        assert_eq!(again.ask(&long), Asked::New);
+        assert!(again.answer(&long) && !again.has_asked_too_much());
+        let ranks = Moving { exchanges: again.exchanges.clone(), ..Moving::default() };
+        assert_eq!(again.ask("a"), Asked::New);
+        assert!(again.answer("1") && again.has_asked_too_much());
+        assert_eq!((again.exchanges.len(), again.asked), (0, 2));
+        let mut adopted = Again::adopted(&ranks, None, Instant::now());
+        assert_eq!(adopted.ask(&long), Asked::Known(long));
+        adopted.ask("a");
+        assert!(adopted.has_asked_too_much(), "counted on all nodes");
     }
 
     #[test]

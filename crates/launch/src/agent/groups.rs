@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::again::{Again, Asked};
+use super::again::{Again, Asked, EXCHANGED_BYTES_MAX};
 use super::board::Board;
 use super::clocks::Clocks;
 use super::keeper::Keeper;
@@ -97,6 +97,13 @@ pub(super) fn alive(rank: &LocalRank, is_back: bool) -> Message {
     let start = again.map_or(0, |again| again.starts);
     let percent = again.and_then(|again| again.percent(rank.looks()));
     Message::Alive { group: rank.group, rank: rank.rank, pid: rank.pid, start, is_back, percent }
+}
+
+fn asked_too_much(rank: u32) -> String {
+    let most = EXCHANGED_BYTES_MAX >> 20;
+    format!(
+        "rank {rank} has asked its process manager more than {most} MiB, with the answers: if it is killed it cannot be started anew"
+    )
 }
 
 impl Agent {
@@ -279,6 +286,9 @@ impl Agent {
         if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
             bail!("its record of clocks and chance is full");
         }
+        if old.again.as_ref().is_some_and(Again::has_asked_too_much) {
+            bail!("it has asked its process manager more than is kept");
+        }
         let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
         old.again.iter_mut().for_each(|again| again.begin(looks, Instant::now()));
         Ok(())
@@ -370,7 +380,11 @@ impl Agent {
         let is_ward = self.is_ward();
         let rank = &mut self.ranks[index];
         let number = rank.rank;
+        let had_room = rank.again.as_ref().is_some_and(|again| !again.has_asked_too_much());
         let asked = rank.again.as_mut().map_or(Asked::New, |again| again.ask(line));
+        if had_room && rank.again.as_ref().is_some_and(Again::has_asked_too_much) {
+            self.parent.send(&Message::Note { text: asked_too_much(number) });
+        }
         match asked {
             Asked::New => {
                 if is_ward && rank.again.is_some() {
@@ -414,6 +428,7 @@ impl Agent {
     pub(super) fn handle_order(&mut self, order: Order) {
         let Some(assignment) = self.assignment.take() else { return };
         if self.phase == Phase::Working {
+            self.refuse_for_the_lost(&order);
             let children = self.hand_on(&order);
             let group = Group::spawned(&assignment.job, &assignment.node, &order, &children);
             self.groups.insert(order.group, group);
@@ -428,10 +443,20 @@ impl Agent {
         self.assignment = Some(assignment);
     }
 
+    /// The launcher does not know yet that a node is lost, and wants processes there.
+    fn refuse_for_the_lost(&mut self, order: &Order) {
+        let lost = self.children.iter().filter(|child| child.is_lost);
+        for child in lost.filter(|child| order.below(&child.node).next().is_some()) {
+            let problem = format!("node {} is lost", child.node.name);
+            self.parent.send(&Message::Started { group: order.group, problem });
+        }
+    }
+
     /// The agents below that take part.
     fn hand_on(&mut self, order: &Order) -> Vec<usize> {
         let mut children = Vec::new();
-        for (index, child) in self.children.iter_mut().enumerate() {
+        let all = self.children.iter_mut().enumerate();
+        for (index, child) in all.filter(|(_, child)| !child.is_lost) {
             let blocks = order.below(&child.node).map(|block| (order.group, block.indices()));
             let before = child.spawned.len();
             child.spawned.extend(blocks);
@@ -620,7 +645,7 @@ impl Agent {
         }
     }
 
-    fn reply(&mut self, rank: u32, line: &str) {
+    pub(super) fn reply(&mut self, rank: u32, line: &str) {
         let is_ward = self.is_ward();
         let Some(local) = self.ranks.iter_mut().find(|local| local.rank == rank) else { return };
         if is_ward && local.again.is_some() {
@@ -636,6 +661,8 @@ impl Agent {
     }
 
     pub(super) fn deliver_answer(&mut self, rank: u32, line: String) {
+        // Its node may be lost: then the next one knows it with the rest.
+        self.wards.handle_answer(rank, &line);
         match self.children.iter_mut().find(|child| child.holds(rank)) {
             Some(child) => child.process.link.send(&Message::Answer { rank, line }),
             None => self.reply(rank, &line),

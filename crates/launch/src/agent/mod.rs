@@ -562,6 +562,8 @@ impl Agent {
                 talk => self.wards.handle_talk(talk),
             },
             Message::Known(known) => self.wards.handle_known(*known),
+            Message::Name { rank, .. } | Message::Spawn { rank, .. }
+                if self.was_asked_before(index, rank) => {}
             Message::Output { rank, stream, own, .. } => {
                 self.wards.handle_print(rank, stream, own);
                 self.parent.send(&message);

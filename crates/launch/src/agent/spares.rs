@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Error, Result, bail};
 use landbridge_proto::setting::{PEER_TIMEOUT, Value};
 
-use super::again::Again;
+use super::again::{Again, EXCHANGED_BYTES_MAX};
 use super::clocks::Clocks;
 use super::groups::{Group, new_board};
 use super::handover::Handover;
@@ -18,10 +18,11 @@ use super::keeper::Keeper;
 use super::rank::LocalRank;
 use super::revive::Revival;
 use super::{Agent, Phase};
-use crate::control::moved::{Adoption, Known, Moved, Talk};
+use crate::control::moved::{Adoption, Exchange, Known, Moved, Talk};
 use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message, Node};
 use crate::mpi;
 use crate::pmi::server::{Facts, Server};
+use crate::pmi::wire::is_answered_later;
 use crate::spare::{self, Spare};
 
 /// What the user reads of a node that is lost.
@@ -149,6 +150,14 @@ impl Agent {
         if let Some(place) = self.handovers.iter().position(|handover| handover.to == index) {
             return self.turn_handover(place, &lost, why);
         }
+        let spawned = self.children[index].spawned.iter();
+        let mut spawned = spawned.flat_map(|(_, indices)| self.wards.living(indices.clone()));
+        if spawned.next().is_some() {
+            return self.fail(format!(
+                "node {} is lost ({why}), with processes that ranks have spawned: these do not come back",
+                lost.name
+            ));
+        }
         let ranks = self.wards.living(lost.first_rank..lost.first_rank + lost.rank_count);
         if ranks.is_empty() {
             let what = if lost.is_spare { "spare node" } else { "node" };
@@ -162,6 +171,12 @@ impl Agent {
         let text = told(&lost.name, why, &ranks, name);
         self.parent.send(&Message::Note { text });
         self.handovers.push(Handover::new(lost, index, to, ranks));
+    }
+
+    /// Whether the launcher has this question of a rank below already: its lost node has asked it.
+    pub(super) fn was_asked_before(&mut self, index: usize, rank: u32) -> bool {
+        let is_kept = self.may_move() && self.children[index].node.holds(rank);
+        is_kept && !self.wards.passes(rank)
     }
 
     /// A rank of an agent below cannot be started anew there.
@@ -189,6 +204,12 @@ impl Agent {
     pub(super) fn move_ranks(&mut self, handover: Handover) {
         let Handover { lost, from: index, to, ranks, .. } = handover;
         let released = self.groups.get(&0).map_or(0, |group| group.server.released());
+        if let Some(rank) = ranks.iter().find(|&&rank| self.wards.has_asked_too_much(rank)) {
+            return self.fail(format!(
+                "rank {rank} cannot go on on another node: it has asked its process manager more than {} MiB, with the answers, and no more of that is kept",
+                EXCHANGED_BYTES_MAX >> 20
+            ));
+        }
         let moving = self.wards.release(ranks, released, Instant::now());
         let name = self.children[to].node.name.clone();
         let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
@@ -263,9 +284,12 @@ impl Agent {
         self.assignment = Some(assignment);
         // The answers that they wait for: all of them are there to hear them.
         for one in &adoption.ranks {
-            for question in one.open() {
+            for Exchange { question, answer } in one.begun() {
                 if let Some(group) = self.groups.get_mut(&0) {
                     group.server.handle_question(one.rank, question);
+                }
+                if answer.is_none() && is_answered_later(question) {
+                    self.reply(one.rank, "");
                 }
             }
         }

@@ -3,17 +3,33 @@
 //!
 //! Pure. What the agents below say enters, in their order; a [`Moving`] for each rank leaves. All that others have seen of a rank
 //! came after what is kept here.
+//!
+//! Questions, and what becomes of them when the node is lost before the answer is there. A rank asks one at a time, so the place of
+//! a question in its record is its number, whichever start asks it.
+//!
+//! | question | who answers | then |
+//! |---|---|---|
+//! | `init`, `get_…`, `get`, `finalize` | the rank's agent, of what every agent knows | the next agent answers the same |
+//! | `put` | the rank's agent | put there ([`Moving::fresh`]), unless a barrier has carried it up |
+//! | `barrier_in` | all | the next agent knows who has come ([`Adoption::has_reached`]); one that is over is answered here |
+//! | a block of a spawn, not the last | nobody | the next agent takes it up again ([`Moving::begun`]) |
+//! | a spawn, names | the launcher | asked once ([`Wards::passes`]); its answer is taken down on its way ([`Wards::handle_answer`]) |
+//! | `abort` | nobody | the job ends |
+//!
+//! What may never happen: the launcher is asked again what it was asked; an answer goes to another question.
+//!
+//! [`Adoption::has_reached`]: crate::control::moved::Adoption::has_reached
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use landbridge_proto::recent::RECENT_MAX;
 
-use super::again::STARTS_PER_NODE;
+use super::again::{EXCHANGED_BYTES_MAX, STARTS_PER_NODE};
 use crate::control::moved::{Exchange, Known, Moving, Talk};
 use crate::control::{Ending, Stream};
 use crate::pmi::server::{Stage, barrier_out};
-use crate::pmi::wire::Command;
+use crate::pmi::wire::{Command, is_answered_later};
 use crate::restart::{Life, Place};
 
 /// See the module head.
@@ -25,6 +41,10 @@ pub struct Wards {
 #[derive(Debug, Default)]
 struct Ward {
     kept: Moving,
+    /// So many of its questions have been seen on their way to the launcher, or were there before such a one.
+    passed: usize,
+    /// All that it has asked and heard.
+    exchanged_bytes: usize,
     /// When its first process began, and the present one.
     began: Option<[Instant; 2]>,
     memory: Memory,
@@ -84,13 +104,11 @@ impl Wards {
 
     pub fn handle_talk(&mut self, talk: Talk) {
         match talk {
-            Talk::Asked { rank, question } => {
-                self.of(rank).kept.exchanges.push(Exchange { question, answer: None });
-            }
+            Talk::Asked { rank, question } => self.of(rank).ask(question),
+            // That of the launcher is known already, and nothing else is open then.
             Talk::Heard { rank, answer } => {
-                let mut exchanges = self.of(rank).kept.exchanges.iter_mut();
-                if let Some(open) = exchanges.find(|exchange| exchange.answer.is_none()) {
-                    open.answer = Some(answer);
+                if let Some(place) = self.of(rank).open() {
+                    self.of(rank).answer(place, answer);
                 }
             }
             Talk::Images { rank, images } => self.of(rank).kept.images = images,
@@ -98,6 +116,33 @@ impl Wards {
             // Something is to be done about it.
             Talk::Unstartable { .. } => {}
         }
+    }
+
+    /// A question of it comes by that only the launcher can answer. Whether that is to have it: what a lost node has asked there is
+    /// answered by what comes of that.
+    pub fn passes(&mut self, rank: u32) -> bool {
+        let ward = self.of(rank);
+        if ward.kept.exchanges.is_empty() {
+            // Nothing is kept of it.
+            return true;
+        }
+        let number = ward.open().map_or(0, |place| place + 1);
+        let is_new = number > ward.passed;
+        ward.passed = ward.passed.max(number);
+        is_new
+    }
+
+    /// The launcher's answer comes by. The rank may be on no node just now.
+    pub fn handle_answer(&mut self, rank: u32, answer: &str) {
+        let Some(ward) = self.ranks.get_mut(&rank) else { return };
+        if let Some(place) = ward.open().filter(|place| ward.passed == place + 1) {
+            ward.answer(place, answer.to_string());
+        }
+    }
+
+    /// Whether it has asked and heard more than is kept, so that it cannot go on elsewhere.
+    pub fn has_asked_too_much(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|ward| ward.exchanged_bytes > EXCHANGED_BYTES_MAX)
     }
 
     /// It has printed so many bytes more.
@@ -168,6 +213,34 @@ impl Wards {
     }
 }
 
+impl Ward {
+    /// Its question that has no answer yet.
+    fn open(&self) -> Option<usize> {
+        self.kept.exchanges.iter().position(|exchange| exchange.answer.is_none())
+    }
+
+    fn ask(&mut self, question: String) {
+        if self.has_room(question.len()) {
+            self.kept.exchanges.push(Exchange { question, answer: None });
+        }
+    }
+
+    fn answer(&mut self, place: usize, answer: String) {
+        if self.has_room(answer.len()) {
+            self.kept.exchanges[place].answer = Some(answer);
+        }
+    }
+
+    fn has_room(&mut self, bytes: usize) -> bool {
+        self.exchanged_bytes += bytes;
+        let has_room = self.exchanged_bytes <= EXCHANGED_BYTES_MAX;
+        if !has_room {
+            self.kept.exchanges = Vec::new();
+        }
+        has_room
+    }
+}
+
 /// How its last process has ended: that it was killed is as good as known.
 fn lost_with_its_node(kept: &Moving, [first, present]: [Instant; 2], now: Instant) -> Life {
     let questions = kept.exchanges.iter().map(|exchange| exchange.question.as_str());
@@ -208,10 +281,14 @@ impl Moving {
             .collect()
     }
 
-    /// What it has asked and heard no answer to.
-    pub fn open(&self) -> impl Iterator<Item = &str> {
-        let open = self.exchanges.iter().filter(|exchange| exchange.answer.is_none());
-        open.map(|exchange| exchange.question.as_str())
+    /// What it has asked and heard no answer to, and in front of that the blocks of a spawn whose last one is still to come.
+    pub fn begun(&self) -> impl Iterator<Item = &Exchange> {
+        let is_open = |exchange: &&Exchange| exchange.answer.is_none();
+        let first = self.exchanges.iter().position(|exchange| is_open(&exchange));
+        let (before, after) = self.exchanges.split_at(first.unwrap_or(self.exchanges.len()));
+        let is_block = |exchange: &Exchange| is_answered_later(&exchange.question);
+        let others = before.iter().rposition(|exchange| !is_block(exchange)).map_or(0, |at| at + 1);
+        before[others..].iter().chain(after.iter().filter(is_open))
     }
 }
 
@@ -260,14 +337,113 @@ mod tests {
         assert_eq!((life.began, life.lasted), (Duration::from_secs(2), Duration::from_secs(3)));
         assert_eq!((life.place.asked, life.place.printed), (2, 7));
         assert_eq!(one.fresh(), [("a".to_string(), "1".to_string())]);
-        assert!(one.open().eq([BARRIER]));
+        assert!(begun(one).eq([BARRIER]));
         assert_eq!(one.images, [image("rank-4/1"), image("rank-4/2")]);
         // The barrier was over, and nobody has heard that its rank knew.
         let again = wards.release(4..5, 1, now + Duration::from_secs(6)).remove(0);
         assert_eq!((again.lives.len(), wards.next_first_start(4)), (2, 3 * STARTS_PER_NODE));
-        assert_eq!((again.starts, again.moves, again.open().count()), (4, 2, 0));
+        assert_eq!((again.starts, again.moves, again.begun().count()), (4, 2, 0));
         assert_eq!(again.exchanges[1].answer.as_deref(), Some(&barrier_out()[..]));
         assert!(again.fresh().is_empty(), "everybody has it");
+    }
+
+    /// Of a spawn of so many commands.
+    fn block(place: u32, count: u32) -> String {
+        let lines = [format!("totspawns={count}"), format!("spawnssofar={place}")];
+        crate::pmi::wire::block_text(&lines)
+    }
+
+    /// What the next agent is to ask of itself.
+    fn begun(moving: &Moving) -> impl Iterator<Item = &str> {
+        moving.begun().map(|exchange| exchange.question.as_str())
+    }
+
+    fn lose(wards: &mut Wards) -> Moving {
+        wards.release(4..5, 0, Instant::now()).remove(0)
+    }
+
+    #[test]
+    fn the_launcher_is_asked_once_whichever_node_asks() {
+        let mut wards = Wards::default();
+        let spawn = block(1, 1);
+        wards.handle_talk(asked(4, "cmd=get_maxes\n"));
+        wards.handle_talk(heard(4, "cmd=maxes\n"));
+        wards.handle_talk(asked(4, &spawn));
+        assert!(wards.passes(4));
+        for _ in 0..2 {
+            // Lost, and the next node as well.
+            assert!(begun(&lose(&mut wards)).eq([&spawn[..]]));
+            assert!(!wards.passes(4));
+        }
+        wards.handle_answer(4, "cmd=spawn_result rc=0\n");
+        // What was still on its way from there; and what the node has passed on.
+        assert!(!wards.passes(4));
+        wards.handle_talk(heard(4, "cmd=spawn_result rc=0\n"));
+        wards.handle_talk(asked(4, "cmd=lookup_name service=a\n"));
+        assert!(wards.passes(4) && !wards.passes(4));
+        let moving = lose(&mut wards);
+        assert_eq!(moving.exchanges[1].answer.as_deref(), Some("cmd=spawn_result rc=0\n"));
+        assert!(begun(&moving).eq(["cmd=lookup_name service=a\n"]));
+    }
+
+    #[test]
+    fn an_answer_that_comes_while_a_rank_is_on_no_node_is_kept() {
+        let mut wards = Wards::default();
+        wards.handle_talk(asked(4, "cmd=publish_name service=a port=b\n"));
+        assert!(wards.passes(4));
+        wards.handle_answer(4, "cmd=publish_result rc=0\n");
+        let moving = lose(&mut wards);
+        assert_eq!(moving.exchanges[0].answer.as_deref(), Some("cmd=publish_result rc=0\n"));
+        assert_eq!(moving.begun().count(), 0);
+    }
+
+    #[test]
+    fn a_question_that_was_lost_on_its_way_is_asked() {
+        let mut wards = Wards::default();
+        wards.handle_talk(asked(4, "cmd=lookup_name service=a\n"));
+        assert_eq!(lose(&mut wards).begun().count(), 1);
+        assert!(wards.passes(4));
+    }
+
+    #[test]
+    fn an_answer_goes_to_no_other_question() {
+        let mut wards = Wards::default();
+        wards.handle_answer(4, "late\n");
+        assert!(wards.passes(4), "of one that was spawned nothing is kept");
+        wards.handle_talk(asked(4, BARRIER));
+        wards.handle_answer(4, "late\n");
+        assert!(begun(&lose(&mut wards)).eq([BARRIER]));
+    }
+
+    #[test]
+    fn blocks_of_a_spawn_stay_together() {
+        let mut wards = Wards::default();
+        let [first, second, last] = [1, 2, 3].map(|place| block(place, 3));
+        for block in [&first, &second] {
+            wards.handle_talk(asked(4, BARRIER));
+            wards.handle_talk(heard(4, "out\n"));
+            wards.handle_talk(asked(4, block));
+            assert!(begun(&lose(&mut wards)).eq([&block[..]]), "it was lost in front of that");
+            wards.handle_talk(heard(4, ""));
+            assert!(begun(&lose(&mut wards)).eq([&block[..]]));
+        }
+        wards.handle_talk(asked(4, &last));
+        assert!(begun(&lose(&mut wards)).eq([&second[..], &last[..]]));
+        assert!(wards.passes(4));
+        wards.handle_answer(4, "cmd=spawn_result rc=0\n");
+        assert_eq!(lose(&mut wards).begun().count(), 0);
+    }
+
+    #[test]
+    fn who_asks_without_end_cannot_go_on_elsewhere() {
+        let mut wards = Wards::default();
+        let long = "x".repeat(EXCHANGED_BYTES_MAX / 2);
+        wards.handle_talk(asked(4, &long));
+        wards.handle_talk(heard(4, &long));
+        assert!(!wards.has_asked_too_much(4) && !wards.has_asked_too_much(5));
+        wards.handle_talk(asked(4, "x"));
+        assert!(wards.has_asked_too_much(4) && wards.passes(4));
+        assert!(lose(&mut wards).exchanges.is_empty());
     }
 
     #[test]

@@ -60,6 +60,12 @@ pub struct Exchange {
     pub answer: Option<String>,
 }
 
+impl Exchange {
+    pub fn bytes(&self) -> usize {
+        self.question.len() + self.answer.as_ref().map_or(0, String::len)
+    }
+}
+
 /// A rank as another agent takes it over.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moving {
