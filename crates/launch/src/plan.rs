@@ -39,6 +39,11 @@ impl Plan {
         let slots = hosts.map(|node| node.slots);
         slots.fold(0, u32::saturating_add).max(self.size)
     }
+
+    /// Whether a host is kept free, for the ranks of one that is lost.
+    pub fn has_spares(&self) -> bool {
+        self.nodes.iter().flat_map(Node::hosts).any(|node| node.is_spare)
+    }
 }
 
 /// The relay of one cluster of the plan.

@@ -41,9 +41,7 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     if arguments.checkpoint.is_some() && !settings.recovers() {
         bail!("--checkpoint goes with --recover: nobody else goes on from an image");
     }
-    if arguments.spares.is_some() && !settings.recovers() {
-        bail!("--spares goes with --recover: nobody else goes on on another node");
-    }
+    check_spares(&settings, wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
             "checkpoints need recover_clocks=on: a rank is asked for its image by a word in that record (or run without \
@@ -61,6 +59,19 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
         bail!(
             "--recover needs a relay, which keeps what ranks are given: let the topology name one, in \
              [cluster.relay]; see docs/RECOVERY.md"
+        );
+    }
+    Ok(())
+}
+
+/// Who asks for spare nodes is to have one at least.
+fn check_spares(settings: &Settings, wanted: u32, plan: &plan::Plan) -> Result<()> {
+    if wanted > 0 && !settings.recovers() {
+        bail!("--spares goes with --recover: nobody else goes on on another node");
+    }
+    if wanted > 0 && !plan.has_spares() {
+        bail!(
+            "--spares {wanted}: no host can be kept free, for each cluster has but one, and that is its relay's; see docs/RECOVERY.md"
         );
     }
     Ok(())
@@ -174,7 +185,7 @@ fn job(
         environment: environment.into_iter().collect(),
         verbose: arguments.verbose,
         limits: limits(arguments),
-        has_spares: plan.nodes.iter().flat_map(Node::hosts).any(|node| node.is_spare),
+        has_spares: plan.has_spares(),
     })
 }
 

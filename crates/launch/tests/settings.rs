@@ -119,6 +119,15 @@ fn recover_is_the_same_as_a_flag_and_as_a_setting() {
     let output = run_with(&lb, &[("LANDBRIDGE_RECOVER", "1")], &line);
     assert_code(&output, 1);
     assert!(stderr(&output).contains("--recover needs a relay"), "{}", stderr(&output));
+    for (words, said) in
+        [(&["--recover"][..], "no host can be kept free"), (&[], "--spares goes with")]
+    {
+        let line =
+            [&["run", "-n", "2", "--spares", "1", "--clusters", "2"], words, &["true"]].concat();
+        let output = run_with(&lb, &[], &line);
+        assert_code(&output, 1);
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
 }
 
 #[test]

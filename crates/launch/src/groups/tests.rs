@@ -151,7 +151,7 @@ fn what_is_spawned_follows_ranks_to_another_node() {
     let mut groups = groups();
     let moved = |cluster| Moved { cluster, from: "n1".into(), to: "n3".into() };
     groups.handle_moved(&moved(0));
-    let order = groups.order(ASKER, &request(&[command(4, &[])])).unwrap();
+    let order = groups.order(ASKER, &request(&[command(5, &[])])).unwrap();
     let nodes: Vec<_> = order.blocks.iter().map(|b| (b.cluster, b.node.as_str())).collect();
     assert_eq!(nodes, [(0, "n3"), (0, "n2"), (1, "n1")]);
 }

@@ -165,11 +165,12 @@ fn spare_hosts_have_an_agent_and_no_ranks() {
     // The last ones that are not so yet; never the relay's.
     let two = Wishes { spares: 1, ..recovers.clone() };
     let plan = make(&topology, &two);
+    assert!(plan.as_ref().is_ok_and(Plan::has_spares));
     assert_eq!(plan.map(|plan| (plan.size, spares(&plan))), Ok((2, vec!["b1".to_string()])));
     let many = Wishes { spares: 9, ..recovers };
     assert_eq!(make(&topology, &many), Err(PlanError::NoRanks));
     // Nobody replaces a node of a job that does not recover.
     let plan = make(&topology, &Wishes::default()).unwrap();
-    assert_eq!((plan.size, spares(&plan)), (6, vec![]));
+    assert_eq!((plan.size, spares(&plan), plan.has_spares()), (6, vec![], false));
     assert_eq!(blocks(&plan).len(), 5);
 }
