@@ -87,6 +87,15 @@ def main() -> int:
         is_right = f"tickets: {2000 * RANKS}, each once" in lines
         measured = f"exit code {code}, {'each number once' if is_right else 'other numbers'}"
         checks.check(name, code == 0 and is_right and output.count("started anew") == len(kills), measured, output)
+    name = "others go on who do not need the lost one"
+    if checks.wants(name):
+        pairs = [common.python(options), str(common.PROGRAMS / "pairs.py")]
+        # Its way back takes as long as it has computed.
+        code, lines, output = job(options, pairs, [(lambda said: "first: 3" in said, 3), (1.0, 3)])
+        longest = [float(seconds) for seconds in re.findall(r"^pair \d: longest ([\d.]+) s$", "\n".join(lines), re.M)]
+        is_right = len(longest) == 2 and longest[0] < longest[1] / 2
+        measured = f"exit code {code}, the longest turns took {longest} s"
+        checks.check(name, code == 0 and is_right and output.count("started anew") == 2, measured, output)
     telling(options, checks, program, moment)
     on_a_terminal(options, checks, program)
     keeping(options, checks, program, moment)
