@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What images of ranks cost: how long a rank stands still for one, and what taking them costs a program.
 
-    bench/checkpoint.py                 all of it, 15 minutes
+    bench/checkpoint.py                 all of it, 20 minutes
     bench/checkpoint.py --quick         one round, fewer sizes
     bench/checkpoint.py pause cost      only these parts
 
@@ -30,7 +30,7 @@ ROUNDS = 5
 # Of random memory, in 10^6 bytes.
 SIZES = (0, 100, 400)
 EVERY_S, IMAGES = 3, 6
-STEPS = 24_000
+STEPS = 72_000
 LIMIT_S = 400.0
 PARTS = ("pause", "cost")
 WITH, WITHOUT = "an image every 30 s", "no images"
@@ -123,7 +123,7 @@ def cost_lines(part: dict, rounds: int) -> list[str]:
     middle = {name: statistics.median(row) for name, row in part["samples"].items()}
     best = {name: min(row) for name, row in part["samples"].items()}
     return [
-        f"**What an image every 30 s costs**: heat equation, 4 ranks, {stamp.rounds(rounds)} in turns, {part['images']:.1f} images each: "
+        f"**What an image every 30 s costs**: heat equation, 4 ranks, {stamp.rounds(rounds)} in turns, {part['images']:.1f} images of ranks in each run: "
         f"{middle[WITH]:.1f} s with, {middle[WITHOUT]:.1f} s without: {middle[WITH] / middle[WITHOUT]:.3f} times as long (best rounds "
         f"{best[WITH] / best[WITHOUT]:.3f})."
     ]
