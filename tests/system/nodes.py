@@ -80,6 +80,7 @@ def main() -> int:
     elsewhere(checks, options, ring)
     remembering(checks, options, ring)
     spawning(checks, options)
+    others(checks, options)
     return checks.end()
 
 
@@ -169,6 +170,42 @@ def remembering(checks, options, ring) -> None:
             measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
             is_lost = output.count(" is lost (") == len(losses)
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
+
+
+def others(checks, options) -> None:
+    """Programs of others, whose node is lost at a moment that the seed draws: a heat equation that checks its result, and IMB-MPI1."""
+    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--size", "128", "--steps"]
+    found = options.venvs / "impi" / "bin" / "IMB-MPI1"
+    imb = [str(found), "Allreduce", "-npmin", str(RANKS), "-msglog", "0:6", "-iter_policy", "off", "-time", "1000", "-iter"]
+    library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib"), **common.FILLED}
+    given = [word for name, value in (library | {"OPENBLAS_NUM_THREADS": "1"}).items() for word in ("-x", f"{name}={value}")]
+    # How often in one cluster, and over a wide-area link of 5 ms; and how a whole answer ends.
+    rows = [
+        ("heat", heat, ("1500", "300"), [], r"identical to the serial run"),
+        ("IMB-MPI1 Allreduce", imb, ("400", "40"), given, r"^# All processes entering MPI_Finalize"),
+    ]
+    for what, program, counts, words, answer in rows:
+        for clusters, count, spares in zip(("", ", two clusters"), counts, (WIDE, SPARE)):
+            name = LOST + what + clusters
+            if not checks.wants(name) or not Path(program[0]).exists():
+                continue
+            after_s = random.Random(f"{options.seed} {name}").uniform(0.1, 0.7)
+            with tempfile.TemporaryDirectory() as scratch:
+                lab_file = LAB if clusters else wide_lab(Path(scratch))
+                events = [(0.0, lambda after_s=after_s: lose_running(after_s))]
+                code, _, output = lab_job(options, [*program, count], events, [*spares, *words], "", lab_file=lab_file)
+            moves, is_whole = output.count(" is lost ("), bool(re.search(answer, output, re.M))
+            measured = f"exit code {code}, {'a' if is_whole else 'no'} whole answer, lost {moves}, {after_s:.1f} s after the ranks were there"
+            checks.check(name, code == 0 and is_whole and moves == 1, measured, output)
+
+
+def lose_running(after_s: float) -> None:
+    """So long after all ranks are there, the first host is lost."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline and not all(pids_of(rank) for rank in range(RANKS)):
+        time.sleep(0.02)
+    time.sleep(after_s)
+    strike_agent(KILLED)
 
 
 def spawning(checks, options) -> None:

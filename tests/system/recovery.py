@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import common
 from support import process
@@ -103,6 +104,7 @@ def main() -> int:
     reading(options, checks, moment)
     drawing(options, checks, moment)
     unrecorded(options, checks, program)
+    writing(options, checks, moment)
     benchmark(options, checks, moment)
     name = "who does something else than before"
     if checks.wants(name):
@@ -398,6 +400,25 @@ def drawing(options, checks, moment) -> None:
         is_said = all(text in output for text in said)
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
         checks.check(name, code == 128 + signal.SIGKILL and is_said, measured, output)
+
+
+def writing(options, checks, moment) -> None:
+    """Files hold what they hold when nobody is killed, if a start that repeats writes the same to the same places."""
+    program = [common.python(options), str(common.PROGRAMS / "files.py")]
+    for name, how in (("who writes a file together with others", "together"), ("who writes a file anew each time", "anew")):
+        if not checks.wants(name):
+            continue
+        told = []
+        # Not rank 0, which opens the file of all: it sends a name with its process id in it.
+        second = 2 if how == "together" else 0
+        for kills in ([], [(START_S + moment(), 1), (moment(), second), (moment(), 3)]):
+            with tempfile.TemporaryDirectory() as folder:
+                code, lines, output = job(options, [*program, how, folder], kills)
+                found = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+            told.append((code, sorted(lines), found))
+        starts, is_same = output.count("started anew"), told[0] == told[1]
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} files and output, {starts} new starts"
+        checks.check(name, code == 0 and is_same and bool(found) and starts == len(kills), measured, output)
 
 
 def benchmark(options, checks, moment) -> None:

@@ -1,0 +1,47 @@
+"""All ranks pass numbers around and write what they have into files of a folder: `HOW FOLDER`.
+
+`together`: one file, by MPI_File_write_at_all. `anew`: each rank its own, from the beginning each time, under another name and then
+renamed. `append`: each rank its own, one line more each time. `restart`: as `anew`, and a rank that finds its file begins there.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy
+from mpi4py import MPI
+
+ROUNDS, EVERY, WIDTH = 400, 10, 1000
+
+
+def main() -> None:
+    how, folder = sys.argv[1], Path(sys.argv[2])
+    world = MPI.COMM_WORLD
+    own, first = folder / f"rank-{world.rank}", 0
+    if how == "restart" and own.exists():
+        first = int(own.read_text().split()[0]) + 1
+    if how == "together":
+        shared = MPI.File.Open(world, str(folder / "all"), MPI.MODE_CREATE | MPI.MODE_WRONLY)
+    number = world.rank
+    for turn in range(first, ROUNDS):
+        time.sleep(0.005)
+        number = (world.sendrecv(number, (world.rank + 1) % world.size, turn, None, (world.rank - 1) % world.size, turn) * 31 + turn) % 65521
+        if turn % EVERY:
+            continue
+        if how == "together":
+            block = numpy.full(WIDTH, number, numpy.int32)
+            shared.Write_at_all(((turn // EVERY) * world.size + world.rank) * block.nbytes, block)
+        elif how == "append":
+            with open(own, "a") as file:
+                file.write(f"{turn} {number}\n")
+        else:
+            fresh = own.with_suffix(".new")
+            fresh.write_text(f"{turn} {number}\n")
+            os.replace(fresh, own)
+    if how == "together":
+        shared.Close()
+    print(f"rank {world.rank} has {number}", flush=True)
+
+
+main()
