@@ -113,6 +113,7 @@ pub fn run(job: Job, nodes: Vec<Node>, relays: Relays, options: Options) -> Resu
         libc::SIGQUIT,
         libc::SIGCHLD,
         libc::SIGTTIN,
+        libc::SIGTSTP,
     ];
     // Where there are no images it ends this program, as ever.
     signals.extend(Wish::find(&job.environment).map(|_| libc::SIGUSR1));
@@ -285,6 +286,10 @@ impl Launcher {
                 libc::SIGUSR1 => self.take_images(None),
                 // In the background of a terminal: its input is not ours.
                 libc::SIGTTIN => self.stdin_open = false,
+                // Of a launcher that is silent agents think that it is gone.
+                libc::SIGTSTP => {
+                    self.output.say("a job cannot be stopped: it goes on (Ctrl-C ends it)")
+                }
                 signal => self.handle_interrupt(signal),
             }
         }

@@ -116,6 +116,17 @@ fn sigterm_ends_everything() {
     interrupted_by("TERM", 143);
 }
 
+#[test]
+fn ctrl_z_stops_nothing() {
+    let lb = Landbridge::new("ctrl-z");
+    let mut running = lb.start(&["run", "-n", "1", "sh", "-c", "echo up; sleep 1; echo on"]);
+    running.wait_for_lines(1);
+    running.signal("TSTP");
+    let output = running.finish();
+    assert_code(&output, 0);
+    assert!(stderr(&output).contains("a job cannot be stopped"), "{}", stderr(&output));
+}
+
 /// Ranks that ignore SIGTERM, and children of theirs that have left for sessions of their own.
 const STUBBORN: &str = "trap '' TERM INT HUP; setsid sleep 600 & \
                         (setsid sh -c 'sleep 600 & wait' &) ; echo up; \

@@ -89,19 +89,31 @@ pub struct Done {
     pub losses: u64,
 }
 
+/// No count is larger: documents that tell of them have no numbers beyond it.
+const COUNT_MAX: u64 = i64::MAX as u64;
+
+/// Both counts together, or [`COUNT_MAX`].
+pub fn add(one: u64, other: u64) -> u64 {
+    one.saturating_add(other).min(COUNT_MAX)
+}
+
+fn count(word: &str) -> Option<u64> {
+    word.parse().ok().filter(|count| *count <= COUNT_MAX)
+}
+
 impl Done {
     /// Both together.
     pub fn with(self, other: Done) -> Done {
         Done {
-            bytes: self.bytes.saturating_add(other.bytes),
-            bytes_again: self.bytes_again.saturating_add(other.bytes_again),
-            spoilt: self.spoilt.saturating_add(other.spoilt),
-            losses: self.losses.saturating_add(other.losses),
+            bytes: add(self.bytes, other.bytes),
+            bytes_again: add(self.bytes_again, other.bytes_again),
+            spoilt: add(self.spoilt, other.spoilt),
+            losses: add(self.losses, other.losses),
         }
     }
 
     fn parse<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<Done> {
-        let mut number = || words.next()?.parse().ok();
+        let mut number = || words.next().and_then(count);
         Some(Done {
             bytes: number()?,
             bytes_again: number()?,
@@ -157,8 +169,8 @@ impl<'a> Line<'a> {
             "row" => Line::Row(Row::parse(&mut words)?),
             "sum" => Line::Sum(Sum {
                 what: word(words.next()?)?,
-                paths: words.next()?.parse().ok()?,
-                troubled: words.next()?.parse().ok()?,
+                paths: count(words.next()?)?,
+                troubled: count(words.next()?)?,
                 done: Done::parse(&mut words)?,
             }),
             _ => return None,
@@ -179,8 +191,8 @@ impl<'a> Row<'a> {
             (own, to) => Some((own.parse().ok()?, to.parse().ok()?)),
         };
         let done = Done::parse(words)?;
-        let bytes_per_second = words.next()?.parse().ok()?;
-        let round_trip_nanos = words.next()?.parse().ok()?;
+        let bytes_per_second = count(words.next()?)?;
+        let round_trip_nanos = count(words.next()?)?;
         Some(Row { peer, what, state, ends, done, bytes_per_second, round_trip_nanos })
     }
 }
@@ -228,7 +240,7 @@ mod tests {
             ends,
             done,
             bytes_per_second: 5,
-            round_trip_nanos: u64::MAX,
+            round_trip_nanos: COUNT_MAX,
         }
     }
 
@@ -259,9 +271,17 @@ mod tests {
             assert_eq!(Line::parse(&(text.clone() + " 1")), None);
             assert_eq!(Line::parse(&text.replace("tcp", "\u{1b}[2J")), None);
         }
-        for wrong in ["", "row", "sum tcp -1 0 0 0 0 0", "row 1 TCP up - - 0 0 0 0 0 0"] {
+        let too_large = "sum tcp 9223372036854775808 0 0 0 0 0";
+        for wrong in ["", "row", "sum tcp -1 0 0 0 0 0", "row 1 TCP up - - 0 0 0 0 0 0", too_large]
+        {
             assert_eq!(Line::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn sums_stay_numbers() {
+        let most = Done { bytes: COUNT_MAX, ..Done::default() };
+        assert_eq!((most.with(most), add(COUNT_MAX, 1)), (most, COUNT_MAX));
     }
 
     #[test]

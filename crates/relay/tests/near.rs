@@ -6,10 +6,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
 
-use common::{KEY, PATIENCE, Plan, RelayProcess, frame, introduction, pattern, say_hello};
+use common::{Authority, KEY, PATIENCE, Plan, RelayProcess, command};
+use common::{frame, introduction, pattern, say_hello};
 use landbridge_drive::link::shm::{Mapper, ShmLink};
 use landbridge_proto::id::Address;
+use landbridge_proto::limit::RELAY_PAYLOAD_BYTES_MAX;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
+use landbridge_proto::wire::hello::{Introduction, Standing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Longer than a relay needs to take in what it has room for.
@@ -22,7 +25,7 @@ const IDLE_WAITS_MAX: u64 = 50;
 fn a_relay_sleeps_while_nothing_can_move() {
     let (mut relay, name) = start("still");
     let (mut sender, mut reader) = (attach(&name, 1), attach(&name, 2));
-    let sent = send_until_full(&mut sender);
+    let sent = send_until_full(&mut sender, message);
     assert!(relay.counter("pauses") > 0, "the sender's ring is full since the relay takes no more");
 
     let before = relay.counter("waits");
@@ -36,6 +39,40 @@ fn a_relay_sleeps_while_nothing_can_move() {
     receive(&mut reader, sent..sent + 1);
 }
 
+/// A process makes another connection, as for its image, while its relay waits with what it had read of it.
+#[test]
+fn all_that_is_left_in_a_ring_is_taken_in_before_its_process_comes_back() {
+    let authority = Authority::new();
+    let name = format!("landbridge-near-heard-{}", std::process::id());
+    let recovering = || command(&[("LANDBRIDGE_RECOVER", "on")]);
+    let near = Plan::new(0, &authority).line(&format!("unix = \"@{name}\"")).wan();
+    let mut here = RelayProcess::start_with(&near, recovering());
+    let far = Plan::new(1, &authority).peer(0, here.relays.unwrap());
+    let mut there = RelayProcess::start_with(&far, recovering());
+    there.wait_for("linked to the relay of cluster 0");
+    there.signal(libc::SIGSTOP);
+
+    let (mut first, mut second) = (attach(&name, 1), attach(&name, 2));
+    send_until_full(&mut first, |number| far_message(1, number));
+    // Nothing of what was read of it can go on: others wait already.
+    let sent = send_until_full(&mut second, |number| far_message(2, number));
+    let standing = Standing { sent, ..Standing::default() };
+    let mut again = attach_as(&name, Introduction { standing, ..introduction(2) });
+    let deadline = Instant::now() + PATIENCE;
+    while again.peek().unwrap().is_none() {
+        assert!(Instant::now() < deadline && again.drain_doorbell(), "{:#?}", here.log);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    there.signal(libc::SIGCONT);
+    here.cut_lifeline();
+}
+
+/// Of full size, to a process of the other cluster.
+fn far_message(source: u32, number: u64) -> Vec<u8> {
+    let body = pattern(number, RELAY_PAYLOAD_BYTES_MAX);
+    frame(Address::new(source, 0), Address::new(5, 0), number, &body)
+}
+
 /// A relay with a door for its node.
 fn start(what: &str) -> (RelayProcess, String) {
     let name = format!("landbridge-near-{what}-{}", std::process::id());
@@ -44,10 +81,14 @@ fn start(what: &str) -> (RelayProcess, String) {
 }
 
 fn attach(name: &str, index: u32) -> ShmLink {
+    attach_as(name, introduction(index))
+}
+
+fn attach_as(name: &str, own: Introduction) -> ShmLink {
     let address = SocketAddr::from_abstract_name(name).unwrap();
     let mut stream = UnixStream::connect_addr(&address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    say_hello(&mut stream, introduction(index), KEY).unwrap();
+    say_hello(&mut stream, own, KEY).unwrap();
     ShmLink::dial(stream.into(), Mapper::ANYWHERE).unwrap()
 }
 
@@ -56,7 +97,7 @@ fn message(number: u64) -> Vec<u8> {
 }
 
 /// Until relay and rings hold all they can; the number of messages.
-fn send_until_full(sender: &mut ShmLink) -> u64 {
+fn send_until_full(sender: &mut ShmLink, message: impl Fn(u64) -> Vec<u8>) -> u64 {
     let (mut sent, mut full_since) = (0, Instant::now());
     while full_since.elapsed() < SETTLED {
         if sender.send(&message(sent), &[]) {

@@ -74,6 +74,8 @@ impl Stdin {
     /// No start will read what lies before byte `at`.
     pub fn forget(&mut self, at: u64) {
         let count = at.min(self.given).saturating_sub(self.first);
+        // A start on another node may have read what has not come there yet.
+        let count = count.min(self.kept.len() as u64);
         self.kept.drain(..count as usize);
         self.first += count;
     }
@@ -234,5 +236,16 @@ mod tests {
         assert_eq!(unread(std::process::id(), number), 5);
         read(&from);
         assert_eq!((unread(std::process::id(), number), unread(std::process::id(), 0)), (0, 0));
+    }
+
+    #[test]
+    fn a_start_may_have_read_elsewhere_what_has_not_come_here_yet() {
+        let (from, mut input) = pipe();
+        input.begin(5, Stdin::new(input.to.take(), true));
+        input.queue(b"123");
+        input.forget(4);
+        input.queue(b"4567");
+        input.write();
+        assert_eq!(read(&from), Some(b"67".to_vec()));
     }
 }

@@ -84,8 +84,8 @@ impl Paths {
                 Line::Row(row) => self.rows.push(Row::new(process, &row, is_old)),
                 Line::Sum(sum) => {
                     let known = self.sums.entry(sum.what.to_string()).or_default();
-                    known.paths += sum.paths;
-                    known.troubled += sum.troubled;
+                    known.paths = board::add(known.paths, sum.paths);
+                    known.troubled = board::add(known.troubled, sum.troubled);
                     known.done = known.done.with(sum.done);
                 }
             }
@@ -109,8 +109,8 @@ impl Paths {
         self.hosts_missing += other.hosts_missing;
         for (what, sum) in other.sums {
             let known = self.sums.entry(what).or_default();
-            known.paths += sum.paths;
-            known.troubled += sum.troubled;
+            known.paths = board::add(known.paths, sum.paths);
+            known.troubled = board::add(known.troubled, sum.troubled);
             known.done = known.done.with(sum.done.into());
         }
         self.rows.extend(other.rows);

@@ -7,12 +7,14 @@ impl Loop<'_> {
         self.doomed.push((self.key(slot), why));
     }
 
+    /// Whoever has waited for one of them goes on.
     pub(super) fn close_doomed(&mut self) {
         while let Some((key, why)) = self.doomed.pop() {
             if self.find(key).is_some() {
                 self.close(key.slot, &why);
             }
         }
+        self.resume();
     }
 
     /// Ends a connection, whatever it is.

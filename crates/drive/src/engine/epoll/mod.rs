@@ -3,7 +3,7 @@
 //! A round of the loop: (1) wait, or only look if something is left to do; (2) take in what the
 //! events say; (3) serve each link that may have something, once: one read, all its frames
 //! forwarded, each touched output written once; (4) let inputs go on whose outputs have room again;
-//! (5) tell processes that were started anew one more piece of what was, and hand the disk what there is no memory for; (6) close what has broken;
+//! (5) tell processes that were started anew one more piece of what was, and hand the disk what there is no memory for; (6) close what has broken, for which others may wait;
 //! (7) look at the clock. A single message therefore costs one wait, one read and one write.
 //!
 //! Memory: no link owns a buffer; one read at a time uses one. A link keeps what it has read and cannot
@@ -351,6 +351,7 @@ impl<'w> Loop<'w> {
                 self.flush(link, &[]);
             }
         }
+        self.drain(&[]);
     }
 
     fn report(&self) -> Report {
@@ -458,13 +459,14 @@ impl<'w> Loop<'w> {
     /// Takes in all that a process that has ended has left, whether there is room for it or not.
     fn hear_out(&mut self, slot: usize, link: LinkId) {
         self.relay.hear_out(link);
-        let mut buffer = vec![0; READ_BYTES];
+        // Behind whatever it keeps there is room for a whole frame.
+        let mut buffer = vec![0; READ_BYTES + STEP_BYTES];
         loop {
-            let connection = &mut self.connections[slot];
-            let kept = connection.rest.len();
-            let Some(transport) = &mut connection.transport else { return };
-            let read = transport.read(&mut buffer[kept..]).map_or(0, |read| read.bytes);
-            if !self.process(slot, link, &mut buffer, kept + read) || read == 0 {
+            let kept = self.connections[slot].rest.len();
+            let Some(transport) = &mut self.connections[slot].transport else { return };
+            let read = transport.read(&mut buffer[kept..]);
+            let (bytes, more) = read.map_or((0, false), |read| (read.bytes, read.more));
+            if !self.process(slot, link, &mut buffer, kept + bytes) || (bytes == 0 && !more) {
                 return;
             }
         }
