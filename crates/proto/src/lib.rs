@@ -38,6 +38,7 @@ pub mod board;
 pub mod channel;
 pub mod clocks;
 pub mod credit;
+mod digest;
 pub mod endpoint;
 pub mod id;
 pub mod limit;
