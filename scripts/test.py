@@ -230,6 +230,7 @@ SYSTEM = [
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),
     ("recovery", "ranks that are killed come back"),
+    ("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost"),
     ("checkpoint", "ranks that are killed go on from images of them"),
     ("kills", "programs of every kind, killed at random moments, from images and over bad networks, too"),
     ("punish", "minutes of killing ranks at random, in one cluster and over two"),
@@ -239,7 +240,7 @@ SYSTEM = [
     ("soak", "three minutes of random faults under unmodified programs"),
 ]
 # What passes only at the second attempt is told as flaky, and is a fault to be found.
-LIMITS_S = {"network": 900, "recovery": 1200, "checkpoint": 900, "kills": 900, "soak": 420, "punish": 900}
+LIMITS_S = {"network": 900, "recovery": 900, "nodes": 900, "checkpoint": 900, "kills": 900, "soak": 420, "punish": 900}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import common
 import network
+import nodes
 import recovery
 from support import paths, process
 
@@ -34,13 +35,13 @@ KEPT = 2
 
 def main() -> int:
     def add(parser):
-        parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
+        common.add_cases(parser)
         parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
 
     options = common.arguments(__doc__, add)
     common.quiet_environment()
     process.adopt_orphans()
-    if why_not := no_criu(options.criu):
+    if not options.list and (why_not := no_criu(options.criu)):
         print(f"skipped: {why_not}")
         return common.SKIPPED
     checks = common.Checks(options)
@@ -298,9 +299,9 @@ def apart(checks, options, ring) -> None:
     if why_not := network.no_lab(options):
         print(f"skipped: {', '.join(names)}: {why_not}")
         return
-    undisturbed = sorted(recovery.lab_job(options, ring, [], [])[1])
+    undisturbed = sorted(nodes.lab_job(options, ring, [], [])[1])
     for name, events in names.items():
-        outcome = recovery.lab_job(options, ring, events, with_images(options))
+        outcome = nodes.lab_job(options, ring, events, with_images(options))
         check_same(checks, name, outcome, undisturbed, sum(isinstance(what, int) for _, what in events))
 
 
@@ -314,25 +315,25 @@ def elsewhere(checks, options, ring) -> None:
     if why_not := network.no_lab(options):
         print(f"skipped: {', '.join(names)}: {why_not}")
         return
-    undisturbed = sorted(recovery.lab_job(options, ring, [], recovery.SPARE)[1])
+    undisturbed = sorted(nodes.lab_job(options, ring, [], nodes.SPARE)[1])
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            words = [*recovery.SPARE, *with_images(options), "--set", f"checkpoint_dir={folder}"]
+            words = [*nodes.SPARE, *with_images(options), "--set", f"checkpoint_dir={folder}"]
             is_over = threading.Event()
             hider = threading.Thread(target=hide, args=(Path(folder), is_over), daemon=True)
             if name == alone:
                 hider.start()
-            events, within = [(4.0, recovery.KILLED)], []
+            events, within = [(4.0, nodes.KILLED)], []
             if name == stored:
                 if not paths.MOTO.exists():
                     print(f"skipped: {name}: {paths.MOTO} is not there (make criu)")
                     continue
                 # All hosts of a lab have one file system: what is there goes with the node.
-                events = [(5.0, lambda: [shutil.rmtree(image) for rank in (0, 1) for image in images_of(rank)]), (5.0, recovery.KILLED)]
+                events = [(5.0, lambda: [shutil.rmtree(image) for rank in (0, 1) for image in images_of(rank)]), (5.0, nodes.KILLED)]
                 words[-1] = "checkpoint_dir=s3://images/of"
                 words += ["--set", "checkpoint_open=on"]
                 within = [sys.executable, str(common.PROGRAMS / "with_store.py"), str(paths.MOTO), "images"]
-            code, lines, output = recovery.lab_job(options, ring, events, words, within=within)
+            code, lines, output = nodes.lab_job(options, ring, events, words, within=within)
             is_over.set()
             left = [path.name for path in Path(folder).rglob("*")]
         moves = output.count("ranks 0, 1 are started anew on north-2")

@@ -34,9 +34,15 @@ class Checks:
         self.options = options
         self.failed = 0
         self.made = 0
+        self.named = []
 
     def wants(self, name: str) -> bool:
-        return not self.options.only or re.search(self.options.only, name) is not None
+        """Whether this case is to be run: with `--list` none is, and those that would be are named."""
+        is_wanted = not self.options.only or re.search(self.options.only, name) is not None
+        if is_wanted and getattr(self.options, "list", False):
+            self.named += [] if name in self.named else [name]
+            return False
+        return is_wanted
 
     def check(self, name: str, is_ok: bool, measured: str, output: str = "") -> bool:
         self.made += 1
@@ -53,6 +59,9 @@ class Checks:
         return is_ok
 
     def end(self) -> int:
+        if getattr(self.options, "list", False):
+            print("\n".join(self.named))
+            return 0
         print(f"{self.made} checks, {self.failed} failed")
         if not self.made:
             print("no check was made")
@@ -76,6 +85,12 @@ def arguments(description: str, add=None):
         print(f"missing: {', '.join(absent)} (make build)")
         sys.exit(2)
     return options
+
+
+def add_cases(parser) -> None:
+    """For `arguments`, of drivers that ask `Checks.wants` for each case."""
+    parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
+    parser.add_argument("--list", action="store_true", help="name the cases")
 
 
 def python(options, mpi: str = "mpich") -> str:

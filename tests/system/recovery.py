@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Ranks are killed with SIGKILL under `landbridge run --recover`: the job ends as if nothing had been.
 
-In one cluster, in two, and in two whose wide-area link is cut meanwhile: that needs a lab (labs/two-sites.toml), with the
-ranks on the gateways, where the relays are.
+In one cluster and in two, on this machine. What needs a lab is in nodes.py: links that fail, other nodes, nodes that are lost.
 """
 
 import json
@@ -16,10 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import common
-import network
 from support import process
 
 RANKS = 4
@@ -30,56 +27,10 @@ START_S = 1.2
 # How lines begin that name the same draw: as it is made, in the end, and as rank 0 heard it.
 WORDS = ("now ", "drew ", "heard ")
 TWO_CLUSTERS = ["--clusters", "2"]
-LAB = common.ROOT / "labs" / "two-sites.toml"
-FULL = "wide-area link that is full, three ranks"
-CUT, MENDED = (1.0, "--down"), (3.0, "--up")
-LAB_CASES = {
-    "wide-area link cut for 2 s": [CUT, MENDED],
-    "wide-area link cut for 2 s, one in each cluster": [CUT, (2.0, 1), (2.0, 2), MENDED],
-    # By then it has been asked more than once what has become of what was under way.
-    "wide-area link cut for 14 s, one in each cluster": [CUT, (14.0, 1), (14.2, 2), (15.0, "--up")],
-    # What a rank has said last may wait for the link when it is killed.
-    FULL: [(0.0, "--rate=20Mbit/s"), (2.0, 1), (4.0, 2), (5.0, 3), (9.0, "--rate=1Gbit/s")],
-    "wide-area link cut for 2 s, as it is cut and as it is mended": [(0.95, 3), CUT, MENDED, (3.05, 0)],
-}
-# Ranks on other nodes than their relay: words for the launcher, kills. Without words all are in one cluster, two on a node.
-EACH_NODE_ONE = ["--ranks-per-node", "1"]
-APART = "relays on other nodes, "
-CABLE = "a cable that is out for longer than they have patience"
-# The agent of a host is killed, or stopped: its ranks go on on another one.
-KILLED, STOPPED = "agent killed", "agent stopped"
-SPARE = ["--spares", "1"]
-SPARE_CASES = {
-    "a node is lost": (SPARE, [(1.0, KILLED)]),
-    "a node is lost, as its ranks come back": (SPARE, [(1.0, 0), (1.1, 1), (1.4, KILLED)]),
-    "a node is lost, and its ranks are killed on the next one": (SPARE, [(1.0, KILLED), (1.5, 0), (2.2, 1)]),
-    "a node falls silent": ([*SPARE, "--set", "peer_timeout=20s"], [(1.0, STOPPED)]),
-}
-# Programs that would do something else on the next node if they were not told what they had read, and taken in last. Four hosts
-# in the first cluster, of which the last two are spare, and all ranks on the first two.
-WIDE = ["--spares", "2"]
-LOST = "a node is lost, "
-# Moments are drawn from the seed; the second host takes the ranks of the first, and is lost in turn.
-ONCE, IN_TURN = [("north-1", KILLED)], [("north-1", KILLED), ("north-3", KILLED)]
-BOTH = [("north-1", KILLED), ("north-2", KILLED)]
-APART_CASES = {
-    APART + "one rank": ([], [(1.0, 1)]),
-    APART + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
-    APART + "one on each, again while it comes back": ([], [(1.0, 1), (1.05, 3), (1.4, 1), (1.6, 1)]),
-    APART + "all": ([], [(1.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)]),
-    APART + "a cable that is out for 3 s": ([], [(1.0, "north-2 lan0 down"), (4.0, "north-2 lan0 up"), (4.5, 3)]),
-    # The ranks of that node are cut off, and come to their relay again when the cable is back.
-    APART + CABLE: (["--set", "peer_timeout=2s"], [(1.0, "north-2 lan0 down"), (6.5, "north-2 lan0 up")]),
-    APART + "two clusters, one in each": (EACH_NODE_ONE, [(1.0, 1), (1.0, 2)]),
-    APART + "two clusters, the wide-area link cut for 2 s": (EACH_NODE_ONE, [CUT, (2.0, 1), (2.2, 3), MENDED, (3.05, 0)]),
-}
 
 
 def main() -> int:
-    def add(parser):
-        parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
-
-    options = common.arguments(__doc__, add)
+    options = common.arguments(__doc__, common.add_cases)
     common.quiet_environment()
     process.adopt_orphans()
     checks = common.Checks(options)
@@ -136,9 +87,6 @@ def main() -> int:
         is_right = f"tickets: {2000 * RANKS}, each once" in lines
         measured = f"exit code {code}, {'each number once' if is_right else 'other numbers'}"
         checks.check(name, code == 0 and is_right and output.count("started anew") == len(kills), measured, output)
-    in_a_lab(checks, options, ring)
-    apart(checks, options, ring)
-    elsewhere(checks, options, ring)
     telling(options, checks, program, moment)
     on_a_terminal(options, checks, program)
     keeping(options, checks, program, moment)
@@ -480,177 +428,6 @@ def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -
     starts = output.count("started anew")
     measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} new starts"
     checks.check(name, code == 0 and is_same and starts == kills, measured, output)
-
-
-def in_a_lab(checks, options, ring) -> None:
-    """The wide-area link is cut for two seconds, and somebody is killed: before, in the middle, after."""
-    names = [name for name in LAB_CASES if checks.wants(name)]
-    if not names:
-        return
-    why_not = network.no_lab(options)
-    if why_not:
-        print(f"skipped: {', '.join(names)}: {why_not}")
-        return
-    long = [*ring[:2], "--numbers", "300000", "--rounds", "16"]
-    for program, ours in ((ring, [name for name in names if name != FULL]), (long, [name for name in names if name == FULL])):
-        undisturbed = sorted(lab_job(options, program, [])[1]) if ours else []
-        for name in ours:
-            events = LAB_CASES[name]
-            kills = sum(isinstance(what, int) for _, what in events)
-            check_same(checks, name, lab_job(options, program, events), undisturbed, kills)
-
-
-def apart(checks, options, ring) -> None:
-    """What is kept of ranks is with a relay on another node: what they tell it goes over a network."""
-    names = [name for name in APART_CASES if checks.wants(name)]
-    wild, other = APART + "who takes whatever comes", APART + "who does something else than before"
-    if not names and not checks.wants(wild) and not checks.wants(other):
-        return
-    why_not = network.no_lab(options)
-    if why_not:
-        print(f"skipped: {', '.join(names)}: {why_not}")
-        return
-    undisturbed = sorted(lab_job(options, ring, [], [])[1]) if names else []
-    for name in names:
-        words, events = APART_CASES[name]
-        outcome = lab_job(options, ring, events, words)
-        # Those that are cut off may be so more than once.
-        cut_off = outcome[2].count("was cut off from its relay: started anew")
-        is_cut_off = cut_off >= 2 if name == APART + CABLE else cut_off == 0
-        kills = sum(isinstance(what, int) for _, what in events) + (cut_off if is_cut_off else 0)
-        check_same(checks, name, outcome, undisturbed, kills)
-    if checks.wants(other):
-        code, _, output = lab_job(options, [*ring, "--drift"], [(1.0, 3)], [])
-        check_named(checks, other, code, output, 3)
-    if checks.wants(wild):
-        kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
-        code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
-        is_one = took_once(output)
-        measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
-        checks.check(wild, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
-
-
-def elsewhere(checks, options, ring) -> None:
-    """Ranks 0 and 1 are on the first host of one cluster, 2 and 3 on that of the other; the second ones are spare."""
-    none = "a node is lost, and there is no other one"
-    names = [name for name in SPARE_CASES if checks.wants(name)]
-    why_not = network.no_lab(options) if names or checks.wants(none) else ""
-    if why_not:
-        print(f"skipped: {', '.join(names)}: {why_not}")
-        return
-    undisturbed = sorted(lab_job(options, ring, [], SPARE)[1]) if names else []
-    for name in names:
-        words, events = SPARE_CASES[name]
-        code, lines, output = lab_job(options, ring, events, words)
-        kills = sum(isinstance(what, int) for _, what in events)
-        moves = len(re.findall(r"^landbridge: node north-1 is lost \(.*\): ranks 0, 1 are started anew on north-2$", output, re.M))
-        is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
-        starts = output.count(": started anew")
-        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} new starts in place"
-        checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
-    name = "a node is lost, and the next one has a longer name"
-    if checks.wants(name) and not network.no_lab(options):
-        # What is sent are addresses: of the stack, which has the environment above it, of the heap and of mappings.
-        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-            named = LAB.read_text().replace("hosts = 2 ", 'hosts = ["north-1", "north-the-other"] ', 1)
-            file.write(named)
-            file.flush()
-            outcome = lab_job(options, [*ring, "--addresses"], [(1.0, KILLED)], SPARE, lab_file=Path(file.name))
-        code, lines, output = outcome
-        is_moved = "are started anew on north-the-other" in output
-        measured = f"exit code {code}, {len(lines)} lines, {'moved' if is_moved else 'not moved'}"
-        checks.check(name, code == 0 and is_moved and len(lines) > RANKS, measured, output)
-    remembering(checks, options, ring)
-    if checks.wants(none):
-        code, _, output = lab_job(options, ring, [(1.0, KILLED)], [])
-        is_said = "node north-1 is lost" in output and "there is no spare node left" in output
-        checks.check(none, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
-
-
-def remembering(checks, options, ring) -> None:
-    """What a lost node alone would know is known: clocks that were read, numbers that were drawn, and what was taken in last."""
-    chance = random.Random(options.seed)
-    drawer = [common.python(options), str(common.PROGRAMS / "chance.py"), "--rounds", "200"]
-    taker = [*ring[:2], "--any", "--rounds", "150"]
-    rows = [("who draws from clocks and chance", drawer, drew_once), ("who takes whatever comes", taker, took_once)]
-    for what, program, is_right in rows:
-        for how, losses in (("", ONCE), (", and the next one", IN_TURN), (", and a second one", BOTH)):
-            name = LOST + what + how
-            if not checks.wants(name):
-                continue
-            events = [(1.0 + 1.5 * place + chance.uniform(0, 0.9), loss) for place, loss in enumerate(losses)]
-            first = "now 1 0" if program is drawer else ""
-            with tempfile.TemporaryDirectory() as scratch:
-                code, _, output = lab_job(options, program, events, WIDE, first, lab_file=wide_lab(Path(scratch)))
-            measured = f"exit code {code}, {'one' if is_right(output) else 'no one'} history, lost {output.count(' is lost (')}"
-            is_lost = output.count(" is lost (") == len(losses)
-            checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
-
-
-def drew_once(output: str) -> bool:
-    told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in WORDS}
-    return told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
-
-
-def took_once(output: str) -> bool:
-    heard, told = (sorted(re.findall(rf"^{word} (\d+: rank \d message \d+)$", output, re.M)) for word in ("heard", "place"))
-    return heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
-
-
-def wide_lab(folder: Path) -> Path:
-    """The lab with two more hosts in the first cluster."""
-    file = folder / "wide.toml"
-    file.write_text(LAB.read_text().replace("hosts = 2 ", "hosts = 4 ", 1))
-    return file
-
-
-def strike_agent(what: str, host: str = "north-1") -> None:
-    """The agent of a host."""
-    for pid in process.descendants():
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            names = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
-            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == host.encode()
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        if is_it:
-            os.kill(pid, signal.SIGKILL if what == KILLED else signal.SIGSTOP)
-
-
-def lab_job(options, program, events, words=None, first="turn 0:", within=(), lab_file=LAB):
-    """As `job`, in a lab. Events: seconds after the first line of output, and a rank to kill, a change of the link, or what to call.
-    With words for the launcher the ranks are where the lab wants them, else on the gateways. `within`: what runs the launcher."""
-    lab = f"recovery-{os.getpid()}"
-    running = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", "60", *(words or [])), *program]
-    placed = [sys.executable, str(common.PROGRAMS / "on_gateways.py")] if words is None else []
-    command = [*network.lab_run(options, lab, lab_file), *placed, *within, *running]
-    started = network.Job(command, {})
-    try:
-        is_met = started.wait_for(first, LIMIT_S)
-        started.started = time.monotonic()
-        for at, what in events if is_met else []:
-            if not started.sleep_until(started.started + at):
-                break
-            if isinstance(what, int):
-                [os.kill(pid, signal.SIGKILL) for pid in pids_of(what)]
-            elif callable(what):
-                what()
-            elif isinstance(what, tuple):
-                strike_agent(what[1], what[0])
-            elif what in (KILLED, STOPPED):
-                strike_agent(what)
-            elif not what.startswith("--"):
-                interface = [str(options.bin / "landbridge"), "lab", "interface", lab, *what.split()]
-                network.change(interface, 0).check_returncode()
-            else:
-                link = [str(options.bin / "landbridge"), "lab", "link", lab, "north-south", what]
-                network.change(link, 0).check_returncode()
-        seconds = started.wait(LIMIT_S)
-    finally:
-        started.end()
-    output = started.output.decode(errors="replace")
-    lines = [line for line in output.splitlines() if line.startswith("rank ") and "started anew" not in line]
-    return started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s", lines, output
 
 
 def job(options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None):
