@@ -113,7 +113,7 @@ class watch:
             told = subprocess.run([paths.LANDBRIDGE, "log", "--json"], capture_output=True, text=True)
             jobs = json.loads(told.stdout or "[]") if told.returncode == 0 else []
             ours = [one for one in jobs if one["launcher"] in pids]
-            kept = [it["read_bytes"] for one in ours for it in one.get("record", {}).get("processes", [])]
+            kept = [it.get("read_bytes", 0) for one in ours for it in one.get("record", {}).get("processes", [])]
             self.relayed = max([self.relayed, *kept])
 
 
