@@ -1,3 +1,5 @@
+//! Records that are read again, from the beginning and from images, while their room is used again and again.
+
 use std::format;
 use std::vec;
 
