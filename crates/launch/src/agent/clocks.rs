@@ -469,6 +469,7 @@ mod tests {
 
     #[test]
     fn a_record_is_cut_while_another_process_writes_it() {
+        let _alone = sys::children();
         let clocks = clocks();
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         let mut buffer = vec![0; 1 << 20];
@@ -490,7 +491,6 @@ mod tests {
             }
             (head, room, child as u32)
         };
-        let _alone = sys::children();
         let mut images = [head.place(), head.place()];
         let mut ended = None;
         while ended.is_none() {
@@ -520,7 +520,8 @@ mod tests {
                 assert!(buffer.iter().all(|byte| *byte == number), "{count}");
                 count += 1;
             }
-            assert!(count > 8 * (1 - start), "{count}");
+            // Of the newer one on there may be nothing.
+            assert!(count >= 9 * (1 - start), "{count}");
         }
     }
 
