@@ -232,6 +232,7 @@ SYSTEM = [
     ("recovery", "ranks that are killed come back"),
     ("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost"),
     ("checkpoint", "ranks that are killed go on from images of them"),
+    ("records", "ranks that read more of clocks and chance than a record of them holds"),
     ("kills", "programs of every kind, killed at random moments, from images and over bad networks, too"),
     ("punish", "minutes of killing ranks at random, in one cluster and over two"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),

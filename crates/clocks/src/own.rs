@@ -200,6 +200,7 @@ pub fn return_from_aside(descriptor: c_int, start: u64) -> Return {
         if !is_same && !present.resume(start + 1, libc::getpid() as u64, &place) {
             return Return::None;
         }
+        (*MINE.0.get()).assume_init_mut().look_anew();
     }
     IS_BUSY.store(false, Relaxed);
     if descriptor == DESCRIPTOR.load(Relaxed) { Return::Kept } else { Return::Done }

@@ -5,6 +5,10 @@
 //! can be killed between any two instructions, so an entry counts from when [`Head::recorded`] says so, which is before the
 //! program has its answer.
 //!
+//! Places in the record are counted from the beginning of the first start. What lies before the oldest image of the process is needed
+//! no more ([`Head::base`]): its room is used again, from the first byte on. An entry that does not fit before the end of the
+//! room begins there, behind a mark.
+//!
 //! What may never happen: a read is answered with what another one was told; a program has an answer that is in no record
 //! while it may still be started anew.
 
@@ -18,6 +22,9 @@ pub const CLOCKS_BYTES: usize = 256 << 20;
 
 /// Where the entries begin.
 pub const HEAD_BYTES: usize = 4096;
+
+/// Where in the record stands, as eight bytes, before which place nothing is needed any more.
+pub const BASE_AT: usize = offset_of!(Head, base);
 
 /// Where in the record stands, as eight bytes, whether it is full.
 pub const FULL_AT: usize = offset_of!(Head, is_full);
@@ -56,6 +63,8 @@ pub struct Head {
     last: [AtomicU64; CLOCKS],
     /// What to add to each of them: some begin anew with the process.
     ahead: [AtomicU64; CLOCKS],
+    /// What lies before this place is needed by no start any more. Written by whoever starts the process.
+    base: AtomicU64,
 }
 
 /// How often a process has looked for messages, counted from the beginning of each start.
@@ -70,6 +79,17 @@ pub struct Polls {
     pub wanted: AtomicU64,
 }
 
+/// What there is of a record for a start of the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Before this place nothing is needed any more.
+    pub base: u64,
+    /// Up to this one the start has been told what is there, or has made it.
+    pub end: u64,
+    /// There is no more room.
+    pub is_full: bool,
+}
+
 /// How far a start has come in its record: for an image of the process, which has no record in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -78,6 +98,13 @@ pub struct Place {
     present: u64,
     last: [u64; CLOCKS],
     ahead: [u64; CLOCKS],
+}
+
+impl Place {
+    /// So many bytes of the record it has been told.
+    pub fn told(&self) -> u64 {
+        self.told
+    }
 }
 
 const _: () = assert!(size_of::<Head>() <= HEAD_BYTES);
@@ -97,10 +124,14 @@ impl Head {
         true
     }
 
-    /// Bytes of entries that the present start has been told, or has made; and whether there is no more room.
+    /// What there is of the record for the present start.
     #[inline]
-    pub fn told(&self) -> (u64, bool) {
-        (self.told.load(Relaxed), self.is_full.load(Relaxed) != 0)
+    pub fn extent(&self) -> Extent {
+        Extent {
+            base: self.base.load(Relaxed),
+            end: self.told.load(Relaxed),
+            is_full: self.is_full.load(Relaxed) != 0,
+        }
     }
 
     /// Whether this start of the process, counted from 1, has the record.
@@ -123,7 +154,8 @@ impl Head {
     /// As [`Head::begin`], for a start that does not begin with the program but where an earlier one stood. False: it has
     /// the record already, or the record does not go so far.
     pub fn resume(&self, start: u64, owner: u64, place: &Place) -> bool {
-        if place.told > self.recorded.load(Relaxed) || !self.begin(start, owner) {
+        let kept = self.base.load(Relaxed)..=self.recorded.load(Relaxed);
+        if !kept.contains(&place.told) || !self.begin(start, owner) {
             return false;
         }
         self.told.store(place.told, Relaxed);
@@ -241,16 +273,22 @@ impl fmt::Display for Problem {
 pub struct Record<'a> {
     head: &'a Head,
     entries: &'a mut [u8],
+    /// The place at which the room that is being filled or read began,
+    lap: u64,
+    /// and the one behind what may be filled of it, as far as anybody has looked.
+    limit: u64,
 }
 
 /// Tags of entries: below, clocks.
 const BYTES_TAG: u8 = 32;
+/// What follows stands at the beginning of the room.
+const TURN_TAG: u8 = 255;
 const NUMBER_BYTES_MAX: usize = 10;
 
 impl<'a> Record<'a> {
     /// `entries`: all the room there is for them.
     pub fn new(head: &'a Head, entries: &'a mut [u8]) -> Self {
-        Self { head, entries }
+        Self { head, entries, lap: 0, limit: 0 }
     }
 
     /// Whether nothing more is recorded, and everybody asks the system.
@@ -262,19 +300,19 @@ impl<'a> Record<'a> {
     /// What `clock` says; `now` asks the system.
     #[inline]
     pub fn clock(&mut self, clock: Clock, now: impl FnOnce() -> i64) -> Result<i64, Problem> {
-        let at = self.head.told.load(Relaxed) as usize;
-        if at < self.head.recorded.load(Relaxed) as usize {
+        let at = self.head.told.load(Relaxed);
+        if at < self.head.recorded.load(Relaxed) {
             return self.recall_clock(clock, at);
         }
         let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
         let value = self.not_before(clock, last, now());
-        let Some(room) = self.entries.get_mut(at..at + 1 + NUMBER_BYTES_MAX) else {
+        let Some((at, room)) = self.room(at, 1 + NUMBER_BYTES_MAX) else {
             return Err(self.fill(value));
         };
         room[0] = clock.0;
         let length = 1 + put_number(&mut room[1..], value.wrapping_sub(last));
-        self.head.recorded.store((at + length) as u64, Release);
-        self.note_clock(clock, value, at + length);
+        self.head.recorded.store(at + length as u64, Release);
+        self.note_clock(clock, value, at + length as u64);
         Ok(value)
     }
 
@@ -286,14 +324,14 @@ impl<'a> Record<'a> {
         into: &mut [u8],
         draw: impl FnOnce(&mut [u8]) -> i64,
     ) -> Result<i64, Problem> {
-        let at = self.head.told.load(Relaxed) as usize;
-        if at < self.head.recorded.load(Relaxed) as usize {
+        let at = self.head.told.load(Relaxed);
+        if at < self.head.recorded.load(Relaxed) {
             return self.recall_bytes(source, into, at);
         }
         let result = draw(into);
         let given = usize::try_from(result).unwrap_or(0).min(into.len());
         let length = 1 + 2 * NUMBER_BYTES_MAX + given;
-        let Some(room) = self.entries.get_mut(at..at + length) else {
+        let Some((at, room)) = self.room(at, length) else {
             return Err(self.fill(result));
         };
         room[0] = BYTES_TAG + source as u8;
@@ -301,28 +339,87 @@ impl<'a> Record<'a> {
         length += put_number(&mut room[length..], result);
         room[length..length + given].copy_from_slice(&into[..given]);
         length += given;
-        self.head.recorded.store((at + length) as u64, Release);
-        self.note_told(at + length);
+        self.head.recorded.store(at + length as u64, Release);
+        self.note_told(at + length as u64);
         Ok(result)
     }
 
+    /// Where the next entry, of so many bytes at most, is to stand that would stand at `at`. `None`: there is no room.
+    #[inline]
+    fn room(&mut self, mut at: u64, length: usize) -> Option<(u64, &mut [u8])> {
+        if at + length as u64 > self.limit {
+            at = self.make_room(at, length as u64)?;
+        }
+        let offset = (at - self.lap) as usize;
+        Some((at, &mut self.entries[offset..offset + length]))
+    }
+
     #[cold]
-    fn recall_clock(&mut self, clock: Clock, at: usize) -> Result<i64, Problem> {
-        let (before, rest) = self.question(at);
+    fn make_room(&mut self, at: u64, length: u64) -> Option<u64> {
+        let all = self.entries.len() as u64;
+        let base = self.head.base.load(Relaxed);
+        let mut lap = at - at % all;
+        let is_turning = at + length > lap + all;
+        if is_turning {
+            lap += all;
+        }
+        let start = if is_turning { lap } else { at };
+        let limit = lap.min(base) + all;
+        if start + length > limit {
+            return None;
+        }
+        if is_turning && !at.is_multiple_of(all) {
+            // So much of this room is free: `start` is not beyond the limit.
+            self.entries[(at % all) as usize] = TURN_TAG;
+        }
+        (self.lap, self.limit) = (lap, limit);
+        Some(start)
+    }
+
+    /// Where the entry stands that follows at `at`, and where that is in the room. `None`: it is gone.
+    fn locate(&mut self, mut at: u64) -> Option<(u64, usize)> {
+        // It is found out anew how much room there is.
+        self.look_anew();
+        if at < self.head.base.load(Relaxed) {
+            return None;
+        }
+        let all = self.entries.len() as u64;
+        self.lap = at - at % all;
+        if self.entries.get((at - self.lap) as usize) == Some(&TURN_TAG) {
+            self.lap += all;
+            at = self.lap;
+        }
+        Some((at, (at - self.lap) as usize))
+    }
+
+    /// What is known of the room may be that of an earlier time, or of another node.
+    pub fn look_anew(&mut self) {
+        self.limit = 0;
+    }
+
+    #[cold]
+    fn recall_clock(&mut self, clock: Clock, at: u64) -> Result<i64, Problem> {
+        let Some((at, offset)) = self.locate(at) else {
+            return Err(self.other(Question::Clock(clock), Question::Unknown));
+        };
+        let (before, rest) = self.question(offset);
         match (before, self.number(rest)) {
             (Question::Clock(known), Some((delta, end))) if known == clock => {
                 let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
                 let value = last.wrapping_add(delta);
-                self.note_clock(clock, value, end);
+                self.note_clock(clock, value, at + (end - offset) as u64);
                 Ok(value)
             }
             _ => Err(self.other(Question::Clock(clock), before)),
         }
     }
 
-    fn recall_bytes(&mut self, source: Source, into: &mut [u8], at: usize) -> Result<i64, Problem> {
+    fn recall_bytes(&mut self, source: Source, into: &mut [u8], at: u64) -> Result<i64, Problem> {
         let now = Question::Bytes(source, into.len() as u64);
-        let (before, rest) = self.question(at);
+        let Some((at, offset)) = self.locate(at) else {
+            return Err(self.other(now, Question::Unknown));
+        };
+        let (before, rest) = self.question(offset);
         let Some((result, rest)) = self.number(rest).filter(|_| now == before) else {
             return Err(self.other(now, before));
         };
@@ -331,7 +428,7 @@ impl<'a> Record<'a> {
             return Err(self.other(now, Question::Unknown));
         };
         into[..given].copy_from_slice(bytes);
-        self.note_told(rest + given);
+        self.note_told(at + (rest + given - offset) as u64);
         Ok(result)
     }
 
@@ -348,14 +445,14 @@ impl<'a> Record<'a> {
     }
 
     #[inline]
-    fn note_clock(&self, clock: Clock, value: i64, end: usize) {
+    fn note_clock(&self, clock: Clock, value: i64, end: u64) {
         self.head.last[clock.0 as usize].store(value as u64, Relaxed);
         self.note_told(end);
     }
 
     #[inline]
-    fn note_told(&self, end: usize) {
-        self.head.told.store(end as u64, Relaxed);
+    fn note_told(&self, end: u64) {
+        self.head.told.store(end, Relaxed);
         self.head.reads.store(self.head.reads.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
@@ -413,155 +510,4 @@ fn put_number(room: &mut [u8], value: i64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::format;
-    use std::vec;
-
-    use super::*;
-
-    const MONOTONIC: Clock = Clock::of(1).unwrap();
-    const CPU: Clock = Clock::of(2).unwrap();
-    const REAL: Clock = Clock::of(0).unwrap();
-
-    fn never() -> i64 {
-        panic!("it is on record")
-    }
-
-    fn draw(into: &mut [u8]) -> i64 {
-        into.fill(7);
-        into.len() as i64
-    }
-
-    #[test]
-    fn a_new_start_is_told_the_same_and_then_the_truth() {
-        let (head, mut bytes) = (Head::default(), vec![0; 400]);
-        assert!(head.begin(1, 100));
-        let mut record = Record::new(&head, &mut bytes);
-        let times = [i64::MAX, 5, 5, i64::MIN, -3, 1_700_000_000_000_000_000];
-        for time in times {
-            assert_eq!(record.clock(REAL, || time), Ok(time));
-        }
-        let mut drawn = [0; 24];
-        assert_eq!(record.bytes(Source::Random, &mut drawn, draw), Ok(24));
-        assert_eq!(record.bytes(Source::Random, &mut drawn, |_| -11), Ok(-11));
-        assert_eq!(record.clock(Clock::TIME, || 3), Ok(3));
-        for start in 2..4 {
-            assert!(head.begin(start, 100 + start));
-            assert!(!head.begin(start, 0), "another program of the same process");
-            assert_eq!(head.owner.load(Relaxed), 100 + start);
-            for time in times {
-                assert_eq!(record.clock(REAL, never), Ok(time));
-            }
-            let mut again = [0; 24];
-            assert_eq!(record.bytes(Source::Random, &mut again, |_| never()), Ok(24));
-            assert_eq!(again, [7; 24]);
-            assert_eq!(record.bytes(Source::Random, &mut again, |_| never()), Ok(-11));
-            assert_eq!(record.clock(Clock::TIME, never), Ok(3));
-        }
-        assert_eq!(record.clock(REAL, || 9), Ok(9), "it has come to where the first one was");
-        head.begin(4, 0);
-        times.iter().for_each(|time| assert_eq!(record.clock(REAL, never), Ok(*time)));
-    }
-
-    #[test]
-    fn an_image_goes_on_where_it_was_taken() {
-        let (head, mut entries) = (Head::default(), vec![0; 1000]);
-        assert!(head.begin(1, 7));
-        let clock = Clock::of(1).unwrap();
-        let mut first = Record::new(&head, &mut entries);
-        first.clock(clock, || 100).unwrap();
-        let place = head.place();
-        assert_eq!(first.clock(clock, || 250).unwrap(), 250);
-        head.polls.present.store(9, Relaxed);
-        assert!(!head.resume(1, 7, &place), "it has the record");
-        assert!(head.resume(2, 8, &place));
-        assert_eq!((head.place(), head.is_of(2)), (place.clone(), true));
-        let mut again = Record::new(&head, &mut entries);
-        assert_eq!(again.clock(clock, never).unwrap(), 250);
-        // Its own clock begins anew.
-        assert_eq!(again.clock(clock, || 3).unwrap(), 250);
-        assert_eq!(again.clock(clock, || 5).unwrap(), 252);
-        let beyond = Place { told: 1000, ..place };
-        assert!(!head.resume(3, 9, &beyond) && head.is_of(2));
-    }
-
-    #[test]
-    fn who_reads_something_else_is_told_nothing() {
-        let (head, mut bytes) = (Head::default(), vec![0; 200]);
-        head.begin(1, 0);
-        let mut record = Record::new(&head, &mut bytes);
-        record.clock(REAL, || 1).unwrap();
-        record.clock(MONOTONIC, || 2).unwrap();
-        record.bytes(Source::Entropy, &mut [0; 9], draw).unwrap();
-        head.begin(2, 0);
-        record.clock(REAL, never).unwrap();
-        let now = Question::Bytes(Source::Random, 4);
-        let before = Question::Clock(MONOTONIC);
-        let problem = record.bytes(Source::Random, &mut [0; 4], |_| never()).unwrap_err();
-        assert_eq!(problem, Problem::Other { read: 2, now, before });
-        let text = "its read 2 of clocks and chance is getrandom of 4 bytes, and was clock_gettime of CLOCK_MONOTONIC";
-        assert_eq!(format!("{problem}"), text);
-        record.clock(MONOTONIC, never).unwrap();
-        let other = record.bytes(Source::Entropy, &mut [0; 8], |_| never()).unwrap_err();
-        assert!(
-            format!("{other}").ends_with("is getentropy of 8 bytes, and was getentropy of 9 bytes")
-        );
-    }
-
-    #[test]
-    fn what_was_not_whole_when_it_was_killed_was_told_nobody() {
-        let (head, mut bytes) = (Head::default(), vec![0; 200]);
-        head.begin(1, 0);
-        Record::new(&head, &mut bytes).clock(REAL, || 1 << 40).unwrap();
-        let recorded = head.recorded.load(Relaxed);
-        Record::new(&head, &mut bytes).bytes(Source::Random, &mut [0; 50], draw).unwrap();
-        head.recorded.store(recorded, Relaxed);
-        head.begin(2, 0);
-        let mut record = Record::new(&head, &mut bytes);
-        record.clock(REAL, never).unwrap();
-        assert_eq!(record.clock(CPU, || 77), Ok(77));
-    }
-
-    #[test]
-    fn bytes_that_are_no_entry_are_told_nobody() {
-        for first in 0..=255 {
-            let (head, mut bytes) = (Head::default(), vec![first; 30]);
-            head.begin(1, 0);
-            head.recorded.store(30, Relaxed);
-            let mut record = Record::new(&head, &mut bytes);
-            let is_told = record.clock(REAL, never).is_ok();
-            assert_eq!(is_told, first == 0, "{first}");
-            assert!(record.bytes(Source::Arc4, &mut [0; 900], |_| never()).is_err());
-        }
-    }
-
-    #[test]
-    fn clocks_of_the_process_go_on_where_they_were() {
-        let (head, mut bytes) = (Head::default(), vec![0; 200]);
-        head.begin(1, 0);
-        let mut record = Record::new(&head, &mut bytes);
-        record.clock(CPU, || 1000).unwrap();
-        record.clock(REAL, || 1000).unwrap();
-        head.begin(2, 0);
-        record.clock(CPU, never).unwrap();
-        record.clock(REAL, never).unwrap();
-        assert_eq!(record.clock(CPU, || 40), Ok(1000));
-        assert_eq!(record.clock(CPU, || 45), Ok(1005));
-        assert_eq!(record.clock(REAL, || 40), Ok(40), "somebody has put it back");
-    }
-
-    #[test]
-    fn without_room_the_truth_is_told_and_the_record_is_at_its_end() {
-        let (head, mut bytes) = (Head::default(), vec![0; 64]);
-        head.begin(1, 0);
-        let mut record = Record::new(&head, &mut bytes);
-        assert_eq!(record.bytes(Source::Random, &mut [0; 90], draw), Err(Problem::Full(90)));
-        assert!(record.is_full());
-        let (head, mut bytes) = (Head::default(), vec![0; 64]);
-        head.begin(1, 0);
-        let mut record = Record::new(&head, &mut bytes);
-        let told = (0..).find(|&n| record.clock(MONOTONIC, || 60 * n) != Ok(60 * n)).unwrap();
-        assert_eq!(record.clock(MONOTONIC, || 5000), Err(Problem::Full(5000)));
-        assert!((25..=30).contains(&told), "two bytes each: {told}");
-    }
-}
+mod tests;

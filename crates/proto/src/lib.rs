@@ -16,6 +16,7 @@
 //! | [`clocks`] | what a program reads of clocks and chance, and how it is told it again |
 //! | [`board`] | what a process says of its paths to whoever has started it |
 //! | [`range`] | sets of sequence numbers |
+//! | [`digest`] | tells bytes from others |
 //! | [`wire`] | bytes: frames, their heads, the hello |
 //! | [`recent`] | the last intakes of a process whose relay is on another node |
 //! | [`path`] | one way to a peer: delay, rate, congestion, pacing, size of datagrams |
@@ -38,6 +39,7 @@ pub mod board;
 pub mod channel;
 pub mod clocks;
 pub mod credit;
+pub mod digest;
 pub mod endpoint;
 pub mod id;
 pub mod limit;

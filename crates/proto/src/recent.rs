@@ -12,7 +12,7 @@
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-use crate::clocks::CLOCKS_BYTES;
+use crate::clocks::{CLOCKS_BYTES, HEAD_BYTES};
 
 /// More than can be under way to a relay: the socket holds [`SENT_BYTES_MAX`], and an intake takes 40 bytes there.
 pub const RECENT_MAX: usize = 1 << 16;
@@ -25,6 +25,9 @@ pub const RECENT_BYTES: usize = size_of::<Recent>().next_multiple_of(4096);
 
 /// Where in that record they lie.
 pub const RECENT_AT: usize = CLOCKS_BYTES - RECENT_BYTES;
+
+/// Room for entries in that record, between its head and these.
+pub const ENTRIES_BYTES: usize = RECENT_AT - HEAD_BYTES;
 
 /// Where in that record stands, as eight bytes, how many intakes there have been.
 pub const COUNT_AT: usize = RECENT_AT + offset_of!(Recent, count);

@@ -10,8 +10,9 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+pub use landbridge_proto::clocks::Extent;
 use landbridge_proto::clocks::{HEAD_BYTES, Head, POLLS_AT, Polls};
-use landbridge_proto::recent::{RECENT_AT, Recent};
+use landbridge_proto::recent::{ENTRIES_BYTES, RECENT_AT, Recent};
 
 use crate::param;
 
@@ -90,21 +91,20 @@ fn head() -> Option<&'static Head> {
     Some(unsafe { &*polls.byte_sub(POLLS_AT).cast::<Head>() })
 }
 
-/// How many bytes of its record the program has been told, or has made; whether there is no more room. 0 without a record.
+/// What there is of its record for the present start. Nothing without one.
 #[inline]
-pub fn told() -> (u64, bool) {
-    head().map_or((0, false), Head::told)
+pub fn extent() -> Extent {
+    head().map_or(Extent::default(), Head::extent)
 }
 
-/// The bytes of it from one place to another, of which the second one is not beyond what was told.
+/// The bytes of it from one place to another, or to one in between: neither is beyond what was told, nor before what is needed.
 pub fn entries(from: u64, to: u64) -> &'static [u8] {
     let Some(head) = head() else { return &[] };
     let start: *const Head = head;
-    // SAFETY: entries lie behind the head, and those that were told change no more.
-    unsafe {
-        let first = start.cast::<u8>().add(HEAD_BYTES + from as usize);
-        std::slice::from_raw_parts(first, to.saturating_sub(from) as usize)
-    }
+    let offset = from as usize % ENTRIES_BYTES;
+    let count = (to.saturating_sub(from) as usize).min(ENTRIES_BYTES - offset);
+    // SAFETY: entries lie behind the head, and those that were told and are needed do not change.
+    unsafe { std::slice::from_raw_parts(start.cast::<u8>().add(HEAD_BYTES + offset), count) }
 }
 
 /// Intakes that were noted on this node; 0 without a record.

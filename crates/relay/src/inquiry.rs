@@ -103,6 +103,8 @@ fn holding(it: &Holding) -> String {
         ("bytes", it.bytes),
         ("disk_bytes", it.disk_bytes),
         ("sent", it.sent),
+        ("sent_bytes", it.sent_bytes),
+        ("read_bytes", it.read_bytes),
         ("intakes", it.intakes),
         ("intake_bytes", it.intake_bytes),
         ("taken_in", it.taken_in),

@@ -10,11 +10,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::clocks::{
-    CLOCKS_BYTES, FULL_AT, HEAD_BYTES, POLLS_AT, RECORDED_AT, WANTED_AT,
+    BASE_AT, CLOCKS_BYTES, FULL_AT, HEAD_BYTES, POLLS_AT, RECORDED_AT, WANTED_AT,
 };
-use landbridge_proto::recent::{COUNT_AT, RECENT_AT, RECENT_MAX, place_of};
+use landbridge_proto::recent::{COUNT_AT, ENTRIES_BYTES, RECENT_MAX, place_of};
 use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
-use rustix::fs::MemfdFlags;
+use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::again::Looks;
 use super::rank::same_length;
@@ -44,6 +44,8 @@ struct Told {
     intakes: u64,
     polls: u64,
     is_full: bool,
+    /// What lies before this place is needed no more.
+    base: u64,
 }
 
 impl Clocks {
@@ -87,6 +89,11 @@ impl Clocks {
         self.looks()
     }
 
+    /// Whether a start that begins with the program can be told all that the first one was.
+    pub fn may_begin(&self) -> bool {
+        self.words(BASE_AT) == Some([0])
+    }
+
     /// Asks the rank to make way for its image of this number.
     pub fn want_image(&self, number: u64) {
         let _ = rustix::io::pwrite(&self.record, &number.to_ne_bytes(), WANTED_AT as u64);
@@ -98,12 +105,17 @@ impl Clocks {
         told
     }
 
-    /// A start goes on that was told so many bytes on another node. What is missing of them here nobody will ask for.
-    pub fn cover(&self, told: u64) {
-        let [recorded] = self.words(RECORDED_AT).unwrap_or([u64::MAX]);
-        if recorded < told {
-            let _ = rustix::io::pwrite(&self.record, &told.to_ne_bytes(), RECORDED_AT as u64);
+    /// Whether a start may go on that was told so many bytes, here or on another node: what came after them is all here.
+    pub fn check_place(&self, told: u64) -> Result<()> {
+        let [base] = self.words(BASE_AT).unwrap_or([u64::MAX]);
+        let [recorded] = self.words(RECORDED_AT).unwrap_or_default();
+        if told < base {
+            bail!("what it read of clocks after that is not kept any more");
         }
+        if told > recorded {
+            bail!("what it had read of clocks until then is not known here");
+        }
+        Ok(())
     }
 
     /// What has come since the last time, in this order: the rank may go on meanwhile, and each part must not be older than the one
@@ -115,18 +127,20 @@ impl Clocks {
         let is_full = self.is_full();
         let polls = number(POLLS_AT);
         let intakes = number(COUNT_AT);
-        let now = Told { reads, intakes, polls, is_full };
+        let base = number(BASE_AT);
+        let now = Told { reads, intakes, polls, is_full, base };
         if now == told {
             return Vec::new();
         }
         self.told.set(now);
         let (first_intake, intakes) = self.intakes(told.intakes, intakes);
-        let rest = Known { rank, is_full, polls, first_intake, intakes, ..Known::default() };
+        let rest = Known { rank, is_full, polls, base, first_intake, intakes, ..Known::default() };
         let mut news = Vec::new();
-        let mut from = told.reads;
+        // Nobody needs to know what was cut meanwhile.
+        let mut from = told.reads.max(base);
         loop {
             let to = reads.min(from + PIECE_BYTES);
-            let bytes = self.bytes(HEAD_BYTES + from as usize, (to - from) as usize);
+            let bytes = self.entries(from, to);
             // What goes with the first piece holds for all.
             let rest =
                 if news.is_empty() { rest.clone() } else { Known { rank, ..Known::default() } };
@@ -141,44 +155,118 @@ impl Clocks {
     /// Intakes from one number to another, and which is the first of them that is still there.
     fn intakes(&self, from: u64, to: u64) -> (u64, Vec<[u64; 3]>) {
         let first = from.max(to.saturating_sub(RECENT_MAX as u64));
-        let read = |number| self.words(place_of(number)).unwrap_or_default();
-        let intakes: Vec<[u64; 3]> = (first..to).map(read).collect();
+        let mut bytes = Vec::new();
+        let mut number = first;
+        while number < to {
+            let count = (to - number).min(left_of_ring(number));
+            bytes.extend(self.bytes(place_of(number), count as usize * INTAKE_BYTES));
+            number += count;
+        }
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+        let intakes: Vec<u64> = words.collect();
+        let intakes = intakes.as_chunks::<3>().0;
         // Meanwhile others may have taken the place of the oldest.
         let last = self.words::<1>(COUNT_AT).map_or(0, |[count]| count);
         let valid = (last + 1).saturating_sub(RECENT_MAX as u64).clamp(first, to);
-        (valid, intakes[(valid - first) as usize..].to_vec())
+        (valid, intakes.get((valid - first) as usize..).unwrap_or_default().to_vec())
     }
 
     /// What is known of the rank, before it has its first start here. The agent above need not be told that.
     pub fn lay(&self, known: &Known) -> rustix::io::Result<()> {
         let mut told = self.told.get();
-        self.write(HEAD_BYTES + known.from as usize, &known.reads)?;
-        for (number, intake) in (known.first_intake..).zip(&known.intakes) {
-            self.write(place_of(number), intake.map(u64::to_ne_bytes).as_flattened())?;
-        }
         told.reads = told.reads.max(known.from + known.reads.len() as u64);
         told.intakes = told.intakes.max(known.first_intake + known.intakes.len() as u64);
         told.polls = told.polls.max(known.polls);
         told.is_full |= known.is_full;
-        let full = u64::from(told.is_full);
-        let words = [(RECORDED_AT, told.reads), (COUNT_AT, told.intakes)];
-        for (at, number) in words.into_iter().chain([(POLLS_AT, told.polls), (FULL_AT, full)]) {
+        told.base = told.base.max(known.base);
+        if told.reads.saturating_sub(told.base) > ENTRIES_BYTES as u64 {
+            return Err(rustix::io::Errno::FBIG);
+        }
+        self.lay_entries(known.from, &known.reads)?;
+        self.lay_intakes(known.first_intake, &known.intakes)?;
+        let words = [
+            (RECORDED_AT, told.reads),
+            (COUNT_AT, told.intakes),
+            (POLLS_AT, told.polls),
+            (FULL_AT, u64::from(told.is_full)),
+            (BASE_AT, told.base),
+        ];
+        for (at, number) in words {
             self.write(at, &number.to_ne_bytes())?;
         }
         self.told.set(told);
         Ok(())
     }
 
+    fn lay_entries(&self, mut at: u64, mut left: &[u8]) -> rustix::io::Result<()> {
+        while !left.is_empty() {
+            let offset = at as usize % ENTRIES_BYTES;
+            let (now, later) = left.split_at(left.len().min(ENTRIES_BYTES - offset));
+            self.write(HEAD_BYTES + offset, now)?;
+            (at, left) = (at + now.len() as u64, later);
+        }
+        Ok(())
+    }
+
+    fn lay_intakes(&self, mut number: u64, mut left: &[[u64; 3]]) -> rustix::io::Result<()> {
+        while !left.is_empty() {
+            let (now, later) = left.split_at(left.len().min(left_of_ring(number) as usize));
+            let words = now.as_flattened().iter();
+            let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+            self.write(place_of(number), &bytes)?;
+            (number, left) = (number + now.len() as u64, later);
+        }
+        Ok(())
+    }
+
     fn write(&self, at: usize, mut bytes: &[u8]) -> rustix::io::Result<()> {
         let end = at + bytes.len();
-        if end > if at < RECENT_AT { RECENT_AT } else { CLOCKS_BYTES } {
-            return Err(rustix::io::Errno::FBIG);
-        }
         while !bytes.is_empty() {
             let written = rustix::io::pwrite(&self.record, bytes, (end - bytes.len()) as u64)?;
             bytes = &bytes[written..];
         }
         Ok(())
+    }
+
+    /// No start of the rank will stand before this place any more: the room is used again. The rank stands still.
+    pub fn cut(&self, place: u64) {
+        let [base] = self.words(BASE_AT).unwrap_or([u64::MAX]);
+        let [recorded] = self.words(RECORDED_AT).unwrap_or_default();
+        if place <= base || place > recorded {
+            return;
+        }
+        // First the memory, which is not needed, then the word that lets the rank write there.
+        self.give_back(base, place, recorded);
+        let _ = self.write(BASE_AT, &place.to_ne_bytes());
+    }
+
+    /// Whole pages from one place to another take no memory any more.
+    fn give_back(&self, from: u64, to: u64, recorded: u64) {
+        const PAGE: u64 = HEAD_BYTES as u64;
+        const ALL: u64 = ENTRIES_BYTES as u64;
+        let page = from / PAGE * PAGE;
+        // Of the first one nothing is needed either, unless it begins with the newest entries.
+        let mut from = if recorded <= page + ALL { page } else { page + PAGE };
+        let to = to / PAGE * PAGE;
+        while from < to {
+            let offset = from % ALL;
+            let count = (to - from).min(ALL - offset);
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&self.record, flags, PAGE + offset, count);
+            from += count;
+        }
+    }
+
+    /// What was read from one place to another.
+    fn entries(&self, mut from: u64, to: u64) -> Vec<u8> {
+        let mut all = Vec::new();
+        while from < to {
+            let offset = from as usize % ENTRIES_BYTES;
+            let count = ((to - from) as usize).min(ENTRIES_BYTES - offset);
+            all.extend(self.bytes(HEAD_BYTES + offset, count));
+            from += count as u64;
+        }
+        all
     }
 
     fn bytes(&self, at: usize, count: usize) -> Vec<u8> {
@@ -215,6 +303,14 @@ impl Clocks {
     }
 }
 
+/// An intake in the record.
+const INTAKE_BYTES: usize = 3 * size_of::<u64>();
+
+/// Intakes from this number on that lie one behind the other.
+fn left_of_ring(number: u64) -> u64 {
+    RECENT_MAX as u64 - number % RECENT_MAX as u64
+}
+
 /// All zeros, of which only what is written takes memory.
 fn record() -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("landbridge-clocks", MemfdFlags::CLOEXEC)?;
@@ -224,7 +320,12 @@ fn record() -> rustix::io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use landbridge_proto::clocks::{Head, Record, Source};
+
     use super::*;
+    use crate::control::Ending;
 
     fn clocks() -> Clocks {
         let (record, library) = (record().unwrap(), "/opt/clocks.so".into());
@@ -276,7 +377,8 @@ mod tests {
         assert_eq!(news.len(), 3);
         assert_eq!(news[0].first_intake, 21, "the first of them are gone, and one may be just now");
         news.iter().for_each(|known| other.lay(known).unwrap());
-        assert_eq!(other.bytes(HEAD_BYTES, many.len() + 3), [&b"abc"[..], &many].concat());
+        let all = [&b"abc"[..], &many].concat();
+        assert!(other.entries(0, all.len() as u64) == all);
         assert_eq!(other.looks(), Looks { furthest: 7, present: 0 });
         assert_eq!(other.words(COUNT_AT), Some([RECENT_MAX as u64 + 20]));
         assert_eq!(other.words(place_of(500)), Some([501, 2, 500]));
@@ -296,6 +398,134 @@ mod tests {
     }
 
     #[test]
+    fn what_lies_before_the_oldest_image_takes_no_memory_and_is_not_told() {
+        let (one, other) = (clocks(), clocks());
+        let used = |clocks: &Clocks| rustix::fs::fstat(&clocks.record).unwrap().st_blocks * 512;
+        let (piece, room) = (vec![3; 1 << 20], ENTRIES_BYTES as u64);
+        let mut end = 0;
+        let mut told = Vec::new();
+        // Almost twice the room.
+        for round in 0..2 * room / piece.len() as u64 - 1 {
+            let offset = (end % room) as usize;
+            let (now, later) = piece.split_at(piece.len().min(room as usize - offset));
+            one.write(HEAD_BYTES + offset, now).unwrap();
+            one.write(HEAD_BYTES, later).unwrap();
+            end += piece.len() as u64;
+            put(&one, RECORDED_AT, end);
+            told.extend(one.news(1));
+            if round > 3 {
+                one.cut(end - 3 * piece.len() as u64);
+            }
+        }
+        assert!(used(&one) < 5 << 20, "{}", used(&one));
+        assert!(!one.may_begin() && other.may_begin());
+        one.cut(0);
+        one.cut(u64::MAX);
+        told.extend(one.news(1));
+        assert_eq!(told.last().unwrap().base, end - 3 * piece.len() as u64);
+        let last = told.split_off(told.len() - 5);
+        other.lay(&Known { base: last[0].from, ..last[0].clone() }).unwrap();
+        last[1..].iter().for_each(|known| other.lay(known).unwrap());
+        assert!(other.entries(end - 3, end) == [3; 3] && other.news(1).is_empty());
+        assert_eq!(other.words(BASE_AT), Some([end - 3 * piece.len() as u64]));
+    }
+
+    #[test]
+    fn cuts_of_less_than_a_page_give_memory_back_as_well() {
+        let clocks = clocks();
+        let used = || rustix::fs::fstat(&clocks.record).unwrap().st_blocks * 512;
+        for round in 0..4_000 {
+            read(&clocks, 100 * round, &[1; 100]);
+            clocks.cut((100 * round).saturating_sub(500));
+        }
+        assert!(used() <= 3 * 4096, "{}", used());
+        // The newest entries may lie in front of what is needed first, in the same page.
+        let (base, all) = (399_400, ENTRIES_BYTES as u64);
+        assert_eq!(clocks.words(BASE_AT), Some([base]));
+        let newest = base + all - 10;
+        clocks.write(HEAD_BYTES + (newest % all) as usize, b"newest").unwrap();
+        put(&clocks, RECORDED_AT, newest + 6);
+        clocks.cut(base + 8192);
+        assert_eq!(clocks.entries(newest, newest + 6), b"newest");
+    }
+
+    /// What a process writes that has this record mapped: a mebibyte of chance at a time, until it has filled all the room half
+    /// as often again.
+    fn write_much(head: &Head, record: &mut Record, buffer: &mut [u8]) -> Option<()> {
+        const AHEAD_MAX: u64 = 64 << 20;
+        while head.extent().end < 3 * ENTRIES_BYTES as u64 / 2 {
+            while head.extent().end - head.extent().base > AHEAD_MAX {
+                std::thread::yield_now();
+            }
+            let number = (head.extent().end >> 20) as u8;
+            let draw = |into: &mut [u8]| {
+                into.fill(number);
+                into.len() as i64
+            };
+            record.bytes(Source::Random, buffer, draw).ok()?;
+        }
+        Some(())
+    }
+
+    #[test]
+    fn a_record_is_cut_while_another_process_writes_it() {
+        let _alone = sys::children();
+        let clocks = clocks();
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let mut buffer = vec![0; 1 << 20];
+        // SAFETY: the file has so many bytes, and the mapping stays; of the entries only the child has a slice, or, when it has
+        // ended, this one. The child does nothing that takes memory, and leaves at once.
+        let (head, room, child) = unsafe {
+            let fd = clocks.record.as_raw_fd();
+            let start = libc::mmap(std::ptr::null_mut(), CLOCKS_BYTES, protection, flags, fd, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            let head = &*start.cast::<Head>();
+            head.begin(1, 0);
+            let room = (start.cast::<u8>().add(HEAD_BYTES), ENTRIES_BYTES);
+            let child = libc::fork();
+            if child == 0 {
+                let entries = std::slice::from_raw_parts_mut(room.0, room.1);
+                let mut record = Record::new(head, entries);
+                let outcome = write_much(head, &mut record, &mut buffer);
+                libc::_exit(i32::from(outcome.is_none()));
+            }
+            (head, room, child as u32)
+        };
+        let mut images = [head.place(), head.place()];
+        let mut ended = None;
+        while ended.is_none() {
+            ended = sys::reap(child);
+            if clocks.told() > images[1].told() + (9 << 20) {
+                let newer = std::mem::replace(&mut images[1], head.place());
+                images[0] = newer;
+                clocks.cut(images[0].told());
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(ended.map(|(_, ending)| ending), Some(Ending::Exited(0)));
+        let used = rustix::fs::fstat(&clocks.record).unwrap().st_blocks * 512;
+        assert!(used < 70 << 20, "{used}");
+        // SAFETY: see above.
+        let entries = unsafe { std::slice::from_raw_parts_mut(room.0, room.1) };
+        let mut record = Record::new(head, entries);
+        let end = clocks.told();
+        for (start, image) in images.iter().enumerate() {
+            clocks.check_place(image.told()).unwrap();
+            assert!(head.resume(start as u64 + 2, 0, image));
+            let mut count = 0;
+            while clocks.told() < end {
+                let number = (clocks.told() >> 20) as u8;
+                let told = record.bytes(Source::Random, &mut buffer, |_| -1);
+                assert_eq!(told, Ok(1 << 20));
+                assert!(buffer.iter().all(|byte| *byte == number), "{count}");
+                count += 1;
+            }
+            // Of the newer one on there may be nothing.
+            assert!(count >= 9 * (1 - start), "{count}");
+        }
+    }
+
+    #[test]
     fn looks_are_read_where_the_provider_counts_them() {
         let clocks = clocks();
         assert_eq!(clocks.looks(), Looks::default());
@@ -307,12 +537,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_on_another_node_counts_as_recorded() {
+    fn nobody_goes_on_where_the_record_does_not_reach() {
         let clocks = clocks();
-        clocks.cover(70);
-        assert_eq!((clocks.words(RECORDED_AT), clocks.told()), (Some([70, 0]), 0));
-        clocks.cover(30);
-        assert_eq!(clocks.words(RECORDED_AT), Some([70]));
+        read(&clocks, 0, &[1; 50]);
+        clocks.check_place(50).unwrap();
+        let error = clocks.check_place(51).unwrap_err().to_string();
+        assert!(error.contains("is not known here"), "{error}");
+        clocks.cut(20);
+        clocks.check_place(20).unwrap();
+        let error = clocks.check_place(19).unwrap_err().to_string();
+        assert!(error.contains("is not kept any more"), "{error}");
+        assert_eq!(clocks.words(RECORDED_AT), Some([50, 0]), "asking changes nothing");
     }
 
     #[test]

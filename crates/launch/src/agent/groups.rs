@@ -297,7 +297,9 @@ impl Agent {
     /// The new start of the rank is one of the program, for there is no image of it that serves.
     pub(super) fn begin_with_program(&mut self, index: usize) -> Result<()> {
         let old = &self.ranks[index];
-        if old.keeper.as_ref().is_some_and(|keeper| !keeper.may_begin()) {
+        let may_begin = old.keeper.as_ref().is_none_or(Keeper::may_begin)
+            && old.clocks.as_ref().is_none_or(|clocks| clocks.may_begin());
+        if !may_begin {
             bail!(
                 "none of its checkpoints can be used, and what it did before them is not kept any more"
             );

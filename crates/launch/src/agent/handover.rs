@@ -13,7 +13,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::Agent;
 use super::clocks::PIECE_BYTES;
@@ -52,8 +52,8 @@ pub struct Handover {
 enum Stage {
     Ask,
     Asked(Instant),
-    /// So much of the record of the first one has been told.
-    Tell(Fenced, u64),
+    /// The record of the first one has been told up to here; nothing of it yet.
+    Tell(Fenced, Option<u64>),
 }
 
 impl Handover {
@@ -68,37 +68,39 @@ impl Handover {
     }
 }
 
-/// The next piece of what is known of a record, and where the one after it begins; `None` behind the last one.
-fn piece(fenced: &Fenced, memory: &Memory, file: &File, at: u64) -> Result<Option<(Known, u64)>> {
-    let (here, there) = (memory.reads.len() as u64, fenced.first + fenced.bytes);
+/// The next piece of what is known of a record, behind `at`, and where it ends; `None` behind the last one.
+fn piece(
+    fenced: &Fenced,
+    memory: &Memory,
+    file: &File,
+    at: Option<u64>,
+) -> Result<Option<(Known, u64)>> {
+    let (here, there) = (memory.end(), fenced.first + fenced.bytes);
     let end = here.max(there);
-    if at > 0 && at >= end {
-        return Ok(None);
-    }
-    if fenced.bytes > 0 && fenced.first > here {
-        bail!(
-            "nobody knows what rank {} has read of clocks from byte {here} to {}",
-            fenced.rank,
-            fenced.first
-        );
-    }
-    let to = end.min(at + PIECE_BYTES);
-    let reads = if there >= here && at >= fenced.first {
-        let mut bytes = vec![0; (to - at) as usize];
-        file.read_exact_at(&mut bytes, at - fenced.first).context("the relay's file")?;
+    // What this agent does not know up to where the relay begins was in front of an image, or the relay has begun anew at one.
+    let is_alone = fenced.first > here;
+    let (from, rest) = match at {
+        Some(at) if at >= end => return Ok(None),
+        Some(at) => (at, Known { rank: fenced.rank, ..Known::default() }),
+        None => {
+            let base = if is_alone { fenced.first } else { memory.first };
+            (base, Known { base, ..memory.rest(fenced.rank) })
+        }
+    };
+    let to = end.min(from + PIECE_BYTES);
+    let reads = if there >= here && from >= fenced.first {
+        let mut bytes = vec![0; (to - from) as usize];
+        file.read_exact_at(&mut bytes, from - fenced.first).context("the relay's file")?;
         bytes
     } else {
-        memory.reads[at as usize..to.min(here) as usize].to_vec()
-    };
-    // The rest goes with the first one.
-    let rest = match at {
-        0 => memory.rest(fenced.rank),
-        _ => Known { rank: fenced.rank, ..Known::default() },
+        let range = from - memory.first..to.min(here) - memory.first;
+        memory.reads[range.start as usize..range.end as usize].to_vec()
     };
     let polls = rest.polls.max(fenced.polls);
     let is_full = rest.is_full || fenced.is_full;
-    let next = (at + reads.len() as u64).max(1);
-    Ok(Some((Known { from: at, reads, polls, is_full, ..rest }, next)))
+    // The rest goes with the first one.
+    let next = from + reads.len() as u64;
+    Ok(Some((Known { from, reads, polls, is_full, ..rest }, next)))
 }
 
 impl Agent {
@@ -130,7 +132,7 @@ impl Agent {
         match &mut handover.stage {
             Stage::Asked(at) if at.elapsed() < PATIENCE => {
                 let Some(fenced) = relay.take_fenced(rank) else { return Ok(false) };
-                handover.stage = Stage::Tell(fenced, 0);
+                handover.stage = Stage::Tell(fenced, None);
             }
             Stage::Ask | Stage::Asked(_) => {
                 relay.fence(rank, wards.next_first_start(rank));
@@ -145,7 +147,7 @@ impl Agent {
                         // Whoever takes the rank over says only what comes after that.
                         wards.handle_known(known.clone());
                         link.send(&Message::Known(Box::new(known)));
-                        *at = next;
+                        *at = Some(next);
                     }
                     None => {
                         handover.left.pop_front();
@@ -166,9 +168,10 @@ mod tests {
     /// All pieces, put together.
     fn told(fenced: &Fenced, memory: &Memory, file: &File) -> (Known, usize) {
         let mut all = Known::default();
-        let (mut at, mut count) = (0, 0);
+        let (mut at, mut count) = (None, 0);
         while let Some((known, next)) = piece(fenced, memory, file, at).unwrap() {
-            assert_eq!(known.from, all.reads.len() as u64);
+            let base = if count == 0 { known.base } else { all.base };
+            assert_eq!(known.from, base + all.reads.len() as u64);
             let reads = [all.reads, known.reads].concat();
             let polls = all.polls.max(known.polls);
             let is_full = all.is_full || known.is_full;
@@ -179,14 +182,15 @@ mod tests {
             };
             all = Known {
                 rank: known.rank,
-                from: 0,
+                base,
+                from: base,
                 reads,
                 is_full,
                 polls,
                 first_intake: rest.0,
                 intakes: rest.1,
             };
-            (at, count) = (next, count + 1);
+            (at, count) = (Some(next), count + 1);
         }
         (all, count)
     }
@@ -198,6 +202,7 @@ mod tests {
         let bytes: Vec<u8> = (0..2 * PIECE_BYTES + 5).map(|at| (at * 7) as u8).collect();
         file.write_all_at(&bytes, 0).unwrap();
         let memory = |length: usize| Memory {
+            first: 0,
             reads: bytes[..length].to_vec(),
             polls: 8,
             is_full: false,
@@ -221,18 +226,46 @@ mod tests {
                 reads: bytes[..here].to_vec(),
                 ..Known::default()
             });
-            let mut at = 0;
+            let mut at = None;
             while let Some((piece, next)) =
                 piece(&fenced, wards.memory(2).unwrap(), &file, at).unwrap()
             {
                 wards.handle_known(piece);
-                at = next;
+                at = Some(next);
             }
             let from = here.max(there) as u64;
             wards.handle_known(Known { rank: 2, from, reads: vec![77], ..Known::default() });
             assert_eq!(wards.memory(2).unwrap().reads.len() as u64, from + 1);
         }
-        let fenced = Fenced { rank: 2, first: 10, bytes: 5, polls: 1, is_full: false };
-        assert!(piece(&fenced, &memory(9), &file, 0).is_err(), "nobody knows what came between");
+    }
+
+    #[test]
+    fn what_was_cut_is_handed_over_by_nobody() {
+        let flags = rustix::fs::MemfdFlags::empty();
+        let file = File::from(rustix::fs::memfd_create("test", flags).unwrap());
+        file.write_all_at(b"fghi", 0).unwrap();
+        let fenced = Fenced { rank: 2, first: 5, bytes: 4, polls: 1, is_full: false };
+        let memory =
+            |first, reads: &[u8]| Memory { first, reads: reads.to_vec(), ..Memory::default() };
+        // The agent's knows more at its beginning, at its end, or the same; it ends before the relay's begins, or knows nothing.
+        let rows: [(Memory, u64, &[u8]); 6] = [
+            (memory(2, b"cdefg"), 2, b"cdefghi"),
+            (memory(7, b"hij"), 7, b"hij"),
+            (memory(7, b"hi"), 7, b"hi"),
+            (memory(2, b"cde"), 2, b"cdefghi"),
+            (memory(2, b"cd"), 5, b"fghi"),
+            (memory(0, b""), 5, b"fghi"),
+        ];
+        for (memory, base, reads) in rows {
+            let (told, _) = told(&fenced, &memory, &file);
+            assert_eq!((told.base, &told.reads[..]), (base, reads), "{memory:?}");
+        }
+        // It has begun anew, and nothing was read since.
+        let begun = Fenced { bytes: 0, ..fenced };
+        let (all, count) = told(&begun, &memory(2, b"cd"), &file);
+        assert_eq!((all.base, &all.reads[..], count), (5, &b""[..], 1));
+        // Nobody knows anything.
+        let nothing = told(&Fenced::default(), &Memory::default(), &file);
+        assert_eq!(nothing, (Known::default(), 1));
     }
 }

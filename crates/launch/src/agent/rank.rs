@@ -162,7 +162,7 @@ impl LocalRank {
         if !self.input.has(read) {
             bail!("what it had read of standard input since is not kept any more");
         }
-        self.clocks.iter().for_each(|record| record.cover(clocks));
+        self.clocks.as_ref().map_or(Ok(()), |record| record.check_place(clocks))?;
         let start = self.again.as_ref().context("it does not come back")?.incarnation();
         let keeper = self.keeper.as_mut().context("no images are taken of it")?;
         let (tool, kept) = (keeper.tool(), keeper.promise());

@@ -57,6 +57,8 @@ struct Ward {
 /// What its node has said of its record of clocks and last intakes.
 #[derive(Debug, Default)]
 pub struct Memory {
+    /// From this place in its record on.
+    pub first: u64,
     pub reads: Vec<u8>,
     pub polls: u64,
     pub is_full: bool,
@@ -67,9 +69,15 @@ pub struct Memory {
 
 impl Memory {
     fn take(&mut self, known: Known) {
-        let length = self.reads.len() as u64;
+        if known.base > self.end() {
+            // What came between nobody needs any more.
+            (self.first, self.reads) = (known.base, Vec::new());
+        }
+        let useless = known.base.saturating_sub(self.first);
+        self.reads.drain(..useless as usize);
+        self.first += useless;
         // Pieces come in order; what is known comes again from a node that has taken the rank over.
-        if let Some(at) = length.checked_sub(known.from) {
+        if let Some(at) = self.end().checked_sub(known.from) {
             self.reads.extend_from_slice(known.reads.get(at as usize..).unwrap_or(&[]));
         }
         self.polls = self.polls.max(known.polls);
@@ -87,6 +95,11 @@ impl Memory {
         let excess = self.intakes.len().saturating_sub(RECENT_MAX);
         self.intakes.drain(..excess);
         self.first_intake += excess as u64;
+    }
+
+    /// Behind what is known of its record.
+    pub fn end(&self) -> u64 {
+        self.first + self.reads.len() as u64
     }
 
     /// All but what was read.
@@ -465,6 +478,13 @@ mod tests {
         wards.handle_known(known(100, b"x", 8, 6, 0));
         let memory = wards.memory(4).unwrap();
         assert_eq!((&memory.reads[..], memory.polls), (&b"abcdefg"[..], 9));
+        wards.handle_known(Known { base: 3, ..known(7, b"", 9, 6, 0) });
+        let memory = wards.memory(4).unwrap();
+        assert_eq!((memory.first, &memory.reads[..], memory.end()), (3, &b"defg"[..], 7));
+        // Images were taken, and nothing was printed.
+        wards.handle_known(Known { base: 20, ..known(20, b"uvw", 9, 6, 0) });
+        let memory = wards.memory(4).unwrap();
+        assert_eq!((memory.first, &memory.reads[..]), (20, &b"uvw"[..]));
         assert_eq!((memory.first_intake, memory.intakes.len()), (0, 6));
         // More has come than can be under way.
         wards.handle_known(known(7, b"", 10, 70_000, RECENT_MAX as u64 - 1));

@@ -60,6 +60,7 @@ impl Writer<'_> {
         self.number(known.rank);
         self.number(u32::from(known.is_full));
         self.long(known.polls);
+        self.long(known.base);
         self.long(known.from);
         self.bytes(&known.reads);
         self.long(known.first_intake);
@@ -155,13 +156,14 @@ impl<'a> Reader<'a> {
         let rank = self.number()?;
         let is_full = self.number()? != 0;
         let polls = self.long()?;
+        let base = self.long()?;
         let from = self.long()?;
         let reads = self.bytes()?.to_vec();
         let first_intake = self.long()?;
         let count = self.number()?;
         let one = |body: &mut Self| Some([body.short()?, body.short()?, body.short()?]);
         let intakes = (0..count).map(|_| one(self)).collect::<Option<_>>()?;
-        Some(Known { rank, is_full, polls, from, reads, first_intake, intakes })
+        Some(Known { rank, base, is_full, polls, from, reads, first_intake, intakes })
     }
 
     /// Whether all of it was taken.

@@ -44,6 +44,8 @@ pub struct Known {
     /// From this byte of its record of clocks on.
     pub from: u64,
     pub reads: Vec<u8>,
+    /// Before this place of it nothing is needed any more.
+    pub base: u64,
     /// There is no more room in it.
     pub is_full: bool,
     /// How often it has looked for messages.

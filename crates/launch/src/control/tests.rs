@@ -193,7 +193,8 @@ fn an_order_finds_its_hosts() {
 fn known() -> Known {
     let intakes = vec![[1, 2, 3], [u64::MAX, 0, 1 << 40]];
     let (rank, from, polls, first_intake) = (4, 1 << 33, 1 << 40, 1 << 35);
-    Known { rank, from, reads: vec![7; 300], polls, is_full: true, first_intake, intakes }
+    let base = 1 << 34;
+    Known { rank, base, from, reads: vec![7; 300], polls, is_full: true, first_intake, intakes }
 }
 
 fn adoption() -> Adoption {

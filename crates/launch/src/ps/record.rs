@@ -30,8 +30,13 @@ pub struct Process {
     pub frames: u64,
     pub bytes: u64,
     pub disk_bytes: u64,
-    /// Frames that it has sent, of each of which a digest is kept.
+    /// Frames that it has sent, and what the digests take that are kept of them.
     pub sent: u64,
+    #[serde(default)]
+    pub sent_bytes: u64,
+    /// What it has read of clocks and chance, if it is on another node.
+    #[serde(default)]
+    pub read_bytes: u64,
     /// How often it has taken something in, what the record of that takes, and how many frames that were.
     pub intakes: u64,
     pub intake_bytes: u64,
@@ -117,6 +122,7 @@ impl Record {
             "sent",
             "intakes",
             "bytes/frame",
+            "clocks",
             "polls",
             "state",
         ];
@@ -165,15 +171,12 @@ impl Record {
     }
 }
 
-/// Bytes that are kept of a frame that was sent.
-const SENT_BYTES: u64 = 12;
-
 impl Process {
     fn kept(&self) -> u64 {
-        self.bytes + self.intake_bytes + self.sent * SENT_BYTES
+        self.bytes + self.intake_bytes + self.sent_bytes + self.read_bytes
     }
 
-    fn cells(&self, name: impl Fn(u32) -> String) -> [String; 9] {
+    fn cells(&self, name: impl Fn(u32) -> String) -> [String; 10] {
         // What the determinants of a frame take, and what is kept of one that was sent.
         let each = self.intake_bytes as f64 / self.taken_in.max(1) as f64;
         let endpoint =
@@ -191,6 +194,7 @@ impl Process {
             self.sent.to_string(),
             self.intakes.to_string(),
             format!("{each:.1}"),
+            if self.read_bytes > 0 { bytes(self.read_bytes) } else { "-".into() },
             self.polls.to_string(),
             state.to_string(),
         ]
@@ -222,7 +226,7 @@ impl Frame {
 mod tests {
     use super::*;
 
-    const SAID: &str = "{\"process\":1,\"endpoint\":0,\"frames\":30,\"bytes\":3000,\"disk_bytes\":1000,\"sent\":4,\
+    const SAID: &str = "{\"process\":1,\"endpoint\":0,\"frames\":30,\"bytes\":3000,\"disk_bytes\":1000,\"sent\":4,\"sent_bytes\":48,\
         \"intakes\":2,\"intake_bytes\":8,\"taken_in\":4,\"polls\":99,\"is_told\":false,\"problem\":\"\"}\n\
         {\"intake\":0,\"polls\":7,\"micros\":1500000,\"count\":2,\"first_frame\":0}\n\
         {\"intake\":1,\"polls\":9,\"micros\":2500000,\"count\":0,\"first_frame\":2}\n\
@@ -235,8 +239,8 @@ mod tests {
         let mut record = Record::default();
         record.take_in(SAID);
         let name = |process| format!("r{process}");
-        let table = "  rank  frames  in memory  on disk  sent  intakes  bytes/frame  polls  state\n  \
-                     r1    30      2.00 kB    1.00 kB  4     2        2.0          99     kept\n";
+        let table = "  rank  frames  in memory  on disk  sent  intakes  bytes/frame  clocks  polls  state\n  \
+                     r1    30      2.00 kB    1.00 kB  4     2        2.0          -       99     kept\n";
         assert_eq!(record.table(name), table);
         let story = "  intake 0: poll 7, 1.5 s, takes in frames 0 to 1\n    frame 0: Message of r0, 8 bytes at 64\n    \
                      frames 1 to 1: on disk\n  intake 1: poll 9, 2.5 s, something was due\n  not taken in yet:\n    \

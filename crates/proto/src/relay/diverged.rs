@@ -12,6 +12,7 @@ use core::{array, fmt};
 
 use super::FRAME_BYTES_MAX;
 use super::history::Histories;
+use crate::digest::digest;
 use crate::id::Address;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::head::Head;
@@ -224,39 +225,6 @@ fn tag(header: &Header, frame: &[u8]) -> Option<u64> {
         Ok(Head::Message { tag, .. }) => Some(tag),
         _ => None,
     }
-}
-
-/// Of all bytes of a frame. In four lanes, so that no word waits for the multiplication of the one before.
-fn digest(frame: &[u8]) -> u64 {
-    const LANES: usize = 4;
-    let mut lanes = [
-        0x9e37_79b9_7f4a_7c15_u64,
-        0x8573_4ab1_6d2f_9e03,
-        0xc2b2_ae3d_27d4_eb4f,
-        0x1656_67b1_9e37_79f9,
-    ];
-    let mut rows = frame.chunks_exact(8 * LANES);
-    for row in &mut rows {
-        for (lane, word) in lanes.iter_mut().zip(row.chunks_exact(8)) {
-            // Chunks of eight bytes have eight bytes.
-            *lane = mix(*lane, u64::from_le_bytes(word.try_into().expect("eight bytes")));
-        }
-    }
-    let mut state = lanes.into_iter().fold(frame.len() as u64, mix);
-    for rest in rows.remainder().chunks(8) {
-        let mut word = [0; 8];
-        word[..rest.len()].copy_from_slice(rest);
-        state = mix(state, u64::from_le_bytes(word));
-    }
-    // The upper bits of the last product hang upon all that has gone into it.
-    state.rotate_right(TURN)
-}
-
-const TURN: u32 = 29;
-
-#[inline]
-fn mix(state: u64, word: u64) -> u64 {
-    (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(TURN)
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ impl Histories {
 
     /// Of an endpoint, if it may come back; there is room for `bytes` more.
     #[inline]
-    fn of(&mut self, address: Address, bytes: usize) -> Option<(&mut History, &mut Shelf)> {
+    pub fn of(&mut self, address: Address, bytes: usize) -> Option<(&mut History, &mut Shelf)> {
         let Self { all, bytes: held, shelf } = self;
         let count = all.len();
         let history = all.entry(address).or_default();
@@ -246,7 +246,7 @@ impl History {
         let end = self.given.end();
         let freed = self.given.trim(end, &mut shelf.spare);
         shelf.take_back(&freed);
-        let reads = self.reads.as_ref().map(|_| Reads::anew());
+        let reads = self.reads.as_ref().map(Reads::dropped);
         *self = Self { given_up: Some(why), reads, ..Self::default() };
         bytes
     }

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use super::archive::Shown;
 use super::history::History;
+use super::reads::Reads;
 use super::*;
 
 /// Intakes that are read over to come to the first that is shown: they are read one by one, and others wait meanwhile.
@@ -28,8 +29,12 @@ pub struct Holding {
     pub bytes: u64,
     /// and those of them that are not in memory.
     pub disk_bytes: u64,
-    /// Frames that it has sent.
+    /// Frames that it has sent,
     pub sent: u64,
+    /// and what is kept of them.
+    pub sent_bytes: u64,
+    /// What is kept of what it has read of clocks, if it is on another node.
+    pub read_bytes: u64,
     /// How often it has taken something in, or let its time go on,
     pub intakes: u64,
     /// and what the record of that takes.
@@ -75,6 +80,8 @@ impl Holding {
             bytes: history.given.len(),
             disk_bytes: history.given.away_bytes(),
             sent: history.sent_count,
+            sent_bytes: history.sent.len(),
+            read_bytes: history.reads.as_ref().map_or(0, Reads::bytes),
             intakes: history.intakes.count(),
             intake_bytes: history.intakes.bytes(),
             taken_in: history.intakes.frames(),

@@ -7,6 +7,9 @@
 //! With the bytes goes how often the endpoint has looked for messages until then: a new start finds nothing new before it has
 //! looked as often. Otherwise it could go another way than what it will be told of clocks belongs to.
 //!
+//! What lies before the oldest image of the endpoint is dropped as soon as that is said. Of one of which nothing is kept, since
+//! there was too much of it, it is known how far it has come: if its record begins anew, then from there.
+//!
 //! What may never happen: a piece is missing in the middle; a start that was fenced adds something.
 
 use alloc::vec::Vec;
@@ -14,17 +17,18 @@ use alloc::vec::Vec;
 use super::history::{Histories, History};
 use super::store::Store;
 use super::*;
+use crate::wire::reads::{self, Said};
 
 /// See the module head.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
     bytes: Store,
+    /// Before this place nothing of it is needed.
+    base: u64,
     /// Looks for messages,
     polls: u64,
     /// There was no room on its node for what came then.
     is_full: bool,
-    /// Where it begins is where the endpoint will say.
-    is_anew: bool,
 }
 
 /// What a relay has of that: from byte `first` on.
@@ -41,9 +45,9 @@ pub struct ReadsKept {
 }
 
 impl Reads {
-    /// Of one whose record is kept from somewhere in the middle on.
-    pub fn anew() -> Self {
-        Self { is_anew: true, ..Self::default() }
+    /// As far as this, and nothing of it.
+    pub fn dropped(&self) -> Self {
+        Self { bytes: Store::behind(self.end()), base: self.end(), ..*self }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -51,19 +55,26 @@ impl Reads {
     }
 
     fn first(&self) -> u64 {
-        self.bytes.first()
+        self.base.max(self.bytes.first())
     }
 
     /// Behind all that is known.
     pub fn end(&self) -> u64 {
-        self.first() + self.bytes.len()
+        self.bytes.first() + self.bytes.len()
+    }
+
+    /// What lies before this place is needed no more.
+    fn cut(&mut self, place: u64) {
+        if place > self.end() {
+            self.bytes = Store::behind(place);
+        } else if let Some(cursor) = self.bytes.at(place) {
+            self.bytes.trim(cursor);
+        }
+        self.base = self.base.max(place);
     }
 
     /// So many of these bytes are news, if they go on where it ended or repeat what is known.
     fn news(&self, from: u64, bytes: &[u8]) -> Result<usize, Malformed> {
-        if self.is_anew {
-            return Ok(bytes.len());
-        }
         let known = self.end().checked_sub(from);
         let known = known.ok_or(Malformed("it leaves out what it has read of clocks"))?;
         let known = known.min(bytes.len() as u64) as usize;
@@ -81,20 +92,25 @@ impl Reads {
         Ok(bytes.len() - known)
     }
 
-    fn take(&mut self, header: &Header, news: &[u8]) {
-        if core::mem::take(&mut self.is_anew) {
-            self.bytes = Store::behind(header.sequence);
-        }
+    fn take(&mut self, polls: u64, is_full: bool, news: &[u8]) {
         self.bytes.push(news);
-        self.polls = self.polls.max(header.delivered);
-        self.is_full |= header.credit != 0;
+        self.note(polls, is_full);
+    }
+
+    fn note(&mut self, polls: u64, is_full: bool) {
+        self.polls = self.polls.max(polls);
+        self.is_full |= is_full;
     }
 
     fn kept(&self) -> ReadsKept {
-        let mut bytes = Vec::with_capacity(self.bytes.len() as usize);
+        let length = (self.end() - self.first()) as usize;
+        let mut bytes = Vec::with_capacity(length);
         let mut cursor = self.bytes.at(self.first()).unwrap_or_default();
-        while bytes.len() < self.bytes.len() as usize {
-            bytes.extend_from_slice(self.bytes.read(&mut cursor, usize::MAX));
+        while bytes.len() < length {
+            match self.bytes.read(&mut cursor, usize::MAX) {
+                [] => break,
+                more => bytes.extend_from_slice(more),
+            }
         }
         ReadsKept { first: self.first(), bytes, polls: self.polls, is_full: self.is_full }
     }
@@ -118,22 +134,43 @@ impl Relay {
         }
     }
 
-    /// An endpoint says what it has read.
+    /// An endpoint says what it has read, or what of it is needed no more.
     pub(super) fn take_reads(
         &mut self,
         from: LinkId,
         header: &Header,
-        bytes: &[u8],
+        body: &[u8],
     ) -> Result<(), Malformed> {
         const UNASKED: Malformed = Malformed("nobody wants to know what it reads of clocks");
-        let Some(history) = self.history_of(from, 0) else { return Ok(()) };
-        let reads = history.reads.as_ref().ok_or(UNASKED)?;
-        let news = reads.news(header.sequence, bytes)?;
+        let polls = header.delivered;
+        let said = reads::parse(header, body)?;
+        let Self { ports, histories, counters, .. } = self;
+        let port = ports[from.0 as usize].as_ref();
+        let (Some(histories), Some(Party::Endpoint(address))) =
+            (histories, port.map(|it| it.party))
+        else {
+            return Ok(());
+        };
+        let history = histories.all.entry(address).or_default();
+        let reads = history.reads.as_mut().ok_or(UNASKED)?;
+        let (from, bytes, is_full) = match said {
+            Said::Read { from, bytes, is_full } => (from, bytes, is_full),
+            Said::Cut(place) => {
+                let before = reads.bytes();
+                reads.cut(place);
+                histories.bytes -= before - reads.bytes();
+                return Ok(());
+            }
+        };
+        let news = reads.news(from, bytes)?;
+        let news = &bytes[bytes.len() - news..];
         // As much as there is room for: otherwise it can come back no longer.
-        let Some(history) = self.history_of(from, news) else { return Ok(()) };
-        if let Some(reads) = &mut history.reads {
-            reads.take(header, &bytes[bytes.len() - news..]);
-            self.counters.read_bytes += news as u64;
+        if let Some((History { reads: Some(reads), .. }, _)) = histories.of(address, news.len()) {
+            reads.take(polls, is_full, news);
+            counters.read_bytes += news.len() as u64;
+        } else if let Some(History { reads: Some(reads), .. }) = histories.all.get_mut(&address) {
+            reads.note(polls, is_full);
+            reads.cut(from + bytes.len() as u64);
         }
         Ok(())
     }

@@ -11,8 +11,8 @@
 //! 16  u64 sequence   number of its first byte in its channel, or of the next one for kinds without numbered bytes
 //! 24  u64 delivered  all bytes of the opposite channel below this have been taken in
 //! 32  u32 credit     eager bytes of the opposite channel released so far, modulo 2^32
-//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]. Of an intake always
-//!                    there, and another one: of its numbers
+//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]. Of Intake and Clocks
+//!                    always there, and another one: of their numbers
 //! ```
 //!
 //! **Numbers.** The bytes of a channel are those of the heads and payloads of its frames in the order in which they were
@@ -80,8 +80,8 @@ pub enum Kind {
     /// sent (`delivered`); last, that this frame (`delivered`) is not what an earlier start of it sent.
     Intake = 22,
     /// From an endpoint to its relay: what the program has read of clocks and chance, from byte `sequence` of its record on,
-    /// and that it has looked for messages so often (`delivered`); `credit` is 1 if there is no more room in the record. From a
-    /// relay, in front of its first Intake: it keeps that, and has the bytes before `sequence`.
+    /// and that it has looked for messages so often (`delivered`); [`reads`](super::reads) has the rest. From a relay, in front
+    /// of its first Intake: it keeps that, and has the bytes before `sequence`.
     Clocks = 23,
 }
 
@@ -196,7 +196,7 @@ impl Header {
             ends,
             self.sequence,
             self.delivered,
-            pair(self.credit, self.intake_check()),
+            pair(self.credit, self.number_check()),
         ];
         // Whole words, as they are read again at once by whoever copies them: what is written in smaller pieces has to be in
         // the caches first.
@@ -230,17 +230,23 @@ impl Header {
             credit: u32_at(bytes, 32),
         };
         header.check()?;
-        if header.kind == Kind::Intake && u32_at(bytes, 36) != header.intake_check() {
-            return Err(Malformed("when something was taken in is not what was sent"));
+        if header.is_of_record() && u32_at(bytes, 36) != header.number_check() {
+            return Err(Malformed("the numbers of a record are not what was sent"));
         }
         Ok(header)
     }
 
-    /// Of the numbers of an intake: a record of which one was changed on the way would bring nobody back, and nobody would see
-    /// it before. 0 for everything else.
+    /// Whether its numbers go into the record of an endpoint.
     #[inline]
-    fn intake_check(&self) -> u32 {
-        if self.kind != Kind::Intake {
+    fn is_of_record(&self) -> bool {
+        matches!(self.kind, Kind::Intake | Kind::Clocks)
+    }
+
+    /// Of the numbers that go into a record: one of which any was changed on the way would bring nobody back, and nobody would
+    /// see it before. 0 for everything else.
+    #[inline]
+    fn number_check(&self) -> u32 {
+        if !self.is_of_record() {
             return 0;
         }
         let words =
@@ -353,13 +359,15 @@ mod tests {
     }
 
     #[test]
-    fn an_intake_of_which_a_number_was_changed_is_none() {
-        let mut bytes = [0; HEADER_BYTES];
-        sample(Kind::Intake).emit(&mut bytes);
-        for bit in 128..320 {
-            let mut changed = bytes;
-            changed[bit / 8] ^= 1 << (bit % 8);
-            assert!(Header::parse(&changed).is_err(), "bit {bit}");
+    fn what_goes_into_a_record_is_none_of_which_a_number_was_changed() {
+        for kind in [Kind::Intake, Kind::Clocks] {
+            let mut bytes = [0; HEADER_BYTES];
+            sample(kind).emit(&mut bytes);
+            for bit in 128..320 {
+                let mut changed = bytes;
+                changed[bit / 8] ^= 1 << (bit % 8);
+                assert!(Header::parse(&changed).is_err(), "bit {bit}");
+            }
         }
     }
 

@@ -8,6 +8,7 @@ pub mod guard;
 pub mod head;
 pub mod hello;
 pub mod name;
+pub mod reads;
 
 /// Input that is not what it claims to be. Says which rule it broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

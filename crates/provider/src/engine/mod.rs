@@ -47,6 +47,7 @@ mod neighbours;
 mod partings;
 mod peers;
 mod rails;
+mod reads;
 mod receive;
 mod repair;
 mod replay;

@@ -29,6 +29,7 @@ use landbridge_proto::wire::hello::Standing;
 
 use super::Engine;
 use super::handshake::Carrier;
+use super::reads::ReadsTold;
 use crate::{clocks, host, log};
 
 /// How long the relay may take to begin with telling what was.
@@ -39,8 +40,6 @@ const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Frames of which is known when they were sent: more than a ring holds, so that it is known of any that the relay refuses.
 const SENT_REMEMBERED: usize = 4096;
-/// Most that is told at once of what the program has read of clocks.
-const READS_BYTES_MAX: u64 = 16 << 10;
 
 /// What leads to the relay.
 enum Record<'a> {
@@ -96,8 +95,8 @@ pub struct Replay {
     polls_ever: u64,
     /// and how many it were when each of the last frames was sent.
     sent_at: Box<[u64]>,
-    /// Of what the program has read of clocks the relay has so much, if it keeps that; and knows that there is no more room.
-    reads_told: Option<(u64, bool)>,
+    /// Of what the program has read of clocks the relay knows this, if it keeps that.
+    reads_told: Option<ReadsTold>,
     /// It has begun to take its leave: a relay takes the end of its connection for its own end.
     pub(super) is_leaving: bool,
     /// Frames taken in again, and polls at which time alone went on.
@@ -222,7 +221,7 @@ impl Replay {
     #[inline]
     pub(super) fn tell_reads(&mut self, own: Address, stream: &mut WholeLink) -> io::Result<()> {
         match &mut self.reads_told {
-            Some(known) if *known != clocks::told() => tell_reads(known, own, stream),
+            Some(told) if told.is_behind() => told.catch_up(own, stream),
             _ => Ok(()),
         }
     }
@@ -267,7 +266,7 @@ impl Engine {
         let header = loop {
             match self.hear_intake() {
                 Ok(Some(header)) if header.kind == Kind::Clocks => {
-                    reads_told = Some((header.sequence, false));
+                    reads_told = Some(ReadsTold::up_to(header.sequence));
                     continue;
                 }
                 Ok(Some(header)) => break header,
@@ -601,35 +600,6 @@ impl Engine {
             }
         }
     }
-}
-
-/// `known`: what the relay has, which is not all.
-#[cold]
-fn tell_reads(known: &mut (u64, bool), own: Address, stream: &mut WholeLink) -> io::Result<()> {
-    let (end, is_full) = clocks::told();
-    // A start that does again what was before comes to where the relay is.
-    let mut from = known.0;
-    while from < end || (is_full && !known.1) {
-        let to = end.min(from + READS_BYTES_MAX);
-        let bytes = clocks::entries(from, to);
-        let header = Header {
-            length: bytes.len() as u32,
-            kind: Kind::Clocks,
-            flags: 0,
-            hops: 0,
-            source: own,
-            target: Address::ANONYMOUS,
-            sequence: from,
-            delivered: clocks::polls(),
-            credit: is_full.into(),
-        };
-        let mut front = [0; HEADER_BYTES];
-        header.emit(&mut front);
-        stream.put_ahead(&front, bytes)?;
-        from = to.max(from);
-        *known = (from, is_full);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

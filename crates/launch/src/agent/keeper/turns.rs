@@ -308,7 +308,10 @@ impl Agent {
         let start = rank.again.as_ref().map_or(0, Again::incarnation);
         let Some(keeper) = &mut rank.keeper else { return Ok(()) };
         let (number, kept) = (keeper.number, keeper.promise());
-        rank.input.forget(keeper.oldest().map_or(0, |oldest| oldest.read));
+        if let Some(oldest) = keeper.oldest() {
+            rank.input.forget(oldest.read);
+            rank.clocks.iter().for_each(|clocks| clocks.cut(oldest.clocks));
+        }
         rank.send_on(number, start, kept)
     }
 }

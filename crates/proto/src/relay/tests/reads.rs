@@ -3,6 +3,7 @@
 use super::recovery::{opening, send, written};
 use super::*;
 use crate::relay::history::TOO_MUCH;
+use crate::wire::reads::{Said, emit};
 
 /// A relay with endpoint 1, of which reads are kept, and how that is told.
 fn keeping() -> (Relay, LinkId) {
@@ -19,10 +20,18 @@ fn attach(relay: &mut Relay, start: u32) -> LinkId {
 }
 
 fn reads(from: u64, polls: u64, bytes: &[u8]) -> Vec<u8> {
-    let header = notice::empty(Kind::Clocks, rank(1), Address::ANONYMOUS);
-    let length = bytes.len() as u32;
+    frame(Said::Read { from, bytes, is_full: false }, polls, bytes)
+}
+
+fn cut(place: u64) -> Vec<u8> {
+    frame(Said::Cut(place), 1, &[])
+}
+
+fn frame(said: Said, polls: u64, bytes: &[u8]) -> Vec<u8> {
+    let (header, check) = emit(said, polls, rank(1));
     let mut frame = vec![0; HEADER_BYTES];
-    Header { length, sequence: from, delivered: polls, ..header }.emit(&mut frame);
+    header.emit(&mut frame);
+    frame.extend(check.into_iter().flatten());
     frame.extend_from_slice(bytes);
     frame
 }
@@ -84,17 +93,60 @@ fn who_is_fenced_does_not_come_back_and_a_later_start_does() {
 }
 
 #[test]
-fn one_of_which_there_was_too_much_says_where_it_goes_on() {
+fn one_of_which_there_was_too_much_goes_on_where_it_stands() {
     let (mut relay, one) = keeping();
     send(&mut relay, one, reads(0, 3, b"abc"));
     relay.histories.as_mut().unwrap().give_up(rank(1), TOO_MUCH);
     assert_eq!(send(&mut relay, one, reads(3, 4, b"d")), Stop::Partial, "it goes on");
+    assert_eq!(send(&mut relay, one, cut(2)), Stop::Partial);
+    assert_eq!(relay.histories.as_ref().unwrap().bytes, 0);
     relay.suspend(one);
     let standing = Standing { intakes: 0, taken: 0, sent: 9, kept: 0 };
     let one = relay.attach_at(rank(1), 0, standing).unwrap();
-    assert_eq!(written(&mut relay, one), [(Kind::Clocks, 0, 0), opening(0)]);
-    assert_eq!(send(&mut relay, one, reads(77, 8, b"xyz")), Stop::Partial);
-    assert_eq!(send(&mut relay, one, reads(80, 9, b"!")), Stop::Partial);
+    assert_eq!(written(&mut relay, one), [(Kind::Clocks, 4, 0), opening(0)]);
+    assert_eq!(send(&mut relay, one, reads(4, 8, b"xyz")), Stop::Partial);
+    assert_eq!(send(&mut relay, one, reads(7, 9, b"!")), Stop::Partial);
     let kept = relay.reads_of(rank(1)).unwrap();
-    assert_eq!((kept.first, &kept.bytes[..]), (77, &b"xyz!"[..]));
+    assert_eq!((kept.first, &kept.bytes[..]), (4, &b"xyz!"[..]));
+    assert_eq!(relay.histories.as_ref().unwrap().bytes, 4);
+}
+
+#[test]
+fn what_lies_before_the_oldest_image_is_dropped() {
+    let (mut relay, one) = keeping();
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at / 7) as u8).collect();
+    for (number, piece) in bytes.chunks(10_000).enumerate() {
+        send(&mut relay, one, reads(10_000 * number as u64, 3, piece));
+    }
+    let held = |relay: &Relay| relay.histories.as_ref().unwrap().bytes;
+    assert_eq!(held(&relay), 3_000_000);
+    assert_eq!(send(&mut relay, one, cut(2_500_001)), Stop::Partial);
+    assert!(held(&relay) < 1_600_000, "a block is kept whole: {}", held(&relay));
+    let all = |relay: &Relay| relay.reads_of(rank(1)).unwrap();
+    assert_eq!(all(&relay).first, 2_500_001);
+    assert!(all(&relay).bytes == bytes[2_500_001..]);
+    // Who comes again from an older image repeats nothing that is gone.
+    send(&mut relay, one, cut(5));
+    assert_eq!(
+        send(&mut relay, one, reads(2_499_000, 3, &bytes[2_499_000..2_501_000])),
+        Stop::Partial
+    );
+    let stop = send(&mut relay, one, reads(2_500_000, 3, &[1; 2_000]));
+    assert!(matches!(stop, Stop::Broken(_)), "{stop:?}");
+    // It is known that it was read, and nothing else of it.
+    let (mut relay, one) = keeping();
+    send(&mut relay, one, reads(0, 3, b"abc"));
+    assert_eq!(send(&mut relay, one, cut(70)), Stop::Partial);
+    assert_eq!(send(&mut relay, one, reads(70, 4, b"z")), Stop::Partial);
+    assert_eq!((all(&relay).first, all(&relay).bytes, held(&relay)), (70, b"z".to_vec(), 1));
+}
+
+#[test]
+fn bytes_that_were_changed_on_the_way_are_refused() {
+    let (mut relay, one) = keeping();
+    let mut changed = reads(0, 3, b"abc");
+    *changed.last_mut().unwrap() ^= 1;
+    let stop = send(&mut relay, one, changed);
+    assert!(matches!(stop, Stop::Broken(_)), "{stop:?}");
+    assert_eq!(kept(&relay), (b"".to_vec(), 0));
 }

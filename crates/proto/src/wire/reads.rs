@@ -1,0 +1,131 @@
+//! What a Clocks frame says: bytes of a record of clocks, or from where on that is needed.
+//!
+//! The bytes stand behind a check of their own, whatever the endpoints of the job have agreed on for their messages: a record of
+//! which one bit was changed on the way would be told a new start, and nobody would see it before. (The numbers of the header
+//! have one as well, see [`frame`](super::frame).)
+
+use super::frame::{Header, Kind};
+use super::{Malformed, u32_at};
+use crate::digest::digest;
+use crate::id::Address;
+use crate::limit::CHECK_BYTES;
+
+/// Bits of a Clocks frame's `credit`: there is no more room in the record;
+const FULL: u32 = 1;
+/// what lies before `sequence` is needed no more.
+const CUT: u32 = 2;
+
+/// See the module head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Said<'a> {
+    /// The bytes of the record from `from` on.
+    Read {
+        /// The place of the first of them.
+        from: u64,
+        /// What was read.
+        bytes: &'a [u8],
+        /// There is no room in the record for what came then.
+        is_full: bool,
+    },
+    /// What lies before this place is needed no more.
+    Cut(u64),
+}
+
+/// The header of a frame that says so, of a program that has looked for messages so often; and the check that goes in front of the
+/// bytes, if there are any.
+pub fn emit(said: Said<'_>, polls: u64, source: Address) -> (Header, Option<[u8; CHECK_BYTES]>) {
+    let (sequence, bytes, credit) = match said {
+        Said::Read { from, bytes, is_full } => (from, bytes, if is_full { FULL } else { 0 }),
+        Said::Cut(place) => (place, &[][..], CUT),
+    };
+    let check = (!bytes.is_empty()).then(|| check(bytes).to_le_bytes());
+    let header = Header {
+        length: (bytes.len() + check.map_or(0, |check| check.len())) as u32,
+        kind: Kind::Clocks,
+        flags: 0,
+        hops: 0,
+        source,
+        target: Address::ANONYMOUS,
+        sequence,
+        delivered: polls,
+        credit,
+    };
+    (header, check)
+}
+
+/// What a frame with this header says, of an endpoint. `body`: all that stands behind the header.
+///
+/// # Errors
+/// If it is not what was sent, or nothing that one may say.
+pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<Said<'a>, Malformed> {
+    match (header.credit, body.is_empty()) {
+        (CUT, true) => Ok(Said::Cut(header.sequence)),
+        (0 | FULL, true) => {
+            Ok(Said::Read { from: header.sequence, bytes: &[], is_full: header.credit == FULL })
+        }
+        (0 | FULL, false) if body.len() > CHECK_BYTES => {
+            let bytes = &body[CHECK_BYTES..];
+            if u32_at(body, 0) != check(bytes) {
+                return Err(Malformed("what it has read of clocks is not what was sent"));
+            }
+            Ok(Said::Read { from: header.sequence, bytes, is_full: header.credit == FULL })
+        }
+        _ => Err(Malformed("what is said of clocks is nothing that is known")),
+    }
+}
+
+fn check(bytes: &[u8]) -> u32 {
+    // The upper bits hang upon all of them.
+    (digest(bytes) >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    fn read(from: u64, bytes: &[u8], is_full: bool) -> Said<'_> {
+        Said::Read { from, bytes, is_full }
+    }
+
+    fn body(said: Said<'_>) -> (Header, Vec<u8>) {
+        let (header, check) = emit(said, 9, Address::new(1, 0));
+        let mut body: Vec<u8> = check.into_iter().flatten().collect();
+        if let Said::Read { bytes, .. } = said {
+            body.extend_from_slice(bytes);
+        }
+        assert_eq!(header.length as usize, body.len());
+        (header, body)
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for said in [read(1 << 40, b"abc", true), read(5, b"", false), Said::Cut(77)] {
+            let (header, body) = body(said);
+            assert_eq!((parse(&header, &body), header.delivered), (Ok(said), 9));
+        }
+    }
+
+    #[test]
+    fn bytes_of_which_one_was_changed_are_none() {
+        let (header, body) = body(read(3, &[0x5a; 100], false));
+        for bit in 0..8 * body.len() {
+            let mut changed = body.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(parse(&header, &changed).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_may_say_is_refused() {
+        let (header, body) = body(read(3, b"abc", false));
+        for credit in [CUT, FULL | CUT, 4, u32::MAX] {
+            assert!(parse(&Header { credit, ..header }, &body).is_err(), "{credit}");
+        }
+        for length in 1..=CHECK_BYTES {
+            assert!(parse(&header, &body[..length]).is_err(), "{length}");
+        }
+        assert!(parse(&Header { credit: FULL | CUT, ..header }, &[]).is_err());
+    }
+}
