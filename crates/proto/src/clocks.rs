@@ -30,6 +30,8 @@ pub const RECORDED_AT: usize = offset_of!(Head, recorded);
 
 /// Where stands, as eight bytes, how often an image of the process has been asked for.
 pub const WANTED_AT: usize = POLLS_AT + offset_of!(Polls, wanted);
+/// And where the number of frames is that were taken in again.
+pub const TAKEN_AT: usize = POLLS_AT + offset_of!(Polls, taken);
 
 /// Clocks that are told apart.
 const CLOCKS: usize = 24;
@@ -68,6 +70,8 @@ pub struct Polls {
     pub present: AtomicU64,
     /// How often an image of the process has been asked for.
     pub wanted: AtomicU64,
+    /// Frames that starts have taken in again: whoever waits at a poll for its relay to read them from a disk comes further.
+    pub taken: AtomicU64,
 }
 
 /// How far a start has come in its record: for an image of the process, which has no record in it.
