@@ -88,9 +88,11 @@ const _: () = assert!(size_of::<Head>() <= HEAD_BYTES);
 const _: () = assert!(offset_of!(Head, told) == RECORDED_AT + size_of::<u64>());
 
 impl Head {
-    /// A start of the process, counted from 1, takes hold of the record. False: it had it before, as another program.
+    /// A start of the process, counted from 1, takes hold of the record. False: it had it before, as another program, or a later
+    /// start has it. (What a process was told of its number stays what it was told, though it was made of an image since, as another
+    /// start; its children are told the same.)
     pub fn begin(&self, start: u64, owner: u64) -> bool {
-        if self.start.load(Relaxed) == start {
+        if self.start.load(Relaxed) >= start {
             return false;
         }
         let words = [&self.told, &self.reads, &self.polls.present];
@@ -452,6 +454,7 @@ mod tests {
         for start in 2..4 {
             assert!(head.begin(start, 100 + start));
             assert!(!head.begin(start, 0), "another program of the same process");
+            assert!(!head.begin(start - 1, 0), "a child, which was told an earlier start's number");
             assert_eq!(head.owner.load(Relaxed), 100 + start);
             for time in times {
                 assert_eq!(record.clock(REAL, never), Ok(time));
