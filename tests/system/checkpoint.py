@@ -313,8 +313,8 @@ def apart(checks, options, ring) -> None:
 def elsewhere(checks, options, ring) -> None:
     """A node is lost whose ranks have images: they go on from these on a spare one, if that can get them."""
     alone, shared = "a node is lost, and nobody else sees its images", "a node is lost, and its images are seen by others"
-    stored = "a node is lost, and its images are in a store"
-    names = [name for name in (shared, alone, stored) if checks.wants(name)]
+    stored, unable = "a node is lost, and its images are in a store", "a node is lost, and the spare one has no CRIU"
+    names = [name for name in (shared, alone, stored, unable) if checks.wants(name)]
     if not names:
         return
     if why_not := network.no_lab(options):
@@ -329,7 +329,7 @@ def elsewhere(checks, options, ring) -> None:
             if name == alone:
                 hider.start()
             events, within = [(4.0, recovery.KILLED)], []
-            if name == stored:
+            if name in (stored, unable):
                 if not paths.MOTO.exists():
                     print(f"skipped: {name}: {paths.MOTO} is not there (make criu)")
                     continue
@@ -338,6 +338,8 @@ def elsewhere(checks, options, ring) -> None:
                 words[-1] = "checkpoint_dir=s3://images/of"
                 words += ["--set", "checkpoint_open=on"]
                 within = [sys.executable, str(common.PROGRAMS / "with_store.py"), str(paths.MOTO), "images"]
+            if name == unable:
+                words += ["--set", f"criu={criu_but_on(Path(folder), 'north-2', options.criu)}"]
             code, lines, output = recovery.lab_job(options, ring, events, words, within=within)
             is_over.set()
             left = [path.name for path in Path(folder).rglob("*")]
@@ -346,9 +348,18 @@ def elsewhere(checks, options, ring) -> None:
         said = output.count("checkpoints of node north-1 are on it alone")
         repeated = [int(count) for count in re.findall(r"started anew: (\d+) polls are done again", output)]
         is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
-        is_right = (found, said) == ((0, 1) if name == alone else (2, 0))
+        is_right = (found, said) == ((0, 1) if name in (alone, unable) else (2, 0))
+        is_right &= output.count("spare node north-2 cannot use checkpoints") == (name == unable)
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {found} from images, {repeated} polls again, said {said} times, {len(left)} files left"
         checks.check(name, code == 0 and is_same and moves == 1 and is_right, measured, output)
+
+
+def criu_but_on(folder: Path, host: str, criu: Path) -> Path:
+    """A program that is CRIU on all hosts but this one."""
+    tool = folder / "criu-elsewhere"
+    tool.write_text(f'#!/bin/sh\n[ "$(hostname)" = {host} ] && exit 1\nexec {criu} "$@"\n')
+    tool.chmod(0o755)
+    return tool
 
 
 def hide(folder: Path, is_over: threading.Event) -> None:

@@ -109,6 +109,7 @@ impl Agent {
             self.begin_signing(job, node);
             return Ok(());
         }
+        cleanup::remove_forgotten_mpich_files();
         let plan = mpi::prepare(&job.task, &job.environment)?;
         if job.verbose && node.holds(0) {
             self.parent.send(&Message::Note { text: plan.note.clone() });

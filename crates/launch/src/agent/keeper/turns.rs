@@ -271,7 +271,13 @@ impl Agent {
             if is_late {
                 bail!("CRIU was not done with it after {} s", TAKING_MAX.as_secs());
             }
-            bail!("CRIU could not take it: {why}");
+            match sys::copies(rank.pid) {
+                0 => bail!("CRIU could not take it: {why}"),
+                copies => bail!(
+                    "CRIU could not take it: {why}; {copies} of its children were forked and run no program of their own: they hold \
+                     its connections, which no image can have"
+                ),
+            }
         }
         let text = format!(
             "checkpoint {} of rank {}: it stood still for {} ms",
