@@ -53,7 +53,7 @@ def forgotten(checks, command) -> None:
     job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     os.set_blocking(job.stdout.fileno(), False)
     output = bytearray()
-    ranks = find_ranks(job, output).values()
+    ranks = find_ranks(job, output) or []
     # Neighbours have such files as well.
     own = set(re.findall(r"/dev/shm/(mpich_\w+)", "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)))
     agents = [pid for pid in process.descendants() if b"\0agent\0" in command_line(pid)]
