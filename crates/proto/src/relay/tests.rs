@@ -411,6 +411,25 @@ fn who_waits_for_an_endpoint_that_leaves_is_told_and_goes_on() {
 }
 
 #[test]
+fn who_may_go_on_does_so_though_its_output_leaves_first() {
+    let mut relay = home();
+    let (one, two) = (relay.attach(rank(1), 0).unwrap(), relay.attach(rank(2), 0).unwrap());
+    relay.endpoint_bound = SMALL_BOUND;
+    let mut bytes = Vec::new();
+    while bytes.len() < 2 * SMALL_BOUND {
+        bytes.extend(frame(rank(1), rank(2), 0, 30_000));
+    }
+    assert_eq!(relay.handle_input(one, &mut bytes).stop, Stop::Full);
+    while let Some(link) = relay.poll_flush() {
+        relay.keep(link, &bytes);
+    }
+    let waiting = relay.slices(two, &[]).map(<[u8]>::len).sum();
+    relay.handle_sent(two, waiting, &[]);
+    relay.detach(two);
+    assert_eq!((relay.poll_resume(), relay.poll_resume()), (Some(one), None));
+}
+
+#[test]
 fn a_peer_that_stays_away_is_given_up_and_taken_back() {
     let mut relay = home();
     let one = relay.attach(rank(1), 0).unwrap();

@@ -156,12 +156,7 @@ impl Relay {
             }
         }
         while let Some(output) = self.resume.front().copied() {
-            let bound = self.bound(output);
-            let next = match &mut self.ports[output.0 as usize] {
-                Some(port) if port.waiting_bytes() < bound => port.line.pop_front(),
-                _ => None,
-            };
-            match next {
+            match self.next_in_line(output) {
                 Some(input) => {
                     // Outputs take turns too.
                     self.resume.rotate_left(1);
@@ -178,6 +173,14 @@ impl Relay {
             }
         }
         None
+    }
+
+    /// Who waits for `output`, if there is room. It may have left since it was said that there is.
+    fn next_in_line(&mut self, output: LinkId) -> Option<LinkId> {
+        self.ports[output.0 as usize].as_ref()?;
+        let bound = self.bound(output);
+        let port = self.port_mut(output);
+        if port.waiting_bytes() < bound { port.line.pop_front() } else { None }
     }
 
     // ---- lines -------------------------------------------------------------------------

@@ -113,12 +113,11 @@ impl Loop<'_> {
         let Some(fd) = transport.fd() else { return false };
         let Some(silence) = sys::silence(fd) else { return false };
         let is_under_way = silence.is_awaited || silence.is_stuck;
-        let since = connection.awaits_since_millis.filter(|_| is_under_way && !is_late);
-        let since = since.unwrap_or(now_millis);
-        connection.awaits_since_millis = is_under_way.then_some(since);
+        let awaited = awaited(connection.awaits_since_millis, is_under_way, is_late, now_millis);
+        connection.awaits_since_millis = awaited.map(|(since, _)| since);
         let is_broken = match connection.phase {
             Phase::Peer { .. } => {
-                let awaited_millis = is_under_way.then_some(now_millis - since);
+                let awaited_millis = awaited.map(|(_, millis)| millis);
                 self.silences.is_pressed |= is_under_way;
                 is_lane_broken(&silence, awaited_millis, self.connections[key.slot].is_paused)
             }
@@ -135,6 +134,18 @@ impl Loop<'_> {
         self.doom(key.slot, format!("nothing has been heard of it for {seconds:.1} s"));
         false
     }
+}
+
+/// Since when and for how long something has been under way, if it is. `before`: since when, as far as that was known; what was
+/// written in this round may have been so after its clock was looked at.
+fn awaited(
+    before: Option<u64>,
+    is_under_way: bool,
+    is_late: bool,
+    now_millis: u64,
+) -> Option<(u64, u64)> {
+    let since = before.filter(|_| !is_late).unwrap_or(now_millis);
+    is_under_way.then(|| (since, now_millis.saturating_sub(since)))
 }
 
 /// Whether a stream between relays has been silent for too long. `awaited_millis`: for how long something has been under
@@ -185,6 +196,15 @@ mod tests {
             assert_eq!(patience, expected, "{round_trip} ms, {variation} ms");
         }
         assert_eq!(patience_millis(u32::MAX, u32::MAX), LANE_PATIENCE_MILLIS_MAX);
+    }
+
+    #[test]
+    fn what_is_awaited_is_so_since_it_was_written_be_that_after_the_clock_was_looked_at() {
+        assert_eq!(awaited(Some(40), true, false, 100), Some((40, 60)));
+        assert_eq!(awaited(Some(101), true, false, 100), Some((101, 0)), "a moment ago");
+        assert_eq!(awaited(None, true, false, 100), Some((100, 0)));
+        assert_eq!(awaited(Some(40), true, true, 100), Some((100, 0)), "what came may lie unread");
+        assert_eq!(awaited(Some(40), false, false, 100), None);
     }
 
     #[test]
