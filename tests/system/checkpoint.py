@@ -73,16 +73,7 @@ def main() -> int:
         is_one = heard == told and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
         checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
-    name = "who draws from clocks and chance"
-    if checks.wants(name):
-        chancy = [program[0], str(common.PROGRAMS / "chance.py"), "--rounds", "300"]
-        kills = [(moment(), 1), (0.7, 2), (0.7, 0)]
-        code, lines, output = job(options, chancy, kills)
-        words = recovery.WORDS
-        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in words}
-        is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
-        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
-        checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
+    drawing(checks, options, program[0])
     given_up(checks, options, program)
     name = "who reads standard input"
     if checks.wants(name):
@@ -101,6 +92,21 @@ def main() -> int:
     damaged(checks, options, ring)
     missing(checks, options, ring)
     return checks.end()
+
+
+def drawing(checks, options, python) -> None:
+    """Clocks and chance decide what the program does; children of it have nothing to do with that."""
+    for name, words in (("who draws from clocks and chance", []), ("who starts programs all the time", ["--children"])):
+        if not checks.wants(name):
+            continue
+        chancy = [python, str(common.PROGRAMS / "chance.py"), "--rounds", "300", *words]
+        kills = [(FIRST_S + 0.5, 1), (0.7, 2), (0.7, 0)]
+        code, lines, output = job(options, chancy, kills)
+        words = recovery.WORDS
+        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in words}
+        is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
+        checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
 
 
 def given_up(checks, options, program) -> None:
@@ -308,8 +314,8 @@ def apart(checks, options, ring) -> None:
 def elsewhere(checks, options, ring) -> None:
     """A node is lost whose ranks have images: they go on from these on a spare one, if that can get them."""
     alone, shared = "a node is lost, and nobody else sees its images", "a node is lost, and its images are seen by others"
-    stored = "a node is lost, and its images are in a store"
-    names = [name for name in (shared, alone, stored) if checks.wants(name)]
+    stored, unable = "a node is lost, and its images are in a store", "a node is lost, and the spare one has no CRIU"
+    names = [name for name in (shared, alone, stored, unable) if checks.wants(name)]
     if not names:
         return
     if why_not := network.no_lab(options):
@@ -324,7 +330,7 @@ def elsewhere(checks, options, ring) -> None:
             if name == alone:
                 hider.start()
             events, within = [(4.0, nodes.KILLED)], []
-            if name == stored:
+            if name in (stored, unable):
                 if not paths.MOTO.exists():
                     print(f"skipped: {name}: {paths.MOTO} is not there (make criu)")
                     continue
@@ -333,6 +339,8 @@ def elsewhere(checks, options, ring) -> None:
                 words[-1] = "checkpoint_dir=s3://images/of"
                 words += ["--set", "checkpoint_open=on"]
                 within = [sys.executable, str(common.PROGRAMS / "with_store.py"), str(paths.MOTO), "images"]
+            if name == unable:
+                words += ["--set", f"criu={criu_but_on(Path(folder), 'north-2', options.criu)}"]
             code, lines, output = nodes.lab_job(options, ring, events, words, within=within)
             is_over.set()
             left = [path.name for path in Path(folder).rglob("*")]
@@ -341,9 +349,18 @@ def elsewhere(checks, options, ring) -> None:
         said = output.count("checkpoints of node north-1 are on it alone")
         repeated = [int(count) for count in re.findall(r"started anew: (\d+) polls are done again", output)]
         is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
-        is_right = (found, said) == ((0, 1) if name == alone else (2, 0))
+        is_right = (found, said) == ((0, 1) if name in (alone, unable) else (2, 0))
+        is_right &= output.count("spare node north-2 cannot use checkpoints") == (name == unable)
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {found} from images, {repeated} polls again, said {said} times, {len(left)} files left"
         checks.check(name, code == 0 and is_same and moves == 1 and is_right, measured, output)
+
+
+def criu_but_on(folder: Path, host: str, criu: Path) -> Path:
+    """A program that is CRIU on all hosts but this one."""
+    tool = folder / "criu-elsewhere"
+    tool.write_text(f'#!/bin/sh\n[ "$(hostname)" = {host} ] && exit 1\nexec {criu} "$@"\n')
+    tool.chmod(0o755)
+    return tool
 
 
 def hide(folder: Path, is_over: threading.Event) -> None:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A rank is killed with SIGKILL in the middle of a job: the others end, somebody says why, nothing is left behind."""
 
+import contextlib
 import os
 import re
 import signal
@@ -40,7 +41,44 @@ def main() -> int:
         more = {"LANDBRIDGE_PATHS": "tcp", "LANDBRIDGE_UDP": udp}
         command = [*own, "--alone"]
         kill(checks, f"mpiexec that sleeps, {path}", command, alone | more, False, is_asleep=True)
+    forgotten(checks, two)
     return checks.end()
+
+
+def forgotten(checks, command) -> None:
+    """Launcher and agents are killed at once, so nobody is left to clean up: the next job does."""
+    name = "launcher and agents are killed"
+    if not checks.wants(name):
+        return
+    job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    os.set_blocking(job.stdout.fileno(), False)
+    output = bytearray()
+    ranks = find_ranks(job, output) or []
+    # Neighbours have such files as well.
+    own = set(re.findall(r"/dev/shm/(mpich_\w+)", "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)))
+    agents = [pid for pid in process.descendants() if b"\0agent\0" in command_line(pid)]
+    for pid in [job.pid, *agents]:
+        # They end as those above them do; whoever is quicker is none.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    job.wait()
+    wait_until_alone()
+    left = shared_files() & own
+    hour_ago = time.time() - 3600
+    for file in left:
+        os.utime(f"/dev/shm/{file}", (hour_ago, hour_ago))
+    again = [*command[: command.index("--clusters")], "/bin/true"]
+    code = subprocess.run(again, stdin=subprocess.DEVNULL, capture_output=True, timeout=END_LIMIT_S).returncode
+    more = sorted(shared_files() & left)
+    measured = f"{len(left)} files left, after the next job (exit code {code}) {len(more)}"
+    checks.check(f"{name}: the next job removes what they have left", bool(left) and not more, measured, output)
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def kill(checks, name, command, environment, is_ours, is_asleep=False):

@@ -1,16 +1,20 @@
 //! Removes what MPI libraries leave in `/dev/shm` when they are killed.
 //!
 //! MPICH names its files after the job's key-value space, which is fresh for every job: these are
-//! told exactly. Intel MPI's names tell nothing; of them only those go that this user's processes
-//! made since the job began and that no living process has open or mapped.
+//! told exactly. Where an agent and the launcher were killed at once nobody is left to do that: the next job does, with files
+//! of this user that no living process has open or mapped, once they are so old that nobody is about to. Intel MPI's
+//! names tell nothing; of them only those go that this user's processes made since the job began and that no living process
+//! has open or mapped.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 const DIRECTORY: &str = "/dev/shm";
 const INTEL_PREFIX: &str = "Intel_MPI_";
+/// After so long whoever was to map a file has done so.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// Removes MPICH's files of all ranks for which `wanted` is true.
 pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
@@ -26,9 +30,33 @@ pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
     }
 }
 
+/// Removes MPICH's files of jobs of which nobody is left.
+pub fn remove_forgotten_mpich_files() {
+    let now = SystemTime::now();
+    remove_unused(entries(Path::new(DIRECTORY)).filter(|path| is_forgotten(path, now)).collect());
+}
+
+/// Whether this is an old file of this user, named as MPICH names them.
+fn is_forgotten(path: &Path, now: SystemTime) -> bool {
+    let name = file_name(path);
+    let rest = name.strip_prefix("mpich_shm_").or_else(|| name.strip_prefix("mpich_vci_"));
+    let is_named = rest.and_then(|rest| rest.split_once('_')).is_some_and(|(job, rank)| {
+        u32::from_str_radix(job, 16).is_ok() && rank.parse::<u32>().is_ok()
+    });
+    let own_user = rustix::process::geteuid().as_raw();
+    let about = path.symlink_metadata().ok().filter(|about| is_named && about.is_file());
+    about.is_some_and(|about| {
+        let age = about.modified().ok().and_then(|then| now.duration_since(then).ok());
+        about.uid() == own_user && age.is_some_and(|age| age > FORGOTTEN_AFTER)
+    })
+}
+
 /// Removes Intel MPI's files that nobody uses any more.
 pub fn remove_stale_intel_files(job_started: SystemTime) {
-    let candidates = intel_candidates(Path::new(DIRECTORY), job_started);
+    remove_unused(intel_candidates(Path::new(DIRECTORY), job_started));
+}
+
+fn remove_unused(candidates: Vec<PathBuf>) {
     if candidates.is_empty() {
         return;
     }
@@ -109,6 +137,30 @@ mod tests {
             remove_mpich_files(&kvsname, |_| true);
             assert!(!path(2).exists());
         }
+    }
+
+    #[test]
+    fn old_files_of_mpich_that_nobody_uses_go_and_no_others() {
+        let kind = format!("{:x}", std::process::id());
+        let file = |name: String, age: u64| {
+            let path = Path::new(DIRECTORY).join(name);
+            let file = std::fs::File::create(&path).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+            (path, file)
+        };
+        let (old, _) = file(format!("mpich_shm_{kind}_900001"), 3_600);
+        let (young, _) = file(format!("mpich_shm_{kind}_900002"), 5);
+        let (used, in_use) = file(format!("mpich_vci_{kind}_900003"), 3_600);
+        let (other, _) = file(format!("mpich_shm_{kind}_x"), 3_600);
+        remove_forgotten_mpich_files();
+        assert_eq!(
+            [&old, &young, &used, &other].map(|path| path.exists()),
+            [false, true, true, true]
+        );
+        drop(in_use);
+        remove_forgotten_mpich_files();
+        assert!(!used.exists());
+        [young, other].iter().for_each(|path| std::fs::remove_file(path).unwrap());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::ps::paths::Paths;
 use crate::restart::Limits;
 use body::{Reader, Writer};
 pub use decoder::Decoder;
-use moved::{Adoption, Known, Moved, Talk};
+use moved::{Adoption, Known, Moved, Spares, Talk};
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
@@ -177,6 +177,8 @@ pub enum Message {
     },
     /// Start the ranks of an agent that is lost.
     Adopt(Box<Adoption>),
+    /// The nodes of the cluster that may still take the ranks of another one, by their names.
+    Spares(Spares),
     /// Nothing to do: the agent above is still there, or the one below.
     Ping,
     /// Say how the paths of the ranks are, each agent for its own, with so many rows at most.
@@ -433,6 +435,10 @@ impl Message {
                 out.document(adoption);
                 kind::ADOPT
             }
+            Message::Spares(spares) => {
+                out.document(spares);
+                kind::SPARES
+            }
             Message::Talk(talk) => {
                 out.document(talk);
                 kind::TALK
@@ -524,6 +530,7 @@ impl Message {
             kind::ANSWER => Message::Answer { rank: body.number()?, line: body.text()? },
             kind::ORDER => Message::Order(body.document()?),
             kind::ADOPT => Message::Adopt(body.document()?),
+            kind::SPARES => Message::Spares(*body.document()?),
             kind::REVOKE => Message::Revoke { group: body.number()? },
             kind::STDIN => Message::Stdin { bytes: body.bytes()?.to_vec() },
             kind::STDIN_END => Message::StdinEnd,

@@ -228,6 +228,14 @@ pub fn descendants(spared: &[u32]) -> Vec<u32> {
     found
 }
 
+/// Children of this process that run its own program: they have called no exec, so all that it has open is open in them.
+pub fn copies(pid: u32) -> usize {
+    let exe = |pid: u32| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let own = exe(pid);
+    let children = processes().filter(|&(_, parent)| parent == pid);
+    children.filter(|&(child, _)| own.is_some() && exe(child) == own).count()
+}
+
 /// Kills every process below this one that is in the session which `leader` began, or below such a one, and waits until none is
 /// left, not even for somebody to wait for, at most for `limit`: then that number is free. `spared`, and what is below
 /// those, has nothing to do with it. False: some are still there.

@@ -37,6 +37,8 @@ pub const RECORDED_AT: usize = offset_of!(Head, recorded);
 
 /// Where stands, as eight bytes, how often an image of the process has been asked for.
 pub const WANTED_AT: usize = POLLS_AT + offset_of!(Polls, wanted);
+/// And where the number of frames is that were taken in again.
+pub const TAKEN_AT: usize = POLLS_AT + offset_of!(Polls, taken);
 
 /// Clocks that are told apart.
 const CLOCKS: usize = 24;
@@ -77,6 +79,8 @@ pub struct Polls {
     pub present: AtomicU64,
     /// How often an image of the process has been asked for.
     pub wanted: AtomicU64,
+    /// Frames that starts have taken in again: whoever waits at a poll for its relay to read them from a disk comes further.
+    pub taken: AtomicU64,
 }
 
 /// What there is of a record for a start of the process.
@@ -111,9 +115,11 @@ const _: () = assert!(size_of::<Head>() <= HEAD_BYTES);
 const _: () = assert!(offset_of!(Head, told) == RECORDED_AT + size_of::<u64>());
 
 impl Head {
-    /// A start of the process, counted from 1, takes hold of the record. False: it had it before, as another program.
+    /// A start of the process, counted from 1, takes hold of the record. False: it had it before, as another program, or a later
+    /// start has it. (What a process was told of its number stays what it was told, though it was made of an image since, as another
+    /// start; its children are told the same.)
     pub fn begin(&self, start: u64, owner: u64) -> bool {
-        if self.start.load(Relaxed) == start {
+        if self.start.load(Relaxed) >= start {
             return false;
         }
         let words = [&self.told, &self.reads, &self.polls.present];

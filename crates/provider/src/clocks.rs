@@ -147,6 +147,13 @@ pub fn images_wanted() -> u64 {
     KEPT.get().map_or(0, |kept| kept.polls.wanted.load(Relaxed))
 }
 
+/// So many frames more were taken in again.
+pub fn note_taken(frames: u64) {
+    if let Some(kept) = KEPT.get() {
+        kept.polls.taken.fetch_add(frames, Relaxed);
+    }
+}
+
 /// How often the program has looked for messages.
 pub fn polls() -> u64 {
     KEPT.get().map_or(0, |kept| kept.polls.present.load(Relaxed))
@@ -216,6 +223,7 @@ mod tests {
             furthest: AtomicU64::new(0),
             present: AtomicU64::new(0),
             wanted: AtomicU64::new(3),
+            taken: AtomicU64::new(0),
         };
         let kept = Kept { polls: &POLLS, before: AtomicU64::new(0), images: AtomicU64::new(2) };
         assert!(!kept.make_way(|| false));
@@ -234,6 +242,7 @@ mod tests {
             furthest: AtomicU64::new(2),
             present: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
         };
         let kept = Kept { polls: &POLLS, before: AtomicU64::new(2), images: AtomicU64::new(0) };
         assert!(kept.count() && kept.count());

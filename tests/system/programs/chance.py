@@ -1,6 +1,6 @@
 """Draws numbers from clocks and from chance, lets them decide what it does, and tells each to rank 0 as it is drawn. Every
 rank prints what it drew, twice: as it is drawn and at the end; rank 0 prints what it heard. `--greedy`: rank 1 draws
-more than can be recorded. `--drift`: what nobody records decides how often it looks at the clock."""
+more than can be recorded. `--children`: others are started, and forked, all the time. `--drift`: what nobody records decides how often it looks at the clock."""
 
 import argparse
 import os
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--greedy", action="store_true")
     parser.add_argument("--drift", action="store_true")
+    parser.add_argument("--children", action="store_true")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
     if options.greedy and comm.rank == 1:
@@ -36,12 +37,23 @@ def main() -> None:
     assert subprocess.run(child, capture_output=True, text=True, check=True).stdout == "True\n"
     drawn = []
     for turn in range(options.rounds):
+        if options.children:
+            make_children()
         tell_round(comm, turn, drawn)
         comm.barrier()
         time.sleep(random.random() / 20)
     for text in drawn:
         say(f"drew {comm.rank} {text}")
     say(f"rank {comm.rank} ends")
+
+
+def make_children() -> None:
+    """One that is another program, and one that is not."""
+    os.system("true")
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def tell_round(comm, turn: int, drawn: list[str]) -> None:

@@ -233,24 +233,41 @@ impl WholeLink {
         self.check_silence()
     }
 
-    /// Says that nothing more will be sent, and waits until the other side has read everything and ends, at most so long.
-    /// A socket that is closed while something in it is unread drops what it was to send.
-    pub fn finish(&mut self, at_most: Duration) -> bool {
+    /// Says that nothing more will be sent, and waits until the other side has read everything and ends, at most so long. Frames
+    /// that still come are shown to `hear`. A socket that is closed while something in it is unread drops what it was to send.
+    ///
+    /// # Errors
+    /// If it has not read everything, or nobody knows: the reason.
+    pub fn finish(&mut self, at_most: Duration, mut hear: impl FnMut(&[u8])) -> io::Result<()> {
         let deadline = Instant::now() + at_most;
-        let is_all_sent = self.ahead_end == 0 || self.send(&[], &[]).is_ok();
-        if !is_all_sent || rustix::net::shutdown(&self.socket, Shutdown::Write).is_err() {
-            return false;
-        }
+        let sent = self.send(&[], &[]).and_then(|()| {
+            rustix::net::shutdown(&self.socket, Shutdown::Write).map_err(io::Error::from)
+        });
+        // Whoever refuses what it was sent has said so before it closed its end.
+        let mut problem = sent.err();
         loop {
-            (self.start, self.end) = (0, 0);
-            match self.read() {
-                Err(error) => return error.kind() == io::ErrorKind::UnexpectedEof,
-                // It may have more to send than there is time for.
-                Ok(()) if Instant::now() > deadline => return false,
-                Ok(()) if self.end > 0 => (),
-                Ok(()) => {
-                    let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-                    let _ = poll(&mut fds, Some(&ROOM_WAIT));
+            // It may have more to send than there is time for.
+            if Instant::now() > deadline {
+                return Err(problem.unwrap_or_else(|| io::ErrorKind::TimedOut.into()));
+            }
+            match self.peek() {
+                Ok(Some(frame)) => {
+                    hear(frame);
+                    self.consume();
+                }
+                Ok(None) => match problem.take() {
+                    Some(problem) => return Err(problem),
+                    None => {
+                        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+                        let _ = poll(&mut fds, Some(&ROOM_WAIT));
+                    }
+                },
+                Err(end) => {
+                    return match problem {
+                        Some(problem) => Err(problem),
+                        None if end.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+                        None => Err(end),
+                    };
                 }
             }
         }
@@ -362,7 +379,7 @@ mod tests {
             let (one, two) = rest.split_at(1000);
             link.send(front, &[IoSlice::new(one), IoSlice::new(two), IoSlice::new(&[])]).unwrap();
         }
-        assert!(link.finish(Duration::from_secs(20)));
+        link.finish(Duration::from_secs(20), |_| ()).unwrap();
         assert_eq!(reader.join().unwrap(), sent.repeat(times));
     }
 
@@ -376,11 +393,23 @@ mod tests {
                 relay
             });
             let began = Instant::now();
-            assert!(!link.finish(Duration::from_millis(50)));
+            let error = link.finish(Duration::from_millis(50), |_| ()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             assert!(began.elapsed() < Duration::from_secs(20));
             drop(link);
             sender.join().unwrap();
         }
+    }
+
+    #[test]
+    fn what_a_relay_says_before_it_ends_is_heard() {
+        let (mut link, mut relay) = pair();
+        let (one, two) = (frame(100), frame(30_000));
+        relay.write_all(&[&one[..], &two, &two[..50]].concat()).unwrap();
+        drop(relay);
+        let mut heard = Vec::new();
+        let _ = link.finish(Duration::from_secs(20), |frame| heard.push(frame.to_vec()));
+        assert_eq!(heard, [one, two]);
     }
 
     #[test]
@@ -397,7 +426,7 @@ mod tests {
         for _ in 0..times {
             link.send(&copy, &[]).unwrap();
         }
-        assert!(link.finish(Duration::from_secs(20)));
+        link.finish(Duration::from_secs(20), |_| ()).unwrap();
         assert_eq!(reader.join().unwrap(), sent.repeat(times));
     }
 

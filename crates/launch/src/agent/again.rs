@@ -20,6 +20,8 @@ pub struct Looks {
     pub furthest: u64,
     /// The present one.
     pub present: u64,
+    /// Frames that were taken in again, by all starts: at one look there may be many.
+    pub taken: u64,
 }
 
 /// A rank is never started so often on one node that is lost and does not know it.
@@ -56,7 +58,7 @@ pub struct Again {
     /// It has been, and was not seen to be where it was yet.
     is_away: bool,
     /// How far the present one was when it was last looked at and had come further, and when.
-    further: (Place, Instant),
+    further: (Place, u64, Instant),
     /// When its first start began, and this one.
     began: [Instant; 2],
     /// Its starts that have ended.
@@ -94,7 +96,7 @@ impl Again {
             starts: 0,
             moves: 0,
             is_away: false,
-            further: (Place::default(), now),
+            further: (Place::default(), 0, now),
             began: [now; 2],
             lives: Vec::new(),
             has_aborted: false,
@@ -151,19 +153,20 @@ impl Again {
     }
 
     /// How long it has not come further on its way back, if that is too long. Who computes, or waits for others, is seen to look for
-    /// messages; where nobody counts that nobody can say.
+    /// messages, and who waits for the relay's disk to take in frames; where nobody counts that nobody can say.
     pub fn hangs(&mut self, looks: Option<Looks>, now: Instant) -> Option<Duration> {
         let place = self.place(looks);
-        if !self.is_away || looks.is_none() || place != self.further.0 {
-            self.further = (place, now);
+        let taken = looks.map_or(0, |looks| looks.taken);
+        if !self.is_away || looks.is_none() || (place, taken) != (self.further.0, self.further.1) {
+            self.further = (place, taken, now);
             return None;
         }
-        let still = now - self.further.1;
+        let still = now - self.further.2;
         let lived = self.lives.iter().map(|life| life.lasted).sum();
         let is_too_long = restart::hangs(still, lived);
         if is_too_long {
             // Said again if it does not end by that.
-            self.further.1 = now;
+            self.further.2 = now;
         }
         is_too_long.then_some(still)
     }
@@ -176,7 +179,7 @@ impl Again {
     /// The process is started anew.
     pub fn begin(&mut self, looks: Option<Looks>, now: Instant) {
         self.began[1] = now;
-        self.further = (Place::default(), now);
+        self.further = (Place::default(), 0, now);
         (self.asked, self.repeated) = (0, [0, 0]);
         self.looks_before = looks.map_or(0, |looks| looks.furthest);
         (self.stage, self.has_last_word) = (Stage::Silent, false);
@@ -315,7 +318,7 @@ mod tests {
     const INIT: &str = "cmd=init pmi_version=1 pmi_subversion=1\n";
 
     fn looks(furthest: u64, present: u64) -> Option<Looks> {
-        Some(Looks { furthest, present })
+        Some(Looks { furthest, present, taken: 0 })
     }
 
     #[test]
@@ -408,6 +411,22 @@ mod tests {
         assert_eq!(again.hangs(looks(5, 1), later(135)), None);
         assert_eq!(again.hangs(looks(5, 1), later(136)), Some(Duration::from_secs(61)));
         assert_eq!(again.hangs(None, later(300)), None, "nobody knows");
+    }
+
+    #[test]
+    fn who_is_told_slowly_what_was_does_not_hang() {
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        let mut again = Again::new(now);
+        again.begin(looks(9, 9), now);
+        // At one look; the relay reads it from a slow disk.
+        for step in 1..100 {
+            let looks = Some(Looks { furthest: 9, present: 4, taken: step });
+            assert_eq!(again.hangs(looks, later(50 * step)), None);
+        }
+        let looks = Some(Looks { furthest: 9, present: 4, taken: 99 });
+        assert_eq!(again.hangs(looks, later(5_010)), None);
+        assert!(again.hangs(looks, later(5_011)).is_some(), "nothing has come for long");
     }
 
     #[test]

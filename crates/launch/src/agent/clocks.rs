@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::clocks::{
-    BASE_AT, CLOCKS_BYTES, FULL_AT, HEAD_BYTES, POLLS_AT, RECORDED_AT, WANTED_AT,
+    BASE_AT, CLOCKS_BYTES, FULL_AT, HEAD_BYTES, POLLS_AT, RECORDED_AT, TAKEN_AT, WANTED_AT,
 };
 use landbridge_proto::recent::{COUNT_AT, ENTRIES_BYTES, RECENT_MAX, place_of};
 use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
@@ -80,7 +80,8 @@ impl Clocks {
     /// How often the rank has looked for messages.
     pub fn looks(&self) -> Looks {
         let [furthest, present] = self.words(POLLS_AT).unwrap_or_default();
-        Looks { furthest, present }
+        let [taken] = self.words(TAKEN_AT).unwrap_or_default();
+        Looks { furthest, present, taken }
     }
 
     /// Its process has ended, and there is no other one yet.
@@ -379,7 +380,7 @@ mod tests {
         news.iter().for_each(|known| other.lay(known).unwrap());
         let all = [&b"abc"[..], &many].concat();
         assert!(other.entries(0, all.len() as u64) == all);
-        assert_eq!(other.looks(), Looks { furthest: 7, present: 0 });
+        assert_eq!(other.looks(), Looks { furthest: 7, present: 0, taken: 0 });
         assert_eq!(other.words(COUNT_AT), Some([RECENT_MAX as u64 + 20]));
         assert_eq!(other.words(place_of(500)), Some([501, 2, 500]));
         assert_eq!(other.news(3), [], "it came from there");
@@ -532,8 +533,8 @@ mod tests {
         for (at, number) in [(POLLS_AT, 43_u64), (POLLS_AT + 8, 12)] {
             rustix::io::pwrite(&clocks.record, &number.to_ne_bytes(), at as u64).unwrap();
         }
-        assert_eq!(clocks.looks(), Looks { furthest: 43, present: 12 });
-        assert_eq!(clocks.rest(), Looks { furthest: 43, present: 0 });
+        assert_eq!(clocks.looks(), Looks { furthest: 43, present: 12, taken: 0 });
+        assert_eq!(clocks.rest(), Looks { furthest: 43, present: 0, taken: 0 });
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::keeper::Keeper;
-use crate::checkpoint::claim::Claim;
 use crate::cleanup;
 use crate::control::Message;
 use crate::sys;
@@ -132,13 +131,15 @@ impl Agent {
             true => keeper.leave_all(),
             false => keeper.remove_all(),
         };
-        let removals: Vec<_> = keepers.filter_map(end).collect();
+        let mut removals: Vec<_> = keepers.filter_map(end).collect();
+        removals.extend(self.end_signing());
         let deadline = Instant::now() + REMOVAL_MAX;
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));
         }
         // Agents that were lost have left theirs.
-        self.claim.take().into_iter().for_each(Claim::end);
+        let is_over = !self.is_cut_off;
+        self.claim.take().into_iter().for_each(|claim| claim.end(is_over));
         if self.assignment.is_some() {
             cleanup::remove_stale_intel_files(self.started_at);
         }

@@ -14,7 +14,6 @@ use super::rank::{LocalRank, Start};
 use super::revive::Revival;
 use super::spares::OfThisNode;
 use super::{Agent, Phase};
-use crate::checkpoint::{Wish, claim, criu};
 use crate::cleanup;
 use crate::control::moved::Talk;
 use crate::control::order::{Block, Order};
@@ -87,7 +86,7 @@ pub(super) fn new_board() -> Option<Rc<Board>> {
 }
 
 /// Whether ranks that are killed are to be started anew.
-fn recovers(job: &Job) -> bool {
+pub(super) fn recovers(job: &Job) -> bool {
     mpi::recovers(&job.environment)
 }
 
@@ -114,8 +113,10 @@ impl Agent {
         if node.rank_count == 0 {
             // What others see of it tells them that it sees their images.
             self.spare_wish = if node.is_spare { self.wish(job, node) } else { None };
+            self.begin_signing(job, node);
             return Ok(());
         }
+        cleanup::remove_forgotten_mpich_files();
         let plan = mpi::prepare(&job.task, &job.environment)?;
         if job.verbose && node.holds(0) {
             self.parent.send(&Message::Note { text: plan.note.clone() });
@@ -147,26 +148,6 @@ impl Agent {
             }
         }
         Ok(())
-    }
-
-    /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
-    fn wish(&mut self, job: &Job, node: &Node) -> Option<Wish> {
-        let mut wish = Wish::find(&job.environment).filter(|_| recovers(job))?;
-        let name =
-            if node.is_spare { claim::of_spare(node.cluster, &node.name) } else { node.first_rank };
-        let spares: Vec<u32> =
-            node.spares.iter().map(|name| claim::of_spare(node.cluster, name)).collect();
-        let outcome = criu::check(&wish.tool)
-            .and_then(|()| wish.prepare(&job.id, name, &spares, &job.environment));
-        if let Err(error) = &outcome {
-            let text = format!(
-                "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
-                node.name
-            );
-            self.parent.send(&Message::Note { text });
-        }
-        self.claim = outcome.ok();
-        self.claim.is_some().then_some(wish)
     }
 
     /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.

@@ -241,7 +241,8 @@ mod tests {
     #[test]
     fn a_start_may_have_read_elsewhere_what_has_not_come_here_yet() {
         let (from, mut input) = pipe();
-        input.begin(5, Stdin::new(input.to.take(), true));
+        let to = input.to.take();
+        input.begin(5, Stdin::new(to, true));
         input.queue(b"123");
         input.forget(4);
         input.queue(b"4567");

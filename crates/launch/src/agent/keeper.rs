@@ -48,6 +48,11 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 const END_SEEN: Duration = Duration::from_secs(1);
 /// Failures in a row after which no more images are taken.
 const FAILURES_MAX: u32 = 3;
+/// So long it is looked whether the nodes that may take over ranks have said in the store that they reach it.
+const SIGNS_MAX: Duration = Duration::from_secs(2);
+
+/// A thread that puts an image into the store; which nodes that may need it there cannot get it.
+type Sender = JoinHandle<Result<Vec<u32>>>;
 
 /// See the module head.
 pub struct Keeper {
@@ -65,7 +70,7 @@ pub struct Keeper {
     /// Of those that do, what the agent above has been told.
     shown: Vec<Whereabouts>,
     /// It was putting an image into the store, and is to end.
-    stopped: Option<JoinHandle<Result<()>>>,
+    stopped: Option<Sender>,
     failures: u32,
     /// Before so many intakes nothing is kept of the rank any more.
     promised: u64,
@@ -93,7 +98,7 @@ enum State {
     Asking { since: Instant },
     Taking(Taking),
     Sealing { thread: JoinHandle<Result<Image>> },
-    Sending { thread: JoinHandle<Result<()>>, remote: Remote, number: u64 },
+    Sending { thread: Sender, remote: Remote, number: u64 },
     CutOff { since: Instant, is_told: bool },
 }
 
@@ -314,7 +319,7 @@ impl Keeper {
     fn forget_remotely(
         &self,
         images: Vec<Image>,
-        sending: Option<JoinHandle<Result<()>>>,
+        sending: Option<Sender>,
     ) -> Option<JoinHandle<()>> {
         let remote = self.wish.remote.as_ref()?.anew();
         let remove = move || {
@@ -331,30 +336,45 @@ impl Keeper {
         };
         let (remote, number) = (remote.anew(), image.about.number);
         let sender = remote.clone();
-        let put = move || sender.put(&image);
+        let (job, spares) = (self.wish.job.clone(), self.wish.spares.clone());
+        let put = move || {
+            sender.put(&image)?;
+            Ok(sender.blind(&job, &spares, Instant::now() + SIGNS_MAX))
+        };
         let thread = std::thread::Builder::new().name("send".into()).spawn(put)?;
         self.state = State::Sending { thread, remote, number };
         Ok(())
     }
 
-    /// What has become of the image that was put into the store, with its number.
-    fn finish_sending(&mut self) -> Option<(u64, Result<()>)> {
+    /// What has become of the image that was put into the store, with its number. It counts if all who may need it there can get
+    /// it; the others are returned.
+    fn finish_sending(&mut self) -> Option<(u64, Result<Vec<u32>>)> {
         let State::Sending { thread, number, .. } =
             std::mem::replace(&mut self.state, State::Resting)
         else {
             return None;
         };
         let sent = thread.join().unwrap_or_else(|_| bail!("it has failed"));
-        if sent.is_ok() {
+        if sent.as_ref().is_ok_and(|blind| self.can_all_but(blind)) {
             self.alone.remove(&number);
             self.drop_surplus();
         }
         Some((number, sent))
     }
 
-    /// Whether nobody but this node can get at its images, though other nodes may need them.
-    fn is_out_of_reach(&self) -> bool {
-        self.wish.remote.is_none() && !self.wish.is_seen()
+    /// These nodes may take over its rank from now on, and no others: some are lost, or have taken other ranks.
+    pub fn set_spares(&mut self, spares: &[u32]) {
+        self.wish.spares = spares.to_vec();
+    }
+
+    /// Whether all nodes that may take over the rank can get at an image that these cannot get. Those that are lost do not count.
+    fn can_all_but(&self, blind: &[u32]) -> bool {
+        !self.wish.spares.iter().any(|spare| blind.contains(spare))
+    }
+
+    /// Nodes that may need its images, and cannot get at them in its folder.
+    fn blind(&self) -> Vec<u32> {
+        if self.wish.remote.is_some() { Vec::new() } else { self.wish.blind() }
     }
 
     /// The store, for whoever needs what a node has lost.
@@ -368,7 +388,7 @@ impl Keeper {
         let sealed = thread.join().unwrap_or_else(|_| bail!("it could not be written"));
         let image = sealed.context("it could not be written")?;
         let is_to_be_sent = self.wish.remote.is_some() && self.wish.may_move();
-        if is_to_be_sent || self.is_out_of_reach() {
+        if is_to_be_sent || !self.blind().is_empty() {
             self.alone.insert(image.about.number);
         }
         self.images.push_back(image);

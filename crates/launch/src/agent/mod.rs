@@ -20,6 +20,7 @@ mod keeper;
 mod marked;
 mod passed;
 pub mod rank;
+mod reach;
 pub mod relay;
 mod revive;
 mod spares;
@@ -30,6 +31,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -139,6 +141,10 @@ struct Agent {
     claim: Option<Claim>,
     /// What is wanted of images of ranks that may come to this node.
     spare_wish: Option<Wish>,
+    /// The nodes that may take over ranks of this one, by their names.
+    spares: Vec<String>,
+    /// A spare node says in the store that it reaches that.
+    signing: Option<JoinHandle<Result<()>>>,
     /// Nobody has said that the job is over: its ranks may go on elsewhere.
     is_cut_off: bool,
     /// The store has not taken the last image.
@@ -193,6 +199,8 @@ impl Agent {
             look: None,
             claim: None,
             spare_wish: None,
+            spares: Vec::new(),
+            signing: None,
             is_cut_off: false,
             is_store_gone: false,
             is_reach_told: false,
@@ -215,6 +223,8 @@ impl Agent {
             self.advance_returns();
             self.report_returned();
             self.advance_images();
+            self.advance_signing();
+            self.claim.iter_mut().for_each(Claim::renew);
             self.report_stuck();
             self.retire_groups();
             self.keep_in_touch();
@@ -433,6 +443,7 @@ impl Agent {
             Message::Order(order) => self.handle_order(*order),
             Message::Known(known) => self.lay(&known),
             Message::Adopt(adoption) => self.handle_adoption(&adoption),
+            Message::Spares(spares) => self.handle_spares(spares.names),
             Message::Revoke { group } => self.revoke(group),
             Message::Stdin { bytes } => self.deliver_stdin(bytes),
             Message::StdinEnd => self.deliver_stdin_end(),

@@ -141,6 +141,11 @@ impl Agent {
 
     /// The agent of a node below is gone, or counts as gone: its ranks go on elsewhere.
     pub(super) fn lose_child(&mut self, index: usize, why: &str) {
+        self.lose(index, why);
+        self.tell_spares();
+    }
+
+    fn lose(&mut self, index: usize, why: &str) {
         let child = &mut self.children[index];
         (child.done, child.is_lost) = (true, true);
         // If it is there after all, the end of this stream ends it, and its ranks.

@@ -1,29 +1,54 @@
 //! Whose images lie in a folder, and that they go if nobody lives who could use them.
 //!
 //! Beside the folder of a job (`JOB`) each of its agents holds a lock on a file of its own (`.JOB.NAME`) for as long as it lives:
-//! the kernel lets go of it, however the agent ends. So a folder of whose agents none holds its lock is a leftover. Several hosts
-//! may have the same folder, if its file system hands on locks; numbers of processes would say nothing there.
+//! the kernel lets go of it, however the agent ends. So a folder of whose agents none holds its lock is a leftover.
+//!
+//! Several hosts may have the same folder, and not every file system hands locks on between them (NFS mounted with `local_lock`,
+//! Lustre with `localflock`), or has any. So a claim says which system has made it, and a lock tells of claims of this system
+//! alone. Those of others are renewed now and then, and count until that has not been done for a day, by the clock of the file
+//! system itself. When a job has ended its own claims bind nobody any more who knows that it has.
 //!
 //! What may never happen: images of a job that runs are removed, or anything that is not a folder of images.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 /// Somebody who cleans up may hold it for a moment.
 const ATTEMPTS: u32 = 100;
 /// Letters of a job's name.
 const NAME_LENGTH: usize = 32;
+/// How often a claim is renewed,
+const RENEWED_EVERY: Duration = Duration::from_secs(3_600);
+/// and for how long one of another system counts that was not.
+const COUNTS_FOR: Duration = Duration::from_secs(24 * 3_600);
+/// What each start of a system's kernel has of its own; all that runs there sees the same locks.
+const SYSTEM: &str = "/proc/sys/kernel/random/boot_id";
+/// In a folder that was made for images: it goes with the last of them.
+const MADE: &str = ".made-for-checkpoints";
 
 /// See the module head. It ends with this.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    _file: File,
+    job: String,
+    file: File,
+    renewed: Instant,
+}
+
+/// Whose claims are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whose<'a> {
+    All,
+    /// This job has ended, on all nodes.
+    Ended(&'a str),
 }
 
 impl Claim {
@@ -31,16 +56,24 @@ impl Claim {
         let path = place(root, job, name);
         for _ in 0..ATTEMPTS {
             let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(false).mode(0o600);
+            options.read(true).write(true).create(true).truncate(false).mode(0o600);
             let opened = options.custom_flags(libc::O_NOFOLLOW).open(&path);
             let file = opened.with_context(|| format!("cannot make {}", path.display()))?;
-            flock(&file, FlockOperation::LockExclusive)
-                .with_context(|| format!("cannot lock {}", path.display()))?;
+            match flock(&file, FlockOperation::LockExclusive) {
+                // Without locks nobody removes anything there but the job's own end.
+                Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::NOTSUP) => (),
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+                }
+            }
             // Whoever cleans up may have removed it before it was locked.
             let is_it = fs::metadata(&path)
                 .is_ok_and(|it| file.metadata().is_ok_and(|own| own.ino() == it.ino()));
             if is_it {
-                return Ok(Claim { path, _file: file });
+                let job = job.to_string();
+                let mut claim = Claim { path, job, file, renewed: Instant::now() };
+                claim.write().with_context(|| format!("cannot write {}", claim.path.display()))?;
+                return Ok(claim);
             }
         }
         bail!("{} is removed again and again", path.display());
@@ -62,12 +95,61 @@ pub fn place(root: &Path, job: &str, name: u32) -> PathBuf {
 }
 
 impl Claim {
-    /// Lets go of it, and takes away what nobody claims any more: that of this job too, if it was the last.
-    pub fn end(self) {
-        let root = self.path.parent().map(Path::to_path_buf);
-        drop(self);
-        root.iter().for_each(|root| sweep(root));
+    fn write(&mut self) -> std::io::Result<()> {
+        self.file.rewind()?;
+        self.file.write_all(system().as_bytes())
     }
+
+    /// Somebody lives who has it. What goes wrong now may go well the next time.
+    pub fn renew(&mut self) {
+        if self.renewed.elapsed() >= RENEWED_EVERY {
+            self.renewed = Instant::now();
+            let _ = self.write();
+        }
+    }
+
+    /// Lets go of it, and takes away what nobody claims any more; `is_over`: nobody has anything of this job any more either.
+    pub fn end(self, is_over: bool) {
+        let (root, job) = (self.path.parent().map(Path::to_path_buf), self.job.clone());
+        drop(self);
+        let Some(root) = root else { return };
+        if is_over {
+            sweep_of(&root, Whose::Ended(&job));
+        }
+        sweep(&root);
+        unmake(&root);
+    }
+}
+
+/// Makes the folder in which jobs have theirs, if its own parent is there: a name that was mistyped is not made true.
+pub fn make(root: &Path) -> Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    match builder.mode(0o700).create(root) {
+        Ok(()) => {
+            // Without it the folder stays.
+            let _ = File::create_new(root.join(MADE));
+            Ok(())
+        }
+        Err(_) if root.is_dir() => Ok(()),
+        Err(error) => Err(error).with_context(|| {
+            format!("cannot make {} (the folder around it must be there)", root.display())
+        }),
+    }
+}
+
+/// Removes a folder that was made for images and has none any more.
+fn unmake(root: &Path) {
+    let Ok(entries) = fs::read_dir(root) else { return };
+    let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+    if names.len() == 1 && names[0] == MADE {
+        let _ = fs::remove_file(root.join(MADE));
+        let _ = fs::remove_dir(root);
+    }
+}
+
+/// Empty where nobody can say: then it is everybody else's.
+fn system() -> String {
+    fs::read_to_string(SYSTEM).unwrap_or_default().trim().to_string()
 }
 
 impl Drop for Claim {
@@ -78,6 +160,10 @@ impl Drop for Claim {
 
 /// Removes what is left in `root` of jobs that nobody claims any more. What cannot be removed stays.
 pub fn sweep(root: &Path) {
+    sweep_of(root, Whose::All);
+}
+
+fn sweep_of(root: &Path, whose: Whose) {
     let Ok(entries) = fs::read_dir(root) else { return };
     let mut claims: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     for entry in entries.flatten() {
@@ -89,9 +175,14 @@ pub fn sweep(root: &Path) {
             claims.entry(job.to_string()).or_default().push(entry.path());
         }
     }
-    for (job, paths) in claims {
+    let now = now(root);
+    let is_wanted = |job: &str| matches!(whose, Whose::All) || whose == Whose::Ended(job);
+    for (job, paths) in claims.into_iter().filter(|(job, _)| is_wanted(job)) {
         // Held until the folder is gone.
-        let held: Vec<File> = paths.iter().filter_map(|path| seize(path)).collect();
+        let held: Vec<File> = paths
+            .iter()
+            .filter_map(|path| seize(path).filter(|it| is_left(it, whose, now)))
+            .collect();
         if held.len() == paths.len() {
             let _ = fs::remove_dir_all(root.join(job));
             paths.iter().for_each(|path| drop(fs::remove_file(path)));
@@ -101,8 +192,26 @@ pub fn sweep(root: &Path) {
 
 /// The file, locked, if nobody else has done that.
 fn seize(path: &Path) -> Option<File> {
-    let file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
+}
+
+/// Whether a claim that could be locked is nobody's.
+fn is_left(mut file: &File, whose: Whose, now: Option<SystemTime>) -> bool {
+    let (mut of, own) = (String::new(), system());
+    let is_own = file.read_to_string(&mut of).is_ok() && of == own && !own.is_empty();
+    let modified = file.metadata().and_then(|about| about.modified());
+    let age = now.zip(modified.ok()).and_then(|(now, then)| now.duration_since(then).ok());
+    is_own || matches!(whose, Whose::Ended(_)) || age.is_some_and(|age| age > COUNTS_FOR)
+}
+
+/// What the clock says of whoever keeps the files of this folder.
+fn now(root: &Path) -> Option<SystemTime> {
+    let path = root.join(format!(".now.{}", std::process::id()));
+    let modified = File::create_new(&path).and_then(|file| file.metadata()?.modified());
+    let _ = fs::remove_file(path);
+    modified.ok()
 }
 
 fn is_job(name: &str) -> bool {
@@ -125,7 +234,7 @@ mod tests {
         let _one_of_two = Claim::new(&root, &half, 0).unwrap();
         for (job, name) in [(&gone, 0), (&gone, 4), (&half, 2)] {
             // As its agent leaves it when it is killed.
-            fs::write(root.join(format!(".{job}.{name}")), "").unwrap();
+            fs::write(root.join(format!(".{job}.{name}")), system()).unwrap();
         }
         sweep(&root);
         let left = |name: &str| root.join(name).exists();
@@ -138,5 +247,60 @@ mod tests {
         drop(ours);
         assert!(!left(&format!(".{lives}.0")), "it ended well");
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn what_another_system_claims_counts_until_it_has_not_been_renewed_for_a_day() {
+        let root = std::env::temp_dir().join(format!("landbridge-claims-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let [young, old, mine] = ["a", "b", "c"].map(|letter| letter.repeat(NAME_LENGTH));
+        for job in [&young, &old, &mine] {
+            fs::create_dir_all(root.join(job).join("rank-0/1")).unwrap();
+        }
+        let other = |job: &str, age: Duration| {
+            // Its lock is not seen here.
+            let path = place(&root, job, 7);
+            fs::write(&path, "another").unwrap();
+            let file = OpenOptions::new().write(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        };
+        other(&young, COUNTS_FOR - RENEWED_EVERY);
+        other(&old, COUNTS_FOR + RENEWED_EVERY);
+        other(&mine, Duration::ZERO);
+        let claim = Claim::new(&root, &mine, 0).unwrap();
+        sweep(&root);
+        let left = |job: &str| root.join(job).exists();
+        assert!(left(&young) && !left(&old) && left(&mine));
+        // A node that is cut off does not know whether the others are over.
+        claim.end(false);
+        assert!(left(&mine));
+        Claim::new(&root, &mine, 0).unwrap().end(true);
+        assert!(left(&young) && !left(&mine) && !place(&root, &mine, 7).exists());
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_made_in_one_that_is_there_and_goes_with_its_last_images() {
+        let base = std::env::temp_dir().join(format!("landbridge-made-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&base);
+        let root = base.join("images");
+        assert!(make(&root).unwrap_err().to_string().contains("must be there"));
+        assert!(!base.exists());
+        fs::create_dir(&base).unwrap();
+        make(&root).unwrap();
+        let claims = ["a", "b"].map(|letter| {
+            let job = letter.repeat(NAME_LENGTH);
+            make(&root).unwrap();
+            Claim::new(&root, &job, 0).unwrap()
+        });
+        let [one, two] = claims;
+        one.end(true);
+        assert!(root.exists());
+        two.end(true);
+        assert!(base.exists() && !root.exists());
+        // What somebody else has made stays.
+        Claim::new(&base, &"c".repeat(NAME_LENGTH), 0).unwrap().end(true);
+        assert!(base.exists());
+        fs::remove_dir(&base).unwrap();
     }
 }

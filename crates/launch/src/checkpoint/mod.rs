@@ -50,8 +50,9 @@ pub struct Wish {
     /// Over networks too on which others may read what goes there.
     pub may_be_open: bool,
     pub remote: Option<Remote>,
-    /// What is seen in `folder` if the nodes that may take over ranks have the same one.
-    pub signs: Vec<PathBuf>,
+    pub job: String,
+    /// The claims of the nodes that may take over ranks, as far as these live: they are seen in `folder` if those have the same one.
+    pub spares: Vec<u32>,
 }
 
 impl PartialEq for Wish {
@@ -64,12 +65,13 @@ impl PartialEq for Wish {
 impl Wish {
     /// Whether images are to be found from other nodes, for ranks may go on there.
     pub fn may_move(&self) -> bool {
-        !self.signs.is_empty()
+        !self.spares.is_empty()
     }
 
-    /// Whether what lies in the folder is seen by all nodes that may take over ranks.
-    pub fn is_seen(&self) -> bool {
-        self.signs.iter().all(|sign| sign.exists())
+    /// Those of the nodes that may take over ranks that do not see what lies in the folder.
+    pub fn blind(&self) -> Vec<u32> {
+        let is_blind = |&&spare: &&u32| !claim::place(&self.folder, &self.job, spare).exists();
+        self.spares.iter().filter(is_blind).copied().collect()
     }
 
     /// Makes the folder of a job, which only this user can open: images are memory of its processes. What jobs have left whose
@@ -94,16 +96,13 @@ impl Wish {
         if self.folder.starts_with(desk::directory()) {
             desk::make(&desk::directory())?;
         }
-        let folder = self.folder.join(job);
-        let make = |folder: &PathBuf| {
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-            made.with_context(|| format!("cannot make {}", folder.display()))
-        };
-        make(&self.folder)?;
+        claim::make(&self.folder)?;
         claim::sweep(&self.folder);
         let claim = Claim::new(&self.folder, job, name)?;
-        self.signs = spares.iter().map(|&name| claim::place(&self.folder, job, name)).collect();
-        make(&folder)?;
+        (self.job, self.spares) = (job.to_string(), spares.to_vec());
+        let folder = self.folder.join(job);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        made.with_context(|| format!("cannot make {}", folder.display()))?;
         desk::check(&folder)?;
         Ok(claim)
     }
@@ -127,8 +126,9 @@ impl Wish {
         let space = number(&CHECKPOINT_SPACE).unwrap_or(u64::MAX);
         let may_be_open = CHECKPOINT_OPEN.parse(&text(&CHECKPOINT_OPEN)) == Ok(Value::Switch(true));
         let (tool, remote) = (text(&CRIU).into(), None);
-        let signs = Vec::new();
-        let wish = Wish { every, tool, level, space, folder, store, may_be_open, remote, signs };
+        let (job, spares) = (String::new(), Vec::new());
+        let wish =
+            Wish { every, tool, level, space, folder, store, may_be_open, remote, job, spares };
         (!every.is_zero()).then_some(wish)
     }
 
@@ -137,8 +137,9 @@ impl Wish {
     pub fn sample(seconds: u64) -> Wish {
         let every = Duration::from_secs(seconds);
         let (tool, folder, store, remote) = ("criu".into(), "/".into(), None, None);
-        let (level, space, may_be_open, signs) = (0, u64::MAX, false, Vec::new());
-        Wish { every, tool, level, space, folder, store, may_be_open, remote, signs }
+        let (level, space, may_be_open) = (0, u64::MAX, false);
+        let (job, spares) = ("job".into(), Vec::new());
+        Wish { every, tool, level, space, folder, store, may_be_open, remote, job, spares }
     }
 }
 

@@ -190,15 +190,70 @@ impl Remote {
         Ok(())
     }
 
+    /// Tells others that whoever has this claim reaches the store: it has read what it has written there.
+    pub fn sign(&self, job: &str, name: u32) -> Result<()> {
+        let word = "landbridge";
+        let (trial, sign) =
+            (self.sign_object(job, "try", name), self.sign_object(job, "spare", name));
+        let put = |object: &str| {
+            let url = self.bucket.put_object(Some(&self.keys), object).sign(SIGNED);
+            self.agent.put(url.as_str()).send(word)?;
+            Ok(())
+        };
+        self.try_often(&trial, || put(&trial))?;
+        let (mut read, deadline) = (Vec::new(), Instant::now() + STALL_MAX);
+        self.try_often(&trial, || {
+            read.clear();
+            self.fetch(&trial, word.len() as u64 + 1, &mut read, deadline)
+        })?;
+        self.remove_object(&trial);
+        if read != word.as_bytes() {
+            bail!("object {trial}: what is read is not what was written");
+        }
+        self.try_often(&sign, || put(&sign))
+    }
+
+    /// Which of those that may take over ranks have not signed here by the deadline. (One that does not reach the store never
+    /// will: nobody waits longer than that.)
+    pub fn blind(&self, job: &str, spares: &[u32], deadline: Instant) -> Vec<u32> {
+        let has_signed = |name: u32| {
+            let object = self.sign_object(job, "spare", name);
+            loop {
+                match self.fetch(&object, 1, &mut std::io::sink(), Instant::now() + STALL_MAX) {
+                    Ok(()) => return true,
+                    Err(_)
+                        if Instant::now() >= deadline || self.is_over.load(Ordering::Relaxed) =>
+                    {
+                        return false;
+                    }
+                    Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                }
+            }
+        };
+        spares.iter().copied().filter(|&name| !has_signed(name)).collect()
+    }
+
+    pub fn remove_sign(&self, job: &str, name: u32) {
+        self.remove_object(&self.sign_object(job, "spare", name));
+    }
+
+    fn sign_object(&self, job: &str, kind: &str, name: u32) -> String {
+        format!("{}/{job}/{kind}-{name}", self.prefix).trim_start_matches('/').to_string()
+    }
+
+    /// Whether the store has answered. What cannot be removed now cannot be helped.
+    fn remove_object(&self, object: &str) -> bool {
+        let url = self.bucket.delete_object(Some(&self.keys), object).sign(SIGNED);
+        self.agent.delete(url.as_str()).call().is_ok()
+    }
+
     /// Removes an image, as far as that is there.
     pub fn remove(&self, image: &Image) {
         // The manifest first: without it there is no image.
         for (name, bytes) in files(image).into_iter().rev() {
             for (number, ..) in pieces(bytes) {
                 let object = self.object(&image.folder, &name, number);
-                let url = self.bucket.delete_object(Some(&self.keys), &object).sign(SIGNED);
-                // What cannot be removed now cannot be helped.
-                if self.agent.delete(url.as_str()).call().is_err() {
+                if !self.remove_object(&object) {
                     return;
                 }
             }

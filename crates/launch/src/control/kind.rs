@@ -15,6 +15,7 @@ pub const LOOK: u8 = 12;
 pub const INQUIRE: u8 = 13;
 pub const ADOPT: u8 = 14;
 pub const TAKE_IMAGES: u8 = 15;
+pub const SPARES: u8 = 16;
 pub const READY: u8 = 32;
 pub const RELAY_READY: u8 = 33;
 pub const BARRIER_UP: u8 = 34;

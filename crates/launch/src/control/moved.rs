@@ -106,6 +106,12 @@ pub struct Moved {
     pub to: String,
 }
 
+/// The nodes of a cluster that may still take the ranks of another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spares {
+    pub names: Vec<String>,
+}
+
 impl Moved {
     /// Carries the ranks over in this part of the plan.
     pub fn apply(&self, top: &mut super::Node) {

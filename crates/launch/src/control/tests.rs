@@ -105,6 +105,7 @@ fn every_message() -> Vec<Message> {
         Message::Started { group: 3, problem: "no".into() },
         Message::Abort { rank: 3, code: -1, message: "m".into() },
         Message::Adopt(Box::new(adoption())),
+        Message::Spares(Spares { names: vec!["n3".into(), String::new()] }),
         Message::Talk(Box::new(Talk::Asked { rank: 4, question: "cmd=get\n".to_string() })),
         Message::Talk(Box::new(Talk::Unstartable { rank: 4, why: "no".to_string() })),
         Message::Talk(Box::new(Talk::Ended { rank: 4, life: adoption().ranks[0].lives[0] })),

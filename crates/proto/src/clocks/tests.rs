@@ -34,6 +34,7 @@ fn a_new_start_is_told_the_same_and_then_the_truth() {
     for start in 2..4 {
         assert!(head.begin(start, 100 + start));
         assert!(!head.begin(start, 0), "another program of the same process");
+        assert!(!head.begin(start - 1, 0), "a child, which was told an earlier start's number");
         assert_eq!(head.owner.load(Relaxed), 100 + start);
         for time in times {
             assert_eq!(record.clock(REAL, never), Ok(time));

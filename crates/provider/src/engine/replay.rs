@@ -33,16 +33,13 @@ use super::reads::ReadsTold;
 use crate::{clocks, host, log};
 
 /// How long the relay may take to begin with telling what was.
-const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
-
-/// How long a relay may take to read the last of what it was sent.
-const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
+pub(super) const RECORD_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Frames of which is known when they were sent: more than a ring holds, so that it is known of any that the relay refuses.
 const SENT_REMEMBERED: usize = 4096;
 
 /// What leads to the relay.
-enum Record<'a> {
+pub(super) enum Record<'a> {
     Ring(&'a mut ShmLink),
     Stream(&'a mut WholeLink),
 }
@@ -344,7 +341,7 @@ impl Engine {
     }
 
     #[cold]
-    fn end_refused(&self, frame: u64) -> ! {
+    pub(super) fn end_refused(&self, frame: u64) -> ! {
         let why = self.replay.as_ref().map(|replay| replay.divergence(frame));
         self.end_process(&why.unwrap_or_default())
     }
@@ -377,7 +374,7 @@ impl Engine {
         }
     }
 
-    fn relay_record(&mut self) -> Option<Record<'_>> {
+    pub(super) fn relay_record(&mut self) -> Option<Record<'_>> {
         let id = self.relay.link()?;
         match &mut self.links[id].as_mut()?.carrier {
             Carrier::Shm(ring) => Some(Record::Ring(ring)),
@@ -473,7 +470,10 @@ impl Engine {
             self.frames_per_turn = left;
             match self.poll_ring(id) {
                 0 => self.wait_for_relay(),
-                frames => left -= frames,
+                frames => {
+                    left -= frames;
+                    clocks::note_taken(frames as u64);
+                }
             }
         }
         self.frames_per_turn = super::receive::FRAMES_PER_TURN;
@@ -505,26 +505,6 @@ impl Engine {
         host::say_last_word();
         // SAFETY: ends the process at once; nothing of it may run any more.
         unsafe { libc::_exit(code) }
-    }
-
-    /// All that was sent to a relay on another node has arrived there before this process goes.
-    pub(super) fn finish_record(&mut self) {
-        if let Some(Record::Stream(stream)) = self.relay_record()
-            && !stream.finish(FINISH_TIME_MAX)
-        {
-            log!(Info, "the relay has not confirmed the end");
-        }
-    }
-
-    /// The same for an image of this process: whoever is made of it stands where the relay knows of. Of a relay on this node
-    /// nothing is lost.
-    pub(super) fn finish_for_image(&mut self) {
-        let patience = RECORD_TIME_MAX.max(self.identity.peer_timeout);
-        if let Some(Record::Stream(stream)) = self.relay_record()
-            && !stream.finish(patience)
-        {
-            self.end_cut_off("its relay has not confirmed what it was sent before an image");
-        }
     }
 
     /// All that the program has read of clocks goes to a relay on another node, so that an image on any node goes on from there.

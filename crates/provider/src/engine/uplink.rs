@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::endpoint::Peer;
 use landbridge_proto::id::{Address, EXIT_CUT_OFF};
+use landbridge_proto::wire::frame::Header;
 
 use super::Engine;
 use super::doors::{dial_tcp, dial_unix};
@@ -16,6 +17,7 @@ use super::links::Link;
 use super::neighbours::Out;
 use super::peers::Purpose;
 use super::repair::{DENIALS_MAX, is_away, is_denied, is_spoilt};
+use super::replay::{RECORD_TIME_MAX, Record, is_refusal};
 use crate::log;
 
 /// How long opening an endpoint waits for the relay, so that peers which speak first find us attached.
@@ -23,6 +25,9 @@ const ATTACH_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// And where it is recorded, for then there is nothing to do without it: its machine may be very busy.
 const RECORDED_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long a relay may take to read the last of what it was sent.
+const FINISH_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The connection to this cluster's relay.
 #[derive(Default)]
@@ -151,6 +156,35 @@ impl Engine {
         match self.has_relay_here() {
             true => self.end_process(why),
             false => self.end_with(EXIT_CUT_OFF, &format!("this process is cut off: {why}")),
+        }
+    }
+
+    /// All that was sent to a relay on another node has arrived there before this process goes.
+    pub(super) fn finish_record(&mut self) {
+        if let Err(error) = self.finish_stream(FINISH_TIME_MAX) {
+            log!(Info, "the relay has not confirmed the end: {error}");
+        }
+    }
+
+    /// Ends the stream to a relay on another node, once that has all of it. What it has refused of it is the end of this process.
+    fn finish_stream(&mut self, patience: Duration) -> io::Result<()> {
+        let Some(Record::Stream(stream)) = self.relay_record() else { return Ok(()) };
+        let mut refused = None;
+        let outcome = stream.finish(patience, |frame| refused = refused.or(refusal(frame)));
+        match refused {
+            Some(frame) => self.end_refused(frame),
+            None => outcome,
+        }
+    }
+
+    /// The same for an image of this process: whoever is made of it stands where the relay knows of. Of a relay on this node
+    /// nothing is lost.
+    pub(super) fn finish_for_image(&mut self) {
+        let patience = RECORD_TIME_MAX.max(self.identity.peer_timeout);
+        if let Err(error) = self.finish_stream(patience) {
+            self.end_cut_off(&format!(
+                "its relay has not confirmed what it was sent before an image: {error}"
+            ));
         }
     }
 
@@ -302,5 +336,40 @@ impl Engine {
                 self.fail_peer(Peer(index as u32), libc::EHOSTUNREACH);
             }
         }
+    }
+}
+
+/// Which frame this one from the relay says not to be what it was before.
+fn refusal(frame: &[u8]) -> Option<u64> {
+    Header::parse(frame).ok().filter(is_refusal).map(|header| header.delivered)
+}
+
+#[cfg(test)]
+mod tests {
+    use landbridge_proto::wire::frame::{HEADER_BYTES, Kind};
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_told_from_other_frames() {
+        let (source, target) = (Address::new(0, 0), Address::new(0, 1));
+        let header = |kind, sequence| Header {
+            length: 0,
+            kind,
+            flags: 0,
+            hops: 0,
+            source,
+            target,
+            sequence,
+            delivered: 9,
+            credit: 0,
+        };
+        let said = |kind, sequence| {
+            let mut bytes = [0; HEADER_BYTES];
+            header(kind, sequence).emit(&mut bytes);
+            refusal(&bytes)
+        };
+        assert_eq!(said(Kind::Intake, 0), Some(9));
+        assert_eq!([said(Kind::Intake, 1), said(Kind::Data, 0), refusal(&[7; 9])], [None; 3]);
     }
 }

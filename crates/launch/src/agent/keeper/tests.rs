@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use super::super::rank::LocalRank;
 use super::line::{Heard, Line};
 use super::*;
+use crate::checkpoint::claim;
 use crate::checkpoint::criu::Ends;
 
 fn keeper(state: State) -> Keeper {
@@ -126,12 +127,12 @@ fn an_image_counts_once_other_nodes_find_it() {
     let folder = std::env::temp_dir().join(format!("landbridge-keeper-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir(&folder).unwrap();
-    let sign = folder.join("sign");
-    let wish = Wish { folder: folder.clone(), signs: vec![sign.clone()], ..Wish::sample(1) };
+    let sign = claim::place(&folder, "job", 9);
+    let wish = Wish { folder: folder.clone(), spares: vec![9], ..Wish::sample(1) };
     let mut keeper = Keeper::new(wish, "job", 2, 0, (0, 1));
     add_images(&mut keeper, 1..=3);
     // Nobody sees them: nothing may be dropped, and nobody is sent there.
-    assert!(keeper.is_out_of_reach() && keeper.may_begin());
+    assert!(keeper.blind() == [9] && keeper.may_begin());
     assert_eq!((keeper.promise(), keeper.whereabouts(), numbers(&keeper)), (0, None, vec![2, 3]));
     std::fs::write(&sign, "").unwrap();
     add_images(&mut keeper, 4..=4);
@@ -153,7 +154,51 @@ fn an_image_counts_once_other_nodes_find_it() {
     );
     keeper.drop_image(5);
     assert_eq!((places(&mut keeper), keeper.promise()), (vec!["rank-2/4".to_string()], 40));
+    // Nobody is left who might need them.
+    keeper.set_spares(&[]);
+    add_images(&mut keeper, 9..=10);
+    assert_eq!((numbers(&keeper), keeper.promise()), (vec![9, 10], 90));
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
+    let variable = |name: &str| match name {
+        // Nobody listens there.
+        "AWS_ENDPOINT_URL" => Some("http://127.0.0.1:9".to_string()),
+        "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("x".to_string()),
+        _ => None,
+    };
+    let remote = Some(Remote::new("s3://images", false, variable).unwrap());
+    let wish = Wish { spares: vec![8, 9], remote, ..Wish::sample(1) };
+    let mut keeper = Keeper::new(wish, "job", 2, 0, (0, 1));
+    let send = |keeper: &mut Keeper, number: u64, blind: &[u32]| {
+        let mut image = Image::default();
+        image.about.number = number;
+        image.about.standing.intakes = 10 * number;
+        keeper.finish(std::thread::spawn(|| Ok(image))).unwrap();
+        let State::Sending { remote, number, .. } =
+            std::mem::replace(&mut keeper.state, State::Resting)
+        else {
+            panic!("it is sent");
+        };
+        let blind = blind.to_vec();
+        let thread = std::thread::spawn(|| Ok(blind));
+        keeper.state = State::Sending { thread, remote, number };
+        keeper.finish_sending().unwrap().1.unwrap();
+    };
+    for number in 1..=3 {
+        send(&mut keeper, number, &[9]);
+    }
+    assert_eq!((keeper.promise(), keeper.whereabouts(), numbers(&keeper)), (0, None, vec![2, 3]));
+    // The one that could not is lost.
+    keeper.set_spares(&[8]);
+    for number in 4..=5 {
+        send(&mut keeper, number, &[9]);
+    }
+    assert_eq!((keeper.promise(), numbers(&keeper)), (40, vec![4, 5]));
+    send(&mut keeper, 6, &[8]);
+    assert_eq!((keeper.promise(), numbers(&keeper)), (40, vec![4, 5, 6]));
 }
 
 #[test]

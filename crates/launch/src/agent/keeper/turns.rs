@@ -148,7 +148,7 @@ impl Agent {
                     return Ok(());
                 };
                 keeper.finish(thread)?;
-                let is_out_of_reach = keeper.is_out_of_reach();
+                let blind = keeper.blind();
                 if let (true, Some(image)) =
                     (std::mem::take(&mut keeper.is_awaited), keeper.images.back())
                 {
@@ -157,33 +157,19 @@ impl Agent {
                         format!("checkpoint {number} of rank {} is there: {bytes}", rank.rank);
                     self.parent.send(&Message::Note { text });
                 }
-                if is_out_of_reach {
-                    self.tell_out_of_reach();
-                }
+                self.tell_blind(&blind);
                 Ok(())
             }
             State::Sending { thread, .. } if thread.is_finished() => {
                 if let Some((number, sent)) = keeper.finish_sending() {
                     let number = format!("checkpoint {number} of rank {}", rank.rank);
-                    self.tell_of_store(&number, sent);
+                    self.tell_blind(sent.as_deref().unwrap_or(&[]));
+                    self.tell_of_store(&number, sent.map(drop));
                 }
                 Ok(())
             }
             State::Sealing { .. } | State::Sending { .. } | State::CutOff { .. } => Ok(()),
         }
-    }
-
-    /// The user hears once that images of this node are of no use to the others.
-    fn tell_out_of_reach(&mut self) {
-        let Some(own) = self.assignment.as_ref().filter(|_| !self.is_reach_told) else { return };
-        self.is_reach_told = true;
-        let text = format!(
-            "checkpoints of node {} are on it alone: not all of its spare nodes ({}) see their folder; all that its ranks do is \
-             kept (recover_memory), until checkpoint_dir is one that every node sees, or s3://BUCKET/PREFIX",
-            own.node.name,
-            own.node.spares.join(", ")
-        );
-        self.parent.send(&Message::Note { text });
     }
 
     /// The user hears once when the store takes no images any more, and once when it does again.
@@ -285,7 +271,13 @@ impl Agent {
             if is_late {
                 bail!("CRIU was not done with it after {} s", TAKING_MAX.as_secs());
             }
-            bail!("CRIU could not take it: {why}");
+            match sys::copies(rank.pid) {
+                0 => bail!("CRIU could not take it: {why}"),
+                copies => bail!(
+                    "CRIU could not take it: {why}; {copies} of its children were forked and run no program of their own: they hold \
+                     its connections, which no image can have"
+                ),
+            }
         }
         let text = format!(
             "checkpoint {} of rank {}: it stood still for {} ms",
