@@ -409,9 +409,8 @@ def writing(options, checks, moment) -> None:
         if not checks.wants(name):
             continue
         told = []
-        # Not rank 0, which opens the file of all: it sends a name with its process id in it.
-        second = 2 if how == "together" else 0
-        for kills in ([], [(START_S + moment(), 1), (moment(), second), (moment(), 3)]):
+        # Rank 0 opens the file of all, and sends a name with its process id in it.
+        for kills in ([], [(START_S + moment(), 1), (moment(), 0), (moment(), 3)]):
             with tempfile.TemporaryDirectory() as folder:
                 code, lines, output = job(options, [*program, how, folder], kills)
                 found = {file.name: file.read_bytes() for file in Path(folder).iterdir()}

@@ -97,6 +97,15 @@ pub fn own_session() -> io::Result<()> {
     check(unsafe { libc::setsid() })
 }
 
+/// Lets the next process that is made here have this id, if it is free and nobody else makes one before: for whoever may restore
+/// checkpoints (capabilities(7), CAP_CHECKPOINT_RESTORE; proc_sys_kernel(5), ns_last_pid).
+///
+/// # Errors
+/// If this process may not.
+pub fn wish_for_pid(pid: u32) -> io::Result<()> {
+    std::fs::write("/proc/sys/kernel/ns_last_pid", pid.saturating_sub(1).to_string())
+}
+
 /// Gives a child the same addresses at every start, for use between fork and exec (personality(2)).
 pub fn fix_addresses() -> io::Result<()> {
     // SAFETY: a plain system call.

@@ -170,8 +170,8 @@ pub fn step_aside() -> bool {
     kept.make_way(|| unsafe { step_aside() != 0 })
 }
 
-/// Takes hold of the record again, as start `start` of the process. False: that cannot be.
-pub fn come_back(record: OwnedFd, start: u32) -> bool {
+/// Takes hold of the record again, as start `start` of the process, the same as before or another one. False: that cannot be.
+pub fn come_back(record: OwnedFd, start: u32, is_same: bool) -> bool {
     let Some((kept, found)) = KEPT.get().zip(symbol(c"landbridge_clocks_return")) else {
         return false;
     };
@@ -186,6 +186,9 @@ pub fn come_back(record: OwnedFd, start: u32) -> bool {
     let is_back = outcome != 0;
     if is_back {
         kept.before.store(kept.polls.furthest.load(Relaxed), Relaxed);
+    }
+    // What earlier starts were asked for since is nothing to another one; the same may have been asked again already.
+    if is_back && !is_same {
         kept.images.store(kept.polls.wanted.load(Relaxed), Relaxed);
     }
     is_back

@@ -139,6 +139,7 @@ impl Agent {
                 neighbours: None,
                 incarnation: recovers(job).then_some(0),
                 has_images: wish.is_some(),
+                pid: None,
             };
             let keeper = wish.clone().filter(|_| start.clocks.is_some() && start.has_images);
             self.start_rank(job, node, &start)?;
@@ -299,6 +300,7 @@ impl Agent {
             clocks: old.clocks.clone(),
             board: old.board.clone(),
             has_images: old.keeper.is_some(),
+            pid: Some(old.pid).filter(|pid| *pid > 0),
             group: 0,
             index: old.rank,
             rank: old.group_rank,
@@ -474,6 +476,7 @@ impl Agent {
                     clocks: None,
                     board: new_board(),
                     has_images: false,
+                    pid: None,
                 };
                 self.start_rank(job, node, &start)?;
             }

@@ -40,6 +40,10 @@ pub use line::Line;
 const KEPT: usize = 2;
 /// Between two glances at one that is being sealed.
 const GLANCE: Duration = Duration::from_millis(20);
+/// Between two looks whether a rank has begun to look for messages.
+const NOT_BEGUN: Duration = Duration::from_millis(100);
+/// One that has ended waits so long for its last image.
+const SEALED_WITHIN: Duration = Duration::from_secs(2);
 /// For so long CRIU may take an image, during which the rank stands still; then it is ended.
 const TAKING_MAX: Duration = Duration::from_secs(60);
 /// After so long it is told that a rank has not come to a place where its image can be taken.
@@ -273,7 +277,11 @@ impl Keeper {
     pub fn end_life(&mut self) {
         match std::mem::replace(&mut self.state, State::Resting) {
             // Should it have failed, there is none, and the one before is used.
-            State::Sealing { thread } => drop(self.finish(thread)),
+            State::Sealing { thread } if is_done_within(&thread, SEALED_WITHIN) => {
+                drop(self.finish(thread));
+            }
+            // By a disk that does not answer: it is left to itself.
+            State::Sealing { .. } => (),
             State::Taking(Taking { criu, folder, ended, .. }) => {
                 if ended.is_none() {
                     sys::kill(criu, libc::SIGKILL);
@@ -464,6 +472,15 @@ impl Keeper {
 fn size(folder: &Path) -> u64 {
     let Ok(files) = std::fs::read_dir(folder) else { return 0 };
     files.flatten().filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum()
+}
+
+/// Whether a thread ends within this time.
+fn is_done_within<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    while !thread.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(GLANCE / 4);
+    }
+    thread.is_finished()
 }
 
 #[cfg(test)]

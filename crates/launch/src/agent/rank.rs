@@ -2,11 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -35,6 +38,8 @@ const PIECES_PER_TURN: usize = 4;
 /// A pipe holds at most this many pieces (1 MiB is Linux's default limit for a pipe's size), so
 /// this empties the pipe of a rank that has ended.
 const PIECES_OF_A_PIPE: usize = 1024 * 1024 / PIECE_BYTES_MAX;
+/// So often a new start is tried for its process id: others on the node make processes as well.
+const PID_ATTEMPTS: usize = 8;
 
 /// Which rank to start, and with what.
 pub struct Start<'a> {
@@ -57,6 +62,8 @@ pub struct Start<'a> {
     pub board: Option<Rc<Board>>,
     /// Images are taken of it.
     pub has_images: bool,
+    /// Of its start before, which programs may have let others know.
+    pub pid: Option<u32>,
 }
 
 pub struct LocalRank {
@@ -113,9 +120,12 @@ impl LocalRank {
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
         let is_repeatable = start.incarnation.is_some();
         let open_files = sys::rank_open_files();
+        let wish = Arc::new(AtomicU32::new(0));
+        let wished = wish.clone();
         // SAFETY: all of it only makes async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
+                is_as_wished(&wished)?;
                 sys::prepare_child(parent, libc::SIGKILL)?;
                 sys::own_session()?;
                 if is_repeatable {
@@ -130,7 +140,8 @@ impl LocalRank {
                 sys::keep_over_exec(pmi_fd)
             });
         }
-        let mut child = command.spawn().with_context(|| cannot_start(start))?;
+        let mut child =
+            spawn(&mut command, start.pid, &wish).with_context(|| cannot_start(start))?;
         let line = aside.map(|aside| line(aside, &theirs, &child)).transpose()?;
         Ok(LocalRank {
             rank: start.index,
@@ -286,6 +297,28 @@ fn line(aside: (UnixStream, UnixStream), pmi: &UnixStream, child: &Child) -> Res
 /// To read from, and to write into.
 fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("no pipe")
+}
+
+/// Starts a process, with this id if the system allows that and it is free. `wish`: what [`is_as_wished`] sees.
+fn spawn(command: &mut Command, pid: Option<u32>, wish: &AtomicU32) -> io::Result<Child> {
+    for _ in 0..PID_ATTEMPTS {
+        let Some(pid) = pid.filter(|pid| sys::wish_for_pid(*pid).is_ok()) else { break };
+        wish.store(pid, Relaxed);
+        if let Ok(child) = command.spawn() {
+            return Ok(child);
+        }
+    }
+    wish.store(0, Relaxed);
+    command.spawn()
+}
+
+/// Ends a process before it becomes another program, if another id was wanted for it.
+fn is_as_wished(wish: &AtomicU32) -> io::Result<()> {
+    match wish.load(Relaxed) {
+        0 => Ok(()),
+        wished if wished == std::process::id() => Ok(()),
+        _ => Err(io::ErrorKind::WouldBlock.into()),
+    }
 }
 
 fn cannot_start(start: &Start) -> String {

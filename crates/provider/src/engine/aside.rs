@@ -64,14 +64,15 @@ impl Engine {
     fn come_back(&mut self, go_on: GoOn, standing: Standing, has_board: bool) {
         let GoOn { start, kept, files, .. } = go_on;
         let mut files = files.into_iter();
-        if !files.next().is_some_and(|record| clocks::come_back(record, start)) {
+        let is_same = self.own.introduction.incarnation == start;
+        if !files.next().is_some_and(|record| clocks::come_back(record, start, is_same)) {
             self.end_process("its record of clocks and chance is not the one that it had");
         }
         if has_board && !files.next().is_some_and(|file| board::come_back(file.as_fd())) {
             log!(Info, "there is no board any more: nobody hears how the paths are");
         }
         let own = &mut self.own.introduction;
-        if own.incarnation != start {
+        if !is_same {
             let real = self.idle.time();
             self.replay.iter_mut().for_each(|replay| replay.wake(real));
         }

@@ -206,3 +206,19 @@ fn images_of_each_node_have_a_folder_of_their_own() {
     let at = |moves| Keeper::new(Wish::sample(1), "job", 2, moves, (0, 1)).folder;
     assert_eq!([at(0), at(1)], [PathBuf::from("/job/rank-2"), PathBuf::from("/job/rank-2.1")]);
 }
+
+#[test]
+fn who_has_ended_does_not_wait_for_a_disk_that_does_not_answer() {
+    let mut keeper = keeper(State::Resting);
+    let (answer, disk) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let _ = disk.recv();
+        Ok(Image::default())
+    });
+    keeper.state = State::Sealing { thread };
+    let began = Instant::now();
+    keeper.end_life();
+    assert!(began.elapsed() < 5 * SEALED_WITHIN && matches!(keeper.state, State::Resting));
+    assert!(keeper.images.is_empty());
+    drop(answer);
+}

@@ -13,7 +13,7 @@ use super::super::rank::LocalRank;
 use super::super::relay::RelayProcess;
 use super::super::{Agent, Phase, input};
 use super::line::{Heard, Line};
-use super::{Asker, FAILURES_MAX, Keeper, State, TAKING_MAX, Taking};
+use super::{Asker, FAILURES_MAX, Keeper, NOT_BEGUN, State, TAKING_MAX, Taking};
 use crate::checkpoint::criu::{self, DUMP_LOG};
 use crate::checkpoint::store::{self, About, Standing};
 use crate::control::moved::Talk;
@@ -105,11 +105,20 @@ impl Agent {
     fn advance_image(&mut self, index: usize) -> Result<()> {
         let rank = &mut self.ranks[index];
         let is_away = rank.is_away();
+        // Before its first look it does not know yet from which request on images are asked for.
+        let has_begun = rank.looks().is_none_or(|looks| looks.present > 0);
         let Some(keeper) = rank.keeper.as_mut() else { return Ok(()) };
         match &mut keeper.state {
             State::Resting => {
                 let is_due = keeper.failures < FAILURES_MAX && Instant::now() >= keeper.due;
-                if !is_due || is_away || !self.has_room_for_image(index) {
+                if !is_due || is_away {
+                    return Ok(());
+                }
+                if !has_begun {
+                    keeper.due = Instant::now() + NOT_BEGUN;
+                    return Ok(());
+                }
+                if !self.has_room_for_image(index) {
                     return Ok(());
                 }
                 let rank = &mut self.ranks[index];
