@@ -179,6 +179,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/launch/src/agent/handover.rs".into());
     files.push("crates/launch/src/agent/keeper.rs".into());
     files.push("crates/launch/src/agent/keeper/turns.rs".into());
+    files.push("crates/launch/src/agent/reach.rs".into());
     files.push("crates/launch/src/agent/revive.rs".into());
     files.push("crates/launch/src/agent/spares.rs".into());
     files.push("crates/launch/src/agent/streams.rs".into());
