@@ -94,23 +94,7 @@ pub struct LocalRank {
 impl LocalRank {
     pub fn start(job: &Job, node: &Node, relay: &str, start: &Start) -> Result<LocalRank> {
         let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
-        let &Start { task, plan, .. } = start;
-        let mut command = Command::new(&plan.program);
-        command.args(&task.arguments).current_dir(&task.wdir).env_clear().envs(&plan.environment);
-        command.envs(contract_variables(job, node, relay, start));
-        command
-            .env("PMI_FD", descriptor(start, sys::raw(&theirs)))
-            .env("PMI_RANK", start.rank.to_string())
-            .env("PMI_SIZE", start.size.to_string());
-        if start.group > 0 {
-            command.env("PMI_SPAWNED", "1");
-        }
-        if let Some(clocks) = &start.clocks {
-            command.envs(clocks.variables(&plan.environment));
-        }
-        if let Some(board) = &start.board {
-            command.env("LANDBRIDGE_BOARD", descriptor(start, sys::raw(&board.fd())));
-        }
+        let mut command = command(job, node, relay, start, sys::raw(&theirs));
         let aside = if start.has_images { Some(aside(&mut command)?) } else { None };
         let aside_fd = aside.as_ref().map(|(_, theirs)| sys::raw(theirs));
         let board = start.board.as_ref().map(|board| sys::raw(&board.fd()));
@@ -297,6 +281,28 @@ fn line(aside: (UnixStream, UnixStream), pmi: &UnixStream, child: &Child) -> Res
 /// To read from, and to write into.
 fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("no pipe")
+}
+
+/// The program of a rank, with its arguments and environment.
+fn command(job: &Job, node: &Node, relay: &str, start: &Start, pmi: RawFd) -> Command {
+    let &Start { task, plan, .. } = start;
+    let mut command = Command::new(&plan.program);
+    command.args(&task.arguments).current_dir(&task.wdir).env_clear().envs(&plan.environment);
+    command.envs(contract_variables(job, node, relay, start));
+    command
+        .env("PMI_FD", descriptor(start, pmi))
+        .env("PMI_RANK", start.rank.to_string())
+        .env("PMI_SIZE", start.size.to_string());
+    if start.group > 0 {
+        command.env("PMI_SPAWNED", "1");
+    }
+    if let Some(clocks) = &start.clocks {
+        command.envs(clocks.variables(&plan.environment));
+    }
+    if let Some(board) = &start.board {
+        command.env("LANDBRIDGE_BOARD", descriptor(start, sys::raw(&board.fd())));
+    }
+    command
 }
 
 /// Starts a process, with this id if the system allows that and it is free. `wish`: what [`is_as_wished`] sees.

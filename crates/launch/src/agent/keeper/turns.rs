@@ -102,31 +102,38 @@ impl Agent {
         }
     }
 
+    /// An image of the rank is due, or will be.
+    fn ask_for_image(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        // Before its first look it does not know yet from which request on images are asked for.
+        let has_begun = rank.looks().is_none_or(|looks| looks.present > 0);
+        let Some(keeper) = rank.keeper.as_mut() else { return };
+        if keeper.failures >= FAILURES_MAX || Instant::now() < keeper.due {
+            return;
+        }
+        if !has_begun {
+            keeper.due = Instant::now() + NOT_BEGUN;
+            return;
+        }
+        if !self.has_room_for_image(index) {
+            return;
+        }
+        let rank = &mut self.ranks[index];
+        if let (Some(keeper), Some(clocks)) = (rank.keeper.as_mut(), &rank.clocks) {
+            keeper.number += 1;
+            clocks.want_image(keeper.number);
+            keeper.state = State::Asking { since: Instant::now() };
+        }
+    }
+
     fn advance_image(&mut self, index: usize) -> Result<()> {
         let rank = &mut self.ranks[index];
         let is_away = rank.is_away();
-        // Before its first look it does not know yet from which request on images are asked for.
-        let has_begun = rank.looks().is_none_or(|looks| looks.present > 0);
         let Some(keeper) = rank.keeper.as_mut() else { return Ok(()) };
         match &mut keeper.state {
+            State::Resting if is_away => Ok(()),
             State::Resting => {
-                let is_due = keeper.failures < FAILURES_MAX && Instant::now() >= keeper.due;
-                if !is_due || is_away {
-                    return Ok(());
-                }
-                if !has_begun {
-                    keeper.due = Instant::now() + NOT_BEGUN;
-                    return Ok(());
-                }
-                if !self.has_room_for_image(index) {
-                    return Ok(());
-                }
-                let rank = &mut self.ranks[index];
-                if let (Some(keeper), Some(clocks)) = (rank.keeper.as_mut(), &rank.clocks) {
-                    keeper.number += 1;
-                    clocks.want_image(keeper.number);
-                    keeper.state = State::Asking { since: Instant::now() };
-                }
+                self.ask_for_image(index);
                 Ok(())
             }
             State::Asking { .. } => match rank.line.as_ref().map_or(Heard::Closed, Line::read) {
