@@ -17,6 +17,7 @@ from pathlib import Path
 import checkpoint
 import common
 import nodes
+import recovery
 from support import paths, process
 
 # What a record holds.
@@ -38,6 +39,7 @@ def main() -> int:
     checks = common.Checks(options)
     reader = [common.python(options), str(common.PROGRAMS / "reads_much.py"), "--rounds", str(ROUNDS)]
     here(checks, options, reader)
+    seldom(checks, options, reader)
     elsewhere(checks, options, reader)
     return checks.end()
 
@@ -51,6 +53,19 @@ def here(checks, options, reader) -> None:
     code, _, output = most.outcome
     starts = checkpoint.from_images(output)
     check(checks, name, code, output, f"{starts} new starts from images", starts == 4, most)
+
+
+def seldom(checks, options, reader) -> None:
+    """No image is due by the clock before the record would be full."""
+    name = "who reads more than a record holds, an image every ten minutes"
+    if not checks.wants(name):
+        return
+    interval, _, *words = checkpoint.with_images(options)
+    words = [interval, "10m", *words]
+    most = watch(lambda: recovery.job(options, reader, kills(ROUNDS // 2, ROUNDS * 2 // 3)[1:3], *words))
+    code, _, output = most.outcome
+    starts = checkpoint.from_images(output)
+    check(checks, name, code, output, f"{starts} new starts from images", starts == 2, most)
 
 
 def kills(early: int, late: int):

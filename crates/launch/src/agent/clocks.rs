@@ -77,6 +77,11 @@ impl Clocks {
         self.words(FULL_AT) != Some([0])
     }
 
+    /// Bytes that have ever been recorded.
+    pub fn recorded(&self) -> u64 {
+        self.words(RECORDED_AT).map_or(0, |[recorded]| recorded)
+    }
+
     /// How often the rank has looked for messages.
     pub fn looks(&self) -> Looks {
         let [furthest, present] = self.words(POLLS_AT).unwrap_or_default();

@@ -27,6 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use landbridge_proto::clocks::CLOCKS_BYTES;
 
 use crate::checkpoint::Wish;
 use crate::checkpoint::remote::Remote;
@@ -52,6 +53,11 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 const END_SEEN: Duration = Duration::from_secs(1);
 /// Failures in a row after which no more images are taken.
 const FAILURES_MAX: u32 = 3;
+/// Bytes that a rank may read of clocks and chance before its next image is due, whatever the time: the record is cut at the older of two
+/// images, and must hold what comes until the one after them is whole.
+const READ_MAX: u64 = CLOCKS_BYTES as u64 / 4;
+/// Between two looks at how much that is.
+const READS_GLANCE: Duration = Duration::from_millis(500);
 /// So long it is looked whether the nodes that may take over ranks have said in the store that they reach it.
 const SIGNS_MAX: Duration = Duration::from_secs(2);
 
@@ -64,6 +70,8 @@ pub struct Keeper {
     /// Of this rank.
     folder: PathBuf,
     due: Instant,
+    /// When it is looked how much the rank has read of clocks.
+    glance: Instant,
     /// Images that were asked for.
     number: u64,
     state: State,
@@ -134,6 +142,7 @@ impl Keeper {
             wish,
             folder,
             due,
+            glance: Instant::now() + READS_GLANCE,
             number: 0,
             state,
             images,
@@ -405,10 +414,25 @@ impl Keeper {
         self.send()
     }
 
+    /// Whether an image is due: it is time, or the rank has `read` so much of clocks and chance.
+    fn is_due(&mut self, read: impl FnOnce() -> u64, now: Instant) -> bool {
+        if self.failures >= FAILURES_MAX {
+            return false;
+        }
+        if now >= self.glance {
+            self.glance = now + READS_GLANCE;
+            let newest = self.images.back().map_or(0, |image| image.about.standing.clocks);
+            if read().saturating_sub(newest) > READ_MAX {
+                self.due = self.due.min(now);
+            }
+        }
+        now >= self.due
+    }
+
     /// When something is to be done of which no descriptor tells.
     fn next_time(&self) -> Option<Instant> {
         match &self.state {
-            State::Resting => (self.failures < FAILURES_MAX).then_some(self.due),
+            State::Resting => (self.failures < FAILURES_MAX).then(|| self.due.min(self.glance)),
             State::Asking { since } => (!self.is_slow_told).then(|| *since + ANSWER_MAX),
             State::Taking(it) => (!it.is_late).then(|| it.began + TAKING_MAX),
             State::Sealing { .. } | State::Sending { .. } => Some(Instant::now() + GLANCE),

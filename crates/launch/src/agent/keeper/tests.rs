@@ -222,3 +222,20 @@ fn who_has_ended_does_not_wait_for_a_disk_that_does_not_answer() {
     assert!(keeper.images.is_empty());
     drop(answer);
 }
+
+#[test]
+fn who_reads_much_of_clocks_gets_its_image_sooner() {
+    let mut keeper = keeper(State::Resting);
+    let now = keeper.glance;
+    keeper.due = now + Duration::from_secs(600);
+    assert_eq!(keeper.next_time(), Some(now));
+    assert!(!keeper.is_due(|| READ_MAX, now), "not so much yet");
+    assert!(!keeper.is_due(|| READ_MAX + 1, now), "nobody looks all the time");
+    add_images(&mut keeper, 1..=1);
+    keeper.images[0].about.standing.clocks = 1000;
+    keeper.due = now + Duration::from_secs(600);
+    assert!(!keeper.is_due(|| READ_MAX + 1000, now + READS_GLANCE), "since its last image");
+    assert!(keeper.is_due(|| READ_MAX + 1001, now + 2 * READS_GLANCE));
+    keeper.failures = FAILURES_MAX;
+    assert!(!keeper.is_due(|| u64::MAX, now + 9 * READS_GLANCE));
+}

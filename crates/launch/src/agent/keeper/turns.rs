@@ -108,7 +108,8 @@ impl Agent {
         // Before its first look it does not know yet from which request on images are asked for.
         let has_begun = rank.looks().is_none_or(|looks| looks.present > 0);
         let Some(keeper) = rank.keeper.as_mut() else { return };
-        if keeper.failures >= FAILURES_MAX || Instant::now() < keeper.due {
+        let read = || rank.clocks.as_ref().map_or(0, |clocks| clocks.recorded());
+        if !keeper.is_due(read, Instant::now()) {
             return;
         }
         if !has_begun {
