@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 from mpi4py import MPI
 
-ROUNDS, EVERY, WIDTH = 400, 10, 1000
+ROUNDS, EVERY, WIDTH = 1000, 10, 1000
 
 
 def main() -> None:
