@@ -97,14 +97,44 @@ pub fn own_session() -> io::Result<()> {
     check(unsafe { libc::setsid() })
 }
 
-/// Lets the next process that is made here have this id, if it is free and nobody else makes one before: for whoever may restore
-/// checkpoints (capabilities(7), CAP_CHECKPOINT_RESTORE; proc_sys_kernel(5), ns_last_pid).
-///
-/// # Errors
-/// If this process may not.
-pub fn wish_for_pid(pid: u32) -> io::Result<()> {
-    std::fs::write("/proc/sys/kernel/ns_last_pid", pid.saturating_sub(1).to_string())
+/// The order in which processes get their ids, changed for a moment (proc_sys_kernel(5), ns_last_pid): for whoever may restore
+/// checkpoints (capabilities(7), CAP_CHECKPOINT_RESTORE). Then it goes on where it was.
+pub struct PidOrder {
+    before: Vec<u8>,
 }
+
+impl PidOrder {
+    /// `None`: this process may not, or has no part in the order.
+    pub fn take() -> Option<PidOrder> {
+        let before = std::fs::read(LAST_PID).ok()?;
+        std::fs::write(LAST_PID, &before).ok()?;
+        Some(PidOrder { before })
+    }
+
+    /// Lets the next process that is made have this id, if nobody else makes one before. False: it is not free.
+    pub fn wish(&self, pid: u32) -> bool {
+        let is_free = |id: i32| {
+            // SAFETY: signal 0 is sent to nobody.
+            let result = unsafe { libc::kill(id, 0) };
+            result != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+        };
+        let Ok(id) = i32::try_from(pid) else { return false };
+        // As the id of a process, and of a group of processes.
+        id > 1
+            && is_free(id)
+            && is_free(-id)
+            && std::fs::write(LAST_PID, (pid - 1).to_string()).is_ok()
+    }
+}
+
+impl Drop for PidOrder {
+    fn drop(&mut self) {
+        let _ = std::fs::write(LAST_PID, &self.before);
+    }
+}
+
+/// Where the system says, and is told, which process id was given last.
+const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Gives a child the same addresses at every start, for use between fork and exec (personality(2)).
 pub fn fix_addresses() -> io::Result<()> {

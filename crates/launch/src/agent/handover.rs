@@ -77,13 +77,12 @@ fn piece(
 ) -> Result<Option<(Known, u64)>> {
     let (here, there) = (memory.end(), fenced.first + fenced.bytes);
     let end = here.max(there);
-    // What this agent does not know up to where the relay begins was in front of an image, or the relay has begun anew at one.
-    let is_alone = fenced.first > here;
     let (from, rest) = match at {
         Some(at) if at >= end => return Ok(None),
         Some(at) => (at, Known { rank: fenced.rank, ..Known::default() }),
         None => {
-            let base = if is_alone { fenced.first } else { memory.first };
+            // What lies before either was in front of an image.
+            let base = memory.first.max(fenced.first);
             (base, Known { base, ..memory.rest(fenced.rank) })
         }
     };
@@ -249,10 +248,10 @@ mod tests {
             |first, reads: &[u8]| Memory { first, reads: reads.to_vec(), ..Memory::default() };
         // The agent's knows more at its beginning, at its end, or the same; it ends before the relay's begins, or knows nothing.
         let rows: [(Memory, u64, &[u8]); 6] = [
-            (memory(2, b"cdefg"), 2, b"cdefghi"),
+            (memory(2, b"cdefg"), 5, b"fghi"),
             (memory(7, b"hij"), 7, b"hij"),
             (memory(7, b"hi"), 7, b"hi"),
-            (memory(2, b"cde"), 2, b"cdefghi"),
+            (memory(2, b"cde"), 5, b"fghi"),
             (memory(2, b"cd"), 5, b"fghi"),
             (memory(0, b""), 5, b"fghi"),
         ];

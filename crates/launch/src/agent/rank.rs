@@ -39,7 +39,7 @@ const PIECES_PER_TURN: usize = 4;
 /// this empties the pipe of a rank that has ended.
 const PIECES_OF_A_PIPE: usize = 1024 * 1024 / PIECE_BYTES_MAX;
 /// So often a new start is tried for its process id: others on the node make processes as well.
-const PID_ATTEMPTS: usize = 8;
+const PID_ATTEMPTS: usize = 3;
 
 /// Which rank to start, and with what.
 pub struct Start<'a> {
@@ -307,11 +307,15 @@ fn command(job: &Job, node: &Node, relay: &str, start: &Start, pmi: RawFd) -> Co
 
 /// Starts a process, with this id if the system allows that and it is free. `wish`: what [`is_as_wished`] sees.
 fn spawn(command: &mut Command, pid: Option<u32>, wish: &AtomicU32) -> io::Result<Child> {
-    for _ in 0..PID_ATTEMPTS {
-        let Some(pid) = pid.filter(|pid| sys::wish_for_pid(*pid).is_ok()) else { break };
+    if let Some((pid, order)) = pid.and_then(|pid| Some((pid, sys::PidOrder::take()?))) {
         wish.store(pid, Relaxed);
-        if let Ok(child) = command.spawn() {
-            return Ok(child);
+        for _ in 0..PID_ATTEMPTS {
+            if !order.wish(pid) {
+                break;
+            }
+            if let Ok(child) = command.spawn() {
+                return Ok(child);
+            }
         }
     }
     wish.store(0, Relaxed);

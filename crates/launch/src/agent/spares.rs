@@ -25,6 +25,12 @@ use crate::pmi::server::{Facts, Server};
 use crate::pmi::wire::is_answered_later;
 use crate::spare::{self, Spare};
 
+/// Questions of the ranks of a node, with the answers, that go to another one in one message ([`FRAME_BYTES_MAX`], and what is written
+/// around them).
+///
+/// [`FRAME_BYTES_MAX`]: crate::control::FRAME_BYTES_MAX
+pub const ADOPTED_BYTES_MAX: usize = 48 << 20;
+
 /// What the user reads of a node that is lost.
 fn told(lost: &str, why: &str, ranks: &[u32], to: &str) -> String {
     let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
@@ -213,6 +219,14 @@ impl Agent {
             return self.fail(format!(
                 "rank {rank} cannot go on on another node: it has asked its process manager more than {} MiB, with the answers, and no more of that is kept",
                 EXCHANGED_BYTES_MAX >> 20
+            ));
+        }
+        if self.wards.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
+            return self.fail(format!(
+                "ranks of node {} cannot go on on another node: together they have asked their process manager more than {} MiB, with \
+                 the answers",
+                lost.name,
+                ADOPTED_BYTES_MAX >> 20
             ));
         }
         let moving = self.wards.release(ranks, released, Instant::now());

@@ -158,6 +158,11 @@ impl Wards {
         self.ranks.get(&rank).is_some_and(|ward| ward.exchanged_bytes > EXCHANGED_BYTES_MAX)
     }
 
+    /// All that these have asked and heard, in bytes.
+    pub fn exchanged_bytes(&self, ranks: &[u32]) -> usize {
+        ranks.iter().filter_map(|rank| self.ranks.get(rank)).map(|ward| ward.exchanged_bytes).sum()
+    }
+
     /// It has printed so many bytes more.
     pub fn handle_print(&mut self, rank: u32, stream: Stream, bytes: u32) {
         self.of(rank).kept.printed[usize::from(stream == Stream::Stderr)] += u64::from(bytes);
@@ -456,6 +461,7 @@ mod tests {
         assert!(!wards.has_asked_too_much(4) && !wards.has_asked_too_much(5));
         wards.handle_talk(asked(4, "x"));
         assert!(wards.has_asked_too_much(4) && wards.passes(4));
+        assert_eq!(wards.exchanged_bytes(&[3, 4, 5]), EXCHANGED_BYTES_MAX + 1);
         assert!(lose(&mut wards).exchanges.is_empty());
     }
 

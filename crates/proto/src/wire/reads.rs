@@ -15,6 +15,9 @@ const FULL: u32 = 1;
 /// what lies before `sequence` is needed no more.
 const CUT: u32 = 2;
 
+/// No record is so long.
+const PLACE_MAX: u64 = 1 << 62;
+
 /// See the module head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said<'a> {
@@ -58,6 +61,9 @@ pub fn emit(said: Said<'_>, polls: u64, source: Address) -> (Header, Option<[u8;
 /// # Errors
 /// If it is not what was sent, or nothing that one may say.
 pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<Said<'a>, Malformed> {
+    if header.sequence > PLACE_MAX {
+        return Err(Malformed("no record of clocks is so long"));
+    }
     match (header.credit, body.is_empty()) {
         (CUT, true) => Ok(Said::Cut(header.sequence)),
         (0 | FULL, true) => {
@@ -104,6 +110,16 @@ mod tests {
         for said in [read(1 << 40, b"abc", true), read(5, b"", false), Said::Cut(77)] {
             let (header, body) = body(said);
             assert_eq!((parse(&header, &body), header.delivered), (Ok(said), 9));
+        }
+    }
+
+    #[test]
+    fn places_in_a_record_can_be_added_to() {
+        for (place, is_good) in [(PLACE_MAX, true), (PLACE_MAX + 1, false), (u64::MAX, false)] {
+            for said in [read(place, b"a", false), Said::Cut(place)] {
+                let (header, body) = body(said);
+                assert_eq!(parse(&header, &body).is_ok(), is_good, "{said:?}");
+            }
         }
     }
 
