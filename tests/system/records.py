@@ -61,7 +61,7 @@ def seldom(checks, options, reader) -> None:
     if not checks.wants(name):
         return
     interval, _, *words = checkpoint.with_images(options)
-    words = [interval, "10m", *words]
+    words = [interval, "10min", *words]
     most = watch(lambda: recovery.job(options, reader, kills(ROUNDS // 2, ROUNDS * 2 // 3)[1:3], *words))
     code, _, output = most.outcome
     starts = checkpoint.from_images(output)
