@@ -55,9 +55,9 @@ const END_SEEN: Duration = Duration::from_secs(1);
 const FAILURES_MAX: u32 = 3;
 /// Bytes that a rank may read of clocks and chance before its next image is due, whatever the time: the record is cut at the older of two
 /// images, and must hold what comes until the one after them is whole.
-const READ_MAX: u64 = CLOCKS_BYTES as u64 / 4;
+const READ_MAX: u64 = CLOCKS_BYTES as u64 / 8;
 /// Between two looks at how much that is.
-const READS_GLANCE: Duration = Duration::from_millis(500);
+const READS_GLANCE: Duration = Duration::from_millis(250);
 /// So long it is looked whether the nodes that may take over ranks have said in the store that they reach it.
 const SIGNS_MAX: Duration = Duration::from_secs(2);
 
