@@ -31,6 +31,18 @@ EVERY_S = 1.0
 # By then each rank has an image, and soon another one.
 FIRST_S = recovery.START_S + 2 * EVERY_S
 KEPT = 2
+# The launcher is not its agent's parent: that sees its end by the end of its input alone.
+ELSEWHERE = """
+[[cluster]]
+name = "one"
+[cluster.relay]
+host = "n1"
+listen = "127.0.0.1:0"
+[[cluster.host]]
+name = "n1"
+slots = 4
+shell = ["sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & wait', "sh"]
+"""
 
 
 def main() -> int:
@@ -85,6 +97,7 @@ def main() -> int:
     wanted(checks, options, ring)
     little_space(checks, options, ring)
     left_behind(checks, options, ring)
+    launcher_killed(checks, options, ring)
     in_a_store(checks, options, ring)
     silent_store(checks, options, ring)
     apart(checks, options, ring)
@@ -202,6 +215,31 @@ def left_behind(checks, options, ring) -> None:
         found = list(Path(folder).rglob("*"))
         measured = f"exit codes {code} and {again}, {left} images left, {len(found)} things after the next job"
         checks.check(name, code != 0 and again == 0 and left > 0 and not found, measured, output)
+
+
+def launcher_killed(checks, options, ring) -> None:
+    """The images of a job whose launcher was killed go with its agents, which are on other hosts and hear no signal."""
+    name = "images of a job whose launcher was killed"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, topology, left = Path(scratch, "images"), Path(scratch, "grid.toml"), []
+        topology.write_text(ELSEWHERE)
+
+        def kill_launcher(text) -> bool:
+            images = list(folder.glob("*/rank-0/[0-9]*"))
+            if images:
+                [os.kill(pid, signal.SIGKILL) for pid in launchers()]
+                deadline = time.monotonic() + 30
+                while (found := sorted(path.name for path in folder.glob("*"))) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                left.append(found)
+            return bool(images)
+
+        words = ["--topology", str(topology), "--set", f"checkpoint_dir={folder}"]
+        code, _, output = job(options, ring, [(kill_launcher, 9)], *words)
+        measured = f"exit code {code}, left: {left}"
+        checks.check(name, code == -signal.SIGKILL and left == [[]], measured, output)
 
 
 def in_a_store(checks, options, ring) -> None:

@@ -21,7 +21,7 @@
 mod line;
 mod turns;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -77,8 +77,8 @@ pub struct Keeper {
     state: State,
     /// Whole ones, oldest first.
     images: VecDeque<Image>,
-    /// The numbers of those that do not count yet.
-    alone: BTreeSet<u64>,
+    /// The numbers of those that do not count yet, and which nodes cannot get them that may need them.
+    alone: BTreeMap<u64, Vec<u32>>,
     /// Of those that do, what the agent above has been told.
     shown: Vec<Whereabouts>,
     /// It was putting an image into the store, and is to end.
@@ -146,7 +146,7 @@ impl Keeper {
             number: 0,
             state,
             images,
-            alone: BTreeSet::new(),
+            alone: BTreeMap::new(),
             shown: Vec::new(),
             stopped: None,
             failures,
@@ -214,7 +214,7 @@ impl Keeper {
 
     /// Those that count.
     fn counted(&self) -> impl DoubleEndedIterator<Item = &Image> {
-        self.images.iter().filter(|image| !self.alone.contains(&image.about.number))
+        self.images.iter().filter(|image| !self.alone.contains_key(&image.about.number))
     }
 
     /// Where others find the newest images, oldest first, if that is not what was said last.
@@ -270,7 +270,7 @@ impl Keeper {
         let (kept, old): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|image| needed.contains(&image.about.number));
         self.images = kept.into();
-        self.alone.retain(|number| needed.contains(number));
+        self.alone.retain(|number, _| needed.contains(number));
         old.iter().for_each(Image::remove);
         if !old.is_empty() {
             self.forget_remotely(old, None);
@@ -372,9 +372,9 @@ impl Keeper {
             return None;
         };
         let sent = thread.join().unwrap_or_else(|_| bail!("it has failed"));
-        if sent.as_ref().is_ok_and(|blind| self.can_all_but(blind)) {
-            self.alone.remove(&number);
-            self.drop_surplus();
+        if let (Ok(blind), Some(known)) = (&sent, self.alone.get_mut(&number)) {
+            known.clone_from(blind);
+            self.count_anew();
         }
         Some((number, sent))
     }
@@ -382,11 +382,19 @@ impl Keeper {
     /// These nodes may take over its rank from now on, and no others: some are lost, or have taken other ranks.
     pub fn set_spares(&mut self, spares: &[u32]) {
         self.wish.spares = spares.to_vec();
+        if self.wish.remote.is_none() {
+            // Who sees the folder sees all that lies there.
+            let blind = self.wish.blind();
+            self.alone.values_mut().for_each(|known| known.clone_from(&blind));
+        }
+        self.count_anew();
     }
 
-    /// Whether all nodes that may take over the rank can get at an image that these cannot get. Those that are lost do not count.
-    fn can_all_but(&self, blind: &[u32]) -> bool {
-        !self.wish.spares.iter().any(|spare| blind.contains(spare))
+    /// Images count that all nodes can get which may take over the rank. Those that are lost do not matter.
+    fn count_anew(&mut self) {
+        let spares = &self.wish.spares;
+        self.alone.retain(|_, blind| spares.iter().any(|spare| blind.contains(spare)));
+        self.drop_surplus();
     }
 
     /// Nodes that may need its images, and cannot get at them in its folder.
@@ -404,9 +412,11 @@ impl Keeper {
         // A thread that panics is a fault of ours, and no reason to end the job.
         let sealed = thread.join().unwrap_or_else(|_| bail!("it could not be written"));
         let image = sealed.context("it could not be written")?;
-        let is_to_be_sent = self.wish.remote.is_some() && self.wish.may_move();
-        if is_to_be_sent || !self.blind().is_empty() {
-            self.alone.insert(image.about.number);
+        // Nobody else has it before it is in the store.
+        let is_to_be_sent = self.wish.remote.is_some();
+        let blind = if is_to_be_sent { self.wish.spares.clone() } else { self.wish.blind() };
+        if !blind.is_empty() {
+            self.alone.insert(image.about.number, blind);
         }
         self.images.push_back(image);
         self.failures = 0;

@@ -8,11 +8,15 @@
 //! alone. Those of others are renewed now and then, and count until that has not been done for a day, by the clock of the file
 //! system itself. When a job has ended its own claims bind nobody any more who knows that it has.
 //!
+//! An agent that does not know whether its job is over (its launcher was killed, or it is cut off from nodes that go on) leaves its
+//! claim behind and lets go of it: without one nobody would find the images. They go at once if nobody else claims them; else with
+//! those who do.
+//!
 //! What may never happen: images of a job that runs are removed, or anything that is not a folder of images.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -41,6 +45,8 @@ pub struct Claim {
     job: String,
     file: File,
     renewed: Instant,
+    /// Images may be left behind, which are found by it.
+    stays: bool,
 }
 
 /// Whose claims are looked at.
@@ -52,7 +58,19 @@ enum Whose<'a> {
 }
 
 impl Claim {
-    pub fn new(root: &Path, job: &str, name: u32) -> Result<Claim> {
+    /// Makes the folder as well, which the last agent of another job may remove before there is a claim in it.
+    pub fn with_folder(root: &Path, job: &str, name: u32) -> Result<Claim> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            match make(root).and_then(|()| Claim::new(root, job, name)) {
+                Err(error) if attempts < ATTEMPTS && was_removed(&error) => (),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn new(root: &Path, job: &str, name: u32) -> Result<Claim> {
         let path = place(root, job, name);
         for _ in 0..ATTEMPTS {
             let mut options = OpenOptions::new();
@@ -71,7 +89,7 @@ impl Claim {
                 .is_ok_and(|it| file.metadata().is_ok_and(|own| own.ino() == it.ino()));
             if is_it {
                 let job = job.to_string();
-                let mut claim = Claim { path, job, file, renewed: Instant::now() };
+                let mut claim = Claim { path, job, file, renewed: Instant::now(), stays: false };
                 claim.write().with_context(|| format!("cannot write {}", claim.path.display()))?;
                 return Ok(claim);
             }
@@ -109,7 +127,8 @@ impl Claim {
     }
 
     /// Lets go of it, and takes away what nobody claims any more; `is_over`: nobody has anything of this job any more either.
-    pub fn end(self, is_over: bool) {
+    pub fn end(mut self, is_over: bool) {
+        self.stays = !is_over;
         let (root, job) = (self.path.parent().map(Path::to_path_buf), self.job.clone());
         drop(self);
         let Some(root) = root else { return };
@@ -122,7 +141,7 @@ impl Claim {
 }
 
 /// Makes the folder in which jobs have theirs, if its own parent is there: a name that was mistyped is not made true.
-pub fn make(root: &Path) -> Result<()> {
+fn make(root: &Path) -> Result<()> {
     let mut builder = fs::DirBuilder::new();
     match builder.mode(0o700).create(root) {
         Ok(()) => {
@@ -137,13 +156,22 @@ pub fn make(root: &Path) -> Result<()> {
     }
 }
 
+/// Whether this may come of a folder that was there and then was not.
+fn was_removed(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    matches!(kind, Some(ErrorKind::NotFound | ErrorKind::AlreadyExists))
+}
+
 /// Removes a folder that was made for images and has none any more.
 fn unmake(root: &Path) {
     let Ok(entries) = fs::read_dir(root) else { return };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
     if names.len() == 1 && names[0] == MADE {
         let _ = fs::remove_file(root.join(MADE));
-        let _ = fs::remove_dir(root);
+        if fs::remove_dir(root).is_err() {
+            // Somebody has claimed it just now, and removes it in turn.
+            let _ = File::create_new(root.join(MADE));
+        }
     }
 }
 
@@ -154,7 +182,9 @@ fn system() -> String {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if !self.stays {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -302,5 +332,48 @@ mod tests {
         Claim::new(&base, &"c".repeat(NAME_LENGTH), 0).unwrap().end(true);
         assert!(base.exists());
         fs::remove_dir(&base).unwrap();
+    }
+
+    #[test]
+    fn who_is_cut_off_leaves_its_claim_so_that_its_images_go_with_the_last_who_has_one() {
+        let root = std::env::temp_dir().join(format!("landbridge-cut-off-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let job = "a".repeat(NAME_LENGTH);
+        let [one, two] = [0, 4].map(|name| Claim::with_folder(&root, &job, name).unwrap());
+        fs::create_dir_all(root.join(&job).join("rank-0/1")).unwrap();
+        one.end(false);
+        // The other one may have taken over its ranks.
+        assert!(root.join(&job).join("rank-0/1").exists() && place(&root, &job, 0).exists());
+        two.end(false);
+        assert!(!root.exists(), "nobody is left");
+        // Another system does not know that whoever has let go is gone.
+        let one = Claim::with_folder(&root, &job, 0).unwrap();
+        fs::create_dir_all(root.join(&job).join("rank-0/1")).unwrap();
+        fs::write(place(&root, &job, 7), "another").unwrap();
+        one.end(false);
+        assert!(root.join(&job).exists());
+        let later = SystemTime::now() - COUNTS_FOR - RENEWED_EVERY;
+        let other = OpenOptions::new().write(true).open(place(&root, &job, 7)).unwrap();
+        other.set_modified(later).unwrap();
+        Claim::with_folder(&root, &"b".repeat(NAME_LENGTH), 0).unwrap().end(true);
+        assert!(!root.exists(), "a day later the next job removes it");
+    }
+
+    #[test]
+    fn a_folder_that_another_job_removes_meanwhile_is_made_again() {
+        let root = std::env::temp_dir().join(format!("landbridge-again-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        std::thread::scope(|scope| {
+            for letter in ["a", "b", "c"] {
+                let (root, job) = (&root, letter.repeat(NAME_LENGTH));
+                scope.spawn(move || {
+                    for _ in 0..300 {
+                        Claim::with_folder(root, &job, 0).unwrap().end(true);
+                    }
+                });
+            }
+        });
+        Claim::with_folder(&root, &"d".repeat(NAME_LENGTH), 0).unwrap().end(true);
+        assert!(!root.exists(), "it is known to have been made");
     }
 }

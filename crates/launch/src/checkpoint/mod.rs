@@ -63,11 +63,6 @@ impl PartialEq for Wish {
 }
 
 impl Wish {
-    /// Whether images are to be found from other nodes, for ranks may go on there.
-    pub fn may_move(&self) -> bool {
-        !self.spares.is_empty()
-    }
-
     /// Those of the nodes that may take over ranks that do not see what lies in the folder.
     pub fn blind(&self) -> Vec<u32> {
         let is_blind = |&&spare: &&u32| !claim::place(&self.folder, &self.job, spare).exists();
@@ -96,9 +91,8 @@ impl Wish {
         if self.folder.starts_with(desk::directory()) {
             desk::make(&desk::directory())?;
         }
-        claim::make(&self.folder)?;
         claim::sweep(&self.folder);
-        let claim = Claim::new(&self.folder, job, name)?;
+        let claim = Claim::with_folder(&self.folder, job, name)?;
         (self.job, self.spares) = (job.to_string(), spares.to_vec());
         let folder = self.folder.join(job);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);

@@ -156,6 +156,8 @@ fn an_image_counts_once_other_nodes_find_it() {
     assert_eq!((places(&mut keeper), keeper.promise()), (vec!["rank-2/4".to_string()], 40));
     // Nobody is left who might need them.
     keeper.set_spares(&[]);
+    assert_eq!((numbers(&keeper), keeper.promise()), (vec![7, 8], 70));
+    assert_eq!(places(&mut keeper), ["rank-2/7", "rank-2/8"]);
     add_images(&mut keeper, 9..=10);
     assert_eq!((numbers(&keeper), keeper.promise()), (vec![9, 10], 90));
     std::fs::remove_dir_all(&folder).unwrap();
@@ -193,12 +195,22 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
     assert_eq!((keeper.promise(), keeper.whereabouts(), numbers(&keeper)), (0, None, vec![2, 3]));
     // The one that could not is lost.
     keeper.set_spares(&[8]);
+    assert_eq!((keeper.promise(), numbers(&keeper)), (20, vec![2, 3]));
     for number in 4..=5 {
         send(&mut keeper, number, &[9]);
     }
     assert_eq!((keeper.promise(), numbers(&keeper)), (40, vec![4, 5]));
     send(&mut keeper, 6, &[8]);
     assert_eq!((keeper.promise(), numbers(&keeper)), (40, vec![4, 5, 6]));
+    // One that is not in the store yet counts once nobody might need it there.
+    let mut image = Image::default();
+    image.about.number = 7;
+    keeper.finish(std::thread::spawn(|| Ok(image))).unwrap();
+    keeper.set_spares(&[8]);
+    assert_eq!(numbers(&keeper), [4, 5, 6, 7]);
+    keeper.set_spares(&[]);
+    assert_eq!(numbers(&keeper), [6, 7]);
+    keeper.end_life();
 }
 
 #[test]
