@@ -102,6 +102,7 @@ def main() -> int:
     silent_store(checks, options, ring)
     apart(checks, options, ring)
     elsewhere(checks, options, ring)
+    others(checks, options)
     damaged(checks, options, ring)
     missing(checks, options, ring)
     return checks.end()
@@ -391,6 +392,14 @@ def elsewhere(checks, options, ring) -> None:
         is_right &= output.count("spare node north-2 cannot use checkpoints") == (name == unable)
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {found} from images, {repeated} polls again, said {said} times, {len(left)} files left"
         checks.check(name, code == 0 and is_same and moves == 1 and is_right, measured, output)
+
+
+def others(checks, options) -> None:
+    """The same with programs of others, of which there is one image, and all nodes see it."""
+    if not options.list and (why_not := network.no_lab(options)):
+        print(f"skipped: programs of others whose node is lost: {why_not}")
+        return
+    nodes.others(checks, options, ["--checkpoint", "24h", "--set", f"criu={options.criu}", "--set", "log=info"])
 
 
 def criu_but_on(folder: Path, host: str, criu: Path) -> Path:

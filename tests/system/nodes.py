@@ -5,6 +5,7 @@ other nodes, or whole nodes are lost and spare ones take over. The job ends as i
 The lab is labs/two-sites.toml, two clusters of two hosts. What needs no lab is in recovery.py, what needs images in checkpoint.py.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import common
 import network
@@ -52,6 +55,11 @@ LOST = "a node is lost, "
 # Moments are drawn from the seed; the second host takes the ranks of the first, and is lost in turn.
 ONCE, IN_TURN = [("north-1", KILLED)], [("north-1", KILLED), ("north-3", KILLED)]
 BOTH = [("north-1", KILLED), ("north-2", KILLED)]
+# A step takes as long on a free machine as on most others.
+SLOW_LAN = 'lan = { delay = "2 ms" }\n'
+# Without the length 0, for which some of them do nothing.
+PATTERNS, LENGTHS = ["Allreduce", "Alltoall", "Sendrecv"], ["1024", "2048"]
+BENCHMARK_BOUNDS = ["-npmin", str(RANKS), "-zero_size", "off", "-msglog", "10:11"]
 APART_CASES = {
     APART + "one rank": ([], [(1.0, 1)]),
     APART + "two on one node": ([], [(1.0, 2), (1.0, 3)]),
@@ -172,41 +180,111 @@ def remembering(checks, options, ring) -> None:
             checks.check(name, code == 0 and is_right(output) and is_lost, measured, output)
 
 
-def others(checks, options) -> None:
-    """Programs of others, whose node is lost at a moment that the seed draws: a heat equation that checks its result, and IMB-MPI1."""
-    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--size", "128", "--steps"]
-    found = options.venvs / "impi" / "bin" / "IMB-MPI1"
-    imb = [str(found), "Allreduce", "-npmin", str(RANKS), "-msglog", "0:4", "-time", "1", "-iter"]
-    library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib"), **common.FILLED}
-    given = [word for name, value in (library | {"OPENBLAS_NUM_THREADS": "1"}).items() for word in ("-x", f"{name}={value}")]
-    # How often in one cluster, and over a wide-area link of 5 ms, and how a whole answer ends. Of the benchmark it is less on most
-    # machines: a second for each size, by clocks that are recorded.
-    rows = [
-        ("heat", heat, ("1500", "300"), [], r"identical to the serial run"),
-        ("IMB-MPI1 Allreduce", imb, ("4000", "4000"), given, r"^# All processes entering MPI_Finalize"),
+class Other(NamedTuple):
+    """A program of others. `counts`: how often it does what in one cluster, and over a wide-area link of 5 ms. `begun`: what its
+    first line has; `within_s`: so long after that it runs on any machine. `is_whole`: whether an output is all that it has to say."""
+
+    name: str
+    words: list[str]
+    counts: tuple[str, str]
+    begun: str
+    within_s: float
+    is_whole: Callable[[str], bool]
+
+
+def programs_of_others(options, has_images: bool) -> list[Other]:
+    """A heat equation that checks its result bit for bit, IMB-MPI1, and one that takes what comes in every way there is."""
+    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--size", "128"]
+    # It does not say when it begins, and has no image before.
+    steps = ("--steps 300", "--steps 400") if has_images else ("--steps 1500", "--steps 300")
+    imb = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *PATTERNS, *BENCHMARK_BOUNDS]
+    # In one cluster the clock, which is recorded, says how often: else it would be no time, or a minute on a busy machine.
+    repeats = ("-time 1 -iter 100000", "-time 10 -iter 35 -iter_policy off")
+    wild = [heat[0], str(common.ROOT / "crates" / "lab" / "src" / "soak" / "whatever.py"), "--pause", "0.01"]
+    rounds = ("--rounds 250", "--rounds 180")
+    return [
+        Other("heat", heat, steps, "", 0.7, lambda output: "identical to the serial run" in output),
+        Other(f"IMB-MPI1 {' '.join(PATTERNS)}", imb, repeats, "# List of Benchmarks", 1.2, measured_all),
+        Other("wildcards and probes", wild, rounds, "heard 0:", 1.2, took_each),
     ]
-    for what, program, counts, words, answer in rows:
-        for clusters, count, spares in zip(("", ", two clusters"), counts, (WIDE, SPARE)):
-            name = LOST + what + clusters
-            if not checks.wants(name) or not Path(program[0]).exists():
+
+
+def others(checks, options, images=()) -> None:
+    """Programs of others, whose node is lost at a moment that the seed draws. `images`: words for the launcher with which it takes
+    some when it is asked to, into a folder that all nodes have; ranks then go on from these."""
+    for program in programs_of_others(options, bool(images)):
+        for place, clusters in enumerate(("", ", two clusters")):
+            name = LOST + program.name + clusters + (", from images" if images else "")
+            if not checks.wants(name) or not Path(program.words[0]).exists():
                 continue
-            after_s = random.Random(f"{options.seed} {name}").uniform(0.1, 0.7)
-            with tempfile.TemporaryDirectory() as scratch:
-                lab_file = LAB if clusters else wide_lab(Path(scratch))
-                events = [(0.0, lambda after_s=after_s: lose_running(after_s))]
-                code, _, output = lab_job(options, [*program, count], events, [*spares, *words], "", lab_file=lab_file)
-            moves, is_whole = output.count(" is lost ("), bool(re.search(answer, output, re.M))
-            measured = f"exit code {code}, {'a' if is_whole else 'no'} whole answer, lost {moves}, {after_s:.1f} s after the ranks were there"
-            checks.check(name, code == 0 and is_whole and moves == 1, measured, output)
+            after_s = random.Random(f"{options.seed} {name}").uniform(0.1, 0.7 if images else program.within_s)
+            run = [*program.words, *program.counts[place].split()]
+            code, output = lost_once(options, program, run, bool(clusters), images, after_s)
+            moves, found = output.count(" is lost ("), len(re.findall(r"rank [01] goes on from checkpoint \d+ on north-[23]", output))
+            is_whole = program.is_whole(output)
+            measured = f"exit code {code}, {'a' if is_whole else 'no'} whole answer, lost {moves}, {after_s:.1f} s after "
+            measured += f"the images were there, {found} from these" if images else "the ranks were there"
+            checks.check(name, code == 0 and is_whole and moves == 1 and found == (2 if images else 0), measured, output)
 
 
-def lose_running(after_s: float) -> None:
-    """So long after all ranks are there, the first host is lost."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline and not all(pids_of(rank) for rank in range(RANKS)):
-        time.sleep(0.02)
+def lost_once(options, program: Other, run, has_clusters: bool, images, after_s: float):
+    with tempfile.TemporaryDirectory() as scratch:
+        lab_file = LAB if has_clusters else wide_lab(Path(scratch), SLOW_LAN if images else "")
+        folder = Path(scratch) / "images" if images else None
+        words = [*(SPARE if has_clusters else WIDE), *given(options), *images]
+        words += ["--set", f"checkpoint_dir={folder}"] if folder else []
+        events = [(0.0, lambda: lose_running(after_s, folder))]
+        code, _, output = lab_job(options, run, events, words, program.begun, lab_file=lab_file)
+    return code, output
+
+
+def lose_running(after_s: float, images: Path | None = None) -> None:
+    """So long after all ranks are there, and with a folder for images one of each, the first host is lost."""
+    wait_for_ranks(pids_of)
+    if images:
+        wait_for_ranks(lambda rank: any(images.glob(f"*/rank-{rank}/[0-9]*")), ask_for_images)
     time.sleep(after_s)
     strike_agent(KILLED)
+
+
+def wait_for_ranks(is_there, meanwhile=lambda: None) -> None:
+    """What is to be done meanwhile is done each second."""
+    began = time.monotonic()
+    asked = 0
+    while time.monotonic() < began + LIMIT_S and not all(map(is_there, range(RANKS))):
+        if time.monotonic() >= began + asked:
+            asked += 1
+            meanwhile()
+        time.sleep(0.02)
+
+
+def ask_for_images() -> None:
+    """Of all ranks that have begun."""
+    for pid in ours("run"):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGUSR1)
+
+
+def given(options) -> list[str]:
+    """IMB-MPI1 runs on MPICH, for both have the same binary interface."""
+    variables = {"LD_LIBRARY_PATH": options.venvs / "mpich" / "lib", "OPENBLAS_NUM_THREADS": "1", **common.FILLED}
+    return [word for name, value in variables.items() for word in ("-x", f"{name}={value}")]
+
+
+def measured_all(output: str) -> bool:
+    """IMB-MPI1 has come to its end, and has a row for each length of each pattern, up to one for which there was no time left."""
+    tables = re.split(r"^# Benchmarking ", output, flags=re.M)[1:]
+    rows = [re.findall(r"^ +(\d+) +(?:\d+ +[\d.]+|time-out)", table, re.M) for table in tables]
+    is_right = all(found and found == LENGTHS[: len(found)] for found in rows)
+    names = [table.split(maxsplit=1)[0] for table in tables]
+    return is_right and names == PATTERNS and "# All processes entering MPI_Finalize" in output
+
+
+def took_each(output: str) -> bool:
+    """There is one history: every place once, and each message in the same one for who sent and who took it."""
+    heard, told = (sorted(re.findall(rf"^{word} (\d+): (.*)$", output, re.M)) for word in ("heard", "place"))
+    is_each = sorted(int(place) for place, _ in heard) == list(range(len(heard))) and len({what for _, what in heard}) == len(heard)
+    return heard == told and is_each and len(re.findall(r"^rank \d ends$", output, re.M)) == RANKS
 
 
 def spawning(checks, options) -> None:
@@ -250,21 +328,32 @@ def took_once(output: str) -> bool:
     return heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
 
 
-def wide_lab(folder: Path) -> Path:
-    """The lab with two more hosts in the first cluster."""
+def wide_lab(folder: Path, lan: str = "") -> Path:
+    """The lab with two more hosts in the first cluster, and words for that one."""
     file = folder / "wide.toml"
-    file.write_text(LAB.read_text().replace("hosts = 2 ", "hosts = 4 ", 1))
+    file.write_text(LAB.read_text().replace("hosts = 2 ", f"{lan}hosts = 4 ", 1))
     return file
+
+
+def ours(command: str) -> list[int]:
+    """Processes of `landbridge` with this command."""
+    found = []
+    for pid in process.descendants():
+        # One that has ended meanwhile is none.
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"landbridge") and words[1:2] == [command.encode()]:
+                found.append(pid)
+    return found
 
 
 def strike_agent(what: str, host: str = "north-1") -> None:
     """The agent of a host."""
-    for pid in process.descendants():
+    for pid in ours("agent"):
         try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             names = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
-            is_it = command[1:2] == [b"agent"] and subprocess.check_output(names).strip() == host.encode()
-        except (OSError, subprocess.CalledProcessError):
+            is_it = subprocess.check_output(names).strip() == host.encode()
+        except subprocess.CalledProcessError:
             continue
         if is_it:
             os.kill(pid, {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, WOKEN: signal.SIGCONT}[what])
