@@ -103,6 +103,7 @@ def main() -> int:
     apart(checks, options, ring)
     elsewhere(checks, options, ring)
     others(checks, options)
+    seized(checks, options)
     damaged(checks, options, ring)
     missing(checks, options, ring)
     return checks.end()
@@ -443,6 +444,40 @@ def is_whole_again(said: str, rank: int) -> bool:
     """Whether little is sent by now, and the rank can come back."""
     told = re.findall(rf"of rank {rank} .*(cannot come back|can come back again)", said)
     return f"rank {rank} turn 80:" in said and told[-1:] == ["can come back again"]
+
+
+def seized(checks, options) -> None:
+    """Ranks of several threads are killed as CRIU is at work on them, which then waits for threads that nobody can reap."""
+    name = "who is killed as its image is taken"
+    if not checks.wants(name):
+        return
+    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--steps", "6000"]
+    with tempfile.TemporaryDirectory() as folder:
+        tool = criu_that_kills(Path(folder), options.criu)
+        began = time.monotonic()
+        code, _, output = job(options, heat, [], "--set", f"criu={tool}")
+        seconds = time.monotonic() - began
+    is_same, killed = "identical to the serial run" in output, output.count("was killed by SIGKILL: started anew")
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} new starts, {seconds:.0f} s"
+    # CRIU would be ended after 60 s.
+    checks.check(name, code == 0 and is_same and killed >= 2 and seconds < 60, measured, output)
+
+
+def criu_that_kills(folder: Path, criu: Path) -> Path:
+    """Takes the first image of each process, and kills it at the second one."""
+    tool = folder / "criu"
+    lines = [
+        "#!/bin/sh",
+        'if [ "$1" = dump ]; then',
+        f'  for word; do [ "$last" = --tree ] && pid=$word; last=$word; done; mark={folder}/$pid',
+        '  if [ -e "$mark" ] && [ ! -e "$mark.killed" ]; then : > "$mark.killed"; (sleep 0.0$((2 + $$ % 8)); kill -9 "$pid") & fi',
+        '  : > "$mark"',
+        "fi",
+        f'exec {criu} "$@"',
+    ]
+    tool.write_text("\n".join(lines) + "\n")
+    tool.chmod(0o755)
+    return tool
 
 
 def damaged(checks, options, ring) -> None:

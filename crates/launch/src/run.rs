@@ -15,7 +15,6 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-use crate::checkpoint::Wish;
 use crate::cleanup;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
@@ -106,7 +105,7 @@ pub struct Launcher {
 
 /// Runs the job; its exit code.
 pub fn run(job: Job, nodes: Vec<Node>, relays: Relays, options: Options) -> Result<i32> {
-    let mut signals = vec![
+    let signals = [
         libc::SIGINT,
         libc::SIGTERM,
         libc::SIGHUP,
@@ -114,9 +113,8 @@ pub fn run(job: Job, nodes: Vec<Node>, relays: Relays, options: Options) -> Resu
         libc::SIGCHLD,
         libc::SIGTTIN,
         libc::SIGTSTP,
+        libc::SIGUSR1,
     ];
-    // Where there are no images it ends this program, as ever.
-    signals.extend(Wish::find(&job.environment).map(|_| libc::SIGUSR1));
     let signals = Signals::block(&signals)?;
     sys::adopt_orphans()?;
     let mut launcher = Launcher::new(&job, nodes, relays, options, signals)?;

@@ -150,10 +150,19 @@ pub fn keep_over_exec(fd: RawFd) -> io::Result<()> {
 
 /// Whether somebody has stopped this process, or looks at it in a debugger.
 pub fn is_stopped(pid: u32) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    matches!(state(pid), Some('T' | 't'))
+}
+
+/// Whether this process has ended, be it that nobody can reap it yet.
+pub fn is_over(pid: u32) -> bool {
+    matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+/// As proc_pid_stat(5) names it.
+fn state(pid: u32) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Behind the name, which may hold anything.
-    let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('T' | 't'))
+    text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
 }
 
 /// What this process has been given by whoever started it, beyond the three standard streams, is given on to nobody: CRIU takes no
@@ -466,6 +475,20 @@ mod tests {
         let (one, other) = (random_hex(32).unwrap(), random_hex(32).unwrap());
         assert_eq!(one.len(), 32);
         assert_ne!(one, other);
+    }
+
+    #[test]
+    fn who_has_ended_is_seen_to_before_it_is_reaped() {
+        let _alone = children();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(!is_over(child.id()) && !is_stopped(child.id()));
+        child.kill().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_over(child.id()) {
+            assert!(Instant::now() < deadline);
+        }
+        child.wait().unwrap();
+        assert!(is_over(child.id()));
     }
 
     #[test]

@@ -117,14 +117,16 @@ fn sigterm_ends_everything() {
 }
 
 #[test]
-fn ctrl_z_stops_nothing() {
+fn signals_that_are_of_no_use_end_nothing() {
     let lb = Landbridge::new("ctrl-z");
-    let mut running = lb.start(&["run", "-n", "1", "sh", "-c", "echo up; sleep 1; echo on"]);
-    running.wait_for_lines(1);
-    running.signal("TSTP");
-    let output = running.finish();
-    assert_code(&output, 0);
-    assert!(stderr(&output).contains("a job cannot be stopped"), "{}", stderr(&output));
+    for (signal, said) in [("TSTP", "a job cannot be stopped"), ("USR1", "without --checkpoint")] {
+        let mut running = lb.start(&["run", "-n", "1", "sh", "-c", "echo up; sleep 1; echo on"]);
+        running.wait_for_lines(1);
+        running.signal(signal);
+        let output = running.finish();
+        assert_code(&output, 0);
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
 }
 
 /// Ranks that ignore SIGTERM, and children of theirs that have left for sessions of their own.

@@ -39,7 +39,7 @@ pub use line::Line;
 
 /// Images of a rank that are kept: if the newest is torn there is another.
 const KEPT: usize = 2;
-/// Between two glances at one that is being sealed.
+/// Between two glances at one that is being taken or sealed.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Between two looks whether a rank has begun to look for messages.
 const NOT_BEGUN: Duration = Duration::from_millis(100);
@@ -444,7 +444,7 @@ impl Keeper {
         match &self.state {
             State::Resting => (self.failures < FAILURES_MAX).then(|| self.due.min(self.glance)),
             State::Asking { since } => (!self.is_slow_told).then(|| *since + ANSWER_MAX),
-            State::Taking(it) => (!it.is_late).then(|| it.began + TAKING_MAX),
+            State::Taking(it) => (!it.is_late).then(|| Instant::now() + GLANCE),
             State::Sealing { .. } | State::Sending { .. } => Some(Instant::now() + GLANCE),
             State::CutOff { since, is_told } => (!is_told).then(|| *since + END_SEEN),
         }

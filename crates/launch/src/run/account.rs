@@ -223,7 +223,10 @@ impl Launcher {
 
     /// Somebody wants an image of a rank, or of all, now.
     pub(super) fn take_images(&mut self, rank: Option<u32>) {
-        if self.counter.has_images() && self.phase == Phase::Running {
+        if !self.counter.has_images() {
+            self.output
+                .say("no checkpoints are taken of this job: it was started without --checkpoint");
+        } else if self.phase == Phase::Running {
             self.send_to_all(&Message::TakeImages { rank });
         }
     }

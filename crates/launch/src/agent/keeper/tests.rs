@@ -98,7 +98,7 @@ fn an_image_that_takes_too_long_is_ended() {
     let taking = Taking { criu, ended: None, is_late: false, folder, about, began };
     let mut taking = keeper(State::Taking(taking));
     taking.end_late(began);
-    assert_eq!(taking.next_time(), Some(began + TAKING_MAX));
+    assert!(taking.next_time().is_some_and(|time| time <= Instant::now() + GLANCE));
     assert!(child.try_wait().unwrap().is_none());
     taking.end_late(began + TAKING_MAX);
     assert!(!child.wait().unwrap().success());

@@ -154,6 +154,12 @@ impl Agent {
                 }
             },
             State::Taking(Taking { ended: Some(_), .. }) => self.seal_image(index),
+            // Killed meanwhile: of its threads that CRIU holds it gets no rid while that waits for them, and neither does anybody hear
+            // of its end.
+            State::Taking(_) if sys::is_over(rank.pid) => {
+                keeper.end_life();
+                Ok(())
+            }
             State::Taking(_) => {
                 keeper.end_late(Instant::now());
                 Ok(())
