@@ -451,7 +451,7 @@ def seized(checks, options) -> None:
     name = "who is killed as its image is taken"
     if not checks.wants(name):
         return
-    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--steps", "6000"]
+    heat = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--steps", "4000"]
     with tempfile.TemporaryDirectory() as folder:
         tool = criu_that_kills(Path(folder), options.criu)
         began = time.monotonic()
