@@ -28,7 +28,7 @@ PATTERNS = ["Sendrecv", "Allreduce", "Alltoall"]
 # The same numbers of repetitions every time, whatever the clock says.
 BENCHMARK_BOUNDS = ["-npmin", str(RANKS), "-msglog", "0:7", "-iter_policy", "off", "-time", "1000"]
 # Some seconds each on one machine, longer than a storm; over a line of 5 ms that loses packets far less of it.
-MESSAGES, STEPS, REPEATS = 1100, 14_000, 2100
+MESSAGES, STEPS, REPEATS = 1000, 12_000, 1800
 # What a run takes at most, kills and all. Images every second are much on a machine that is busy.
 LIMIT_S = 150.0
 # Both ways of the wide-area link, and the file with it: its gateways let UDP in.
