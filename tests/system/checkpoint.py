@@ -45,18 +45,26 @@ shell = ["sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & wait', "sh"]
 """
 
 
-def main() -> int:
+def begin(description: str):
+    """Options and checks of a driver that needs CRIU; no checks where that cannot work, which is said."""
+
     def add(parser):
         common.add_cases(parser)
         parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
 
-    options = common.arguments(__doc__, add)
+    options = common.arguments(description, add)
     common.quiet_environment()
     process.adopt_orphans()
     if not options.list and (why_not := no_criu(options.criu)):
         print(f"skipped: {why_not}")
+        return options, None
+    return options, common.Checks(options)
+
+
+def main() -> int:
+    options, checks = begin(__doc__)
+    if checks is None:
         return common.SKIPPED
-    checks = common.Checks(options)
     chance = random.Random(options.seed)
     moment = lambda: FIRST_S + chance.uniform(0.0, 1.0)  # noqa: E731
     program = [common.python(options), str(common.PROGRAMS / "ring.py")]

@@ -26,17 +26,9 @@ ROUNDS, ROUND = 300, 1500 << 10
 
 
 def main() -> int:
-    def add(parser):
-        common.add_cases(parser)
-        parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
-
-    options = common.arguments(__doc__, add)
-    common.quiet_environment()
-    process.adopt_orphans()
-    if why_not := checkpoint.no_criu(options.criu):
-        print(f"skipped: {why_not}")
+    options, checks = checkpoint.begin(__doc__)
+    if checks is None:
         return common.SKIPPED
-    checks = common.Checks(options)
     reader = [common.python(options), str(common.PROGRAMS / "reads_much.py"), "--rounds", str(ROUNDS)]
     here(checks, options, reader)
     seldom(checks, options, reader)

@@ -387,20 +387,24 @@ fn who_waits_for_an_endpoint_that_never_comes_is_told() {
     assert_eq!(output(&mut relay, late), [(Kind::Message, rank(1))]);
 }
 
+/// Rank 1 sends more to rank 2 than may wait for that, and waits.
+fn fill(relay: &mut Relay, one: LinkId) {
+    relay.endpoint_bound = SMALL_BOUND;
+    let mut bytes = Vec::new();
+    while bytes.len() < 2 * SMALL_BOUND {
+        bytes.extend(frame(rank(1), rank(2), 0, 30_000));
+    }
+    assert_eq!(relay.handle_input(one, &mut bytes).stop, Stop::Full);
+    while let Some(link) = relay.poll_flush() {
+        relay.keep(link, &bytes);
+    }
+}
+
 #[test]
 fn who_waits_for_an_endpoint_that_leaves_is_told_and_goes_on() {
     let mut relay = home();
     let (one, two) = (relay.attach(rank(1), 0).unwrap(), relay.attach(rank(2), 0).unwrap());
-    relay.endpoint_bound = SMALL_BOUND;
-    let mut rest = Vec::new();
-    while rest.len() < 2 * SMALL_BOUND {
-        rest.extend(frame(rank(1), rank(2), 0, 30_000));
-    }
-    let taken = relay.handle_input(one, &mut rest);
-    assert_eq!(taken.stop, Stop::Full);
-    while let Some(link) = relay.poll_flush() {
-        relay.keep(link, &rest);
-    }
+    fill(&mut relay, one);
     assert_eq!(relay.poll_resume(), None);
     relay.detach(two);
     assert_eq!(relay.poll_resume(), Some(one));
@@ -414,15 +418,7 @@ fn who_waits_for_an_endpoint_that_leaves_is_told_and_goes_on() {
 fn who_may_go_on_does_so_though_its_output_leaves_first() {
     let mut relay = home();
     let (one, two) = (relay.attach(rank(1), 0).unwrap(), relay.attach(rank(2), 0).unwrap());
-    relay.endpoint_bound = SMALL_BOUND;
-    let mut bytes = Vec::new();
-    while bytes.len() < 2 * SMALL_BOUND {
-        bytes.extend(frame(rank(1), rank(2), 0, 30_000));
-    }
-    assert_eq!(relay.handle_input(one, &mut bytes).stop, Stop::Full);
-    while let Some(link) = relay.poll_flush() {
-        relay.keep(link, &bytes);
-    }
+    fill(&mut relay, one);
     let waiting = relay.slices(two, &[]).map(<[u8]>::len).sum();
     relay.handle_sent(two, waiting, &[]);
     relay.detach(two);
