@@ -1,10 +1,14 @@
-//! Memory for what a relay is going to keep, prepared by a thread of its own.
+//! Memory for what a relay is going to keep: what it does not need any more, and what a thread of its own prepares.
 //!
 //! The system finds and clears a page when it is touched first. For a segment that takes longer than to fill it, much longer on
 //! a virtual machine whose host has to find the page as well, and whoever waits for the relay would wait for that. So a thread
 //! prepares some segments ahead. The relay never waits for it: without a segment in stock it takes memory as it comes.
 //!
-//! What may never happen: more than [`AHEAD`] segments, and one in its hands, are prepared that nobody has asked for.
+//! What it does not need any more, as after an image, is lent to the system: it stays as it is, and costs nothing when it is used
+//! again, unless somebody else is short of memory before that.
+//!
+//! What may never happen: more than [`AHEAD`] segments, and one in its hands, are prepared that nobody has asked for; new memory
+//! is taken while there is some that has been in use before.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,6 +27,7 @@ const PAGE_BYTES: usize = 4 << 10;
 /// See the module head.
 pub struct Stock {
     prepared: Receiver<Vec<u8>>,
+    returned: Vec<Vec<u8>>,
 }
 
 impl Stock {
@@ -33,12 +38,26 @@ impl Stock {
     pub fn open() -> io::Result<Self> {
         let (sender, prepared) = sync_channel(AHEAD);
         std::thread::Builder::new().name("stock".into()).spawn(move || prepare(&sender))?;
-        Ok(Self { prepared })
+        Ok(Self { prepared, returned: Vec::new() })
     }
 
     /// A segment without content, if one is ready.
-    pub fn take(&self) -> Option<Vec<u8>> {
-        self.prepared.try_recv().ok()
+    pub fn take(&mut self) -> Option<Vec<u8>> {
+        self.returned.pop().or_else(|| self.prepared.try_recv().ok())
+    }
+
+    /// Bytes of segments that are not needed for now.
+    pub fn returned_bytes(&self) -> u64 {
+        self.returned.len() as u64 * SEGMENT_BYTES as u64
+    }
+
+    /// Takes a segment without content that is not needed for now.
+    pub fn put(&mut self, mut segment: Vec<u8>) {
+        segment.clear();
+        let (start, bytes) = whole_pages(segment.spare_capacity_mut());
+        // SAFETY: these pages are ours alone, and nobody will read what is in them now.
+        let _ = unsafe { madvise(start.cast(), bytes, Advice::LinuxFree) };
+        self.returned.push(segment);
     }
 }
 
@@ -56,9 +75,7 @@ fn prepare(sender: &SyncSender<Vec<u8>>) {
 /// Has the system find its pages: all at once, which takes it two thirds of the time, or one by one where it cannot (before
 /// Linux 5.14).
 fn touch(memory: &mut [MaybeUninit<u8>]) {
-    let pages = memory.as_mut_ptr_range();
-    let start = pages.start.map_addr(|address| address.next_multiple_of(PAGE_BYTES));
-    let bytes = (pages.end.addr() - start.addr()) & !(PAGE_BYTES - 1);
+    let (start, bytes) = whole_pages(memory);
     // SAFETY: these pages are ours alone, and their content stays as it is.
     let is_done = unsafe { madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok();
     let rest = if is_done { memory.len() - 1 } else { 0 };
@@ -67,13 +84,34 @@ fn touch(memory: &mut [MaybeUninit<u8>]) {
     }
 }
 
+/// The part of `memory` that is whole pages: where it begins, and how long it is.
+fn whole_pages(memory: &mut [MaybeUninit<u8>]) -> (*mut MaybeUninit<u8>, usize) {
+    let pages = memory.as_mut_ptr_range();
+    let start = pages.start.map_addr(|address| address.next_multiple_of(PAGE_BYTES));
+    (start, (pages.end.addr() - start.addr()) & !(PAGE_BYTES - 1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn what_is_not_needed_any_more_is_used_before_anything_new_and_has_its_pages_yet() {
+        let mut stock = Stock::open().unwrap();
+        let mut segment = stock.prepared.recv().unwrap();
+        segment.resize(SEGMENT_BYTES, 7);
+        let place = segment.as_ptr();
+        stock.put(segment);
+        assert_eq!(stock.returned_bytes(), SEGMENT_BYTES as u64);
+        let mut again = stock.take().unwrap();
+        assert!(again.is_empty() && again.as_ptr() == place && stock.returned_bytes() == 0);
+        again.extend_from_slice(&[3; SEGMENT_BYTES]);
+        assert!(again.iter().all(|byte| *byte == 3), "what is written behind that stays");
+    }
+
+    #[test]
     fn segments_come_empty_and_no_more_than_a_few_are_prepared() {
-        let stock = Stock::open().unwrap();
+        let mut stock = Stock::open().unwrap();
         for _ in 0..10 * AHEAD {
             let segment = stock.prepared.recv().unwrap();
             assert!(segment.is_empty() && segment.capacity() >= SEGMENT_BYTES);

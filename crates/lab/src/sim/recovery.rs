@@ -471,6 +471,9 @@ impl World {
         let before = target.len();
         for slice in own.relay.slices(link, buffer) {
             let left = room - (target.len() - before);
+            if left == 0 {
+                break;
+            }
             target.extend(&slice[..slice.len().min(left)]);
         }
         let written = target.len() - before;

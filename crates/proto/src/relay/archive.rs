@@ -344,11 +344,16 @@ impl Archive {
         })
     }
 
-    /// Where the last frame is, which has so many bytes.
+    /// Where the last frames begin, which have so many bytes together.
     pub fn last(&self, bytes: usize) -> Place {
-        let segment = (self.first + self.segments.len()).saturating_sub(1);
-        let at = self.get(segment).map_or(0, |segment| segment.len().saturating_sub(bytes));
-        Place { segment, at }
+        let mut left = bytes;
+        for (index, segment) in self.segments.iter().enumerate().rev() {
+            if let Some(at) = segment.len().checked_sub(left) {
+                return Place { segment: self.first + index, at };
+            }
+            left -= segment.len();
+        }
+        Place { segment: self.first, at: 0 }
     }
 
     /// Where the next frame will be.

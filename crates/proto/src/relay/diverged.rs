@@ -5,7 +5,7 @@
 //! as well, the frame itself is among what that was given, with its tag.
 //!
 //! What may never happen: two frames of which whoever receives them would see the difference count as one. (Those that differ
-//! in kind, length or target never do, others once in 2^43.)
+//! in kind, length or target never do, others once in 2^43; payloads of which only a check is looked at once in 2^32.)
 
 use alloc::vec::Vec;
 use core::{array, fmt};
@@ -47,7 +47,7 @@ impl Sent {
     #[inline]
     pub fn of(header: &Header, frame: &[u8]) -> Self {
         let short = u64::from(header.length) << KIND_BITS | header.kind as u64;
-        let word = digest(frame) >> SHORT_BITS << SHORT_BITS | short;
+        let word = digest(told_apart_by(header, frame)) >> SHORT_BITS << SHORT_BITS | short;
         Self { target: header.target, word }
     }
 
@@ -79,6 +79,17 @@ impl Sent {
     }
 }
 
+/// All of a frame, or what stands before its payload, if the sender's check of that is part of it: nobody reads long payloads
+/// twice.
+#[inline]
+fn told_apart_by<'a>(header: &Header, frame: &'a [u8]) -> &'a [u8] {
+    let head = Head::size(header.kind, header.flags);
+    match header.payload(head) {
+        Ok((_, check @ 1..)) => &frame[..HEADER_BYTES + head + check],
+        _ => frame,
+    }
+}
+
 /// One of two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
@@ -90,7 +101,7 @@ pub struct Version {
     pub length: u32,
     /// If it begins a message, its tag, as far as that is known.
     pub tag: Option<u64>,
-    /// Of all its bytes.
+    /// Of its bytes, or those before its payload and the check of that.
     pub digest: u64,
 }
 
@@ -230,6 +241,8 @@ fn tag(header: &Header, frame: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::CHECK_BYTES;
+    use crate::wire::frame::flag;
 
     fn frame(target: Address, kind: Kind, length: u32, byte: u8) -> (Header, Vec<u8>) {
         let header = super::super::notice::empty(kind, Address::new(1, 0), target);
@@ -259,5 +272,28 @@ mod tests {
             one(target, Kind::Intake, longest, 8),
         ];
         assert!(others.iter().all(|other| *other != sent));
+    }
+
+    #[test]
+    fn payloads_with_a_check_are_told_apart_by_that() {
+        let target = Address::new(3, 0);
+        let sent = |check: u8, flags: u8, payload: usize| {
+            let (header, mut bytes) = frame(target, Kind::Data, 0, 0);
+            let at = HEADER_BYTES + Head::size(Kind::Data, flags);
+            bytes.resize(at + CHECK_BYTES + payload, check);
+            let header = Header { flags, length: (bytes.len() - HEADER_BYTES) as u32, ..header };
+            header.emit(&mut bytes);
+            bytes[at..at + CHECK_BYTES].fill(check);
+            (header, bytes)
+        };
+        for payload in [1, 2, 1_000] {
+            let of = |(header, bytes): (Header, Vec<u8>)| Sent::of(&header, &bytes);
+            assert_ne!(of(sent(1, flag::CHECKED, payload)), of(sent(2, flag::CHECKED, payload)));
+            // Without one every byte counts.
+            let (header, mut bytes) = sent(1, 0, payload);
+            let before = Sent::of(&header, &bytes);
+            *bytes.last_mut().unwrap() ^= 1;
+            assert_ne!(before, Sent::of(&header, &bytes));
+        }
     }
 }

@@ -5,9 +5,9 @@
 //! in the same order, at the same polls and the same times ([`Kind::Intake`]), does the same and sends the same. What the
 //! earlier start has sent already is compared and goes nowhere: nobody else notices.
 //!
-//! It is *told* piece by piece, as it takes them: others are served in between ([`Relay::tell`]), and no more than a piece
-//! waits. First comes how many intakes there are and how many frames it has sent, then each intake with the frames that it
-//! took in, then the frames that nobody has taken in yet. What comes for it meanwhile is told in its turn.
+//! It is *told* what was ([`super::telling`]): first how many intakes there are and how many frames it has sent, then each
+//! intake with the frames that it took in, then the frames that nobody has taken in yet. What comes for it meanwhile is told in
+//! its turn.
 //!
 //! One that stands where an image of it was taken is told what came after that ([`Mark`]).
 //!
@@ -22,24 +22,21 @@ use crate::route::table::LinkId;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::wire::hello::Standing;
 
-use super::archive::{Archive, Found, Place};
+use super::archive::Archive;
 use super::diverged::{SENT_BYTES, Sent};
 use super::intakes::{Intake, Intakes};
 use super::mark::{Mark, Marks};
-use super::notice::empty;
 use super::port::{Party, Piece, Port};
 use super::reads::Reads;
 use super::record::Entry;
-use super::shelf::{READ_AHEAD, Room, Shelf};
+use super::shelf::{Room, Shelf};
 use super::store::{Cursor, Store};
+use super::telling::{Telling, Told, push_intake};
 use super::{Malformed, Relay, Stop};
 
 /// Memory that all histories of a relay together may take, unless the user says otherwise. What is beyond it goes to a disk,
 /// if there is one; otherwise whose history would need more can come back no longer.
 pub const HISTORIES_BYTES_MAX: u64 = 4 << 30;
-
-/// What an endpoint is told waits for it up to about so many bytes: as much as its ring holds.
-pub(super) const TOLD_BYTES_MAX: usize = 256 << 10;
 
 /// Why there is nothing of one for which there was not enough room. That ends with its next image.
 pub(super) const TOO_MUCH: &str = "what it was given was too much to be kept: it cannot come back";
@@ -110,12 +107,12 @@ impl Histories {
         }
     }
 
-    /// A frame is given to an endpoint, which has fallen behind if enough waits for it. Whether it is being told what was, or
-    /// is from now on: then it hears this in its turn. `None`: it may not come back.
-    pub fn give(&mut self, address: Address, frame: &[u8], is_behind: bool) -> Option<bool> {
+    /// A frame is given to an endpoint. Whether it is being told what was: then it hears this in its turn. `None`: it may not come
+    /// back.
+    pub fn give(&mut self, address: Address, frame: &[u8]) -> Option<bool> {
         let (history, shelf) = self.of(address, frame.len())?;
         let sealed = history.given.push(frame, &mut shelf.spare);
-        let is_told = history.hold_back(frame.len(), is_behind);
+        let is_told = history.hold_back(frame.len());
         if let Some(number) = sealed {
             shelf.note_sealed(address, number);
             if !history.is_grown {
@@ -177,39 +174,13 @@ pub(super) struct History {
     repeated: u64,
     next_sent: Cursor,
     /// What its present start is still to be told.
-    telling: Option<Telling>,
+    pub telling: Option<Telling>,
     /// What its program has read of clocks, if it is on another node.
     pub reads: Option<Reads>,
     /// Where starts of it have stood.
     pub marks: Marks,
     /// It is said that much was given to it since.
     is_grown: bool,
-}
-
-/// How far a new start has been told what was.
-#[derive(Clone, Copy, Debug)]
-struct Telling {
-    intakes: Cursor,
-    intakes_left: u32,
-    /// Of the intake that was told last.
-    frames_left: u32,
-    given: Place,
-    /// Segments before this one have been left.
-    left: usize,
-    /// The first frame that came meanwhile: no start of it has been given that.
-    new: Option<Place>,
-}
-
-/// What an endpoint has been told of what was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
-    /// There is more.
-    More,
-    /// There is more, and it is on the disk.
-    Waits,
-    All,
-    /// The rest is of no use.
-    Useless,
 }
 
 /// A frame that an endpoint sends, compared with what its earlier start has sent.
@@ -251,87 +222,9 @@ impl History {
         bytes
     }
 
-    pub fn is_told(&self) -> bool {
-        self.telling.is_some()
-    }
-
-    /// Whether the frame that came last, of so many bytes, is told in its turn.
-    #[inline]
-    fn hold_back(&mut self, bytes: usize, is_behind: bool) -> bool {
-        if let Some(telling) = &mut self.telling {
-            if telling.new.is_none() {
-                telling.new = Some(self.given.last(bytes));
-            }
-        } else if is_behind {
-            let given = self.given.last(bytes);
-            let left = given.segment;
-            let intakes = Cursor::default();
-            let new = Some(given);
-            self.telling =
-                Some(Telling { intakes, intakes_left: 0, frames_left: 0, given, left, new });
-        }
-        self.telling.is_some()
-    }
-
-    /// Whether all that is left to tell has come meanwhile.
-    fn is_only_behind(&self) -> bool {
-        self.telling.as_ref().is_some_and(|telling| {
-            let is_through = telling.intakes_left == 0 && telling.frames_left == 0;
-            is_through && telling.new.is_some_and(|new| telling.given >= new)
-        })
-    }
-
-    /// Tells all that is left, as far as it is in memory. Whether that was all.
-    fn push_rest(&mut self, port: &mut Port, pool: &mut Pool) -> bool {
-        let Some(telling) = &mut self.telling else { return true };
-        loop {
-            match self.given.find(&mut telling.given) {
-                Found::Frame(header, frame) => {
-                    telling.given.advance(frame.len());
-                    port.push_notice(pool, frame, &header);
-                }
-                found => return matches!(found, Found::End),
-            }
-        }
-    }
-
-    /// Channels of frames that no start of it has been given, as far as they are in memory.
-    fn untold(&self) -> BTreeSet<Entry> {
-        let Some(Telling { given, new: Some(new), .. }) = self.telling else {
-            return BTreeSet::new();
-        };
-        let mut place = given.max(new);
-        let mut untold = BTreeSet::new();
-        while let Found::Frame(header, frame) = self.given.find(&mut place) {
-            place.advance(frame.len());
-            untold.insert(Entry::of(&header));
-        }
-        untold.retain(|entry| entry.channel().is_some());
-        untold
-    }
-
-    /// Whether somebody is told what lies in this segment, or soon will be.
-    pub fn is_reading(&self, segment: usize) -> bool {
-        let first = |telling: &Telling| telling.given.segment;
-        self.telling.as_ref().map(first).is_some_and(|at| (at..at + READ_AHEAD).contains(&segment))
-    }
-
-    fn stop_telling(&mut self, shelf: &mut Shelf) {
-        if let Some(Telling { given, left, .. }) = self.telling.take() {
-            self.given.leave(left..given.segment + READ_AHEAD, &mut shelf.spare);
-        }
-    }
-
-    /// Has what is told next in memory, as far as the disk has read it.
-    fn fetch(&mut self, address: Address, shelf: &mut Shelf) {
-        let Some(Telling { given, left, .. }) = &mut self.telling else { return };
-        let at = given.segment;
-        self.given.leave(core::mem::replace(left, at)..at, &mut shelf.spare);
-        for number in at..at + READ_AHEAD {
-            if let Some((id, length)) = self.given.call(number) {
-                shelf.fetch(address, number, id, length);
-            }
-        }
+    /// A start of it is there that has sent all that is known there.
+    pub fn stand_at(&mut self, mark: &Mark) {
+        (self.repeated, self.next_sent) = (mark.standing.sent, mark.sent);
     }
 
     pub fn compare(&mut self, header: &Header, frame: &[u8]) -> Sending {
@@ -350,82 +243,6 @@ impl History {
         self.sent_count += 1;
         self.repeated += 1;
     }
-
-    /// `address` is there, and stands at `mark`: it is told everything that came after, once more.
-    fn begin(&mut self, address: Address, mark: Mark, port: &mut Port, pool: &mut Pool) {
-        (self.repeated, self.next_sent) = (mark.standing.sent, mark.sent);
-        // Each that is kept takes three bytes at least, and all together no more than there is for histories.
-        let intakes_left = (self.intakes.count() - mark.standing.intakes) as u32;
-        let (intakes, given) = (mark.intakes, mark.given);
-        let left = given.segment;
-        let new = None;
-        self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left, new });
-        if let Some(reads) = &self.reads {
-            push_empty(Kind::Clocks, address, [reads.end(), 0], 0, port, pool);
-        }
-        // Until it has sent that again nothing else may be taken in.
-        let sent = self.sent_count - mark.standing.sent;
-        let opening = Intake { polls: 0, frames: intakes_left, micros: sent };
-        push_intake(address, opening, port, pool);
-    }
-
-    /// Tells the next piece, as far as it is in memory; and how that ended.
-    fn tell(
-        &mut self,
-        address: Address,
-        port: &mut Port,
-        pool: &mut Pool,
-        shelf: &mut Shelf,
-    ) -> Told {
-        self.fetch(address, shelf);
-        while let Some(telling) = &mut self.telling {
-            if port.waiting_bytes() >= TOLD_BYTES_MAX {
-                return Told::More;
-            }
-            if telling.frames_left == 0 && telling.intakes_left > 0 {
-                telling.intakes_left -= 1;
-                if let Some(intake) = self.intakes.read(&mut telling.intakes) {
-                    telling.frames_left = intake.frames;
-                    push_intake(address, intake, port, pool);
-                }
-                continue;
-            }
-            match self.given.find(&mut telling.given) {
-                Found::Frame(header, frame) => {
-                    telling.frames_left = telling.frames_left.saturating_sub(1);
-                    telling.given.advance(frame.len());
-                    port.push_notice(pool, frame, &header);
-                }
-                Found::Elsewhere => {
-                    self.fetch(address, shelf);
-                    return Told::Waits;
-                }
-                Found::Damaged => return Told::Useless,
-                Found::End => self.stop_telling(shelf),
-            }
-        }
-        Told::All
-    }
-}
-
-fn push_intake(address: Address, intake: Intake, port: &mut Port, pool: &mut Pool) {
-    let Intake { polls, frames, micros } = intake;
-    push_empty(Kind::Intake, address, [polls, micros], frames, port, pool);
-}
-
-fn push_empty(
-    kind: Kind,
-    address: Address,
-    [sequence, delivered]: [u64; 2],
-    credit: u32,
-    port: &mut Port,
-    pool: &mut Pool,
-) {
-    let header = empty(kind, Address::ANONYMOUS, address);
-    let header = Header { sequence, credit, delivered, ..header };
-    let mut bytes = [0; HEADER_BYTES];
-    header.emit(&mut bytes);
-    port.push_notice(pool, &bytes, &header);
 }
 
 impl Relay {
@@ -506,8 +323,8 @@ impl Relay {
     }
 
     /// Gives a frame to an endpoint that may come back; one that is away gets it then, or its source hears that it never will.
-    /// It has no bound, for whoever is recorded must not have to wait: what its queue does not take, it is told as it takes
-    /// that, out of what is kept. False: it may not come back.
+    /// It has no bound, for whoever is recorded must not have to wait: what finds no room at once it is told out of what is kept
+    /// ([`Relay::keep`]). False: it may not come back.
     pub(super) fn forward_recorded(
         &mut self,
         to: LinkId,
@@ -525,8 +342,7 @@ impl Relay {
             histories.catch_up(address, length, port, pool, bytes);
         }
         bytes[at + 6] += 1;
-        let is_behind = port.is_up() && port.waiting_bytes() >= TOLD_BYTES_MAX;
-        let Some(is_told) = histories.give(address, &bytes[at..at + length], is_behind) else {
+        let Some(is_told) = histories.give(address, &bytes[at..at + length]) else {
             bytes[at + 6] -= 1;
             return false;
         };
@@ -534,8 +350,7 @@ impl Relay {
         self.counters.bytes += length as u64;
         let port = self.port_mut(to);
         if is_told {
-            // In its turn: as soon as it takes what waits already.
-            port.is_told |= is_behind;
+            // In its turn: as soon as it has taken what waits already.
         } else if port.is_up() {
             port.take(Piece { at, length }, header);
             self.touch(to);
@@ -578,10 +393,15 @@ impl Relay {
             }
             history.begin(address, mark, port, pool);
             let told = history.tell(address, port, pool, shelf);
-            port.note_told(told);
-            if told == Told::Useless {
-                self.strand(link, address);
-            }
+            self.note_told(link, address, told);
+        }
+    }
+
+    /// How it goes on for an endpoint that is told what was.
+    pub(super) fn note_told(&mut self, link: LinkId, address: Address, told: Told) {
+        self.port_mut(link).note_told(told);
+        if told == Told::Useless {
+            self.strand(link, address);
         }
     }
 
@@ -601,10 +421,7 @@ impl Relay {
             let history = all.get_mut(&address);
             if let Some(history) = history.filter(|_| port.is_told && port.is_up()) {
                 let told = history.tell(address, port, pool, shelf);
-                port.note_told(told);
-                if told == Told::Useless {
-                    self.strand(link, address);
-                }
+                self.note_told(link, address, told);
                 has_told = true;
                 self.touch(link);
             }

@@ -55,6 +55,7 @@ mod reads;
 mod record;
 mod shelf;
 mod store;
+mod telling;
 #[cfg(test)]
 mod tests;
 mod writing;
@@ -74,13 +75,14 @@ use crate::wire::hello::Standing;
 pub use archive::Shown;
 pub use diverged::{Apart, Divergence, Version};
 pub use history::HISTORIES_BYTES_MAX;
-use history::Histories;
+use history::{Histories, History};
 pub use holding::{Excerpt, Holding, Moment};
 use mark::Mark;
 use port::{Party, Piece, Port, State};
 pub use reads::ReadsKept;
 use record::Entry;
 pub use shelf::{Order, Remark, Room, SEGMENT_BYTES, SegmentId};
+use telling::Told;
 
 /// Most bytes of a frame that a relay takes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;

@@ -92,7 +92,7 @@ impl Relay {
             }
             if let (Some(histories), Party::Endpoint(address)) = (&mut *histories, port.party) {
                 // To one that may not come back it has been given all the same.
-                let _ = histories.give(address, &bytes, false);
+                let _ = histories.give(address, &bytes);
             }
         }
         self.touch(link);

@@ -7,8 +7,8 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use super::history::{TOLD_BYTES_MAX, Told};
 use super::record::{Class, Entry, Record};
+use super::telling::{TOLD_BYTES_MAX, Told};
 use crate::id::{Address, ClusterId};
 use crate::route::queue::{Pool, Queue};
 use crate::route::table::LinkId;
@@ -104,9 +104,11 @@ pub(super) struct Port {
     pub in_owing: bool,
     /// Of an endpoint that is being told what was before: there is more,
     pub is_told: bool,
-    /// which the disk has not read yet,
+    /// which it takes straight out of what is kept,
+    pub is_direct: bool,
+    /// or which the disk has not read yet,
     pub awaits_disk: bool,
-    /// and it is its turn.
+    /// or it is its turn.
     pub in_told: bool,
 
     pub writer: Writer,
@@ -147,6 +149,7 @@ impl Port {
             in_resume: false,
             in_owing: false,
             is_told: false,
+            is_direct: false,
             awaits_disk: false,
             in_told: false,
             writer: Writer { rest: Queue::default(), record },
@@ -180,14 +183,26 @@ impl Port {
 
     pub fn note_told(&mut self, told: Told) {
         self.is_told = told != Told::All;
+        self.is_direct = told == Told::Direct;
         self.awaits_disk = told == Told::Waits;
     }
 
-    /// Whether it has taken most of what it was told, and there is more.
+    /// Whether it has taken most of what it was told, and there is more for its queue.
     #[inline]
     pub fn has_to_be_told(&self) -> bool {
-        let may_be = self.is_told && !self.in_told && !self.awaits_disk;
+        let may_be = self.is_told && !self.in_told && !self.is_direct && !self.awaits_disk;
         may_be && self.waiting_bytes() <= TOLD_BYTES_MAX / 2
+    }
+
+    #[inline]
+    pub fn pieces_bytes(&self) -> usize {
+        self.pieces_bytes
+    }
+
+    /// Bytes of frames that wait here, rather than somewhere else for this port.
+    #[inline]
+    pub fn own_bytes(&self) -> usize {
+        self.queue.len() + self.pieces_bytes
     }
 
     /// A frame that does not come from an input goes out after all that waits. Only while there are no pieces.
@@ -269,6 +284,16 @@ impl Port {
         }
         self.pieces.clear();
         self.pieces_bytes = 0;
+    }
+
+    /// What is left of the pieces, which is whole frames, waits somewhere else.
+    pub fn drop_pieces(&mut self) {
+        self.pieces.clear();
+        let mut left = core::mem::take(&mut self.pieces_bytes);
+        while left > 0 {
+            // Each frame of the pieces has its note.
+            left -= self.notes.pop_back().expect("a frame has a note").length as usize;
+        }
     }
 
     /// Something has been lost on the way to the other side: its source, or whoever the notice is

@@ -34,7 +34,8 @@ pub(super) const READ_AHEAD: usize = 4;
 /// there must be room for more than a segment.
 const SEGMENTS_EACH: u64 = 8;
 
-/// Segments without content that are kept for the next: their memory has been touched, and costs no page faults again.
+/// Segments without content that are kept for the next: their memory has been touched, and costs no page faults again. More
+/// are for whoever stocks them ([`Relay::poll_surplus`]).
 const SPARE_MAX: usize = 2 * WRITES_MAX;
 
 /// Of these, how many there should be in any case while more and more is kept.
@@ -107,7 +108,7 @@ impl Spare {
     }
 
     pub fn give_back(&mut self, mut buffer: Vec<u8>) {
-        if buffer.capacity() >= self.segment_bytes && self.buffers.len() < SPARE_MAX {
+        if buffer.capacity() >= self.segment_bytes {
             buffer.clear();
             self.buffers.push(buffer);
         }
@@ -354,6 +355,21 @@ impl Relay {
         }
     }
 
+    /// A segment without content that is not needed soon, of more memory than is in use now: for whoever stocks some, and holds
+    /// `stocked` bytes of them already. Their memory has been touched, and all of it was in use at some time.
+    pub fn poll_surplus(&mut self, stocked: u64) -> Option<Vec<u8>> {
+        let Histories { shelf, bytes, .. } = self.histories.as_mut()?;
+        let held = *bytes - shelf.away_bytes + stocked;
+        let spare = (SPARE_MAX * shelf.room.segment) as u64;
+        while shelf.spare.buffers.len() > SPARE_MAX {
+            let surplus = shelf.spare.buffers.pop();
+            if held + spare + shelf.room.segment as u64 <= shelf.room.memory {
+                return surplus;
+            }
+        }
+        None
+    }
+
     /// Here is a segment without content, whose memory has been touched.
     pub fn stock(&mut self, segment: Vec<u8>) {
         if let Some(histories) = &mut self.histories {
@@ -410,8 +426,9 @@ impl Relay {
         let is_only_behind = histories.is_only_behind(address);
         histories.give_up(address, UNREADABLE);
         let port = self.port_mut(link);
-        port.awaits_disk = false;
-        if !core::mem::take(&mut port.is_told) || !port.is_up() {
+        let was_told = port.is_told;
+        port.note_told(Told::All);
+        if !was_told || !port.is_up() {
             return;
         }
         if !is_only_behind {

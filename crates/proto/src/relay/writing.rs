@@ -44,7 +44,8 @@ impl Relay {
 
     /// Whether something waits that `link` can write.
     pub fn has_output(&self, link: LinkId) -> bool {
-        let waits = self.port(self.output_of(link)).waiting_bytes() > 0;
+        let output = self.port(self.output_of(link));
+        let waits = output.waiting_bytes() > 0 || output.is_direct;
         waits || !self.port(link).writer.rest.is_empty()
     }
 
@@ -70,17 +71,33 @@ impl Relay {
     }
 
     /// What `link` is to write, in order: what it has begun, then the queue, then the pieces of
-    /// `buffer` (the one last given to `handle_input`; empty if its pieces have been kept).
+    /// `buffer` (the one last given to `handle_input`; empty if its pieces have been kept), then what it is told directly, of which
+    /// there may be much more than it has room for.
     pub fn slices<'a>(&'a self, link: LinkId, buffer: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         let output = self.port(self.output_of(link));
         let pieces = output.pieces.iter().map(|piece| &buffer[piece.at..piece.at + piece.length]);
-        self.port(link).writer.rest.slices().chain(output.queue.slices()).chain(pieces)
+        let direct = self.direct(output).map(|(_, frame)| frame);
+        let own = output.queue.slices().chain(pieces);
+        self.port(link).writer.rest.slices().chain(own).chain(direct)
+    }
+
+    /// Frames that an endpoint takes straight out of what is kept.
+    fn direct(&self, output: &Port) -> impl Iterator<Item = (Header, &[u8])> {
+        let history = match output.party {
+            Party::Endpoint(address) if output.is_direct => {
+                self.histories.as_ref().and_then(|histories| histories.all.get(&address))
+            }
+            _ => None,
+        };
+        history.into_iter().flat_map(History::direct)
     }
 
     /// Lengths of the frames in [`Relay::slices`]; of the first one, what is left.
     pub fn frame_lengths(&self, link: LinkId) -> impl Iterator<Item = usize> {
         let rest = Some(self.port(link).writer.rest.len()).filter(|length| *length > 0);
-        rest.into_iter().chain(self.port(self.output_of(link)).frame_lengths())
+        let output = self.port(self.output_of(link));
+        let direct = self.direct(output).map(|(_, frame)| frame.len());
+        rest.into_iter().chain(output.frame_lengths()).chain(direct)
     }
 
     /// `link` has taken `bytes` bytes from the front of what it was to write.
@@ -90,9 +107,18 @@ impl Relay {
         let mut writer = core::mem::take(&mut self.port_mut(link).writer);
         let begun = bytes.min(writer.rest.len());
         writer.rest.pop(&mut self.pool, begun);
-        let Self { ports, pool, resume, owing, told, .. } = self;
+        let Self { ports, pool, resume, owing, told, histories, .. } = self;
+        let mut after = None;
         if let Some(port) = &mut ports[output.0 as usize] {
-            port.send(pool, buffer, bytes - begun, &mut writer);
+            let own = (bytes - begun).min(port.own_bytes());
+            port.send(pool, buffer, own, &mut writer);
+            let direct = bytes - begun - own;
+            if let (1.., Party::Endpoint(address), Some(histories)) =
+                (direct, port.party, histories)
+            {
+                let what = histories.take_direct(address, direct, &mut writer, pool);
+                after = Some((address, what));
+            }
             if !port.line.is_empty() && !port.in_resume && port.waiting_bytes() <= bound / 2 {
                 port.in_resume = true;
                 resume.push_back(output);
@@ -108,6 +134,9 @@ impl Relay {
         }
         self.port_mut(link).writer = writer;
         self.advance_turn(link, output);
+        if let Some((address, what)) = after {
+            self.note_told(output, address, what);
+        }
     }
 
     /// Another lane writes first next time.
@@ -136,12 +165,22 @@ impl Relay {
         self.touch(lane);
     }
 
-    /// Copies what the output has not taken out of `buffer`, which may be used again afterwards.
+    /// The output has not taken all of `buffer`, which may be used again afterwards: the rest is copied, or taken out of what is
+    /// kept, if it is there.
     pub fn keep(&mut self, link: LinkId, buffer: &[u8]) {
-        let Self { ports, pool, .. } = self;
-        if let Some(port) = &mut ports[link.0 as usize] {
-            port.keep(pool, buffer);
+        let Self { ports, pool, histories, .. } = self;
+        let Some(port) = ports[link.0 as usize].as_mut().filter(|port| !port.pieces.is_empty())
+        else {
+            return;
+        };
+        if let (Some(histories), Party::Endpoint(address)) = (histories, port.party)
+            && histories.fall_behind(address, port.pieces_bytes())
+        {
+            port.drop_pieces();
+            port.note_told(Told::Direct);
+            return;
         }
+        port.keep(pool, buffer);
     }
 
     /// The next input whose turn it is: hand its rest to `handle_input` again, or read on if there

@@ -84,8 +84,13 @@ impl Loop<'_> {
             if !std::mem::replace(&mut self.record.has_stock, true) {
                 self.record.stock = Stock::open().ok();
             }
-            let Some(segment) = self.record.stock.as_ref().and_then(Stock::take) else { break };
+            let Some(segment) = self.record.stock.as_mut().and_then(Stock::take) else { break };
             self.relay.stock(segment);
+        }
+        while let Some(stock) = &mut self.record.stock
+            && let Some(segment) = self.relay.poll_surplus(stock.returned_bytes())
+        {
+            stock.put(segment);
         }
         while let (Some(disk), Some(order)) = (&self.record.disk, self.relay.poll_order()) {
             disk.order(order);

@@ -4,6 +4,7 @@ use alloc::collections::BTreeMap;
 
 use super::recovery::{intake, opening, send, written};
 use super::*;
+use crate::relay::shelf::Shelf;
 
 const SEGMENT: usize = 40 << 10;
 /// More than what is not full yet may take in any case.
@@ -335,4 +336,29 @@ fn of_whom_much_was_given_since_its_last_image_is_said_once_for_each_image() {
     assert_eq!(rig.relay.poll_remark(), None);
     rig.send_many(30);
     assert_eq!(rig.relay.poll_remark(), Some(Remark::Grown(rank(1))));
+}
+
+#[test]
+fn memory_that_is_not_needed_any_more_is_for_whoever_stocks_it_and_never_more_than_the_bound() {
+    const COUNT: u64 = 400;
+    let full = (COUNT as usize * FRAME / SEGMENT) as u64;
+    let memory = 2 * full * SEGMENT as u64;
+    for stocked in [0, memory] {
+        let mut rig = Rig::new(None);
+        let room = Room { memory, disk: None, segment: SEGMENT };
+        rig.relay.histories.as_mut().unwrap().shelf = Shelf::new(room);
+        rig.send_many(COUNT);
+        assert!(rig.relay.poll_surplus(0).is_none(), "all of it is needed");
+        send(&mut rig.relay, rig.one, intake(rank(1), 1, COUNT as u32, 0));
+        let taken = COUNT * FRAME as u64;
+        let standing = Standing { intakes: 1, taken, sent: 0, kept: 1 };
+        rig.relay.suspend(rig.one);
+        rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
+        let surplus: Vec<_> = core::iter::from_fn(|| rig.relay.poll_surplus(stocked)).collect();
+        assert!(surplus.iter().all(|it| it.is_empty() && it.capacity() >= SEGMENT));
+        match stocked {
+            0 => assert!(surplus.len() as u64 + 40 > full, "{} of {full}", surplus.len()),
+            _ => assert!(surplus.is_empty(), "there is no room for it"),
+        }
+    }
 }
