@@ -3,11 +3,13 @@
 
     bench/recovery.py                   all of it, 40 minutes
     bench/recovery.py --quick           one round, fewer sizes
-    bench/recovery.py kept disk         only these parts: kept, ranks, link, disk, back
+    bench/recovery.py kept disk         only these parts: kept, again, ranks, link, disk, back
 
 kept: IMB PingPong, both ranks and their relay on one machine: with everything kept, with the same path and nothing kept
 (`recover_memory=1MiB`, which the first message fills, so that the relay gives the ranks up), through a relay without
 `--recover`, and without one. Ways take turns within each round.
+again: long messages there and back, kept in memory that was in use before, as always in a job that takes images: two of each rank
+have been taken. (Of `kept` all memory is new.)
 ranks: 2 to 64 of them, all with everything kept and with nothing: Uniband (half of them send to the other half) and Allreduce.
 link: the same as kept over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), which is where such jobs run.
 disk: IMB Uniband beyond the memory bound, with `recover_dir`, against the same within it.
@@ -54,8 +56,11 @@ TARGET_LIVE_S, TARGET_REPLAY = 2.0, 5.0
 FIRST_S = 3.0
 WARM_BYTES = 5 << 30
 NOTHING = ("--recover", "--set", "recover_memory=1MiB")
-PARTS = ("kept", "ranks", "link", "disk", "back")
+PARTS = ("kept", "again", "ranks", "link", "disk", "back")
 TARGET_DETERMINANT = 8.0
+# Each rank gets so much before an image, in MiB; what is measured is less than would bring another one.
+AGAIN_MIB = 300
+AGAIN = {32 * KIB: 2_000, 256 * KIB: 250, 4 * MIB: 16}
 # How many ranks; and how much each pair of them sends, 64 messages at a time: 1.3 GB in all.
 CROWDS = (2, 4, 8, 16, 32, 64)
 CROWD_BYTES, CROWD_TIMES = 64 * KIB, 640
@@ -81,6 +86,8 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     sizes = (8, 4 * MIB) if quick else SIZES
     if "kept" in parts:
         result["kept"] = in_turns("kept", WAYS, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes}
+    if "again" in parts:
+        result["again"] = in_turns("again", [KEPT, NONE], rounds, used_memory) | {"sizes": tuple(AGAIN)}
     if "ranks" in parts:
         crowds = (2, 16) if quick else CROWDS
         result["ranks"] = in_turns("ranks", [KEPT, NONE], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds}
@@ -119,6 +126,23 @@ def warm() -> None:
 def ping_pong(way: Way, sizes) -> list[float]:
     """Microseconds one way, by size."""
     return [run_imb(way.options, "PingPong", 2, size, REPETITIONS[size], way.paths) for size in sizes]
+
+
+def used_memory(way: Way) -> list[float]:
+    """Microseconds one way, by size, in memory that images have made free."""
+    program = paths.ROOT / "tests" / "system" / "programs" / "there_and_back.py"
+    images = ("--checkpoint", "1h", "--set", f"checkpoint_log={AGAIN_MIB}MiB", "--set", f"criu={paths.CRIU}", "--verbose")
+    options = (*way.options, *(images if way is KEPT else ()))
+    bounds = [f"{size}:{times}" for size, times in AGAIN.items()]
+    python = str(paths.venv("mpich") / "bin" / "python")
+    words = ["--first", str(AGAIN_MIB + AGAIN_MIB // 50), *bounds]
+    finished = process.run([str(paths.LANDBRIDGE), "run", "-n", "2", *options, "--", python, str(program), *words], LIMIT_S, {})
+    rows = re.findall(r"^one way: (\d+) B: (\S+) us$", finished.output, re.M)
+    images_taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", finished.output, re.M))
+    if not finished.ok or len(rows) != len(AGAIN) or images_taken != (4 if way is KEPT else 0):
+        why = finished.why or f"exit code {finished.code}, {images_taken} images"
+        raise labs.Failed(f"{why}: {process.tail(finished.output, 4)}")
+    return [float(micros) for _, micros in rows]
 
 
 def crowded(way: Way, crowds) -> list[float]:
@@ -242,6 +266,9 @@ def section(result: dict) -> str:
     if "kept" in result:
         lines += ["", "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores.", ""]
         lines += table(result["kept"])
+    if "again" in result:
+        lines += ["", f"**In memory that was in use before**, as in a job that takes images: two of each rank, and {AGAIN_MIB} MiB each before them.", ""]
+        lines += table(result["again"])
     if "ranks" in result:
         lines += ["", "**Many ranks** on the same two cores, which they share with their relay.", "", *crowd_table(result["ranks"])]
     if "link" in result:
@@ -327,6 +354,9 @@ def picture(result: dict) -> str:
     if kept := result.get("kept"):
         pairs = zip(kept["sizes"], kept["medians"][KEPT.name], kept["medians"][NONE.name])
         groups += [(size_name(size), {"one machine, PingPong": none / with_all}) for size, with_all, none in pairs]
+    if again := result.get("again"):
+        pairs = zip(again["sizes"], again["medians"][KEPT.name], again["medians"][NONE.name])
+        groups += [(f"{size_name(size)}, used memory", {"one machine, PingPong": none / with_all}) for size, with_all, none in pairs]
     if link := result.get("link"):
         pairs = zip(link["sizes"], link["medians"][KEPT.name], link["medians"][NONE.name])
         groups += [(size_name(size), {"1 Gbit/s, PingPong": none / with_all}) for size, with_all, none in pairs]
