@@ -223,6 +223,16 @@ pub struct SettingOptions {
     pub set: Vec<String>,
 }
 
+impl SettingOptions {
+    /// The same for a command line of ours.
+    pub fn words(&self) -> Vec<String> {
+        let file =
+            self.file.iter().map(|file| ["--settings".to_string(), file.display().to_string()]);
+        let set = self.set.iter().map(|words| ["--set".to_string(), words.clone()]);
+        file.chain(set).flatten().collect()
+    }
+}
+
 #[derive(Args)]
 #[command(after_help = "A flag goes before a variable (LANDBRIDGE_NAME), a variable before the\n\
                         settings file.\n\nExamples:\n  landbridge settings\n  \
@@ -327,12 +337,12 @@ pub struct CheckpointArguments {
     pub rank: Option<u32>,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum LogCommand {
     /// Print what a rank has taken in, and when: at which poll, which frames
     Show {
-        /// The rank
-        rank: u32,
+        /// The rank, as `landbridge ps` calls it
+        rank: String,
         /// The first intake to show
         #[arg(long, value_name = "N", default_value_t = 0)]
         from: u64,
@@ -368,6 +378,7 @@ Examples:
   landbridge doctor
   landbridge doctor --in build/venv/mpich   an MPI library not along PATH
   landbridge doctor --relay gateway:7711    can its port be reached?
+  landbridge doctor --set criu=/opt/criu    as `landbridge run` would take it
   landbridge doctor --pairs --topology grid.toml
                                             which paths join its hosts, and how
                                             fast?
@@ -389,6 +400,8 @@ pub struct DoctorArguments {
     /// The hosts, with --pairs; default: the file that LANDBRIDGE_TOPOLOGY names
     #[arg(long, value_name = "FILE", requires = "pairs")]
     pub topology: Option<PathBuf>,
+    #[command(flatten)]
+    pub settings: SettingOptions,
 }
 
 #[derive(Args)]
@@ -444,6 +457,15 @@ mod tests {
             }
             commands.extend(command.get_subcommands().cloned());
         }
+    }
+
+    #[test]
+    fn doctor_hands_on_what_settings_are_said_to_be() {
+        let words = ["lb", "doctor", "--set", "udp=on", "--settings", "s.toml"];
+        let Command::Doctor(doctor) = Cli::try_parse_from(words).ok().unwrap().command else {
+            panic!()
+        };
+        assert_eq!(doctor.settings.words(), ["--settings", "s.toml", "--set", "udp=on"]);
     }
 
     #[test]
