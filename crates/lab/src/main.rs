@@ -222,19 +222,22 @@ const PROBE_PORT: u16 = 7799;
 
 const RUN_HELP: &str = "\
 Examples:
-  landbridge lab run labs/two-sites.toml -- landbridge run -n 4 --ranks-per-node 1 ./ring
+  landbridge lab run labs/two-sites.toml -- landbridge run -n 4 \\
+      --ranks-per-node 1 ./ring
   landbridge lab run labs/grid5000.toml -- bash
-  landbridge lab run labs/two-sites.toml -- landbridge lab on south-gw -- ip address
+  landbridge lab run labs/two-sites.toml -- landbridge lab on south-gw -- \\
+      ip address
 
-The command finds LANDBRIDGE_TOPOLOGY set to a topology of the lab, so `landbridge run` in it
-needs no --topology. Its exit code becomes that of this program; 125 means that the lab could not
-be built, 2 that the file or the command line is wrong. Without root, namespaces are made where
-user namespaces are allowed.
+The command finds LANDBRIDGE_TOPOLOGY set to a topology of the lab, so
+`landbridge run` in it needs no --topology. Its exit code becomes that of this
+program; 125 means that the lab could not be built, 2 that the file or the
+command line is wrong. Without root, namespaces are made where user namespaces
+are allowed.
 
 How a lab file is written: see labs/two-sites.toml, which explains every key.";
 
 const ON_HELP: &str = "\
-Example, in a shell that `landbridge lab run labs/two-sites.toml -- bash` has started:
+Example, in a shell of `landbridge lab run labs/two-sites.toml -- bash`:
   landbridge lab on south-1 -- ip address";
 
 const PROBE_HELP: &str = "\
@@ -245,48 +248,61 @@ Example:
 
 const INTERFACE_HELP: &str = "\
 Example:
-  landbridge lab interface two-rails near-1 lan1 down    as `ip link set lan1 down` on near-1";
+  landbridge lab interface two-rails near-1 lan1 down
+                                as `ip link set lan1 down` on near-1";
 
 const RELAY_HELP: &str = "\
 Example:
-  landbridge lab relay two-sites north stop              as `kill -STOP` of the relay of north";
+  landbridge lab relay two-sites north stop
+                                as `kill -STOP` of the relay of north";
 
 const SOAK_HELP: &str = "\
 Examples:
-  landbridge lab soak                                    half an hour of everything
+  landbridge lab soak                         half an hour of everything
   landbridge lab soak --minutes 3 --seed 7
-  landbridge lab soak --faults interface,loss5 --program heat --lab labs/two-rails.toml
-  landbridge lab soak --minutes 3 --seed 7 --schedule    what would fail, and when
+  landbridge lab soak --faults interface,loss5 --program heat \\
+      --lab labs/two-rails.toml
+  landbridge lab soak --minutes 3 --seed 7 --schedule
+                                              what would fail, and when
 
-The lab has two clusters; the hosts of the first have two network interfaces each. Every program
-runs once undisturbed and then in turns, one rank on each host. The exit code is 0 only if every
-run ended right: exit code 0, every message what was sent, and the heat equation's answer, bit for
-bit, that of a serial run and of the undisturbed one. The same seed makes the same faults at the
-same times.";
+The lab has two clusters; the hosts of the first have two network interfaces
+each. Every program runs once undisturbed and then in turns, one rank on each
+host. The exit code is 0 only if every run ended right: exit code 0, every
+message what was sent, and the heat equation's answer, bit for bit, that of a
+serial run and of the undisturbed one. The same seed makes the same faults at
+the same times.";
 
 const PUNISH_HELP: &str = "\
 Examples:
-  landbridge lab punish                                  three minutes of everything
+  landbridge lab punish                       three minutes of everything
   landbridge lab punish --minutes 60 --mean 10 --seed 7
   landbridge lab punish --program whatever --mean 1
-  landbridge lab punish --checkpoint 5                   killed ranks go on from images of them
-  landbridge lab punish --faults all --limit 300         the network between two clusters fails meanwhile
-  landbridge lab punish --seed 7 --schedule              who would be killed, and when
+  landbridge lab punish --checkpoint 5        killed ranks go on from images
+  landbridge lab punish --faults all --limit 300
+                                              the network between two clusters
+                                              fails meanwhile
+  landbridge lab punish --seed 7 --schedule   who would be killed, and when
 
-Every program runs once undisturbed and then in turns under `landbridge run --recover`, four ranks on
-one host, while ranks are killed with SIGKILL: one, two, all of them, or the one again that is just coming back.
-The exit code is 0 only if every run ended right: exit code 0, and the result, bit for bit, that of the undisturbed
-run; where it depends on the order in which messages come, one history that all ranks have seen alike. The same
-seed kills at the same times.";
+Every program runs once undisturbed and then in turns under `landbridge run
+--recover`, four ranks on one host, while ranks are killed with SIGKILL: one,
+two, all of them, or the one again that is just coming back. The exit code is 0
+only if every run ended right: exit code 0, and the result, bit for bit, that
+of the undisturbed run; where it depends on the order in which messages come,
+one history that all ranks have seen alike. The same seed kills at the same
+times.";
 
 const LINK_HELP: &str = "\
 Examples:
-  landbridge lab link two-sites                          show all links and what they have done
-  landbridge lab link two-sites north-south --down       cut the link
+  landbridge lab link two-sites               all links and what they have done
+  landbridge lab link two-sites north-south --down
+                                              cut the link
   landbridge lab link two-sites north-south --up
-  landbridge lab link two-sites 'north>south' --loss 5%  lose packets in one direction
-  landbridge lab link two-rails near-LAN1 --loss 5%      lose packets on the second rail of a site
-  landbridge lab link two-rails near-2-LAN1 --down       pull the cable of one host
+  landbridge lab link two-sites 'north>south' --loss 5%
+                                              lose packets in one direction
+  landbridge lab link two-rails near-LAN1 --loss 5%
+                                              lose packets on the second rail
+  landbridge lab link two-rails near-2-LAN1 --down
+                                              pull the cable of one host
   landbridge lab link two-rails near-LAN1 --restore";
 
 fn main() -> ExitCode {
@@ -477,6 +493,22 @@ mod tests {
         let mut silent = Vec::new();
         collect_silent(&Arguments::command(), &mut silent);
         assert!(silent.is_empty(), "without a help: {}", silent.join(", "));
+    }
+
+    /// Narrower than most terminals: clap breaks longer lines where they end, and leaves the rest of each on a line of its own.
+    const COLUMNS: usize = 79;
+
+    #[test]
+    fn no_line_of_a_text_below_the_options_is_broken() {
+        let mut commands = vec![Arguments::command()];
+        while let Some(command) = commands.pop() {
+            let texts = [command.get_after_help(), command.get_after_long_help()];
+            for text in texts.into_iter().flatten().map(ToString::to_string) {
+                let line = text.lines().find(|line| line.chars().count() > COLUMNS);
+                assert_eq!(line, None, "{}", command.get_name());
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
     }
 
     fn collect_silent(command: &clap::Command, silent: &mut Vec<String>) {

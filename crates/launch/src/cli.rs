@@ -125,20 +125,22 @@ pub enum Command {
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  landbridge run -n 8 ./a.out                      8 ranks on this machine
-  landbridge run -n 8 --clusters 2 ./a.out         two clusters of 4, joined by relays, on it
-  landbridge run -n 4 -l python3 heat.py           label every line with its rank
-  landbridge run --hosts n1:4,n2:4 ./a.out         two hosts of one cluster, over ssh
-  landbridge run --topology grid.toml ./a.out      clusters and relays as the file says
+  landbridge run -n 8 ./a.out                  8 ranks on this machine
+  landbridge run -n 8 --clusters 2 ./a.out     two clusters of 4, with relays
+  landbridge run -n 4 -l python3 heat.py       label every line with its rank
+  landbridge run --hosts n1:4,n2:4 ./a.out     two hosts of a cluster, by ssh
+  landbridge run --topology grid.toml ./a.out  clusters and relays of the file
   landbridge run --topology grid.toml -n 2 --ranks-per-cluster 1 ./pingpong
-  landbridge run -n 4 --set peer_timeout=10min ./a.out   see `landbridge settings`
-  landbridge run -n 4 --recover ./a.out            a rank that is killed comes back
+  landbridge run -n 4 --set peer_timeout=10min ./a.out
+                                               see `landbridge settings`
+  landbridge run -n 4 --recover ./a.out        a rank that is killed comes back
 
-Ranks fill the hosts in order. The job's exit code is that of the first rank that fails, 128 + N
-if it was killed by signal N, 124 after --timeout, and 1 after an MPI_Abort with a code that is no
-exit code. A rank that fails ends the job; if it has come through MPI_Finalize, as a Python program
-does after an exception, the others have 10 s to end by themselves. Ctrl-C ends every rank on every
-host; a second one does so at once.";
+Ranks fill the hosts in order. The job's exit code is that of the first rank
+that fails, 128 + N if it was killed by signal N, 124 after --timeout, and 1
+after an MPI_Abort with a code that is no exit code. A rank that fails ends the
+job; if it has come through MPI_Finalize, as a Python program does after an
+exception, the others have 10 s to end by themselves. Ctrl-C ends every rank on
+every host; a second one does so at once.";
 
 #[derive(Args)]
 #[command(after_help = RUN_EXAMPLES)]
@@ -221,8 +223,18 @@ pub struct SettingOptions {
     pub set: Vec<String>,
 }
 
+impl SettingOptions {
+    /// The same for a command line of ours.
+    pub fn words(&self) -> Vec<String> {
+        let file =
+            self.file.iter().map(|file| ["--settings".to_string(), file.display().to_string()]);
+        let set = self.set.iter().map(|words| ["--set".to_string(), words.clone()]);
+        file.chain(set).flatten().collect()
+    }
+}
+
 #[derive(Args)]
-#[command(after_help = "A flag goes before a variable (LANDBRIDGE_NAME), a variable before the \
+#[command(after_help = "A flag goes before a variable (LANDBRIDGE_NAME), a variable before the\n\
                         settings file.\n\nExamples:\n  landbridge settings\n  \
                         landbridge settings --topology grid.toml --json")]
 pub struct SettingsArguments {
@@ -238,19 +250,24 @@ pub struct SettingsArguments {
 
 const PS_HELP: &str = "\
 Examples:
-  landbridge ps                                    every job of this user, with its ranks
-  landbridge ps 3f2a                               the job whose name begins so
-  landbridge ps --json                             the same for programs
-  landbridge ps --paths 3f2a                       how the paths between its ranks are, trouble first
-  kill -9 $(landbridge ps --json | jq '.[0].ranks[2].pid')   under --recover rank 2 comes back
+  landbridge ps                   every job of this user, with its ranks
+  landbridge ps 3f2a              the job whose name begins so
+  landbridge ps --json            the same for programs
+  landbridge ps --paths 3f2a      how the paths between its ranks are
+  kill -9 $(landbridge ps --json | jq '.[0].ranks[2].pid')
+                                  under --recover rank 2 comes back
 
-The state of a rank is `starting`, `running`, `starting anew` (it was killed, and is not where it was
-yet), or `ended` with the reason. The incarnation says how often it has been started anew. A process id is that on
-the rank's node; jobs in a lab of this machine are seen from outside, too, with the numbers that their processes have there.
+The state of a rank is `starting`, `running`, `starting anew` (it was killed,
+and is not where it was yet), or `ended` with the reason. The incarnation says
+how often it has been started anew. A process id is that on the rank's node;
+jobs in a lab of this machine are seen from outside, too, with the numbers that
+their processes have there.
 
-With --paths each rank is asked for its paths: what each has sent, how much of that again, frames that arrived spoilt, how
-often it was lost, its round trip and its rate as far as they were measured. A path is `up`, `spare` (it carries only
-what no other can), `doubted` (silent), `probing` (UDP, not shown to work yet) or `down`. A rank that computes does not
+With --paths each rank is asked for its paths: what each has sent, how much of
+that again, frames that arrived spoilt, how often it was lost, its round trip
+and its rate as far as they were measured; rows are those with trouble first. A
+path is `up`, `spare` (it carries only what no other can), `doubted` (silent),
+`probing` (UDP, not shown to work yet) or `down`. A rank that computes does not
 answer; what it said before is marked.";
 
 #[derive(Args)]
@@ -270,14 +287,18 @@ pub struct PsArguments {
     pub json: bool,
 }
 
-const LOG_HELP: &str = "Examples:
-  landbridge log                                 of each rank, how much is kept and where
-  landbridge log show 2 --from 100 --count 5     what rank 2 took in, and when
+const LOG_HELP: &str = "\
+Examples:
+  landbridge log                  of each rank, how much is kept and where
+  landbridge log show 2 --from 100 --count 5
+                                  what rank 2 took in, and when
   landbridge log --json | jq '.[0].record'
 
-Of each rank: frames that it was given and their bytes, in memory and on disk (`recover_dir`); frames that it has sent; how
-often it has taken something in (intakes), and how many bytes the record of that takes for each frame; how often it had
-looked for messages by then. A rank that is killed is given these frames again, at the same polls.";
+Of each rank: frames that it was given and their bytes, in memory and on disk
+(`recover_dir`); frames that it has sent; how often it has taken something in
+(intakes), and how many bytes the record of that takes for each frame; how
+often it had looked for messages by then. A rank that is killed is given these
+frames again, at the same polls.";
 
 #[derive(Args)]
 #[command(after_help = LOG_HELP)]
@@ -292,13 +313,18 @@ pub struct LogArguments {
     pub json: bool,
 }
 
-const CHECKPOINT_HELP: &str = "Examples:
-  landbridge checkpoint                          of all ranks of all jobs of this user that take images
+const CHECKPOINT_HELP: &str = "\
+Examples:
+  landbridge checkpoint           of all ranks of all jobs of this user that
+                                  take images
   landbridge checkpoint --job 3f2a --rank 2
-  kill -USR1 PID                                 the same as the first, of `landbridge run` with this process id
+  kill -USR1 PID                  the same as the first, of `landbridge run`
+                                  with this process id
 
-Ranks are asked for their images, which are taken as each comes to a place where that can be done; the terminal of
-`landbridge run` says when one is there. The job runs with --recover and --checkpoint TIME; 24h is as good as never.";
+Ranks are asked for their images, which are taken as each comes to a place
+where that can be done; the terminal of `landbridge run` says when one is
+there. The job runs with --recover and --checkpoint TIME; 24h is as good as
+never.";
 
 #[derive(Args)]
 #[command(after_help = CHECKPOINT_HELP)]
@@ -311,12 +337,12 @@ pub struct CheckpointArguments {
     pub rank: Option<u32>,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum LogCommand {
     /// Print what a rank has taken in, and when: at which poll, which frames
     Show {
-        /// The rank
-        rank: u32,
+        /// The rank, as `landbridge ps` calls it
+        rank: String,
         /// The first intake to show
         #[arg(long, value_name = "N", default_value_t = 0)]
         from: u64,
@@ -347,12 +373,20 @@ pub struct EnvArguments {
     pub settings: SettingOptions,
 }
 
+const DOCTOR_HELP: &str = "\
+Examples:
+  landbridge doctor
+  landbridge doctor --in build/venv/mpich   an MPI library not along PATH
+  landbridge doctor --relay gateway:7711    can its port be reached?
+  landbridge doctor --set criu=/opt/criu    as `landbridge run` would take it
+  landbridge doctor --pairs --topology grid.toml
+                                            which paths join its hosts, and how
+                                            fast?
+
+It changes nothing. Exit code 1: something will not work.";
+
 #[derive(Args)]
-#[command(after_help = "Examples:\n  landbridge doctor\n  \
-                        landbridge doctor --in build/venv/mpich     an MPI library not along PATH\n  \
-                        landbridge doctor --relay gateway:7711      can its port be reached?\n  \
-                        landbridge doctor --pairs --topology grid.toml   which paths join its hosts, and how fast?\n\n\
-                        It changes nothing. Exit code 1: something will not work.")]
+#[command(after_help = DOCTOR_HELP)]
 pub struct DoctorArguments {
     /// Also look for MPI libraries in this directory (a virtual environment, an installation)
     #[arg(long = "in", value_name = "DIR")]
@@ -366,6 +400,8 @@ pub struct DoctorArguments {
     /// The hosts, with --pairs; default: the file that LANDBRIDGE_TOPOLOGY names
     #[arg(long, value_name = "FILE", requires = "pairs")]
     pub topology: Option<PathBuf>,
+    #[command(flatten)]
+    pub settings: SettingOptions,
 }
 
 #[derive(Args)]
@@ -405,6 +441,31 @@ mod tests {
         let words = with_long_np(["lb", "run", "-np", "4", "./a", "-np"].map(Into::into).to_vec());
         let Command::Run(run) = Cli::try_parse_from(words).ok().unwrap().command else { panic!() };
         assert_eq!((run.ranks, run.program), (Some(4), vec!["./a".into(), "-np".into()]));
+    }
+
+    /// Narrower than most terminals: clap breaks longer lines where they end, and leaves the rest of each on a line of its own.
+    const COLUMNS: usize = 79;
+
+    #[test]
+    fn no_line_of_a_text_below_the_options_is_broken() {
+        let mut commands = vec![Cli::command()];
+        while let Some(command) = commands.pop() {
+            let texts = [command.get_after_help(), command.get_after_long_help()];
+            for text in texts.into_iter().flatten().map(ToString::to_string) {
+                let line = text.lines().find(|line| line.chars().count() > COLUMNS);
+                assert_eq!(line, None, "{}", command.get_name());
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
+    }
+
+    #[test]
+    fn doctor_hands_on_what_settings_are_said_to_be() {
+        let words = ["lb", "doctor", "--set", "udp=on", "--settings", "s.toml"];
+        let Command::Doctor(doctor) = Cli::try_parse_from(words).ok().unwrap().command else {
+            panic!()
+        };
+        assert_eq!(doctor.settings.words(), ["--settings", "s.toml", "--set", "udp=on"]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::control::Node;
 use crate::link::Link;
+use crate::ps::paths::counted;
 use crate::spawn::lost::by_hand;
 
 /// Longer than logins usually take.
@@ -82,7 +83,8 @@ pub fn others<'a>(failures: impl Iterator<Item = &'a String>) -> Vec<String> {
     let more = lines.len().saturating_sub(NAMES_MAX);
     if more > 0 {
         lines.truncate(NAMES_MAX);
-        lines.push(format!("and {more} more hosts have failed"));
+        let have = if more == 1 { "has" } else { "have" };
+        lines.push(format!("and {} {have} failed", counted(more as u64, "more host")));
     }
     lines
 }

@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use crate::ps::paths::counted;
+
 /// Breaks of a link in use that the user is told of; later ones are in the relays' logs alone.
 const BREAKS_TOLD_MAX: u32 = 5;
 /// What a relay puts behind the address of one that it talks to over UDP.
@@ -113,8 +115,10 @@ impl Links {
         let missing: Vec<&Link> = self.links.iter().filter(|link| !link.is_up).collect();
         let mut lines: Vec<String> =
             missing.iter().take(NAMED_MAX).map(|l| l.failure(self.patience)).collect();
-        if missing.len() > NAMED_MAX {
-            lines.push(format!("and {} more links are missing", missing.len() - NAMED_MAX));
+        let more = missing.len().saturating_sub(NAMED_MAX);
+        if more > 0 {
+            let are = if more == 1 { "is" } else { "are" };
+            lines.push(format!("and {} {are} missing", counted(more as u64, "more link")));
         }
         lines.push("no rank has been started".to_string());
         lines.join("\n  ")

@@ -5,6 +5,7 @@
 //! contiguous block of them. Clusters without ranks take no part.
 
 use crate::control::Node;
+use crate::ps::paths::counted;
 use crate::topology::{Cluster, Host, Topology, Way};
 
 /// What the user asked for.
@@ -79,8 +80,9 @@ impl std::fmt::Display for PlanError {
             PlanError::NoRanks => write!(f, "there is no rank to start; ask for some with -n"),
             PlanError::TooManyRanks { wanted, slots } => write!(
                 f,
-                "{wanted} ranks do not fit into {slots} slots; give the hosts more slots, or say \
-                 how many ranks each node takes with --ranks-per-node"
+                "{wanted} ranks do not fit into {}; give the hosts more slots, or say \
+                 how many ranks each node takes with --ranks-per-node",
+                counted((*slots).into(), "slot")
             ),
             PlanError::NoRelay { cluster } => write!(
                 f,

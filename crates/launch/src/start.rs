@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cli::{RunArguments, SettingOptions};
+use landbridge_proto::setting;
+
+use crate::cli::RunArguments;
 use crate::control::order::Task;
 use crate::control::{Job, Node};
 use crate::hosts;
@@ -15,7 +17,7 @@ use crate::plan::{self, Wishes};
 use crate::relays::Relays;
 use crate::restart::Limits;
 use crate::run;
-use crate::settings::{Settings, show};
+use crate::settings::{Flag, Settings, show};
 use crate::sys;
 use crate::topology::Topology;
 
@@ -23,6 +25,7 @@ use crate::topology::Topology;
 pub fn run(arguments: &RunArguments) -> Result<i32> {
     check_program(arguments)?;
     let settings = settings(arguments)?;
+    check_goes_with_recover(arguments, settings.recovers())?;
     let topology = topology(arguments, settings.recovers())?;
     let wishes = Wishes {
         ranks: arguments.ranks,
@@ -38,10 +41,7 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
         plan.nodes.iter().for_each(describe);
     }
     check_recovery(&settings, &plan)?;
-    if arguments.checkpoint.is_some() && !settings.recovers() {
-        bail!("--checkpoint goes with --recover: nobody else goes on from an image");
-    }
-    check_spares(&settings, wishes.spares, &plan)?;
+    check_spares(wishes.spares, &plan)?;
     if settings.lacks_clocks_for_images() {
         bail!(
             "checkpoints need recover_clocks=on: a rank is asked for its image by a word in that record (or run without \
@@ -64,11 +64,25 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
     Ok(())
 }
 
-/// Who asks for spare nodes is to have one at least.
-fn check_spares(settings: &Settings, wanted: u32, plan: &plan::Plan) -> Result<()> {
-    if wanted > 0 && !settings.recovers() {
-        bail!("--spares goes with --recover: nobody else goes on on another node");
+/// Who says how ranks come back wants them to.
+fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<()> {
+    let anew = "without it no rank is started anew";
+    let options = [
+        ("--spares", arguments.spares.is_some_and(|hosts| hosts > 0), anew),
+        ("--checkpoint", arguments.checkpoint.is_some(), "without it nobody goes on from an image"),
+        ("--max-restarts", arguments.max_restarts.is_some(), anew),
+        ("--max-restarts-within", arguments.max_restarts_within.is_some(), anew),
+    ];
+    match options.iter().find(|(_, is_given, _)| *is_given) {
+        Some((option, _, why)) if !recovers => {
+            bail!("{option} goes with --recover: {why}; add --recover, or leave {option} out")
+        }
+        _ => Ok(()),
     }
+}
+
+/// Who asks for spare nodes is to have one at least.
+fn check_spares(wanted: u32, plan: &plan::Plan) -> Result<()> {
     if wanted > 0 && !plan.has_spares() {
         bail!(
             "--spares {wanted}: no host can be kept free, for each cluster has but one, and that is its relay's; see docs/RECOVERY.md"
@@ -129,12 +143,15 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
     let has_topology =
         arguments.clusters.is_none() && arguments.hosts.is_empty() && arguments.hostfile.is_none();
     let topology = topology_file(arguments.topology.as_deref()).filter(|_| has_topology);
-    let SettingOptions { file, set } = &arguments.settings;
-    let recover = arguments.recover.then(|| "recover=on".to_string());
-    let checkpoint = arguments.checkpoint.iter().map(|every| format!("checkpoint={every}"));
-    let set = set.iter().cloned().chain(recover).chain(checkpoint).collect();
-    let options = SettingOptions { file: file.clone(), set };
-    let settings = Settings::find(&options, &exported(arguments)?, topology.as_deref())?;
+    let mut special = Vec::new();
+    if arguments.recover {
+        special.push(Flag::special("--recover", &setting::RECOVER, "on")?);
+    }
+    if let Some(every) = &arguments.checkpoint {
+        special.push(Flag::special("--checkpoint", &setting::CHECKPOINT, every)?);
+    }
+    let (options, exported) = (&arguments.settings, exported(arguments)?);
+    let settings = Settings::find_with(options, special, &exported, topology.as_deref())?;
     show::warn_of_misspelt();
     if arguments.verbose {
         for it in settings.changed() {

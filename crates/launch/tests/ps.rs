@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Instant;
 
-use common::{DEADLINE, Landbridge, Running, signal_process, stdout};
+use common::{DEADLINE, Landbridge, Running, signal_process, stderr, stdout};
 use serde_json::Value;
 
 const PROGRAM: &str = "echo $PMI_RANK $$; exec sleep 600";
@@ -41,6 +41,10 @@ fn every_rank_is_listed_until_the_job_ends() {
     assert!(table.contains("sh -c echo") && table.contains(&pids[1].to_string()), "{table}");
     let nobody = lb.run(&["ps", "no-such-job"]);
     common::assert_code(&nobody, 1);
+    let nobody = lb.run(&["log", "--job", name, "show", "99"]);
+    common::assert_code(&nobody, 1);
+    let said = stderr(&nobody);
+    assert!(said.contains("has no rank 99: the job has ranks 0 to 1"), "{said}");
     running.signal("INT");
     let launcher = running.child.id();
     running.finish();
@@ -116,10 +120,29 @@ fn ranks_are_asked_for_their_paths() {
     assert_eq!((&row["state"], &row["is_old"]), (&"doubted".into(), &false.into()));
     let table = stdout(&lb.run(&["ps", "--paths", &name]));
     for words in
-        ["2 paths of 1 ranks", "120 us", "10.0.0.1 to 10.0.0.2", "nothing new of 1 ranks: 1"]
+        ["2 paths of 1 rank,", "120 us", "10.0.0.1 to 10.0.0.2", "nothing new of 1 rank: 1"]
     {
         assert!(table.contains(words), "{words} in {table}");
     }
+    running.signal("INT");
+    running.finish();
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn a_launcher_that_is_stopped_is_told_of_and_not_forgotten() {
+    let lb = Landbridge::new("ps-stopped");
+    let mut running = lb.start(&["run", "-n", "1", "sh", "-c", PROGRAM]);
+    pids(&mut running, 1);
+    let name = job(&lb, &running).unwrap()["job"].as_str().unwrap().to_string();
+    running.signal("STOP");
+    let output = lb.run(&["ps", &name]);
+    running.signal("CONT");
+    common::assert_code(&output, 1);
+    let said = stderr(&output);
+    let expected = format!("process {} is stopped", running.child.id());
+    assert!(said.contains(&expected) && !said.contains("no job"), "{said}");
+    assert!(job(&lb, &running).is_some());
     running.signal("INT");
     running.finish();
     lb.assert_nothing_left();

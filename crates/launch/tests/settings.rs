@@ -119,6 +119,19 @@ fn recover_is_the_same_as_a_flag_and_as_a_setting() {
     let output = run_with(&lb, &[("LANDBRIDGE_RECOVER", "1")], &line);
     assert_code(&output, 1);
     assert!(stderr(&output).contains("--recover needs a relay"), "{}", stderr(&output));
+    let within = ["--max-restarts-within", "1h"];
+    for (words, said) in [
+        (&["--max-restarts", "5"][..], "--max-restarts goes with --recover"),
+        (&within, "leave --max-restarts-within out"),
+        (&["--checkpoint", "30s"], "--checkpoint goes with --recover"),
+        (&["--checkpoint", "0", "--recover"], "--checkpoint: \"0\" has no unit"),
+    ] {
+        let output = run_with(&lb, &[], &[&["run", "-n", "1"], words, &["true"]].concat());
+        assert_code(&output, 1);
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
+    let asked = ["run", "-n", "1", "--max-restarts", "5", "--set", "recover_clocks=off", "true"];
+    assert_code(&run_with(&lb, &[("LANDBRIDGE_RECOVER", "on")], &asked), 0);
     for (words, said) in
         [(&["--recover"][..], "no host can be kept free"), (&[], "--spares goes with")]
     {
@@ -178,6 +191,16 @@ fn doctor_shows_what_is_not_as_by_default() {
         "{text}"
     );
     assert!(!text.contains("peer_timeout"), "{text}");
+    let options = ["doctor", "--set", "criu=/no/criu", "--set", "recover_dir=/var/tmp"];
+    let text = stdout(&run_with(&lb, &said, &options));
+    for expected in [
+        "ok  criu = /no/criu (--set; default: criu)",
+        "ok  recover_dir = /var/tmp (--set; default: off)",
+        "ok  retain = 1GiB (environment",
+        "no checkpoints: CRIU cannot be run as /no/criu",
+    ] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
     let output = run_with(&lb, &[("LANDBRIDGE_UDP", "maybe")], &["doctor"]);
     assert_code(&output, 1);
     assert!(stdout(&output).contains("!!  LANDBRIDGE_UDP: \"maybe\" is none of off, on"));

@@ -42,10 +42,11 @@ const BACKLOG: i32 = 4096;
     after_help = "Examples:\n  \
         landbridge-relay --config relay.toml\n  \
         (cat relay.toml; echo ---; cat) | landbridge-relay --config -\n\n\
-        It prints one line when it is ready, and its log on standard error. SIGUSR1 logs its\n\
-        counters; SIGTERM and SIGINT end it, and so does the end of standard input after --config -.\n\
-        Environment: LANDBRIDGE_PEER_TIMEOUT, LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX,\n\
-        LANDBRIDGE_WAN_UDP, LANDBRIDGE_CONGESTION, LANDBRIDGE_RECOVER, LANDBRIDGE_RECOVER_MEMORY,\n\
+        It prints one line when it is ready, and its log on standard error. SIGUSR1\n\
+        logs its counters; SIGTERM and SIGINT end it, and so does the end of standard\n\
+        input after --config -. Environment: LANDBRIDGE_PEER_TIMEOUT,\n\
+        LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX, LANDBRIDGE_WAN_UDP,\n\
+        LANDBRIDGE_CONGESTION, LANDBRIDGE_RECOVER, LANDBRIDGE_RECOVER_MEMORY,\n\
         LANDBRIDGE_RECOVER_DIR, LANDBRIDGE_RECOVER_DISK, LANDBRIDGE_CHECKPOINT_LOG."
 )]
 struct Arguments {

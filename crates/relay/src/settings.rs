@@ -55,6 +55,7 @@ impl Settings {
             parsed.map_err(|why| anyhow!("{name}: {why}"))
         };
         let size = |row| read(row)?.number().context("a size");
+        read(&RECOVER_DIR)?;
         let directory = variable(&RECOVER_DIR.variable());
         let directory = directory.filter(|text| !text.is_empty() && text != NOWHERE);
         let time = |row| read(row)?.duration().context("a time");
@@ -113,6 +114,7 @@ mod tests {
         let directory = set("LANDBRIDGE_RECOVER_DIR", "/scratch/me").unwrap().recover_dir;
         assert_eq!(directory, Some(PathBuf::from("/scratch/me")));
         assert_eq!(set("LANDBRIDGE_RECOVER_DIR", "off").unwrap().recover_dir, None);
+        assert!(set("LANDBRIDGE_RECOVER_DIR", "scratch").is_err());
         assert_eq!(set("LANDBRIDGE_WAN_STREAMS", "64").unwrap().wan_streams, 64);
         assert_eq!(set("LANDBRIDGE_WAN_UDP", "on").unwrap().wan_udp, Some(Congestion::Bbr));
         assert_eq!(set("LANDBRIDGE_CONGESTION", "cubic").unwrap().wan_udp, None);

@@ -57,6 +57,8 @@ pub struct WholeLink {
     looked: Instant,
     /// Something has been seen under way at each look since then.
     awaits_since: Option<Instant>,
+    /// The other side counts as gone, and stays so.
+    is_gone: bool,
 }
 
 impl WholeLink {
@@ -76,6 +78,7 @@ impl WholeLink {
             patience,
             looked: Instant::now(),
             awaits_since: None,
+            is_gone: false,
         }
     }
 
@@ -149,20 +152,22 @@ impl WholeLink {
     /// Whether the other side is still there, as far as the system can tell.
     fn check_silence(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        if now - self.looked < LOOK_GAP {
-            return Ok(());
+        if !self.is_gone && now - self.looked >= LOOK_GAP {
+            self.looked = now;
+            self.judge(sys::silence(&self.socket), now);
         }
-        self.looked = now;
-        let silence = sys::silence(&self.socket).filter(is_under_way);
-        let Some(silence) = silence else {
-            self.awaits_since = None;
-            return Ok(());
-        };
-        let awaits = now - *self.awaits_since.get_or_insert(now);
-        if is_gone(&silence, awaits, self.patience) {
-            return Err(io::ErrorKind::TimedOut.into());
+        // Whoever is told may have asked only whether there is something, and ask again for the reason.
+        if self.is_gone { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+
+    fn judge(&mut self, silence: Option<Silence>, now: Instant) {
+        match silence.filter(is_under_way) {
+            None => self.awaits_since = None,
+            Some(silence) => {
+                let awaits = now - *self.awaits_since.get_or_insert(now);
+                self.is_gone = is_gone(&silence, awaits, self.patience);
+            }
         }
-        Ok(())
     }
 
     /// A frame that must be there before the next one that is sent, and need not be sooner: it costs no call of its own, unless it
@@ -456,6 +461,29 @@ mod tests {
             let silence = silence(is_awaited, is_shut, seconds);
             let awaits = Duration::from_secs(awaits);
             assert_eq!(is_gone(&silence, awaits, patience), gone, "{silence:?} {awaits:?}");
+        }
+    }
+
+    #[test]
+    fn who_counts_as_gone_is_gone_for_everybody_who_asks() {
+        let (mut link, _relay) = pair_of(Duration::from_secs(2));
+        let silence = |millis| Silence {
+            millis,
+            unconfirmed_millis: millis,
+            is_awaited: true,
+            is_stuck: false,
+            is_shut: false,
+            round_trip_micros: 50,
+            variation_micros: 5,
+            bytes_per_second: 0,
+        };
+        let began = Instant::now();
+        link.judge(Some(silence(100)), began);
+        assert_eq!(link.peek().unwrap(), None);
+        link.judge(Some(silence(2_100)), began + Duration::from_millis(2_100));
+        // The first one asks whether there is something, the second one for the reason.
+        for _ in 0..2 {
+            assert_eq!(link.peek().unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
     }
 

@@ -137,12 +137,6 @@ impl Wish {
     }
 }
 
-/// The program that takes images, as far as this process's own environment says.
-pub fn tool() -> PathBuf {
-    let said = std::env::var_os(CRIU.variable()).filter(|file| !file.is_empty());
-    said.map_or_else(|| CRIU.default.into(), PathBuf::from)
-}
-
 /// Beside the sockets of launchers; only this user can look into it.
 fn default_folder() -> PathBuf {
     desk::directory().join("checkpoints")

@@ -15,9 +15,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
+use landbridge_proto::setting::CRIU;
+
 use crate::cli::DoctorArguments;
+use crate::settings::Settings;
 use crate::sibling;
 use crate::spawn::ssh::quote;
+use crate::start;
 
 /// How a finding bears on running jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,18 +64,22 @@ impl Finding {
 /// Prints all findings; exit code 1 if something will not work.
 pub fn run(arguments: &DoctorArguments) -> Result<i32> {
     let found = libraries::find(&arguments.directories);
+    let said = arguments.settings.words();
     if arguments.pairs {
-        let pairs = pairs::check(&found, arguments.topology.as_deref());
+        let pairs = pairs::check(&found, arguments.topology.as_deref(), said);
         return Ok(tell([("Paths between hosts", pairs)]));
     }
+    let topology = start::topology_file(None);
+    let settings = Settings::find(&arguments.settings, &[], topology.as_deref());
+    let criu = settings.as_ref().map_or(CRIU.default, |settings| settings.text(&CRIU));
     let mut mpi_libraries = libraries::check_named(&arguments.directories);
     mpi_libraries.extend(libraries::check(&found));
     let chapters = [
         ("Landbridge", files()),
         ("MPI libraries", mpi_libraries),
-        ("This machine", system::check()),
-        ("Settings", settings::check()),
-        ("Paths between two processes", paths::check(&found)),
+        ("This machine", system::check(criu.as_ref())),
+        ("Settings", settings::check(&settings)),
+        ("Paths between two processes", paths::check(&found, &said)),
         ("Relays", system::check_relays(&arguments.relay)),
     ];
     Ok(tell(chapters))

@@ -89,14 +89,16 @@ fn words(row: &Row) -> String {
     format!("{}{ends}{state}", row.what)
 }
 
-pub fn check(libraries: &[Found], topology: Option<&Path>) -> Vec<Finding> {
+/// `said`: options that say what settings are.
+pub fn check(libraries: &[Found], topology: Option<&Path>, said: Vec<String>) -> Vec<Finding> {
     let starts = |found: &&Found| matches!(found.family, Family::Mpich | Family::Intel);
     let Some(library) = libraries.iter().find(starts) else {
         let text = "not tried: no MPI library was found that `landbridge run` can start";
         let advice = "name the place of an MPICH or Intel MPI, the same on every host: landbridge doctor --pairs --in DIR";
         return vec![Finding::bad(text, advice)];
     };
-    let mut arguments = vec!["--ranks-per-node".to_string(), "1".to_string()];
+    let mut arguments = said;
+    arguments.extend(["--ranks-per-node".to_string(), "1".to_string()]);
     if let Some(file) = topology {
         arguments.extend(["--topology".to_string(), file.display().to_string()]);
     }
@@ -162,8 +164,8 @@ fn attempt(library: &Found, arguments: &[String]) -> Result<(Heard, Vec<Row>), S
 
 /// As the job's launcher says them.
 fn paths_of(launcher: &Child) -> Vec<Row> {
-    let accounts = ps::accounts(&desk::directory(), "", Question::Paths).unwrap_or_default();
-    let account = accounts.into_iter().find(|account| account.launcher == launcher.id());
+    let answers = ps::ask_all(&desk::directory(), "", Question::Paths).unwrap_or_default();
+    let account = answers.accounts.into_iter().find(|account| account.launcher == launcher.id());
     account.and_then(|account| account.paths).map(|paths| paths.rows).unwrap_or_default()
 }
 

@@ -22,7 +22,8 @@ const PATHS: [(&str, &[&str]); 3] = [
 /// The path is what is tried: not what this shell says about topologies or providers.
 const NOT_OURS: [&str; 2] = ["LANDBRIDGE_TOPOLOGY", "FI_PROVIDER"];
 
-pub fn check(libraries: &[Found]) -> Vec<Finding> {
+/// `said`: options that say what settings are.
+pub fn check(libraries: &[Found], said: &[String]) -> Vec<Finding> {
     let starts = |found: &&Found| matches!(found.family, Family::Mpich | Family::Intel);
     let mut usable = libraries.iter().filter(starts).peekable();
     if usable.peek().is_none() {
@@ -34,7 +35,13 @@ pub fn check(libraries: &[Found]) -> Vec<Finding> {
         return vec![Finding::notice("not tried: the provider is missing", "make build")];
     }
     first_that_works(usable, |library| {
-        PATHS.iter().map(|(name, arguments)| check_path(name, arguments, library)).collect()
+        let try_path = |(name, options): &(&str, &[&str])| {
+            // What is said last holds: the path that is to be tried.
+            let options = options.iter().map(|word| word.to_string());
+            let arguments: Vec<String> = said.iter().cloned().chain(options).collect();
+            check_path(name, &arguments, library)
+        };
+        PATHS.iter().map(try_path).collect()
     })
 }
 
@@ -58,7 +65,7 @@ fn first_that_works<'a>(
     earlier
 }
 
-fn check_path(name: &str, arguments: &[&str], library: &Found) -> Finding {
+fn check_path(name: &str, arguments: &[String], library: &Found) -> Finding {
     match measure(arguments, library) {
         Ok((latency, bandwidth)) => {
             Finding::good(format!("{name}: 8 B in {latency} us, 1 MiB at {bandwidth} MB/s"))
@@ -68,12 +75,13 @@ fn check_path(name: &str, arguments: &[&str], library: &Found) -> Finding {
 }
 
 /// The same job once more, for a shell, telling what it does.
-fn see_why(arguments: &[&str], library: &Found) -> String {
+fn see_why(arguments: &[String], library: &Found) -> String {
     let is_set = |name: &&&str| std::env::var_os(name).is_some();
     let unset: String = NOT_OURS.iter().filter(is_set).map(|name| format!("-u {name} ")).collect();
     let unset = if unset.is_empty() { unset } else { format!("env {unset}") };
     // Intel MPI says only when asked which libfabric it has not found.
     let debug = if library.family == Family::Intel { " -x I_MPI_DEBUG=5" } else { "" };
+    let arguments: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let (own, arguments) = (own_name(), arguments.join(" "));
     let library = quote(&library.library.display().to_string());
     format!(
@@ -81,7 +89,7 @@ fn see_why(arguments: &[&str], library: &Found) -> String {
     )
 }
 
-fn measure(arguments: &[&str], library: &Found) -> Result<(String, String), String> {
+fn measure(arguments: &[String], library: &Found) -> Result<(String, String), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let words = [OsStr::new("doctor-peer"), library.library.as_os_str()];
     let mut command = Command::new(&program);
@@ -155,12 +163,15 @@ mod tests {
 
     #[test]
     fn the_way_to_see_why_makes_intel_mpi_say_what_it_has_not_found() {
-        let words = see_why(PATHS[0].1, &library(Family::Intel));
+        let options = PATHS[0].1.iter().map(|word| word.to_string());
+        let options: Vec<String> =
+            ["--set".to_string(), "log=x y".into()].into_iter().chain(options).collect();
+        let words = see_why(&options, &library(Family::Intel));
         assert!(
-            words.contains(" run -v -n 2 --set paths=shm -x FI_LOG_LEVEL=info -x I_MPI_DEBUG=5 "),
+            words.contains(" run -v --set 'log=x y' -n 2 --set paths=shm -x FI_LOG_LEVEL=info -x I_MPI_DEBUG=5 "),
             "{words}"
         );
         assert!(words.ends_with(" doctor-peer /mpi/Intel.so"), "{words}");
-        assert!(!see_why(PATHS[0].1, &library(Family::Mpich)).contains("I_MPI"));
+        assert!(!see_why(&options, &library(Family::Mpich)).contains("I_MPI"));
     }
 }

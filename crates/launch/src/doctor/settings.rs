@@ -1,17 +1,17 @@
 //! Settings that do not have their default value, and what is wrong with the rest.
 
-use super::Finding;
-use crate::cli::SettingOptions;
-use crate::settings::{Settings, Source, misspelt};
-use crate::start;
+use anyhow::Result;
 
-pub fn check() -> Vec<Finding> {
-    let options = SettingOptions { file: None, set: Vec::new() };
-    let found = Settings::find(&options, &[], start::topology_file(None).as_deref());
-    let mut findings = found.map_or_else(
-        |error| vec![Finding::bad(format!("{error:#}"), "correct it: no job starts before")],
-        |settings| of(&settings),
-    );
+use super::Finding;
+use crate::settings::{Settings, Source, misspelt};
+
+pub fn check(found: &Result<Settings>) -> Vec<Finding> {
+    let mut findings = match found {
+        Ok(settings) => of(settings),
+        Err(error) => {
+            vec![Finding::bad(format!("{error:#}"), "correct it: no job starts before")]
+        }
+    };
     findings.extend(misspelt().into_iter().map(|(is, right)| {
         let advice = format!("{right} is meant? `landbridge settings` lists what there is");
         Finding::notice(format!("{is} is set, is no setting and is not heeded"), advice)

@@ -2,13 +2,14 @@
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, quiet, tun};
-use crate::checkpoint::{self, criu};
+use crate::checkpoint::criu;
 
 /// A job of this many ranks on a node should not run into a limit.
 const RANKS_TO_EXPECT: u64 = 64;
@@ -19,7 +20,8 @@ const SHARED_BYTES_PER_RANK: u64 = 4 << 20;
 /// A relay that does not answer a connection for this long is not reachable.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub fn check() -> Vec<Finding> {
+/// `criu`: what takes images of ranks.
+pub fn check(criu: &Path) -> Vec<Finding> {
     vec![
         check_cores(),
         check_shared_memory(),
@@ -28,7 +30,7 @@ pub fn check() -> Vec<Finding> {
         check_open_files(),
         check_locked_memory(),
         check_ssh(),
-        check_criu(),
+        check_criu(criu),
     ]
 }
 
@@ -146,14 +148,13 @@ fn check_ssh() -> Finding {
 }
 
 /// Whether images of ranks can be taken. CRIU says itself whether the kernel lets it.
-fn check_criu() -> Finding {
+fn check_criu(tool: &Path) -> Finding {
     let advice = "checkpoints of --recover need it (Debian 13's is new enough, in a checkout: make criu); without them a \
                   rank that is killed begins with the program";
-    let tool = checkpoint::tool();
-    if let Err(error) = criu::check(&tool) {
+    if let Err(error) = criu::check(tool) {
         return Finding::notice(format!("no checkpoints: {error:#}"), advice);
     }
-    match criu::works(&tool) {
+    match criu::works(tool) {
         Ok(()) => Finding::good(format!("CRIU ({}): ranks can have checkpoints", tool.display())),
         Err(error) => Finding::notice(
             format!("no checkpoints: {error:#}"),

@@ -5,14 +5,15 @@
 use anyhow::{Result, bail};
 
 use super::desk::{self, Account, Question};
-use super::{accounts, print};
+use super::{ask_all, print};
 use crate::cli::CheckpointArguments;
 
 /// Runs the command; its exit code.
 pub fn run(arguments: &CheckpointArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
     let question = Question::Checkpoint { rank: arguments.rank };
-    let accounts = accounts(&desk::directory(), wanted, question)?;
+    let answers = ask_all(&desk::directory(), wanted, question)?;
+    let accounts = answers.heard("this user runs no such job from this machine")?;
     let told: Vec<String> = accounts.iter().filter_map(|it| told(it, arguments.rank)).collect();
     if told.is_empty() {
         bail!("{}", why_not(&accounts, arguments.rank));
@@ -33,11 +34,8 @@ fn told(account: &Account, rank: Option<u32>) -> Option<String> {
 
 fn why_not(accounts: &[Account], rank: Option<u32>) -> String {
     let Some(rank) = rank.filter(|_| accounts.iter().any(|account| account.checkpoints)) else {
-        return match accounts {
-            [] => "this user runs no such job from this machine".into(),
-            _ => "no images are taken of it: it was started without --recover and --checkpoint"
-                .into(),
-        };
+        return "no images are taken of it: it was started without --recover and --checkpoint"
+            .into();
     };
     format!("it has no rank {rank}")
 }

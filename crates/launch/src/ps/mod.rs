@@ -39,14 +39,20 @@ const PIECE_BYTES: usize = 64 * 1024;
 pub fn run(arguments: &PsArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
     let question = if arguments.paths { Question::Paths } else { Question::Roll };
-    let accounts = accounts(&desk::directory(), wanted, question)?;
-    if accounts.is_empty() && !wanted.is_empty() {
-        bail!("no job whose name begins with {wanted} is run by this user from here");
-    }
+    let answers = ask_all(&desk::directory(), wanted, question)?;
+    let is_silent = !answers.silent.is_empty();
+    let accounts = match wanted {
+        "" => answers.those_heard(),
+        _ => answers.heard(&format!(
+            "no job whose name begins with {wanted} is run by this user from here"
+        ))?,
+    };
     let text = match (arguments.json, accounts.is_empty()) {
         (true, _) => serde_json::to_string_pretty(&accounts)? + "\n",
         (false, true) => {
-            eprintln!("landbridge: this user runs no job from this machine");
+            if !is_silent {
+                eprintln!("landbridge: this user runs no job from this machine");
+            }
             String::new()
         }
         (false, false) => {
@@ -72,11 +78,37 @@ fn print(text: &str) -> Result<i32> {
     }
 }
 
-/// Of every job whose id begins so, the oldest first. Files at which nobody listens any more are removed.
-pub fn accounts(directory: &Path, wanted: &str, question: Question) -> Result<Vec<Account>> {
+/// What launchers have said.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// Of each job, the oldest first.
+    pub accounts: Vec<Account>,
+    /// Lines on jobs whose launchers have said nothing: these run, as far as anybody knows.
+    pub silent: Vec<String>,
+}
+
+impl Answers {
+    /// Says who is silent.
+    fn those_heard(self) -> Vec<Account> {
+        self.silent.iter().for_each(|line| eprintln!("landbridge: {line}"));
+        self.accounts
+    }
+
+    /// The same where one at least is to be heard. `nobody`: what there is to say if there is no such job.
+    fn heard(self, nobody: &str) -> Result<Vec<Account>> {
+        match (self.accounts.is_empty(), self.silent.is_empty()) {
+            (true, true) => bail!("{nobody}"),
+            (true, false) => bail!("{}", self.silent.join("\nlandbridge: ")),
+            (false, _) => Ok(self.those_heard()),
+        }
+    }
+}
+
+/// Asks the launcher of every job whose id begins so. Files at which nobody listens any more are removed.
+pub fn ask_all(directory: &Path, wanted: &str, question: Question) -> Result<Answers> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Answers::default()),
         Err(error) => return Err(error).context("cannot look for jobs"),
     };
     desk::check(directory)?;
@@ -90,22 +122,28 @@ pub fn accounts(directory: &Path, wanted: &str, question: Question) -> Result<Ve
         }
     }
     // All at once: one that is stopped keeps nobody waiting for the others.
-    let answers: Vec<_> = std::thread::scope(|scope| {
+    let heard: Vec<_> = std::thread::scope(|scope| {
         let ask = |(name, path): (String, PathBuf)| {
             scope.spawn(move || (name, ask(&path, question, PATIENCE)))
         };
         let asked: Vec<_> = asked.into_iter().map(ask).collect();
         asked.into_iter().filter_map(|asking| asking.join().ok()).collect()
     });
-    let mut accounts = Vec::new();
-    for (name, answer) in answers {
+    let mut answers = Answers::default();
+    for (name, answer) in heard {
         match answer {
-            Ok(account) => accounts.extend(account),
-            Err(error) => eprintln!("landbridge: job {name}: {error:#}"),
+            Ok(account) => answers.accounts.extend(account),
+            Err(error) => answers.silent.push(format!("job {}: {error:#}", short(&name))),
         }
     }
-    accounts.sort_by(|a, b| (a.began, &a.job).cmp(&(b.began, &b.job)));
-    Ok(accounts)
+    answers.accounts.sort_by(|a, b| (a.began, &a.job).cmp(&(b.began, &b.job)));
+    answers.silent.sort();
+    Ok(answers)
+}
+
+/// As much of a job's name as people are shown.
+fn short(job: &str) -> &str {
+    job.get(..8).unwrap_or(job)
 }
 
 /// A launcher that was killed before it was ready has left its name with a dot.
@@ -127,7 +165,12 @@ fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Acc
     }
     // A fresh connection takes so few bytes at once.
     stream.write_all(question.words().as_bytes())?;
-    let answer = hear(stream, deadline).context("its launcher does not answer")?;
+    let answer = match hear(stream, deadline) {
+        Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
+            bail!("{}", why_silent(launcher, patience));
+        }
+        answer => answer.context("its launcher does not answer")?,
+    };
     if answer.is_empty() {
         // It ended while it was asked.
         return Ok(None);
@@ -136,6 +179,28 @@ fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Acc
         serde_json::from_slice(&answer).context("its launcher is of another version")?;
     see_from_here(&mut account, launcher);
     Ok(Some(account))
+}
+
+/// What is said of a launcher (0: one that cannot be seen from here) that has said nothing for so long.
+fn why_silent(launcher: u32, patience: Duration) -> String {
+    let seconds = patience.as_secs_f64();
+    match launcher {
+        0 => format!("its launcher does not answer: nothing for {seconds} s"),
+        pid if is_stopped(pid) => format!(
+            "its launcher does not answer: process {pid} is stopped (Ctrl-Z, SIGSTOP), and goes on after kill -CONT {pid}"
+        ),
+        pid => format!(
+            "its launcher does not answer: nothing for {seconds} s of process {pid}, which may have much to do"
+        ),
+    }
+}
+
+/// Whether a process has been stopped, by a signal or a debugger.
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // In front stands the name of its program, in which anything may be.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('T' | 't'))
 }
 
 /// A connection to a launcher; `None` if it is gone.
@@ -227,7 +292,7 @@ fn head(account: &Account, now: u64) -> String {
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     let mut text = format!(
         "job {}  {program}  launcher {}  {hours}:{minutes:02}:{:02}",
-        &job[..job.len().min(8)],
+        short(job),
         shown(Some(*launcher).filter(|&pid| pid > 0)),
         seconds % 60
     );
@@ -362,9 +427,11 @@ mod tests {
             file.set_modified(SystemTime::now() - age).unwrap();
         }
         drop(desk);
-        assert_eq!(accounts(&directory, "nobody", Question::Roll).unwrap(), []);
+        let found = ask_all(&directory, "nobody", Question::Roll).unwrap();
+        assert_eq!(found, Answers::default());
+        assert!(found.heard("no such job").unwrap_err().to_string().contains("no such job"));
         assert!(!directory.join(".old").exists() && directory.join(".new").exists());
-        assert_eq!(accounts(&directory, "", Question::Roll).unwrap(), []);
+        assert_eq!(ask_all(&directory, "", Question::Roll).unwrap(), Answers::default());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -372,7 +439,7 @@ mod tests {
     fn a_launcher_that_is_stopped_is_waited_for_no_longer_than_that() {
         let name = format!("landbridge-ps-stopped-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&directory).unwrap();
+        desk::make(&directory).unwrap();
         let path = directory.join("job");
         let _stopped = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let patience = Duration::from_millis(200);
@@ -387,6 +454,28 @@ mod tests {
         let error = ask(&path, Question::Roll, patience).unwrap_err();
         assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
         assert!(start.elapsed() > patience * 2 && start.elapsed() < Duration::from_secs(20));
+        drop(held);
+        let answers = ask_all(&directory, "jo", Question::Roll).unwrap();
+        let error = answers.heard("there is no such job").unwrap_err().to_string();
+        assert!(error.starts_with("job job: its launcher does not answer: "), "{error}");
+        assert!(!error.contains("no such job"), "{error}");
         std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn who_is_stopped_is_told_from_who_is_busy() {
+        let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = sleeper.id();
+        assert!(!why_silent(pid, PATIENCE).contains("is stopped"));
+        let process = rustix::process::Pid::from_child(&sleeper);
+        rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !is_stopped(pid) && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        let said = why_silent(pid, PATIENCE);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        assert!(said.contains(&format!("process {pid} is stopped")), "{said}");
     }
 }

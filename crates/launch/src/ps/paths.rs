@@ -153,20 +153,23 @@ impl Paths {
         let more = self.left_out + (self.rows.len() - shown) as u64;
         if more > 0 {
             let how = if wants_all { "" } else { " (--all shows more)" };
-            let _ = writeln!(text, "  and {more} more paths, without trouble or less telling{how}");
+            let more = counted(more, "more path");
+            let _ = writeln!(text, "  and {more}, without trouble or less telling{how}");
         }
         if self.silent_count > 0 {
             let names: Vec<String> = self.silent.iter().take(8).map(|&rank| name(rank)).collect();
             let dots = if self.silent_count as usize > names.len() { ", …" } else { "" };
             let _ = writeln!(
                 text,
-                "  not inside MPI just now, so nothing new of {} ranks: {}{dots}",
-                self.silent_count,
+                "  not inside MPI just now, so nothing new of {}: {}{dots}",
+                counted(self.silent_count.into(), "rank"),
                 names.join(", ")
             );
         }
         if self.hosts_missing > 0 {
-            let _ = writeln!(text, "  {} hosts have not answered in time", self.hosts_missing);
+            let hosts = counted(self.hosts_missing.into(), "host");
+            let has = if self.hosts_missing == 1 { "has" } else { "have" };
+            let _ = writeln!(text, "  {hosts} {has} not answered in time");
         }
         text
     }
@@ -176,16 +179,19 @@ impl Paths {
         let troubled: u64 = self.sums.values().map(|sum| sum.troubled).sum();
         let _ = writeln!(
             text,
-            "  {count} paths of {} ranks, {troubled} of them with trouble now or before",
-            self.ranks
+            "  {} of {}, {troubled} of them with trouble now or before",
+            counted(count, "path"),
+            counted(self.ranks.into(), "rank")
         );
         for (what, Sum { paths, done, .. }) in &self.sums {
-            let _ = write!(text, "    {what}: {paths} paths, {} sent", bytes(done.bytes));
+            let (paths, sent) = (counted(*paths, "path"), bytes(done.bytes));
+            let _ = write!(text, "    {what}: {paths}, {sent} sent");
             let Done { bytes_again, spoilt, losses, .. } = *done;
             let again =
                 (bytes_again > 0).then(|| format!(", {} of them again", bytes(bytes_again)));
-            let spoilt = (spoilt > 0).then(|| format!(", {spoilt} frames arrived spoilt"));
-            let losses = (losses > 0).then(|| format!(", lost {losses} times"));
+            let spoilt =
+                (spoilt > 0).then(|| format!(", {} arrived spoilt", counted(spoilt, "frame")));
+            let losses = (losses > 0).then(|| format!(", lost {}", counted(losses, "time")));
             let _ = writeln!(
                 text,
                 "{}",
@@ -267,6 +273,11 @@ pub fn write_table(text: &mut String, rows: &[impl AsRef<[String]>]) {
     }
 }
 
+/// So many of what one of is called so.
+pub fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Three digits and a unit.
 pub fn bytes(count: u64) -> String {
     scaled(count as f64, 1_000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
@@ -307,12 +318,12 @@ mod tests {
         let mut all = Paths::default();
         all.merge(paths);
         all.cut(ROWS_MAX);
-        let expected = "  2 paths of 1 ranks, 1 of them with trouble now or before\n    \
-            tcp: 2 paths, 1.50 kB sent, 20 B of them again, 1 frames arrived spoilt, lost 2 times\n  \
+        let expected = "  2 paths of 1 rank, 1 of them with trouble now or before\n    \
+            tcp: 2 paths, 1.50 kB sent, 20 B of them again, 1 frame arrived spoilt, lost 2 times\n  \
             from  to  path  state    round trip  rate       sent     again  spoilt  lost  addresses\n  \
             r0    r2  tcp   doubted  -           -          500 B    20 B   1       2     -\n  \
             r0    r1  tcp   up       120 us      1.25 MB/s  1.00 kB  0 B    0       0     10.0.0.1 to 10.0.0.2\n  \
-            not inside MPI just now, so nothing new of 1 ranks: r2\n";
+            not inside MPI just now, so nothing new of 1 rank: r2\n";
         assert_eq!(all.text(false, |rank| format!("r{rank}")), expected);
         let json = serde_json::to_string(&all).unwrap();
         assert_eq!(serde_json::from_str::<Paths>(&json).unwrap(), all);

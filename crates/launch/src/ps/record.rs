@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::paths::{bytes, write_table};
+use super::paths::{bytes, counted, write_table};
 
 /// See the module head.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +138,9 @@ impl Record {
 
     fn write_missing(&self, text: &mut String) {
         if self.relays_missing > 0 {
-            let _ = writeln!(text, "  {} relays have not answered in time", self.relays_missing);
+            let relays = counted(u64::from(self.relays_missing), "relay");
+            let has = if self.relays_missing == 1 { "has" } else { "have" };
+            let _ = writeln!(text, "  {relays} {has} not answered in time");
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::ps::paths::bytes;
+use crate::ps::paths::{bytes, counted};
 use crate::ps::roll::{Counts, Progress};
 
 /// Ranks on their way back that are named; of more than that the others are counted.
@@ -24,7 +24,7 @@ pub struct Standing {
 impl Standing {
     pub fn text(&self) -> String {
         let Counts { running, starting_anew, restarts, .. } = self.counts;
-        let mut text = format!("landbridge: {running} ranks up");
+        let mut text = format!("landbridge: {} up", counted(running as u64, "rank"));
         if starting_anew > 0 {
             text += &format!(", {starting_anew} coming back");
             text += &self.progress();
@@ -70,6 +70,9 @@ mod tests {
         let counts = Counts { running: 4, ..Counts::default() };
         let mut standing = Standing { counts, ..Standing::default() };
         assert_eq!(standing.text(), "landbridge: 4 ranks up");
+        standing.counts.running = 1;
+        assert_eq!(standing.text(), "landbridge: 1 rank up");
+        standing.counts.running = 4;
         standing.kept = Some((1_500_000, 0));
         let seconds = Duration::from_secs;
         standing.images = Some((seconds(3), seconds(3)));

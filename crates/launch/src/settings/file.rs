@@ -228,6 +228,7 @@ mod tests {
             ("\n\nretain = \"64KB\"", "line 3: retain: \"64KB\" is no size"),
             ("suspect_after = 0.5", "line 1: suspect_after: write it in quotes: time"),
             ("rails = [10]", "line 1: rails: write it in quotes"),
+            ("recover_dir = \"x/y\"", "line 1: recover_dir: \"x/y\" is not an absolute path"),
             ("[udp]\non = true", "line 1: udp: write it in quotes: off or on"),
             ("index = 3", "line 1: index is what the launcher tells each process"),
             (

@@ -38,7 +38,7 @@ pub enum Source {
         line: usize,
     },
     Environment,
-    /// The option: `--set` or `-x`.
+    /// The option: `--set`, `-x`, or one that is for this setting alone.
     Flag(&'static str),
 }
 
@@ -66,12 +66,23 @@ impl Settings {
         exported: &[(String, String)],
         topology: Option<&Path>,
     ) -> Result<Settings> {
+        Settings::find_with(options, Vec::new(), exported, topology)
+    }
+
+    /// The same. `special`: what options say that are for one setting each.
+    pub fn find_with(
+        options: &SettingOptions,
+        special: Vec<Flag>,
+        exported: &[(String, String)],
+        topology: Option<&Path>,
+    ) -> Result<Settings> {
         let own = |name: &str| std::env::var_os(name);
         let file = Places::new(options.file.as_deref(), topology, own).read()?;
         let mut flags = exported.iter().filter_map(Flag::exported).collect::<Result<Vec<_>>>()?;
         for words in &options.set {
             flags.push(Flag::set(words)?);
         }
+        flags.extend(special);
         Settings::resolve(&flags, own, file)
     }
 
@@ -117,6 +128,11 @@ impl Settings {
         self.recovers() && !every.unwrap_or_default().is_zero() && clocks == Some(false)
     }
 
+    /// What holds for a row of the job.
+    pub fn text(&self, row: &Setting) -> &str {
+        self.rows.iter().find(|it| it.row == row).map_or(row.default, |it| &it.text)
+    }
+
     fn value(&self, row: &Setting) -> Option<Value> {
         let found = self.rows.iter().find(|it| it.row == row)?;
         row.parse(&found.text).ok()
@@ -124,7 +140,11 @@ impl Settings {
 
     /// Those that do not have their default value.
     pub fn changed(&self) -> impl Iterator<Item = &InForce> {
-        self.rows.iter().filter(|it| it.row.parse(&it.text) != it.row.parse(it.row.default))
+        self.rows.iter().filter(|it| match it.row.parse(&it.text) {
+            // Of which only its reader knows what it stands for.
+            Ok(Value::Text) => it.text != it.row.default,
+            value => value != it.row.parse(it.row.default),
+        })
     }
 }
 
@@ -172,6 +192,13 @@ impl Flag {
     fn exported((variable, text): &(String, String)) -> Option<Result<Flag>> {
         let row = setting::of_variable(variable).filter(|row| row.scope == Scope::Job)?;
         Some(Flag::new("-x", row, text))
+    }
+
+    /// An option that is for this setting alone.
+    pub fn special(option: &'static str, row: &'static Setting, text: &str) -> Result<Flag> {
+        let text = text.trim().to_string();
+        check(row, &text, option)?;
+        Ok(Flag { option, row, text })
     }
 
     fn new(option: &'static str, row: &'static Setting, text: &str) -> Result<Flag> {

@@ -75,6 +75,18 @@ fn changed_is_what_has_another_value_not_another_text() {
 }
 
 #[test]
+fn changed_is_also_what_is_only_a_text() {
+    let flags = ["criu=/opt/criu", "recover_dir=/var/tmp", "checkpoint_dir=auto"];
+    let settings = resolve(&flags, &[], "checkpoint_dir = \"/scratch\"").unwrap();
+    let changed: Vec<_> = settings
+        .changed()
+        .filter(|it| it.source != Source::Launcher)
+        .map(|it| it.row.name)
+        .collect();
+    assert_eq!(changed, ["criu", "recover_dir"]);
+}
+
+#[test]
 fn the_launcher_asks_for_warnings_unless_somebody_says_something() {
     let rows: [(Variables, &str, &str); 5] = [
         (&[], "", "warn landbridge run"),
@@ -102,6 +114,7 @@ fn a_flag_that_is_wrong_is_explained() {
         ("relays=x", "`landbridge settings` lists them all"),
         ("=5s", "there is no setting \"\""),
         ("peer_timeout=5", "--set: peer_timeout: \"5\" has no unit: write 5s or 5ms"),
+        ("recover_dir=images", "--set: recover_dir: \"images\" is not an absolute path"),
         ("key=00", "key is what the launcher tells each process"),
         ("settings=x", "give --settings FILE, or set LANDBRIDGE_SETTINGS"),
     ];
@@ -109,6 +122,9 @@ fn a_flag_that_is_wrong_is_explained() {
         let error = Flag::set(words).unwrap_err().to_string();
         assert!(error.contains(expected), "{words}: {error}");
     }
+    // Whoever gives an option of its own need not know of the setting.
+    let error = Flag::special("--checkpoint", &setting::CHECKPOINT, "0").unwrap_err().to_string();
+    assert_eq!(error, "--checkpoint: \"0\" has no unit: write 0s or 0ms");
     let exported = |name: &str, text: &str| Flag::exported(&(name.to_string(), text.to_string()));
     assert!(exported("LANDBRIDGE_UDP", "maybe").unwrap().is_err());
     assert!(exported("LANDBRIDGE_INDEX", "3").is_none() && exported("PATH", "/bin").is_none());

@@ -68,6 +68,8 @@ pub enum Kind {
     Choices(&'static [&'static str]),
     /// IP addresses and prefixes, separated by commas; maybe none. `auto` is every address.
     Networks,
+    /// The absolute path of a folder, or one of these words; of one with a slash at its end, what begins so.
+    Folder(&'static [&'static str]),
     /// Anything; its reader checks it.
     Text,
 }

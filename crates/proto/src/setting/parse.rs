@@ -29,6 +29,7 @@ pub(super) fn parse(kind: Kind, text: &str) -> Result<Value, String> {
         Kind::Choice(words) => choice(text, words).map(Value::Word),
         Kind::Choices(words) => choices(text, words).map(Value::Words),
         Kind::Networks => networks(text).map(Value::Networks),
+        Kind::Folder(words) => folder(text, words).map(|()| Value::Text),
         Kind::Text => Ok(Value::Text),
     }
 }
@@ -130,6 +131,18 @@ fn choices(text: &str, words: &'static [&'static str]) -> Result<Vec<&'static st
     Ok(words.iter().copied().filter(|word| named.contains(word)).collect())
 }
 
+/// Whoever opens it starts elsewhere than whoever has written it.
+fn folder(text: &str, words: &[&str]) -> Result<(), String> {
+    let is_it = |word: &&str| text == *word || (word.ends_with('/') && text.starts_with(word));
+    if text.starts_with('/') || words.iter().any(is_it) {
+        return Ok(());
+    }
+    let or = words.join(" or ");
+    Err(format!(
+        "{text:?} is not an absolute path: write it from / on, such as /var/tmp/me, or {or}"
+    ))
+}
+
 fn networks(text: &str) -> Result<Vec<Network>, String> {
     if text.eq_ignore_ascii_case("auto") {
         let any = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
@@ -172,6 +185,7 @@ mod tests {
     const SIZE: Kind = Kind::Size { min: 16, max: 1 << 30 };
     const COUNT: Kind = Kind::Count { min: 1, max: 64 };
     const CHOICE: Kind = Kind::Choice(&["cubic", "bbr"]);
+    const FOLDER: Kind = Kind::Folder(&["off", "s3://"]);
     const CHOICES: Kind = Kind::Choices(&["shm", "tcp", "relay"]);
 
     #[test]
@@ -193,6 +207,9 @@ mod tests {
             (CHOICE, "BBR", Value::Word("bbr")),
             (CHOICES, "tcp, shm,,tcp", Value::Words(vec!["shm", "tcp"])),
             (Kind::Networks, "", Value::Networks(vec![])),
+            (FOLDER, "/var/tmp", Value::Text),
+            (FOLDER, "off", Value::Text),
+            (FOLDER, "s3://a/b", Value::Text),
             (Kind::Text, "any | thing", Value::Text),
         ];
         for (kind, text, expected) in rows {
@@ -230,6 +247,13 @@ mod tests {
             (CHOICE, "reno", "\"reno\" is none of cubic, bbr"),
             (CHOICES, "shm,tpc", "\"tpc\" is none of shm, tcp, relay"),
             (CHOICES, ",", "name at least one of shm, tcp, relay"),
+            (
+                FOLDER,
+                "scratch/me",
+                "\"scratch/me\" is not an absolute path: write it from / on, such as /var/tmp/me, or off or s3://",
+            ),
+            (FOLDER, "./x", "write it from / on"),
+            (FOLDER, "off/x", "write it from / on"),
             (Kind::Networks, "eth0", "\"eth0\" is no IP address or prefix"),
             (Kind::Networks, "10.0.0.1,10.0.0.0/33", "0 to 32"),
             (Kind::Networks, "::/x", "0 to 128"),

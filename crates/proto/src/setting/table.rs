@@ -187,8 +187,8 @@ pub const CHECKPOINT: Setting = Setting {
 pub const CHECKPOINT_DIR: Setting = Setting {
     name: "checkpoint_dir",
     default: "auto",
-    unit: "folder or store",
-    kind: Kind::Text,
+    unit: "absolute path, or store",
+    kind: Kind::Folder(&["auto", "s3://"]),
     scope: Scope::Job,
     readers: &[Reader::Launcher],
     sentence: "Where these images are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
@@ -252,8 +252,8 @@ pub const RECOVER_MEMORY: Setting = Setting {
 pub const RECOVER_DIR: Setting = Setting {
     name: "recover_dir",
     default: "off",
-    unit: "directory",
-    kind: Kind::Text,
+    unit: "absolute path",
+    kind: Kind::Folder(&["off"]),
     scope: Scope::Job,
     readers: &[Reader::Relay],
     sentence: "With `recover`: where each relay lays what is more than `recover_memory`, in a file without a name that is gone \

@@ -20,7 +20,7 @@ pub enum Value {
     Words(Vec<&'static str>),
     /// Of [`Kind::Networks`](super::Kind::Networks). Two that hold every address stand for `auto`.
     Networks(Vec<Network>),
-    /// Of [`Kind::Text`](super::Kind::Text), which is not read here.
+    /// Of [`Kind::Folder`](super::Kind::Folder), and of [`Kind::Text`](super::Kind::Text), which is not read here.
     Text,
 }
 
