@@ -156,15 +156,8 @@ impl Agent {
                 }
             },
             State::Preparing { thread, began, .. } => {
-                let is_late = began.elapsed() >= TAKING_MAX;
-                if !thread.is_finished() && !is_late {
-                    return Ok(());
-                }
-                let outcome = self.begin_dump(index);
-                if outcome.is_err() {
-                    self.send_on(index)?;
-                }
-                outcome
+                let is_over = thread.is_finished() || began.elapsed() >= TAKING_MAX;
+                if is_over { self.end_preparing(index) } else { Ok(()) }
             }
             State::Taking(Taking { ended: Some(_), .. }) => self.seal_image(index),
             // Killed meanwhile: of its threads that CRIU holds it gets no rid while that waits for them, and neither does anybody hear
@@ -285,6 +278,15 @@ impl Agent {
         let about = About { number, pid, standing, ends, shared: Vec::new() };
         keeper.state = State::Preparing { thread, about, began: Instant::now() };
         Ok(())
+    }
+
+    /// Whatever has become of the folder, the rank waits.
+    fn end_preparing(&mut self, index: usize) -> Result<()> {
+        let outcome = self.begin_dump(index);
+        if outcome.is_err() {
+            self.send_on(index)?;
+        }
+        outcome
     }
 
     /// There is a folder for the image: CRIU begins.
