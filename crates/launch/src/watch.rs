@@ -186,7 +186,7 @@ impl Cause {
 
 /// Codes with which a library aborts after an error of its own are large numbers that mean nothing
 /// outside of it; what programs pass to MPI_Abort fits into an exit code, or is a small negative.
-fn is_library_code(code: i32) -> bool {
+pub fn is_library_code(code: i32) -> bool {
     !(-255..=255).contains(&code)
 }
 

@@ -388,6 +388,32 @@ fn an_abort_ends_the_job_with_its_code() {
     lb.assert_nothing_left();
 }
 
+/// MPI libraries return from MPI_Abort, and the launcher does not end the job at once: nobody prints anything more all the same.
+#[test]
+fn who_has_aborted_and_those_beside_it_say_no_more() {
+    let lb = Landbridge::new("silent");
+    let scratch = common::Scratch::new("silent");
+    let script = format!(
+        "{PMI_CLIENT}
+        cd $(dirname $0)
+        if [ $PMI_RANK = 1 ]; then
+            echo before
+            echo 'cmd=abort exitcode=9 message=no more' >&$PMI_FD
+            echo > aborted
+        fi
+        until [ -e aborted ]; do sleep 0.01; done
+        sleep 0.15
+        echo after
+        exec sleep 600"
+    );
+    let script = scratch.write("silent.sh", &script).display().to_string();
+    let output = lb.run(&["run", "-n", "3", "bash", &script]);
+    assert_code(&output, 9);
+    assert_eq!(stdout(&output), "before\n");
+    assert!(stderr(&output).contains("with code 9: no more"), "{}", stderr(&output));
+    lb.assert_nothing_left();
+}
+
 /// The rank that leaves is in the other cluster, on the same agent, or both.
 #[test]
 fn a_rank_that_leaves_others_in_a_barrier_ends_the_job() {

@@ -1,15 +1,21 @@
 //! How an agent ends what it has started: SIGTERM to every process that grew out of its ranks,
 //! SIGKILL to those still there after a grace, and then, when nothing of the job is left, the relay,
 //! the shared memory of killed ranks, and itself. Agents below do the same at the same time.
+//!
+//! A rank that calls for the end of the job (MPI_Abort) is stopped until then: MPI libraries return from that call, and the
+//! launcher looks for a better cause for a while before it ends the job. It is stopped and not ended, for the end of a rank is itself
+//! a report that explains others.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::keeper::Keeper;
+use super::rank::LocalRank;
 use crate::cleanup;
 use crate::control::Message;
 use crate::sys;
+use crate::watch::is_library_code;
 
 /// Time for ranks to end by themselves after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
@@ -43,6 +49,15 @@ impl Agent {
         }
     }
 
+    /// This rank has called for the end of the job: neither it nor, if that was the program's own doing, any other one here does or
+    /// prints anything more. With an error of the library one of the others may be the cause, and is yet to say so.
+    pub(super) fn hold(&self, aborting: u32, code: i32) {
+        let stands = |rank: &&LocalRank| rank.rank == aborting || !is_library_code(code);
+        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()).filter(stands) {
+            sys::kill_group(rank.pid, libc::SIGSTOP);
+        }
+    }
+
     /// Nobody is above any more, or nobody who knows of this agent.
     pub(super) fn end_cut_off(&mut self) {
         self.is_cut_off |= self.phase == Phase::Working;
@@ -66,6 +81,8 @@ impl Agent {
     fn signal_ranks(&self, signal: i32) {
         for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
             sys::kill_group(rank.pid, signal);
+            // Who is stopped takes it in only then.
+            sys::kill_group(rank.pid, libc::SIGCONT);
         }
         for pid in sys::descendants(&self.own_processes()) {
             sys::kill(pid, signal);

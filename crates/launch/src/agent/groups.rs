@@ -604,6 +604,7 @@ impl Agent {
                 let aborting = self.ranks.iter_mut().find(|local| local.rank == rank);
                 let again = aborting.and_then(|local| local.again.as_mut());
                 again.into_iter().for_each(Again::abort);
+                self.hold(rank, code);
                 self.parent.send(&Message::Abort { rank, code, message });
             }
             Event::Name { rank, request } => self.parent.send(&Message::Name { rank, request }),

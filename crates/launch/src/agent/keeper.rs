@@ -4,6 +4,7 @@
 //! |---|---|
 //! | rests | it is time for another image; then the rank is asked for it, by a word in its record of clocks |
 //! | asks | the rank says where it stands, and does nothing from then on; once it is told that this takes long |
+//! | prepares | a thread has made the folder for it |
 //! | takes | CRIU is done, or was ended because it was not; then the rank is told to go on |
 //! | seals | a thread has written all of it to the disk |
 //! | sends | another one has put it into the object store, if there is one; it counts already |
@@ -16,17 +17,18 @@
 //! all of them see. Until then nothing that led there is dropped.
 //!
 //! What may never happen: a rank waits for longer than its image takes; an image counts before it is sealed, or while nobody has it
-//! but this node, if that can be lost.
+//! but this node, if that can be lost; the agent waits for the disk on which images lie (`aside`).
 
+mod aside;
 mod line;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use landbridge_proto::clocks::CLOCKS_BYTES;
 
 use crate::checkpoint::Wish;
@@ -35,10 +37,13 @@ use crate::checkpoint::store::{About, Image, Standing};
 use crate::control::Ending;
 use crate::control::moved::Whereabouts;
 use crate::sys;
+use aside::{Aside, Place, Sealed};
 pub use line::Line;
 
 /// Images of a rank that are kept: if the newest is torn there is another.
 const KEPT: usize = 2;
+/// Between two glances at a folder that is being made, while the rank stands still.
+const SHORT_GLANCE: Duration = Duration::from_millis(1);
 /// Between two glances at one that is being taken or sealed.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Between two looks whether a rank has begun to look for messages.
@@ -83,6 +88,10 @@ pub struct Keeper {
     shown: Vec<Whereabouts>,
     /// It was putting an image into the store, and is to end.
     stopped: Option<Sender>,
+    /// Bytes that the image that is being taken may take.
+    expected: u64,
+    /// What goes.
+    aside: Aside,
     failures: u32,
     /// Before so many intakes nothing is kept of the rank any more.
     promised: u64,
@@ -108,8 +117,9 @@ pub enum Asker {
 enum State {
     Resting,
     Asking { since: Instant },
+    Preparing { thread: JoinHandle<Result<Place>>, about: About, began: Instant },
     Taking(Taking),
-    Sealing { thread: JoinHandle<Result<Image>> },
+    Sealing { thread: JoinHandle<Result<Sealed>> },
     Sending { thread: Sender, remote: Remote, number: u64 },
     CutOff { since: Instant, is_told: bool },
 }
@@ -149,6 +159,8 @@ impl Keeper {
             alone: BTreeMap::new(),
             shown: Vec::new(),
             stopped: None,
+            expected: 0,
+            aside: Aside::default(),
             failures,
             promised: 0,
             is_slow_told: false,
@@ -167,7 +179,10 @@ impl Keeper {
         match self.state {
             State::Resting => self.due = now,
             State::Sealing { .. } | State::Sending { .. } => self.is_wanted = true,
-            State::Asking { .. } | State::Taking(_) | State::CutOff { .. } => (),
+            State::Asking { .. }
+            | State::Preparing { .. }
+            | State::Taking(_)
+            | State::CutOff { .. } => (),
         }
     }
 
@@ -178,13 +193,11 @@ impl Keeper {
         self.due = Instant::now() + wait;
     }
 
-    /// Bytes that its images take, with one that is being taken of a process of this size.
-    fn bytes(&self, process: u64) -> u64 {
+    /// Bytes that its images take, with one that is being taken and those that are not gone yet.
+    fn bytes(&self) -> u64 {
         let sealed: u64 = self.images.iter().map(Image::bytes).sum();
-        match &self.state {
-            State::Taking(_) | State::Sealing { .. } => sealed + process,
-            _ => sealed,
-        }
+        let being_taken = if self.is_busy() { self.expected } else { 0 };
+        sealed + being_taken + self.aside.bytes()
     }
 
     pub fn newest_first(&self) -> Vec<Image> {
@@ -209,7 +222,7 @@ impl Keeper {
 
     /// Whether an image is being taken, or written.
     fn is_busy(&self) -> bool {
-        matches!(self.state, State::Taking(_) | State::Sealing { .. })
+        matches!(self.state, State::Preparing { .. } | State::Taking(_) | State::Sealing { .. })
     }
 
     /// Those that count.
@@ -231,8 +244,7 @@ impl Keeper {
     pub fn drop_image(&mut self, number: u64) {
         let is_it = |image: &Image| image.about.number == number;
         let torn: Vec<Image> = self.images.iter().filter(|image| is_it(image)).cloned().collect();
-        torn.iter().for_each(Image::remove);
-        self.forget_remotely(torn, None);
+        self.discard(torn);
         self.images.retain(|image| !is_it(image));
         self.alone.remove(&number);
     }
@@ -271,10 +283,18 @@ impl Keeper {
             all.into_iter().partition(|image| needed.contains(&image.about.number));
         self.images = kept.into();
         self.alone.retain(|number, _| needed.contains(number));
-        old.iter().for_each(Image::remove);
-        if !old.is_empty() {
-            self.forget_remotely(old, None);
+        self.discard(old);
+    }
+
+    /// These images go, here and in the store.
+    fn discard(&mut self, images: Vec<Image>) {
+        if images.is_empty() {
+            return;
         }
+        let here = images.clone();
+        let bytes = images.iter().map(Image::bytes).sum();
+        self.aside.go(bytes, move || here.iter().for_each(Image::remove));
+        self.forget_remotely(images, None);
     }
 
     /// Whether a start that begins with the program could be brought to where the rank was.
@@ -289,13 +309,22 @@ impl Keeper {
             State::Sealing { thread } if is_done_within(&thread, SEALED_WITHIN) => {
                 drop(self.finish(thread));
             }
-            // By a disk that does not answer: it is left to itself.
-            State::Sealing { .. } => (),
+            // By a disk that does not answer. Nobody will know of that image: it goes as soon as it is there.
+            State::Sealing { thread } => self.aside.go(self.expected, move || {
+                if let Ok(Ok(sealed)) = thread.join() {
+                    sealed.image.remove();
+                }
+            }),
+            State::Preparing { thread, .. } => self.aside.go(self.expected, move || {
+                if let Ok(Ok(place)) = thread.join() {
+                    place.remove();
+                }
+            }),
             State::Taking(Taking { criu, folder, ended, .. }) => {
                 if ended.is_none() {
                     sys::kill(criu, libc::SIGKILL);
                 }
-                let _ = std::fs::remove_dir_all(folder);
+                self.aside.go(self.expected, move || drop(std::fs::remove_dir_all(folder)));
             }
             // It is on this node.
             State::Sending { thread, remote, .. } => {
@@ -314,22 +343,29 @@ impl Keeper {
         None
     }
 
-    /// Nobody comes back any more. In the store they go as well, by a thread that may be left to itself after a while.
+    /// Nobody comes back any more. They go, in the store as well, by a thread that may be left to itself after a while.
     pub fn remove_all(&mut self) -> Option<JoinHandle<()>> {
         self.end_life();
         // What was sealed just now may be on its way as well.
         self.end_life();
         let images: Vec<Image> = std::mem::take(&mut self.images).into();
         // Those that were taken over lie where the other node has put them.
-        let folders = images.iter().filter_map(|image| image.folder.parent());
-        for folder in folders.chain([&*self.folder]) {
-            let _ = std::fs::remove_dir_all(folder);
-        }
+        let folders = images.iter().filter_map(|image| image.folder.parent().map(PathBuf::from));
+        let folders: BTreeSet<PathBuf> = folders.chain([self.folder.clone()]).collect();
+        let (job, aside) = (self.folder_of_job(), std::mem::take(&mut self.aside));
         let sending = self.stopped.take();
         let removal = self.forget_remotely(images, sending);
-        // That of the job, if this was the last.
-        self.folder.parent().map(std::fs::remove_dir);
-        removal
+        let remove = move || {
+            let all = || folders.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
+            all();
+            if aside.wait() {
+                all();
+            }
+            // That of the job, if this was the last.
+            let _ = std::fs::remove_dir(job);
+            removal.map(JoinHandle::join);
+        };
+        aside::start("remove", remove).ok()
     }
 
     /// Removes images from the store, once this thread has ended.
@@ -382,11 +418,6 @@ impl Keeper {
     /// These nodes may take over its rank from now on, and no others: some are lost, or have taken other ranks.
     pub fn set_spares(&mut self, spares: &[u32]) {
         self.wish.spares = spares.to_vec();
-        if self.wish.remote.is_none() {
-            // Who sees the folder sees all that lies there.
-            let blind = self.wish.blind();
-            self.alone.values_mut().for_each(|known| known.clone_from(&blind));
-        }
         self.count_anew();
     }
 
@@ -397,31 +428,29 @@ impl Keeper {
         self.drop_surplus();
     }
 
-    /// Nodes that may need its images, and cannot get at them in its folder.
-    fn blind(&self) -> Vec<u32> {
-        if self.wish.remote.is_some() { Vec::new() } else { self.wish.blind() }
-    }
-
     /// The store, for whoever needs what a node has lost.
     pub fn remote(&self) -> Option<Remote> {
         self.wish.remote.as_ref().map(Remote::anew)
     }
 
-    fn finish(&mut self, thread: JoinHandle<Result<Image>>) -> Result<()> {
+    /// An image is sealed. Which nodes that may need it cannot get at it in its folder.
+    fn finish(&mut self, thread: JoinHandle<Result<Sealed>>) -> Result<Vec<u32>> {
         self.rest();
         // A thread that panics is a fault of ours, and no reason to end the job.
         let sealed = thread.join().unwrap_or_else(|_| bail!("it could not be written"));
-        let image = sealed.context("it could not be written")?;
+        let Sealed { image, mut blind } = sealed?;
+        blind.retain(|spare| self.wish.spares.contains(spare));
         // Nobody else has it before it is in the store.
         let is_to_be_sent = self.wish.remote.is_some();
-        let blind = if is_to_be_sent { self.wish.spares.clone() } else { self.wish.blind() };
-        if !blind.is_empty() {
-            self.alone.insert(image.about.number, blind);
+        let alone = if is_to_be_sent { self.wish.spares.clone() } else { blind.clone() };
+        if !alone.is_empty() {
+            self.alone.insert(image.about.number, alone);
         }
         self.images.push_back(image);
         self.failures = 0;
         self.drop_surplus();
-        self.send()
+        self.send()?;
+        Ok(if is_to_be_sent { Vec::new() } else { blind })
     }
 
     /// Whether an image is due: it is time, or the rank has `read` so much of clocks and chance.
@@ -444,6 +473,7 @@ impl Keeper {
         match &self.state {
             State::Resting => (self.failures < FAILURES_MAX).then(|| self.due.min(self.glance)),
             State::Asking { since } => (!self.is_slow_told).then(|| *since + ANSWER_MAX),
+            State::Preparing { .. } => Some(Instant::now() + SHORT_GLANCE),
             State::Taking(it) => (!it.is_late).then(|| Instant::now() + GLANCE),
             State::Sealing { .. } | State::Sending { .. } => Some(Instant::now() + GLANCE),
             State::CutOff { since, is_told } => (!is_told).then(|| *since + END_SEEN),
@@ -487,7 +517,7 @@ impl Keeper {
         let newest = self.images.back();
         let number = newest.map_or(0, |image| image.about.number);
         let is_new = std::mem::replace(&mut self.told, number) != number;
-        is_new.then(|| (number, newest.map_or(0, |image| size(&image.folder))))
+        is_new.then(|| (number, newest.map_or(0, Image::bytes)))
     }
 
     /// CRIU has ended, if that was this process.
@@ -500,12 +530,6 @@ impl Keeper {
             _ => false,
         }
     }
-}
-
-/// Bytes of the files in a folder.
-fn size(folder: &Path) -> u64 {
-    let Ok(files) = std::fs::read_dir(folder) else { return 0 };
-    files.flatten().filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum()
 }
 
 /// Whether a thread ends within this time.

@@ -16,9 +16,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -45,6 +46,8 @@ pub struct Claim {
     job: String,
     file: File,
     renewed: Instant,
+    /// It is being written.
+    renewal: Option<JoinHandle<()>>,
     /// Images may be left behind, which are found by it.
     stays: bool,
 }
@@ -89,9 +92,9 @@ impl Claim {
                 .is_ok_and(|it| file.metadata().is_ok_and(|own| own.ino() == it.ino()));
             if is_it {
                 let job = job.to_string();
-                let mut claim = Claim { path, job, file, renewed: Instant::now(), stays: false };
-                claim.write().with_context(|| format!("cannot write {}", claim.path.display()))?;
-                return Ok(claim);
+                write(&file).with_context(|| format!("cannot write {}", path.display()))?;
+                let (renewed, renewal) = (Instant::now(), None);
+                return Ok(Claim { path, job, file, renewed, renewal, stays: false });
             }
         }
         bail!("{} is removed again and again", path.display());
@@ -113,31 +116,39 @@ pub fn place(root: &Path, job: &str, name: u32) -> PathBuf {
 }
 
 impl Claim {
-    fn write(&mut self) -> std::io::Result<()> {
-        self.file.rewind()?;
-        self.file.write_all(system().as_bytes())
-    }
-
-    /// Somebody lives who has it. What goes wrong now may go well the next time.
+    /// Somebody lives who has it. What goes wrong now may go well the next time. By a thread, for the disk may not answer.
     pub fn renew(&mut self) {
-        if self.renewed.elapsed() >= RENEWED_EVERY {
-            self.renewed = Instant::now();
-            let _ = self.write();
+        let is_busy = self.renewal.as_ref().is_some_and(|thread| !thread.is_finished());
+        if is_busy || self.renewed.elapsed() < RENEWED_EVERY {
+            return;
         }
+        self.renewed = Instant::now();
+        let Ok(file) = self.file.try_clone() else { return };
+        self.renewal = Builder::new().name("renew".into()).spawn(move || drop(write(&file))).ok();
     }
 
     /// Lets go of it, and takes away what nobody claims any more; `is_over`: nobody has anything of this job any more either.
     pub fn end(mut self, is_over: bool) {
-        self.stays = !is_over;
-        let (root, job) = (self.path.parent().map(Path::to_path_buf), self.job.clone());
+        // As long as there are images they are found by it.
+        self.stays = true;
+        let (path, job) = (self.path.clone(), self.job.clone());
         drop(self);
-        let Some(root) = root else { return };
+        let Some(root) = path.parent() else { return };
+        let root = root.to_path_buf();
         if is_over {
             sweep_of(&root, Whose::Ended(&job));
+            // Another agent of the job may have held its own claim until now, and have removed the images since.
+            if is_gone(&root.join(&job)) {
+                let _ = fs::remove_file(path);
+            }
         }
         sweep(&root);
         unmake(&root);
     }
+}
+
+fn write(file: &File) -> std::io::Result<()> {
+    file.write_all_at(system().as_bytes(), 0)
 }
 
 /// Makes the folder in which jobs have theirs, if its own parent is there: a name that was mistyped is not made true.
@@ -213,11 +224,21 @@ fn sweep_of(root: &Path, whose: Whose) {
             .iter()
             .filter_map(|path| seize(path).filter(|it| is_left(it, whose, now)))
             .collect();
-        if held.len() == paths.len() {
-            let _ = fs::remove_dir_all(root.join(job));
+        if held.len() != paths.len() {
+            continue;
+        }
+        let folder = root.join(job);
+        let _ = fs::remove_dir_all(&folder);
+        // What could not be removed is found again by its claims, which count no more than before.
+        if is_gone(&folder) {
             paths.iter().for_each(|path| drop(fs::remove_file(path)));
         }
     }
+}
+
+/// A folder of which nobody can say that is not.
+fn is_gone(folder: &Path) -> bool {
+    matches!(fs::symlink_metadata(folder), Err(error) if error.kind() == ErrorKind::NotFound)
 }
 
 /// The file, locked, if nobody else has done that.
@@ -310,6 +331,25 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_is_renewed_when_it_is_time() {
+        let root = std::env::temp_dir().join(format!("landbridge-renew-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let job = "a".repeat(NAME_LENGTH);
+        let mut claim = Claim::with_folder(&root, &job, 0).unwrap();
+        let text = || fs::read_to_string(place(&root, &job, 0)).unwrap();
+        fs::write(place(&root, &job, 0), "").unwrap();
+        claim.renew();
+        assert!(claim.renewal.is_none());
+        let Some(then) = Instant::now().checked_sub(RENEWED_EVERY) else { return };
+        claim.renewed = then;
+        claim.renew();
+        claim.renewal.take().unwrap().join().unwrap();
+        assert_eq!(text(), system());
+        claim.end(true);
+        assert!(!root.exists());
+    }
+
+    #[test]
     fn a_folder_is_made_in_one_that_is_there_and_goes_with_its_last_images() {
         let base = std::env::temp_dir().join(format!("landbridge-made-{}", std::process::id()));
         let _ = fs::remove_dir_all(&base);
@@ -357,6 +397,29 @@ mod tests {
         other.set_modified(later).unwrap();
         Claim::with_folder(&root, &"b".repeat(NAME_LENGTH), 0).unwrap().end(true);
         assert!(!root.exists(), "a day later the next job removes it");
+    }
+
+    #[test]
+    fn what_could_not_be_removed_is_found_again() {
+        let root = std::env::temp_dir().join(format!("landbridge-stays-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let [gone, own] = ["a", "b"].map(|letter| letter.repeat(NAME_LENGTH));
+        let claim = Claim::with_folder(&root, &own, 4).unwrap();
+        fs::write(place(&root, &gone, 0), system()).unwrap();
+        // Not to be removed as a folder, whoever tries.
+        for job in [&gone, &own] {
+            fs::write(root.join(job), "").unwrap();
+        }
+        sweep(&root);
+        assert!(place(&root, &gone, 0).exists());
+        claim.end(true);
+        assert!(place(&root, &own, 4).exists(), "its own job's neither");
+        for job in [&gone, &own] {
+            fs::remove_file(root.join(job)).unwrap();
+            fs::create_dir_all(root.join(job).join("rank-0/1")).unwrap();
+        }
+        Claim::with_folder(&root, &"c".repeat(NAME_LENGTH), 0).unwrap().end(true);
+        assert!(!root.exists(), "the next job removes them");
     }
 
     #[test]

@@ -113,9 +113,13 @@ fn add_images(keeper: &mut Keeper, numbers: std::ops::RangeInclusive<u64>) {
         let mut image = Image::default();
         image.folder = folder;
         image.about = About { number, standing, ..About::default() };
-        let thread = std::thread::spawn(|| Ok(image));
-        keeper.finish(thread).unwrap();
+        keeper.finish(is_sealed(keeper, image)).unwrap();
     }
+}
+
+fn is_sealed(keeper: &Keeper, image: Image) -> JoinHandle<Result<Sealed>> {
+    let wish = keeper.wish.clone();
+    std::thread::spawn(move || Ok(Sealed { image, blind: wish.blind() }))
 }
 
 fn numbers(keeper: &Keeper) -> Vec<u64> {
@@ -132,7 +136,7 @@ fn an_image_counts_once_other_nodes_find_it() {
     let mut keeper = Keeper::new(wish, "job", 2, 0, (0, 1));
     add_images(&mut keeper, 1..=3);
     // Nobody sees them: nothing may be dropped, and nobody is sent there.
-    assert!(keeper.blind() == [9] && keeper.may_begin());
+    assert!(keeper.alone[&3] == [9] && keeper.may_begin());
     assert_eq!((keeper.promise(), keeper.whereabouts(), numbers(&keeper)), (0, None, vec![2, 3]));
     std::fs::write(&sign, "").unwrap();
     add_images(&mut keeper, 4..=4);
@@ -178,7 +182,7 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
         let mut image = Image::default();
         image.about.number = number;
         image.about.standing.intakes = 10 * number;
-        keeper.finish(std::thread::spawn(|| Ok(image))).unwrap();
+        keeper.finish(is_sealed(keeper, image)).unwrap();
         let State::Sending { remote, number, .. } =
             std::mem::replace(&mut keeper.state, State::Resting)
         else {
@@ -205,7 +209,7 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
     // One that is not in the store yet counts once nobody might need it there.
     let mut image = Image::default();
     image.about.number = 7;
-    keeper.finish(std::thread::spawn(|| Ok(image))).unwrap();
+    keeper.finish(is_sealed(&keeper, image)).unwrap();
     keeper.set_spares(&[8]);
     assert_eq!(numbers(&keeper), [4, 5, 6, 7]);
     keeper.set_spares(&[]);
@@ -219,20 +223,75 @@ fn images_of_each_node_have_a_folder_of_their_own() {
     assert_eq!([at(0), at(1)], [PathBuf::from("/job/rank-2"), PathBuf::from("/job/rank-2.1")]);
 }
 
+/// What goes has gone.
+fn wait_for_room(keeper: &Keeper) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while keeper.bytes() > 0 {
+        assert!(Instant::now() < until, "{} bytes are left", keeper.bytes());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn who_has_ended_does_not_wait_for_a_disk_that_does_not_answer() {
+    let folder = std::env::temp_dir().join(format!("landbridge-late-{}", std::process::id()));
     let mut keeper = keeper(State::Resting);
     let (answer, disk) = std::sync::mpsc::channel::<()>();
+    let mut image = Image::default();
+    image.folder.clone_from(&folder);
     let thread = std::thread::spawn(move || {
         let _ = disk.recv();
-        Ok(Image::default())
+        std::fs::create_dir(&image.folder).unwrap();
+        Ok(Sealed { image, blind: Vec::new() })
     });
-    keeper.state = State::Sealing { thread };
+    (keeper.state, keeper.expected) = (State::Sealing { thread }, 7);
     let began = Instant::now();
     keeper.end_life();
     assert!(began.elapsed() < 5 * SEALED_WITHIN && matches!(keeper.state, State::Resting));
     assert!(keeper.images.is_empty());
+    // It takes room all the same, and goes once it is there.
+    assert_eq!(keeper.bytes(), 7);
     drop(answer);
+    wait_for_room(&keeper);
+    assert!(!folder.exists());
+}
+
+#[test]
+fn nobody_waits_until_something_is_gone() {
+    let mut keeper = keeper(State::Resting);
+    let (answer, disk) = std::sync::mpsc::channel::<()>();
+    let disk = std::sync::Arc::new(std::sync::Mutex::new(disk));
+    while !keeper.aside.is_full() {
+        let disk = disk.clone();
+        keeper.aside.go(10, move || _ = disk.lock().unwrap().recv());
+    }
+    assert_eq!(keeper.bytes(), 80, "until it is gone it takes room");
+    drop(answer);
+    wait_for_room(&keeper);
+    assert!(!keeper.aside.is_full());
+}
+
+#[test]
+fn a_rank_does_not_stand_still_for_a_folder_that_does_not_come() {
+    let (answer, disk) = std::sync::mpsc::channel::<()>();
+    let folder = std::env::temp_dir().join(format!("landbridge-place-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let place = Place { folder: folder.clone(), shared: Vec::new() };
+    let thread = std::thread::spawn(move || {
+        let _ = disk.recv();
+        Ok(place)
+    });
+    let (about, began) = (About::default(), Instant::now());
+    let mut keeper = keeper(State::Preparing { thread, about, began });
+    keeper.expected = 7;
+    assert!(keeper.is_busy() && keeper.bytes() == 7);
+    assert!(keeper.next_time().is_some_and(|time| time <= Instant::now() + SHORT_GLANCE));
+    let began = Instant::now();
+    keeper.end_life();
+    assert!(began.elapsed() < SEALED_WITHIN && !keeper.is_busy() && keeper.bytes() == 7);
+    drop(answer);
+    wait_for_room(&keeper);
+    assert!(!folder.exists());
 }
 
 #[test]

@@ -12,10 +12,11 @@ use super::super::again::Again;
 use super::super::rank::LocalRank;
 use super::super::relay::RelayProcess;
 use super::super::{Agent, Phase, input};
+use super::aside::{self, Place, Sealed};
 use super::line::{Heard, Line};
 use super::{Asker, FAILURES_MAX, Keeper, NOT_BEGUN, State, TAKING_MAX, Taking};
-use crate::checkpoint::criu::{self, DUMP_LOG};
-use crate::checkpoint::store::{self, About, Standing};
+use crate::checkpoint::criu;
+use crate::checkpoint::store::{About, Standing};
 use crate::control::moved::Talk;
 use crate::control::{Ending, Message};
 use crate::ps::paths;
@@ -103,21 +104,24 @@ impl Agent {
     }
 
     /// An image of the rank is due, or will be.
-    fn ask_for_image(&mut self, index: usize) {
+    fn ask_for_image(&mut self, index: usize) -> Result<()> {
         let rank = &mut self.ranks[index];
         // Before its first look it does not know yet from which request on images are asked for.
         let has_begun = rank.looks().is_none_or(|looks| looks.present > 0);
-        let Some(keeper) = rank.keeper.as_mut() else { return };
+        let Some(keeper) = rank.keeper.as_mut() else { return Ok(()) };
         let read = || rank.clocks.as_ref().map_or(0, |clocks| clocks.recorded());
         if !keeper.is_due(read, Instant::now()) {
-            return;
+            return Ok(());
         }
         if !has_begun {
             keeper.due = Instant::now() + NOT_BEGUN;
-            return;
+            return Ok(());
+        }
+        if keeper.aside.is_full() {
+            bail!("older ones are not gone yet: their disk does not answer");
         }
         if !self.has_room_for_image(index) {
-            return;
+            return Ok(());
         }
         let rank = &mut self.ranks[index];
         if let (Some(keeper), Some(clocks)) = (rank.keeper.as_mut(), &rank.clocks) {
@@ -125,6 +129,7 @@ impl Agent {
             clocks.want_image(keeper.number);
             keeper.state = State::Asking { since: Instant::now() };
         }
+        Ok(())
     }
 
     fn advance_image(&mut self, index: usize) -> Result<()> {
@@ -133,10 +138,7 @@ impl Agent {
         let Some(keeper) = rank.keeper.as_mut() else { return Ok(()) };
         match &mut keeper.state {
             State::Resting if is_away => Ok(()),
-            State::Resting => {
-                self.ask_for_image(index);
-                Ok(())
-            }
+            State::Resting => self.ask_for_image(index),
             State::Asking { .. } => match rank.line.as_ref().map_or(Heard::Closed, Line::read) {
                 Heard::Word(word) => {
                     let outcome = self.take_image(index, word);
@@ -153,6 +155,10 @@ impl Agent {
                     Ok(())
                 }
             },
+            State::Preparing { thread, began, .. } => {
+                let is_over = thread.is_finished() || began.elapsed() >= TAKING_MAX;
+                if is_over { self.end_preparing(index) } else { Ok(()) }
+            }
             State::Taking(Taking { ended: Some(_), .. }) => self.seal_image(index),
             // Killed meanwhile: of its threads that CRIU holds it gets no rid while that waits for them, and neither does anybody hear
             // of its end.
@@ -170,8 +176,7 @@ impl Agent {
                 else {
                     return Ok(());
                 };
-                keeper.finish(thread)?;
-                let blind = keeper.blind();
+                let blind = keeper.finish(thread)?;
                 if let (true, Some(image)) =
                     (std::mem::take(&mut keeper.is_awaited), keeper.images.back())
                 {
@@ -224,11 +229,8 @@ impl Agent {
     /// Whether the images of this node may take so much more; if not it is said, until there was room again.
     fn has_room_for_image(&mut self, index: usize) -> bool {
         let sizes = |rank: &LocalRank| sys::resident_bytes(rank.pid);
-        let taken: u64 = self
-            .ranks
-            .iter()
-            .filter_map(|rank| rank.keeper.as_ref().map(|keeper| keeper.bytes(sizes(rank))))
-            .sum();
+        let taken: u64 =
+            self.ranks.iter().filter_map(|rank| rank.keeper.as_ref().map(Keeper::bytes)).sum();
         // As large as the process until it is compressed.
         let more = sizes(&self.ranks[index]);
         let rank = &mut self.ranks[index];
@@ -251,7 +253,7 @@ impl Agent {
         has_room
     }
 
-    /// The rank stands still: all that it has said is taken note of, and CRIU begins.
+    /// The rank stands still: all that it has said is taken note of, and a folder is made for its image.
     fn take_image(&mut self, index: usize, word: [u64; 4]) -> Result<()> {
         self.handle_pmi(index);
         self.drain_servers();
@@ -270,11 +272,47 @@ impl Agent {
         let read = rank.input.given().saturating_sub(unread);
         let clocks = rank.clocks.as_ref().map_or(0, |clocks| clocks.told());
         let standing = Standing { intakes, sent, looks, asked, stage, printed, read, clocks };
-        let folder = store::begin(&keeper.folder, number)?;
-        let shared = store::copy_shared(rank.pid, &folder)?;
-        let criu = criu::dump(&keeper.wish.tool, rank.pid, &line.ends, &folder)?.id();
-        let about = About { number, pid: rank.pid, standing, ends: line.ends, shared };
-        let (ended, is_late, began) = (None, false, Instant::now());
+        let (folder, pid, ends) = (keeper.folder.clone(), rank.pid, line.ends);
+        keeper.expected = sys::resident_bytes(pid);
+        let thread = aside::start("prepare", move || Place::prepare(&folder, number, pid))?;
+        let about = About { number, pid, standing, ends, shared: Vec::new() };
+        keeper.state = State::Preparing { thread, about, began: Instant::now() };
+        Ok(())
+    }
+
+    /// Whatever has become of the folder, the rank waits.
+    fn end_preparing(&mut self, index: usize) -> Result<()> {
+        let outcome = self.begin_dump(index);
+        if outcome.is_err() {
+            self.send_on(index)?;
+        }
+        outcome
+    }
+
+    /// There is a folder for the image: CRIU begins.
+    fn begin_dump(&mut self, index: usize) -> Result<()> {
+        let Some(keeper) = self.ranks[index].keeper.as_mut() else { return Ok(()) };
+        let (thread, about, began) = match std::mem::replace(&mut keeper.state, State::Resting) {
+            State::Preparing { thread, about, began } if thread.is_finished() => {
+                (thread, about, began)
+            }
+            late => {
+                keeper.state = late;
+                keeper.end_life();
+                bail!("there was no folder for it after {} s", TAKING_MAX.as_secs());
+            }
+        };
+        let place = thread.join().unwrap_or_else(|_| bail!("there is no folder for it"))?;
+        let criu = match criu::dump(&keeper.wish.tool, about.pid, &about.ends, &place.folder) {
+            Ok(criu) => criu.id(),
+            Err(error) => {
+                keeper.aside.go(keeper.expected, move || place.remove());
+                return Err(error);
+            }
+        };
+        let Place { folder, shared } = place;
+        let about = About { shared, ..about };
+        let (ended, is_late) = (None, false);
         keeper.state = State::Taking(Taking { criu, ended, is_late, folder, about, began });
         Ok(())
     }
@@ -289,18 +327,10 @@ impl Agent {
         };
         let Taking { ended, is_late, folder, about, began, .. } = taking;
         if ended != Some(Ending::Exited(0)) {
-            let why = criu::last_words(&folder.join(DUMP_LOG));
-            let _ = std::fs::remove_dir_all(folder);
-            if is_late {
-                bail!("CRIU was not done with it after {} s", TAKING_MAX.as_secs());
-            }
-            match sys::copies(rank.pid) {
-                0 => bail!("CRIU could not take it: {why}"),
-                copies => bail!(
-                    "CRIU could not take it: {why}; {copies} of its children were forked and run no program of their own: they hold \
-                     its connections, which no image can have"
-                ),
-            }
+            let copies = if is_late { 0 } else { sys::copies(rank.pid) };
+            let thread = aside::start("seal", move || aside::failure(&folder, is_late, copies))?;
+            keeper.state = State::Sealing { thread };
+            return Ok(());
         }
         let text = format!(
             "checkpoint {} of rank {}: it stood still for {} ms",
@@ -308,9 +338,8 @@ impl Agent {
             rank.rank,
             began.elapsed().as_millis()
         );
-        let level = keeper.wish.level;
-        let seal = move || store::seal(&folder, about, level);
-        let thread = std::thread::Builder::new().name("seal".into()).spawn(seal)?;
+        let wish = keeper.wish.clone();
+        let thread = aside::start("seal", move || Sealed::seal(&folder, about, &wish))?;
         keeper.state = State::Sealing { thread };
         if self.assignment.as_ref().is_some_and(|own| own.job.verbose) {
             self.parent.send(&Message::Note { text });
