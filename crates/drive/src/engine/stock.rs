@@ -46,9 +46,9 @@ impl Stock {
         self.returned.pop().or_else(|| self.prepared.try_recv().ok())
     }
 
-    /// Bytes of segments that are not needed for now.
-    pub fn returned_bytes(&self) -> u64 {
-        self.returned.len() as u64 * SEGMENT_BYTES as u64
+    /// What is not needed for now takes no more than this.
+    pub fn keep_within(&mut self, bytes: u64) {
+        self.returned.truncate((bytes / SEGMENT_BYTES as u64) as usize);
     }
 
     /// Takes a segment without content that is not needed for now.
@@ -102,9 +102,11 @@ mod tests {
         segment.resize(SEGMENT_BYTES, 7);
         let place = segment.as_ptr();
         stock.put(segment);
-        assert_eq!(stock.returned_bytes(), SEGMENT_BYTES as u64);
+        stock.put(Vec::with_capacity(SEGMENT_BYTES));
+        stock.keep_within(2 * SEGMENT_BYTES as u64 - 1);
+        assert_eq!(stock.returned.len(), 1);
         let mut again = stock.take().unwrap();
-        assert!(again.is_empty() && again.as_ptr() == place && stock.returned_bytes() == 0);
+        assert!(again.is_empty() && again.as_ptr() == place && stock.returned.is_empty());
         again.extend_from_slice(&[3; SEGMENT_BYTES]);
         assert!(again.iter().all(|byte| *byte == 3), "what is written behind that stays");
     }

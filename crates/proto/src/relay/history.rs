@@ -84,7 +84,7 @@ impl Histories {
     }
 
     /// One that is only behind is told the rest at once, by its queue, if too much is kept for it to come back: so much waits
-    /// for it as its peers may send unasked. `buffer`: of the pieces that go there first.
+    /// for it as its peers may send unasked. `buffer`: of the pieces that go there first. Whether something was put there.
     fn catch_up(
         &mut self,
         address: Address,
@@ -92,19 +92,19 @@ impl Histories {
         port: &mut Port,
         pool: &mut Pool,
         buffer: &[u8],
-    ) {
+    ) -> bool {
         let Self { all, bytes: held, shelf } = self;
         if !shelf.is_over(*held + bytes as u64, all.len()) || shelf.is_writing() {
-            return;
+            return false;
         }
         let Some(history) = all.get_mut(&address).filter(|history| history.is_only_behind()) else {
-            return;
+            return false;
         };
         port.keep(pool, buffer);
-        if history.push_rest(port, pool) {
-            history.stop_telling(shelf);
-            port.note_told(Told::All);
-        }
+        // What lies on the disk comes later.
+        let told = history.push_rest(address, port, pool, shelf);
+        port.note_told(told);
+        true
     }
 
     /// A frame is given to an endpoint. Whether it is being told what was: then it hears this in its turn. `None`: it may not come
@@ -338,9 +338,7 @@ impl Relay {
             return false;
         };
         let Party::Endpoint(address) = port.party else { return false };
-        if port.is_told {
-            histories.catch_up(address, length, port, pool, bytes);
-        }
+        let is_catching_up = port.is_told && histories.catch_up(address, length, port, pool, bytes);
         bytes[at + 6] += 1;
         let Some(is_told) = histories.give(address, &bytes[at..at + length]) else {
             bytes[at + 6] -= 1;
@@ -348,6 +346,9 @@ impl Relay {
         };
         self.counters.frames += 1;
         self.counters.bytes += length as u64;
+        if is_catching_up {
+            self.touch(to);
+        }
         let port = self.port_mut(to);
         if is_told {
             // In its turn: as soon as it has taken what waits already.

@@ -7,7 +7,7 @@
 //! **Forwarding.** An input hands over a buffer with whatever it has read. Every whole frame in it
 //! is assigned to an output as a *piece* of that buffer; nothing is copied. The driver then writes
 //! each touched output once, straight from the buffer, and what the output does not take is copied
-//! into its queue ([`Relay::keep`]). A frame is forwarded only when it is whole, so an input that
+//! into its queue ([`Relay::keep`]), or taken from where it is kept. A frame is forwarded only when it is whole, so an input that
 //! dies in the middle of one breaks no output.
 //!
 //! **Streams.** A peer relay is one output with one queue and any number of streams (*lanes*), each
@@ -32,8 +32,9 @@
 //! lately counts as lost.
 //!
 //! **Processes that come back** ([`Relay::set_recovering`]). The relay then keeps what it gives to each endpoint, and swallows
-//! what a new start of one sends again: see `history`. Queues towards endpoints have no bound but that of what is kept; what a
-//! new start is told goes there piece by piece ([`Relay::tell`]). What is more than the memory for it goes to a disk: see `shelf`.
+//! what a new start of one sends again: see `history`. What waits for an endpoint has no bound but that of what is kept, and waits
+//! there; what a new start is told goes into its queue piece by piece ([`Relay::tell`]): see `telling`. What is more than the memory
+//! for it goes to a disk: see `shelf`.
 //!
 //! What may never happen: a frame is taken from its source and neither delivered nor told of, too
 //! many notices ([`Counters::notices_dropped`]) apart; memory beyond the bounds below; an input that

@@ -355,19 +355,17 @@ impl Relay {
         }
     }
 
-    /// A segment without content that is not needed soon, of more memory than is in use now: for whoever stocks some, and holds
-    /// `stocked` bytes of them already. Their memory has been touched, and all of it was in use at some time.
-    pub fn poll_surplus(&mut self, stocked: u64) -> Option<Vec<u8>> {
-        let Histories { shelf, bytes, .. } = self.histories.as_mut()?;
-        let held = *bytes - shelf.away_bytes + stocked;
-        let spare = (SPARE_MAX * shelf.room.segment) as u64;
-        while shelf.spare.buffers.len() > SPARE_MAX {
-            let surplus = shelf.spare.buffers.pop();
-            if held + spare + shelf.room.segment as u64 <= shelf.room.memory {
-                return surplus;
-            }
-        }
-        None
+    /// A segment without content that is not needed soon, for whoever stocks some. Its memory has been touched.
+    pub fn poll_surplus(&mut self) -> Option<Vec<u8>> {
+        let spare = &mut self.histories.as_mut()?.shelf.spare;
+        if spare.buffers.len() > SPARE_MAX { spare.buffers.pop() } else { None }
+    }
+
+    /// Bytes of the memory for what is kept that nothing takes now.
+    pub fn unused_bytes(&self) -> u64 {
+        let Some(Histories { shelf, bytes, .. }) = &self.histories else { return 0 };
+        let spare = (shelf.spare.buffers.len() * shelf.room.segment) as u64;
+        shelf.room.memory.saturating_sub(bytes - shelf.away_bytes + spare)
     }
 
     /// Here is a segment without content, whose memory has been touched.

@@ -8,7 +8,7 @@
 //!
 //! What enters: what found no room, and how much was written. What leaves: intakes and frames, in the order in which they were
 //! given to the endpoint. What may never happen: one is left out, or told twice; the queue and what is told directly get in each
-//! other's way (the queue comes first, and while there is more to tell no frame is put there).
+//! other's way (the queue comes first, and while there is more to tell nothing else is put there).
 
 use alloc::collections::BTreeSet;
 
@@ -26,7 +26,8 @@ use super::record::Entry;
 use super::shelf::{READ_AHEAD, Shelf};
 use super::store::Cursor;
 
-/// What an endpoint is told waits in its queue up to about so many bytes: as much as its ring holds.
+/// What an endpoint is told waits in its queue up to about so many bytes: as much as its ring holds. As much it takes directly before
+/// others have their turn.
 pub(super) const TOLD_BYTES_MAX: usize = 256 << 10;
 
 /// How far an endpoint has been told what was.
@@ -96,18 +97,21 @@ impl History {
         })
     }
 
-    /// Tells all that is left, as far as it is in memory. Whether that was all.
-    pub fn push_rest(&mut self, port: &mut Port, pool: &mut Pool) -> bool {
-        let Some(telling) = &mut self.telling else { return true };
-        loop {
-            match self.given.find(&mut telling.given) {
-                Found::Frame(header, frame) => {
-                    telling.given.advance(frame.len());
-                    port.push_notice(pool, frame, &header);
-                }
-                found => return matches!(found, Found::End),
-            }
+    /// Tells by its queue all that is left of what it takes directly, as far as it is in memory; and what comes then.
+    pub fn push_rest(
+        &mut self,
+        address: Address,
+        port: &mut Port,
+        pool: &mut Pool,
+        shelf: &mut Shelf,
+    ) -> Told {
+        while let Some(telling) = &mut self.telling
+            && let Found::Frame(header, frame) = self.given.find(&mut telling.given)
+        {
+            telling.given.advance(frame.len());
+            port.push_notice(pool, frame, &header);
         }
+        self.look_ahead(address, shelf)
     }
 
     /// Channels of frames that no start of it has been given, as far as they are in memory.
@@ -221,14 +225,16 @@ impl History {
         found
     }
 
-    /// What it is told directly, as far as it is in memory.
+    /// What it is told directly next, as far as it is in memory.
     pub fn direct(&self) -> impl Iterator<Item = (Header, &[u8])> {
         let telling = self.telling.filter(Telling::is_direct);
         let mut place = telling.map(|telling| telling.given);
+        let mut bytes = 0;
         core::iter::from_fn(move || {
-            let place = place.as_mut()?;
+            let place = place.as_mut().filter(|_| bytes < TOLD_BYTES_MAX)?;
             let Found::Frame(header, frame) = self.given.find(place) else { return None };
             place.advance(frame.len());
+            bytes += frame.len();
             Some((header, frame))
         })
     }
@@ -255,7 +261,11 @@ impl History {
             }
             left = left.saturating_sub(frame.len());
         }
-        self.look_ahead(address, shelf)
+        match self.look_ahead(address, shelf) {
+            // It keeps pace: it goes on when others have had their turn.
+            Told::Direct if bytes >= TOLD_BYTES_MAX => Told::More,
+            told => told,
+        }
     }
 }
 

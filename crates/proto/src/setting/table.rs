@@ -106,7 +106,7 @@ pub const INTEGRITY: Setting = Setting {
     scope: Scope::Job,
     readers: &[Reader::Process],
     sentence: "The end-to-end check of payload on network paths, from memory to memory: CRC-32C, a \
-               32-bit sum, or none.",
+               32-bit sum, or none. With `recover` a sum is CRC-32C as well.",
 };
 pub const INTEGRITY_SHM: Setting = Setting {
     name: "integrity_shm",

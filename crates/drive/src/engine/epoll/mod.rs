@@ -257,9 +257,9 @@ impl<'w> Loop<'w> {
             self.serve_ready();
             self.resume();
             self.tell();
-            self.keep_record();
             self.close_doomed();
             self.tick();
+            self.keep_record();
             self.wan.transmit(&self.epoll);
         }
     }

@@ -87,10 +87,14 @@ impl Loop<'_> {
             let Some(segment) = self.record.stock.as_mut().and_then(Stock::take) else { break };
             self.relay.stock(segment);
         }
-        while let Some(stock) = &mut self.record.stock
-            && let Some(segment) = self.relay.poll_surplus(stock.returned_bytes())
-        {
-            stock.put(segment);
+        let stock = &mut self.record.stock;
+        while let Some(segment) = self.relay.poll_surplus() {
+            if let Some(stock) = stock {
+                stock.put(segment);
+            }
+        }
+        if let Some(stock) = stock {
+            stock.keep_within(self.relay.unused_bytes());
         }
         while let (Some(disk), Some(order)) = (&self.record.disk, self.relay.poll_order()) {
             disk.order(order);

@@ -339,26 +339,41 @@ fn of_whom_much_was_given_since_its_last_image_is_said_once_for_each_image() {
 }
 
 #[test]
-fn memory_that_is_not_needed_any_more_is_for_whoever_stocks_it_and_never_more_than_the_bound() {
+fn memory_that_is_not_needed_any_more_is_for_whoever_stocks_it() {
     const COUNT: u64 = 400;
     let full = (COUNT as usize * FRAME / SEGMENT) as u64;
     let memory = 2 * full * SEGMENT as u64;
-    for stocked in [0, memory] {
-        let mut rig = Rig::new(None);
-        let room = Room { memory, disk: None, segment: SEGMENT };
-        rig.relay.histories.as_mut().unwrap().shelf = Shelf::new(room);
-        rig.send_many(COUNT);
-        assert!(rig.relay.poll_surplus(0).is_none(), "all of it is needed");
-        send(&mut rig.relay, rig.one, intake(rank(1), 1, COUNT as u32, 0));
-        let taken = COUNT * FRAME as u64;
-        let standing = Standing { intakes: 1, taken, sent: 0, kept: 1 };
-        rig.relay.suspend(rig.one);
-        rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
-        let surplus: Vec<_> = core::iter::from_fn(|| rig.relay.poll_surplus(stocked)).collect();
-        assert!(surplus.iter().all(|it| it.is_empty() && it.capacity() >= SEGMENT));
-        match stocked {
-            0 => assert!(surplus.len() as u64 + 40 > full, "{} of {full}", surplus.len()),
-            _ => assert!(surplus.is_empty(), "there is no room for it"),
-        }
+    let mut rig = Rig::new(None);
+    let room = Room { memory, disk: None, segment: SEGMENT };
+    rig.relay.histories.as_mut().unwrap().shelf = Shelf::new(room);
+    rig.send_many(COUNT);
+    assert!(rig.relay.poll_surplus().is_none(), "all of it is needed");
+    let kept = rig.relay.kept_bytes().0;
+    assert!(rig.relay.unused_bytes() <= memory - kept);
+    send(&mut rig.relay, rig.one, intake(rank(1), 1, COUNT as u32, 0));
+    let taken = COUNT * FRAME as u64;
+    let standing = Standing { intakes: 1, taken, sent: 0, kept: 1 };
+    rig.relay.suspend(rig.one);
+    rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
+    let surplus: Vec<_> = core::iter::from_fn(|| rig.relay.poll_surplus()).collect();
+    assert!(surplus.iter().all(|it| it.is_empty() && it.capacity() >= SEGMENT));
+    assert!(surplus.len() as u64 + 40 > full, "{} of {full}", surplus.len());
+    assert!(rig.relay.unused_bytes() + (40 * SEGMENT) as u64 > memory);
+}
+
+#[test]
+fn one_that_is_far_behind_hears_everything_though_the_disk_is_full_and_so_is_the_memory() {
+    let mut rig = Rig::new(Some(4 << 20));
+    let mut sent = 0;
+    // Until what is left in memory goes to its queue.
+    while rig.relay.queued_bytes() == 0 {
+        assert!(sent < 2_000);
+        while rig.work(true) {}
+        let frame = frame(rank(0), rank(1), sent * 10_000, LENGTH);
+        assert_eq!(send(&mut rig.relay, rig.zero, frame), Stop::Partial);
+        sent += 1;
     }
+    let (memory, disk) = rig.relay.kept_bytes();
+    assert!(memory + FRAME as u64 > MEMORY && disk > 3 << 20, "{memory} {disk}");
+    assert_eq!(rig.told(true), sent);
 }
