@@ -47,6 +47,8 @@ struct Rank {
     /// What the start that came furthest has seen.
     events: Vec<Event>,
     is_paused: bool,
+    /// Something for it has found no room in its ring.
+    is_full: bool,
     is_done: bool,
     /// The newest ones, oldest first.
     images: Vec<Image>,
@@ -120,6 +122,7 @@ impl World {
             polls: 0,
             events: Vec::new(),
             is_paused: false,
+            is_full: false,
             is_done: false,
             images: Vec::new(),
             kept: 0,
@@ -372,10 +375,10 @@ impl World {
             self.hand_over(rank)?;
         }
         self.hand_over_wire(side)?;
-        // Outputs may have room again.
+        // Full outputs may have room again; others are written when the relay says so.
         for rank in side * self.per_side..(side + 1) * self.per_side {
-            if let (Some(link), true) = (self.ranks[rank].link, self.ranks[rank].process.is_some())
-            {
+            let it = &self.ranks[rank];
+            if let (Some(link), true) = (it.link, it.process.is_some() && it.is_full) {
                 self.write(side, link, &[])?;
             }
         }
@@ -458,26 +461,13 @@ impl World {
         let (own, far) = if side == 0 { (one, other) } else { (other, one) };
         let first = side * self.per_side;
         let ranks = &mut self.ranks[first..first + self.per_side];
-        let target = match own.lane == Some(link) {
-            true => Some((&mut far.wire, 4 * FRAME_BYTES_MAX)),
-            false => {
-                let rank = ranks.iter_mut().find(|rank| rank.link == Some(link));
-                let process = rank.and_then(|rank| rank.process.as_mut());
-                process.map(|process| (&mut process.down, self.ring_bytes))
-            }
-        };
-        let Some((target, capacity)) = target else { return Ok(()) };
-        let room = capacity.saturating_sub(target.len());
-        let before = target.len();
-        for slice in own.relay.slices(link, buffer) {
-            let left = room - (target.len() - before);
-            if left == 0 {
-                break;
-            }
-            target.extend(&slice[..slice.len().min(left)]);
+        if own.lane == Some(link) {
+            fill(&mut own.relay, link, buffer, &mut far.wire, 4 * FRAME_BYTES_MAX);
+        } else if let Some(rank) = ranks.iter_mut().find(|rank| rank.link == Some(link))
+            && let Some(process) = &mut rank.process
+        {
+            rank.is_full = fill(&mut own.relay, link, buffer, &mut process.down, self.ring_bytes);
         }
-        let written = target.len() - before;
-        own.relay.handle_sent(link, written, buffer);
         Ok(())
     }
 
@@ -507,6 +497,27 @@ impl World {
         }
         self.drain(0, &[])?;
         self.drain(1, &[])
+    }
+}
+
+/// Writes what waits for a link, as a driver does. Whether there was more than room for it.
+fn fill(relay: &mut Relay, link: LinkId, buffer: &[u8], to: &mut Vec<u8>, capacity: usize) -> bool {
+    loop {
+        let before = to.len();
+        let mut is_full = false;
+        for slice in relay.slices(link, buffer) {
+            let left = capacity.saturating_sub(to.len());
+            to.extend(&slice[..slice.len().min(left)]);
+            is_full = slice.len() > left;
+            if is_full {
+                break;
+            }
+        }
+        let written = to.len() - before;
+        relay.handle_sent(link, written, buffer);
+        if is_full || written == 0 || !relay.has_output(link) {
+            return is_full;
+        }
     }
 }
 

@@ -108,7 +108,7 @@ impl Relay {
         let begun = bytes.min(writer.rest.len());
         writer.rest.pop(&mut self.pool, begun);
         let Self { ports, pool, resume, owing, told, histories, .. } = self;
-        let mut after = None;
+        let mut useless = None;
         if let Some(port) = &mut ports[output.0 as usize] {
             let own = (bytes - begun).min(port.own_bytes());
             port.send(pool, buffer, own, &mut writer);
@@ -117,7 +117,8 @@ impl Relay {
                 (direct, port.party, histories)
             {
                 let what = histories.take_direct(address, direct, &mut writer, pool);
-                after = Some((address, what));
+                port.note_told(what);
+                useless = Some(address).filter(|_| what == Told::Useless);
             }
             if !port.line.is_empty() && !port.in_resume && port.waiting_bytes() <= bound / 2 {
                 port.in_resume = true;
@@ -134,8 +135,8 @@ impl Relay {
         }
         self.port_mut(link).writer = writer;
         self.advance_turn(link, output);
-        if let Some((address, what)) = after {
-            self.note_told(output, address, what);
+        if let Some(address) = useless {
+            self.strand(output, address);
         }
     }
 

@@ -674,3 +674,21 @@ fn where_intakes_go_on_behind_all_of_them_is_known_without_reading_them() {
     }
     assert!(list.spot(spots[0], 2_000).is_none());
 }
+
+#[test]
+fn one_that_takes_all_at_once_goes_on_after_others_had_their_turn() {
+    let (mut relay, [zero, one]) = recovering();
+    for n in 0..100 {
+        send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
+    }
+    let mut turns = Vec::new();
+    while turns.iter().sum::<usize>() < 100 {
+        turns.push(written(&mut relay, one).len());
+        assert!(!relay.has_output(one), "its turn is over");
+        while relay.poll_flush().is_some() {}
+        assert!(relay.has_to_tell() || turns.len() == 12, "it is forgotten after {turns:?}");
+        relay.tell();
+        assert!(relay.poll_flush() == Some(one) || turns.len() == 12);
+    }
+    assert_eq!(turns.len(), 12);
+}
