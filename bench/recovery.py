@@ -8,8 +8,8 @@
 kept: IMB PingPong, both ranks and their relay on one machine: with everything kept, with the same path and nothing kept
 (`recover_memory=1MiB`, which the first message fills, so that the relay gives the ranks up), through a relay without
 `--recover`, and without one. Ways take turns within each round.
-again: long messages there and back, kept in memory that was in use before, as always in a job that takes images: two of each rank
-have been taken. (Of `kept` all memory is new.)
+again: long messages there and back, kept in memory that was in use before, as it is from the third image of a rank on: then what
+lies before the first goes. (Of `kept` all memory is new.)
 ranks: 2 to 64 of them, all with everything kept and with nothing: Uniband (half of them send to the other half) and Allreduce.
 link: the same as kept over the link of labs/two-sites.toml (1 Gbit/s, 5 ms one way), which is where such jobs run.
 disk: IMB Uniband beyond the memory bound, with `recover_dir`, against the same within it.
@@ -59,7 +59,7 @@ NOTHING = ("--recover", "--set", "recover_memory=1MiB")
 PARTS = ("kept", "again", "ranks", "link", "disk", "back")
 TARGET_DETERMINANT = 8.0
 # Each rank gets so much before an image, in MiB; what is measured is less than would bring another one.
-AGAIN_MIB = 300
+AGAIN_MIB, AGAIN_IMAGES = 300, 3
 AGAIN = {32 * KIB: 2_000, 256 * KIB: 250, 4 * MIB: 16}
 # How many ranks; and how much each pair of them sends, 64 messages at a time: 1.3 GB in all.
 CROWDS = (2, 4, 8, 16, 32, 64)
@@ -135,11 +135,12 @@ def used_memory(way: Way) -> list[float]:
     options = (*way.options, *(images if way is KEPT else ()))
     bounds = [f"{size}:{times}" for size, times in AGAIN.items()]
     python = str(paths.venv("mpich") / "bin" / "python")
-    words = ["--first", str(AGAIN_MIB + AGAIN_MIB // 50), *bounds]
+    # Images are written to the disk for seconds after they were taken.
+    words = ["--first", str(AGAIN_MIB + AGAIN_MIB // 50), "--times", str(AGAIN_IMAGES), "--wait", "5", *bounds]
     finished = process.run([str(paths.LANDBRIDGE), "run", "-n", "2", *options, "--", python, str(program), *words], LIMIT_S, {})
     rows = re.findall(r"^one way: (\d+) B: (\S+) us$", finished.output, re.M)
     images_taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", finished.output, re.M))
-    if not finished.ok or len(rows) != len(AGAIN) or images_taken != (4 if way is KEPT else 0):
+    if not finished.ok or len(rows) != len(AGAIN) or images_taken != (2 * AGAIN_IMAGES if way is KEPT else 0):
         why = finished.why or f"exit code {finished.code}, {images_taken} images"
         raise labs.Failed(f"{why}: {process.tail(finished.output, 4)}")
     return [float(micros) for _, micros in rows]
@@ -267,7 +268,7 @@ def section(result: dict) -> str:
         lines += ["", "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores.", ""]
         lines += table(result["kept"])
     if "again" in result:
-        lines += ["", f"**In memory that was in use before**, as in a job that takes images: two of each rank, and {AGAIN_MIB} MiB each before them.", ""]
+        lines += ["", f"**In memory that was in use before**, as in a job that takes images: {AGAIN_IMAGES} of each rank were, each after {AGAIN_MIB} MiB.", ""]
         lines += table(result["again"])
     if "ranks" in result:
         lines += ["", "**Many ranks** on the same two cores, which they share with their relay.", "", *crowd_table(result["ranks"])]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Two ranks send messages there and back, and rank 0 prints how long one way took, for each length.
 
-Before that they send much and wait, as often as they are told to: so much that images of both are taken (`checkpoint_log`), and
-what is kept is then kept in memory that was in use before.
+Before that they send much and wait, as often as they are told to: so much that images of both are taken (`checkpoint_log`). From
+the third one on what is kept lies in memory that was in use before.
 """
 
 import argparse
