@@ -11,6 +11,7 @@ import beside
 import checkpoint
 import datagrams
 import fairness
+import files
 import hop_cost
 import hotspots
 import integrity
@@ -28,7 +29,7 @@ PICTURES = paths.ROOT / "docs" / "pictures"
 # Modules with a `section`, some with a `picture` too.
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
 OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "beside": beside}
-OTHERS |= {"recovery": recovery, "checkpoint": checkpoint}
+OTHERS |= {"recovery": recovery, "checkpoint": checkpoint, "files": files}
 
 
 def write(names: list[str] | None = None) -> None:

@@ -28,6 +28,7 @@ import beside  # noqa: E402
 import checkpoint  # noqa: E402
 import datagrams  # noqa: E402
 import fairness  # noqa: E402
+import files  # noqa: E402
 import hop_cost  # noqa: E402
 import hops  # noqa: E402
 import hotspots  # noqa: E402
@@ -150,6 +151,7 @@ def jobs(options) -> dict:
     found["stall"] = lambda: stall.measure(stall.QUICK_CUTS if options.quick else stall.CUTS)
     found["recovery"] = lambda: recovery.measure(rounds, quick=options.quick)
     found["checkpoint"] = lambda: checkpoint.measure(rounds, quick=options.quick)
+    found["files"] = lambda: files.measure(rounds, quick=options.quick)
     found["streams"] = streams.quick if options.quick else streams.measure
     return found
 
