@@ -230,6 +230,7 @@ SYSTEM = [
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),
     ("recovery", "ranks that are killed come back"),
+    ("unrecorded", "killed ranks that print or send what nobody records, or have threads"),
     ("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost"),
     ("checkpoint", "ranks that are killed go on from images of them"),
     ("records", "ranks that read more of clocks and chance than a record of them holds"),

@@ -113,6 +113,19 @@ pub unsafe extern "C" fn getrandom(
     }
 }
 
+/// A number of `std::random_device`, whatever source the program has asked it for. The system's source is as good as any.
+pub unsafe extern "C" fn random_device(_: *const c_void, caller: usize) -> c_uint {
+    let mut number = [0_u8; size_of::<c_uint>()];
+    let mut filled = 0;
+    while filled < number.len() {
+        let rest = &mut number[filled..];
+        // SAFETY: writes the rest of a number.
+        let given = unsafe { getrandom(rest.as_mut_ptr().cast(), rest.len(), 0, caller) };
+        filled += usize::try_from(given).unwrap_or(0);
+    }
+    c_uint::from_ne_bytes(number)
+}
+
 pub unsafe extern "C" fn getentropy(buffer: *mut c_void, length: size_t, caller: usize) -> c_int {
     // SAFETY: as above.
     unsafe {
@@ -239,9 +252,19 @@ fn timespec_of(nanos: i64) -> timespec {
 /// One line on standard error, as the provider writes them.
 #[cold]
 pub fn say(text: fmt::Arguments<'_>) {
+    say_as("Warn", text);
+}
+
+/// The same of something that may well be right.
+#[cold]
+pub fn inform(text: fmt::Arguments<'_>) {
+    say_as("Info", text);
+}
+
+fn say_as(level: &str, text: fmt::Arguments<'_>) {
     // SAFETY: a plain system call.
     let me = unsafe { libc::getpid() };
-    write(format_args!("{LINE_MARK}[{me}]: Warn: {text}\n"));
+    write(format_args!("{LINE_MARK}[{me}]: {level}: {text}\n"));
 }
 
 fn write(text: fmt::Arguments<'_>) {

@@ -58,11 +58,21 @@ pub fn is_program(address: usize) -> bool {
     find(address)
 }
 
-#[cold]
-fn find(address: usize) -> bool {
+/// Whether a library of the network below the program reads, for any thread.
+pub fn belongs_to_transport(address: usize) -> bool {
+    library_of(address).is_transport
+}
+
+fn library_of(address: usize) -> Found {
     let mut found = Found { address, begin: 0, bytes: 0, is_transport: false };
     // SAFETY: `visit` is called with `found` before this call returns.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
+    found
+}
+
+#[cold]
+fn find(address: usize) -> bool {
+    let found = library_of(address);
     if let Some(free) = KNOWN.iter().find(|known| known.bytes.load(Relaxed) == 0) {
         free.begin.store(found.begin, Relaxed);
         free.is_transport.store(usize::from(found.is_transport), Relaxed);

@@ -38,6 +38,8 @@ in_front_of! {
     arc4random => answer::arc4random, "rdi", "x0";
     arc4random_buf => answer::arc4random_buf, "rdx", "x2";
     arc4random_uniform => answer::arc4random_uniform, "rsi", "x1";
+    // `std::random_device::_M_getval()` of libstdc++, which reads the processor's own generator.
+    _ZNSt13random_device9_M_getvalEv => answer::random_device, "rsi", "x1";
 }
 
 /// Runs when the program is loaded.
@@ -55,6 +57,12 @@ static AT_LOAD: extern "C" fn() = {
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_clocks_polls() -> *const Polls {
     own::polls().map_or(std::ptr::null(), |polls| polls)
+}
+
+/// For the provider: whether what this thread reads is recorded. 0: it is not.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_clocks_is_recorded_thread() -> c_int {
+    c_int::from(own::is_owner())
 }
 
 /// For the provider: lets go of the record for as long as an image of this process is taken. 0: it has none.

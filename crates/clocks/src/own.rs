@@ -16,7 +16,7 @@ use std::sync::atomic::{
 use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Place, Polls, Record};
 use landbridge_proto::recent::RECENT_AT;
 
-use crate::answer::say;
+use crate::answer::{inform, say};
 use crate::caller;
 
 /// Names of variables, from the agent.
@@ -31,6 +31,8 @@ static HAS_LOOKED: AtomicBool = AtomicBool::new(false);
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 /// For whom it is. It is written before [`OWNER`] and used by the owner alone.
 static MINE: Mine = Mine(UnsafeCell::new(MaybeUninit::uninit()));
+/// It was said that another thread reads as well.
+static IS_OTHER_TOLD: AtomicBool = AtomicBool::new(false);
 static HEAD: AtomicPtr<Head> = AtomicPtr::new(null_mut());
 /// The descriptor of the record, which stays open for programs that this process becomes.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
@@ -91,13 +93,38 @@ pub fn turn(from: usize) -> Option<Turn> {
         }
     }
     // SAFETY: the page stays.
-    let is_owner = unsafe { (*owner).load(Relaxed) } == this_thread();
-    if !is_owner || IS_BUSY.load(Relaxed) {
+    let recorded = unsafe { (*owner).load(Relaxed) };
+    if recorded != this_thread() {
+        note_other_thread(recorded, from);
+        return None;
+    }
+    if IS_BUSY.load(Relaxed) {
         return None;
     }
     IS_BUSY.store(true, Relaxed);
     let mut turn = Turn(());
     (caller::is_program(from) && !turn.record().is_full()).then_some(turn)
+}
+
+/// A thread that is not recorded reads; of a process that is, `recorded` is not 0. The user hears of the first such read of the
+/// program, while the process may come back.
+#[inline]
+fn note_other_thread(recorded: usize, from: usize) {
+    if recorded != 0 && !IS_OTHER_TOLD.load(Relaxed) {
+        tell_other_thread(from);
+    }
+}
+
+#[cold]
+fn tell_other_thread(from: usize) {
+    if caller::belongs_to_transport(from) || IS_OTHER_TOLD.swap(true, Relaxed) {
+        return;
+    }
+    inform(format_args!(
+        "a thread reads clocks or random numbers that are not recorded, for it is not the one that begins the program. \
+         If this process is killed and the thread's next answers decide what is sent or printed, the difference ends \
+         the job"
+    ));
 }
 
 /// Where polls are counted, if this process is recorded. A child has its parent's memory, but for the record.
@@ -222,7 +249,7 @@ unsafe fn put_at(descriptor: c_int, number: c_int) -> bool {
     }
 }
 
-fn is_owner() -> bool {
+pub fn is_owner() -> bool {
     // SAFETY: null, or a page that stays.
     let owner = unsafe { OWNER.load(Acquire).as_ref() };
     owner.is_some_and(|owner| owner.load(Relaxed) == this_thread())

@@ -27,7 +27,7 @@ use moved::{Adoption, Known, Moved, Spares, Talk};
 use order::{Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.

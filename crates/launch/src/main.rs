@@ -18,6 +18,7 @@ mod hosts;
 mod link;
 mod links;
 mod mpi;
+mod output_log;
 mod plan;
 mod pmi;
 mod ps;

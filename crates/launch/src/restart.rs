@@ -137,7 +137,7 @@ fn is_same_place(one: &Life, other: &Life) -> bool {
 }
 
 /// Whether a process ends so by what it does, and not by what is done to it.
-fn is_own_doing(ending: Ending) -> bool {
+pub fn is_own_doing(ending: Ending) -> bool {
     let own =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGFPE, libc::SIGILL, libc::SIGSYS];
     match ending {

@@ -28,6 +28,7 @@ struct Kept {
 }
 
 type Find = unsafe extern "C" fn() -> *const Polls;
+type IsRecorded = unsafe extern "C" fn() -> c_int;
 type StepAside = unsafe extern "C" fn() -> c_int;
 /// What the last one says of a descriptor that must stay open.
 const KEEPS: c_int = 2;
@@ -75,6 +76,17 @@ pub fn lack() -> Option<&'static str> {
             "this is not the process that the launcher has started, or its environment was emptied on the way"
         }
     })
+}
+
+/// Whether clocks that this thread reads are recorded, or nobody's are.
+pub fn is_of_recorded_thread() -> bool {
+    let Some((_, found)) = KEPT.get().zip(symbol(c"landbridge_clocks_is_recorded_thread")) else {
+        return true;
+    };
+    // SAFETY: the function is that library's, of this type.
+    let is_recorded = unsafe { std::mem::transmute::<NonNull<c_void>, IsRecorded>(found) };
+    // SAFETY: as above.
+    unsafe { is_recorded() != 0 }
 }
 
 /// The last intakes of this process, if it has a record.

@@ -5,7 +5,7 @@
 //! number), `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (which of
 //! them an endpoint uses), `port` (the engines a queue drives); and what a thread that waits does:
 //! `patience` (how long it polls) and `parking` (an engine behind its lock, and how a thread sleeps in it); `stack` is what
-//! the engine of a process works on that may be started anew.
+//! the engine of a process works on that may be started anew; `threads`: which threads call there.
 
 pub mod abi;
 pub mod arena;
@@ -29,6 +29,7 @@ pub mod resolve;
 pub mod sink;
 pub mod stack;
 pub mod sync;
+pub mod threads;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;

@@ -17,6 +17,7 @@ use crate::engine::{Engine, PARK_MILLIS, timespec};
 use crate::patience::{Advice, Patience};
 use crate::stack::{Stack, Top};
 use crate::sync::{Sleep, SpinLock};
+use crate::threads;
 
 /// One enabled endpoint's engine behind its lock, shared by the endpoint (which posts) and by the queues and counters bound
 /// to it (which drive it when they are read).
@@ -56,7 +57,12 @@ impl Port {
         match self.top {
             None => work(engine),
             // SAFETY: the stack lives as long as the port, and is that of whoever holds the engine's lock.
-            Some(top) => unsafe { top.run(|| work(engine)) },
+            Some(top) => unsafe {
+                top.run(|| {
+                    threads::note_call();
+                    work(engine)
+                })
+            },
         }
     }
 

@@ -1,8 +1,9 @@
 //! What a rank that is started anew has already said and heard: its questions to its process manager with their answers,
-//! and how much it has printed.
+//! and what it has printed.
 //!
-//! A new start asks the same questions in the same order and gets the same answers; what it prints again is swallowed. What our
-//! own libraries say in it (`marked`) differs from start to start, and is always shown.
+//! A new start asks the same questions in the same order and gets the same answers; what it prints again is compared with what
+//! was printed before, and not shown. What our own libraries and libfabric say in it (`marked`) differs from start to start, and
+//! is always shown.
 //! Every start is remembered: whether there is another one is decided by that (`restart`).
 
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::marked::{Marked, Part};
 use crate::control::moved::{Exchange, Moving};
 use crate::control::{Ending, Stream};
+use crate::output_log::{Divergence, OutputReplay, Position, Replayed};
 use crate::pmi::server::Stage;
 use crate::restart::{self, Life, Place};
 
@@ -39,10 +41,16 @@ pub struct Again {
     asked: usize,
     /// Bytes of all exchanges. Beyond the bound nothing is kept.
     exchanged_bytes: usize,
-    /// Bytes printed on standard output and error, by any start;
-    printed: [u64; 2],
-    /// and by this one.
-    repeated: [u64; 2],
+    /// Standard output and error: what any start has printed, and where the present one is.
+    outputs: [OutputReplay; 2],
+    /// The present start has printed something else than those before it. Nothing of its output is shown from then on.
+    has_diverged: bool,
+    /// All that was printed before the furthest look for messages is known. It is not where a node was lost, until the rank has
+    /// looked for messages as often again.
+    is_output_known: bool,
+    /// How often the present start had looked for messages as it last printed on standard error, and the length of that stream
+    /// when that number was new: what came since may be last words.
+    quiet: (u64, u64),
     /// Its looks for messages before this start.
     looks_before: u64,
     /// Standard error.
@@ -80,6 +88,19 @@ pub enum Asked {
     Other { before: String },
 }
 
+/// What comes of something that was printed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Print {
+    /// The program has not printed it before.
+    New(Vec<u8>),
+    /// As well, in the place of so many bytes, from this one on: last words of an earlier start, which do not come again.
+    Other { new: Vec<u8>, from: u64, gone: u64 },
+    /// Our libraries have said it.
+    Own(Vec<u8>),
+    /// It is not what was printed before; this is for the user.
+    Diverged(String),
+}
+
 impl Again {
     /// Its first start begins.
     pub fn new(now: Instant) -> Again {
@@ -87,8 +108,10 @@ impl Again {
             exchanges: Vec::new(),
             asked: 0,
             exchanged_bytes: 0,
-            printed: [0, 0],
-            repeated: [0, 0],
+            outputs: Default::default(),
+            has_diverged: false,
+            is_output_known: true,
+            quiet: (0, 0),
             looks_before: 0,
             marked: Marked::default(),
             stage: Stage::Silent,
@@ -112,7 +135,8 @@ impl Again {
             looks_before: looks.map_or(0, |looks| looks.furthest),
             exchanged_bytes: from.exchanges.iter().map(Exchange::bytes).sum(),
             exchanges: from.exchanges.clone(),
-            printed: from.printed,
+            outputs: from.outputs.clone().map(OutputReplay::adopted),
+            is_output_known: false,
             starts: from.starts,
             moves: from.moves,
             is_away: true,
@@ -126,11 +150,6 @@ impl Again {
         self.moves * STARTS_PER_NODE + self.starts
     }
 
-    /// Bytes printed by any start, on both streams.
-    pub fn printed(&self) -> u64 {
-        self.printed.iter().sum()
-    }
-
     /// It wants the job to end.
     pub fn abort(&mut self) {
         self.has_aborted = true;
@@ -138,6 +157,7 @@ impl Again {
 
     /// Its present process has ended; all that it has had, this one last.
     pub fn end(&mut self, ending: Ending, looks: Option<Looks>, now: Instant) -> &[Life] {
+        self.note_last_words(ending, looks);
         let [first, present] = self.began;
         let place = self.place(looks);
         let (began, lasted) = (present - first, now - present);
@@ -149,7 +169,20 @@ impl Again {
     /// How far its present process is.
     fn place(&self, looks: Option<Looks>) -> Place {
         let looked = looks.map_or(0, |looks| looks.present);
-        Place { asked: self.asked, printed: self.repeated.iter().sum(), looked }
+        let printed = self.outputs.iter().map(|output| output.at().bytes).sum();
+        Place { asked: self.asked, printed, looked }
+    }
+
+    /// A process that has ended by an error of its own may have said so on standard error, which the next start does not repeat.
+    /// SIGKILL and its like leave no time for words.
+    fn note_last_words(&mut self, ending: Ending, looks: Option<Looks>) {
+        let has_words = ending != Ending::Exited(0) && restart::is_own_doing(ending);
+        let error = &mut self.outputs[1];
+        let (looked, from) = self.quiet;
+        let is_last = looks.is_some_and(|looks| looks.present > 0 && looks.present == looked);
+        if has_words && is_last && !error.is_behind() {
+            error.set_last_words(from);
+        }
     }
 
     /// How long it has not come further on its way back, if that is too long. Who computes, or waits for others, is seen to look for
@@ -180,7 +213,10 @@ impl Again {
     pub fn begin(&mut self, looks: Option<Looks>, now: Instant) {
         self.began[1] = now;
         self.further = (Place::default(), 0, now);
-        (self.asked, self.repeated) = (0, [0, 0]);
+        self.asked = 0;
+        self.outputs.iter_mut().for_each(|output| output.begin_at(Position::default()));
+        self.marked = Marked::default();
+        self.quiet = (0, 0);
         self.looks_before = looks.map_or(0, |looks| looks.furthest);
         (self.stage, self.has_last_word) = (Stage::Silent, false);
         self.starts += 1;
@@ -194,13 +230,15 @@ impl Again {
     }
 
     /// The present start did not begin with the program, but where it stood like this.
-    pub fn begin_at(&mut self, asked: usize, stage: Stage, printed: [u64; 2]) {
-        (self.asked, self.stage, self.repeated) = (asked, stage, printed);
+    pub fn begin_at(&mut self, asked: usize, stage: Stage, printed: [Position; 2]) {
+        (self.asked, self.stage) = (asked, stage);
+        self.outputs.iter_mut().zip(printed).for_each(|(output, at)| output.begin_at(at));
+        self.marked = Marked::new(self.outputs[1].is_line_start());
     }
 
-    /// What the present start has asked, how far it has come by that, and how much it has printed.
-    pub fn standing(&self) -> (usize, Stage, [u64; 2]) {
-        (self.asked, self.stage, self.repeated)
+    /// What the present start has asked, how far it has come by that, and where in its output it is.
+    pub fn standing(&self) -> (usize, Stage, [Position; 2]) {
+        (self.asked, self.stage, self.outputs.each_ref().map(OutputReplay::at))
     }
 
     /// How far its present process has come with its process manager.
@@ -215,10 +253,11 @@ impl Again {
 
     /// Whether it has asked, printed and looked for again all that was before; said once for each start.
     pub fn returns(&mut self, looks: Option<Looks>) -> bool {
-        let mut streams = self.repeated.iter().zip(&self.printed);
+        let looks_less = looks.is_some_and(|looks| looks.present < self.looks_before);
         let is_behind = self.asked < self.exchanges.len()
-            || streams.any(|(is, was)| is < was)
-            || looks.is_some_and(|looks| looks.present < self.looks_before);
+            || self.outputs.iter().any(OutputReplay::is_behind)
+            || looks_less;
+        self.is_output_known |= looks.is_some() && !looks_less;
         let was_away = self.is_away;
         self.is_away &= is_behind;
         was_away && !is_behind
@@ -275,39 +314,71 @@ impl Again {
         self.exchanged_bytes > EXCHANGED_BYTES_MAX
     }
 
-    /// What of these bytes is to be shown: what has not been printed before, and what our own libraries say.
-    pub fn print(&mut self, stream: Stream, bytes: Vec<u8>) -> Vec<u8> {
+    /// What comes of these bytes, which the present start has printed after so many looks for messages.
+    pub fn print(&mut self, stream: Stream, bytes: &[u8], looks: Option<Looks>) -> Vec<Print> {
         if stream == Stream::Stdout {
-            return self.show(stream, &bytes);
+            return Vec::from_iter(self.compare(stream, bytes, looks));
         }
-        let parts = self.marked.split(&bytes);
-        parts.into_iter().flat_map(|part| self.show_part(part)).collect()
+        let parts = self.marked.split(bytes);
+        parts.into_iter().filter_map(|part| self.print_part(part, looks)).collect()
     }
 
-    /// Nothing more comes from the present process: what is still to be shown on standard error.
-    pub fn end_of_print(&mut self) -> Vec<u8> {
-        self.marked.end().map_or(Vec::new(), |part| self.show_part(part))
+    /// The present process has ended or stands still, so no line of a library is under way: what comes of the rest.
+    pub fn end_of_print(&mut self, looks: Option<Looks>) -> Option<Print> {
+        self.marked.end().and_then(|part| self.print_part(part, looks))
     }
 
-    fn show_part(&mut self, part: Part) -> Vec<u8> {
+    fn print_part(&mut self, part: Part, looks: Option<Looks>) -> Option<Print> {
         match part {
-            Part::Program(bytes) => self.show(Stream::Stderr, &bytes),
-            Part::Own(line) => line,
+            Part::Program(bytes) => self.compare(Stream::Stderr, &bytes, looks),
+            Part::Own(line) => Some(Print::Own(line)),
             Part::LastWord => {
                 self.has_last_word = true;
-                Vec::new()
+                None
             }
         }
     }
 
-    /// What of these bytes has not been printed before.
-    fn show(&mut self, stream: Stream, bytes: &[u8]) -> Vec<u8> {
-        let place = usize::from(stream == Stream::Stderr);
-        let start = self.repeated[place];
-        self.repeated[place] += bytes.len() as u64;
-        let known = self.printed[place].saturating_sub(start).min(bytes.len() as u64);
-        self.printed[place] = self.printed[place].max(self.repeated[place]);
-        bytes[known as usize..].to_vec()
+    /// The program has printed this.
+    fn compare(&mut self, stream: Stream, bytes: &[u8], looks: Option<Looks>) -> Option<Print> {
+        if self.has_diverged || bytes.is_empty() {
+            return None;
+        }
+        let output = &mut self.outputs[usize::from(stream == Stream::Stderr)];
+        let present = looks.map_or(0, |looks| looks.present);
+        if stream == Stream::Stderr && present != self.quiet.0 {
+            self.quiet = (present, output.log().end().bytes);
+        }
+        // It is read later than it was printed, so the number of looks is not too small.
+        let is_early = self.is_output_known && looks.is_some() && present < self.looks_before;
+        let outcome = output.print(bytes);
+        let divergence = match outcome {
+            Ok(Replayed { new, .. }) if new.is_empty() => return None,
+            Ok(Replayed { new, cut: Some((from, end)) }) => {
+                return Some(Print::Other { new, from, gone: end - from });
+            }
+            Ok(Replayed { new, .. }) if is_early => output.more(&new),
+            Ok(Replayed { new, .. }) => return Some(Print::New(new)),
+            Err(divergence) => divergence,
+        };
+        self.has_diverged = true;
+        Some(Print::Diverged(self.told(stream, &divergence)))
+    }
+
+    /// Its process has ended as it wanted. What the user reads if it has not printed all that was printed before.
+    pub fn left_out(&self) -> Option<String> {
+        let streams = [Stream::Stdout, Stream::Stderr].into_iter().zip(&self.outputs);
+        let mut divergences =
+            streams.filter_map(|(stream, output)| Some((stream, output.end().err()?)));
+        divergences.next().filter(|_| !self.has_diverged).map(|(stream, it)| self.told(stream, &it))
+    }
+
+    fn told(&self, stream: Stream, divergence: &Divergence) -> String {
+        let name = ["standard output", "standard error"][usize::from(stream == Stream::Stderr)];
+        format!(
+            "does not repeat in incarnation {} what was printed before: on {name} {divergence}",
+            self.starts
+        )
     }
 }
 
@@ -357,24 +428,24 @@ mod tests {
         let mut again = Again::new(Instant::now());
         assert!(!again.returns(looks(9, 9)), "it has never been away");
         again.ask("a");
-        again.print(Stream::Stdout, b"abc".to_vec());
-        again.print(Stream::Stderr, b"x".to_vec());
+        again.print(Stream::Stdout, b"abc", looks(9, 9));
+        again.print(Stream::Stderr, b"x", looks(9, 9));
         assert_eq!(again.percent(looks(9, 9)), None);
         again.begin(looks(200, 200), Instant::now());
         assert_eq!(again.percent(looks(200, 0)), None, "it has not begun");
-        again.print(Stream::Stdout, b"abcd".to_vec());
+        again.print(Stream::Stdout, b"abc", looks(200, 50));
         again.ask("a");
         assert!(!again.returns(looks(200, 86)));
         assert_eq!((again.percent(looks(200, 86)), again.percent(None)), (Some(43), None));
-        again.print(Stream::Stderr, b"x".to_vec());
+        again.print(Stream::Stderr, b"x", looks(200, 86));
         assert!(!again.returns(looks(200, 199)) && again.is_away());
         assert!(again.returns(looks(200, 200)) && !again.returns(looks(200, 200)));
         assert_eq!(again.percent(looks(201, 201)), None);
         again.begin(None, Instant::now());
         again.ask("a");
-        again.print(Stream::Stdout, b"abcd".to_vec());
+        again.print(Stream::Stdout, b"abc", None);
         assert!(!again.returns(None));
-        again.print(Stream::Stderr, b"x".to_vec());
+        again.print(Stream::Stderr, b"x", None);
         assert!(again.returns(None), "where nobody counts looks");
     }
 
@@ -384,11 +455,11 @@ mod tests {
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut again = Again::new(now);
         again.ask(INIT);
-        again.print(Stream::Stdout, b"abc".to_vec());
+        again.print(Stream::Stdout, b"abc", None);
         let killed = Ending::Killed(9);
         assert_eq!(again.end(killed, looks(5, 5), later(2)).len(), 1);
         again.begin(looks(5, 5), later(3));
-        again.print(Stream::Stderr, b"x\x1elandbridge cannot go on\n".to_vec());
+        again.print(Stream::Stderr, b"x\x1elandbridge cannot go on\n", looks(5, 5));
         let lives = again.end(Ending::Exited(3), looks(5, 4), later(7));
         let place = |asked, printed, looked| Place { asked, printed, looked };
         assert_eq!(lives[0].place, place(1, 3, 5));
@@ -443,20 +514,93 @@ mod tests {
         assert_eq!(again.stage(), Stage::Joined);
     }
 
+    fn new(bytes: &[u8]) -> Vec<Print> {
+        vec![Print::New(bytes.to_vec())]
+    }
+
     #[test]
     fn nothing_is_printed_twice() {
         let mut again = Again::new(Instant::now());
-        assert_eq!(again.print(Stream::Stdout, b"abc".to_vec()), b"abc");
+        assert_eq!(again.print(Stream::Stdout, b"abc", None), new(b"abc"));
         again.begin(None, Instant::now());
-        assert_eq!(again.print(Stream::Stdout, b"ab".to_vec()), b"");
-        assert_eq!(again.print(Stream::Stdout, b"cde".to_vec()), b"de");
-        assert_eq!(again.print(Stream::Stderr, b"f".to_vec()), b"f");
+        assert_eq!(again.print(Stream::Stdout, b"ab", None), []);
+        assert_eq!(again.print(Stream::Stdout, b"cde", None), new(b"de"));
+        assert_eq!(again.print(Stream::Stderr, b"f", None), new(b"f"));
+    }
+
+    /// The one line for the user.
+    fn diverged(prints: &[Print]) -> &str {
+        let [Print::Diverged(text)] = prints else { panic!("{prints:?}") };
+        text
+    }
+
+    #[test]
+    fn another_line_ends_it_and_nothing_more_is_shown() {
+        let mut again = Again::new(Instant::now());
+        again.print(Stream::Stdout, b"one\nx = 1\n", looks(5, 5));
+        again.begin(looks(5, 5), Instant::now());
+        let prints = again.print(Stream::Stdout, b"one\nx = 2\nthree\n", looks(5, 3));
+        let expected = "does not repeat in incarnation 1 what was printed before: on standard output line 2 is \
+                        \"x = 2\", and was \"x = 1\"";
+        assert_eq!(diverged(&prints), expected);
+        assert_eq!(again.print(Stream::Stdout, b"four\n", looks(9, 9)), []);
+        let own = again.print(Stream::Stderr, b"x\n\x1elandbridge[1]: x\n", looks(9, 9));
+        assert_eq!(own, [Print::Own(b"landbridge[1]: x\n".to_vec())]);
+    }
+
+    #[test]
+    fn a_line_too_many_or_too_few_ends_it_as_well() {
+        let mut again = Again::new(Instant::now());
+        again.print(Stream::Stdout, b"one\n", looks(5, 5));
+        again.begin(looks(5, 5), Instant::now());
+        assert!(again.left_out().unwrap().contains("on standard output it ended after 0 bytes"));
+        assert_eq!(again.print(Stream::Stdout, b"one\n", looks(5, 2)), []);
+        assert_eq!(again.left_out(), None);
+        let prints = again.print(Stream::Stdout, b"two\n", looks(5, 4));
+        assert!(
+            diverged(&prints).contains("line 2 is \"two\", and there was nothing"),
+            "{prints:?}"
+        );
+        // What a lost node has not told may come.
+        let ranks = Moving { starts: 1, ..Moving::default() };
+        let mut adopted = Again::adopted(&ranks, looks(5, 5), Instant::now());
+        assert_eq!(adopted.print(Stream::Stdout, b"one\n", looks(5, 2)), new(b"one\n"));
+        adopted.returns(looks(5, 5));
+        adopted.begin(looks(5, 5), Instant::now());
+        assert_eq!(adopted.print(Stream::Stdout, b"one\n", looks(5, 2)), []);
+        diverged(&adopted.print(Stream::Stdout, b"two\n", looks(5, 2)));
+    }
+
+    #[test]
+    fn what_an_error_says_last_need_not_come_again() {
+        let say = |ending, after| {
+            let mut again = Again::new(Instant::now());
+            again.print(Stream::Stderr, b"one\n", looks(3, 3));
+            again.print(Stream::Stderr, b"Traceback\n", looks(5, 5));
+            again.end(ending, looks(5, after), Instant::now());
+            again.begin(looks(5, 0), Instant::now());
+            again.print(Stream::Stderr, b"one\ntwo\n", looks(6, 5))
+        };
+        let other = || vec![Print::Other { new: b"two\n".to_vec(), from: 4, gone: 10 }];
+        assert_eq!(say(Ending::Exited(1), 5), other());
+        assert_eq!(say(Ending::Killed(libc::SIGSEGV), 5), other());
+        // It has looked for messages since, or had no time for words.
+        for (ending, after) in [(Ending::Exited(1), 6), (Ending::Killed(libc::SIGKILL), 5)] {
+            diverged(&say(ending, after));
+        }
     }
 
     #[test]
     fn what_our_libraries_say_is_always_shown_and_shifts_nothing() {
         let mut again = Again::new(Instant::now());
-        let said = |again: &mut Again, bytes: &[u8]| again.print(Stream::Stderr, bytes.to_vec());
+        let said = |again: &mut Again, bytes: &[u8]| {
+            let prints = again.print(Stream::Stderr, bytes, None);
+            let bytes = prints.into_iter().map(|print| match print {
+                Print::New(bytes) | Print::Own(bytes) => bytes,
+                other => panic!("{other:?}"),
+            });
+            bytes.collect::<Vec<_>>().concat()
+        };
         let line = |pid: &str| format!("landbridge[{pid}]: Info: x\n").into_bytes();
         let marked = |pid: &str| [b"\x1e", &line(pid)[..]].concat();
         assert_eq!(
@@ -468,6 +612,6 @@ mod tests {
         assert_eq!(said(&mut again, &marked("23")), line("23"), "one more than before");
         assert_eq!(said(&mut again, b"one\ntwo\n"), b"two\n");
         assert_eq!(said(&mut again, b"three\x1e"), b"three");
-        assert_eq!(again.end_of_print(), b"\x1e");
+        assert_eq!(again.end_of_print(None), new(b"\x1e").pop());
     }
 }

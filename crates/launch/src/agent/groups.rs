@@ -250,7 +250,10 @@ impl Agent {
                 }
                 true
             }
-            Decision::Over => false,
+            Decision::Over => {
+                self.check_output(index);
+                false
+            }
             Decision::GiveUp(why) => {
                 let text = restart::told(rank.rank, lives, limits, &why);
                 if matches!(why, Why::CannotGoOn | Why::CutOff) {
@@ -271,6 +274,8 @@ impl Agent {
         if old.again.as_ref().is_some_and(Again::has_asked_too_much) {
             bail!("it has asked its process manager more than is kept");
         }
+        // What its children may still print belongs to no incarnation.
+        old.close_output();
         let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
         old.again.iter_mut().for_each(|again| again.begin(looks, Instant::now()));
         Ok(())

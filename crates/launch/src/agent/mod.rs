@@ -575,8 +575,8 @@ impl Agent {
             Message::Known(known) => self.wards.handle_known(*known),
             Message::Name { rank, .. } | Message::Spawn { rank, .. }
                 if self.was_asked_before(index, rank) => {}
-            Message::Output { rank, stream, own, .. } => {
-                self.wards.handle_print(rank, stream, own);
+            Message::Output { rank, stream, ref bytes, own } => {
+                self.keep_print(rank, stream, bytes, own);
                 self.parent.send(&message);
             }
             Message::Image { rank, number, .. } => {

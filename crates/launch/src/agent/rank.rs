@@ -241,6 +241,11 @@ impl LocalRank {
         self.stdout.iter().chain(&self.stderr).map(AsFd::as_fd)
     }
 
+    /// Nothing more of what comes there is read.
+    pub fn close_output(&mut self) {
+        (self.stdout, self.stderr) = (None, None);
+    }
+
     /// Reads what the rank has printed: a few pieces, or `everything` its pipes hold.
     pub fn read_output(&mut self, everything: bool, mut take: impl FnMut(Stream, Vec<u8>)) {
         let pieces = if everything { PIECES_OF_A_PIPE } else { PIECES_PER_TURN };

@@ -3,50 +3,101 @@
 //! What may never happen: something that was printed is on its way before what it follows from (`spares`).
 
 use super::Agent;
+use super::again::{Again, Print};
 use super::input::KEPT_BYTES_MAX;
+use crate::control::moved::Talk;
 use crate::control::{Message, Stream};
+use crate::sys;
 
 impl Agent {
     pub(super) fn handle_output(&mut self, index: usize) {
         // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
         let rank = &self.ranks[index];
         let has_ended = rank.ending.is_some() && !rank.reported;
-        self.show_output(index, has_ended, has_ended);
+        self.show_output(index, has_ended);
     }
 
     /// All that is in the pipes of a rank that stands still.
     pub(super) fn read_all_output(&mut self, index: usize) {
-        self.show_output(index, true, false);
+        self.show_output(index, true);
     }
 
-    fn show_output(&mut self, index: usize, everything: bool, has_ended: bool) {
+    /// `everything`: the rank has ended, or stands still.
+    fn show_output(&mut self, index: usize, everything: bool) {
         let rank = &mut self.ranks[index];
-        let number = rank.rank;
-        let mut shown = Vec::new();
-        let mut again = rank.again.take();
-        let mut show = |stream, bytes: Vec<u8>, own: u64| {
-            if !bytes.is_empty() {
-                shown.push(Message::Output { rank: number, stream, bytes, own: own as u32 });
-            }
+        let Some(mut again) = rank.again.take() else {
+            let number = rank.rank;
+            let parent = &mut self.parent;
+            return rank.read_output(everything, |stream, bytes| {
+                parent.send(&Message::Output { rank: number, stream, bytes, own: 0 });
+            });
         };
-        rank.read_output(everything, |stream, bytes| match &mut again {
-            Some(again) => {
-                let before = again.printed();
-                let shown = again.print(stream, bytes);
-                show(stream, shown, again.printed() - before);
-            }
-            None => show(stream, bytes, 0),
+        let mut prints = Vec::new();
+        let clocks = rank.clocks.clone();
+        let looks = || clocks.as_ref().map(|clocks| clocks.looks());
+        rank.read_output(everything, |stream, bytes| {
+            let came = again.print(stream, &bytes, looks());
+            prints.extend(came.into_iter().map(|print| (stream, print)));
         });
-        if let (Some(again), true) = (&mut again, has_ended) {
-            let before = again.printed();
-            let shown = again.end_of_print();
-            show(Stream::Stderr, shown, again.printed() - before);
+        if everything {
+            let last = again.end_of_print(looks());
+            prints.extend(last.map(|print| (Stream::Stderr, print)));
         }
-        rank.again = again;
-        if !shown.is_empty() {
+        rank.again = Some(again);
+        if !prints.is_empty() {
             self.tell_known(index);
         }
-        shown.iter().for_each(|message| self.parent.send(message));
+        prints.into_iter().for_each(|(stream, print)| self.show(index, stream, print));
+    }
+
+    fn show(&mut self, index: usize, stream: Stream, print: Print) {
+        let rank = self.ranks[index].rank;
+        let (bytes, is_own) = match print {
+            Print::New(bytes) => (bytes, false),
+            Print::Own(bytes) => (bytes, true),
+            Print::Other { new, from, gone } => {
+                self.tell_last_words(rank, from, gone);
+                (new, false)
+            }
+            Print::Diverged(text) => {
+                // Whatever it does now may be wrong.
+                let rank = &mut self.ranks[index];
+                rank.again.iter_mut().for_each(Again::abort);
+                if rank.ending.is_none() {
+                    sys::kill_group(rank.pid, libc::SIGKILL);
+                }
+                let text = format!("rank {} {text}", rank.rank);
+                return self.fail(text);
+            }
+        };
+        let own = if is_own { 0 } else { bytes.len() as u32 };
+        self.parent.send(&Message::Output { rank, stream, bytes, own });
+    }
+
+    fn tell_last_words(&mut self, rank: u32, from: u64, gone: u64) {
+        if self.is_ward() {
+            self.parent.send(&Message::Talk(Box::new(Talk::LastWords { rank, from })));
+        }
+        let text = format!(
+            "rank {rank} does not print again the last {gone} bytes that it printed on standard error before it ended by an \
+             error: they count as its last words"
+        );
+        self.parent.send(&Message::Note { text });
+    }
+
+    /// What a rank of an agent below has printed, where the rank may have to go on elsewhere.
+    pub(super) fn keep_print(&mut self, rank: u32, stream: Stream, bytes: &[u8], own: u32) {
+        if own > 0 && self.may_move() && self.has_spares() {
+            self.wards.handle_print(rank, stream, bytes);
+        }
+    }
+
+    /// A rank has ended as it wanted: it has printed all that earlier starts of it have.
+    pub(super) fn check_output(&mut self, index: usize) {
+        let rank = &self.ranks[index];
+        if let Some(text) = rank.again.as_ref().and_then(Again::left_out) {
+            self.fail(format!("rank {} {text}", rank.rank));
+        }
     }
 
     pub(super) fn deliver_stdin(&mut self, bytes: Vec<u8>) {

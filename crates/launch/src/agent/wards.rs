@@ -1,5 +1,5 @@
 //! What an agent keeps of the ranks of the agents below it, so that they can go on elsewhere: what they have said to their process
-//! manager with the answers, how much they have printed, how often they have been started.
+//! manager with the answers, what they have printed, how often they have been started.
 //!
 //! Pure. What the agents below say enters, in their order; a [`Moving`] for each rank leaves. All that others have seen of a rank
 //! came after what is kept here.
@@ -28,6 +28,7 @@ use landbridge_proto::recent::RECENT_MAX;
 use super::again::{EXCHANGED_BYTES_MAX, STARTS_PER_NODE};
 use crate::control::moved::{Exchange, Known, Moving, Talk};
 use crate::control::{Ending, Stream};
+use crate::output_log::OutputLog;
 use crate::pmi::server::{Stage, barrier_out};
 use crate::pmi::wire::{Command, is_answered_later};
 use crate::restart::{Life, Place};
@@ -126,6 +127,9 @@ impl Wards {
             }
             Talk::Images { rank, images } => self.of(rank).kept.images = images,
             Talk::Ended { rank, life } => self.of(rank).kept.lives.push(life),
+            Talk::LastWords { rank, from } => {
+                self.of(rank).kept.outputs[1].cut(from);
+            }
             // Something is to be done about it.
             Talk::Unstartable { .. } => {}
         }
@@ -163,9 +167,9 @@ impl Wards {
         ranks.iter().filter_map(|rank| self.ranks.get(rank)).map(|ward| ward.exchanged_bytes).sum()
     }
 
-    /// It has printed so many bytes more.
-    pub fn handle_print(&mut self, rank: u32, stream: Stream, bytes: u32) {
-        self.of(rank).kept.printed[usize::from(stream == Stream::Stderr)] += u64::from(bytes);
+    /// It has printed this, which is new.
+    pub fn handle_print(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
+        self.of(rank).kept.outputs[usize::from(stream == Stream::Stderr)].append(bytes);
     }
 
     pub fn handle_start(&mut self, rank: u32, start: u32, now: Instant) {
@@ -225,7 +229,8 @@ impl Wards {
             (kept.age, ward.began) = (now - first, Some([first, now]));
             (kept.rank, kept.starts, kept.moves) = (rank, kept.starts + 1, kept.moves + 1);
             settle(&mut kept.exchanges, released);
-            moving.push(kept.clone());
+            let outputs = kept.outputs.each_ref().map(OutputLog::for_move);
+            moving.push(Moving { outputs, ..kept.clone() });
         }
         moving
     }
@@ -262,8 +267,8 @@ impl Ward {
 /// How its last process has ended: that it was killed is as good as known.
 fn lost_with_its_node(kept: &Moving, [first, present]: [Instant; 2], now: Instant) -> Life {
     let questions = kept.exchanges.iter().map(|exchange| exchange.question.as_str());
-    let place =
-        Place { asked: kept.exchanges.len(), printed: kept.printed.iter().sum(), looked: 0 };
+    let printed = kept.outputs.iter().map(|output| output.end().bytes).sum();
+    let place = Place { asked: kept.exchanges.len(), printed, looked: 0 };
     Life {
         began: present - first,
         lasted: now - present,
@@ -333,8 +338,10 @@ mod tests {
         wards.handle_talk(asked(4, "cmd=put kvsname=k key=a value=1\n"));
         wards.handle_talk(heard(4, "cmd=put_result rc=0\n"));
         wards.handle_talk(asked(4, BARRIER));
-        wards.handle_print(4, Stream::Stderr, 3);
-        wards.handle_print(4, Stream::Stderr, 4);
+        for text in ["abc", "defgh"] {
+            wards.handle_print(4, Stream::Stderr, text.as_bytes());
+        }
+        wards.handle_talk(Talk::LastWords { rank: 4, from: 7 });
         let now = Instant::now();
         wards.handle_start(4, 0, now);
         wards.handle_start(4, 2, now + Duration::from_secs(2));
@@ -349,7 +356,10 @@ mod tests {
         assert_eq!(wards.next_first_start(4), STARTS_PER_NODE);
         let moving = wards.release(4..6, 0, now + Duration::from_secs(5));
         let [one] = &moving[..] else { panic!("{moving:?}") };
-        assert_eq!((one.rank, one.starts, one.moves, one.printed), (4, 3, 1, [0, 7]));
+        let mut printed = OutputLog::default();
+        printed.append(b"abcdefg");
+        assert_eq!((one.rank, one.starts, one.moves), (4, 3, 1));
+        assert_eq!(one.outputs, [OutputLog::default(), printed]);
         assert_eq!(one.age, Duration::from_secs(5));
         let life = one.lives[0];
         assert_eq!((life.began, life.lasted), (Duration::from_secs(2), Duration::from_secs(3)));

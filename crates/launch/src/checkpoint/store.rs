@@ -20,6 +20,7 @@ use super::criu::{DUMP_LOG, Ends, RESTORE_LOG};
 use super::files;
 use super::pack::{Entry, hex};
 use crate::control::moved::Whereabouts;
+use crate::output_log::Position;
 use crate::pmi::server::Stage;
 
 pub(super) const MANIFEST: &str = "manifest";
@@ -39,8 +40,8 @@ pub struct Standing {
     /// Questions to its process manager.
     pub asked: usize,
     pub stage: Stage,
-    /// Bytes on standard output and error.
-    pub printed: [u64; 2],
+    /// In its standard output and error.
+    pub printed: [Position; 2],
     /// Bytes of standard input.
     #[serde(default)]
     pub read: u64,

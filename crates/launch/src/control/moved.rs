@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::output_log::OutputLog;
 use crate::pmi::kvs::Delta;
 use crate::restart::Life;
 
@@ -22,6 +23,8 @@ pub enum Talk {
     Images { rank: u32, images: Vec<Whereabouts> },
     /// It cannot be started anew on its node, which is no fault of its own: may it go on on another one?
     Unstartable { rank: u32, why: String },
+    /// What it has printed on standard error from this byte on were last words: they count no more.
+    LastWords { rank: u32, from: u64 },
     /// A process of it has ended, and there is another one.
     Ended { rank: u32, life: Life },
 }
@@ -76,8 +79,8 @@ pub struct Moving {
     pub starts: u32,
     /// And how often on another node.
     pub moves: u32,
-    /// Bytes that it has printed on standard output and error.
-    pub printed: [u64; 2],
+    /// What it has printed on standard output and error.
+    pub outputs: [OutputLog; 2],
     pub exchanges: Vec<Exchange>,
     /// Its images that can be found from elsewhere, oldest first.
     #[serde(default)]

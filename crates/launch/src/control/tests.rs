@@ -1,6 +1,7 @@
 //! Every message, whole, in pieces and broken.
 
 use super::*;
+use crate::output_log::OutputLog;
 use crate::restart::Life;
 
 fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
@@ -214,8 +215,10 @@ fn adoption() -> Adoption {
         place: crate::restart::Place { asked: 1, printed: 2, looked: 3 },
     };
     let (lives, age) = (vec![life, life], Duration::from_secs(70));
-    let (printed, rank, starts, moves) = ([1 << 40, 7], 4, 2, 1);
-    let one = moved::Moving { rank, starts, moves, printed, exchanges, lives, age, images };
+    let (rank, starts, moves) = (4, 2, 1);
+    let mut outputs = [OutputLog::default(), OutputLog::default()];
+    outputs[1].append(b"two\nlines \"\x00\xff\\");
+    let one = moved::Moving { rank, starts, moves, outputs, exchanges, lives, age, images };
     let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
     Adoption { has_reached: true, keys, ranks: vec![one, moved::Moving::default()] }
 }

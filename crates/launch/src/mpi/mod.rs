@@ -135,6 +135,25 @@ fn check_ways(environment: &Environment) -> Result<()> {
             );
         }
     }
+    check_progress_thread(environment)
+}
+
+/// Names under which MPICH looks for its setting of a progress thread.
+const PROGRESS_THREAD: [&str; 3] =
+    ["MPIR_CVAR_ASYNC_PROGRESS", "MPIR_PARAM_ASYNC_PROGRESS", "MPICH_ASYNC_PROGRESS"];
+
+/// A progress thread polls for messages at moments of its own choice, which no determinant records.
+fn check_progress_thread(environment: &Environment) -> Result<()> {
+    for name in PROGRESS_THREAD {
+        let value = variable(environment, name);
+        let text = value.to_string_lossy().to_ascii_lowercase();
+        if !["", "0", "no", "false", "off", "disable"].contains(&text.as_str()) {
+            bail!(
+                "--recover needs {name}=0, and it is {}: unset it, or start without --recover",
+                value.display()
+            );
+        }
+    }
     Ok(())
 }
 
@@ -327,6 +346,19 @@ mod tests {
         {
             let why = check_ways(&environment(&[(name, value)])).unwrap_err().to_string();
             assert!(why.contains(&format!("--recover needs {name}=")), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_progress_thread_is_refused_with_recover_under_each_of_its_names() {
+        for name in PROGRESS_THREAD {
+            for value in ["1", "yes", "TRUE", "on", "2"] {
+                let why = check_ways(&environment(&[(name, value)])).unwrap_err().to_string();
+                assert!(why.contains(&format!("needs {name}=0, and it is {value}")), "{why}");
+            }
+            for value in ["", "0", "no", "False", "OFF"] {
+                assert!(check_ways(&environment(&[(name, value)])).is_ok(), "{value}");
+            }
         }
     }
 

@@ -1,0 +1,134 @@
+//! Which threads of a recorded process call MPI.
+//!
+//! The provider records at which poll a message was delivered, and the interposer records what one thread reads of clocks and
+//! random numbers: the thread that begins the program. Nothing records in which order several threads call. So the user hears
+//! it at the first call of another thread, not when the process is killed.
+//!
+//! In: the thread of each call. Out: what is to be said, each of it once in a process. `MPI_THREAD_MULTIPLE` that is asked for
+//! and never used is not seen here, and costs nothing.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use crate::{clocks, log};
+
+/// What a call tells of the threads of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Finding {
+    /// MPI is called by one thread, and that is not the one whose clocks are recorded.
+    OtherThread,
+    /// MPI is called by more than one thread.
+    SeveralThreads,
+}
+
+/// The threads that have called so far. A thread is told by the address of its control block.
+struct Callers {
+    first: AtomicUsize,
+    are_several: AtomicBool,
+}
+
+static CALLERS: Callers = Callers::new();
+
+impl Callers {
+    const fn new() -> Callers {
+        Callers { first: AtomicUsize::new(0), are_several: AtomicBool::new(false) }
+    }
+
+    /// `is_recorded`: whether clocks that this thread reads are recorded, if any are.
+    #[inline]
+    fn note(&self, thread: usize, is_recorded: impl FnOnce() -> bool) -> Option<Finding> {
+        if self.first.load(Relaxed) == thread {
+            return None;
+        }
+        self.note_other(thread, is_recorded)
+    }
+
+    #[cold]
+    fn note_other(&self, thread: usize, is_recorded: impl FnOnce() -> bool) -> Option<Finding> {
+        if self.first.compare_exchange(0, thread, Relaxed, Relaxed).is_ok() {
+            return (!is_recorded()).then_some(Finding::OtherThread);
+        }
+        (!self.are_several.swap(true, Relaxed)).then_some(Finding::SeveralThreads)
+    }
+}
+
+/// A thread calls, in a process that is recorded.
+#[inline]
+pub fn note_call() {
+    if let Some(finding) = CALLERS.note(this_thread(), clocks::is_of_recorded_thread) {
+        tell(finding);
+    }
+}
+
+#[cold]
+fn tell(finding: Finding) {
+    match finding {
+        Finding::OtherThread => log!(
+            Warn,
+            "MPI is called by another thread than the one that begins the program: clocks and random numbers that this \
+             thread reads are not recorded. If this process is killed and its next incarnation reads others, the \
+             difference in what it sends or prints ends the job"
+        ),
+        Finding::SeveralThreads => log!(
+            Warn,
+            "a second thread calls MPI: the order of calls of several threads is not recorded. If this process is killed \
+             and its threads call in another order, the difference in what it sends or prints ends the job"
+        ),
+    }
+}
+
+/// The address of this thread's control block, read without a call.
+#[inline]
+fn this_thread() -> usize {
+    let pointer: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the first word of a thread's control block is its address.
+    unsafe {
+        std::arch::asm!(
+            "mov {}, fs:0",
+            out(reg) pointer,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register.
+    unsafe {
+        std::arch::asm!(
+            "mrs {}, tpidr_el0",
+            out(reg) pointer,
+            options(nostack, preserves_flags, nomem)
+        );
+    }
+    pointer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_is_as_it_should_be() {
+        let callers = Callers::new();
+        for _ in 0..3 {
+            assert_eq!(callers.note(7, || true), None);
+        }
+    }
+
+    #[test]
+    fn another_thread_and_a_second_one_are_told_once() {
+        let callers = Callers::new();
+        assert_eq!(callers.note(7, || false), Some(Finding::OtherThread));
+        assert_eq!(callers.note(7, || false), None);
+        assert_eq!(callers.note(8, || true), Some(Finding::SeveralThreads));
+        for thread in [7, 8, 9] {
+            assert_eq!(callers.note(thread, || true), None);
+        }
+    }
+
+    #[test]
+    fn threads_are_told_apart() {
+        let here = this_thread();
+        assert_eq!(here, this_thread());
+        let there = std::thread::spawn(this_thread).join().unwrap();
+        assert!(here != there && here != 0);
+    }
+}

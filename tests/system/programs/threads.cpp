@@ -1,0 +1,133 @@
+// Programs with threads, of which a rank may be killed.
+//
+//     threads KIND ROUNDS
+//
+// | KIND | threads | MPI is called by |
+// |---|---|---|
+// | team | OpenMP computes what does not depend on their timing | the thread that begins the program |
+// | order | OpenMP adds numbers in the order in which threads get there | the same |
+// | clock | another thread reads the clock all the time, and nobody uses that | the same |
+// | second | two threads, at the same time | both |
+// | other | one thread, which does not begin the program | that one |
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <mpi.h>
+#include <omp.h>
+#include <pthread.h>
+#include <unistd.h>
+#include <vector>
+
+static int rank, size, rounds;
+static std::atomic<bool> is_over;
+
+static double compute_by_team(int round)
+{
+    std::vector<double> values(20000);
+#pragma omp parallel for schedule(static)
+    for (int at = 0; at < 20000; at++)
+        values[at] = std::sin(at * 0.001 + round) * (rank + 1);
+    double sum = 0;
+    for (double value : values)
+        sum += value;
+    return sum;
+}
+
+static double compute_by_order(int round)
+{
+    double sum = 0;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int at = 0; at < 64; at++) {
+        timespec pause = {0, (long) (omp_get_wtime() * 1e9) % 7 * 3000};
+        nanosleep(&pause, nullptr);
+#pragma omp critical
+        sum = sum * 1.000001 + at * (round + 1);
+    }
+    return sum;
+}
+
+static void go_round(bool is_team)
+{
+    for (int round = 0; round < rounds; round++) {
+        double own = is_team ? compute_by_team(round) : compute_by_order(round), sum;
+        if (!is_team && rank == 1) {
+            printf("own %d %.17g\n", round, own);
+            fflush(stdout);
+        }
+        MPI_Allreduce(&own, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        if (rank == 1) {
+            printf("sum %d %.17g\n", round, sum);
+            fflush(stdout);
+        }
+        usleep(5000);
+    }
+}
+
+static void *read_clock(void *)
+{
+    timespec time;
+    while (!is_over) {
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        usleep(1000);
+    }
+    return nullptr;
+}
+
+// With the same thread of the other ranks.
+static void *talk(void *communicator)
+{
+    for (int round = 0; round < rounds; round++) {
+        int number = round, right = (rank + 1) % size, left = (rank + size - 1) % size;
+        MPI_Sendrecv_replace(&number, 1, MPI_INT, right, 0, left, 0, *(MPI_Comm *) communicator, MPI_STATUS_IGNORE);
+        usleep(1000);
+    }
+    return nullptr;
+}
+
+static void *be_program(void *)
+{
+    int provided;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm world = MPI_COMM_WORLD;
+    talk(&world);
+    MPI_Finalize();
+    return nullptr;
+}
+
+int main(int, char **argv)
+{
+    const char *kind = argv[1];
+    rounds = atoi(argv[2]);
+    pthread_t thread;
+    if (!strcmp(kind, "other")) {
+        pthread_create(&thread, nullptr, be_program, nullptr);
+        return pthread_join(thread, nullptr);
+    }
+    int provided;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (!strcmp(kind, "second")) {
+        MPI_Comm others, world = MPI_COMM_WORLD;
+        MPI_Comm_dup(world, &others);
+        pthread_create(&thread, nullptr, talk, &others);
+        talk(&world);
+        pthread_join(thread, nullptr);
+    } else if (!strcmp(kind, "clock")) {
+        pthread_create(&thread, nullptr, read_clock, nullptr);
+        go_round(true);
+        is_over = true;
+        pthread_join(thread, nullptr);
+    } else {
+        go_round(!strcmp(kind, "team"));
+    }
+    MPI_Finalize();
+    if (rank == 0)
+        printf("over\n");
+}

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Ranks are killed whose programs read what nobody records, print it, or have threads, under `landbridge run --recover`: the job
+ends as if nothing had been, or with a named difference and exit code 1. It never ends well with a wrong answer.
+"""
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import common
+from recovery import job
+from support import process
+
+# Rank 1 is killed this long after it has printed its first line, in seconds.
+LATER_S = 0.3
+NAMED = re.compile(r'^landbridge: rank 1 does not repeat in incarnation 1 what was printed before: on standard output line '
+                   r'\d+ is "(.*)", and was "(.*)"$', re.M)
+OTHER_THREAD = "MPI is called by another thread than the one that begins the program"
+SECOND_THREAD = "a second thread calls MPI"
+OTHER_CLOCK = "a thread reads clocks or random numbers that are not recorded"
+
+
+def main() -> int:
+    options = common.arguments(__doc__, common.add_cases)
+    common.quiet_environment()
+    process.adopt_orphans()
+    checks = common.Checks(options)
+    with tempfile.TemporaryDirectory() as folder:
+        drawing(options, checks, Path(folder))
+        with_threads(options, checks, Path(folder))
+    last_words(options, checks)
+    refused(options, checks)
+    return checks.end()
+
+
+def compiled(options, name: str, folder: Path) -> str:
+    """A program of `programs/`; ends the driver if there is no compiler."""
+    compiler, program = options.venvs / "mpich" / "bin" / "mpicxx", folder / name
+    if not compiler.exists() or not shutil.which("g++"):
+        print(f"skipped: {compiler} or g++ is not there")
+        sys.exit(common.SKIPPED)
+    source = common.PROGRAMS / f"{name}.cpp"
+    built = common.run(options, [compiler, "-O1", "-fopenmp", "-o", program, source])
+    if not built.ok:
+        print(built.output)
+        sys.exit(f"{source} does not compile")
+    return str(program)
+
+
+def said(words: str):
+    return lambda output: words in output
+
+
+def drawing(options, checks, folder) -> None:
+    """Rank 1 prints a number that it sends later, and is killed in between."""
+    names = {
+        f"who prints a number from {what}{where}": (source, is_recorded, words)
+        for source, what, is_recorded in (
+            ("rdtsc", "the processor's counter", False),
+            ("urandom", "/dev/urandom", None),
+            ("device", "std::random_device", True),
+        )
+        for where, words in (("", []), (", two clusters", ["--clusters", "2"]))
+        if source == "rdtsc" or not words
+    }
+    names = {name: case for name, case in names.items() if checks.wants(name)}
+    program = compiled(options, "unrecorded", folder) if names else ""
+    for name, (source, is_recorded, words) in names.items():
+        kills = [(said("drew "), 1), (LATER_S, 1)] if is_recorded else [(said("drew "), 1)]
+        code, lines, output = job(options, [program, source, "200"], kills, *words)
+        told = {word: [line.split()[1] for line in lines if line.startswith(word)] for word in ("drew", "heard")}
+        is_right = code == 0 and told["drew"] == told["heard"] and len(told["drew"]) == 1
+        is_named = code == 1 and bool(NAMED.search(output)) and len(told["drew"]) == 1 and not told["heard"]
+        is_ok = {True: is_right, False: is_named, None: is_right or is_named}[is_recorded]
+        outcome = "one history" if is_right else "a named difference" if is_named else f"other numbers: {told}"
+        checks.check(name, is_ok, f"exit code {code}, {outcome}", output)
+
+
+def with_threads(options, checks, folder) -> None:
+    """OpenMP, and threads beside it."""
+    names = ("OpenMP", "OpenMP, sums in any order", "a thread that reads the clock", "two threads in MPI", "another thread in MPI")
+    names = [name for name in names if checks.wants(name)]
+    program = compiled(options, "threads", folder) if names else ""
+    team = {"OMP_NUM_THREADS": "2"}
+    for name, kind in (("OpenMP", "team"), ("a thread that reads the clock", "clock")):
+        if name not in names:
+            continue
+        undisturbed = job(options, [program, kind, "100"], [], environment=team)
+        kills = [(said("sum 3 "), 1), (LATER_S, 0)]
+        code, lines, output = job(options, [program, kind, "100"], kills, environment=team)
+        # Once in each process.
+        told = [text.count(OTHER_CLOCK) for text in (undisturbed[2], output)]
+        wanted = [4, 4 + len(kills)] if kind == "clock" else [0, 0]
+        is_same = sorted(lines) == sorted(undisturbed[1]) and len(lines) > 100
+        is_ok = code == 0 and is_same and output.count("started anew") == len(kills) and told == wanted
+        checks.check(name, is_ok, f"exit code {code}, {'the same' if is_same else 'other'} output, said {told} times", output)
+    name = "OpenMP, sums in any order"
+    if name in names:
+        code, _, output = job(options, [program, "order", "60"], [(said("sum 20 "), 1)], environment=team)
+        is_named = bool(NAMED.search(output)) or "sends as its frame" in output
+        measured = f"exit code {code}, {'a named difference' if is_named else 'nothing is named'}"
+        checks.check(name, code == 1 and is_named, measured, output)
+    for name, kind, text in (("two threads in MPI", "second", SECOND_THREAD), ("another thread in MPI", "other", OTHER_THREAD)):
+        if name in names:
+            code, _, output = job(options, [program, kind, "50"], [])
+            told = output.count(text)
+            checks.check(name, code == 0 and told == 4, f"exit code {code}, said {told} times", output)
+
+
+def last_words(options, checks) -> None:
+    """Rank 1 ends with a traceback, once, and comes back without one."""
+    name = "who says an error that does not come again"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        program = (
+            "import os, sys, time\n"
+            "from mpi4py import MPI\n"
+            "comm, flag = MPI.COMM_WORLD, sys.argv[1]\n"
+            "for turn in range(60):\n"
+            "    print('turn', turn, file=sys.stderr, flush=True) if comm.rank == 1 else None\n"
+            "    comm.barrier()\n"
+            "    if turn == 20 and comm.rank == 1 and not os.path.exists(flag):\n"
+            "        open(flag, 'w').close()\n"
+            "        print('a passing fault', file=sys.stderr, flush=True)\n"
+            "        os._exit(3)\n"
+            "    time.sleep(0.01)\n"
+        )
+        code, _, output = job(options, [common.python(options), "-c", program, str(Path(folder) / "flag")], [])
+    turns = [int(number) for number in re.findall(r"^turn (\d+)$", output, re.M)]
+    is_whole = turns == list(range(60)) and output.count("a passing fault\n") == 1
+    is_told = "bytes that it printed on standard error before it ended by an error" in output
+    measured = f"exit code {code}, {'each line once' if is_whole else turns}, {'said' if is_told else 'not said'}"
+    checks.check(name, code == 0 and is_whole and is_told, measured, output)
+
+
+def refused(options, checks) -> None:
+    """A progress thread of MPICH's own."""
+    name = "a progress thread"
+    if not checks.wants(name):
+        return
+    program = [common.python(options), "-c", "from mpi4py import MPI"]
+    text = "--recover needs MPIR_CVAR_ASYNC_PROGRESS=0, and it is 1"
+    outcomes = [
+        job(options, program, [], environment={"MPIR_CVAR_ASYNC_PROGRESS": "1"}),
+        job(options, program, [], "-x", "MPIR_CVAR_ASYNC_PROGRESS=1"),
+    ]
+    codes = [code for code, _, _ in outcomes]
+    is_told = all(text in output for _, _, output in outcomes)
+    checks.check(name, codes == [1, 1] and is_told, f"exit codes {codes}, {'said' if is_told else 'not said'}", outcomes[0][2])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
