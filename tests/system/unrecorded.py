@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 
 import common
+import network
+import nodes
 from recovery import job
 from support import process
 
@@ -29,8 +31,10 @@ def main() -> int:
     checks = common.Checks(options)
     with tempfile.TemporaryDirectory() as folder:
         drawing(options, checks, Path(folder))
+        going_on(options, checks, Path(folder))
         with_threads(options, checks, Path(folder))
     last_words(options, checks)
+    logging(options, checks)
     refused(options, checks)
     return checks.end()
 
@@ -76,6 +80,37 @@ def drawing(options, checks, folder) -> None:
         is_ok = {True: is_right, False: is_named, None: is_right or is_named}[is_recorded]
         outcome = "one history" if is_right else "a named difference" if is_named else f"other numbers: {told}"
         checks.check(name, is_ok, f"exit code {code}, {outcome}", output)
+
+
+def going_on(options, checks, folder) -> None:
+    """A rank that draws and prints all the time goes on from an image, or on another node, which knows what was printed."""
+    name, criu = "who prints from the processor's counter, from images", common.ROOT / "build/tools/criu/criu"
+    if checks.wants(name):
+        if criu.exists():
+            program = [compiled(options, "unrecorded", folder), "rdtsc", "2000", "each"]
+            images = ["--checkpoint", "1s", "--set", f"criu={criu}", "--verbose"]
+            taken = re.compile(r"^landbridge: checkpoint \d+ of rank 1: ", re.M)
+            kills = [(lambda output: len(taken.findall(output)) > 1, 1)]
+            code, _, output = job(options, program, kills, *images)
+            is_from_image = "rank 1 was killed by SIGKILL: started anew from checkpoint" in output
+            is_named, turns = bool(NAMED.search(output)), re.findall(r"^turn (\d+): ", output, re.M)
+            # Nothing of the second incarnation is among them.
+            is_once = turns == [str(turn) for turn in range(len(turns))]
+            measured = f"exit code {code}, {'from' if is_from_image else 'not from'} an image, "
+            measured += f"{'a named difference' if is_named else 'nothing is named'}, {len(turns)} lines"
+            checks.check(name, code == 1 and is_from_image and is_named and is_once, measured, output)
+        else:
+            print(f"skip   {name}: {criu} is not there (make criu)")
+    name = "who prints from the processor's counter, on a spare node"
+    if checks.wants(name):
+        if why_not := network.no_lab(options):
+            print(f"skip   {name}: no lab can be built here: {why_not}")
+            return
+        program = [compiled(options, "unrecorded", folder), "rdtsc", "1500", "each"]
+        code, _, output = nodes.lab_job(options, program, [(1.0, nodes.KILLED)], nodes.SPARE)
+        is_named, is_moved = bool(NAMED.search(output)), "are started anew on north-2" in output
+        measured = f"exit code {code}, {'moved' if is_moved else 'not moved'}, {'a named difference' if is_named else 'none'}"
+        checks.check(name, code == 1 and is_named and is_moved, measured, output)
 
 
 def with_threads(options, checks, folder) -> None:
@@ -134,6 +169,22 @@ def last_words(options, checks) -> None:
     is_told = "bytes that it printed on standard error before it ended by an error" in output
     measured = f"exit code {code}, {'each line once' if is_whole else turns}, {'said' if is_told else 'not said'}"
     checks.check(name, code == 0 and is_whole and is_told, measured, output)
+
+
+def logging(options, checks) -> None:
+    """libfabric's log has process ids and times in it, and is no part of what is compared."""
+    name = "libfabric's log"
+    if not checks.wants(name):
+        return
+    ring = [common.python(options), str(common.PROGRAMS / "ring.py"), "--aloud", "--rounds", "200"]
+    log = {"FI_LOG_LEVEL": "info"}
+    outcomes = [job(options, ring, kills, environment=log) for kills in ([], [(said("rank 1 turn 20:"), 1), (LATER_S, 1)])]
+    aloud = [sorted(re.findall(r"^rank .*[\d.]$", output, re.M)) for _, _, output in outcomes]
+    told = [output.count("libfabric:") for _, _, output in outcomes]
+    is_same = aloud[0] == aloud[1] and len(aloud[0]) > 8
+    code, _, output = outcomes[1]
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, lines of the log: {told}"
+    checks.check(name, code == 0 and is_same and told[1] > told[0] > 0, measured, output)
 
 
 def refused(options, checks) -> None:

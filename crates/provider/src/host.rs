@@ -156,7 +156,7 @@ fn find() -> Host {
         unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let library = if library.is_null() { libc::RTLD_DEFAULT } else { library };
     let is_marked = param::INCARNATION.text().is_some();
-    // The host's own log counts as printed by the program, and is swallowed: why a rank cannot go on must be seen.
+    // Why a rank cannot go on must be seen, also where the host's own log is off or goes elsewhere.
     let level = match param::LOG.text() {
         Some(text) => Level::parse(&text),
         None => is_marked.then_some(Level::Warn),

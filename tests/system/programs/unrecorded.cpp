@@ -1,7 +1,9 @@
 // Rank 1 draws a number from a source that may not be recorded, prints it, waits for a while, and sends it to rank 0, which
 // prints what it heard. A killed rank 1 that draws another number afterwards must not end well.
 //
-//     unrecorded SOURCE ROUNDS     SOURCE: rdtsc, device (std::random_device), urandom (the file)
+//     unrecorded SOURCE ROUNDS [each]     SOURCE: rdtsc, device (std::random_device), urandom (the file)
+//
+// With `each` rank 1 draws and prints a number in each round.
 
 #include <cstdio>
 #include <cstdlib>
@@ -44,6 +46,10 @@ int main(int argc, char **argv)
         fflush(stdout);
     }
     for (int round = 0; round < atoi(argv[2]); round++) {
+        if (rank == 1 && argc > 3) {
+            printf("turn %d: %u\n", round, draw(argv[1]));
+            fflush(stdout);
+        }
         MPI_Barrier(MPI_COMM_WORLD);
         usleep(5000);
     }
