@@ -376,10 +376,9 @@ impl Launcher {
             }
             Message::Output { rank, stream, bytes, .. } => {
                 self.output.handle_bytes(rank, stream, &bytes, Instant::now());
-                self.output
-                    .take_bereaved()
-                    .into_iter()
-                    .for_each(|rank| self.watch.handle_loss(rank));
+                let now = Instant::now();
+                let bereaved = self.output.take_bereaved().into_iter();
+                bereaved.for_each(|rank| self.watch.handle_loss(rank, now));
             }
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
             Message::Exited { group, rank, ending, stage } => {

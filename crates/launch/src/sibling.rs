@@ -13,6 +13,14 @@ pub fn directory() -> Result<PathBuf> {
     program.parent().map(PathBuf::from).context("landbridge has no directory")
 }
 
+/// The checkout that this program was built in: the directory that holds `target/release` or
+/// `target/debug` with this program. `None` for an installed program.
+pub fn checkout() -> Option<PathBuf> {
+    let directory = directory().ok()?;
+    let target = directory.parent().filter(|path| path.ends_with("target"))?;
+    target.parent().map(PathBuf::from)
+}
+
 /// A binary of ours.
 pub fn path(name: &str) -> Result<PathBuf> {
     let path = directory()?.join(name);

@@ -21,8 +21,11 @@ pub struct Signals(OwnedFd);
 
 impl Signals {
     /// Blocks `signals` in this thread (call it before any other thread starts) and collects them.
+    /// SIGHUP stays ignored if whoever has started this process had it ignored, as nohup(1) does.
     pub fn block(signals: &[i32]) -> Result<Signals> {
-        let set = signal_set(signals);
+        let is_wanted = |signal: &i32| *signal != libc::SIGHUP || !is_ignored(*signal);
+        let signals: Vec<i32> = signals.iter().copied().filter(is_wanted).collect();
+        let set = signal_set(&signals);
         // SAFETY: `set` is an initialised signal set; the old mask is not asked for.
         let result = unsafe { libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
         check(result).context("cannot block signals")?;
@@ -55,6 +58,15 @@ impl AsFd for Signals {
 pub fn end_without_reader() {
     // SAFETY: the default disposition; no handler of ours is involved.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: an all-zero record is a valid place for sigaction to fill; nothing is changed.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
 }
 
 fn signal_set(signals: &[i32]) -> libc::sigset_t {

@@ -6,8 +6,9 @@
 //! order. So whatever is reported within [`SETTLE`] is gathered, and [`culprit`] tells the cause
 //! from its consequences. A rank that ends with an error after MPI_Finalize gives the others
 //! [`LEFT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever. So
-//! does, where ranks that are killed come back, one that ends well without MPI_Finalize: nobody
-//! notices that it is gone, for whoever comes back is gone for a while.
+//! does one that ends with exit code 0 without MPI_Finalize, from the moment when another rank says
+//! that it has lost a peer; where ranks that are killed come back, from its own end, for there nobody
+//! notices that it is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -50,9 +51,12 @@ pub enum Cause {
         rank: u32,
         code: i32,
     },
-    /// Rank ended well without having finalized, will not come back, and others did not end with it.
+    /// Rank ended with exit code 0 without having finalized, will not come back, and others did not
+    /// end with it.
     Missing {
         rank: u32,
+        /// Nobody notices, for ranks that are killed come back.
+        recovers: bool,
     },
     Aborted {
         rank: u32,
@@ -85,6 +89,9 @@ enum Strength {
     Missed,
     /// An abort with an error of the MPI library: what it does when it has lost a peer.
     LibraryError,
+    /// An end with exit code 0 without MPI_Finalize: the cause of every loss of a peer that nothing
+    /// stronger explains.
+    Quit,
     /// A crash, of the program, or of the library when it has lost a peer.
     Crash,
     /// An error after MPI_Finalize: who has lost a peer does not get through that.
@@ -105,7 +112,8 @@ impl Cause {
         match self {
             Cause::Stuck { .. } => Strength::Missed,
             Cause::Exited { .. } => Strength::OwnDoing,
-            Cause::Left { .. } | Cause::Missing { .. } => Strength::Left,
+            Cause::Left { .. } => Strength::Left,
+            Cause::Missing { .. } => Strength::Quit,
             Cause::Aborted { code, .. } if is_library_code(*code) => Strength::LibraryError,
             Cause::Aborted { .. } => Strength::OwnDoing,
             Cause::Killed { signal, .. } => match *signal {
@@ -128,7 +136,7 @@ impl Cause {
             Cause::Stuck { rank }
             | Cause::Exited { rank, .. }
             | Cause::Left { rank, .. }
-            | Cause::Missing { rank }
+            | Cause::Missing { rank, .. }
             | Cause::Aborted { rank, .. }
             | Cause::Killed { rank, .. } => Some(*rank),
             Cause::Failed { .. }
@@ -136,6 +144,11 @@ impl Cause {
             | Cause::Unread
             | Cause::Interrupted { .. } => None,
         }
+    }
+
+    /// Whether the others have [`LEFT_GRACE`] to end too.
+    fn grants_grace(&self) -> bool {
+        matches!(self, Cause::Left { .. } | Cause::Missing { .. })
     }
 
     /// The exit code of the job.
@@ -158,8 +171,12 @@ impl Cause {
                 "{} has ended without MPI_Finalize while others wait for it; ending the job",
                 place(*rank)
             ),
-            Cause::Missing { rank } => format!(
+            Cause::Missing { rank, recovers: true } => format!(
                 "{} has ended with exit code 0 without MPI_Finalize, and the others go on; ending the job",
+                place(*rank)
+            ),
+            Cause::Missing { rank, recovers: false } => format!(
+                "{} has ended with exit code 0 without MPI_Finalize, and others have lost it; ending the job",
                 place(*rank)
             ),
             Cause::Exited { rank, code } | Cause::Left { rank, code } => {
@@ -218,7 +235,7 @@ struct Report {
 /// - A rank that has said that it lost another one (`bereaved`) is not, if any other can be.
 /// - On its node, a culprit ends before those it takes along: of what else a node reports, only
 ///   the first can be the cause. But a rank has left the others at MPI_Finalize already, and exits
-///   some time after it: that counts wherever it stands.
+///   some time after it: that counts wherever it stands. So does an end without MPI_Finalize.
 /// - Between what is left, the strongest; the first that came among equals.
 ///
 /// The second rule is there because the third does not always hold: the kernel closes the
@@ -238,7 +255,7 @@ fn strongest<'a>(reports: impl Iterator<Item = &'a Report>) -> Option<&'a Cause>
     let mut found: Option<&Cause> = None;
     for Report { node, cause } in reports {
         let strength = cause.strength();
-        let has_left = strength == Strength::Left;
+        let has_left = cause.grants_grace();
         let is_first = !has_left && nodes.insert(node);
         let can_be = is_first || has_left || strength >= Strength::Outside;
         if can_be && found.is_none_or(|found| found.strength() < strength) {
@@ -266,6 +283,8 @@ pub struct Watch {
     reports: Vec<Report>,
     /// Ranks that have said that they lost another one.
     bereaved: BTreeSet<u32>,
+    /// The first rank that has ended with exit code 0 without MPI_Finalize.
+    quit: Option<u32>,
     /// Ranks that are killed come back.
     recovers: bool,
     left: Option<Left>,
@@ -289,6 +308,7 @@ impl Watch {
             endings: BTreeMap::new(),
             reports: Vec::new(),
             bereaved: BTreeSet::new(),
+            quit: None,
             recovers,
             left: None,
         }
@@ -319,10 +339,10 @@ impl Watch {
         self.endings.insert(rank, ending);
         match ending {
             Ending::Killed(signal) => self.handle_cause(node, Cause::Killed { rank, signal }),
-            Ending::Exited(0) if stage == Stage::Joined && self.recovers => {
-                let is_finalized = false;
-                self.left.get_or_insert(Left { rank, code: 0, is_finalized, at: now, told: false });
-                self.handle_cause(node, Cause::Missing { rank });
+            Ending::Exited(0) if stage == Stage::Joined => {
+                self.quit.get_or_insert(rank);
+                self.handle_cause(node, Cause::Missing { rank, recovers: self.recovers });
+                self.check_quit(now);
             }
             Ending::Exited(0) => {}
             Ending::Exited(code) if stage == Stage::Finalized => {
@@ -340,8 +360,18 @@ impl Watch {
     }
 
     /// This rank has said that it lost another one.
-    pub fn handle_loss(&mut self, rank: u32) {
+    pub fn handle_loss(&mut self, rank: u32, now: Instant) {
         self.bereaved.insert(rank);
+        self.check_quit(now);
+    }
+
+    /// Begins the grace of the others, once a rank that has ended without MPI_Finalize is missed.
+    fn check_quit(&mut self, now: Instant) {
+        let Some(rank) = self.quit else { return };
+        if self.recovers || !self.bereaved.is_empty() {
+            let is_finalized = false;
+            self.left.get_or_insert(Left { rank, code: 0, is_finalized, at: now, told: false });
+        }
     }
 
     pub fn all_ended(&self) -> bool {
@@ -350,7 +380,7 @@ impl Watch {
 
     pub fn verdict(&self, now: Instant) -> Verdict {
         let is_over = |left: Left| now >= left.at + LEFT_GRACE;
-        let only_left = self.reports.iter().all(|report| report.cause.strength() == Strength::Left);
+        let only_left = self.reports.iter().all(|report| report.cause.grants_grace());
         if only_left && self.all_ended() {
             return Verdict::Finished { code: self.left_code() };
         }

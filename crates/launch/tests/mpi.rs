@@ -94,6 +94,22 @@ fn a_crashed_rank_is_named_and_the_aborts_it_causes_are_not() {
     lb.assert_nothing_left();
 }
 
+/// Rank 0 notices, and its library aborts the job; or it waits for ever, as Intel MPI does.
+#[test]
+fn a_rank_that_ends_without_a_word_is_named_and_not_the_one_that_notices() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-quit");
+    let script = "from mpi4py import MPI; import os; c = MPI.COMM_WORLD; c.barrier()\n\
+                  if c.rank == 1: os._exit(0)\n\
+                  c.barrier()";
+    let output = lb.run(&["run", "-n", "3", &python, "-c", script]);
+    assert_code(&output, 1);
+    let expected = "has ended with exit code 0 without MPI_Finalize, and others have lost it";
+    let last = stderr(&output).lines().last().unwrap_or_default().to_string();
+    assert!(last.contains("rank 1 on node") && last.contains(expected), "{last}");
+    lb.assert_nothing_left();
+}
+
 /// Spawns `sys.argv[1]` copies of itself, which print what they know of their group.
 const SPAWN: &str = "from mpi4py import MPI; import os, sys; c = MPI.COMM_WORLD
 parent = MPI.Comm.Get_parent()

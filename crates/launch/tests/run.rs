@@ -116,6 +116,33 @@ fn sigterm_ends_everything() {
     interrupted_by("TERM", 143);
 }
 
+/// The launcher and its agents are sent SIGHUP, as when a terminal is closed.
+#[test]
+fn a_job_under_nohup_outlives_its_terminal() {
+    let lb = Landbridge::new("nohup");
+    let script =
+        "trap '' HUP; exec \"$0\" run -n 2 --clusters 2 sh -c 'echo up; read -r line; echo on'";
+    let mut command = std::process::Command::new("sh");
+    let ours = lb.command(&[]);
+    command.envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.args(["-c", script]).arg(lb.binary());
+    let mut running = common::Running::new(command);
+    running.wait_for_lines(2);
+    running.signal("HUP");
+    for agent in lb.processes_with("agent") {
+        signal_process(agent, "HUP");
+    }
+    let output = running.finish();
+    assert_code(&output, 0);
+    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("on\non\n", ""));
+    lb.assert_nothing_left();
+}
+
+#[test]
+fn sighup_ends_everything_without_nohup() {
+    interrupted_by("HUP", 129);
+}
+
 #[test]
 fn signals_that_are_of_no_use_end_nothing() {
     let lb = Landbridge::new("ctrl-z");

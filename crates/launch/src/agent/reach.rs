@@ -21,6 +21,7 @@ impl Agent {
         let mut wish = Wish::find(&job.environment).filter(|_| super::groups::recovers(job))?;
         let name = own_claim(node);
         let spares = claims(node.cluster, &node.spares);
+        wish.tool = criu::find(&wish.tool);
         let outcome = criu::check(&wish.tool)
             // Elsewhere its own word on the first image says it.
             .and_then(|()| if node.is_spare { criu::works(&wish.tool) } else { Ok(()) })

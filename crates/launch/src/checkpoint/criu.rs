@@ -13,12 +13,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use landbridge_proto::setting::CRIU;
 use serde::{Deserialize, Serialize};
 
+use crate::sibling;
 use crate::sys;
 
 /// The other ends of what a process has open towards its agent, by the kernel's numbers.
@@ -58,6 +60,24 @@ const VERSION_MIN: u32 = 4;
 
 pub const DUMP_LOG: &str = "dump.log";
 pub const RESTORE_LOG: &str = "restore.log";
+
+/// Where `make criu` puts CRIU, below the checkout.
+const FETCHED: &str = "build/tools/criu/criu";
+
+/// The program that takes images. `said`: the setting. The default name stands for the first
+/// `criu` in the PATH; where that one is missing or too old, for the one that `make criu` has put
+/// into the checkout of this launcher.
+pub fn find(said: &Path) -> PathBuf {
+    find_with(said, sibling::checkout().map(|root| root.join(FETCHED)))
+}
+
+fn find_with(said: &Path, fetched: Option<PathBuf>) -> PathBuf {
+    let fetched = fetched.filter(|tool| said == Path::new(CRIU.default) && tool.is_file());
+    match fetched {
+        Some(tool) if check(said).is_err() => tool,
+        _ => said.to_path_buf(),
+    }
+}
 
 pub fn inode(fd: &impl AsFd) -> io::Result<u64> {
     Ok(File::from(fd.as_fd().try_clone_to_owned()?).metadata()?.ino())
@@ -158,7 +178,35 @@ fn quiet(tool: &Path) -> Command {
 
 fn cannot_run(tool: &Path) -> String {
     format!(
-        "CRIU cannot be run as {} (install it, or say where it is: --set criu=FILE)",
+        "CRIU cannot be run as {} (install it, `make criu` in a checkout, or say where it is: --set criu=FILE)",
         tool.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_criu_of_the_checkout_stands_in_for_one_that_is_missing() {
+        let name = format!("lb-criu-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let fetched = folder.join("criu");
+        std::fs::write(&fetched, "#!/bin/sh\necho Version: 4.1.1\n").unwrap();
+        std::fs::set_permissions(&fetched, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let default = Path::new(CRIU.default);
+        if check(default).is_err() {
+            assert_eq!(find_with(default, Some(fetched.clone())), fetched);
+            assert!(check(&fetched).is_ok());
+        }
+        // A tool that the user names is taken, whether it is there or not.
+        let named = Path::new("/nowhere/criu");
+        assert_eq!(find_with(named, Some(fetched)), named);
+        assert_eq!(find_with(default, Some(folder.join("missing"))), default);
+        assert_eq!(find_with(default, None), default);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

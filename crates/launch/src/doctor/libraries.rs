@@ -118,9 +118,7 @@ fn library_at(directory: &Path) -> Option<Found> {
 /// Those of the checkout that this program was built in. What lies in the current directory may be anybody's:
 /// it is loaded only if it was named.
 fn fetched() -> Option<PathBuf> {
-    let directory = sibling::directory().ok()?;
-    let target = directory.parent().filter(|path| path.ends_with("target"))?;
-    Some(target.parent()?.join(FETCHED))
+    Some(sibling::checkout()?.join(FETCHED))
 }
 
 /// MPI libraries in the directories named, along the usual variables, and of the distribution.

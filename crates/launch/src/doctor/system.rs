@@ -148,7 +148,8 @@ fn check_ssh() -> Finding {
 }
 
 /// Whether images of ranks can be taken. CRIU says itself whether the kernel lets it.
-fn check_criu(tool: &Path) -> Finding {
+fn check_criu(said: &Path) -> Finding {
+    let tool = &criu::find(said);
     let advice = "checkpoints of --recover need it (Debian 13's is new enough, in a checkout: make criu); without them a \
                   rank that is killed begins with the program";
     if let Err(error) = criu::check(tool) {

@@ -21,7 +21,7 @@ fn judge(size: u32, events: &[(&str, Event)], now: Instant) -> Verdict {
                 watch.handle_exit(node, rank, ending, stage, now);
             }
             Event::Abort(rank, code) => watch.handle_cause(node, aborted(rank, code)),
-            Event::Loss(rank) => watch.handle_loss(rank),
+            Event::Loss(rank) => watch.handle_loss(rank, now),
         }
     }
     watch.verdict(now)
@@ -184,6 +184,21 @@ fn ranks_that_lost_another_are_not_the_cause_and_those_that_left_may_be() {
             killed(3, 11),
         ),
         (
+            "_exit(0) before a barrier: the library of another aborts, or crashes",
+            vec![
+                ("a", Loss(0)),
+                ("a", Abort(0, MPICH_ERROR)),
+                ("a", Exit(0, Killed(11), Joined)),
+                ("a", Exit(2, Exited(0), Joined)),
+            ],
+            Cause::Missing { rank: 2, recovers: false },
+        ),
+        (
+            "_exit(0), and one that lost nobody crashes by itself",
+            vec![("a", Exit(2, Exited(0), Joined)), ("b", Exit(0, Killed(11), Joined))],
+            killed(0, 11),
+        ),
+        (
             "kill -9 of one that lost another",
             vec![
                 ("a", Loss(0)),
@@ -256,7 +271,7 @@ fn an_error_after_finalize_ends_the_job_after_a_grace() {
 }
 
 #[test]
-fn who_ends_well_without_finalize_is_missed_only_where_ranks_come_back() {
+fn who_ends_well_without_finalize_is_missed_when_somebody_says_so_or_ranks_come_back() {
     let at = Instant::now();
     let moment = Duration::from_millis(1);
     let missing = |recovers| {
@@ -264,11 +279,17 @@ fn who_ends_well_without_finalize_is_missed_only_where_ranks_come_back() {
         watch.handle_exit("a", 2, Exited(0), Joined, at);
         watch
     };
-    // Elsewhere those who wait for it lose their connection to it, and say so.
-    assert_eq!(missing(false).verdict(at + LEFT_GRACE), Verdict::GoOn);
+    // Elsewhere those who wait for it lose their connection to it, and say so: only then is it missed.
+    let mut watch = missing(false);
+    assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::GoOn);
+    assert_eq!(watch.next_time(), None);
+    watch.handle_loss(1, at + LEFT_GRACE);
+    assert_eq!(watch.verdict(at + LEFT_GRACE + moment), Verdict::GoOn);
+    let cause = Cause::Missing { rank: 2, recovers: false };
+    assert_eq!(watch.verdict(at + 2 * LEFT_GRACE), Verdict::End(cause));
     let mut watch = missing(true);
     assert_eq!(watch.verdict(at + LEFT_GRACE - moment), Verdict::GoOn);
-    let cause = Cause::Missing { rank: 2 };
+    let cause = Cause::Missing { rank: 2, recovers: true };
     assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::End(cause.clone()));
     assert_eq!(cause.code(), FAILED_CODE);
     let place = |rank: u32| format!("rank {rank}");
