@@ -143,20 +143,21 @@ def run_heat(inside) -> bool:
 def ways_to_measure(inside) -> list[tuple]:
     """(place, way, whether it is ours, command, environment) of each ping-pong."""
     program = [str(IMB), "PingPong", "-msglen", str(lengths_file()), "-time", "2"]
-    here = [str(paths.LANDBRIDGE), "run", *PAIR, "--", *program]
+    run = [str(paths.LANDBRIDGE), "run", *PAIR]
+    here = [*run, "--", *program]
     far = command(inside, ONE_EACH, program)
-    over_shm, over_tcp = {"FI_PROVIDER": "shm"}, {"FI_PROVIDER": "tcp"}
+    over_shm, over_tcp = ["--provider", "shm"], ["--provider", "tcp"]
     node, cluster, between = PLACES
     ways = [
         (node, "Landbridge, shared memory", True, here, {"LANDBRIDGE_PATHS": "shm"}),
-        (node, "direct: libfabric shm", False, here, over_shm),
+        (node, "direct: libfabric shm", False, [*run, *over_shm, "--", *program], {}),
         (cluster, "Landbridge, TCP", True, here, {"LANDBRIDGE_PATHS": "tcp"}),
-        (cluster, "direct: libfabric tcp", False, here, over_tcp),
+        (cluster, "direct: libfabric tcp", False, [*run, *over_tcp, "--", *program], {}),
         (between, "Landbridge, two relays", True, far, {}),
     ]
     if inside:
-        routed = command(in_lab(ROUTED), ONE_EACH, program)
-        ways.append((between, "direct: libfabric tcp, routed", False, routed, over_tcp))
+        routed = command(in_lab(ROUTED), [*ONE_EACH, *over_tcp], program)
+        ways.append((between, "direct: libfabric tcp, routed", False, routed, {}))
     return ways
 
 

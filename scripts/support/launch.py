@@ -64,7 +64,8 @@ class Way:
     def _our_launcher(self, ranks: int) -> list[str]:
         places = {"clusters": ["--clusters", "2"], "lossy": ["--ranks-per-node", str(per_host(ranks))]}
         settings = [word for setting in self._all_settings() for word in ("--set", setting)]
-        words = [*places.get(self.via, []), *settings]
+        other = [] if self.provider == "landbridge" else ["--provider", self.provider]
+        words = [*places.get(self.via, []), *settings, *other]
         return [str(paths.LANDBRIDGE), "run", "-n", str(ranks), *words, "--"]
 
     def _all_settings(self) -> list[str]:

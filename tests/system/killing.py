@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""A rank is killed with SIGKILL in the middle of a job: the others end, somebody says why, nothing is left behind."""
+"""A rank is killed with SIGKILL in the middle of a job: the others end, somebody says why, nothing is left behind.
+
+Or it calls _exit(0) before a barrier: it is named, and not the rank that notices."""
 
 import contextlib
 import os
@@ -42,7 +44,33 @@ def main() -> int:
         command = [*own, "--alone"]
         kill(checks, f"mpiexec that sleeps, {path}", command, alone | more, False, is_asleep=True)
     forgotten(checks, two)
+    for library, places in (("mpich", []), ("mpich", ["--clusters", "2"]), ("impi", [])):
+        quits(checks, options, library, places)
     return checks.end()
+
+
+# Of several ranks, the second ends without a word while the others go on.
+QUITS = """from mpi4py import MPI; import os; c = MPI.COMM_WORLD; c.barrier()
+if c.rank == 1: os._exit(0)
+c.barrier()"""
+
+
+def quits(checks, options, library, places) -> None:
+    name = f"_exit(0) before a barrier, {' '.join([library, *places])}"
+    if not checks.wants(name):
+        return
+    program = [str(options.venvs / library / "bin" / "python"), "-c", QUITS]
+    command = [*common.landbridge_run(options, RANKS - 1, *places), *program]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=END_LIMIT_S + START_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        checks.check(name, False, "it hangs")
+        return
+    last = (done.stderr.splitlines() or [""])[-1]
+    is_named = "rank 1 on node" in last and "exit code 0 without MPI_Finalize, and others have lost it" in last
+    checks.check(f"{name}: the rank that left is named", is_named and done.returncode == 1, last, done.stderr)
 
 
 def forgotten(checks, command) -> None:

@@ -33,7 +33,13 @@ fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
         return arguments;
     };
     let Some(command) = cli.find_subcommand(command) else { return arguments };
-    let mut index = 2;
+    write_np_long(&mut arguments[2..], command);
+    arguments
+}
+
+/// The same for the options of a command, without its name.
+fn write_np_long(arguments: &mut [OsString], command: &clap::Command) {
+    let mut index = 0;
     while let Some(word) = arguments.get(index).and_then(|word| word.to_str()) {
         if !word.starts_with('-') || word == "-" || word == "--" {
             break;
@@ -45,7 +51,6 @@ fn with_long_np(mut arguments: Vec<OsString>) -> Vec<OsString> {
             index += if takes_next(command, word) { 2 } else { 1 };
         }
     }
-    arguments
 }
 
 /// Whether the value of this option (or of the last of several short ones in one word) is the word
@@ -134,6 +139,10 @@ Examples:
   landbridge run -n 4 --set peer_timeout=10min ./a.out
                                                see `landbridge settings`
   landbridge run -n 4 --recover ./a.out        a rank that is killed comes back
+  landbridge run -n 1 ./master : -n 3 ./worker two programs, ranks 0 and 1 to 3
+
+Behind a `:` go -n, -x and --wdir of another program, which hold for that one
+alone; what stands before the first program holds for all.
 
 Ranks fill the hosts in order. The job's exit code is that of the first rank
 that fails, 128 + N if it was killed by signal N, 124 after --timeout, and 1
@@ -204,10 +213,38 @@ pub struct RunArguments {
     /// Use another libfabric provider, for comparison
     #[arg(long, hide = true, value_name = "NAME")]
     pub provider: Option<String>,
+    /// The program and its arguments, and behind a `:` each further one
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    #[arg(value_name = "PROGRAM")]
+    pub program: Vec<String>,
+}
+
+/// Another program of the same job, behind a `:`.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+pub struct ApplicationArguments {
+    /// Number of its ranks
+    #[arg(short = 'n', long = "np", value_name = "N")]
+    pub ranks: Option<u32>,
+    /// Set a variable for its ranks
+    #[arg(short = 'x', long = "env", value_name = "NAME[=VALUE]")]
+    pub environment: Vec<String>,
+    /// Directory in which its ranks start
+    #[arg(long, visible_alias = "wd", value_name = "DIR")]
+    pub wdir: Option<PathBuf>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     #[arg(value_name = "PROGRAM")]
     pub program: Vec<String>,
+}
+
+impl ApplicationArguments {
+    /// From the words between two `:`.
+    pub fn read(words: &[String]) -> Result<ApplicationArguments, clap::Error> {
+        let mut words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        write_np_long(&mut words, &ApplicationArguments::command());
+        ApplicationArguments::try_parse_from(words)
+    }
 }
 
 /// What is said about settings.

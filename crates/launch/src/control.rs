@@ -24,7 +24,7 @@ use crate::restart::Limits;
 use body::{Reader, Writer};
 pub use decoder::Decoder;
 use moved::{Adoption, Known, Moved, Spares, Talk};
-use order::{Order, Task};
+use order::{Application, Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
 pub const VERSION: u32 = 10;
@@ -59,7 +59,11 @@ pub struct Job {
     pub kvsname: String,
     /// Value of `PMI_process_mapping`.
     pub mapping: String,
-    pub task: Task,
+    /// Its programs, in the order of their ranks.
+    pub applications: Vec<Application>,
+    /// Another libfabric provider that the user wants to compare with.
+    #[serde(default)]
+    pub provider: Option<String>,
     /// Takes precedence over what the agent itself finds in its environment.
     pub environment: Vec<(String, String)>,
     pub verbose: bool,
@@ -67,6 +71,13 @@ pub struct Job {
     pub limits: Limits,
     /// There are nodes that take the ranks of one that is lost.
     pub has_spares: bool,
+}
+
+impl Job {
+    /// The application number of a rank, and what it runs.
+    pub fn application(&self, rank: u32) -> (u32, &Task) {
+        order::application(&self.applications, rank)
+    }
 }
 
 /// One agent and the agents below it.
@@ -283,6 +294,11 @@ pub enum Message {
     Note {
         text: String,
     },
+    /// What the user should read once, however many nodes say it.
+    Advice {
+        node: String,
+        text: String,
+    },
     /// A line of a relay's log.
     RelayLog {
         text: String,
@@ -493,6 +509,11 @@ impl Message {
                 out.text(text);
                 kind::NOTE
             }
+            Message::Advice { node, text } => {
+                out.text(node);
+                out.text(text);
+                kind::ADVICE
+            }
             Message::RelayLog { text } => {
                 out.text(text);
                 kind::RELAY_LOG
@@ -595,6 +616,7 @@ impl Message {
             kind::STUCK => Message::Stuck { rank: body.number()? },
             kind::FAILED => Message::Failed { text: body.text()? },
             kind::NOTE => Message::Note { text: body.text()? },
+            kind::ADVICE => Message::Advice { node: body.text()?, text: body.text()? },
             kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
             kind::PATHS => Message::Paths { serial: body.number()?, paths: body.document()? },
             kind::RECORD => Message::Record { serial: body.number()?, lines: body.text()? },

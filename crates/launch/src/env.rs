@@ -2,6 +2,7 @@
 //! one cluster. What is printed is a shell script: `export` lines, and comments on their use. The key
 //! is for the shell alone: a terminal does not get to show it.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 
 use anyhow::Result;
@@ -20,6 +21,11 @@ pub fn run(arguments: &EnvArguments) -> Result<()> {
     let own = Settings::find(&arguments.settings, &[], None)?;
     let fresh = (sys::random_hex(32)?, sys::random_hex(64)?);
     let secrets = (!std::io::stdout().is_terminal()).then_some((fresh.0.as_str(), &*fresh.1));
+    for (is, instead) in replaced(arguments.mpi, |name| std::env::var_os(name)) {
+        eprintln!(
+            "landbridge env: {is} is set here and chooses another transport: it becomes {instead}"
+        );
+    }
     print!("{}{}", script(arguments.mpi, &directory, arguments.ranks, secrets), said(&own));
     Ok(())
 }
@@ -48,6 +54,9 @@ fn script(
     export("FI_PROVIDER_PATH", provider_directory);
     export("FI_PROVIDER", PROVIDER);
     settings(library).iter().for_each(|(name, value)| export(name, value));
+    for name in taken_out(library) {
+        text.push_str(&format!("unset {name}\n"));
+    }
     // What the user has chosen stays.
     text.push_str("export LANDBRIDGE_LOG=\"${LANDBRIDGE_LOG-warn}\"\n");
     if secrets.is_none() {
@@ -89,8 +98,44 @@ fn settings(library: Library) -> &'static [(&'static str, &'static str)] {
             ("OMPI_MCA_btl", "self,ofi"),
             // It would look for its own hardware, fail, and say so on every window.
             ("OMPI_MCA_osc", "^ucx"),
+            // Collective operations by a transport of their own.
+            ("OMPI_MCA_coll_hcoll_enable", "0"),
+            ("OMPI_MCA_coll_ucc_enable", "0"),
         ],
     }
+}
+
+/// What would choose another provider beside these settings.
+fn taken_out(library: Library) -> &'static [&'static str] {
+    match library {
+        Library::Mpich | Library::Impi => &["MPIR_CVAR_OFI_USE_PROVIDER"],
+        Library::Openmpi => &[
+            "OMPI_MCA_opal_common_ofi_provider_exclude",
+            "OMPI_MCA_mtl_ofi_provider_include",
+            "OMPI_MCA_mtl_ofi_provider_exclude",
+            "OMPI_MCA_btl_ofi_provider_include",
+            "OMPI_MCA_btl_ofi_provider_exclude",
+        ],
+    }
+}
+
+/// Variables of a shell that the settings change, for they choose another transport: each as it is, and
+/// as it becomes.
+pub fn replaced(
+    library: Library,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(String, String)> {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    let told = |name: &str, value: OsString| format!("{name}={}", value.display());
+    let changed = [("FI_PROVIDER", PROVIDER)].into_iter().chain(settings(library).iter().copied());
+    let changed = changed.filter_map(|(name, needed)| {
+        let value = set(name).filter(|value| value.as_os_str() != needed)?;
+        Some((told(name, value), format!("{name}={needed}")))
+    });
+    let gone = taken_out(library)
+        .iter()
+        .filter_map(|name| Some((told(name, set(name)?), format!("no {name}"))));
+    changed.chain(gone).collect()
 }
 
 fn usage(library: Library) -> Vec<&'static str> {
@@ -147,6 +192,33 @@ mod tests {
                 assert!(output.contains(&format!("{line}\n")), "{line} in {output}");
             }
         }
+    }
+
+    #[test]
+    fn what_chooses_another_transport_is_replaced_and_told() {
+        let set = [
+            ("OMPI_MCA_pml", "ucx"),
+            ("OMPI_MCA_mtl", "ofi"),
+            ("OMPI_MCA_mtl_ofi_provider_include", "psm3"),
+            ("FI_PROVIDER", "tcp"),
+        ];
+        let variable = |name: &str| {
+            let found = set.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| OsString::from(value))
+        };
+        let rows = replaced(Library::Openmpi, variable);
+        let expected = [
+            ("FI_PROVIDER=tcp", "FI_PROVIDER=landbridge"),
+            ("OMPI_MCA_pml=ucx", "OMPI_MCA_pml=cm"),
+            ("OMPI_MCA_mtl_ofi_provider_include=psm3", "no OMPI_MCA_mtl_ofi_provider_include"),
+        ];
+        assert_eq!(rows, expected.map(|(is, instead)| (is.to_string(), instead.to_string())));
+        let script = script(Library::Openmpi, "/opt", None, None) + "env";
+        let mut shell = std::process::Command::new("/bin/sh");
+        let output = shell.args(["-c", &script]).envs(set).output().unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        assert!(output.contains("\nOMPI_MCA_pml=cm\n"), "{output}");
+        assert!(!output.contains("psm3") && !output.contains("FI_PROVIDER=tcp"), "{output}");
     }
 
     #[test]

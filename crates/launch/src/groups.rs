@@ -13,7 +13,7 @@ use landbridge_proto::id::Address;
 use landbridge_proto::route::table::SPAWNED_MAX;
 
 use crate::control::moved::Moved;
-use crate::control::order::{Block, Order, Task};
+use crate::control::order::{self, Application, Block, Order, Task};
 use crate::control::{Job, Node};
 use crate::plan;
 use crate::pmi::spawn::{Command, Request};
@@ -23,8 +23,7 @@ const GROUP_MAX: u64 = SPAWNED_MAX as u64;
 
 pub struct Groups {
     kvsname: String,
-    wdir: String,
-    search: String,
+    applications: Vec<Application>,
     hosts: Vec<Host>,
     /// The next process goes to this host, unless it has had its share.
     cursor: Cursor,
@@ -111,8 +110,7 @@ impl Groups {
         let taken = all.get(last).map_or(0, |node| node.rank_count);
         Groups {
             kvsname: job.kvsname.clone(),
-            wdir: job.task.wdir.clone(),
-            search: job.task.search.clone(),
+            applications: job.applications.clone(),
             hosts: all.into_iter().map(Host::new).collect(),
             cursor: Cursor { host: last, taken },
             first_index: job.size,
@@ -154,7 +152,7 @@ impl Groups {
             mapping: mapping(&blocks),
             size: first_rank,
             keys: request.keys.clone(),
-            tasks: request.commands.iter().map(|command| self.task(command)).collect(),
+            tasks: request.commands.iter().map(|command| self.task(asker, command)).collect(),
             blocks: blocks.iter().map(|(_, block)| block.clone()).collect(),
         };
         self.remember(asker, &order, &blocks);
@@ -240,11 +238,13 @@ impl Groups {
 
     // --- where and what
 
-    fn task(&self, command: &Command) -> Task {
+    /// A spawned process has the directory and the variables of the program that spawns it.
+    fn task(&self, asker: Asker, command: &Command) -> Task {
+        let (_, own) = order::application(&self.applications, asker.rank);
         let info = |key| command.info(key).unwrap_or_default();
-        let wdir = Path::new(&self.wdir).join(info("wdir"));
+        let wdir = Path::new(&own.wdir).join(info("wdir"));
         let search = match info("path") {
-            "" => self.search.clone(),
+            "" => own.search.clone(),
             path => path.to_string(),
         };
         Task {
@@ -252,6 +252,7 @@ impl Groups {
             arguments: command.arguments.clone(),
             wdir: wdir.display().to_string(),
             search,
+            environment: own.environment.clone(),
         }
     }
 

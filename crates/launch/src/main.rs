@@ -6,6 +6,8 @@
 //! an agent has started may outlive it, and no agent outlives its connection to the launcher.
 
 mod agent;
+mod allocation;
+mod applications;
 mod checkpoint;
 mod cleanup;
 mod cli;
@@ -63,7 +65,7 @@ fn dispatch(command: Command) -> Result<i32> {
         sys::end_without_reader();
     }
     match command {
-        Command::Run(arguments) => start::run(&arguments),
+        Command::Run(arguments) => start::run(*arguments),
         Command::Agent => agent::main().map(|()| 0),
         Command::Relay(passed) => become_sibling("landbridge-relay", &passed.arguments),
         Command::Lab(passed) => become_sibling("landbridge-lab", &passed.arguments),

@@ -8,7 +8,7 @@ mod account;
 mod foot;
 mod record;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -99,6 +99,8 @@ pub struct Launcher {
     gather: Gather,
     /// What has failed before every agent has answered: hosts may fail one by one, in one way.
     failures: Vec<String>,
+    /// What nodes have said that the user reads once.
+    advised: BTreeSet<String>,
     /// By when the relay that is being waited for has to be ready, or the links between all of them.
     relay_deadline: Option<Instant>,
 }
@@ -167,6 +169,7 @@ impl Launcher {
             pinged_at: Instant::now(),
             gather: Gather::new(Instant::now()),
             failures: Vec::new(),
+            advised: BTreeSet::new(),
             relay_deadline: None,
         })
     }
@@ -403,6 +406,7 @@ impl Launcher {
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
+            Message::Advice { node, text } => self.tell_once(&node, text),
             Message::RelayLog { text } => self.log_relay(&text),
             Message::Paths { serial, paths } => self.counter.handle_paths(serial, *paths),
             Message::Record { serial, lines } => self.counter.handle_record(serial, &lines),
@@ -414,6 +418,13 @@ impl Launcher {
                 let text = format!("an agent has sent {other:?}");
                 self.handle_cause(Cause::Failed { text });
             }
+        }
+    }
+
+    fn tell_once(&mut self, node: &str, text: String) {
+        let told = format!("on node {node}: {text}");
+        if self.advised.insert(text) {
+            self.output.say(&told);
         }
     }
 

@@ -9,10 +9,13 @@ use anyhow::{Context, Result, bail};
 
 use landbridge_proto::setting;
 
+use crate::allocation;
+use crate::applications;
 use crate::cli::RunArguments;
-use crate::control::order::Task;
+use crate::control::order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
+use crate::mpi::{PROVIDER, ways};
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
 use crate::restart::Limits;
@@ -22,8 +25,9 @@ use crate::sys;
 use crate::topology::Topology;
 
 /// Runs the job; its exit code.
-pub fn run(arguments: &RunArguments) -> Result<i32> {
-    check_program(arguments)?;
+pub fn run(mut arguments: RunArguments) -> Result<i32> {
+    let others = applications::split(&mut arguments)?;
+    let arguments = &arguments;
     let settings = settings(arguments)?;
     check_goes_with_recover(arguments, settings.recovers())?;
     let topology = topology(arguments, settings.recovers())?;
@@ -37,6 +41,9 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
     let agent = std::env::current_exe().context("cannot find out where landbridge itself is")?;
     let id = sys::random_hex(32)?;
     let plan = plan::plan(&topology, &wishes, &agent.display().to_string(), &id)?;
+    let applications = others.applications(arguments, plan.size)?;
+    check_transport(arguments, &applications, &plan)?;
+    tell_of_allocation(arguments);
     if arguments.verbose {
         plan.nodes.iter().for_each(describe);
     }
@@ -48,7 +55,7 @@ pub fn run(arguments: &RunArguments) -> Result<i32> {
              checkpoint)"
         );
     }
-    let job = job(arguments, id, &plan, &settings)?;
+    let job = job(arguments, applications, id, &plan, &settings)?;
     let relays = Relays::new(&job, &plan, settings.peer_timeout())?;
     run::run(job, plan.nodes, relays, options(arguments)?)
 }
@@ -92,13 +99,48 @@ fn check_spares(wanted: u32, plan: &plan::Plan) -> Result<()> {
 }
 
 /// What stands where the program should may be an option that is not known.
-fn check_program(arguments: &RunArguments) -> Result<()> {
-    match arguments.program.first() {
+pub fn check_program(words: &[String]) -> Result<()> {
+    match words.first() {
         Some(name) if name.starts_with('-') => bail!(
             "there is no option {name}; `landbridge run --help` shows them (a program of this name \
              is started as ./{name})"
         ),
         _ => Ok(()),
+    }
+}
+
+/// No variable that `-x` sets may lead messages past Landbridge, be it that another provider is
+/// wanted for comparison.
+fn check_transport(
+    arguments: &RunArguments,
+    applications: &[Application],
+    plan: &plan::Plan,
+) -> Result<()> {
+    if let Some(provider) = &arguments.provider {
+        if arguments.verbose && !plan.relays.is_empty() && provider != PROVIDER {
+            eprintln!(
+                "landbridge: --provider {provider}: messages go by it, and past the relays of this job"
+            );
+        }
+        return Ok(());
+    }
+    let mut said = applications.iter().flat_map(|it| &it.task.environment);
+    match said.find_map(|(name, value)| ways::refusal(name, value, plan.nodes.len())) {
+        Some(text) => bail!(text),
+        None => Ok(()),
+    }
+}
+
+/// A batch system has given us hosts that this job does not use.
+fn tell_of_allocation(arguments: &RunArguments) {
+    let is_placed = arguments.clusters.is_some()
+        || !arguments.hosts.is_empty()
+        || arguments.hostfile.is_some()
+        || topology_file(arguments.topology.as_deref()).is_some();
+    let variable = |name: &str| std::env::var(name).ok();
+    let read = |file: &str| std::fs::read_to_string(file).ok();
+    if let Some(text) = allocation::advice(variable, read).filter(|_| !is_placed) {
+        eprintln!("landbridge: {text}");
     }
 }
 
@@ -150,7 +192,7 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
     if let Some(every) = &arguments.checkpoint {
         special.push(Flag::special("--checkpoint", &setting::CHECKPOINT, every)?);
     }
-    let (options, exported) = (&arguments.settings, exported(arguments)?);
+    let (options, exported) = (&arguments.settings, exported(&arguments.environment)?);
     let settings = Settings::find_with(options, special, &exported, topology.as_deref())?;
     show::warn_of_misspelt();
     if arguments.verbose {
@@ -162,9 +204,9 @@ fn settings(arguments: &RunArguments) -> Result<Settings> {
 }
 
 /// What `-x` sets.
-fn exported(arguments: &RunArguments) -> Result<Vec<(String, String)>> {
+pub fn exported(words: &[String]) -> Result<Vec<(String, String)>> {
     let own = |name: &str| std::env::var_os(name);
-    arguments.environment.iter().map(|setting| setting_of(setting, own)).collect()
+    words.iter().map(|setting| setting_of(setting, own)).collect()
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -173,18 +215,13 @@ fn read(file: &Path) -> Result<String> {
 
 fn job(
     arguments: &RunArguments,
+    applications: Vec<Application>,
     id: String,
     plan: &plan::Plan,
     settings: &Settings,
 ) -> Result<Job> {
-    let (program, rest) = arguments.program.split_first().context("no program to run")?;
-    let current = std::env::current_dir().context("this directory does not exist any more")?;
-    let wdir = arguments.wdir.as_ref().map_or(current.clone(), |wdir| current.join(wdir));
     let mut environment = passed_on(std::env::vars_os());
-    if let Some(provider) = &arguments.provider {
-        environment.insert("FI_PROVIDER".to_string(), provider.clone());
-    }
-    environment.extend(exported(arguments)?);
+    environment.extend(exported(&arguments.environment)?);
     environment.extend(settings.variables());
     Ok(Job {
         kvsname: format!("kvs_{id}"),
@@ -193,12 +230,8 @@ fn job(
         size: plan.size,
         universe: plan.universe(),
         mapping: plan.mapping.clone(),
-        task: Task {
-            program: program.clone(),
-            arguments: rest.to_vec(),
-            wdir: wdir.display().to_string(),
-            search: String::new(),
-        },
+        applications,
+        provider: arguments.provider.clone(),
         environment: environment.into_iter().collect(),
         verbose: arguments.verbose,
         limits: limits(arguments),

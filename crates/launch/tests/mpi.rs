@@ -94,22 +94,6 @@ fn a_crashed_rank_is_named_and_the_aborts_it_causes_are_not() {
     lb.assert_nothing_left();
 }
 
-/// Rank 0 notices, and its library aborts the job; or it waits for ever, as Intel MPI does.
-#[test]
-fn a_rank_that_ends_without_a_word_is_named_and_not_the_one_that_notices() {
-    let Some(python) = python_of("mpich") else { return };
-    let lb = Landbridge::new("mpi-quit");
-    let script = "from mpi4py import MPI; import os; c = MPI.COMM_WORLD; c.barrier()\n\
-                  if c.rank == 1: os._exit(0)\n\
-                  c.barrier()";
-    let output = lb.run(&["run", "-n", "3", &python, "-c", script]);
-    assert_code(&output, 1);
-    let expected = "has ended with exit code 0 without MPI_Finalize, and others have lost it";
-    let last = stderr(&output).lines().last().unwrap_or_default().to_string();
-    assert!(last.contains("rank 1 on node") && last.contains(expected), "{last}");
-    lb.assert_nothing_left();
-}
-
 /// Spawns `sys.argv[1]` copies of itself, which print what they know of their group.
 const SPAWN: &str = "from mpi4py import MPI; import os, sys; c = MPI.COMM_WORLD
 parent = MPI.Comm.Get_parent()
@@ -182,5 +166,76 @@ fn a_killed_rank_ends_the_job() {
     let pids = running.wait_for_lines(2);
     signal_process(pids[0].parse().unwrap(), "KILL");
     assert_code(&running.finish(), 137);
+    lb.assert_nothing_left();
+}
+
+/// Prints what each rank takes itself for.
+const WHO: &str =
+    "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.rank, 'of', c.size, flush=True)";
+
+/// A wrapper that becomes an Open MPI program, which knows no PMI-1.
+#[test]
+fn an_open_mpi_program_behind_a_wrapper_is_named() {
+    let Some(python) = python_of("ompi") else { return };
+    let lb = Landbridge::new("ompi-wrapper");
+    let script = format!("#!/bin/sh\nexec {python} -c \"{WHO}\"\n");
+    let script = lb.directory.write_script("wrapper", &script).display().to_string();
+    let mut command = lb.command(&["run", "-n", "2", &script]);
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    let output = common::Running::new(command).finish();
+    assert_ne!(output.status.code(), Some(0));
+    assert_eq!(stdout(&output), "");
+    assert!(stderr(&output).contains("landbridge env --mpi openmpi"), "{}", stderr(&output));
+    lb.assert_nothing_left();
+}
+
+/// Each of its processes would be alone, and the job end with exit code 0.
+#[test]
+fn a_program_that_lost_its_process_manager_is_named() {
+    for library in ["mpich", "ompi"] {
+        let Some(python) = python_of(library) else { continue };
+        let lb = Landbridge::new("alone");
+        let script = format!(
+            "#!/bin/sh\nexec env -i HOME=/ OMPI_ALLOW_RUN_AS_ROOT=1 {python} -c \"{WHO}\"\n"
+        );
+        let script = lb.directory.write_script("wrapper", &script).display().to_string();
+        let output = lb.run(&["run", "-n", "2", &script]);
+        assert_code(&output, 1);
+        let text = stderr(&output);
+        assert!(text.contains("without a word to its process manager"), "{text}");
+        assert!(text.contains("was alone, not one of 2"), "{text}");
+        lb.assert_nothing_left();
+    }
+}
+
+#[test]
+fn several_programs_know_their_number() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("mpi-mpmd");
+    let script = "from mpi4py import MPI; import sys; c = MPI.COMM_WORLD\n\
+                  print(c.rank, c.size, c.Get_attr(MPI.APPNUM), c.allreduce(1), sys.argv[1], flush=True)";
+    let words = ["run", "-n", "1", &python, "-c", script, "a", ":", "-n", "2", &python, "-c"];
+    let output = lb.run(&[&words[..], &[script, "b"]].concat());
+    assert_code(&output, 0);
+    let mut lines: Vec<String> = stdout(&output).lines().map(str::to_string).collect();
+    lines.sort();
+    assert_eq!(lines, ["0 3 0 3 a", "1 3 1 3 b", "2 3 1 3 b"]);
+    lb.assert_nothing_left();
+}
+
+/// The program goes by tcp, though ranks get FI_PROVIDER=landbridge: only its board tells.
+#[test]
+fn a_script_that_chooses_another_transport_is_told() {
+    let Some(python) = python_of("mpich") else { return };
+    let lb = Landbridge::new("past");
+    lb.add_provider();
+    let script = format!("#!/bin/sh\nFI_PROVIDER=tcp exec {python} -c \"{WHO}\"\n");
+    let script = lb.directory.write_script("wrapper", &script).display().to_string();
+    let arguments = ["run", "-n", "2", &script];
+    let output = common::Running::new(lb.plain_command(&arguments)).finish();
+    assert_code(&output, 0);
+    let text = stderr(&output);
+    assert!(text.contains("have not opened Landbridge"), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
     lb.assert_nothing_left();
 }

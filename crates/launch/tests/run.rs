@@ -56,8 +56,8 @@ fn a_rank_that_says_it_lost_another_is_not_named() {
 fn a_job_nobody_reads_ends_quietly() {
     let lb = Landbridge::new("unread");
     let rows = [
-        "\"$0\" run -n 1 yes | head -n 1",
-        "\"$0\" run -n 1 sh -c 'while echo y; do :; done >&2' 2>&1 >/dev/null | head -n 1",
+        "\"$0\" run --provider tcp -n 1 yes | head -n 1",
+        "\"$0\" run --provider tcp -n 1 sh -c 'while echo y; do :; done >&2' 2>&1 >/dev/null | head -n 1",
     ];
     for line in rows {
         let mut command = std::process::Command::new("bash");
@@ -121,20 +121,20 @@ fn sigterm_ends_everything() {
 fn a_job_under_nohup_outlives_its_terminal() {
     let lb = Landbridge::new("nohup");
     let script =
-        "trap '' HUP; exec \"$0\" run -n 2 --clusters 2 sh -c 'echo up; read -r line; echo on'";
+        "trap '' HUP; exec \"$0\" run --provider tcp -n 1 sh -c 'echo up; read -r line; echo on'";
     let mut command = std::process::Command::new("sh");
     let ours = lb.command(&[]);
     command.envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.args(["-c", script]).arg(lb.binary());
     let mut running = common::Running::new(command);
-    running.wait_for_lines(2);
+    running.wait_for_lines(1);
     running.signal("HUP");
     for agent in lb.processes_with("agent") {
         signal_process(agent, "HUP");
     }
     let output = running.finish();
     assert_code(&output, 0);
-    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("on\non\n", ""));
+    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("on\n", ""));
     lb.assert_nothing_left();
 }
 
@@ -349,8 +349,7 @@ fn mistakes_are_told_with_what_to_do() {
         assert_code(&output, 1);
         assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
     }
-    let mut command = lb.command(&["run", "-n", "1", "true"]);
-    command.env_remove("FI_PROVIDER");
+    let command = lb.plain_command(&["run", "-n", "1", "true"]);
     let output = common::Running::new(command).finish();
     assert_code(&output, 1);
     assert!(stderr(&output).contains("make build"), "{}", stderr(&output));

@@ -21,6 +21,8 @@ pub const SLOTS: usize = 4;
 pub const MAGIC: [u8; 16] = *b"landbridge board";
 /// Where the number of the question stands, as eight bytes in the machine's order.
 pub const ASKED_AT: usize = 16;
+/// Not 0 once the process has opened an endpoint, for as long as it lives.
+pub const OPENED_AT: usize = 24;
 
 /// From the beginning of a slot: not 0 while an endpoint has it,
 pub const TAKEN_AT: usize = 0;

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use landbridge_proto::board::{
-    ANSWERED_AT, ASKED_AT, BOARD_BYTES, LENGTH_AT, MAGIC, SLOTS, TAKEN_AT, TEXT_AT, TEXT_BYTES_MAX,
-    VERSION_AT, slot_at,
+    ANSWERED_AT, ASKED_AT, BOARD_BYTES, LENGTH_AT, MAGIC, OPENED_AT, SLOTS, TAKEN_AT, TEXT_AT,
+    TEXT_BYTES_MAX, VERSION_AT, slot_at,
 };
 
 use crate::{arena, param};
@@ -42,7 +42,10 @@ pub fn come_back(file: BorrowedFd<'_>) -> bool {
     let is_whole = rustix::fs::fstat(file).is_ok_and(|data| data.st_size == BOARD_BYTES as i64);
     let Some(Some(board)) = BOARD.get().filter(|_| is_whole) else { return false };
     // SAFETY: as above.
-    unsafe { arena::replace(board.start, BOARD_BYTES, Some(file)) }
+    let is_back = unsafe { arena::replace(board.start, BOARD_BYTES, Some(file)) };
+    // It may be another file than the one before.
+    board.word(OPENED_AT).store(1, Ordering::Relaxed);
+    is_back
 }
 
 /// An endpoint's place on the board.
@@ -63,6 +66,7 @@ impl Slot {
             let taken = board.word(at + TAKEN_AT);
             taken.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
+        board.word(OPENED_AT).store(1, Ordering::Relaxed);
         let at = (0..SLOTS).map(slot_at).find(is_free)?;
         Some(Slot { board, at, answered: 0 })
     }
@@ -146,6 +150,7 @@ mod tests {
         let board = board();
         let mut slots: Vec<Slot> = std::iter::from_fn(|| Slot::take_on(board)).collect();
         assert_eq!(slots.len(), SLOTS);
+        assert_eq!(board.word(OPENED_AT).load(Ordering::Relaxed), 1);
         assert!(!slots[1].is_wanted());
         board.word(ASKED_AT).store(5, Ordering::Relaxed);
         assert!(slots[1].is_wanted());

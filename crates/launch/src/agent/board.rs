@@ -58,7 +58,7 @@ impl Board {
         let _ = pwrite(&self.0, &number.to_ne_bytes(), ASKED_AT as u64);
     }
 
-    fn word(&self, at: usize) -> u64 {
+    pub(super) fn word(&self, at: usize) -> u64 {
         let mut word = [0; 8];
         match pread(&self.0, &mut word[..], at as u64) {
             Ok(8) => u64::from_ne_bytes(word),

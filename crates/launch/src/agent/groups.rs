@@ -45,7 +45,8 @@ impl Group {
             universe: job.universe,
             mapping: job.mapping.clone(),
         };
-        let ranks = (node.first_rank..node.first_rank + node.rank_count).map(|rank| (rank, 0));
+        let ranks = node.first_rank..node.first_rank + node.rank_count;
+        let ranks = ranks.map(|rank| (rank, job.application(rank).0));
         // Spare nodes take no part until they have ranks.
         let below = node.children.iter().enumerate().filter(|(_, child)| child.total_ranks() > 0);
         let server = Server::new(facts, ranks, below.map(|(index, _)| index), &Delta::new());
@@ -117,16 +118,11 @@ impl Agent {
             return Ok(());
         }
         cleanup::remove_forgotten_mpich_files();
-        let plan = mpi::prepare(&job.task, &job.environment)?;
-        if job.verbose && node.holds(0) {
-            self.parent.send(&Message::Note { text: plan.note.clone() });
-        }
-        if let Some(text) = plan.doubt.clone().filter(|_| node.holds(0)) {
-            self.parent.send(&Message::Note { text });
-        }
+        let plans = self.plans(job, node)?;
         let wish = self.wish(job, node);
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let clocks = if recovers(job) { Clocks::new(job)?.map(Rc::new) } else { None };
+            let (appnum, task) = job.application(rank);
             let start = Start {
                 clocks,
                 board: new_board(),
@@ -134,8 +130,8 @@ impl Agent {
                 index: rank,
                 rank,
                 size: job.size,
-                task: &job.task,
-                plan: &plan,
+                task,
+                plan: &plans[&appnum],
                 neighbours: None,
                 incarnation: recovers(job).then_some(0),
                 has_images: wish.is_some(),
@@ -298,7 +294,8 @@ impl Agent {
         self.remove_files_of(index);
         let assignment = self.assignment.as_ref().context("there is no job")?;
         let Assignment { job, node } = assignment;
-        let plan = mpi::prepare(&job.task, &job.environment).map_err(OfThisNode::error)?;
+        let (_, task) = job.application(self.ranks[index].rank);
+        let plan = mpi::prepare(task, job).map_err(OfThisNode::error)?;
         let old = &mut self.ranks[index];
         let again = old.again.as_ref().context("it does not come back")?;
         let start = Start {
@@ -310,7 +307,7 @@ impl Agent {
             index: old.rank,
             rank: old.group_rank,
             size: job.size,
-            task: &job.task,
+            task,
             plan: &plan,
             neighbours: None,
             incarnation: Some(again.incarnation()),
@@ -462,7 +459,7 @@ impl Agent {
         let Assignment { job, node } = assignment;
         let plans = order.on(node).map(|block| {
             let task = &order.tasks[block.appnum as usize];
-            Ok((block, task, mpi::prepare(task, &job.environment)?))
+            Ok((block, task, self.plan(task, job, node)?))
         });
         let plans = plans.collect::<Result<Vec<_>>>()?;
         let own: u32 = plans.iter().map(|(block, ..)| block.count).sum();
@@ -577,6 +574,7 @@ impl Agent {
             }
         }
         for line in lines_of {
+            self.handle_contact(index, &line);
             self.handle_question(index, &line);
         }
         if let Some(pmi) = &mut self.ranks[index].pmi {

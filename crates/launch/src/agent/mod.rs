@@ -11,6 +11,7 @@
 mod again;
 mod board;
 mod clocks;
+mod contact;
 mod end;
 mod exits;
 mod groups;
@@ -19,6 +20,7 @@ mod input;
 mod keeper;
 mod marked;
 mod passed;
+mod prepare;
 pub mod rank;
 mod reach;
 pub mod relay;
@@ -49,6 +51,7 @@ use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
 use board::Look;
 use clocks::Clocks;
+use contact::Libraries;
 use end::Phase;
 use exits::Exits;
 use groups::Group;
@@ -133,6 +136,8 @@ struct Agent {
     pinged_at: Instant,
     /// When the agent above was told last that we are there.
     shown_at: Instant,
+    /// MPI libraries that processes of ranks have been seen with.
+    libraries: Libraries,
     /// Of standard input, to rank 0 below.
     passed: Passed,
     /// Somebody wants to know how the paths of the ranks are.
@@ -195,6 +200,7 @@ impl Agent {
             started_at: std::time::SystemTime::now(),
             pinged_at: Instant::now(),
             shown_at: Instant::now(),
+            libraries: Libraries::default(),
             passed: Passed::default(),
             look: None,
             claim: None,
@@ -226,6 +232,7 @@ impl Agent {
             self.advance_signing();
             self.claim.iter_mut().for_each(Claim::renew);
             self.report_stuck();
+            self.watch_contacts();
             self.retire_groups();
             self.keep_in_touch();
             self.show_life();
@@ -304,7 +311,9 @@ impl Agent {
                 let images = self.ranks.iter().filter_map(LocalRank::image_time);
                 let returns = self.ranks.iter().filter_map(|rank| rank.revival.as_ref());
                 let returns = returns.map(Revival::next_time);
-                let notice = notice.into_iter().chain(look).chain(images).chain(returns).min();
+                let contacts = self.ranks.iter().filter_map(LocalRank::contact_time);
+                let times = notice.into_iter().chain(look).chain(images);
+                let notice = times.chain(returns).chain(contacts).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
                 let is_away = self.ranks.iter().any(LocalRank::is_away);
                 let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
@@ -372,6 +381,7 @@ impl Agent {
             rank.reported = true;
             rank.input.close();
             let (number, group) = (rank.rank, rank.group);
+            self.check_contact(index, ending);
             self.report_ending(group, number, ending);
         }
     }

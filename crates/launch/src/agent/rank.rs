@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use super::again::{Again, Looks};
 use super::board::Board;
 use super::clocks::Clocks;
+use super::contact::Contact;
 use super::input::Stdin;
 use super::keeper::{Keeper, Line};
 use super::revive::Revival;
@@ -84,6 +85,8 @@ pub struct LocalRank {
     /// It has ended, and is brought back from one.
     pub revival: Option<Revival>,
     pub line: Option<Line>,
+    /// Whether it has spoken to its process manager, and what it runs until then.
+    pub contact: Contact,
     pub pmi: Option<PmiSocket>,
     /// Its standard input, if it is rank 0.
     pub input: Stdin,
@@ -140,6 +143,7 @@ impl LocalRank {
             keeper: None,
             revival: None,
             line,
+            contact: Contact::new(start.plan, job.size, Instant::now()),
             pmi: Some(PmiSocket::new(ours.into())?),
             input: Stdin::new(
                 child.stdin.take().map(nonblocking).transpose()?,
@@ -220,6 +224,7 @@ impl LocalRank {
             keeper: None,
             revival: None,
             line: None,
+            contact: Contact::default(),
             pmi: None,
             input: Stdin::new(None, true),
             stdout: None,

@@ -324,7 +324,7 @@ impl Agent {
             mapping: job.mapping.clone(),
         };
         let fresh = adoption.ranks.iter().flat_map(|one| one.fresh());
-        let ranks = adoption.ranks.iter().map(|one| (one.rank, 0));
+        let ranks = adoption.ranks.iter().map(|one| (one.rank, job.application(one.rank).0));
         let mut server = Server::new(facts, ranks, [], &adoption.keys);
         server.take_up(fresh, adoption.has_reached);
         self.groups.insert(0, Group::adopted(server, adoption.ranks.len() as u32));

@@ -39,3 +39,4 @@ pub const TALK: u8 = 51;
 pub const MOVED: u8 = 52;
 pub const IMAGE: u8 = 53;
 pub const KNOWN: u8 = 54;
+pub const ADVICE: u8 = 55;

@@ -15,6 +15,31 @@ pub struct Task {
     /// Directories in which a program without a slash is looked for before those of PATH, separated
     /// by colons; may be empty.
     pub search: String,
+    /// Variables that the user has set with `-x`, for this program: they take precedence over all
+    /// others but the settings.
+    #[serde(default)]
+    pub environment: Vec<(String, String)>,
+}
+
+/// A program of a job's first processes. Its place in the list is its application number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Application {
+    /// How many ranks run it.
+    pub ranks: u32,
+    pub task: Task,
+}
+
+/// The application number of a rank, and what it runs. A rank beyond the last program counts for
+/// that one.
+pub fn application(applications: &[Application], rank: u32) -> (u32, &Task) {
+    let mut end = 0;
+    let is_it = |application: &Application| {
+        end += application.ranks;
+        rank < end
+    };
+    let last = applications.len() - 1;
+    let place = applications.iter().position(is_it).unwrap_or(last);
+    (place as u32, &applications[place].task)
 }
 
 /// One process group to be started.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::output_log::OutputLog;
 use crate::restart::Life;
+use order::Task;
 
 fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
     Node {
@@ -28,6 +29,7 @@ fn task() -> Task {
         arguments: vec!["tab\there".into(), "quote\"'\n".into()],
         wdir: "/tmp".into(),
         search: String::new(),
+        environment: vec![("NAME".into(), "va=lue".into())],
     }
 }
 
@@ -60,7 +62,8 @@ fn assignment() -> Assignment {
             kvsname: "kvs".into(),
             mapping: "(vector,(0,2,2))".into(),
             universe: 6,
-            task: task(),
+            applications: vec![order::Application { ranks: 4, task: task() }],
+            provider: Some("tcp".into()),
             environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
             verbose: true,
             limits: Limits { restarts_max: 3, within_s: 9 },
@@ -123,6 +126,7 @@ fn every_message() -> Vec<Message> {
         Message::Stuck { rank: 5 },
         Message::Failed { text: "no".into() },
         Message::Note { text: "so".into() },
+        Message::Advice { node: "n1".into(), text: "so".into() },
         Message::RelayLog { text: "log".into() },
         Message::Paths { serial: 3, paths: Box::new(Paths { ranks: 2, ..Paths::default() }) },
         Message::Record { serial: 3, lines: "{}\n".into() },
@@ -231,4 +235,19 @@ fn ranks_that_have_moved_are_found_where_they_are() {
     let held: Vec<_> = top.hosts().iter().map(|node| (node.first_rank, node.rank_count)).collect();
     assert_eq!(held, [(0, 2), (4, 0), (4, 2)]);
     assert!(top.children[1].holds(5) && !top.children[0].holds(5));
+}
+
+#[test]
+fn every_rank_has_its_application() {
+    let part = |ranks, program: &str| order::Application {
+        ranks,
+        task: Task { program: program.into(), ..task() },
+    };
+    let parts = [part(2, "a"), part(1, "b"), part(3, "c")];
+    let found = |rank| {
+        let (number, task) = order::application(&parts, rank);
+        (number, task.program.as_str())
+    };
+    let expected = [(0, "a"), (0, "a"), (1, "b"), (2, "c"), (2, "c"), (2, "c"), (2, "c")];
+    assert_eq!([0, 1, 2, 3, 4, 5, 6].map(found), expected);
 }

@@ -2,11 +2,13 @@
 //! do about it. Each check gives [`Finding`]s; nothing is changed.
 
 mod dynamic;
+mod environment;
 mod libraries;
 mod pairs;
 mod paths;
 pub mod peer;
 pub mod probe;
+mod relay;
 mod settings;
 mod system;
 mod tun;
@@ -79,8 +81,9 @@ pub fn run(arguments: &DoctorArguments) -> Result<i32> {
         ("MPI libraries", mpi_libraries),
         ("This machine", system::check(criu.as_ref())),
         ("Settings", settings::check(&settings)),
+        ("Environment", environment::check()),
         ("Paths between two processes", paths::check(&found, &said)),
-        ("Relays", system::check_relays(&arguments.relay)),
+        ("Relays", relay::check(&arguments.relay)),
     ];
     Ok(tell(chapters))
 }
@@ -106,7 +109,7 @@ fn print(finding: &Finding) {
         Grade::Notice => "--",
         Grade::Bad => "!!",
     };
-    println!("  {mark}  {}", finding.text);
+    println!("  {mark}  {}", finding.text.replace('\n', "\n      "));
     for line in finding.advice.iter().flat_map(|advice| advice.lines()) {
         println!("      -> {line}");
     }
@@ -132,6 +135,20 @@ fn files() -> Vec<Finding> {
 fn own_name() -> String {
     let name = |path: std::path::PathBuf| quote(&path.display().to_string());
     std::env::current_exe().map_or_else(|_| "landbridge".to_string(), name)
+}
+
+/// Tells, beside what is found, what takes a while.
+fn progress(what: &str) {
+    eprintln!("landbridge doctor: {what}");
+}
+
+/// What a job that failed has said last, with the lines that belong to it.
+fn last_words(trouble: &str) -> Option<String> {
+    const OURS: &str = "landbridge: ";
+    let lines: Vec<&str> = trouble.lines().collect();
+    let begin = lines.iter().rposition(|line| line.starts_with(OURS));
+    let begin = begin.or(lines.len().checked_sub(1))?;
+    Some(lines[begin..].join("\n").trim_start_matches(OURS).to_string())
 }
 
 /// Neither reads nor prints.

@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::{Finding, own_name};
+use super::{Finding, last_words, own_name, progress};
 use crate::mpi::detect::{Family, Found};
 use crate::ps::desk::{self, Question};
 use crate::ps::{self, paths::Row};
@@ -139,9 +139,16 @@ fn attempt(library: &Found, arguments: &[String]) -> Result<(Heard, Vec<Row>), S
     command.args(["run", "--timeout", TIMEOUT_S]).args(arguments).arg(&program);
     command.args(["doctor-peer", "--pairs"]).arg(&library.library).env_remove("FI_PROVIDER");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    progress(&format!("starting a test process on each host (up to {TIMEOUT_S} s)"));
     let mut child = command.spawn().map_err(|error| error.to_string())?;
+    // Both asked for as pipes just above. What the job says while it starts is for the user, too: which
+    // relay it does not reach, and which firewall may be in the way.
+    let stderr = BufReader::new(child.stderr.take().expect("stderr is a pipe"));
+    let said = std::thread::spawn(move || {
+        let lines = stderr.lines().map_while(Result::ok);
+        lines.inspect(|line| eprintln!("{line}")).collect::<Vec<_>>().join("\n")
+    });
     let (mut heard, mut rows) = (Heard::default(), Vec::new());
-    // Asked for as a pipe just above.
     let stdout = child.stdout.take().expect("stdout is a pipe");
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         heard.take_in(&line);
@@ -157,9 +164,8 @@ fn attempt(library: &Found, arguments: &[String]) -> Result<(Heard, Vec<Row>), S
     if output.status.success() && heard.is_done {
         return Ok((heard, rows));
     }
-    let trouble = String::from_utf8_lossy(&output.stderr);
-    let last = trouble.lines().last().unwrap_or("the test job has ended without a word");
-    Err(last.trim_start_matches("landbridge: ").to_string())
+    let trouble = said.join().unwrap_or_default();
+    Err(last_words(&trouble).unwrap_or_else(|| "the test job has ended without a word".to_string()))
 }
 
 /// As the job's launcher says them.

@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-use super::{Finding, Grade, own_name};
+use super::{Finding, Grade, last_words, own_name, progress};
 use crate::mpi::detect::{Family, Found};
 use crate::sibling;
 use crate::spawn::ssh::quote;
@@ -66,6 +66,7 @@ fn first_that_works<'a>(
 }
 
 fn check_path(name: &str, arguments: &[String], library: &Found) -> Finding {
+    progress(&format!("trying {name} between two processes (up to {TIMEOUT_S} s)"));
     match measure(arguments, library) {
         Ok((latency, bandwidth)) => {
             Finding::good(format!("{name}: 8 B in {latency} us, 1 MiB at {bandwidth} MB/s"))
@@ -106,8 +107,7 @@ fn measure(arguments: &[String], library: &Found) -> Result<(String, String), St
         }
         _ => {
             let trouble = String::from_utf8_lossy(&output.stderr);
-            let last = trouble.lines().last().unwrap_or("no answer");
-            Err(last.trim_start_matches("landbridge: ").to_string())
+            Err(last_words(&trouble).unwrap_or_else(|| "no answer".to_string()))
         }
     }
 }

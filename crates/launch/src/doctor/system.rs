@@ -1,10 +1,8 @@
 //! What the kernel allows here, and what it limits.
 
-use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
@@ -17,8 +15,6 @@ const RANKS_TO_EXPECT: u64 = 64;
 const FILES_PER_RANK: u64 = 16;
 /// Shared memory a rank may need for its rings and its library.
 const SHARED_BYTES_PER_RANK: u64 = 4 << 20;
-/// A relay that does not answer a connection for this long is not reachable.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// `criu`: what takes images of ranks.
 pub fn check(criu: &Path) -> Vec<Finding> {
@@ -32,11 +28,6 @@ pub fn check(criu: &Path) -> Vec<Finding> {
         check_ssh(),
         check_criu(criu),
     ]
-}
-
-/// Whether each of these addresses takes a connection.
-pub fn check_relays(addresses: &[String]) -> Vec<Finding> {
-    addresses.iter().map(|address| check_relay(address)).collect()
 }
 
 fn check_cores() -> Finding {
@@ -164,44 +155,9 @@ fn check_criu(said: &Path) -> Finding {
     }
 }
 
-fn check_relay(address: &str) -> Finding {
-    let found = match address.to_socket_addrs() {
-        Ok(addresses) => addresses.collect::<Vec<_>>(),
-        Err(error) => {
-            return Finding::bad(format!("relay {address}: {error}"), "write HOST:PORT");
-        }
-    };
-    let connect = |address| TcpStream::connect_timeout(address, CONNECT_TIMEOUT);
-    if found.iter().any(|address| connect(address).is_ok()) {
-        return Finding::good(format!("{address} takes connections"));
-    }
-    Finding::bad(
-        format!("{address} takes no connection"),
-        "is a job running whose relay listens there, and does the firewall let it through?",
-    )
-}
-
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
-    use rustix::net::{AddressFamily, SocketType, getsockname, socket};
-
-    use super::super::Grade;
     use super::*;
-
-    #[test]
-    fn relays_are_told_apart() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        assert_eq!(check_relay(&address).grade, Grade::Good);
-        // Nobody listens at a port of its own, which is therefore nobody else's meanwhile.
-        let taken = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&taken, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        let address = SocketAddr::try_from(getsockname(&taken).unwrap()).unwrap().to_string();
-        assert_eq!(check_relay(&address).grade, Grade::Bad);
-        assert_eq!(check_relay("no port").grade, Grade::Bad);
-    }
 
     #[test]
     fn own_child_may_be_read_by_a_sibling_or_not_but_the_question_is_answered() {

@@ -26,6 +26,7 @@ fn job(size: u32) -> Job {
         arguments: Vec::new(),
         wdir: "/home".into(),
         search: String::new(),
+        environment: Vec::new(),
     };
     Job {
         id: String::new(),
@@ -34,7 +35,8 @@ fn job(size: u32) -> Job {
         universe: size,
         kvsname: "kvs".into(),
         mapping: String::new(),
-        task,
+        applications: vec![Application { ranks: size, task }],
+        provider: None,
         environment: Vec::new(),
         verbose: false,
         limits: Default::default(),

@@ -87,7 +87,8 @@ impl<'a> Detector<'a> {
         variable(self.environment, name)
     }
 
-    fn library_of_program(&self, program: &Path, depth: u32) -> Option<Found> {
+    /// The library that this program uses, whatever it is given as arguments.
+    pub fn library_of_program(&self, program: &Path, depth: u32) -> Option<Found> {
         if is_python(program) {
             return self.library_of_python(program);
         }
@@ -160,7 +161,8 @@ pub fn library_in(directory: &Path) -> Option<Found> {
     LIBRARY_NAMES.iter().find_map(|name| library_file(&directory.join(name)))
 }
 
-fn library_file(path: &Path) -> Option<Found> {
+/// The MPI library that this file is, if it is one.
+pub fn library_file(path: &Path) -> Option<Found> {
     let family = family(&Elf::read(path)?)?;
     Some(Found { family, library: path.to_path_buf(), needs_path: false })
 }

@@ -1,8 +1,10 @@
 //! Prepares what a rank runs: the program's path, and the environment with which its MPI library
-//! uses our provider. What the user has set wins over what we would set.
+//! uses our provider. What the user has set wins over what we would set, but for the variables that
+//! would choose another transport ([`ways`]).
 
 pub mod detect;
 pub mod elf;
+pub mod ways;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -10,9 +12,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
+use crate::control::Job;
 use crate::control::order::Task;
 use crate::sibling;
 use detect::{Detector, Family, Found};
+use ways::Replaced;
 
 pub const PROVIDER: &str = "landbridge";
 
@@ -33,6 +37,15 @@ pub struct Plan {
     pub note: String,
     /// What may come to nothing with this program.
     pub doubt: Option<String>,
+    /// What the user has to know about the environment of this host.
+    pub advice: Option<String>,
+    /// The library that was found to be used.
+    pub family: Option<Family>,
+    /// The program itself uses a library that speaks to this process manager: it is no wrapper, behind
+    /// which anything may be.
+    pub is_direct: bool,
+    /// All messages of the program go through the provider.
+    pub is_ours: bool,
 }
 
 /// Variables that are another one at each login or on each host. Ranks that may be started anew elsewhere have none of them of
@@ -57,14 +70,20 @@ fn is_of_a_login(name: &OsStr) -> bool {
     })
 }
 
-/// `settings`: the job's environment, which wins over what this host has.
-pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
+/// A component that no Open MPI has: one that is started behind a wrapper, where it would take itself
+/// for a job of one process, ends in MPI_Init.
+const NO_OPEN_MPI: (&str, &str) = ("OMPI_MCA_pml", "none-under-landbridge-run");
+
+/// The environment of the job wins over what this host has.
+pub fn prepare(task: &Task, job: &Job) -> Result<Plan> {
+    let settings = &job.environment;
     let recovers = recovers(settings);
     let mut environment: Environment = std::env::vars_os().collect();
     if recovers {
         environment.retain(|name, _| !is_of_a_login(name));
     }
-    environment.extend(settings.iter().map(|(name, value)| (name.into(), value.into())));
+    let said = settings.iter().chain(&task.environment);
+    environment.extend(said.map(|(name, value)| (name.into(), value.into())));
     environment.retain(|name, _| {
         let name = name.as_encoded_bytes();
         !name.starts_with(b"PMI_") && !name.starts_with(b"PMIX_")
@@ -78,16 +97,28 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
         search => join_paths(OsStr::new(search), path),
     };
     let program = find_program(&task.program, &task.wdir, &path)?;
-    let found = Detector::new(&environment, &task.wdir).library(&program, &task.arguments);
+    let detector = Detector::new(&environment, &task.wdir);
+    let found = detector.library(&program, &task.arguments);
+    let is_direct = detector.library_of_program(&program, 0).is_some();
     check_family(found.as_ref(), &task.program)?;
+    let family = found.as_ref().map(|found| found.family);
+    let replaced = match job.provider {
+        Some(_) => Replaced::default(),
+        None => ways::choose(&mut environment, family, &task.environment),
+    };
     if recovers {
         check_recovery(found.as_ref(), &task.program)?;
         if found.is_some() {
             check_ways(&environment)?;
         }
     }
-    set_provider(&mut environment)?;
+    set_provider(&mut environment, job.provider.as_deref())?;
     set_library(&mut environment, found.as_ref());
+    if job.size > 1 && !is_direct {
+        let (name, value) = NO_OPEN_MPI;
+        environment.insert(name.into(), value.into());
+    }
+    let is_ours = job.provider.is_none() && !ways::is_wished(&task.environment);
     let note = match &found {
         Some(found) => {
             let library = found.library.display();
@@ -101,7 +132,8 @@ pub fn prepare(task: &Task, settings: &[(String, String)]) -> Result<Plan> {
             task.program
         )
     });
-    Ok(Plan { program, environment, note, doubt })
+    let advice = replaced.text();
+    Ok(Plan { program, environment, note, doubt, advice, family, is_direct, is_ours })
 }
 
 /// Whether ranks that are killed are to be started anew. `settings`: the job's environment.
@@ -226,10 +258,10 @@ pub fn own_libfabric(library: &Path) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Makes libfabric load our provider, unless the user has chosen another one.
-pub fn set_provider(environment: &mut Environment) -> Result<()> {
-    set_default(environment, "FI_PROVIDER", PROVIDER);
-    if variable(environment, "FI_PROVIDER") != PROVIDER {
+/// Makes libfabric load our provider, or the one that the user wants to compare with.
+pub fn set_provider(environment: &mut Environment, other: Option<&str>) -> Result<()> {
+    environment.insert("FI_PROVIDER".into(), other.unwrap_or(PROVIDER).into());
+    if other.is_some() {
         return Ok(());
     }
     let ours = sibling::provider_directory()?;
@@ -382,8 +414,8 @@ mod tests {
         let mut mpich = environment(&[("MPIR_CVAR_NOLOCAL", "0")]);
         set_library(&mut mpich, Some(&found(Family::Mpich)));
         assert_eq!(variable(&mpich, "MPIR_CVAR_NOLOCAL"), "0");
-        let mut other = environment(&[("FI_PROVIDER", "tcp")]);
-        set_provider(&mut other).unwrap();
+        let mut other = environment(&[("FI_PROVIDER", "verbs")]);
+        set_provider(&mut other, Some("tcp")).unwrap();
         assert_eq!(other, environment(&[("FI_PROVIDER", "tcp")]));
     }
 

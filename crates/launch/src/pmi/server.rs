@@ -166,6 +166,11 @@ impl Server {
         self.ranks.get(&rank).map_or(Stage::Silent, |local| local.stage)
     }
 
+    /// Whether this rank waits for others in a barrier.
+    pub fn is_waiting(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|local| local.in_barrier)
+    }
+
     fn someone_waits(&self) -> bool {
         self.ranks.values().any(|local| local.in_barrier)
             || self.children.values().any(|&reached| reached)

@@ -7,6 +7,7 @@ use super::foot::Standing;
 use super::record::Inquiry;
 use super::{Child, Launcher, Phase};
 use crate::checkpoint::Wish;
+use crate::control::order::Task;
 use crate::control::{Job, Message, Node};
 use crate::groups::Groups;
 use crate::ps::desk::{self, Account, Desk, Question};
@@ -102,12 +103,15 @@ impl Counter {
             say(&format!("`landbridge ps` will not show this job: {error:#}"));
             Desk::default()
         });
-        let words = std::iter::once(&job.task.program).chain(&job.task.arguments);
-        let words: Vec<&str> = words.map(String::as_str).collect();
+        let line = |task: &Task| {
+            let words = std::iter::once(&task.program).chain(&task.arguments);
+            words.map(String::as_str).collect::<Vec<_>>().join(" ")
+        };
+        let lines: Vec<String> = job.applications.iter().map(|it| line(&it.task)).collect();
         let fixed = Account {
             job: job.id.clone(),
             launcher: std::process::id(),
-            program: words.join(" ").chars().take(PROGRAM_CHARS_MAX).collect(),
+            program: lines.join(" : ").chars().take(PROGRAM_CHARS_MAX).collect(),
             began: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             recover: recovers(job),
             checkpoints: Wish::find(&job.environment).is_some_and(|_| recovers(job)),

@@ -95,8 +95,17 @@ impl Landbridge {
 
     /// `landbridge` with libfabric's own tcp provider, so that ours need not be there.
     pub fn command(&self, arguments: &[&str]) -> Command {
+        let arguments = match arguments.split_first() {
+            Some((&"run", rest)) => [&["run", "--provider", "tcp"], rest].concat(),
+            _ => arguments.to_vec(),
+        };
+        self.plain_command(&arguments)
+    }
+
+    /// With our own provider.
+    pub fn plain_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.binary());
-        command.args(arguments).env(MARK, &self.mark).env("FI_PROVIDER", "tcp");
+        command.args(arguments).env(MARK, &self.mark);
         command.env_remove("LANDBRIDGE_TOPOLOGY").env_remove("LANDBRIDGE_SETTINGS");
         // Not the settings of whoever runs the tests.
         command.env("XDG_CONFIG_HOME", self.directory.0.join("config"));
@@ -109,6 +118,11 @@ impl Landbridge {
 
     pub fn start(&self, arguments: &[&str]) -> Running {
         Running::new(self.command(arguments))
+    }
+
+    /// Puts an empty file in the place of the provider, which is enough for programs that load none.
+    pub fn add_provider(&self) {
+        self.directory.write("liblandbridge-fi.so", "");
     }
 
     /// Processes that carry the mark and are not zombies.

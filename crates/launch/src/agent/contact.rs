@@ -1,0 +1,364 @@
+//! The contact of ranks with what has started them: whether they speak to their process manager, and
+//! whether they open the provider.
+//!
+//! A rank may be a wrapper, behind which an MPI program is started that knows nothing of this process
+//! manager: an Open MPI program, or a program that `sudo`, `env -i` or a container has separated from
+//! its variables. Each of these takes itself for a job of one process, and ends with exit code 0. So,
+//! while a wrapper is silent, its processes are looked at now and then: which MPI library they have
+//! loaded, and whether they have the variable that leads to the process manager.
+//!
+//! A rank may also come through MPI_Init by another transport, for a script in front of it has set a
+//! variable of its library. Then its board tells that no endpoint was opened.
+//!
+//! What may never happen: a program without MPI is taken for one of these; a long look at processes
+//! keeps the agent from its other work.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::Agent;
+use super::board::Board;
+use super::rank::LocalRank;
+use crate::control::{Ending, Message};
+use crate::mpi::Plan;
+use crate::mpi::detect::{self, Family};
+use crate::pmi::server::Stage;
+
+/// The first look at a wrapper comes after this long; MPI libraries need several times as long to start.
+const LOOK_MIN: Duration = Duration::from_millis(20);
+/// Looks come after a tenth of the rank's age, at least so often.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+/// A stranger that lives so long is told of at once, and not only at its end.
+const STRANGER_TOLD_AFTER: Duration = Duration::from_secs(2);
+/// A rank that has been told all it asked for and has not opened the provider this long after is told
+/// of: it may wait for ever. Between these two an MPI library needs some milliseconds.
+const PAST_TOLD_AFTER: Duration = Duration::from_secs(10);
+/// Processes of one rank that are looked at.
+const PROCESSES_MAX: usize = 64;
+
+/// An MPI process that does not know its process manager.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stranger {
+    library: PathBuf,
+    family: Family,
+    /// It takes itself for a job of one process. Open MPI does not where it finds our variables.
+    is_alone: bool,
+}
+
+/// See the module head.
+#[derive(Debug, Default)]
+pub struct Contact {
+    begun: Option<Instant>,
+    /// The next look at the rank's processes.
+    look_at: Option<Instant>,
+    stranger: Option<(Stranger, Instant)>,
+    /// All its messages are to go through the provider.
+    is_ours: bool,
+    /// Its last word to its process manager.
+    spoken: Option<Instant>,
+    is_told: bool,
+}
+
+impl Contact {
+    /// `size`: ranks of the job. A single one is right to take itself for one.
+    pub fn new(plan: &Plan, size: u32, now: Instant) -> Contact {
+        if size < 2 {
+            return Contact::default();
+        }
+        let look_at = (!plan.is_direct).then_some(now + LOOK_MIN);
+        Contact { begun: Some(now), look_at, is_ours: plan.is_ours, ..Contact::default() }
+    }
+
+    /// Whether it is time for a look at the rank's processes, of which it has been silent so far.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let (Some(begun), Some(at)) = (self.begun, self.look_at) else { return false };
+        if now < at {
+            return false;
+        }
+        let age = now.saturating_duration_since(begun);
+        self.look_at = Some(now + (age / 10).clamp(LOOK_MIN, LOOK_MAX));
+        true
+    }
+
+    fn handle_sight(&mut self, stranger: Option<Stranger>, now: Instant) {
+        let Some(stranger) = stranger else { return };
+        let since = self.stranger.as_ref().map_or(now, |(_, since)| *since);
+        self.stranger = Some((stranger, since));
+    }
+
+    /// The stranger that runs for long enough to be told of, once.
+    fn poll_stranger(&mut self, now: Instant) -> Option<Stranger> {
+        let (stranger, since) = self.stranger.as_ref()?;
+        let is_long = now.saturating_duration_since(*since) >= STRANGER_TOLD_AFTER;
+        let stranger = stranger.clone();
+        (is_long && !std::mem::replace(&mut self.is_told, true)).then_some(stranger)
+    }
+
+    fn handle_word(&mut self, now: Instant) {
+        (self.spoken, self.look_at, self.stranger) = (Some(now), None, None);
+    }
+
+    /// When it has to be known whether the provider was opened.
+    fn past_time(&self) -> Option<Instant> {
+        let spoken = self.spoken.filter(|_| self.is_ours && !self.is_told);
+        spoken.map(|spoken| spoken + PAST_TOLD_AFTER)
+    }
+
+    fn next_time(&self) -> Option<Instant> {
+        self.look_at.or_else(|| self.past_time())
+    }
+}
+
+impl LocalRank {
+    /// When its contact is to be looked at.
+    pub fn contact_time(&self) -> Option<Instant> {
+        self.contact.next_time().filter(|_| self.ending.is_none())
+    }
+
+    fn has_opened(&self) -> bool {
+        self.board.as_ref().is_none_or(|board| board.is_opened())
+    }
+}
+
+const PAST: &str = "ranks are in MPI and have not opened Landbridge: their messages go by another transport, past \
+the relays. The program, or a script in front of it, sets FI_PROVIDER or a variable of its MPI library \
+(MPIR_CVAR_CH4_NETMOD, I_MPI_FABRICS, I_MPI_OFI_PROVIDER), or brings a libfabric that loads no provider: take that out";
+
+impl Stranger {
+    fn why(&self) -> &'static str {
+        match self.family {
+            Family::OpenMpi => {
+                "Open MPI cannot be started by `landbridge run`: inside one cluster, use its own mpirun after \
+                 `landbridge env --mpi openmpi`"
+            }
+            _ => {
+                "whatever starts the program (sudo, env -i, ssh, a container) must hand on the variables that begin with \
+                 PMI_, FI_, MPIR_, I_MPI_ and LANDBRIDGE_, and open files"
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("{} ({})", self.family.name(), self.library.display())
+    }
+
+    fn advice(&self) -> String {
+        format!("a rank runs {} without its process manager: {}", self.name(), self.why())
+    }
+}
+
+impl Agent {
+    /// A rank has said this to its process manager.
+    pub(super) fn handle_contact(&mut self, index: usize, line: &str) {
+        let rank = &mut self.ranks[index];
+        rank.contact.handle_word(Instant::now());
+        let is_last = Stage::Silent.after(line) == Stage::Finalized;
+        if is_last && rank.contact.past_time().is_some() && !rank.has_opened() {
+            self.tell_past(index);
+        }
+    }
+
+    fn tell_past(&mut self, index: usize) {
+        self.ranks[index].contact.is_told = true;
+        self.advise(PAST.to_string());
+    }
+
+    fn advise(&mut self, text: String) {
+        let node = self.assignment.as_ref().map_or("?", |own| &own.node.name).to_string();
+        self.parent.send(&Message::Advice { node, text });
+    }
+
+    /// Looks at the ranks for which it is time.
+    pub(super) fn watch_contacts(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.ranks.len() {
+            let rank = &mut self.ranks[index];
+            if rank.ending.is_some() || rank.contact_time().is_none_or(|at| now < at) {
+                continue;
+            }
+            if rank.contact.is_due(now) {
+                let stranger = self.libraries.stranger(rank.pid);
+                rank.contact.handle_sight(stranger, now);
+                if let Some(stranger) = rank.contact.poll_stranger(now) {
+                    self.advise(stranger.advice());
+                }
+            } else if rank.contact.past_time().is_some_and(|at| now >= at) {
+                let (number, has_opened) = (rank.rank, rank.has_opened());
+                let group = self.groups.get(&rank.group);
+                let waits = group.is_none_or(|group| group.server.is_waiting(number));
+                match (has_opened, waits) {
+                    // It need not be looked at again, or only when it says something more.
+                    (true, _) | (false, true) => self.ranks[index].contact.spoken = None,
+                    (false, false) => self.tell_past(index),
+                }
+            }
+        }
+    }
+
+    /// A rank has ended: if it has never spoken to its process manager, and was an MPI process, then its
+    /// result is that of another job than the one that was asked for.
+    pub(super) fn check_contact(&mut self, index: usize, ending: Ending) {
+        let rank = &mut self.ranks[index];
+        let Some((stranger, _)) = rank.contact.stranger.take() else { return };
+        let number = rank.rank;
+        let size = self.assignment.as_ref().map_or(0, |own| own.job.size);
+        match ending {
+            Ending::Exited(0) if stranger.is_alone => self.fail(format!(
+                "rank {number} has ended without a word to its process manager: it has used {} and was alone, not one of \
+                 {size}; {}",
+                stranger.name(),
+                stranger.why()
+            )),
+            Ending::Exited(0) | Ending::Killed(_) => {}
+            Ending::Exited(_) => self.advise(stranger.advice()),
+        }
+    }
+}
+
+/// The MPI libraries that processes have been seen with: each is read once.
+#[derive(Debug, Default)]
+pub struct Libraries(BTreeMap<PathBuf, Option<Family>>);
+
+impl Libraries {
+    /// An MPI process below `pid`, or that one, which does not know its process manager.
+    fn stranger(&mut self, pid: u32) -> Option<Stranger> {
+        let found = family_tree(pid).into_iter().filter_map(|pid| self.stranger_at(pid));
+        found.max_by_key(|stranger| stranger.is_alone)
+    }
+
+    fn stranger_at(&mut self, pid: u32) -> Option<Stranger> {
+        let maps = std::fs::read(format!("/proc/{pid}/maps")).ok()?;
+        let maps = String::from_utf8_lossy(&maps);
+        let (library, family) = mapped_libraries(&maps).into_iter().find_map(|path| {
+            let read = || detect::library_file(&seen_by(pid, &path)).map(|found| found.family);
+            let family = *self.0.entry(path.clone()).or_insert_with(read);
+            Some((path, family?))
+        })?;
+        let is_alone = !has_manager(pid)?;
+        let is_stranger = is_alone || family == Family::OpenMpi;
+        is_stranger.then_some(Stranger { library, family, is_alone })
+    }
+}
+
+/// Files in this list of mappings that may be MPI libraries.
+fn mapped_libraries(maps: &str) -> Vec<PathBuf> {
+    let is_one = |path: &&str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        name.starts_with("libmpi") && name.contains(".so")
+    };
+    let paths = maps.lines().filter_map(|line| Some(&line[line.find('/')?..]));
+    let mut found: Vec<PathBuf> = paths.filter(is_one).map(PathBuf::from).collect();
+    found.dedup();
+    found
+}
+
+/// A path as another process sees it, which may have another root.
+fn seen_by(pid: u32, path: &Path) -> PathBuf {
+    let below = path.strip_prefix("/").unwrap_or(path);
+    Path::new(&format!("/proc/{pid}/root")).join(below)
+}
+
+/// Whether a process has the variable that leads to the process manager; `None`: it is gone.
+fn has_manager(pid: u32) -> Option<bool> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    Some(environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(b"PMI_FD=")))
+}
+
+/// A process and those below it.
+fn family_tree(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        next += 1;
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+        for thread in threads.flatten().take(PROCESSES_MAX) {
+            let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            found.extend(text.split_ascii_whitespace().flat_map(str::parse::<u32>));
+        }
+        if found.len() >= PROCESSES_MAX {
+            break;
+        }
+    }
+    found
+}
+
+impl Board {
+    /// Whether an endpoint of the provider was ever opened.
+    fn is_opened(&self) -> bool {
+        self.word(landbridge_proto::board::OPENED_AT) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contact(now: Instant) -> Contact {
+        let (look_at, is_ours) = (Some(now + LOOK_MIN), true);
+        Contact { begun: Some(now), look_at, is_ours, ..Contact::default() }
+    }
+
+    #[test]
+    fn a_wrapper_is_looked_at_less_and_less_often_until_it_speaks() {
+        let begun = Instant::now();
+        let mut contact = contact(begun);
+        let mut looks = 0;
+        let mut now = begun;
+        while now < begun + Duration::from_secs(600) {
+            now = contact.next_time().unwrap();
+            assert!(contact.is_due(now) && !contact.is_due(now));
+            looks += 1;
+        }
+        assert!((100..300).contains(&looks), "{looks}");
+        contact.handle_word(now);
+        assert_eq!(contact.next_time(), Some(now + PAST_TOLD_AFTER));
+        assert!(!contact.is_due(now + LOOK_MAX));
+    }
+
+    #[test]
+    fn a_stranger_that_stays_is_told_of_once() {
+        let now = Instant::now();
+        let mut contact = contact(now);
+        let library = PathBuf::from("/opt/lib/libmpi.so.40");
+        let stranger = Stranger { library, family: Family::OpenMpi, is_alone: true };
+        contact.handle_sight(Some(stranger.clone()), now);
+        contact.handle_sight(None, now);
+        assert_eq!(contact.poll_stranger(now), None);
+        contact.handle_sight(Some(stranger.clone()), now + STRANGER_TOLD_AFTER);
+        let later = now + STRANGER_TOLD_AFTER;
+        assert_eq!(contact.poll_stranger(later), Some(stranger.clone()));
+        assert_eq!(contact.poll_stranger(later), None);
+        assert!(stranger.advice().contains("landbridge env --mpi openmpi"));
+    }
+
+    #[test]
+    fn libraries_are_found_among_mappings() {
+        let maps = "7f0-7f1 r--p 00000000 08:01 12 /opt/my lib/libmpi.so.40.40.7\n\
+                    7f1-7f2 r-xp 00001000 08:01 12 /opt/my lib/libmpi.so.40.40.7\n\
+                    7f2-7f3 rw-p 00000000 00:00 0 [heap]\n\
+                    7f3-7f4 rw-p 00000000 00:00 0\n\
+                    7f4-7f5 r--p 00000000 08:01 12 /usr/lib/libc.so.6\n";
+        assert_eq!(mapped_libraries(maps), [PathBuf::from("/opt/my lib/libmpi.so.40.40.7")]);
+    }
+
+    #[test]
+    fn processes_are_found_with_those_below_them() {
+        let _alone = crate::sys::children();
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & wait"])
+            .env("PMI_FD", "7")
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while family_tree(child.id()).len() < 2 {
+            assert!(Instant::now() < deadline);
+        }
+        assert_eq!(has_manager(child.id()), Some(true));
+        for pid in family_tree(child.id()).into_iter().rev() {
+            crate::sys::kill(pid, libc::SIGKILL);
+        }
+        child.wait().unwrap();
+        assert_eq!(Libraries::default().stranger(child.id()), None);
+    }
+}

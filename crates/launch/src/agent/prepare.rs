@@ -1,0 +1,86 @@
+//! What the ranks of this host run: each program of the job with its environment, and what the user has
+//! to know about it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+
+use super::Agent;
+use crate::control::order::Task;
+use crate::control::{Job, Message, Node};
+use crate::mpi::{self, Plan};
+
+impl Agent {
+    /// By application number, those of which ranks are here.
+    pub(super) fn plans(&mut self, job: &Job, node: &Node) -> Result<BTreeMap<u32, Plan>> {
+        let mut plans = BTreeMap::new();
+        for rank in node.first_rank..node.first_rank + node.rank_count {
+            let (appnum, task) = job.application(rank);
+            if plans.contains_key(&appnum) {
+                continue;
+            }
+            let plan = self.plan(task, job, node)?;
+            // One node speaks for all: the one that holds the first rank of the program.
+            if rank == 0 || job.application(rank - 1).0 != appnum {
+                let told = plan.doubt.iter().chain(job.verbose.then_some(&plan.note));
+                told.for_each(|text| self.parent.send(&Message::Note { text: text.clone() }));
+            }
+            plans.insert(appnum, plan);
+        }
+        check_one_library(plans.values())?;
+        Ok(plans)
+    }
+
+    /// The plan of one program.
+    pub(super) fn plan(&mut self, task: &Task, job: &Job, node: &Node) -> Result<Plan> {
+        let plan = mpi::prepare(task, job)?;
+        if let Some(text) = plan.advice.clone() {
+            self.parent.send(&Message::Advice { node: node.name.clone(), text });
+        }
+        Ok(plan)
+    }
+}
+
+/// Ranks of different MPI libraries do not understand each other.
+fn check_one_library<'a>(plans: impl Iterator<Item = &'a Plan>) -> Result<()> {
+    let mut known: Option<&Plan> = None;
+    for plan in plans.filter(|plan| plan.family.is_some()) {
+        let first = *known.get_or_insert(plan);
+        if let (Some(one), Some(other)) = (first.family, plan.family)
+            && one != other
+        {
+            bail!(
+                "{} uses {} and {} uses {}: the programs of a job need one MPI library",
+                first.program.display(),
+                one.name(),
+                plan.program.display(),
+                other.name()
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mpi::detect::Family;
+
+    #[test]
+    fn programs_of_two_libraries_are_no_job() {
+        let plan = |family| Plan {
+            program: "/a.out".into(),
+            environment: Default::default(),
+            note: String::new(),
+            doubt: None,
+            advice: None,
+            family,
+            is_direct: true,
+            is_ours: true,
+        };
+        let (mpich, intel) = (plan(Some(Family::Mpich)), plan(Some(Family::Intel)));
+        assert!(check_one_library([&mpich, &plan(None), &mpich].into_iter()).is_ok());
+        let error = check_one_library([&mpich, &plan(None), &intel].into_iter()).unwrap_err();
+        assert!(error.to_string().contains("uses MPICH and /a.out uses Intel MPI"), "{error}");
+    }
+}
