@@ -196,7 +196,7 @@ fn a_program_that_lost_its_process_manager_is_named() {
         let Some(python) = python_of(library) else { continue };
         let lb = Landbridge::new("alone");
         let script = format!(
-            "#!/bin/sh\nexec env -i HOME=/ OMPI_ALLOW_RUN_AS_ROOT=1 {python} -c \"{WHO}\"\n"
+            "#!/bin/sh\nexec env -i HOME=/ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_MCA_btl=self {python} -c \"{WHO}\"\n"
         );
         let script = lb.directory.write_script("wrapper", &script).display().to_string();
         let output = lb.run(&["run", "-n", "2", &script]);
