@@ -150,7 +150,7 @@ pub fn look() {
         return;
     }
     let Some(head) = map(descriptor) else {
-        say(format_args!("clocks are not recorded: there is no memory for it"));
+        say_no_memory();
         return;
     };
     // SAFETY: the memory file is a record, and stays mapped.
@@ -178,6 +178,23 @@ pub fn look() {
     DESCRIPTOR.store(descriptor, Relaxed);
     HEAD.store(head.cast(), Release);
     OWNER.store(owner, Release);
+}
+
+fn say_no_memory() {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a plain system call that fills in a value of ours.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    let wanted = CLOCKS_BYTES >> 20;
+    match limit.rlim_cur {
+        libc::RLIM_INFINITY => say(format_args!(
+            "clocks are not recorded: there is no memory for it ({wanted} MiB of address space)"
+        )),
+        most => say(format_args!(
+            "clocks are not recorded: there is no room for {wanted} MiB in the {} MiB of address space \
+             that this process may have: raise that limit (ulimit -v)",
+            most >> 20
+        )),
+    }
 }
 
 /// Lets go of the record, so that an image can be taken of this process which is not one of its record as well: nothing is

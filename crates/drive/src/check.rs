@@ -21,6 +21,27 @@ pub enum Sum {
 }
 
 impl Sum {
+    /// What the setting `integrity` means. `recovers`: processes of the job may be started anew, and what they send is compared
+    /// by these checks, so a check sees the order of words.
+    #[must_use]
+    pub fn of_job(word: &str, recovers: bool) -> Self {
+        match word {
+            "off" => Self::Off,
+            "sum" if !recovers => Self::Additive,
+            _ => Self::Crc32c,
+        }
+    }
+
+    /// How bytes are summed, for those who know of no kinds; `None`: they are not.
+    #[must_use]
+    pub fn function(self) -> Option<fn(&[u8]) -> u32> {
+        match self {
+            Self::Crc32c => Some(|bytes| Self::Crc32c.of(bytes)),
+            Self::Additive => Some(|bytes| Self::Additive.of(bytes)),
+            Self::Off => None,
+        }
+    }
+
     /// The sum of `bytes`.
     #[inline]
     #[must_use]
@@ -208,6 +229,13 @@ mod tests {
     use proptest::prelude::*;
 
     const ALL: [Sum; 3] = [Sum::Crc32c, Sum::Additive, Sum::Off];
+
+    #[test]
+    fn whoever_may_come_back_has_checks_that_see_the_order_of_words() {
+        let of = |recovers| ["off", "sum", "crc32c"].map(|word| Sum::of_job(word, recovers));
+        assert_eq!(of(false), [Sum::Off, Sum::Additive, Sum::Crc32c]);
+        assert_eq!(of(true), [Sum::Off, Sum::Crc32c, Sum::Crc32c]);
+    }
 
     #[test]
     fn crc_of_the_examples_in_rfc_3720() {

@@ -3,4 +3,5 @@
 pub mod check;
 pub mod engine;
 pub mod link;
+pub mod refusals;
 pub mod sys;

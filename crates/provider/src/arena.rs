@@ -13,9 +13,11 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use talc::TalcLock;
 use talc::base::Talc;
@@ -27,8 +29,10 @@ use crate::abi::Errno;
 use crate::sync::RawSpinLock;
 
 /// Sizes tried for the whole stretch, largest first. Address space costs nothing; under a limit
-/// (`ulimit -v`) a smaller one must do.
+/// (`ulimit -v`) a smaller one must do, of which the rest of the process has room as well.
 const RESERVATIONS: [usize; 6] = [64 << 30, 16 << 30, 4 << 30, 1 << 30, 256 << 20, 64 << 20];
+/// Of a limited address space one part in so many is ours at most: libraries and the program need the rest.
+const LIMIT_SHARE: usize = 4;
 /// The heap grows by at least this: few system calls, little unused.
 const GROWTH: usize = 4 << 20;
 /// A freed block of at least this size is given back to the system at once.
@@ -122,11 +126,62 @@ impl Stretch {
 fn stretch() -> &'static Stretch {
     static STRETCH: OnceLock<Stretch> = OnceLock::new();
     STRETCH.get_or_init(|| {
-        let largest = RESERVATIONS.into_iter().find_map(|len| Some((try_reserve(len)?, len)));
+        let mut sizes = sizes(address_space());
+        let largest = sizes.find_map(|len| Some((try_reserve(len)?, len)));
         // With nothing reserved every allocation fails, and says so in the usual way.
         let (start, len) = largest.unwrap_or((PAGE, 0));
         Stretch { start, len }
     })
+}
+
+/// What may be reserved under a limit of address space, largest first.
+fn sizes(limit: Option<usize>) -> impl Iterator<Item = usize> {
+    let most = limit.map_or(usize::MAX, |limit| limit / LIMIT_SHARE);
+    let smallest = RESERVATIONS[RESERVATIONS.len() - 1];
+    RESERVATIONS.into_iter().filter(move |&len| len <= most.max(smallest))
+}
+
+/// The limit of address space of this process, if there is one.
+fn address_space() -> Option<usize> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    usize::try_from(limit).ok()
+}
+
+/// There is no memory for this library: most allocations cannot fail, so the process is about to end. Nothing here allocates.
+#[cold]
+fn tell_of_want() {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    if IS_TOLD.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let mut line = Line { bytes: [0; 256], length: 0 };
+    let _ = match address_space() {
+        Some(limit) => writeln!(
+            line,
+            "landbridge: no memory for the provider: this process may have {} MiB of address space \
+             (ulimit -v): raise that limit",
+            limit >> 20
+        ),
+        None => writeln!(line, "landbridge: no memory for the provider: this machine has no more"),
+    };
+    // SAFETY: writes bytes that are there.
+    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
+}
+
+/// A line of text that is made without memory of the heap. What does not fit is left out.
+struct Line {
+    bytes: [u8; 256],
+    length: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let room = &mut self.bytes[self.length..];
+        let count = text.len().min(room.len());
+        room[..count].copy_from_slice(&text.as_bytes()[..count]);
+        self.length += count;
+        Ok(())
+    }
 }
 
 fn try_reserve(len: usize) -> Option<usize> {
@@ -242,12 +297,14 @@ unsafe impl Source for Grow {
         let wanted = layout.size().saturating_add(layout.align()).saturating_add(PAGE);
         let grown = wanted.max(GROWTH).min(room.heap_len().saturating_sub(used)) / PAGE * PAGE;
         if grown < wanted.min(GROWTH) || grown < layout.size() {
+            tell_of_want();
             return Err(());
         }
         let start: *mut u8 = ptr::with_exposed_provenance_mut(room.start + used);
         // SAFETY: inside the reservation, not usable before, and from now on talc's alone.
         unsafe {
             if libc::mprotect(start.cast(), grown, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+                tell_of_want();
                 return Err(());
             }
             let end = match talc.source.end {
@@ -292,6 +349,28 @@ mod tests {
         assert!(contains(ptr::from_ref(&*small).cast()));
         assert!(contains(large.as_ptr()) && contains(large.as_ptr().wrapping_add(large.len() - 1)));
         assert!(!contains(ptr::from_ref(&small).cast()), "the stack is elsewhere");
+    }
+
+    #[test]
+    fn under_a_limit_others_have_room_as_well() {
+        let largest = |limit| sizes(limit).next();
+        assert_eq!(largest(None), Some(RESERVATIONS[0]));
+        assert_eq!([300 << 20, 1].map(|limit| largest(Some(limit))), [Some(64 << 20); 2]);
+        assert_eq!(largest(Some(5 << 30)), Some(1 << 30));
+    }
+
+    /// A process of its own, which needs memory of this library before it can do anything.
+    #[test]
+    fn where_there_is_no_room_at_all_it_says_so() {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "ulimit -v 60000; exec \"$0\" --list"]);
+        let output = command.arg(std::env::current_exe().unwrap()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && text.contains("(ulimit -v): raise that limit"),
+            "{text}"
+        );
+        assert_eq!(text.matches("no memory for the provider").count(), 1, "{text}");
     }
 
     #[test]

@@ -66,7 +66,10 @@ pub fn lack() -> Option<&'static str> {
     // The agent says where the record is; the library takes that away from whoever has none.
     let is_told = std::env::var_os("LANDBRIDGE_CLOCKS").is_some();
     Some(match (library().is_some(), is_told) {
-        (true, _) => {
+        (true, true) => {
+            "there is no memory for their record: is address space limited (ulimit -v)?"
+        }
+        (true, false) => {
             "this is not the process that the launcher has started, but a child of it (a script should end with `exec`)"
         }
         (false, true) => {

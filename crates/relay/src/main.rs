@@ -46,8 +46,9 @@ const BACKLOG: i32 = 4096;
         logs its counters; SIGTERM and SIGINT end it, and so does the end of standard\n\
         input after --config -. Environment: LANDBRIDGE_PEER_TIMEOUT,\n\
         LANDBRIDGE_WAN_STREAMS, LANDBRIDGE_REDIAL_MAX, LANDBRIDGE_WAN_UDP,\n\
-        LANDBRIDGE_CONGESTION, LANDBRIDGE_RECOVER, LANDBRIDGE_RECOVER_MEMORY,\n\
-        LANDBRIDGE_RECOVER_DIR, LANDBRIDGE_RECOVER_DISK, LANDBRIDGE_CHECKPOINT_LOG."
+        LANDBRIDGE_CONGESTION, LANDBRIDGE_INTEGRITY, LANDBRIDGE_RECOVER,\n\
+        LANDBRIDGE_RECOVER_MEMORY, LANDBRIDGE_RECOVER_DIR, LANDBRIDGE_RECOVER_DISK,\n\
+        LANDBRIDGE_CHECKPOINT_LOG."
 )]
 struct Arguments {
     /// The TOML document that describes the relay; `-` reads it from standard input, up to a line
@@ -130,6 +131,7 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
         redial_max: settings.redial_max,
         wan_udp: settings.wan_udp,
         recover,
+        integrity: settings.integrity,
         spin: config.spin_micros.map(Duration::from_micros),
         job: config.job,
         key: config.key,

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use landbridge_drive::check::Sum;
 use landbridge_drive::link::quic::Congestion;
 use landbridge_proto::setting::{
-    CHECKPOINT_LOG, CONGESTION, PEER_TIMEOUT, RECOVER, RECOVER_DIR, RECOVER_DISK, RECOVER_MEMORY,
-    REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
+    CHECKPOINT_LOG, CONGESTION, INTEGRITY, PEER_TIMEOUT, RECOVER, RECOVER_DIR, RECOVER_DISK,
+    RECOVER_MEMORY, REDIAL_MAX, Setting, Value, WAN_STREAMS, WAN_UDP,
 };
 
 /// What `recover_dir` is by default.
@@ -36,6 +37,8 @@ pub struct Settings {
     pub recover_disk: u64,
     /// How much may be given to a process before its next image is due; 0: nobody looks.
     pub checkpoint_log: u64,
+    /// How frames of processes are checked.
+    pub integrity: Sum,
 }
 
 impl Settings {
@@ -64,16 +67,18 @@ impl Settings {
             "cubic" => Congestion::Cubic,
             _ => Congestion::Bbr,
         };
+        let recover = read(&RECOVER)?.is_on().context("a switch")?;
         Ok(Self {
             peer_timeout: time(&PEER_TIMEOUT)?,
             wan_streams: read(&WAN_STREAMS)?.number().context("a number")? as usize,
             redial_max: time(&REDIAL_MAX)?,
             wan_udp: (word(&WAN_UDP)? == "on").then_some(congestion),
-            recover: read(&RECOVER)?.is_on().context("a switch")?,
+            recover,
             recover_memory: size(&RECOVER_MEMORY)?,
             recover_dir: directory.map(PathBuf::from),
             recover_disk: size(&RECOVER_DISK)?,
             checkpoint_log: size(&CHECKPOINT_LOG)?,
+            integrity: Sum::of_job(word(&INTEGRITY)?, recover),
         })
     }
 }
@@ -98,6 +103,7 @@ mod tests {
             recover_dir: None,
             recover_disk: 64 << 30,
             checkpoint_log: 1 << 30,
+            integrity: Sum::Crc32c,
         };
         assert_eq!(settings, expected);
         assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);

@@ -11,11 +11,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use common::{
-    Authority, JOB, KEY, PATIENCE, Plan, Rank, RelayProcess, frame, introduction, say_hello,
+    Authority, JOB, KEY, PATIENCE, Plan, Rank, RelayProcess, command, frame, introduction,
+    say_hello,
 };
+use landbridge_drive::check::Sum;
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit::HELLO_MILLIS_MAX;
-use landbridge_proto::wire::frame::{Kind, seal};
+use landbridge_proto::wire::frame::{CHECK_AT, Kind, flag, seal};
 use landbridge_proto::wire::guard::guard;
 use landbridge_proto::wire::hello::{Dialler, OPEN_BYTES, Role};
 
@@ -170,7 +172,9 @@ fn members_that_break_the_protocol_lose_their_link_only() {
     }
     let mut travelled = good(1);
     travelled[6] = 16;
-    for bytes in [&mut absurd, &mut long, &mut unreachable, &mut lost] {
+    let mut headless = good(1);
+    headless[4] = Kind::Tagged as u8;
+    for bytes in [&mut absurd, &mut long, &mut unreachable, &mut lost, &mut headless] {
         bytes[7] = guard(bytes);
     }
     for (bytes, why) in [
@@ -181,6 +185,7 @@ fn members_that_break_the_protocol_lose_their_link_only() {
         (unreachable, "only relays may say"),
         (lost, "only relays may say"),
         (travelled, "has passed relays already"),
+        (headless, "shorter than its head"),
     ] {
         let mut rank = Rank::attach(&scene.relay, 3);
         rank.stream.write_all(&bytes).unwrap();
@@ -189,7 +194,53 @@ fn members_that_break_the_protocol_lose_their_link_only() {
         assert!(line.contains(why), "{line}");
         scene.still_works();
     }
-    assert_eq!(scene.relay.counter("malformed"), 7);
+    assert_eq!(scene.relay.counter("malformed"), 8);
+}
+
+/// Each of these would have ended the connection of its receiver.
+#[test]
+fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
+    let plan = Plan::new(0, &Authority::new());
+    let checks = Sum::of_job("crc32c", false);
+    let mut relay = RelayProcess::start_with(&plan, command(&[("LANDBRIDGE_INTEGRITY", "crc32c")]));
+    let mut victim = Rank::attach(&relay, 1);
+    let (from, to) = (Address::new(3, 0), Address::new(1, 0));
+    let checked = || {
+        let mut bytes = frame(from, to, 0, b"");
+        bytes[5] = flag::CHECKED;
+        bytes[7] = guard(&bytes);
+        let check = checks.of(&bytes);
+        bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
+        bytes
+    };
+    let mut changed = checked();
+    changed[16] ^= 1;
+    for (bytes, why) in [(frame(from, to, 0, b""), "without a check"), (changed, "arrived spoilt")]
+    {
+        let mut rank = Rank::attach(&relay, 3);
+        rank.stream.write_all(&bytes).unwrap();
+        expect_end(&mut rank.stream);
+        let line = relay.wait_for("rank 3 at");
+        assert!(line.contains(why), "{line}");
+        let mut next = Rank::attach(&relay, 3);
+        next.stream.write_all(&checked()).unwrap();
+        assert_eq!(victim.receive_frame().0.source, from);
+        drop(next);
+        relay.wait_for("rank 3 at");
+    }
+    assert_eq!(relay.counter("malformed"), 2);
+    // Without an end it could connect, be cut off, and connect again.
+    for _ in 0..16 {
+        let mut rank = Rank::attach(&relay, 3);
+        rank.stream.write_all(&frame(from, to, 0, b"")).unwrap();
+        expect_end(&mut rank.stream);
+        relay.wait_for("rank 3 at");
+    }
+    let warning = relay.news(1).remove(0);
+    assert!(warning.contains("warns: rank 3 sends what no rank sends"), "{warning}");
+    let mut refused = Rank::attach(&relay, 3);
+    expect_end(&mut refused.stream);
+    relay.wait_for("rank 3 has sent what no rank sends, and is not let in any more");
 }
 
 #[test]

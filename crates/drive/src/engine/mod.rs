@@ -19,6 +19,7 @@ use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::relay::{Counters, Excerpt, Holding};
 use landbridge_proto::route::table::Range;
 
+use crate::check::Sum;
 use crate::link::quic::Congestion;
 use crate::link::tls::Identity;
 use disk::Disk;
@@ -55,6 +56,8 @@ pub struct Setup {
     pub redial_max: Duration,
     /// Endpoints that were killed may come back: what is kept for them.
     pub recover: Option<Recover>,
+    /// How frames of endpoints are checked.
+    pub integrity: Sum,
     /// How long to spin before sleeping; `None`: as long as it pays on this machine.
     pub spin: Option<Duration>,
 }

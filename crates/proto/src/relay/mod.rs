@@ -72,6 +72,7 @@ use crate::route::queue::Pool;
 use crate::route::table::{LinkId, Range, Route, Table};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::wire::head::Head;
 use crate::wire::hello::Standing;
 pub use archive::Shown;
 pub use diverged::{Apart, Divergence, Version};
@@ -228,6 +229,8 @@ pub struct Relay {
     histories: Option<Histories>,
     /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
     endpoint_bound: usize,
+    /// See [`Relay::set_check`].
+    check: Option<fn(&[u8]) -> u32>,
 }
 
 impl Relay {
@@ -261,6 +264,7 @@ impl Relay {
             counters: Counters::default(),
             histories: None,
             endpoint_bound: ENDPOINT_QUEUE_BYTES_MAX,
+            check: None,
         };
         for number in 0..relay.table.cluster_count() {
             let cluster = ClusterId(number as u16);
@@ -280,6 +284,11 @@ impl Relay {
     /// See [`Relay::set_patience`].
     pub fn patience_millis(&self) -> u64 {
         self.endpoint_away_millis
+    }
+
+    /// From now on each frame of an endpoint must carry the check that `sum` makes of its header and head.
+    pub fn set_check(&mut self, sum: fn(&[u8]) -> u32) {
+        self.check = Some(sum);
     }
 
     /// From now on endpoints that were killed may come back, as if nothing had happened.
@@ -378,6 +387,7 @@ impl Relay {
         if rest.len() < length {
             return Ok(0);
         }
+        self.examine(from, &header, &rest[..length]).map_err(Stop::Broken)?;
         if header.source == Address::ANONYMOUS {
             self.handle_sign(from, &header).map_err(Stop::Broken)?;
             return Ok(length);
@@ -448,6 +458,24 @@ impl Relay {
             }
         }
         Ok(header)
+    }
+
+    /// Whether a whole frame of an endpoint is one that its receiver can read. What is not ends the connection of its sender;
+    /// the receiver could only end its own, without knowing who is to blame. Frames of other relays have been examined there.
+    #[inline]
+    fn examine(&self, from: LinkId, header: &Header, frame: &[u8]) -> Result<(), Malformed> {
+        if !matches!(self.port(from).party, Party::Endpoint(_)) {
+            return Ok(());
+        }
+        let head = Head::size(header.kind, header.flags);
+        header.payload(head)?;
+        Head::parse(header.kind, header.flags, &frame[HEADER_BYTES..])?;
+        match self.check {
+            // These are for the relay itself, and have a check of their own.
+            Some(_) if matches!(header.kind, Kind::Intake | Kind::Clocks) => Ok(()),
+            Some(sum) => header.verify(&frame[..HEADER_BYTES + head], sum),
+            None => Ok(()),
+        }
     }
 
     /// A lane's other side says how much it has taken in.

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::id::Address;
-use crate::wire::frame::seal;
+use crate::wire::frame::{flag, seal};
 use crate::wire::guard::guard;
 use world::World;
 
@@ -184,7 +184,7 @@ fn signs_of_life_confirm_what_has_been_taken_in() {
     for round in 1..=3 {
         feed(&mut here, one, frame(rank(1), rank(5), round, 10));
         feed(&mut there, from, raw(&mut here, to));
-        assert_eq!(output(&mut there, five), [(Kind::Message, rank(1))]);
+        assert_eq!(output(&mut there, five), [(Kind::Ack, rank(1))]);
         there.handle_time(round * SIGN_MILLIS);
         let sign = raw(&mut there, from);
         assert_eq!(sign.len(), HEADER_BYTES, "one each second");
@@ -245,7 +245,7 @@ fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_ha
 
     assert!(relay.attach(rank(2), 6).is_err(), "an earlier start of it");
     assert_eq!(relay.attach(rank(2), 7), Ok(links[1]));
-    assert_eq!(output(&mut relay, links[1]), [(Kind::Message, rank(3))]);
+    assert_eq!(output(&mut relay, links[1]), [(Kind::Ack, rank(3))]);
     assert_eq!(output(&mut relay, links[0]), [(Kind::Lost, rank(2))]);
     assert_eq!(output(&mut relay, links[2]), []);
 
@@ -384,7 +384,7 @@ fn who_waits_for_an_endpoint_that_never_comes_is_told() {
     // It comes after all.
     let late = relay.attach(rank(2), 0).unwrap();
     feed(&mut relay, link, frame(rank(1), rank(2), 20, 10));
-    assert_eq!(output(&mut relay, late), [(Kind::Message, rank(1))]);
+    assert_eq!(output(&mut relay, late), [(Kind::Ack, rank(1))]);
 }
 
 /// Rank 1 sends more to rank 2 than may wait for that, and waits.
@@ -438,7 +438,7 @@ fn a_peer_that_stays_away_is_given_up_and_taken_back() {
     let reunion = relay.connect(peer, 7).unwrap();
     assert_eq!((reunion.is_first, reunion.channels), (true, 0));
     feed(&mut relay, one, frame(rank(1), rank(5), 20, 10));
-    assert_eq!(output(&mut relay, reunion.lane), [(Kind::Message, rank(1))]);
+    assert_eq!(output(&mut relay, reunion.lane), [(Kind::Ack, rank(1))]);
 }
 
 #[test]
@@ -513,10 +513,87 @@ fn rank(index: u32) -> Address {
     Address::new(index, 0)
 }
 
+#[test]
+fn what_no_receiver_can_read_ends_the_connection_of_its_sender_and_of_nobody_else() {
+    let bad = |kind: Kind, flags: u8, length: usize| {
+        let mut bytes = frame(rank(1), rank(2), 0, length);
+        (bytes[4], bytes[5]) = (kind as u8, flags);
+        bytes[7] = guard(&bytes);
+        bytes
+    };
+    let mut atomic = bad(Kind::Atomic, 0, 40);
+    atomic[HEADER_BYTES + 24..HEADER_BYTES + 28].fill(0xff);
+    let cases = [
+        (bad(Kind::Tagged, 0, 15), "shorter than its head"),
+        (bad(Kind::Tagged, flag::LONG, 39), "shorter than its head"),
+        (bad(Kind::Goodbye, 0, 7), "shorter than its head"),
+        (bad(Kind::Tagged, flag::CHECKED, 20), "a check without a payload"),
+        (bad(Kind::Fragment, 0, 30), "a fragment of no frame"),
+        (atomic, "an atomic operation is longer"),
+    ];
+    for (bytes, why) in cases {
+        let mut relay = home();
+        let links = [1, 2].map(|number| relay.attach(rank(number), 0).unwrap());
+        let Stop::Broken(said) = feed(&mut relay, links[0], bytes.clone()).stop else {
+            panic!("{why}: it is passed on");
+        };
+        assert!(said.0.contains(why), "{}", said.0);
+        assert_eq!((output(&mut relay, links[1]), relay.counters().malformed), (vec![], 1));
+        // Of another relay it has been examined there.
+        let peer = relay.peer(ClusterId(1)).unwrap();
+        let lane = relay.connect(peer, 1).unwrap().lane;
+        let mut far = bytes;
+        far[8..12].copy_from_slice(&rank(5).0.to_le_bytes());
+        assert_eq!(feed(&mut relay, lane, far).stop, Stop::Partial);
+    }
+}
+
+/// The sum of all bytes: enough to tell what it is made of.
+fn sum(front: &[u8]) -> u32 {
+    front.iter().map(|&byte| u32::from(byte)).sum()
+}
+
+#[test]
+fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
+    let checked = || {
+        let mut bytes = frame(rank(1), rank(2), 0, 24);
+        (bytes[4], bytes[5]) = (Kind::Tagged as u8, flag::CHECKED);
+        bytes[7] = guard(&bytes);
+        let check = sum(&bytes[..HEADER_BYTES + 16]);
+        bytes[36..40].copy_from_slice(&check.to_le_bytes());
+        bytes
+    };
+    let taken = |change: fn(&mut Vec<u8>)| {
+        let mut relay = home();
+        relay.set_check(sum);
+        let links = [1, 2].map(|number| relay.attach(rank(number), 0).unwrap());
+        let mut bytes = checked();
+        change(&mut bytes);
+        let stop = feed(&mut relay, links[0], bytes).stop;
+        assert_eq!(output(&mut relay, links[1]).len(), usize::from(stop == Stop::Partial));
+        stop
+    };
+    let broken = |why| Stop::Broken(Malformed(why));
+    assert_eq!(taken(|_| ()), Stop::Partial);
+    // The check of the payload is its receiver's business.
+    assert_eq!(taken(|bytes| bytes[HEADER_BYTES + 20] ^= 1), Stop::Partial);
+    let spoilt = broken("a frame's header arrived spoilt");
+    assert_eq!(taken(|bytes| bytes[HEADER_BYTES] ^= 1), spoilt, "the tag");
+    assert_eq!(taken(|bytes| bytes[16] ^= 1), spoilt, "its number");
+    assert_eq!(taken(|bytes| bytes[36] ^= 1), spoilt, "the check");
+    let without = taken(|bytes| {
+        bytes[5] = 0;
+        bytes[7] = guard(bytes);
+    });
+    let why = "a frame without a check: is `integrity` the same for all processes?";
+    assert_eq!(without, broken(why));
+}
+
 fn frame(source: Address, target: Address, sequence: u64, length: usize) -> Vec<u8> {
     let header = Header {
         length: length as u32,
-        kind: Kind::Message,
+        // One without a head, so that any length will do.
+        kind: Kind::Ack,
         flags: 0,
         hops: 0,
         source,

@@ -104,9 +104,10 @@ pub const INTEGRITY: Setting = Setting {
     unit: "crc32c, sum or off",
     kind: Kind::Choice(&["crc32c", "sum", "off"]),
     scope: Scope::Job,
-    readers: &[Reader::Process],
+    readers: &[Reader::Process, Reader::Relay],
     sentence: "The end-to-end check of payload on network paths, from memory to memory: CRC-32C, a \
-               32-bit sum, or none. With `recover` a sum is CRC-32C as well.",
+               32-bit sum, or none. With `recover` a sum is CRC-32C as well. Relays refuse frames of \
+               ranks without it.",
 };
 pub const INTEGRITY_SHM: Setting = Setting {
     name: "integrity_shm",

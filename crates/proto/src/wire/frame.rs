@@ -23,10 +23,15 @@
 use super::guard::guard;
 use super::{Malformed, u32_at, u64_at};
 use crate::id::Address;
-use crate::limit::{CHECK_BYTES, FRAME_BODY_BYTES_MAX, HOPS_MAX};
+use crate::limit::{CHECK_BYTES, FRAME_BODY_BYTES_MAX, HEAD_BYTES_MAX, HOPS_MAX};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 40;
+
+/// Where the number of relays passed stands in a header,
+pub const HOPS_AT: usize = 6;
+/// and the check of header and head.
+pub const CHECK_AT: usize = 36;
 
 /// What a frame carries. Retired numbers are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -236,6 +241,28 @@ impl Header {
         Ok(header)
     }
 
+    /// Whether header and head, which are all of `front`, are what was sent, by the check that `sum` makes of them.
+    ///
+    /// # Errors
+    /// If not, or if the frame has no check.
+    #[inline]
+    pub fn verify(&self, front: &[u8], sum: impl Fn(&[u8]) -> u32) -> Result<(), Malformed> {
+        if self.flags & flag::CHECKED == 0 {
+            return Err(Malformed(
+                "a frame without a check: is `integrity` the same for all processes?",
+            ));
+        }
+        let mut summed = [0; HEADER_BYTES + HEAD_BYTES_MAX];
+        let summed = &mut summed[..front.len()];
+        summed.copy_from_slice(front);
+        summed[HOPS_AT] = 0;
+        summed[CHECK_AT..HEADER_BYTES].fill(0);
+        match sum(summed) == u32_at(front, CHECK_AT) {
+            true => Ok(()),
+            false => Err(Malformed("a frame's header arrived spoilt")),
+        }
+    }
+
     /// Whether its numbers go into the record of an endpoint.
     #[inline]
     fn is_of_record(&self) -> bool {
@@ -297,8 +324,8 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// What the `sequence` of a notice is: relays know nothing of the checks that endpoints agree on, and whoever believed a
-/// damaged notice would give up the wrong peer.
+/// What the `sequence` of a notice is: relays make notices without [`flag::CHECKED`], and whoever believed a damaged one would
+/// give up the wrong peer.
 pub fn seal(source: Address, target: Address) -> u64 {
     !pair(source.0, target.0)
 }

@@ -183,7 +183,7 @@ fn open_tcp(
     if !identity.paths.tcp && own_format {
         return Ok((None, identity.ip, 0));
     }
-    let at = bound.map_or_else(|| any_address(identity.ip), SocketAddr::V4);
+    let at = bound.map_or_else(|| listening_address(identity.ip), SocketAddr::V4);
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = high_fd(socket_with(family, SocketType::STREAM, flags, None)?)?;
@@ -197,8 +197,11 @@ fn open_tcp(
     Ok((Some(socket), ip, local.port()))
 }
 
-fn any_address(like: IpAddr) -> SocketAddr {
-    match like {
+/// Where an endpoint listens that is called at `ip`. One that is called at the loopback is in a job of one host, or on a
+/// host without a network: nobody else has to reach it.
+fn listening_address(ip: IpAddr) -> SocketAddr {
+    match ip {
+        loopback if loopback.is_loopback() => SocketAddr::from((loopback, 0)),
         IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
         IpAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     }
@@ -285,6 +288,13 @@ mod tests {
         let taken: Vec<OwnedFd> = (0..8).map(|_| high_fd(file()).unwrap()).collect();
         assert!(taken.iter().all(|fd| fd.as_raw_fd() >= LOWEST));
         assert!(high_fd(file()).unwrap().as_raw_fd() < LOWEST);
+    }
+
+    #[test]
+    fn an_endpoint_that_is_called_at_the_loopback_listens_there_alone() {
+        let at = |ip: &str| listening_address(ip.parse().unwrap()).to_string();
+        assert_eq!([at("127.0.0.1"), at("::1")], ["127.0.0.1:0", "[::1]:0"]);
+        assert_eq!([at("10.1.2.3"), at("2001:db8::1")], ["0.0.0.0:0", "[::]:0"]);
     }
 
     /// Otherwise a node that loses its power is waited for without end.

@@ -5,6 +5,7 @@
 //! the bytes of one hello.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -121,6 +122,11 @@ impl Handshake {
     /// After the hello has ended.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_ref().expect("a hello under way").as_fd()
+    }
+
+    /// Where the other side of a network connection is, as long as the hello has the socket.
+    pub fn remote(&self) -> Option<SocketAddr> {
+        rustix::net::getpeername(self.socket.as_ref()?).ok()??.try_into().ok()
     }
 
     /// Whether it waits to write (a connection being made).

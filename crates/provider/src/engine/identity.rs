@@ -95,7 +95,7 @@ impl Identity {
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         let recovers = param::RECOVER.is_on()?;
-        let integrity = integrity(param::INTEGRITY.word()?, recovers);
+        let integrity = Sum::of_job(param::INTEGRITY.word()?, recovers);
         let relays = relays()?;
         Ok(Identity {
             job,
@@ -395,24 +395,9 @@ fn number_in_any(names: &[&str]) -> Option<u64> {
 
 /// By a sum relays would not tell a payload from one whose words have changed places, and they know by the check what a process that
 /// comes back sends again.
-fn integrity(word: &str, recovers: bool) -> Sum {
-    match word {
-        "off" => Sum::Off,
-        "sum" if !recovers => Sum::Additive,
-        _ => Sum::Crc32c,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn whoever_may_come_back_has_checks_that_see_the_order_of_words() {
-        let of = |recovers| ["off", "sum", "crc32c"].map(|word| integrity(word, recovers));
-        assert_eq!(of(false), [Sum::Off, Sum::Additive, Sum::Crc32c]);
-        assert_eq!(of(true), [Sum::Off, Sum::Crc32c, Sum::Crc32c]);
-    }
 
     #[test]
     fn relay_ways_are_parsed_or_explained() {

@@ -9,17 +9,13 @@ use std::io;
 use landbridge_drive::check::{Running, Sum};
 use landbridge_drive::link::stream::Piece;
 use landbridge_proto::endpoint::Outgoing;
-use landbridge_proto::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
+use landbridge_proto::limit::CHECK_BYTES;
 use landbridge_proto::wire::Malformed;
-use landbridge_proto::wire::frame::{HEADER_BYTES, Header, flag};
+use landbridge_proto::wire::frame::{CHECK_AT, HEADER_BYTES, Header};
 use landbridge_proto::wire::head::Head;
 
 use super::links::Link;
 use super::memory::Bytes;
-
-/// Where the number of relays passed stands in a header, and the check.
-const HOPS_AT: usize = 6;
-const CHECK_AT: usize = 36;
 
 /// A payload that is arriving in pieces.
 pub struct Summing {
@@ -122,19 +118,8 @@ pub fn malformed(sum: Sum, bad: Malformed) -> io::Error {
 /// If not.
 #[inline]
 pub fn verify_front(sum: Sum, header: &Header, frame: &[u8]) -> io::Result<()> {
-    if header.flags & flag::CHECKED == 0 {
-        return Err(spoilt("a frame without a check: is `integrity` the same for all processes?"));
-    }
     let size = HEADER_BYTES + Head::size(header.kind, header.flags);
-    let mut front = [0; HEADER_BYTES + HEAD_BYTES_MAX];
-    front[..size].copy_from_slice(&frame[..size]);
-    front[HOPS_AT] = 0;
-    front[CHECK_AT..HEADER_BYTES].fill(0);
-    let check = u32::from_le_bytes(frame[CHECK_AT..HEADER_BYTES].try_into().unwrap_or_default());
-    if sum.of(&front[..size]) != check {
-        return Err(spoilt("a frame's header arrived spoilt"));
-    }
-    Ok(())
+    header.verify(&frame[..size], |bytes| sum.of(bytes)).map_err(|bad| spoilt(bad.0))
 }
 
 /// The check of the payload, behind a head of `head` bytes.

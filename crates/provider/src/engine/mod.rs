@@ -54,6 +54,7 @@ mod replay;
 pub mod request;
 mod serve;
 mod silence;
+mod strangers;
 #[cfg(test)]
 mod tests;
 mod transmit;
@@ -66,6 +67,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use landbridge_drive::refusals::QUIET_MILLIS;
+use landbridge_drive::sys::now_millis;
 use landbridge_proto::endpoint::{self, Config, Endpoint, Look, Peer, Posting, Ticket};
 
 use crate::abi::{self, Errno, FiAddr};
@@ -462,6 +465,7 @@ impl Engine {
         } else {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_parted);
         }
+        self.tell_refusals(now_millis() + QUIET_MILLIS);
         self.finish_record();
     }
 

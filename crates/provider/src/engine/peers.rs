@@ -15,6 +15,8 @@ use rustix::event::epoll;
 
 use landbridge_drive::check::Sum;
 use landbridge_drive::link::shm::Mapper;
+use landbridge_drive::refusals::Refusals;
+use landbridge_drive::sys::now_millis;
 use landbridge_proto::channel::{PATHS_MAX, PathId};
 use landbridge_proto::endpoint::{Path, Peer};
 use landbridge_proto::id::Address;
@@ -33,9 +35,6 @@ use super::repair::Repair;
 use crate::arena;
 use crate::log;
 
-/// Strangers whose hello is under way; more wait in the listening queue. Our own dials do not count: everybody may be
-/// dialling everybody, and somebody has to answer.
-const HELLOS_MAX: usize = 256;
 /// Our own dials under way; further peers wait for their turn. Fewer than a door of a peer has room for, so that two
 /// diallers at once find room.
 const DIALS_MAX: usize = 128;
@@ -63,22 +62,24 @@ struct Direct {
 /// A hello under way, and what it is for.
 pub struct Hello {
     pub handshake: Handshake,
-    purpose: Purpose,
+    pub(super) purpose: Purpose,
 }
 
 /// All hellos under way.
 #[derive(Default)]
 pub struct Hellos {
-    slots: Vec<Option<Hello>>,
-    strangers: usize,
+    pub(super) slots: Vec<Option<Hello>>,
+    pub(super) strangers: usize,
     /// Ours, also to the relay.
     dials: usize,
     /// Peers to be dialled when one of those has ended.
     waiting: VecDeque<Peer>,
     /// TCP, Unix.
-    doors_at_rest: [bool; 2],
+    pub(super) doors_at_rest: [bool; 2],
     /// The user has been told that a door is at rest for want of descriptors.
-    has_warned: bool,
+    pub(super) has_warned: bool,
+    /// Of connections that others have made: what the log says of them.
+    pub(super) refusals: Refusals,
 }
 
 impl Hellos {
@@ -343,63 +344,6 @@ impl Engine {
         }
     }
 
-    /// Accepts whoever waits at a door.
-    pub(super) fn handle_door(&mut self, is_unix: bool) {
-        while self.hellos.strangers < HELLOS_MAX || self.evict_stranger() {
-            let socket = match self.own.accept(is_unix) {
-                Ok(Some(socket)) => socket,
-                Ok(None) => return,
-                Err(error) => {
-                    if !std::mem::replace(&mut self.hellos.has_warned, true) {
-                        log!(Warn, "peers that connect have to wait: {error} (see ulimit -n)");
-                    }
-                    break;
-                }
-            };
-            if let Err(error) = self.greet(socket, is_unix, Purpose::Stranger) {
-                log!(Info, "a connection was dropped: {error}");
-            }
-        }
-        self.rest_door(is_unix);
-    }
-
-    /// Nobody can be let in for now, and those who knock must not keep us busy: the door is looked at again when a stranger
-    /// has gone or become a peer, or with the next check.
-    fn rest_door(&mut self, is_unix: bool) {
-        let is_at_rest = &mut self.hellos.doors_at_rest[is_unix as usize];
-        if !*is_at_rest && self.own.set_watched(&self.epoll, is_unix, false).is_ok() {
-            *is_at_rest = true;
-            self.hellos_open += 1;
-        }
-    }
-
-    fn reopen_doors(&mut self) {
-        for is_unix in [false, true] {
-            let is_at_rest = &mut self.hellos.doors_at_rest[is_unix as usize];
-            if *is_at_rest && self.own.set_watched(&self.epoll, is_unix, true).is_ok() {
-                *is_at_rest = false;
-                self.hellos_open -= 1;
-            }
-        }
-    }
-
-    /// Drops a stranger whose hello has taken long, to make room for another; false if there is none.
-    fn evict_stranger(&mut self) -> bool {
-        let is_idle =
-            |hello: &Hello| matches!(hello.purpose, Purpose::Stranger) && hello.handshake.is_old();
-        let mut slots = self.hellos.slots.iter();
-        let Some(id) = slots.position(|slot| slot.as_ref().is_some_and(is_idle)) else {
-            return false;
-        };
-        // What we waited for may be there by now, unread.
-        self.handle_hello(id);
-        if self.hellos.slots[id].take().is_some() {
-            self.hello_over(Purpose::Stranger);
-            log!(Warn, "a connection was refused: too many others wait for their hello");
-        }
-        true
-    }
-
     /// Something happened on the socket of hello `id`.
     pub(super) fn handle_hello(&mut self, id: usize) {
         let Some(mut hello) = self.hellos.slots.get_mut(id).and_then(Option::take) else {
@@ -418,6 +362,7 @@ impl Engine {
             return;
         }
         let purpose = hello.purpose;
+        let remote = hello.handshake.remote();
         // Its socket must be gone before another takes its place.
         drop(hello);
         self.hello_over(purpose);
@@ -427,12 +372,12 @@ impl Engine {
             Err(error) => Err(error),
         };
         if let Err(error) = outcome {
-            self.hello_failed(purpose, &error);
+            self.hello_failed(purpose, remote, &error);
         }
         self.dial_waiting();
     }
 
-    fn hello_over(&mut self, purpose: Purpose) {
+    pub(super) fn hello_over(&mut self, purpose: Purpose) {
         self.hellos_open -= 1;
         *self.hellos.count(purpose) -= 1;
         self.reopen_doors();
@@ -441,6 +386,7 @@ impl Engine {
     /// Looks at doors that rest, and gives up hellos that take too long.
     pub(super) fn check_hellos(&mut self) {
         self.reopen_doors();
+        self.tell_refusals(now_millis());
         for id in 0..self.hellos.slots.len() {
             let slot = self.hellos.slots[id].as_ref();
             if slot.is_some_and(|hello| hello.handshake.is_overdue()) {
@@ -514,9 +460,9 @@ impl Engine {
         introduction.address == self.core.address(peer) && is_named
     }
 
-    fn hello_failed(&mut self, purpose: Purpose, error: &io::Error) {
+    fn hello_failed(&mut self, purpose: Purpose, remote: Option<SocketAddr>, error: &io::Error) {
         match purpose {
-            Purpose::Stranger => log!(Warn, "a connection was refused: {error}"),
+            Purpose::Stranger => self.refuse_stranger(remote, error),
             Purpose::Peer(peer) => {
                 log!(Info, "{}: hello: {error}", self.core.address(peer));
                 self.note_attempt(peer, error);

@@ -7,6 +7,7 @@ mod datagrams;
 mod measure;
 mod recovery;
 mod repairs;
+mod strangers;
 
 use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;

@@ -303,7 +303,9 @@ impl Engine {
                 token => self.handle_event(token, flags),
             }
         }
-        if self.hellos_open > 0 && self.idle.hellos_checked.elapsed() > HELLO_GAP {
+        if (self.hellos_open > 0 || self.owes_refusals())
+            && self.idle.hellos_checked.elapsed() > HELLO_GAP
+        {
             self.idle.hellos_checked = Instant::now();
             self.check_hellos();
         }

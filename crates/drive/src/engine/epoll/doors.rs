@@ -380,6 +380,7 @@ impl Loop<'_> {
             self.share_memory(slot, memory)?;
         }
         let (address, incarnation) = (introduction.address, introduction.incarnation);
+        self.offences.judge(address)?;
         if let Some((link, older)) = self.relay.incarnation(address) {
             if incarnation < older {
                 return Err(format!("a later start of {address} is attached already"));

@@ -137,3 +137,14 @@ impl Loop<'_> {
         }
     }
 }
+
+pub(super) fn text(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => CLOSED.into(),
+        // A program that ends does so when it leaves something unread.
+        io::ErrorKind::ConnectionReset => {
+            format!("it has ended, or closed the connection, without reading to the end ({error})")
+        }
+        _ => error.to_string(),
+    }
+}

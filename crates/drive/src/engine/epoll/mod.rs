@@ -13,8 +13,8 @@
 mod back;
 mod doors;
 mod ends;
+mod offences;
 mod record;
-mod refusals;
 mod silence;
 mod stranger;
 mod transport;
@@ -39,11 +39,13 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::disk::Disk;
 use super::{Engine, LinkState, Next, Report, Setup, Watch};
 use crate::link::tls::Identity;
+use crate::refusals::Refusals;
 use crate::sys;
 use back::TAKES_OVER;
 use doors::{Dial, Doors};
+use ends::text;
+use offences::Offences;
 use record::Record;
-use refusals::Refusals;
 use silence::Silences;
 use stranger::{Door, Own, Stranger};
 use transport::Transport;
@@ -97,6 +99,7 @@ struct Loop<'w> {
     strangers: VecDeque<Key>,
     strangers_count: usize,
     refusals: Refusals,
+    offences: Offences,
     dials: Vec<Dial>,
     wan: Wan,
     record: Record,
@@ -184,6 +187,9 @@ impl<'w> Loop<'w> {
             relay.set_image_bytes(recover.image_bytes);
             (disk, handover) = (recover.disk, recover.handover);
         }
+        if let Some(sum) = setup.integrity.function() {
+            relay.set_check(sum);
+        }
         let record = Record::new(&epoll, disk, handover)?;
         relay.set_patience(setup.peer_timeout.as_millis() as u64);
         let incarnation = u32::from_le_bytes(sys::random()?);
@@ -224,6 +230,7 @@ impl<'w> Loop<'w> {
             strangers: VecDeque::new(),
             strangers_count: 0,
             refusals: Refusals::default(),
+            offences: Offences::default(),
             dials,
             wan,
             record,
@@ -444,10 +451,12 @@ impl<'w> Loop<'w> {
         self.kept_bytes -= kept.len();
         let taken = self.relay.handle_input(link, &mut buffer[..filled]);
         self.drain(buffer);
+        self.note_right(slot, taken.bytes);
         let connection = &mut self.connections[slot];
         connection.is_paused = taken.stop == Stop::Full;
         if let Stop::Broken(malformed) = taken.stop {
             self.leave_word(slot, link);
+            self.note_offence(slot, malformed);
             self.doom(slot, malformed.to_string());
             return false;
         }
@@ -685,16 +694,5 @@ impl fmt::Display for Remote {
             Remote::Process(0) => write!(f, "a process of this node"),
             Remote::Process(pid) => write!(f, "process {pid} of this node"),
         }
-    }
-}
-
-fn text(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => CLOSED.into(),
-        // A program that ends does so when it leaves something unread.
-        io::ErrorKind::ConnectionReset => {
-            format!("it has ended, or closed the connection, without reading to the end ({error})")
-        }
-        _ => error.to_string(),
     }
 }

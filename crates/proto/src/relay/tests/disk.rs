@@ -104,7 +104,7 @@ impl Rig {
             let mut rest = &bytes[..];
             while let Ok(header) = Header::parse(rest) {
                 let (now, later) = rest.split_at(HEADER_BYTES + header.length as usize);
-                if header.kind == Kind::Message {
+                if header.kind == Kind::Ack {
                     let mut expected = frame(rank(0), rank(1), count * 10_000, LENGTH);
                     expected[6] = 1;
                     assert!(now == expected, "frame {count}");
@@ -269,7 +269,7 @@ fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_
     assert_eq!(written(&mut rig.relay, rig.zero), [lost], "who has sent it asks after it");
     for n in told..1_000 {
         send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), n * 10_000, LENGTH));
-        assert_eq!(written(&mut rig.relay, rig.one), [(Kind::Message, n * 10_000, 0)]);
+        assert_eq!(written(&mut rig.relay, rig.one), [(Kind::Ack, n * 10_000, 0)]);
     }
     assert!(rig.kill(1).unwrap_err().contains("could not be read back"));
 }

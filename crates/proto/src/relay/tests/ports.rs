@@ -56,7 +56,7 @@ fn a_rank_in_every_state_under_every_event() {
     use Stands::{Left, Unknown, Up, Waited};
     const TOLD: &[Kind] = &[Kind::Unreachable];
     const LOST: &[Kind] = &[Kind::Lost];
-    const GETS: &[Kind] = &[Kind::Message];
+    const GETS: &[Kind] = &[Kind::Ack];
     let is = |stands| -> Outcome { Some((stands, &[], &[])) };
     let told: Outcome = Some((Left, TOLD, &[]));
     let rows: [(RankEvent, [Outcome; 6]); 9] = [
@@ -151,10 +151,10 @@ fn with_rank(state: Rank) -> (Relay, LinkId) {
     }
     let two = relay.attach(rank(2), START).unwrap();
     feed(&mut relay, one, first);
-    assert_eq!(output(&mut relay, two), [(Kind::Message, rank(1))]);
+    assert_eq!(output(&mut relay, two), [(Kind::Ack, rank(1))]);
     match state {
         Rank::Leaving => {
-            let mut goodbye = frame(rank(2), rank(1), 0, 0);
+            let mut goodbye = frame(rank(2), rank(1), 0, 8);
             goodbye[4] = Kind::Goodbye as u8;
             goodbye[7] = guard(&goodbye);
             feed(&mut relay, two, goodbye);
@@ -284,7 +284,7 @@ fn kinds(frames: Vec<(Kind, Address)>) -> &'static [Kind] {
     let kinds: Vec<Kind> = frames.into_iter().map(|(kind, _)| kind).collect();
     match kinds[..] {
         [] => &[],
-        [Kind::Message] => &[Kind::Message],
+        [Kind::Ack] => &[Kind::Ack],
         [Kind::Lost] => &[Kind::Lost],
         [Kind::Unreachable] => &[Kind::Unreachable],
         _ => panic!("{kinds:?}"),

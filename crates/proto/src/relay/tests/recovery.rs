@@ -63,7 +63,7 @@ fn a_new_start_is_given_the_same_and_what_it_sends_again_goes_nowhere() {
     send(&mut relay, zero, frame(rank(0), rank(1), 10, 10));
     let one = relay.attach(rank(1), 1).unwrap();
     let given = written(&mut relay, one);
-    let kind = Kind::Message;
+    let kind = Kind::Ack;
     assert_eq!(given, [opening(1), (Kind::Intake, 7, 1), (kind, 0, 0), (kind, 10, 0)]);
     send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
@@ -262,7 +262,7 @@ fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u64, u32)> {
             expected.push((Kind::Intake, polls, 0));
         }
         send(relay, one, intake(rank(1), n + 4, 1, 0));
-        expected.extend([(Kind::Intake, n + 4, 1), (Kind::Message, sequence, 0)]);
+        expected.extend([(Kind::Intake, n + 4, 1), (Kind::Ack, sequence, 0)]);
     }
     while !written(relay, one).is_empty() {}
     expected
@@ -307,7 +307,7 @@ fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
     let given = told(&mut relay, one, |relay| {
         rounds += 1;
         send(relay, two, frame(rank(2), rank(3), rounds, 10));
-        assert_eq!(written(relay, three), [(Kind::Message, rounds, 0)]);
+        assert_eq!(written(relay, three), [(Kind::Ack, rounds, 0)]);
         if rounds == 2 {
             // For the one that is being told, too: in its turn.
             send(relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
@@ -315,7 +315,7 @@ fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
     });
     assert!(rounds > 30, "{rounds}");
     expected.insert(0, opening(0));
-    expected.push((Kind::Message, 400 * 30_000, 0));
+    expected.push((Kind::Ack, 400 * 30_000, 0));
     assert_eq!(given.len(), expected.len());
     assert_eq!(given, expected);
     // From now on it gets what comes.
@@ -339,7 +339,7 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
         assert!(relay.tell() && relay.port(link).waiting_bytes() > 0);
     }
     let rest = told(&mut relay, link, |_| ());
-    assert_eq!(rest.last(), Some(&(Kind::Message, 400 * 30_000 + 30, 0)));
+    assert_eq!(rest.last(), Some(&(Kind::Ack, 400 * 30_000 + 30, 0)));
     // It leaves while it is told, and nobody else is told in its place.
     relay.suspend(link);
     let one = relay.attach(rank(1), 4).unwrap();
@@ -352,7 +352,7 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
 #[test]
 fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_besides() {
     let (mut relay, [zero, one]) = recovering();
-    let message = |n: u64| (Kind::Message, n * 30_000, 0);
+    let message = |n: u64| (Kind::Ack, n * 30_000, 0);
     for n in 0..100 {
         send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
         assert_eq!(relay.queued_bytes(), 0, "it waits where it is kept");
@@ -400,7 +400,7 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
         assert!(n < 101 || kept < 100_000, "{kept} bytes are kept of one that cannot come back");
     }
     given.extend(rest(&mut relay, one, usize::MAX, |_| ()));
-    let message = |n: u64| (Kind::Message, n * 30_000, 0);
+    let message = |n: u64| (Kind::Ack, n * 30_000, 0);
     assert_eq!(given, Vec::from_iter((0..400).map(message)));
 }
 
@@ -557,7 +557,7 @@ fn what_came_before_the_oldest_image_is_dropped() {
     let link = relay.attach_at(rank(1), 1, oldest).unwrap();
     let told = written(&mut relay, link);
     assert_eq!((told[0], told.len()), (opening(40), 1 + 2 * 40));
-    assert_eq!(told[1..3], [(Kind::Intake, 7, 1), (Kind::Message, 20 * 198, 0)]);
+    assert_eq!(told[1..3], [(Kind::Intake, 7, 1), (Kind::Ack, 20 * 198, 0)]);
 }
 
 /// Endpoint 1 has been given ten frames, which is too much to be kept, has taken in six of them and sent two.
@@ -597,7 +597,7 @@ fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
     relay.suspend(one);
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("not kept any more"));
     let one = relay.attach_at(rank(1), 1, image).unwrap();
-    let told = [opening(1), (Kind::Intake, 3, 1), (Kind::Message, 600, 0)];
+    let told = [opening(1), (Kind::Intake, 3, 1), (Kind::Ack, 600, 0)];
     assert_eq!(written(&mut relay, one), told);
     send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");

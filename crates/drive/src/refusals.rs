@@ -2,7 +2,7 @@
 //! than one line a second, so that whoever knocks a thousand times does not write the log.
 
 /// How long nothing more is said of a reason after a line about it.
-const QUIET_MILLIS: u64 = 1_000;
+pub const QUIET_MILLIS: u64 = 1_000;
 /// Reasons told apart within that time. There are fewer, but for what strangers can put into them.
 const REASONS_MAX: usize = 32;
 
