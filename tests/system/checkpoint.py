@@ -104,6 +104,7 @@ def main() -> int:
         check_same(checks, name, outcome, undisturbed, len(kills))
     wanted(checks, options, ring)
     little_space(checks, options, ring)
+    open_folder(checks, options, ring)
     left_behind(checks, options, ring)
     launcher_killed(checks, options, ring)
     in_a_store(checks, options, ring)
@@ -201,6 +202,21 @@ def little_space(checks, options, ring) -> None:
         code, _, output = job(options, ring, [], "--set", "checkpoint_space=1MiB")
         said = output.count("(checkpoint_space)")
         checks.check(name, code == 0 and said == RANKS, f"exit code {code}, said {said} times", output)
+
+
+def open_folder(checks, options, ring) -> None:
+    """A folder below one that everybody may write is refused in a line, nothing is put there, and the job goes on."""
+    name = "a folder that others could exchange"
+    if not checks.wants(name):
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        above = Path(scratch, "open")
+        above.mkdir()
+        above.chmod(0o777)
+        code, _, output = job(options, ring, [], "--set", f"checkpoint_dir={above}/mine")
+        said = output.count(f"checkpoint_dir: {above} may be written by everybody")
+        left = len(list(above.iterdir()))
+    checks.check(name, code == 0 and said == 1 and not left, f"exit code {code}, said {said} times, {left} left", output)
 
 
 def left_behind(checks, options, ring) -> None:

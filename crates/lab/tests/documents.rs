@@ -184,6 +184,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/launch/src/agent/revive.rs".into());
     files.push("crates/launch/src/agent/spares.rs".into());
     files.push("crates/launch/src/agent/streams.rs".into());
+    files.push("crates/launch/src/folder.rs".into());
     files.push("crates/launch/src/restart.rs".into());
     files.push("crates/launch/src/start.rs".into());
     files.push("crates/launch/src/run.rs".into());

@@ -14,9 +14,11 @@ mod cli;
 mod control;
 mod doctor;
 mod env;
+mod folder;
 mod gather;
 mod groups;
 mod hosts;
+mod limits;
 mod link;
 mod links;
 mod mpi;
@@ -48,7 +50,7 @@ fn main() -> ExitCode {
     match dispatch(Cli::of_command_line().command) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         Err(error) => {
-            eprintln!("landbridge: {error:#}");
+            eprintln!("landbridge: {}", limits::advise(format!("{error:#}")));
             ExitCode::from(1)
         }
     }

@@ -8,6 +8,9 @@ use crate::control::Node;
 use crate::ps::paths::counted;
 use crate::topology::{Cluster, Host, Topology, Way};
 
+/// Where ranks of a job of one host are called.
+const LOOPBACK: &str = "127.0.0.1";
+
 /// What the user asked for.
 #[derive(Debug, Clone, Default)]
 pub struct Wishes {
@@ -126,12 +129,23 @@ pub fn plan(
         let layout = Layout { cluster, number, counts, slots, spares, recovers, agent, unix };
         nodes.push(layout.tree(&mut first_rank));
     }
+    if is_one_host(&nodes) {
+        // Strangers on the network need not reach its ranks.
+        nodes.iter_mut().for_each(|node| node.address = Some(LOOPBACK.into()));
+    }
     let (relays, relay_order) = plan_relays(topology, &used, job)?;
     let mut blocks: Vec<_> =
         nodes.iter().flat_map(Node::hosts).filter(|n| n.rank_count > 0).collect();
     blocks.sort_unstable_by_key(|node| node.first_rank);
     let mapping = mapping(blocks.iter().enumerate().map(|(id, node)| (id, node.rank_count)));
     Ok(Plan { size: first_rank, nodes, relays, relay_order, mapping })
+}
+
+/// Whether all agents of a job run on the same host: they have one name, and are started by the same command.
+fn is_one_host(nodes: &[Node]) -> bool {
+    let mut hosts = nodes.iter().flat_map(Node::hosts);
+    let Some(first) = hosts.next() else { return false };
+    hosts.all(|host| host.name == first.name && host.spawn == first.spawn)
 }
 
 fn unix_name(job: &str, cluster: usize) -> String {

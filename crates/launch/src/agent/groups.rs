@@ -18,6 +18,7 @@ use crate::cleanup;
 use crate::control::moved::Talk;
 use crate::control::order::{Block, Order};
 use crate::control::{Assignment, Ending, Job, Message, Node};
+use crate::limits;
 use crate::mpi;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{Event, Facts, Server};
@@ -141,7 +142,7 @@ impl Agent {
             self.start_rank(job, node, &start)?;
             if let Some(local) = self.ranks.last_mut() {
                 let turn = (rank - node.first_rank, node.rank_count);
-                local.keeper = keeper.map(|wish| Keeper::new(wish, &job.id, rank, 0, turn));
+                local.keeper = keeper.map(|wish| Keeper::new(wish, rank, 0, turn));
             }
         }
         Ok(())
@@ -217,7 +218,7 @@ impl Agent {
                 format!("rank {number} cannot be started on {node}: {error:#}")
             }
         };
-        self.parent.send(&Message::Note { text });
+        self.parent.send(&Message::Note { text: limits::advise(text) });
         outcome.is_ok()
     }
 

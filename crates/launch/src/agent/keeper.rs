@@ -138,12 +138,12 @@ impl Keeper {
     /// `turn`: of so many ranks of this node it is the one of this number. Their images come one after the other, from half of
     /// the first interval on. `moves`: how many nodes the rank has lost; some that is not lost after all must not have the same
     /// folder.
-    pub fn new(wish: Wish, job: &str, rank: u32, moves: u32, turn: (u32, u32)) -> Keeper {
+    pub fn new(wish: Wish, rank: u32, moves: u32, turn: (u32, u32)) -> Keeper {
         let name = match moves {
             0 => format!("rank-{rank}"),
             _ => format!("rank-{rank}.{moves}"),
         };
-        let folder = wish.folder.join(job).join(name);
+        let folder = wish.place.join(name);
         let half = wish.every / 2;
         let due = Instant::now() + half + half.mul_f64(f64::from(turn.0 + 1) / f64::from(turn.1));
         let (images, failures) = (VecDeque::new(), 0);
@@ -210,9 +210,8 @@ impl Keeper {
         self.images.push_back(image);
     }
 
-    /// The folder of the images of this job.
-    pub fn folder_of_job(&self) -> PathBuf {
-        self.folder.parent().map(PathBuf::from).unwrap_or_default()
+    pub fn wish(&self) -> &Wish {
+        &self.wish
     }
 
     /// Whether an image is being written that will count.
@@ -352,7 +351,7 @@ impl Keeper {
         // Those that were taken over lie where the other node has put them.
         let folders = images.iter().filter_map(|image| image.folder.parent().map(PathBuf::from));
         let folders: BTreeSet<PathBuf> = folders.chain([self.folder.clone()]).collect();
-        let (job, aside) = (self.folder_of_job(), std::mem::take(&mut self.aside));
+        let (job, aside) = (self.wish.folder_of_job(), std::mem::take(&mut self.aside));
         let sending = self.stopped.take();
         let removal = self.forget_remotely(images, sending);
         let remove = move || {

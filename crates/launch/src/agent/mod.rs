@@ -46,6 +46,7 @@ use crate::control::{
     ALIVE_INTERVAL, Assignment, Ending, Job, Message, Node, PING_INTERVAL, SILENCE_MAX,
 };
 use crate::gather::{self, Gather, Word};
+use crate::limits::{self, ResourceLimits};
 use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
@@ -144,6 +145,7 @@ struct Agent {
     look: Option<Look>,
     /// On the folder of images.
     claim: Option<Claim>,
+    limits: ResourceLimits,
     /// What is wanted of images of ranks that may come to this node.
     spare_wish: Option<Wish>,
     /// The nodes that may take over ranks of this one, by their names.
@@ -204,6 +206,7 @@ impl Agent {
             passed: Passed::default(),
             look: None,
             claim: None,
+            limits: ResourceLimits::default(),
             spare_wish: None,
             spares: Vec::new(),
             signing: None,
@@ -365,6 +368,7 @@ impl Agent {
     /// The process of a rank has ended: another one takes its place, or the agent above hears of it.
     fn handle_ending(&mut self, index: usize, ending: Ending) {
         self.ranks[index].ending = Some(ending);
+        self.explain_ending(ending);
         if !self.start_again(index, ending) {
             self.unreported.push(index);
         }
@@ -386,8 +390,18 @@ impl Agent {
         }
     }
 
+    /// What limits of this node may have to do with it.
+    fn explain_ending(&mut self, ending: Ending) {
+        let Some(own) = self.assignment.as_ref().filter(|_| self.phase == Phase::Working) else {
+            return;
+        };
+        for text in self.limits.explain(&own.node.name, ending) {
+            self.parent.send(&Message::Note { text });
+        }
+    }
+
     fn fail(&mut self, text: String) {
-        self.parent.send(&Message::Failed { text });
+        self.parent.send(&Message::Failed { text: limits::advise(text) });
     }
 
     // --- the agent above

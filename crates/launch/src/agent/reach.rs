@@ -25,7 +25,7 @@ impl Agent {
         let outcome = criu::check(&wish.tool)
             // Elsewhere its own word on the first image says it.
             .and_then(|()| if node.is_spare { criu::works(&wish.tool) } else { Ok(()) })
-            .and_then(|()| wish.prepare(&job.id, name, &spares, &job.environment));
+            .and_then(|()| wish.prepare(job, name, &spares));
         if let Err(error) = &outcome {
             let text = match node.is_spare {
                 true => cannot_use(&node.name, error),

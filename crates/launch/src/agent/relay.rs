@@ -6,16 +6,19 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use landbridge_proto::setting::{RECOVER, RECOVER_DIR, Setting, Value};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use super::handover::Fenced;
 
 use crate::control::{Ending, Message};
+use crate::folder;
 use crate::link::set_nonblocking;
 use crate::settings;
 use crate::sys;
@@ -72,6 +75,9 @@ impl RelayProcess {
         hands_over: bool,
     ) -> Result<RelayProcess> {
         let program = crate::sibling::path("landbridge-relay")?;
+        if let Some(path) = record_folder(variables) {
+            folder::check(&path).context("recover_dir")?;
+        }
         let mut command = Command::new(&program);
         command.args(["--config", "-"]).envs(settings::for_relays(variables));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -316,6 +322,18 @@ fn parse_link(line: &str) -> Option<Message> {
 fn parse_warning(line: &str, cluster: &str) -> Option<Message> {
     let text = line.strip_prefix(WARNS)?;
     Some(Message::Note { text: format!("relay {cluster}: {text}") })
+}
+
+/// Where the relay lays what it keeps and has no memory for.
+fn record_folder(variables: &[(String, String)]) -> Option<PathBuf> {
+    let text = |row: &Setting| {
+        let name = row.variable();
+        let said = variables.iter().find(|(known, _)| *known == name);
+        said.map_or(row.default, |(_, text)| text).to_string()
+    };
+    let recovers = RECOVER.parse(&text(&RECOVER)) == Ok(Value::Switch(true));
+    let path = text(&RECOVER_DIR);
+    (recovers && path != RECOVER_DIR.default).then(|| path.into())
 }
 
 fn handover() -> Result<File> {

@@ -27,6 +27,7 @@ use anyhow::{Context, Result, bail};
 use super::keeper::Keeper;
 use super::rank::LocalRank;
 use super::{Agent, Phase};
+use crate::checkpoint::Wish;
 use crate::checkpoint::criu;
 use crate::checkpoint::remote::Remote;
 use crate::checkpoint::store::{Image, Layout};
@@ -110,9 +111,8 @@ impl Revival {
             keeper.end_life();
         }
         if let Some(keeper) = old.keeper.as_ref().filter(|_| !told.is_empty()) {
-            let (folder, remote) = (keeper.folder_of_job(), keeper.remote());
-            let told = told.to_vec();
-            step = in_thread(move || find_all(&told, &folder, remote.as_ref(), deadline))
+            let (wish, told) = (keeper.wish().clone(), told.to_vec());
+            step = in_thread(move || find_all(&told, &wish, deadline))
                 .map_or(Step::Next, Step::Finding);
         }
         // What the last start had started holds numbers of processes that are in its images as well.
@@ -378,16 +378,13 @@ fn fetched(
 }
 
 /// The images that another node has taken, in a folder that this one sees as well, or in the store.
-fn find_all(
-    told: &[Whereabouts],
-    folder: &std::path::Path,
-    remote: Option<&Remote>,
-    deadline: Instant,
-) -> Vec<Result<Image>> {
+fn find_all(told: &[Whereabouts], wish: &Wish, deadline: Instant) -> Vec<Result<Image>> {
+    let remote = wish.remote.as_ref().map(Remote::anew);
     let find = |one: &Whereabouts| {
-        let folder: PathBuf = folder.join(&one.place);
-        Image::find(folder.clone(), &one.sum).or_else(|error| match remote {
-            Some(remote) => remote.find(folder, &one.sum, deadline),
+        let prover = wish.prover.as_ref().context("the job has no key")?;
+        let folder: PathBuf = wish.place.join(&one.place);
+        Image::find(folder.clone(), &one.sum, prover).or_else(|error| match &remote {
+            Some(remote) => remote.find(folder, &one.sum, prover, deadline),
             None => Err(error),
         })
     };
@@ -453,7 +450,7 @@ mod tests {
 
     use super::super::again::Again;
     use super::*;
-    use crate::checkpoint::Wish;
+    use crate::checkpoint::proof::Prover;
     use crate::checkpoint::store::{About, begin, seal_as_it_is};
 
     #[test]
@@ -483,9 +480,8 @@ mod tests {
 
         /// A rank that has ended, with images 1 and 2.
         fn rank(&self) -> (LocalRank, Vec<Image>) {
-            let (tool, folder) = (self.0.join("criu"), self.0.clone());
-            let wish = Wish { tool, folder, ..Wish::sample(1) };
-            let mut keeper = Keeper::new(wish, "job", 2, 0, (0, 1));
+            let wish = Wish { tool: self.0.join("criu"), ..Wish::sample(1, &self.0) };
+            let mut keeper = Keeper::new(wish, 2, 0, (0, 1));
             let images: Vec<_> = [1, 2].map(|number| image(&self.0, number)).into();
             images.iter().for_each(|image| keeper.add(image.clone()));
             (ended(keeper), images)
@@ -536,7 +532,8 @@ mod tests {
     fn image(folder: &Path, number: u64) -> Image {
         let folder = begin(&folder.join("job/rank-2"), number).unwrap();
         fs::write(folder.join("pages-1.img"), number.to_string()).unwrap();
-        seal_as_it_is(&folder, About { number, pid: NOBODY, ..About::default() }, 0).unwrap()
+        let about = About { number, pid: NOBODY, ..About::default() };
+        seal_as_it_is(&folder, about, 0, &Prover::sample(1)).unwrap()
     }
 
     /// Puts down for which image it is called.
@@ -621,9 +618,8 @@ mod tests {
         let place = Place::new("found", NOTE);
         let (rank, images) = place.rank();
         drop(rank);
-        let (tool, folder) = (place.0.join("criu"), place.0.clone());
-        let wish = Wish { tool, folder, ..Wish::sample(1) };
-        let mut rank = ended(Keeper::new(wish, "job", 2, 1, (0, 1)));
+        let wish = Wish { tool: place.0.join("criu"), ..Wish::sample(1, &place.0) };
+        let mut rank = ended(Keeper::new(wish, 2, 1, (0, 1)));
         let mut known: Vec<Whereabouts> = images.iter().map(Image::whereabouts).collect();
         fs::remove_dir_all(&images[1].folder).unwrap();
         known[1].place = "rank-2/2".into();

@@ -342,7 +342,7 @@ impl Agent {
             let wish = self.spare_wish.clone().filter(|_| clocks.is_some());
             let turn = (turn as u32, count);
             let mut rank = LocalRank::vacant(one.rank, clocks, new_board());
-            rank.keeper = wish.map(|wish| Keeper::new(wish, &job.id, one.rank, one.moves, turn));
+            rank.keeper = wish.map(|wish| Keeper::new(wish, one.rank, one.moves, turn));
             rank.again = Some(again);
             // It goes on, from an image or with the program, once the agent looks at it next.
             rank.revival = Some(Revival::begin(&mut rank, None, &one.images));

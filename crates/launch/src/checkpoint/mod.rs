@@ -5,6 +5,7 @@
 //! | `criu` | takes an image of a living process, and makes a process of one |
 //! | `files` | lets files grow that a process writes |
 //! | `pack` | makes files small, and sees whether they are what they were |
+//! | `proof` | proves that an agent of this job has written a manifest |
 //! | `store` | keeps images in a folder: whole ones, or none |
 //! | `remote` | puts them into an object store as well |
 //! | `claim` | says whose folder of images that is, and takes away those of jobs that are gone |
@@ -15,6 +16,7 @@ pub mod claim;
 pub mod criu;
 mod files;
 mod pack;
+pub mod proof;
 pub mod remote;
 pub mod store;
 
@@ -29,8 +31,11 @@ use landbridge_proto::setting::{
     Value,
 };
 
+use crate::control::Job;
+use crate::folder;
 use crate::ps::desk;
 use claim::Claim;
+use proof::Prover;
 use remote::Remote;
 
 /// What the user wants of images.
@@ -45,6 +50,10 @@ pub struct Wish {
     pub space: u64,
     /// Where all jobs of this user keep theirs.
     pub folder: PathBuf,
+    /// The folder of the job in that, by the descriptor with which it was opened: whatever is renamed later, it stays the same.
+    pub place: PathBuf,
+    /// Proves whose images are; known with the job.
+    pub prover: Option<Prover>,
     /// The object store that has them too, by its name, and once it is known how it is reached.
     pub store: Option<String>,
     /// Over networks too on which others may read what goes there.
@@ -72,33 +81,34 @@ impl Wish {
     /// Makes the folder of a job, which only this user can open: images are memory of its processes. What jobs have left whose
     /// agents were killed goes. `name`: of this agent among those of the job; `spares`: the names of those that may take over its
     /// ranks.
-    pub fn prepare(
-        &mut self,
-        job: &str,
-        name: u32,
-        spares: &[u32],
-        environment: &[(String, String)],
-    ) -> Result<Claim> {
+    pub fn prepare(&mut self, job: &Job, name: u32, spares: &[u32]) -> Result<Claim> {
         if let Some(store) = &self.store {
-            let said = |name: &str| environment.iter().find(|(known, _)| known == name);
+            let said = |name: &str| job.environment.iter().find(|(known, _)| known == name);
             let variable = |name: &str| match said(name) {
                 Some((_, text)) => Some(text.clone()),
                 None => std::env::var(name).ok().filter(|text| !text.is_empty()),
             };
             let remote = Remote::new(store, self.may_be_open, variable);
-            self.remote = Some(remote.context("checkpoint_dir")?);
+            self.remote = Some(remote.context("checkpoint_dir")?.of_job(&job.id));
         }
         if self.folder.starts_with(desk::directory()) {
             desk::make(&desk::directory())?;
         }
+        folder::check(&self.folder).context("checkpoint_dir")?;
         claim::sweep(&self.folder);
-        let claim = Claim::with_folder(&self.folder, job, name)?;
-        (self.job, self.spares) = (job.to_string(), spares.to_vec());
-        let folder = self.folder.join(job);
+        let claim = Claim::with_folder(&self.folder, &job.id, name)?;
+        (self.job, self.spares) = (job.id.clone(), spares.to_vec());
+        self.prover = Some(Prover::new(&job.key)?);
+        let folder = self.folder_of_job();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
         made.with_context(|| format!("cannot make {}", folder.display()))?;
-        desk::check(&folder)?;
+        self.place = folder::open_own(&folder)?;
         Ok(claim)
+    }
+
+    /// The folder of the job by its name, under which others find it too.
+    pub fn folder_of_job(&self) -> PathBuf {
+        self.folder.join(&self.job)
     }
 
     /// From a job's environment; `None`: no images.
@@ -120,20 +130,38 @@ impl Wish {
         let space = number(&CHECKPOINT_SPACE).unwrap_or(u64::MAX);
         let may_be_open = CHECKPOINT_OPEN.parse(&text(&CHECKPOINT_OPEN)) == Ok(Value::Switch(true));
         let (tool, remote) = (text(&CRIU).into(), None);
-        let (job, spares) = (String::new(), Vec::new());
-        let wish =
-            Wish { every, tool, level, space, folder, store, may_be_open, remote, job, spares };
+        let wish = Wish {
+            every,
+            tool,
+            level,
+            space,
+            folder,
+            place: PathBuf::new(),
+            prover: None,
+            store,
+            may_be_open,
+            remote,
+            job: String::new(),
+            spares: Vec::new(),
+        };
         (!every.is_zero()).then_some(wish)
     }
 
-    /// An image in so many seconds.
+    /// An image in so many seconds, in this folder.
     #[cfg(test)]
-    pub fn sample(seconds: u64) -> Wish {
-        let every = Duration::from_secs(seconds);
-        let (tool, folder, store, remote) = ("criu".into(), "/".into(), None, None);
-        let (level, space, may_be_open) = (0, u64::MAX, false);
-        let (job, spares) = ("job".into(), Vec::new());
-        Wish { every, tool, level, space, folder, store, may_be_open, remote, job, spares }
+    pub fn sample(seconds: u64, folder: &std::path::Path) -> Wish {
+        let often = ("LANDBRIDGE_CHECKPOINT".to_string(), format!("{seconds}s"));
+        let wish = Wish::find(&[often]).expect("it says how often");
+        let (folder, place, job) = (folder.to_path_buf(), folder.join("job"), "job".into());
+        Wish {
+            tool: "criu".into(),
+            level: 0,
+            folder,
+            place,
+            prover: Some(Prover::sample(1)),
+            job,
+            ..wish
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, SendBody};
 
 use super::pack::new_file;
+use super::proof::Prover;
 use super::store::{Image, MANIFEST, new_folder};
 
 const SCHEME: &str = "s3://";
@@ -45,6 +46,7 @@ pub struct Remote {
     bucket: Bucket,
     keys: Credentials,
     prefix: String,
+    job: String,
     agent: Agent,
     /// Nobody waits for what is sent any more.
     is_over: Arc<AtomicBool>,
@@ -97,7 +99,12 @@ impl Remote {
         }
         let prefix = prefix.trim_matches('/').to_string();
         let agent = agent(variable("AWS_CA_BUNDLE").or_else(|| variable("SSL_CERT_FILE")));
-        Ok(Remote { bucket, keys, prefix, agent, is_over: Arc::default() })
+        Ok(Remote { bucket, keys, prefix, job: String::new(), agent, is_over: Arc::default() })
+    }
+
+    /// The same store, for the images of this job.
+    pub fn of_job(self, job: &str) -> Remote {
+        Remote { job: job.to_string(), ..self }
     }
 
     /// Ends what is being sent: it fails.
@@ -160,7 +167,13 @@ impl Remote {
     }
 
     /// An image that another agent has put there, as it would lie in this folder.
-    pub fn find(&self, folder: PathBuf, sum: &str, deadline: Instant) -> Result<Image> {
+    pub fn find(
+        &self,
+        folder: PathBuf,
+        proof: &str,
+        prover: &Prover,
+        deadline: Instant,
+    ) -> Result<Image> {
         let object = self.object(&folder, MANIFEST, 0);
         let mut bytes = Vec::new();
         self.try_often(&object, || {
@@ -168,7 +181,7 @@ impl Remote {
             self.fetch(&object, MANIFEST_BYTES_MAX, &mut bytes, deadline)
         })?;
         let text = String::from_utf8(bytes).context("its manifest is damaged")?;
-        Image::of(folder, &text, sum)
+        Image::of(folder, &text, proof, prover)
     }
 
     /// Reads an object, at most so much of it, before the deadline.
@@ -277,11 +290,11 @@ impl Remote {
         }
     }
 
-    /// The name of a piece: the last of the folder's names are those of the job, the rank and the image.
+    /// The name of a piece: the last of the folder's names are those of the rank and the image.
     fn object(&self, folder: &Path, name: &str, number: u64) -> String {
         let names: Vec<_> = folder.iter().map(|part| part.to_string_lossy()).collect();
-        let place = names[names.len().saturating_sub(3)..].join("/");
-        let object = format!("{}/{place}/{name}.{number}", self.prefix);
+        let place = names[names.len().saturating_sub(2)..].join("/");
+        let object = format!("{}/{}/{place}/{name}.{number}", self.prefix, self.job);
         object.trim_start_matches('/').to_string()
     }
 }
@@ -343,12 +356,12 @@ mod tests {
             ("AWS_SECRET_ACCESS_KEY", "hush"),
             ("AWS_ENDPOINT_URL", "http://127.0.0.1:5000"),
         ];
-        let it = remote("s3://images/of/me/", KEYS).unwrap();
+        let it = remote("s3://images/of/me/", KEYS).unwrap().of_job("JOB");
         assert_eq!(it.bucket.base_url().as_str(), "http://127.0.0.1:5000/images/");
         assert_eq!(format!("{it:?}"), "s3://images/of/me");
-        let folder = Path::new("/tmp/x/JOB/rank-3/12");
+        let folder = Path::new("/proc/7/fd/9/rank-3/12");
         assert_eq!(it.object(folder, "a.img", 0), "of/me/JOB/rank-3/12/a.img.0");
-        let bare = remote("s3://images", &KEYS[..2]).unwrap();
+        let bare = remote("s3://images", &KEYS[..2]).unwrap().of_job("JOB");
         assert_eq!(bare.bucket.base_url().as_str(), "https://s3.us-east-1.amazonaws.com/images/");
         assert_eq!(bare.object(folder, "a.img", 1), "JOB/rank-3/12/a.img.1");
         let error = remote("s3://images", &[]).unwrap_err();

@@ -1,11 +1,12 @@
 //! Images in a folder, one for each rank: whole ones, or none.
 //!
 //! An image is taken into a folder with a name of its own, and *sealed*: every file is compressed, its length and SHA-256 go into
-//! a manifest, which begins with its own, all of it is written to the disk, and only then the folder gets its name. So what has
-//! a name was whole once; whether it still is, is seen as it is laid out to be used ([`Image::lay_out`]).
+//! a manifest, which begins with a proof that an agent of this job has written it ([`Prover`]), all of it is written to the disk,
+//! and only then the folder gets its name. So what has a name was whole once; whether it still is, is seen as it is laid out to be
+//! used ([`Image::lay_out`]).
 //!
-//! What may never happen: a process is made of an image that is torn or was changed; a file is written that another process
-//! has mapped, or that somebody has put in the way.
+//! What may never happen: a process is made of an image that is torn or was changed, or of a file that no manifest of this job
+//! lists; a file is written that another process has mapped, or that somebody has put in the way.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,11 +15,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::criu::{DUMP_LOG, Ends, RESTORE_LOG};
 use super::files;
-use super::pack::{Entry, hex};
+use super::pack::Entry;
+use super::proof::Prover;
 use crate::control::moved::Whereabouts;
 use crate::output_log::Position;
 use crate::pmi::server::Stage;
@@ -69,15 +70,16 @@ struct Manifest {
 }
 
 /// An image that has been sealed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     pub folder: PathBuf,
     pub about: About,
     /// Its files, and how many bytes each takes.
     pub files: Vec<(String, u64)>,
     pub manifest_bytes: u64,
-    /// The SHA-256 with which its manifest begins.
-    sum: String,
+    /// The proof with which its manifest begins.
+    proof: String,
+    prover: Prover,
 }
 
 /// Makes the folder into which image `number` is taken, under that of its rank.
@@ -138,22 +140,23 @@ fn is_of_a_rank(name: &str) -> bool {
 }
 
 /// Makes an image of what lies in `folder`, compressed at this level. If that fails nothing is left of it.
-pub fn seal(folder: &Path, about: About, level: i32) -> Result<Image> {
-    let sealed = files::forget_sizes(folder).and_then(|()| seal_as_it_is(folder, about, level));
+pub fn seal(folder: &Path, about: About, level: i32, prover: &Prover) -> Result<Image> {
+    let sealed =
+        files::forget_sizes(folder).and_then(|()| seal_as_it_is(folder, about, level, prover));
     if sealed.is_err() {
         let _ = fs::remove_dir_all(folder);
     }
     sealed
 }
 
-pub fn seal_as_it_is(folder: &Path, about: About, level: i32) -> Result<Image> {
+pub fn seal_as_it_is(folder: &Path, about: About, level: i32, prover: &Prover) -> Result<Image> {
     let names = names(folder)?.into_iter();
     let files = names.map(|name| Entry::pack(folder, name, level)).collect::<Result<Vec<_>>>()?;
     let listed = files.iter().map(|entry| (entry.stored_name(), entry.stored)).collect();
     let text = serde_json::to_string(&Manifest { about: about.clone(), files })?;
-    let sum = hex(&Sha256::digest(&text));
+    let (proof, prover) = (prover.prove(&text), prover.clone());
     let mut manifest = File::create(folder.join(MANIFEST))?;
-    writeln!(manifest, "{sum}\n{text}")?;
+    writeln!(manifest, "{proof}\n{text}")?;
     manifest.sync_all()?;
     let manifest_bytes = manifest.metadata()?.len();
     File::open(folder)?.sync_all()?;
@@ -162,7 +165,7 @@ pub fn seal_as_it_is(folder: &Path, about: About, level: i32) -> Result<Image> {
     let _ = fs::remove_dir_all(&sealed);
     fs::rename(folder, &sealed)?;
     File::open(rank)?.sync_all()?;
-    Ok(Image { folder: sealed, about, files: listed, manifest_bytes, sum })
+    Ok(Image { folder: sealed, about, files: listed, manifest_bytes, proof, prover })
 }
 
 /// An image as CRIU wants it, which may be a copy: that is gone with this.
@@ -181,13 +184,13 @@ impl Drop for Layout {
 }
 
 /// What a manifest says, if it is this one.
-fn parse(text: &str, wanted: &str) -> Result<Manifest> {
-    let (sum, rest) = text.split_once('\n').unwrap_or_default();
+fn parse(text: &str, wanted: &str, prover: &Prover) -> Result<Manifest> {
+    let (proof, rest) = text.split_once('\n').unwrap_or_default();
     let rest = rest.trim_end_matches('\n');
-    if sum != hex(&Sha256::digest(rest)) {
-        bail!("its manifest is damaged");
+    if !prover.is_proven(rest, proof) {
+        bail!("its manifest is damaged, or no agent of this job has written it");
     }
-    if sum != wanted {
+    if proof != wanted {
         bail!("it is another image");
     }
     Ok(serde_json::from_str(rest)?)
@@ -195,31 +198,36 @@ fn parse(text: &str, wanted: &str) -> Result<Manifest> {
 
 impl Image {
     /// One that another agent has sealed, in this folder, which need not be there: by its manifest.
-    pub fn of(folder: PathBuf, text: &str, sum: &str) -> Result<Image> {
-        let Manifest { about, files } = parse(text, sum)?;
+    pub fn of(folder: PathBuf, text: &str, proof: &str, prover: &Prover) -> Result<Image> {
+        let Manifest { about, files } = parse(text, proof, prover)?;
         let files = files.iter().map(|entry| (entry.stored_name(), entry.stored)).collect();
-        let (manifest_bytes, sum) = (text.len() as u64, sum.to_string());
-        Ok(Image { folder, about, files, manifest_bytes, sum })
+        let (manifest_bytes, proof) = (text.len() as u64, proof.to_string());
+        Ok(Image { folder, about, files, manifest_bytes, proof, prover: prover.clone() })
     }
 
     /// One that another agent has sealed, which lies in this folder.
-    pub fn find(folder: PathBuf, sum: &str) -> Result<Image> {
+    pub fn find(folder: PathBuf, proof: &str, prover: &Prover) -> Result<Image> {
         let text = fs::read_to_string(folder.join(MANIFEST)).context("it is not here")?;
-        Image::of(folder, &text, sum)
+        Image::of(folder, &text, proof, prover)
     }
 
     /// By what others find it, and know that it is the same one.
     pub fn whereabouts(&self) -> Whereabouts {
         let names: Vec<_> = self.folder.iter().map(|part| part.to_string_lossy()).collect();
         let place = names[names.len().saturating_sub(2)..].join("/");
-        Whereabouts { place, sum: self.sum.clone() }
+        Whereabouts { place, sum: self.proof.clone() }
     }
 
     /// Lays it out as it was taken, if it is still as it was sealed.
     pub fn lay_out(&self) -> Result<Layout> {
         let text = fs::read_to_string(self.folder.join(MANIFEST)).context("it has no manifest")?;
-        let manifest = parse(&text, &self.sum)?;
+        let manifest = parse(&text, &self.proof, &self.prover)?;
         let is_copy = manifest.files.iter().any(|entry| entry.is_packed);
+        let is_listed = |name: &String| manifest.files.iter().any(|entry| entry.name == *name);
+        // CRIU reads whatever there is of the files that it knows.
+        if !is_copy && let Some(name) = names(&self.folder)?.iter().find(|name| !is_listed(name)) {
+            bail!("{name} is none of its files");
+        }
         let folder = if is_copy {
             let name = format!(".{}.out", self.about.number);
             new_folder(self.folder.with_file_name(name))?
@@ -250,6 +258,15 @@ impl Image {
 
     pub fn remove(&self) {
         let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+impl Default for Image {
+    fn default() -> Image {
+        let (folder, about, files) = Default::default();
+        let prover = Prover::sample(1);
+        Image { folder, about, files, manifest_bytes: 0, proof: String::new(), prover }
     }
 }
 
@@ -292,7 +309,8 @@ mod tests {
         fs::write(folder.join("pages-1.img"), vec![7; 200_000]).unwrap();
         fs::write(folder.join("core-1.img"), b"core").unwrap();
         fs::write(folder.join(DUMP_LOG), b"log").unwrap();
-        seal_as_it_is(&folder, About { number, pid: 42, ..About::default() }, level).unwrap()
+        let about = About { number, pid: 42, ..About::default() };
+        seal_as_it_is(&folder, about, level, &Prover::sample(1)).unwrap()
     }
 
     #[test]
@@ -306,8 +324,12 @@ mod tests {
         // Another one that is whole.
         let folder = begin(&rank, 1).unwrap();
         fs::write(folder.join("core-1.img"), b"other").unwrap();
-        seal_as_it_is(&folder, image.about.clone(), 0).unwrap().lay_out().unwrap();
+        let other = seal_as_it_is(&folder, image.about.clone(), 0, &Prover::sample(1)).unwrap();
+        other.lay_out().unwrap();
         assert!(image.lay_out().is_err());
+        fs::write(image.folder.join("creds-1.img"), b"put there").unwrap();
+        let error = other.lay_out().unwrap_err();
+        assert!(error.to_string().contains("creds-1.img is none of its files"), "{error}");
         type Damage = (&'static str, fn(&Path));
         let damage: [Damage; 4] = [
             ("a bit", |file| {
@@ -348,11 +370,29 @@ mod tests {
         let rank = rank("found");
         let image = sealed(&rank, 3, 1);
         let Whereabouts { place, sum } = image.whereabouts();
-        let found = Image::find(rank.with_file_name(place), &sum).unwrap();
+        let ours = Prover::sample(1);
+        let found = Image::find(rank.with_file_name(place), &sum, &ours).unwrap();
         assert_eq!(found, image);
         found.lay_out().unwrap();
-        assert!(Image::find(image.folder.clone(), &"0".repeat(64)).is_err());
-        assert!(Image::find(rank.join("4"), &sum).is_err());
+        assert!(Image::find(image.folder.clone(), &"0".repeat(64), &ours).is_err());
+        assert!(Image::find(rank.join("4"), &sum, &ours).is_err());
+        fs::remove_dir_all(&rank).unwrap();
+    }
+
+    /// One that is whole, and is found by its own proof.
+    #[test]
+    fn an_image_of_which_somebody_else_has_written_the_manifest_is_refused() {
+        let rank = rank("forged");
+        let folder = begin(&rank, 1).unwrap();
+        fs::write(folder.join("core-1.img"), b"core").unwrap();
+        let about = About { number: 1, ..About::default() };
+        let forged = seal_as_it_is(&folder, about, 0, &Prover::sample(2)).unwrap();
+        forged.lay_out().unwrap();
+        let (folder, sum) = (forged.folder.clone(), forged.whereabouts().sum);
+        let error = Image::find(folder, &sum, &Prover::sample(1)).unwrap_err();
+        assert!(error.to_string().contains("no agent of this job has written it"), "{error}");
+        let taken = Image { prover: Prover::sample(1), ..forged };
+        assert!(taken.lay_out().is_err());
         fs::remove_dir_all(&rank).unwrap();
     }
 

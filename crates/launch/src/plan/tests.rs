@@ -174,3 +174,21 @@ fn spare_hosts_have_an_agent_and_no_ranks() {
     assert_eq!((plan.size, spares(&plan), plan.has_spares()), (6, vec![], false));
     assert_eq!(blocks(&plan).len(), 5);
 }
+
+#[test]
+fn ranks_of_a_job_of_one_host_are_called_at_its_loopback() {
+    let addresses = |topology: &Topology| -> Vec<Option<String>> {
+        let plan = make(topology, &ranks(2)).unwrap();
+        plan.nodes.iter().flat_map(Node::hosts).map(|node| node.address.clone()).collect()
+    };
+    let loopback = Some("127.0.0.1".to_string());
+    let cut = crate::hosts::cut("here", 2, 2).unwrap();
+    assert_eq!(addresses(&cut), [loopback.clone(), loopback]);
+    let two = Topology { clusters: vec![cluster("a", &[1, 1], true)], links: Vec::new() };
+    assert_eq!(addresses(&two), [None, None]);
+    // The same name in another network namespace is another host.
+    let mut apart = cut;
+    let prefix = vec!["nsenter".to_string()];
+    apart.clusters[1].hosts[0].way = Way::Local(crate::spawn::local::Local { prefix });
+    assert_eq!(addresses(&apart), [None, None]);
+}

@@ -62,7 +62,9 @@ pub struct Sealed {
 
 impl Sealed {
     pub fn seal(folder: &Path, about: About, wish: &Wish) -> Result<Sealed> {
-        let image = store::seal(folder, about, wish.level).context("it could not be written")?;
+        let prover = wish.prover.as_ref().context("the job has no key")?;
+        let image = store::seal(folder, about, wish.level, prover);
+        let image = image.context("it could not be written")?;
         Ok(Sealed { image, blind: wish.blind() })
     }
 }

@@ -1,6 +1,7 @@
 //! Each state by itself, with the time told by hand.
 
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use super::super::rank::LocalRank;
 use super::line::{Heard, Line};
@@ -9,15 +10,15 @@ use crate::checkpoint::claim;
 use crate::checkpoint::criu::Ends;
 
 fn keeper(state: State) -> Keeper {
-    let wish = Wish::sample(1);
-    Keeper { state, ..Keeper::new(wish, "job", 2, 0, (0, 1)) }
+    let wish = Wish::sample(1, Path::new("/"));
+    Keeper { state, ..Keeper::new(wish, 2, 0, (0, 1)) }
 }
 
 #[test]
 fn the_images_of_a_node_are_not_taken_at_once() {
-    let wish = Wish::sample(8);
+    let wish = Wish::sample(8, Path::new("/"));
     let began = Instant::now();
-    let due = |turn| Keeper::new(wish.clone(), "job", 2, 0, (turn, 4)).due - began;
+    let due = |turn| Keeper::new(wish.clone(), 2, 0, (turn, 4)).due - began;
     let dues: Vec<u64> = (0..4).map(|turn| due(turn).as_secs()).collect();
     assert_eq!(dues, [5, 6, 7, 8]);
 }
@@ -132,8 +133,8 @@ fn an_image_counts_once_other_nodes_find_it() {
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir(&folder).unwrap();
     let sign = claim::place(&folder, "job", 9);
-    let wish = Wish { folder: folder.clone(), spares: vec![9], ..Wish::sample(1) };
-    let mut keeper = Keeper::new(wish, "job", 2, 0, (0, 1));
+    let wish = Wish { spares: vec![9], ..Wish::sample(1, &folder) };
+    let mut keeper = Keeper::new(wish, 2, 0, (0, 1));
     add_images(&mut keeper, 1..=3);
     // Nobody sees them: nothing may be dropped, and nobody is sent there.
     assert!(keeper.alone[&3] == [9] && keeper.may_begin());
@@ -176,8 +177,8 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
         _ => None,
     };
     let remote = Some(Remote::new("s3://images", false, variable).unwrap());
-    let wish = Wish { spares: vec![8, 9], remote, ..Wish::sample(1) };
-    let mut keeper = Keeper::new(wish, "job", 2, 0, (0, 1));
+    let wish = Wish { spares: vec![8, 9], remote, ..Wish::sample(1, Path::new("/")) };
+    let mut keeper = Keeper::new(wish, 2, 0, (0, 1));
     let send = |keeper: &mut Keeper, number: u64, blind: &[u32]| {
         let mut image = Image::default();
         image.about.number = number;
@@ -219,7 +220,7 @@ fn an_image_in_the_store_counts_once_all_who_live_and_may_need_it_can_get_it() {
 
 #[test]
 fn images_of_each_node_have_a_folder_of_their_own() {
-    let at = |moves| Keeper::new(Wish::sample(1), "job", 2, moves, (0, 1)).folder;
+    let at = |moves| Keeper::new(Wish::sample(1, Path::new("/")), 2, moves, (0, 1)).folder;
     assert_eq!([at(0), at(1)], [PathBuf::from("/job/rank-2"), PathBuf::from("/job/rank-2.1")]);
 }
 

@@ -1,0 +1,175 @@
+//! Limits of a machine that end processes without saying so, put into words that say what to do.
+//!
+//! In: how a rank has ended, or an error that the user is about to read. Out: a line about the limit that explains it, once for
+//! each limit. A limit is only named where it is low: most programs fail for other reasons.
+
+use std::collections::BTreeSet;
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::control::Ending;
+use crate::ps::paths::bytes;
+
+/// What an MPI library may want of `/dev/shm` for one rank.
+const SHARED_MEMORY_MIN: u64 = 4 << 20;
+/// Less address space than this may be the reason why a rank fails.
+const ADDRESS_SPACE_MIN: u64 = 8 << 30;
+/// The same of descriptors.
+const OPEN_FILES_MIN: u64 = 128;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Limit {
+    SharedMemory,
+    AddressSpace,
+    OpenFiles,
+}
+
+/// The limits of this node; each is told once.
+#[derive(Debug, Default)]
+pub struct ResourceLimits {
+    told: BTreeSet<Limit>,
+}
+
+/// What this machine has.
+#[derive(Debug, Clone, Copy)]
+struct Present {
+    /// Bytes of `/dev/shm` that are free, and all of it.
+    shared: Option<(u64, u64)>,
+    address_space: Option<u64>,
+    open_files: Option<u64>,
+}
+
+impl Present {
+    fn read() -> Present {
+        let shared = rustix::fs::statvfs("/dev/shm").ok();
+        Present {
+            shared: shared.map(|it| (it.f_bavail * it.f_frsize, it.f_blocks * it.f_frsize)),
+            address_space: getrlimit(Resource::As).current,
+            open_files: getrlimit(Resource::Nofile).current,
+        }
+    }
+}
+
+impl ResourceLimits {
+    /// What may be the reason for the end of a rank: lines for the user, who has not read them yet.
+    pub fn explain(&mut self, node: &str, ending: Ending) -> Vec<String> {
+        let found = reasons(node, ending, Present::read()).into_iter();
+        found.filter(|(limit, _)| self.told.insert(*limit)).map(|(_, text)| text).collect()
+    }
+}
+
+fn reasons(node: &str, ending: Ending, present: Present) -> Vec<(Limit, String)> {
+    let mut found = Vec::new();
+    if ending == Ending::Exited(0) {
+        return found;
+    }
+    if let Some((free, all)) = present.shared
+        && ending == Ending::Killed(libc::SIGBUS)
+        && free < SHARED_MEMORY_MIN
+    {
+        let text = format!(
+            "/dev/shm on node {node} is full: {} of {} are free. MPI libraries have shared memory there, and a process that \
+             touches what does not fit is killed by SIGBUS: remove what was left there, or make it larger (mount -o \
+             remount,size=1g /dev/shm; of a container: --shm-size=1g)",
+            bytes(free),
+            bytes(all)
+        );
+        found.push((Limit::SharedMemory, text));
+    }
+    if let Some(limit) = present.address_space.filter(|limit| *limit < ADDRESS_SPACE_MIN) {
+        let text = format!(
+            "a process on node {node} may have {} of address space (ulimit -v): one that needs more fails where it asks for \
+             memory or loads a library. Raise that limit",
+            bytes(limit)
+        );
+        found.push((Limit::AddressSpace, text));
+    }
+    if let Some(limit) = present.open_files.filter(|limit| *limit < OPEN_FILES_MIN) {
+        let text = format!(
+            "a process on node {node} may have {limit} open files (ulimit -n), and a rank needs one for each connection, file \
+             and library. Raise that limit"
+        );
+        found.push((Limit::OpenFiles, text));
+    }
+    found
+}
+
+/// Adds to an error of the system what to do about it, if a limit has caused it.
+pub fn advise(text: String) -> String {
+    let is_about = |error: i32| text.contains(&format!("(os error {error})"));
+    let limit =
+        |resource| getrlimit(resource).current.map_or("no limit".into(), |it| it.to_string());
+    let advice = if is_about(libc::EMFILE) {
+        format!(
+            "a process may have {} open files: raise that limit (ulimit -n 4096)",
+            limit(Resource::Nofile)
+        )
+    } else if is_about(libc::ENFILE) {
+        "the system has no more open files: raise fs.file-max (sysctl)".to_string()
+    } else if is_about(libc::EAGAIN) && text.contains("cannot") {
+        format!(
+            "a user may have {} processes here: raise that limit (ulimit -u)",
+            limit(Resource::Nproc)
+        )
+    } else if is_about(libc::ENOMEM) {
+        match getrlimit(Resource::As).current {
+            Some(most) => {
+                format!(
+                    "a process may have {} of address space: raise that limit (ulimit -v)",
+                    bytes(most)
+                )
+            }
+            None => "there is no memory left on this machine".to_string(),
+        }
+    } else {
+        return text;
+    };
+    format!("{text}; {advice}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AMPLE: Present =
+        Present { shared: Some((1 << 30, 1 << 30)), address_space: None, open_files: Some(1024) };
+    const BUS: Ending = Ending::Killed(libc::SIGBUS);
+
+    fn found(ending: Ending, present: Present) -> Vec<Limit> {
+        reasons("n1", ending, present).into_iter().map(|(limit, _)| limit).collect()
+    }
+
+    #[test]
+    fn a_rank_that_fails_where_a_limit_is_low_has_it_named() {
+        assert_eq!(found(BUS, AMPLE), []);
+        let full = Present { shared: Some((4096, 1 << 20)), ..AMPLE };
+        assert_eq!(found(BUS, full), [Limit::SharedMemory]);
+        assert_eq!(found(Ending::Killed(libc::SIGSEGV), full), [], "only SIGBUS tells of it");
+        let small = Present { address_space: Some(300 << 20), open_files: Some(24), ..AMPLE };
+        let both = [Limit::AddressSpace, Limit::OpenFiles];
+        assert_eq!(found(Ending::Exited(143), small), both);
+        assert_eq!(found(Ending::Exited(0), small), []);
+        let text = &reasons("n1", BUS, full)[0].1;
+        assert!(
+            text.contains("/dev/shm on node n1 is full") && text.contains("--shm-size"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_limit_is_told_once() {
+        let mut limits = ResourceLimits::default();
+        limits.told.extend([Limit::SharedMemory, Limit::AddressSpace, Limit::OpenFiles]);
+        assert!(limits.explain("n1", BUS).is_empty());
+    }
+
+    #[test]
+    fn an_error_of_a_limit_says_what_to_do() {
+        let error = |number| format!("cannot run x: {}", std::io::Error::from_raw_os_error(number));
+        assert!(advise(error(libc::EMFILE)).contains("raise that limit (ulimit -n"));
+        assert!(advise(error(libc::ENFILE)).contains("fs.file-max"));
+        assert!(advise(error(libc::EAGAIN)).contains("(ulimit -u)"));
+        assert!(advise(error(libc::ENOMEM)).contains("memory"));
+        assert_eq!(advise(error(libc::ENOENT)), error(libc::ENOENT));
+    }
+}
