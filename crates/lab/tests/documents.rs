@@ -192,6 +192,7 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/drive/src/engine/epoll/silence.rs".into());
     files.push("crates/drive/src/engine/epoll/record.rs".into());
     files.push("crates/proto/src/relay/history.rs".into());
+    files.push("crates/proto/src/wire/frame.rs".into());
     files.push("crates/relay/src/main.rs".into());
     files.push("crates/clocks/src/answer.rs".into());
     files.push("crates/clocks/src/own.rs".into());

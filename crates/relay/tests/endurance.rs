@@ -39,7 +39,7 @@ fn an_idle_link_between_relays_breaks_and_frames_wait() {
         there.send(1, round * 4, b"pong");
         // Those whose frames may have been lost are told; here none has been.
         let (header, body) = here.receive_frame();
-        assert_eq!((header.kind, &body[..]), (Kind::Data, &b"pong"[..]));
+        assert_eq!((header.kind, &body[..]), (Kind::Ack, &b"pong"[..]));
     }
     assert_eq!((zero.counter("breaks"), one.counter("breaks")), (3, 3));
 }

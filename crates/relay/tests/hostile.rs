@@ -307,6 +307,7 @@ fn a_relay_without_descriptors_refuses_and_recovers() {
         "ulimit -n 40; exec \"$0\" \"$@\"",
         env!("CARGO_BIN_EXE_landbridge-relay"),
     ]);
+    command.env("LANDBRIDGE_INTEGRITY", "off");
     let mut relay = RelayProcess::start_with(&Plan::alone(4), command);
     let (mut one, mut two) = (Rank::attach(&relay, 1), Rank::attach(&relay, 2));
     let crowd: Vec<TcpStream> = (0..60).map(|_| connect(relay.ranks)).collect();

@@ -76,7 +76,7 @@ fn body(number: u64) -> Vec<u8> {
 fn read_all(reader: &mut Rank) {
     for number in 0..FRAMES {
         let (Header { kind, sequence: at, .. }, bytes) = reader.receive();
-        assert_eq!((kind, at), (Kind::Data, sequence(number)));
+        assert_eq!((kind, at), (Kind::Ack, sequence(number)));
         assert!(bytes == body(number), "frame {number}");
     }
 }

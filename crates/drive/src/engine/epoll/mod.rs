@@ -30,13 +30,12 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use landbridge_proto::id::{Address, ClusterId};
-use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Room, SEGMENT_BYTES, Stop};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Stop};
 use landbridge_proto::route::table::LinkId;
 use landbridge_proto::wire::hello::{Introduction, Role, Standing};
 use landbridge_proto::wire::name::NAME_BYTES;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::disk::Disk;
 use super::{Engine, LinkState, Next, Report, Setup, Watch};
 use crate::link::tls::Identity;
 use crate::refusals::Refusals;
@@ -179,18 +178,10 @@ impl<'w> Loop<'w> {
         let clusters = setup.clusters.len();
         let mut relay = Relay::new(setup.own, setup.clusters, now)
             .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let (mut disk, mut handover) = (None, None);
-        if let Some(recover) = setup.recover {
-            let bytes = recover.disk.as_ref().map(Disk::bytes_max);
-            let (memory, segment) = (recover.memory, SEGMENT_BYTES);
-            relay.set_recovering_within(Room { memory, disk: bytes, segment });
-            relay.set_image_bytes(recover.image_bytes);
-            (disk, handover) = (recover.disk, recover.handover);
-        }
         if let Some(sum) = setup.integrity.function() {
             relay.set_check(sum);
         }
-        let record = Record::new(&epoll, disk, handover)?;
+        let record = Record::new(&epoll, &mut relay, setup.recover)?;
         relay.set_patience(setup.peer_timeout.as_millis() as u64);
         let incarnation = u32::from_le_bytes(sys::random()?);
         let introduction = Introduction {

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use landbridge_proto::relay::{ReadsKept, Remark};
+use landbridge_proto::relay::{ReadsKept, Remark, Room, SEGMENT_BYTES};
 
 use super::*;
 use crate::engine::disk::{Disk, Done};
 use crate::engine::stock::Stock;
-use crate::engine::{Exhibit, Fenced, Inquiry};
+use crate::engine::{Exhibit, Fenced, Inquiry, Recover};
 
 /// The token of the disk's bell.
 pub const BELL: u64 = wan::HUB_BASE - 1;
@@ -35,7 +35,14 @@ pub struct Record {
 }
 
 impl Record {
-    pub fn new(epoll: &OwnedFd, disk: Option<Disk>, handover: Option<File>) -> io::Result<Self> {
+    /// What the relay is to keep, if anything.
+    pub fn new(epoll: &OwnedFd, relay: &mut Relay, wanted: Option<Recover>) -> io::Result<Self> {
+        let Some(Recover { memory, disk, image_bytes, handover }) = wanted else {
+            return Ok(Self::default());
+        };
+        let bytes = disk.as_ref().map(Disk::bytes_max);
+        relay.set_recovering_within(Room { memory, disk: bytes, segment: SEGMENT_BYTES });
+        relay.set_image_bytes(image_bytes);
         if let Some(disk) = &disk {
             epoll::add(epoll, disk.bell(), EventData::new_u64(BELL), EventFlags::IN)?;
         }
