@@ -11,6 +11,7 @@ use landbridge_proto::id::{EXIT_CANNOT_GO_ON, LAST_WORD, LINE_MARK};
 use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
 use crate::own::{self, Turn};
+use crate::session::kernel;
 use crate::system;
 
 const SECOND: i64 = 1_000_000_000;
@@ -223,11 +224,24 @@ fn trouble(problem: &Problem) -> i64 {
         say(format_args!("{problem}: if this process is killed it cannot be started anew"));
         return *answer;
     }
+    stop(format_args!("{problem}"))
+}
+
+/// Ends the process: this incarnation did not do what an earlier one did, or cannot find out what to do.
+#[cold]
+pub fn stop(why: fmt::Arguments<'_>) -> ! {
     let polls = own::polls().map_or(0, |polls| polls.present.load(Relaxed));
-    say(format_args!("this process cannot go on: {problem}, after {polls} polls"));
+    say(format_args!("this process cannot go on: {why}, after {polls} polls"));
     write(format_args!("{LINE_MARK}{LAST_WORD}\n"));
-    // SAFETY: ends the process at once; nothing of it may run any more.
-    unsafe { libc::_exit(EXIT_CANNOT_GO_ON) }
+    loop {
+        // Nothing of the process may run any more.
+        kernel(libc::SYS_exit_group, [EXIT_CANNOT_GO_ON as u64, 0, 0, 0, 0, 0]);
+    }
+}
+
+/// The answer to a system call; ends the process if there can be none.
+pub fn outcome_of(told: Result<i64, Problem>) -> i64 {
+    told.unwrap_or_else(|problem| trouble(&problem))
 }
 
 fn fail(error: i64) -> c_int {
@@ -237,7 +251,7 @@ fn fail(error: i64) -> c_int {
 }
 
 /// A clock that every system has, in nanoseconds.
-fn now(id: clockid_t) -> i64 {
+pub fn now(id: clockid_t) -> i64 {
     let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one time.
     unsafe { system::clock_gettime(id, &mut time) };
@@ -262,21 +276,34 @@ pub fn inform(text: fmt::Arguments<'_>) {
 }
 
 fn say_as(level: &str, text: fmt::Arguments<'_>) {
-    // SAFETY: a plain system call.
-    let me = unsafe { libc::getpid() };
+    let me = kernel(libc::SYS_getpid, [0; 6]);
     write(format_args!("{LINE_MARK}[{me}]: {level}: {text}\n"));
 }
 
 fn write(text: fmt::Arguments<'_>) {
-    let mut line = Line { bytes: [0; 512], length: 0 };
+    let mut line = Line::new();
     let _ = line.write_fmt(text);
-    // SAFETY: writes bytes that are there.
-    unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.length) };
+    let bytes = line.bytes();
+    let (start, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
+    kernel(libc::SYS_write, [libc::STDERR_FILENO as u64, start, length, 0, 0, 0]);
 }
 
-struct Line {
-    bytes: [u8; 512],
+/// A text of bounded length, for which nobody allocates memory; the newline at its end stays.
+pub struct Line {
+    bytes: [u8; LINE_BYTES],
     length: usize,
+}
+
+const LINE_BYTES: usize = 1024;
+
+impl Line {
+    pub fn new() -> Self {
+        Self { bytes: [0; LINE_BYTES], length: 0 }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
 }
 
 impl Write for Line {
@@ -285,6 +312,9 @@ impl Write for Line {
         let length = text.len().min(room.len());
         room[..length].copy_from_slice(&text.as_bytes()[..length]);
         self.length += length;
+        if length < text.len() && text.ends_with('\n') {
+            self.bytes[LINE_BYTES - 1] = b'\n';
+        }
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 
 use landbridge_proto::clocks::Polls;
 
-use crate::{answer, own};
+use crate::{answer, observe, own, temporary, trap};
 
 /// `name => body, register`: of the argument behind the last one, on x86-64 and on ARM.
 macro_rules! in_front_of {
@@ -40,6 +40,16 @@ in_front_of! {
     arc4random_uniform => answer::arc4random_uniform, "rsi", "x1";
     // `std::random_device::_M_getval()` of libstdc++, which reads the processor's own generator.
     _ZNSt13random_device9_M_getvalEv => answer::random_device, "rsi", "x1";
+    mkstemp => temporary::mkstemp, "rsi", "x1";
+    mkstemp64 => temporary::mkstemp, "rsi", "x1";
+    mkostemp => temporary::mkostemp, "rdx", "x2";
+    mkostemp64 => temporary::mkostemp, "rdx", "x2";
+    mkstemps => temporary::mkstemps, "rdx", "x2";
+    mkstemps64 => temporary::mkstemps, "rdx", "x2";
+    mkostemps => temporary::mkostemps, "rcx", "x3";
+    mkostemps64 => temporary::mkostemps, "rcx", "x3";
+    mkdtemp => temporary::mkdtemp, "rsi", "x1";
+    pthread_create => observe::pthread_create, "r8", "x4";
 }
 
 /// Runs when the program is loaded.
@@ -69,6 +79,12 @@ extern "C" fn landbridge_clocks_is_recorded_thread() -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_clocks_step_aside() -> c_int {
     c_int::from(own::step_aside())
+}
+
+/// For the provider: the byte that is 0 while the system calls of this thread are nobody's business; null if they always are.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_clocks_selector() -> *mut u8 {
+    trap::selector()
 }
 
 /// And takes hold of it again. 0: that cannot be, and nothing may go on. 2: the descriptor must stay open.

@@ -17,7 +17,20 @@
 
 mod answer;
 mod caller;
+mod calls;
+mod content;
 #[cfg(not(test))]
 mod exports;
+mod facts;
+mod gate;
+mod held;
+mod looks;
+mod names;
+mod observe;
+mod opens;
 mod own;
+mod session;
 mod system;
+mod table;
+mod temporary;
+mod trap;

@@ -6,6 +6,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Release;
@@ -17,11 +18,16 @@ use landbridge_proto::clocks::{CLOCKS_BYTES, HEAD_BYTES, Head, Place, Polls, Rec
 use landbridge_proto::recent::RECENT_AT;
 
 use crate::answer::{inform, say};
-use crate::caller;
+use crate::session::Session;
+use crate::{caller, observe, trap};
 
 /// Names of variables, from the agent.
 const RECORD: &CStr = c"LANDBRIDGE_CLOCKS";
 const START: &CStr = c"LANDBRIDGE_INCARNATION";
+/// "0": nobody wants to know what is done with files.
+const FILES: &CStr = c"LANDBRIDGE_WATCH_FILES";
+/// Clocks of file servers may be behind by so much.
+const SLACK_NANOS: i64 = 2_000_000_000;
 const PRELOAD: &CStr = c"LD_PRELOAD";
 
 /// Where the thread stands that is recorded, in a page that a child finds empty, whatever way it was made. Null: nobody is.
@@ -68,6 +74,11 @@ impl Turn {
     pub fn record(&mut self) -> &mut Record<'static> {
         // SAFETY: there is one turn at a time, and only after the record was written (`turn`).
         unsafe { (*MINE.0.get()).assume_init_mut() }
+    }
+
+    /// When the first incarnation began, in nanoseconds since 1970.
+    pub fn since(&mut self) -> i64 {
+        self.record().files().since.load(Relaxed) as i64
     }
 }
 
@@ -127,13 +138,51 @@ fn tell_other_thread(from: usize) {
     ));
 }
 
-/// Where polls are counted, if this process is recorded. A child has its parent's memory, but for the record.
-pub fn polls() -> Option<&'static Polls> {
+/// The record, if a system call of this thread belongs into it.
+#[inline]
+pub fn turn_of_calls() -> Option<Turn> {
+    if !is_owner() || IS_BUSY.swap(true, Relaxed) {
+        return None;
+    }
+    let mut turn = Turn(());
+    (!turn.record().is_full()).then_some(turn)
+}
+
+/// From now on this process cannot be restarted, which is said once, with the reason.
+#[cold]
+pub fn refuse(reason: fmt::Arguments<'_>) {
+    if let Some(head) = head() {
+        refuse_in(head, reason);
+    }
+}
+
+/// The same, for the process that has this record.
+#[cold]
+pub fn refuse_in(head: &Head, reason: fmt::Arguments<'_>) {
+    let mut text = crate::answer::Line::new();
+    let _ = text.write_fmt(reason);
+    if head.files.refuse(text.bytes()) {
+        say(format_args!("{reason}: if this process is killed it cannot be restarted"));
+    }
+}
+
+/// The head of the record, if this process is recorded.
+pub fn head() -> Option<&'static Head> {
     let owner = OWNER.load(Acquire);
     // SAFETY: null, or a page that stays, and is empty in a child.
     let is_recorded = unsafe { owner.as_ref() }.is_some_and(|owner| owner.load(Relaxed) != 0);
     // SAFETY: null, or the head of the record, which stays mapped in the process that has it.
-    unsafe { HEAD.load(Acquire).as_ref() }.filter(|_| is_recorded).map(|head| &head.polls)
+    unsafe { HEAD.load(Acquire).as_ref() }.filter(|_| is_recorded)
+}
+
+/// The record's descriptor.
+pub fn descriptor() -> c_int {
+    DESCRIPTOR.load(Relaxed)
+}
+
+/// Where polls are counted, if this process is recorded. A child has its parent's memory, but for the record.
+pub fn polls() -> Option<&'static Polls> {
+    head().map(|head| &head.polls)
 }
 
 /// Finds out whether this process is recorded. The first call is made when the program is loaded, by its only thread.
@@ -145,9 +194,8 @@ pub fn look() {
     let Some((descriptor, start)) = number(RECORD).zip(number(START)) else { return };
     let descriptor = descriptor as c_int;
     if !is_record(descriptor) {
-        // Whoever started this program has closed it.
-        forget();
-        return;
+        // Whoever started this program has closed it: it is not the one that is recorded.
+        return observe_below(descriptor);
     }
     let Some(head) = map(descriptor) else {
         say_no_memory();
@@ -161,8 +209,7 @@ pub fn look() {
     if !first.begin(start + 1, me) && first.owner.load(Relaxed) != me {
         // SAFETY: nobody has been given the mapping.
         unsafe { libc::syscall(libc::SYS_munmap, head, CLOCKS_BYTES) };
-        forget();
-        return;
+        return observe_from(descriptor);
     }
     let Some(owner) = owner_page(head) else {
         say(format_args!("clocks are not recorded: this Linux is too old (before 4.14)"));
@@ -178,6 +225,81 @@ pub fn look() {
     DESCRIPTOR.store(descriptor, Relaxed);
     HEAD.store(head.cast(), Release);
     OWNER.store(owner, Release);
+    watch_calls(first);
+}
+
+/// A program that a recorded process has started, with the record's descriptor: its effects on files are seen.
+fn observe_from(descriptor: c_int) {
+    if number(FILES) == Some(0) || !observe::begin_child(descriptor) {
+        forget();
+    }
+}
+
+/// The same without the descriptor, which one of the processes above may still have.
+fn observe_below(number: c_int) {
+    const ABOVE_MAX: usize = 8;
+    let mut parent = std::process::id();
+    for _ in 0..ABOVE_MAX {
+        parent = parent_of(parent);
+        if parent <= 1 {
+            break;
+        }
+        let mut path = crate::answer::Line::new();
+        let _ = write!(path, "/proc/{parent}/fd/{number}\0");
+        let flags = libc::O_RDWR | libc::O_CLOEXEC;
+        // SAFETY: a string that ends; descriptors of our own.
+        unsafe {
+            let found = libc::open(path.bytes().as_ptr().cast(), flags);
+            if found >= 0 {
+                if is_record(found) {
+                    observe_from(found);
+                    libc::close(found);
+                    return;
+                }
+                libc::close(found);
+            }
+        }
+    }
+    forget();
+}
+
+/// The parent of a process; 0 if there is none. (proc(5): the fourth word of `stat`, behind a name in brackets.)
+fn parent_of(process: u32) -> u32 {
+    let mut path = crate::answer::Line::new();
+    let _ = write!(path, "/proc/{process}/stat\0");
+    let mut text = [0_u8; 512];
+    // SAFETY: a string that ends, and room for what is read.
+    let length = unsafe {
+        let file = libc::open(path.bytes().as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
+        let length = libc::read(file, text.as_mut_ptr().cast(), text.len());
+        libc::close(file);
+        usize::try_from(length).unwrap_or(0)
+    };
+    let text = &text[..length];
+    let behind = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
+    let word = text[behind..].split(|byte| *byte == b' ').nth(2);
+    word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or(0)
+}
+
+/// From now on the system calls of this thread are recorded.
+fn watch_calls(head: &Head) {
+    if number(FILES) == Some(0) {
+        return;
+    }
+    if head.files.since.load(Relaxed) == 0 {
+        let now = crate::answer::now(libc::CLOCK_REALTIME) - SLACK_NANOS;
+        head.files.since.store(now as u64, Relaxed);
+    }
+    if !trap::install() {
+        refuse(format_args!(
+            "this system cannot show what it does with files (Linux 5.11 on x86-64 can; if that does not matter: --set \
+             recover_files=off)"
+        ));
+        return;
+    }
+    if let Some(turn) = turn_of_calls() {
+        Session::new(turn).adopt();
+    }
 }
 
 fn say_no_memory() {
@@ -206,6 +328,12 @@ pub fn step_aside() -> bool {
     if !is_owner() || IS_BUSY.swap(true, Relaxed) {
         return false;
     }
+    let is_watched = number(FILES) != Some(0);
+    if is_watched && !without_turn(Session::quiesce) {
+        IS_BUSY.store(false, Relaxed);
+        return false;
+    }
+    trap::turn_off();
     let place = present.place();
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: `IS_BUSY` keeps everybody from the record, whose addresses stay taken.
@@ -220,6 +348,14 @@ pub fn step_aside() -> bool {
         }
     }
     true
+}
+
+/// Work on what is open, by the thread that keeps everybody else out already.
+fn without_turn<R>(work: impl FnOnce(&mut Session) -> R) -> R {
+    let mut session = Session::new(Turn(()));
+    let result = work(&mut session);
+    std::mem::forget(session);
+    result
 }
 
 /// Takes hold of the record again, which is behind this descriptor, or that of the process of which this one was an image:
@@ -245,8 +381,16 @@ pub fn return_from_aside(descriptor: c_int, start: u64) -> Return {
             return Return::None;
         }
         (*MINE.0.get()).assume_init_mut().look_anew();
+        match is_same {
+            true if number(FILES) != Some(0) => without_turn(Session::resume),
+            true => (),
+            false => Session::replay_again(),
+        }
     }
     IS_BUSY.store(false, Relaxed);
+    if number(FILES) != Some(0) {
+        trap::turn_on_aside();
+    }
     if descriptor == DESCRIPTOR.load(Relaxed) { Return::Kept } else { Return::Done }
 }
 
@@ -266,6 +410,8 @@ unsafe fn put_at(descriptor: c_int, number: c_int) -> bool {
     }
 }
 
+/// Whether this thread is the one that is recorded.
+#[inline]
 pub fn is_owner() -> bool {
     // SAFETY: null, or a page that stays.
     let owner = unsafe { OWNER.load(Acquire).as_ref() };

@@ -1,6 +1,6 @@
 //! The C library's own functions, behind those that stand in front of them.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::{clockid_t, size_t, ssize_t, time_t, timespec, timeval};
@@ -76,4 +76,15 @@ behind! {
     arc4random() -> u32;
     arc4random_buf(buffer: *mut c_void, length: size_t);
     arc4random_uniform(bound: u32) -> u32;
+    mkstemp(template: *mut c_char) -> c_int;
+    mkostemp(template: *mut c_char, flags: c_int) -> c_int;
+    mkstemps(template: *mut c_char, suffix: c_int) -> c_int;
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
+    mkdtemp(template: *mut c_char) -> *mut c_char;
+    pthread_create(
+        thread: *mut libc::pthread_t,
+        attributes: *const libc::pthread_attr_t,
+        begin: extern "C" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void
+    ) -> c_int;
 }

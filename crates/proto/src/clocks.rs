@@ -16,6 +16,12 @@ use core::fmt;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
+pub use calls::{
+    Call, FACTS, Files, HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_WORD_BYTES, REFUSAL_BYTES,
+};
+
+mod calls;
+
 /// The record of one process, head and entries. Only what is written takes memory. Reading a clock takes two to
 /// five bytes.
 pub const CLOCKS_BYTES: usize = 256 << 20;
@@ -37,6 +43,8 @@ pub const RECORDED_AT: usize = offset_of!(Head, recorded);
 
 /// Where stands, as eight bytes, how often an image of the process has been asked for.
 pub const WANTED_AT: usize = POLLS_AT + offset_of!(Polls, wanted);
+/// Where stands, as eight bytes and a text of so many bytes behind them, why the process cannot be restarted; 0 bytes: it can be.
+pub const REFUSAL_AT: usize = offset_of!(Head, files) + Files::REFUSED_AT;
 /// And where the number of frames is that were taken in again.
 pub const TAKEN_AT: usize = POLLS_AT + offset_of!(Polls, taken);
 
@@ -67,6 +75,8 @@ pub struct Head {
     ahead: [AtomicU64; CLOCKS],
     /// What lies before this place is needed by no start any more. Written by whoever starts the process.
     base: AtomicU64,
+    /// System calls on files.
+    pub files: Files,
 }
 
 /// How often a process has looked for messages, counted from the beginning of each start.
@@ -221,6 +231,8 @@ pub enum Question {
     Clock(Clock),
     /// So many bytes of chance.
     Bytes(Source, u64),
+    /// A system call on files.
+    Call(Call),
     /// What stands there is no entry.
     Unknown,
 }
@@ -242,6 +254,9 @@ impl fmt::Display for Question {
             Question::Bytes(source, length) => {
                 let name = ["getrandom", "getentropy", "arc4random"][*source as usize];
                 write!(f, "{name} of {length} bytes")
+            }
+            Question::Call(Call { number, digest }) => {
+                write!(f, "system call {number} with arguments of digest {digest:08x}")
             }
             Question::Unknown => write!(f, "nothing that is known"),
         }
@@ -287,6 +302,8 @@ pub struct Record<'a> {
 
 /// Tags of entries: below, clocks.
 const BYTES_TAG: u8 = 32;
+/// A system call on files.
+const CALL_TAG: u8 = 40;
 /// What follows stands at the beginning of the room.
 const TURN_TAG: u8 = 255;
 const NUMBER_BYTES_MAX: usize = 10;
@@ -478,6 +495,11 @@ impl<'a> Record<'a> {
         let Some(&tag) = self.entries.get(at) else { return (Question::Unknown, at) };
         if (tag as usize) < CLOCKS {
             return (Question::Clock(Clock(tag)), at + 1);
+        }
+        if tag == CALL_TAG {
+            let call = self.call_at(at + 1);
+            return call
+                .map_or((Question::Unknown, at), |(call, rest)| (Question::Call(call), rest));
         }
         let source = [Source::Random, Source::Entropy, Source::Arc4]
             .into_iter()

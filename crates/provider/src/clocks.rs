@@ -57,6 +57,44 @@ pub fn join() {
     }
 }
 
+type Selector = unsafe extern "C" fn() -> *mut u8;
+
+/// While it lives, the system calls of this thread are not recorded: they are ours, not the program's.
+pub struct OwnCalls(Option<(NonNull<u8>, u8)>);
+
+impl OwnCalls {
+    const ALLOW: u8 = 0;
+
+    #[inline]
+    pub fn begin() -> Self {
+        static FOUND: OnceLock<Option<Selector>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| {
+            // SAFETY: the function is that library's, of this type.
+            symbol(c"landbridge_clocks_selector")
+                .map(|found| unsafe { std::mem::transmute::<NonNull<c_void>, Selector>(found) })
+        });
+        // SAFETY: it gives null or a byte that stays, and that is this thread's alone.
+        let selector = found.and_then(|find| NonNull::new(unsafe { find() }));
+        Self(selector.map(|selector| {
+            // SAFETY: as above. The kernel reads it at each system call of this thread.
+            let before = unsafe { selector.read_volatile() };
+            // SAFETY: as above.
+            unsafe { selector.write_volatile(Self::ALLOW) };
+            (selector, before)
+        }))
+    }
+}
+
+impl Drop for OwnCalls {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some((selector, before)) = self.0 {
+            // SAFETY: as in `begin`.
+            unsafe { selector.write_volatile(before) };
+        }
+    }
+}
+
 /// Why nothing is recorded of what this process reads, if it should be.
 pub fn lack() -> Option<&'static str> {
     let is_on = param::RECOVER_CLOCKS.is_on() == Ok(true);

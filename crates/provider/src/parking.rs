@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
+use crate::clocks::OwnCalls;
 use crate::engine::{Engine, PARK_MILLIS, timespec};
 use crate::patience::{Advice, Patience};
 use crate::stack::{Stack, Top};
@@ -58,6 +59,7 @@ impl Port {
             None => work(engine),
             // SAFETY: the stack lives as long as the port, and is that of whoever holds the engine's lock.
             Some(top) => unsafe {
+                let _own = OwnCalls::begin();
                 top.run(|| {
                     threads::note_call();
                     work(engine)

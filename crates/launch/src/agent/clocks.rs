@@ -10,13 +10,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::clocks::{
-    BASE_AT, CLOCKS_BYTES, FULL_AT, HEAD_BYTES, POLLS_AT, RECORDED_AT, TAKEN_AT, WANTED_AT,
+    BASE_AT, CLOCKS_BYTES, FULL_AT, HEAD_BYTES, POLLS_AT, RECORDED_AT, REFUSAL_AT, REFUSAL_BYTES,
+    TAKEN_AT, WANTED_AT,
 };
 use landbridge_proto::recent::{COUNT_AT, ENTRIES_BYTES, RECENT_MAX, place_of};
-use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
+use landbridge_proto::setting::{RECOVER_CLOCKS, RECOVER_FILES, Setting, Value};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::again::Looks;
+use super::held::Held;
 use super::rank::same_length;
 use crate::control::Job;
 use crate::control::moved::Known;
@@ -34,6 +36,10 @@ pub const PIECE_BYTES: u64 = 1 << 20;
 pub struct Clocks {
     record: OwnedFd,
     library: PathBuf,
+    /// Whether what the rank does with files is recorded as well.
+    with_files: bool,
+    /// Open files that outlive it; empty if nobody wants that.
+    held: Option<Held>,
     told: Cell<Told>,
 }
 
@@ -51,11 +57,15 @@ struct Told {
 impl Clocks {
     /// For a rank of this job; `None` if nobody wants it.
     pub fn new(job: &Job) -> Result<Option<Clocks>> {
-        let variable = RECOVER_CLOCKS.variable();
-        let said = job.environment.iter().find(|(name, _)| *name == variable);
-        if said.is_some_and(|(_, text)| RECOVER_CLOCKS.parse(text) == Ok(Value::Switch(false))) {
+        let is_off = |setting: &Setting| {
+            let variable = setting.variable();
+            let said = job.environment.iter().find(|(name, _)| *name == variable);
+            said.is_some_and(|(_, text)| setting.parse(text) == Ok(Value::Switch(false)))
+        };
+        if is_off(&RECOVER_CLOCKS) {
             return Ok(None);
         }
+        let with_files = !is_off(&RECOVER_FILES);
         let library = sibling::path(LIBRARY)?;
         if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" \t:".contains(byte)) {
             bail!(
@@ -65,7 +75,8 @@ impl Clocks {
             );
         }
         let record = record().context("no memory file")?;
-        Ok(Some(Clocks { record, library, told: Cell::default() }))
+        let held = if with_files { Some(Held::new()?) } else { None };
+        Ok(Some(Clocks { record, library, with_files, held, told: Cell::default() }))
     }
 
     pub fn record(&self) -> BorrowedFd<'_> {
@@ -75,6 +86,15 @@ impl Clocks {
     /// Whether it had no room for something that the rank was told, so that another start cannot be.
     pub fn is_full(&self) -> bool {
         self.words(FULL_AT) != Some([0])
+    }
+
+    /// Why another incarnation would go wrong, if it would: what the rank did to files cannot be replayed.
+    pub fn refusal(&self) -> Option<String> {
+        let [length] = self.words(REFUSAL_AT)?;
+        // An incarnation that was killed as it wrote the reason leaves a length beyond every text.
+        let length = usize::try_from(length).ok()?.min(REFUSAL_BYTES);
+        let text = self.bytes(REFUSAL_AT + size_of::<u64>(), length);
+        (length > 0).then(|| String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned())
     }
 
     /// Bytes that have ever been recorded.
@@ -297,7 +317,7 @@ impl Clocks {
     }
 
     /// What the rank's environment says about it. `environment`: all else.
-    pub fn variables(&self, environment: &Environment) -> [(&'static str, std::ffi::OsString); 2] {
+    pub fn variables(&self, environment: &Environment) -> [(&'static str, std::ffi::OsString); 4] {
         let mut libraries = self.library.clone().into_os_string();
         let others = mpi::variable(environment, "LD_PRELOAD");
         if !others.is_empty() {
@@ -305,7 +325,13 @@ impl Clocks {
             libraries.push(others);
         }
         let record = same_length(sys::raw(&self.record));
-        [("LD_PRELOAD", libraries), ("LANDBRIDGE_CLOCKS", record.into())]
+        let files = if self.with_files { "1" } else { "0" };
+        [
+            ("LD_PRELOAD", libraries),
+            ("LANDBRIDGE_CLOCKS", record.into()),
+            ("LANDBRIDGE_WATCH_FILES", files.into()),
+            ("LANDBRIDGE_HELD_FILES", self.held.as_ref().map_or("", Held::name).into()),
+        ]
     }
 }
 
@@ -335,7 +361,7 @@ mod tests {
 
     fn clocks() -> Clocks {
         let (record, library) = (record().unwrap(), "/opt/clocks.so".into());
-        Clocks { record, library, told: Cell::default() }
+        Clocks { record, library, with_files: true, held: None, told: Cell::default() }
     }
 
     #[test]

@@ -268,6 +268,9 @@ impl Agent {
         if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
             bail!("its record of clocks and chance is full");
         }
+        if let Some(why) = old.clocks.as_ref().and_then(|clocks| clocks.refusal()) {
+            bail!("{why}");
+        }
         if old.again.as_ref().is_some_and(Again::has_asked_too_much) {
             bail!("it has asked its process manager more than is kept");
         }

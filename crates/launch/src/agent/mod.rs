@@ -16,6 +16,7 @@ mod end;
 mod exits;
 mod groups;
 mod handover;
+mod held;
 mod input;
 mod keeper;
 mod marked;

@@ -337,6 +337,9 @@ impl Agent {
             if clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
                 bail!("the record of clocks and chance of rank {} is full", one.rank);
             }
+            if let Some(why) = clocks.as_ref().and_then(|clocks| clocks.refusal()) {
+                bail!("rank {}: {why}", one.rank);
+            }
             let looks = clocks.as_ref().map(|clocks| clocks.looks());
             let again = Again::adopted(one, looks, Instant::now());
             let wish = self.spare_wish.clone().filter(|_| clocks.is_some());

@@ -176,6 +176,16 @@ pub const RECOVER_CLOCKS: Setting = Setting {
     sentence: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
                is told the same.",
 };
+pub const RECOVER_FILES: Setting = Setting {
+    name: "recover_files",
+    default: "on",
+    unit: "on or off",
+    kind: Kind::Switch,
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "With `recover_clocks`: whether what a process does with files is recorded, so that a restarted process does \
+               none of it twice. Off is right only for a program whose files nobody reads while it runs.",
+};
 pub const CHECKPOINT: Setting = Setting {
     name: "checkpoint",
     default: "0s",
@@ -422,6 +432,7 @@ pub const SETTINGS: &[&Setting] = &[
     &WAN_UDP,
     &RECOVER,
     &RECOVER_CLOCKS,
+    &RECOVER_FILES,
     &CHECKPOINT,
     &CHECKPOINT_DIR,
     &CHECKPOINT_OPEN,

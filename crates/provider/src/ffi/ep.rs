@@ -12,6 +12,7 @@ use super::domain::Domain;
 use super::{Head, Object, atomic, cm, msg, nosys, object, ops, publish, reclaim, rma, status};
 use crate::abi::*;
 use crate::av::Av;
+use crate::clocks::OwnCalls;
 use crate::engine::request::{Iov, Level};
 use crate::engine::{Engine, Setup};
 use crate::info::{self, Format, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
@@ -256,8 +257,12 @@ impl Endpoint {
         let sink = setup.sink.clone();
         let mut stack = Stack::new();
         // SAFETY: nobody else knows of it.
-        let engine = unsafe { stack.top().run(|| Engine::open(setup)) }
-            .inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
+        let opened = unsafe {
+            let _own = OwnCalls::begin();
+            stack.top().run(|| Engine::open(setup))
+        };
+        let engine =
+            opened.inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
         let stack = engine.is_recorded().then_some(stack);
         let port = Port::new(engine, stack);
         sink.each_ports(|ports| ports.add(&port));

@@ -1,0 +1,174 @@
+//! The system calls that are recorded, by number: what is done with each.
+//!
+//! In: a call of the recorded thread. Out: its result, or `None`: it is let through as it is. The table below is the
+//! whole answer to "what is covered"; `docs/RECOVERY.md` has it in words.
+//!
+//! What may never happen: a call that changes a file goes through without an entry, and without a word about it.
+
+use libc::c_long;
+
+use crate::names::Named;
+use crate::session::Session;
+use crate::{observe, own};
+
+/// `AT_FDCWD` as an argument.
+pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
+
+/// # Safety
+/// The arguments are those of a system call that this thread makes.
+pub unsafe fn answer(number: c_long, arguments: [u64; 6]) -> Option<i64> {
+    let turn = own::turn_of_calls()?;
+    let mut session = Session::new(turn);
+    // SAFETY: the caller's promise.
+    unsafe { session.answer(number, arguments) }
+}
+
+impl Session {
+    unsafe fn answer(&mut self, number: c_long, mut arguments: [u64; 6]) -> Option<i64> {
+        if begins_with_descriptor(number) {
+            // The upper half of its register may be anything.
+            arguments[0] = arguments[0] as u32 as u64;
+        }
+        let [a, b, c, d, e, _] = arguments;
+        // SAFETY: of the system call, by its caller.
+        unsafe {
+            match number {
+                libc::SYS_read
+                | libc::SYS_pread64
+                | libc::SYS_readv
+                | libc::SYS_preadv
+                | libc::SYS_preadv2 => self.read(number, arguments),
+                libc::SYS_write
+                | libc::SYS_pwrite64
+                | libc::SYS_writev
+                | libc::SYS_pwritev
+                | libc::SYS_pwritev2 => self.write(number, arguments),
+                libc::SYS_lseek => self.seek(arguments),
+                libc::SYS_open => self.open(number, HERE, a, b, c),
+                libc::SYS_creat => {
+                    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+                    self.open(number, HERE, a, flags as u64, b)
+                }
+                libc::SYS_openat => self.open(number, a, b, c, d),
+                libc::SYS_openat2 => Some(-i64::from(libc::ENOSYS)),
+                libc::SYS_close => self.close(a),
+                libc::SYS_close_range => self.close_range(a, b, c),
+                libc::SYS_dup => self.duplicate(number, a, arguments),
+                libc::SYS_dup2 | libc::SYS_dup3 => {
+                    self.duplicate_to(number, a, b as u32 as u64, arguments)
+                }
+                libc::SYS_fcntl => self.control(a, b, c, arguments),
+                libc::SYS_stat | libc::SYS_lstat => self.look(number, HERE, a, b, STAT, arguments),
+                libc::SYS_newfstatat => self.look(number, a, b, c, STAT, arguments),
+                libc::SYS_statx => self.look(number, a, b, e, STATX, arguments),
+                libc::SYS_statfs => self.look(number, HERE, a, b, STATFS, arguments),
+                libc::SYS_fstat => self.look_at_open(number, a, b, STAT, arguments),
+                libc::SYS_fstatfs => self.look_at_open(number, a, b, STATFS, arguments),
+                libc::SYS_access => self.look(number, HERE, a, 0, 0, arguments),
+                libc::SYS_faccessat | libc::SYS_faccessat2 => {
+                    self.look(number, a, b, 0, 0, arguments)
+                }
+                libc::SYS_readlink => self.read_link(number, HERE, a, b, arguments),
+                libc::SYS_readlinkat => self.read_link(number, a, b, c, arguments),
+                libc::SYS_getdents | libc::SYS_getdents64 => self.list(number, a, b, arguments),
+                libc::SYS_ftruncate | libc::SYS_fallocate => self.resize(number, a, arguments),
+                libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),
+                libc::SYS_flock => self.lock(a, b, arguments),
+                libc::SYS_fsync
+                | libc::SYS_fdatasync
+                | libc::SYS_sync_file_range
+                | libc::SYS_fadvise64
+                | libc::SYS_readahead => self.synchronize(number, a, arguments),
+                libc::SYS_fchmod
+                | libc::SYS_fchown
+                | libc::SYS_fsetxattr
+                | libc::SYS_fremovexattr => self.resize(number, a, arguments),
+                libc::SYS_sendfile => self.copy(number, a, b as u32 as u64, c, 0, arguments),
+                libc::SYS_copy_file_range => self.copy(number, c as u32 as u64, a, b, d, arguments),
+                libc::SYS_splice => self.splice(a, c as u32 as u64),
+                libc::SYS_ioctl => self.device_control(a, b),
+                libc::SYS_getrandom => self.random(a, b, c),
+                libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),
+                libc::SYS_exit_group | libc::SYS_exit => {
+                    self.let_go_of_all();
+                    None
+                }
+                libc::SYS_execve | libc::SYS_execveat => {
+                    self.before_exec();
+                    None
+                }
+                libc::SYS_fork => observe::fork(number, arguments, 0, 0),
+                libc::SYS_clone => observe::fork(number, arguments, a, b),
+                _ => Named::of(number, arguments).and_then(|named| self.change(&named, arguments)),
+            }
+        }
+    }
+}
+
+/// Calls whose first argument is a descriptor.
+fn begins_with_descriptor(number: c_long) -> bool {
+    let is_file = matches!(
+        number,
+        libc::SYS_read
+            | libc::SYS_pread64
+            | libc::SYS_readv
+            | libc::SYS_preadv
+            | libc::SYS_preadv2
+            | libc::SYS_write
+            | libc::SYS_pwrite64
+            | libc::SYS_writev
+            | libc::SYS_pwritev
+            | libc::SYS_pwritev2
+            | libc::SYS_lseek
+            | libc::SYS_close
+            | libc::SYS_dup
+            | libc::SYS_dup2
+            | libc::SYS_dup3
+            | libc::SYS_fcntl
+            | libc::SYS_fstat
+            | libc::SYS_fstatfs
+            | libc::SYS_getdents
+            | libc::SYS_getdents64
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate
+            | libc::SYS_flock
+            | libc::SYS_fsync
+            | libc::SYS_fdatasync
+            | libc::SYS_sync_file_range
+            | libc::SYS_fadvise64
+            | libc::SYS_readahead
+            | libc::SYS_fchmod
+            | libc::SYS_fchown
+            | libc::SYS_fsetxattr
+            | libc::SYS_fremovexattr
+            | libc::SYS_sendfile
+            | libc::SYS_copy_file_range
+            | libc::SYS_splice
+            | libc::SYS_ioctl
+    );
+    let is_directory = matches!(
+        number,
+        libc::SYS_openat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlinkat
+            | libc::SYS_renameat
+            | libc::SYS_renameat2
+            | libc::SYS_unlinkat
+            | libc::SYS_linkat
+            | libc::SYS_mkdirat
+            | libc::SYS_mknodat
+            | libc::SYS_fchmodat
+            | libc::SYS_fchownat
+            | libc::SYS_futimesat
+            | libc::SYS_utimensat
+    );
+    is_file || is_directory
+}
+
+/// Bytes that the kernel writes for each of these.
+const STAT: usize = size_of::<libc::stat>();
+const STATX: usize = 256;
+const STATFS: usize = size_of::<libc::statfs>();

@@ -1,0 +1,247 @@
+//! What the kernel says of files: kind, identity, canonical path.
+
+use std::mem::MaybeUninit;
+
+use libc::{c_long, mode_t};
+
+use crate::session::{bytes, kernel};
+use crate::table::{Identity, Kind, PATH_BYTES};
+
+const SECOND: i64 = 1_000_000_000;
+
+/// Kind and identity of what is open there.
+pub fn identity_of(descriptor: u64) -> Option<(Kind, Identity)> {
+    asked(|room| kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]))
+}
+
+/// Of what has this name; a symbolic link itself, not what it leads to.
+pub fn identity_at((directory, path): (u64, u64)) -> Option<(Kind, Identity)> {
+    let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
+    asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
+}
+
+fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(Kind, Identity)> {
+    let mut about = MaybeUninit::<libc::stat>::zeroed();
+    if ask(about.as_mut_ptr().addr() as u64) != 0 {
+        return None;
+    }
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    let about = unsafe { about.assume_init() };
+    let identity = Identity {
+        device: about.st_dev,
+        inode: about.st_ino,
+        size: about.st_size,
+        modified: about.st_mtime * SECOND + about.st_mtime_nsec,
+        changed: about.st_ctime * SECOND + about.st_ctime_nsec,
+    };
+    Some((kind_of(about.st_mode, about.st_rdev), identity))
+}
+
+fn kind_of(mode: mode_t, device: libc::dev_t) -> Kind {
+    // random(4): /dev/random and /dev/urandom.
+    let is_random = libc::major(device) == 1 && matches!(libc::minor(device), 8 | 9);
+    match mode & libc::S_IFMT {
+        libc::S_IFREG => Kind::File,
+        libc::S_IFDIR => Kind::Directory,
+        libc::S_IFCHR if is_random => Kind::Random,
+        _ => Kind::Other,
+    }
+}
+
+/// The path of what is open there, as the kernel names it; how long it is.
+pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
+    const PREFIX: &[u8] = b"/proc/self/fd/";
+    let mut name = [0; 32];
+    name[..PREFIX.len()].copy_from_slice(PREFIX);
+    let mut digits = [0; 10];
+    let mut count = 0;
+    let mut rest = descriptor as u32;
+    while count == 0 || rest > 0 {
+        digits[count] = b'0' + (rest % 10) as u8;
+        (rest, count) = (rest / 10, count + 1);
+    }
+    for (place, digit) in name[PREFIX.len()..].iter_mut().zip(digits[..count].iter().rev()) {
+        *place = *digit;
+    }
+    let room = into.as_mut_ptr().addr() as u64;
+    let name = name.as_ptr().addr() as u64;
+    let length = kernel(libc::SYS_readlink, [name, room, PATH_BYTES as u64 - 1, 0, 0, 0]);
+    usize::try_from(length).unwrap_or(0)
+}
+
+/// The canonical path of what has this name; its length, 0 if there is nothing.
+pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
+    let flags = (libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
+    let found = kernel(libc::SYS_openat, [directory, path, flags, 0, 0, 0]);
+    if found < 0 {
+        return 0;
+    }
+    let length = path_of(found as u64, into);
+    kernel(libc::SYS_close, [found as u64, 0, 0, 0, 0, 0]);
+    length
+}
+
+/// What follows the process's own folder of proc(5) in a path.
+pub fn in_own_folder(path: &[u8]) -> Option<&[u8]> {
+    let rest = path.strip_prefix(b"/proc/")?;
+    if let Some(rest) = rest.strip_prefix(b"self/") {
+        return Some(rest);
+    }
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let number = rest[..digits]
+        .iter()
+        .fold(0, |sum: i64, digit| sum.wrapping_mul(10).wrapping_add(i64::from(digit - b'0')));
+    let is_own = digits > 0 && number == kernel(libc::SYS_getpid, [0; 6]);
+    is_own.then(|| rest[digits..].strip_prefix(b"/")).flatten()
+}
+
+/// Whether nothing is recorded of what has this path: memory that processes share, which the network's libraries make for
+/// themselves, each incarnation anew; and the list of the process's own threads, whose numbers are those of this incarnation.
+pub fn is_exempt(path: &[u8]) -> bool {
+    if in_own_folder(path).is_some_and(|rest| rest.starts_with(b"task")) {
+        return true;
+    }
+    const OURS: [&[u8]; 5] =
+        [b"/dev/shm/mpich", b"/dev/shm/ucx", b"/dev/shm/psm", b"/memfd:", b"/dev/infiniband"];
+    OURS.iter().any(|start| path.starts_with(start))
+}
+
+/// Whether the kernel makes up what is read there.
+pub fn is_virtual(path: &[u8]) -> bool {
+    path.starts_with(b"/proc/") || path.starts_with(b"/sys/")
+}
+
+/// Whether it belongs to an installed program: nobody writes it while the job runs, and there is much of it.
+pub fn is_installed(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    let ends = |ending: &[u8]| name.ends_with(ending);
+    path.starts_with(b"/usr/")
+        || path.starts_with(b"/lib")
+        || path.starts_with(b"/etc/")
+        || ends(b".so")
+        || name.windows(4).any(|part| part == b".so.")
+        || ends(b".py")
+        || ends(b".pyc")
+}
+
+/// Pieces of memory that a call reads or writes, as `struct iovec`.
+pub struct Pieces {
+    list: [libc::iovec; PIECES],
+    count: usize,
+}
+
+/// As the kernel's `UIO_MAXIOV`.
+const PIECES: usize = 1024;
+
+impl Pieces {
+    /// Of a call with one buffer, or with a list of them.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn of(number: c_long, pointer: u64, length: u64) -> Pieces {
+        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let mut pieces = Pieces { list: [none; PIECES], count: 1 };
+        let has_list = matches!(
+            number,
+            libc::SYS_readv
+                | libc::SYS_preadv
+                | libc::SYS_preadv2
+                | libc::SYS_writev
+                | libc::SYS_pwritev
+                | libc::SYS_pwritev2
+        );
+        if !has_list {
+            pieces.list[0] = libc::iovec { iov_base: pointer as *mut _, iov_len: length as usize };
+            return pieces;
+        }
+        pieces.count = (length as usize).min(PIECES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let list = pointer as *const libc::iovec;
+            list.copy_to_nonoverlapping(pieces.list.as_mut_ptr(), pieces.count);
+        }
+        pieces
+    }
+
+    /// For the kernel: where the list is, and how long.
+    pub fn list(&self) -> (u64, u64) {
+        (self.list.as_ptr().addr() as u64, self.count as u64)
+    }
+
+    pub fn length(&self) -> usize {
+        self.list[..self.count].iter().map(|piece| piece.iov_len).sum()
+    }
+
+    /// The first so many bytes.
+    ///
+    /// # Safety
+    /// The memory is there, and nobody else uses it meanwhile.
+    pub unsafe fn first(&self, mut length: usize) -> impl Iterator<Item = &'static mut [u8]> {
+        self.list[..self.count].iter().map_while(move |piece| {
+            let now = piece.iov_len.min(length);
+            length -= now;
+            // SAFETY: the caller's promise.
+            let memory = unsafe { bytes(piece.iov_base.addr() as u64, now) };
+            (now > 0 || piece.iov_len == 0).then_some(memory)
+        })
+    }
+
+    /// A digest of the first so many bytes, the same however they are cut into pieces.
+    ///
+    /// # Safety
+    /// The memory is there.
+    pub unsafe fn digest(&self, length: usize) -> u64 {
+        // SAFETY: the caller's promise.
+        let mut pieces = unsafe { self.first(length) };
+        if self.count == 1 {
+            return pieces.next().map_or(0, |piece| landbridge_proto::digest::digest(piece));
+        }
+        pieces
+            .fold(0, |sum: u64, piece| sum.rotate_left(7) ^ landbridge_proto::digest::digest(piece))
+    }
+}
+
+/// Whether a path leads to a name that nobody records, seen from the working directory.
+///
+/// # Safety
+/// The path is a string.
+pub unsafe fn is_exempt_at((directory, path): (u64, u64)) -> bool {
+    let _ = directory;
+    // SAFETY: the caller's promise.
+    is_exempt(unsafe { crate::session::text(path) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::HERE;
+
+    #[test]
+    fn installed_files_are_told_from_a_users_own() {
+        for path in [&b"/usr/share/x"[..], b"/lib64/a", b"/home/a/x.so.6", b"/w/m.pyc", b"/w/b.so"]
+        {
+            assert!(is_installed(path));
+        }
+        for path in [&b"/home/a/input.dat"[..], b"/scratch/so", b"/tmp/x.sox"] {
+            assert!(!is_installed(path));
+        }
+    }
+
+    #[test]
+    fn the_kernel_names_what_is_open() {
+        let mut path = [0; PATH_BYTES];
+        let length = path_at((HERE, c"/dev/null".as_ptr().addr() as u64), &mut path);
+        assert_eq!(&path[..length], b"/dev/null");
+        assert_eq!(path_at((HERE, c"/no/such".as_ptr().addr() as u64), &mut path), 0);
+        let (kind, one) = identity_at((HERE, c"/usr".as_ptr().addr() as u64)).unwrap();
+        assert_eq!(kind, Kind::Directory);
+        assert!(one.inode > 0 && one.changed > SECOND);
+        assert_eq!(in_own_folder(b"/proc/self/task/1"), Some(&b"task/1"[..]));
+        let own = format!("/proc/{}/maps", std::process::id());
+        assert_eq!(in_own_folder(own.as_bytes()), Some(&b"maps"[..]));
+        assert!(in_own_folder(b"/proc/1/maps").is_none() && in_own_folder(b"/proc/stat").is_none());
+        assert!(is_exempt(b"/proc/self/task") && !is_exempt(b"/proc/self/stat"));
+        let (kind, _) = identity_at((HERE, c"/dev/urandom".as_ptr().addr() as u64)).unwrap();
+        assert_eq!(kind, Kind::Random);
+    }
+}

@@ -1,0 +1,148 @@
+//! Open files that must outlive this process: the agent of this node holds them (`launch/src/agent/held.rs`).
+//!
+//! A lock lives as long as somebody has the same open file, and so does a file whose name is gone. Before the program
+//! locks or removes what it has open, the descriptor goes to the agent, over a Unix socket that is made for that one
+//! message; the next incarnation asks for the descriptor back.
+//!
+//! What may never happen: the program goes on while nobody holds what it would need.
+
+use std::ffi::CStr;
+use std::mem::{MaybeUninit, size_of};
+
+use landbridge_proto::clocks::{HELD_DROP, HELD_GET, HELD_KEEP, HELD_WORD_BYTES};
+
+use crate::session::kernel;
+
+/// The name of the agent's socket.
+const NAME: &CStr = c"LANDBRIDGE_HELD_FILES";
+/// How long the agent may take.
+const ANSWER_SECONDS: i64 = 10;
+
+/// Room for one descriptor beside a message.
+const SPACE: usize = 24;
+
+#[repr(C, align(8))]
+struct Beside([u8; SPACE]);
+
+/// The agent holds this open file under this number from now on. False: it cannot.
+pub fn keep(descriptor: u64, number: u64) -> bool {
+    exchange(HELD_KEEP, number, Some(descriptor), false).is_some()
+}
+
+/// And no longer.
+pub fn release(number: u64) {
+    exchange(HELD_DROP, number, None, false);
+}
+
+/// A descriptor of what is held under this number.
+pub fn get(number: u64) -> Option<u64> {
+    exchange(HELD_GET, number, None, true).flatten()
+}
+
+/// Sends the word, and waits for the answer if there is one. `None`: nobody has heard it.
+fn exchange(
+    what: u64,
+    number: u64,
+    descriptor: Option<u64>,
+    is_answered: bool,
+) -> Option<Option<u64>> {
+    let flags = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+    let socket = kernel(libc::SYS_socket, [libc::AF_UNIX as u64, flags, 0, 0, 0, 0]);
+    let socket = u64::try_from(socket).ok()?;
+    let outcome = talk(socket, [what, number], descriptor, is_answered);
+    kernel(libc::SYS_close, [socket, 0, 0, 0, 0, 0]);
+    outcome
+}
+
+fn talk(
+    socket: u64,
+    word: [u64; 2],
+    descriptor: Option<u64>,
+    is_answered: bool,
+) -> Option<Option<u64>> {
+    let time = libc::timeval { tv_sec: ANSWER_SECONDS, tv_usec: 0 };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let (time, length) = ((&raw const time).addr() as u64, size_of::<libc::timeval>() as u64);
+        let level = libc::SOL_SOCKET as u64;
+        kernel(libc::SYS_setsockopt, [socket, level, option as u64, time, length, 0]);
+    }
+    let (address, length) = address()?;
+    let address = (&raw const address).addr() as u64;
+    // A name of its own, of the kernel's choice, so that it can be answered.
+    let family = libc::AF_UNIX as libc::sa_family_t;
+    let own = (&raw const family).addr() as u64;
+    let own_length = size_of::<libc::sa_family_t>() as u64;
+    kernel(libc::SYS_bind, [socket, own, own_length, 0, 0, 0]);
+    if kernel(libc::SYS_connect, [socket, address, length, 0, 0, 0]) != 0 {
+        return None;
+    }
+    let mut beside = Beside([0; SPACE]);
+    descriptor.iter().for_each(|descriptor| beside.put(*descriptor as i32));
+    message(libc::SYS_sendmsg, socket, word, &mut beside, descriptor.is_some())?;
+    if !is_answered {
+        return Some(None);
+    }
+    let mut beside = Beside([0; SPACE]);
+    message(libc::SYS_recvmsg, socket, [0; 2], &mut beside, true)?;
+    Some(beside.take())
+}
+
+/// Sends or receives one message; `None`: it was not to be had whole.
+fn message(
+    number: i64,
+    socket: u64,
+    mut word: [u64; 2],
+    beside: &mut Beside,
+    has_beside: bool,
+) -> Option<()> {
+    let mut piece = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: HELD_WORD_BYTES };
+    // SAFETY: all zeros are a message without anything.
+    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    header.msg_iov = &raw mut piece;
+    header.msg_iovlen = 1;
+    if has_beside {
+        header.msg_control = beside.0.as_mut_ptr().cast();
+        header.msg_controllen = SPACE;
+    }
+    let flags = (libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC) as u64;
+    let header = (&raw mut header).addr() as u64;
+    let done = kernel(number, [socket, header, flags, 0, 0, 0]);
+    (done == HELD_WORD_BYTES as i64).then_some(())
+}
+
+/// A `struct cmsghdr` with one descriptor.
+impl Beside {
+    const LENGTH: usize = 20;
+
+    fn put(&mut self, descriptor: i32) {
+        self.0[..8].copy_from_slice(&Self::LENGTH.to_ne_bytes());
+        self.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
+        self.0[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
+        self.0[16..20].copy_from_slice(&descriptor.to_ne_bytes());
+    }
+
+    fn take(&self) -> Option<u64> {
+        let number =
+            |at: usize| i32::from_ne_bytes(self.0[at..at + 4].try_into().unwrap_or_default());
+        let is_there = self.0[..8] == Self::LENGTH.to_ne_bytes() && number(12) == libc::SCM_RIGHTS;
+        u64::try_from(number(16)).ok().filter(|_| is_there)
+    }
+}
+
+/// Where the agent listens: a name in the abstract namespace (unix(7)).
+fn address() -> Option<(libc::sockaddr_un, u64)> {
+    // SAFETY: all zeros are an address; a string that lives as long as nobody changes the variable.
+    let (mut address, name) = unsafe {
+        let name = libc::getenv(NAME.as_ptr());
+        if name.is_null() {
+            return None;
+        }
+        let address: libc::sockaddr_un = MaybeUninit::zeroed().assume_init();
+        (address, CStr::from_ptr(name).to_bytes())
+    };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let room = address.sun_path.get_mut(1..=name.len()).filter(|room| !room.is_empty())?;
+    room.iter_mut().zip(name).for_each(|(to, from)| *to = *from as std::ffi::c_char);
+    let length = size_of::<libc::sa_family_t>() + 1 + name.len();
+    Some((address, length as u64))
+}

@@ -1,0 +1,275 @@
+//! Calls that look at names and attributes, and calls that change names.
+
+use libc::c_long;
+
+use crate::facts::{identity_at, is_exempt_at, path_at};
+use crate::names::{Check, Named, Place};
+use crate::session::{About, Outcome, Session, bytes, call_of, kernel, text};
+use crate::table::{OPENS, PATH_BYTES};
+
+/// What the record keeps of a change of names, in front of the two paths.
+const CHANGE_BYTES: usize = 8 + 8 + 2 + 2;
+
+impl Session {
+    /// # Safety
+    /// The arguments are those of such a call: a path at `path`, and room for so many bytes at `into`.
+    pub unsafe fn look(
+        &mut self,
+        number: c_long,
+        directory: u64,
+        path: u64,
+        into: u64,
+        length: usize,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        // SAFETY: a path of the program's.
+        let name = unsafe { text(path) };
+        if name.is_empty() && length > 0 {
+            // SAFETY: of what is open, which is what an empty path asks for.
+            return unsafe { self.look_at_open(number, directory, into, length, arguments) };
+        }
+        // SAFETY: as above.
+        if unsafe { is_exempt_at((directory, path)) } {
+            return None;
+        }
+        let call = call_of(number, [directory, 0, 0, 0, 0], name);
+        // SAFETY: the program's buffer.
+        let room = unsafe { bytes(into, length) };
+        Some(self.look_into(call, About::Path("look at attributes", name), room, number, arguments))
+    }
+
+    /// # Safety
+    /// There is room for so many bytes at `into`.
+    pub unsafe fn look_at_open(
+        &mut self,
+        number: c_long,
+        descriptor: u64,
+        into: u64,
+        length: usize,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        self.table.get(descriptor)?;
+        let call = call_of(number, [descriptor, 0, 0, 0, 0], &[]);
+        // SAFETY: the program's buffer.
+        let room = unsafe { bytes(into, length) };
+        let about = About::Path("look at attributes", self.path_of(descriptor));
+        Some(self.look_into(call, about, room, number, arguments))
+    }
+
+    fn look_into(
+        &mut self,
+        call: landbridge_proto::clocks::Call,
+        about: About<'_>,
+        room: &mut [u8],
+        number: c_long,
+        arguments: [u64; 6],
+    ) -> i64 {
+        if !self.is_live() {
+            return self.recall(call, about, &mut [room]);
+        }
+        let result = kernel(number, arguments);
+        let written = if result == 0 { &*room } else { &[] };
+        self.note(call, result, &[written]);
+        result
+    }
+
+    /// # Safety
+    /// The arguments are those of `readlinkat`.
+    pub unsafe fn read_link(
+        &mut self,
+        number: c_long,
+        directory: u64,
+        path: u64,
+        into: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        let length = if number == libc::SYS_readlink { arguments[2] } else { arguments[3] };
+        // SAFETY: the program's path and buffer.
+        let (name, room) = unsafe { (text(path), bytes(into, length as usize)) };
+        let call = call_of(number, [directory, length, 0, 0, 0], name);
+        if !self.is_live() {
+            return Some(self.recall(call, About::Path("look at a link", name), &mut [room]));
+        }
+        let result = kernel(number, arguments);
+        self.note(call, result, &[&room[..result.max(0) as usize]]);
+        Some(result)
+    }
+
+    /// A change of names.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn change(&mut self, named: &Named, arguments: [u64; 6]) -> Option<i64> {
+        let places = [named.first, named.second];
+        // SAFETY: the program's paths.
+        let is_exempt = places.into_iter().flatten().any(|place| unsafe { is_exempt_at(place) });
+        if is_exempt {
+            return None;
+        }
+        // SAFETY: as above.
+        let [first, second] =
+            places.map(|place| place.map_or(&[][..], |(_, path)| unsafe { text(path) }));
+        let words = [landbridge_proto::digest::digest(first), named.number as u64, 0, 0, 0];
+        let call = call_of(named.number, words, second);
+        let about = About::Path("change of a name", if first.is_empty() { second } else { first });
+        let mut change = Change::none();
+        let result = if self.is_live() {
+            change.look(named);
+            self.hold_before(named, &change);
+            let facts = || facts_of(named);
+            let outcome = |before| outcome_of(named, before);
+            let perform = || kernel(named.number, arguments);
+            let result = self.effect(call, about, facts, outcome, perform);
+            change.look_after(named);
+            let header = change.header();
+            let (old, new) = change.paths();
+            let pieces = [&header[..], old, new];
+            self.note(call, result, &pieces);
+            result
+        } else {
+            let mut header = [0; CHANGE_BYTES];
+            let into = &mut [&mut header[..], &mut change.names[..]];
+            let result = self.recall(call, about, into);
+            change.take_header(&header);
+            self.hold_before(named, &change);
+            result
+        };
+        if result == 0 {
+            self.follow(named, &change);
+        }
+        Some(result)
+    }
+
+    /// Files that are open and are about to lose their name are held by the agent.
+    fn hold_before(&mut self, named: &Named, change: &Change) {
+        let goes = match named.check {
+            Check::Gone => change.paths().0,
+            Check::Moved => change.paths().1,
+            _ => return,
+        };
+        for index in 0..OPENS {
+            let open = self.table.by_index(index);
+            let is_it = !goes.is_empty() && open.path() == goes && !open.is_removed;
+            if is_it && self.table.uses(index) > 0 {
+                self.hold(index);
+            }
+        }
+    }
+
+    /// Files that are open have another name now, or none.
+    fn follow(&mut self, named: &Named, change: &Change) {
+        let (old, new) = change.paths();
+        for (_, open) in self.table.opens() {
+            let is_it = open.path() == old && !old.is_empty();
+            match named.check {
+                Check::Gone if is_it => open.is_removed = true,
+                Check::Moved if is_it => open.rename(new),
+                Check::Moved if open.path() == new && !new.is_empty() => open.is_removed = true,
+                Check::Moved if is_below(open.path(), old) => {
+                    let mut path = [0; PATH_BYTES];
+                    let rest = &open.path()[old.len()..];
+                    let length = new.len() + rest.len();
+                    if length < PATH_BYTES {
+                        path[..new.len()].copy_from_slice(new);
+                        path[new.len()..length].copy_from_slice(rest);
+                    }
+                    open.rename(&path[..length.min(PATH_BYTES - 1)]);
+                }
+                _ => (),
+            }
+        }
+    }
+}
+
+fn is_below(path: &[u8], directory: &[u8]) -> bool {
+    !directory.is_empty()
+        && path.strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/'))
+}
+
+/// What a change of names is about, in canonical paths.
+struct Change {
+    identity: (u64, u64),
+    lengths: (u16, u16),
+    /// One behind the other.
+    names: [u8; 2 * PATH_BYTES],
+}
+
+impl Change {
+    fn none() -> Change {
+        Change { identity: (0, 0), lengths: (0, 0), names: [0; 2 * PATH_BYTES] }
+    }
+
+    /// Before it is performed.
+    fn look(&mut self, named: &Named) {
+        let Some(first) = named.first.filter(|_| named.check != Check::Again) else { return };
+        let mut path = [0; PATH_BYTES];
+        let length = path_at(first, &mut path);
+        self.names[..length].copy_from_slice(&path[..length]);
+        self.lengths.0 = length as u16;
+        if let Some((_, found)) = identity_at(first) {
+            self.identity = (found.device, found.inode);
+        }
+        // What has that name now is about to lose it.
+        self.look_after(named);
+    }
+
+    /// And afterwards.
+    fn look_after(&mut self, named: &Named) {
+        let Some(second) = named.second.filter(|_| named.moves()) else { return };
+        let mut path = [0; PATH_BYTES];
+        let length = path_at(second, &mut path);
+        if length == 0 {
+            return;
+        }
+        let start = usize::from(self.lengths.0);
+        self.names[start..start + length].copy_from_slice(&path[..length]);
+        self.lengths.1 = length as u16;
+    }
+
+    fn paths(&self) -> (&[u8], &[u8]) {
+        let (first, second) = (usize::from(self.lengths.0), usize::from(self.lengths.1));
+        let names = &self.names[..(first + second).min(2 * PATH_BYTES)];
+        names.split_at(first.min(names.len()))
+    }
+
+    fn header(&self) -> [u8; CHANGE_BYTES] {
+        let mut bytes = [0; CHANGE_BYTES];
+        bytes[..8].copy_from_slice(&self.identity.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.identity.1.to_le_bytes());
+        bytes[16..18].copy_from_slice(&self.lengths.0.to_le_bytes());
+        bytes[18..].copy_from_slice(&self.lengths.1.to_le_bytes());
+        bytes
+    }
+
+    fn take_header(&mut self, bytes: &[u8; CHANGE_BYTES]) {
+        let length = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        self.lengths = (length(16), length(18));
+    }
+}
+
+/// What both names are before a change: whether they are there, and as which file.
+fn facts_of(named: &Named) -> [u64; 6] {
+    let fact = |place: Option<Place>| {
+        let found = place.and_then(identity_at);
+        found.map_or([0; 3], |(_, identity)| [1, identity.device, identity.inode])
+    };
+    let ([a, b, c], [d, e, f]) = (fact(named.first), fact(named.second));
+    [a, b, c, d, e, f]
+}
+
+/// Whether a change has happened within which the last incarnation was killed.
+fn outcome_of(named: &Named, before: [u64; 6]) -> Outcome {
+    let now = facts_of(named);
+    let (first, second) = (&now[..3], &now[3..]);
+    let (first_before, second_before) = (&before[..3], &before[3..]);
+    match named.check {
+        Check::Again => Outcome::Undone,
+        _ if first == first_before && second == second_before => Outcome::Undone,
+        Check::Gone if first[0] == 0 => Outcome::Done(0),
+        Check::Moved if first[0] == 0 && second == first_before => Outcome::Done(0),
+        Check::Made if second_before[0] == 0 && named.first.is_none_or(|_| second == first) => {
+            Outcome::Done(0)
+        }
+        _ => Outcome::Unknown,
+    }
+}

@@ -1,0 +1,243 @@
+//! Threads beside the recorded one, and programs that a rank has started: what they do to files cannot be replayed.
+//!
+//! In: their system calls, which are dispatched as those of the recorded thread are. Out: nothing but a word, once, that the rank
+//! cannot be restarted, at the first call that changes a file, or that reads one which somebody changes while the job runs. The
+//! calls themselves are let through.
+//!
+//! Not seen: programs that are linked statically, and what a process does between `vfork` and `exec`.
+//!
+//! What may never happen: an effect of theirs is done again by a later incarnation.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+
+use landbridge_proto::clocks::{HEAD_BYTES, Head};
+use libc::{c_long, pthread_attr_t, pthread_t};
+
+use crate::calls::HERE;
+use crate::facts::{self, identity_of, is_exempt, is_virtual, path_of};
+use crate::names::Named;
+use crate::session::{Path, Session, kernel, text};
+use crate::table::{Kind, PATH_BYTES};
+use crate::{caller, own, system, trap};
+
+/// In a program that a rank has started: the head of that rank's record.
+static OBSERVED: AtomicPtr<Head> = AtomicPtr::new(null_mut());
+
+type Begin = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// Threads that have been asked for and have not begun.
+const BEGINNING_MAX: usize = 256;
+static BEGINNING: [Beginning; BEGINNING_MAX] = [const { Beginning::FREE }; BEGINNING_MAX];
+
+struct Beginning {
+    is_taken: AtomicBool,
+    what: UnsafeCell<Option<(Begin, *mut c_void)>>,
+}
+
+// SAFETY: whoever has taken it hands it to one thread.
+unsafe impl Sync for Beginning {}
+
+impl Beginning {
+    const FREE: Beginning =
+        Beginning { is_taken: AtomicBool::new(false), what: UnsafeCell::new(None) };
+}
+
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    begin: Begin,
+    argument: *mut c_void,
+    from: usize,
+) -> c_int {
+    // SAFETY: of the C library's function, by its caller.
+    unsafe {
+        if !trap::is_installed() || !caller::is_program(from) {
+            return system::pthread_create(thread, attributes, begin, argument);
+        }
+        let free = BEGINNING.iter().find(|one| !one.is_taken.swap(true, Acquire));
+        let Some(free) = free else {
+            own::refuse(format_args!("it begins more threads at once than can be looked after"));
+            return system::pthread_create(thread, attributes, begin, argument);
+        };
+        *free.what.get() = Some((begin, argument));
+        let slot = (&raw const *free).cast_mut().cast();
+        let outcome = system::pthread_create(thread, attributes, begin_thread, slot);
+        if outcome != 0 {
+            free.is_taken.store(false, Release);
+        }
+        outcome
+    }
+}
+
+extern "C" fn begin_thread(slot: *mut c_void) -> *mut c_void {
+    // SAFETY: it was taken for this thread.
+    let slot = unsafe { &*slot.cast::<Beginning>() };
+    // SAFETY: as above.
+    let what = unsafe { (*slot.what.get()).take() };
+    slot.is_taken.store(false, Release);
+    trap::observe_this_thread();
+    match what {
+        Some((begin, argument)) => begin(argument),
+        None => null_mut(),
+    }
+}
+
+/// A process that shares no memory with its parent begins within the call, and is observed from then on.
+pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Option<i64> {
+    if flags & libc::CLONE_VM as u64 != 0 || stack != 0 {
+        return None;
+    }
+    let result = kernel(number, arguments);
+    if result == 0 {
+        begin_child(own::descriptor());
+    }
+    Some(result)
+}
+
+/// This process was started by a recorded one, whose record is open there. False: it is not observed.
+pub fn begin_child(descriptor: c_int) -> bool {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let (bytes, shared) = (HEAD_BYTES as u64, libc::MAP_SHARED as u64);
+    let found = kernel(libc::SYS_mmap, [0, bytes, protection, shared, descriptor as u64, 0]);
+    if found <= 0 {
+        return false;
+    }
+    OBSERVED.store(found as *mut Head, Release);
+    trap::observe_this_thread()
+}
+
+/// # Safety
+/// The arguments are those of a system call that this thread makes.
+pub unsafe fn answer(number: c_long, arguments: [u64; 6]) -> Option<i64> {
+    let files = own::head().or_else(observed).map(|head| &head.files)?;
+    if files.is_refused() {
+        return None;
+    }
+    let [a, b, c, ..] = arguments;
+    // SAFETY: paths of the program's.
+    unsafe {
+        match number {
+            libc::SYS_open => open(HERE, a, b),
+            libc::SYS_creat => open(HERE, a, libc::O_WRONLY as u64),
+            libc::SYS_openat => open(a, b, c),
+            libc::SYS_write
+            | libc::SYS_pwrite64
+            | libc::SYS_writev
+            | libc::SYS_pwritev
+            | libc::SYS_pwritev2
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate
+            | libc::SYS_sendfile => changes(a),
+            libc::SYS_copy_file_range | libc::SYS_splice => changes(c),
+            libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
+            libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
+            libc::SYS_mmap if c as c_int & libc::MAP_ANONYMOUS == 0 => reads(arguments[4]),
+            libc::SYS_io_uring_setup | libc::SYS_io_setup => {
+                return Some(-i64::from(libc::ENOSYS));
+            }
+            libc::SYS_fork => return fork(number, arguments, 0, 0),
+            libc::SYS_clone => return fork(number, arguments, a, b),
+            _ => names(number, arguments),
+        }
+    }
+    None
+}
+
+fn observed() -> Option<&'static Head> {
+    // SAFETY: null, or the head of a record, which stays mapped.
+    unsafe { OBSERVED.load(Acquire).as_ref() }
+}
+
+/// # Safety
+/// The path is a string.
+unsafe fn open(directory: u64, path: u64, flags: u64) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    let flags = flags as c_int;
+    let writes =
+        flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
+    if !writes || is_foreign(name) {
+        return;
+    }
+    // A device is no file that anybody reads later.
+    let is_device = facts::identity_at((directory, path))
+        .is_some_and(|(kind, _)| matches!(kind, Kind::Other | Kind::Random));
+    if !is_device {
+        refuse("opens", name, " for writing");
+    }
+}
+
+/// # Safety
+/// The arguments are those of a system call.
+unsafe fn names(number: c_long, arguments: [u64; 6]) {
+    let Some(named) = Named::of(number, arguments) else { return };
+    for (_, path) in [named.first, named.second].into_iter().flatten() {
+        // SAFETY: the caller's promise.
+        let name = unsafe { text(path) };
+        if !is_foreign(name) {
+            return refuse("changes", name, "");
+        }
+    }
+}
+
+fn changes(descriptor: u64) {
+    with_file(descriptor, |_, path| refuse("writes", path, ""));
+}
+
+/// A read that moves the position which the recorded thread may rely on, or that reads what may change.
+fn moves(descriptor: u64) {
+    if own::head().is_some() && Session::has_open(descriptor) {
+        with_file(descriptor, |_, path| refuse("reads", path, ", which the first one has open"));
+    }
+    reads(descriptor);
+}
+
+fn reads(descriptor: u64) {
+    let Some(head) = own::head().or_else(observed) else { return };
+    let since = head.files.since.load(Relaxed) as i64;
+    with_file(descriptor, |changed, path| {
+        if changed >= since {
+            refuse("reads", path, ", which is changed while the job runs");
+        }
+    });
+}
+
+/// If there is a file behind the descriptor: when it was changed last, and its path.
+fn with_file(descriptor: u64, work: impl FnOnce(i64, &[u8])) {
+    let Some((Kind::File, identity)) = identity_of(descriptor as u32 as u64) else { return };
+    let mut path = [0; PATH_BYTES];
+    let length = path_of(descriptor as u32 as u64, &mut path);
+    if !is_foreign(&path[..length]) {
+        work(identity.modified.max(identity.changed), &path[..length]);
+    }
+}
+
+/// Whether it is none of the files that are recorded.
+fn is_foreign(path: &[u8]) -> bool {
+    is_exempt(path)
+        || is_virtual(path)
+        || path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/")
+}
+
+fn refuse(what: &str, path: &[u8], more: &str) {
+    struct Who;
+    impl fmt::Display for Who {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(match observed() {
+                Some(_) => "a program that it has started",
+                None => "another thread than the first",
+            })
+        }
+    }
+    let reason = format_args!("{Who} {what} {}{more}", Path(path));
+    match observed() {
+        Some(head) => own::refuse_in(head, reason),
+        None => own::refuse(reason),
+    }
+}

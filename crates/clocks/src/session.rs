@@ -1,0 +1,447 @@
+//! One recorded call: performed and noted, or answered from the record.
+//!
+//! While an incarnation replays, nothing that an earlier one did to files is done again: calls take the recorded results. What
+//! was read is given again with its content where that may differ by now, and is read again and compared by digest otherwise. The
+//! first call behind the record makes the process *live*: each file that is open then is opened anew under the name that it has by
+//! now, must be the very file that it was, and stands where the program left it.
+//!
+//! What may never happen: an effect is done twice; a process goes on with another file than it had.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use landbridge_proto::clocks::{Call, FACTS, Problem};
+use landbridge_proto::digest::digest;
+use libc::{c_int, c_long};
+
+use crate::answer::{self, say};
+use crate::calls::HERE;
+use crate::own::{self, Turn};
+use crate::table::{Kind, OPENS, Open, Table};
+use crate::{facts, gate, held};
+
+struct Kept(UnsafeCell<Table>);
+// SAFETY: used by the recorded thread alone, within a turn.
+unsafe impl Sync for Kept {}
+static TABLE: Kept = Kept(UnsafeCell::new(Table::EMPTY));
+
+/// Files that the agent was ever given.
+static HELD: AtomicU64 = AtomicU64::new(0);
+/// The process has done all that was recorded before it.
+static IS_LIVE: AtomicBool = AtomicBool::new(false);
+/// Bytes that were recorded because they may differ, of files that are not known to change. Beyond the bound digests serve.
+static CONTENT: AtomicI32 = AtomicI32::new(0);
+/// Numbers from here on are of files that the agent holds while an image is taken.
+const QUIESCED: u64 = 1 << 32;
+const NULL: &std::ffi::CStr = c"/dev/null";
+/// A quarter of the record.
+const CONTENT_BYTES_MAX: i32 = 64 << 20;
+
+/// A call within its turn.
+pub struct Session {
+    pub turn: Turn,
+    pub table: &'static mut Table,
+}
+
+/// What became of an effect in which the last incarnation was killed.
+pub enum Outcome {
+    /// Nothing, or doing it again makes no difference.
+    Undone,
+    /// It has happened, with this result.
+    Done(i64),
+    /// That cannot be told.
+    Unknown,
+}
+
+impl Session {
+    pub fn new(turn: Turn) -> Self {
+        // SAFETY: there is one turn at a time.
+        Self { turn, table: unsafe { &mut *TABLE.0.get() } }
+    }
+
+    /// Whether the recorded thread has a file open there, as another thread sees it.
+    pub fn has_open(descriptor: u64) -> bool {
+        // SAFETY: a word that may be out of date by the time it is used, as descriptors are.
+        unsafe { (*TABLE.0.get()).index(descriptor).is_some() }
+    }
+
+    /// The path of what is open there, for messages.
+    pub fn path_of(&mut self, descriptor: u64) -> &'static [u8] {
+        let path = self.table.get(descriptor).map_or(&[][..], |open| open.path());
+        // SAFETY: the table stays, and only this session changes it: not while it has the path.
+        unsafe { std::slice::from_raw_parts(path.as_ptr(), path.len()) }
+    }
+
+    /// Whether there is nothing to be replayed; the first time the files are made ready for that.
+    pub fn is_live(&mut self) -> bool {
+        if IS_LIVE.load(Relaxed) {
+            return true;
+        }
+        if !self.turn.record().is_live() {
+            return false;
+        }
+        IS_LIVE.store(true, Relaxed);
+        self.restore_files();
+        true
+    }
+
+    /// The process is one of an image: it has a record before it again.
+    pub fn replay_again() {
+        IS_LIVE.store(false, Relaxed);
+    }
+
+    /// Before an image is taken: the agent has every file, and the process only placeholders, which need nothing of what
+    /// becomes of the files until somebody restores the image. False: the agent cannot, and nothing has changed.
+    pub fn quiesce(&mut self) -> bool {
+        for index in 0..OPENS {
+            let open = self.table.by_index(index);
+            // A placeholder of an earlier image stays one.
+            open.is_quiesced = false;
+            if !open.is_real || self.table.uses(index) == 0 {
+                continue;
+            }
+            let descriptor = self.table.descriptors(index).next();
+            let is_kept = descriptor.is_none_or(|it| held::keep(it, QUIESCED + index as u64));
+            let placeholder =
+                kernel(libc::SYS_openat, [HERE, NULL.as_ptr().addr() as u64, 2, 0, 0, 0]);
+            if !is_kept || placeholder < 0 {
+                self.resume();
+                return false;
+            }
+            let open = self.table.by_index(index);
+            (open.is_real, open.is_quiesced) = (false, true);
+            self.put_over(index, placeholder as u64);
+        }
+        true
+    }
+
+    /// The process goes on as the same incarnation: it has its files back.
+    pub fn resume(&mut self) {
+        for index in 0..OPENS {
+            let is_quiesced = std::mem::take(&mut self.table.by_index(index).is_quiesced);
+            if self.table.uses(index) == 0 || !is_quiesced {
+                continue;
+            }
+            let number = QUIESCED + index as u64;
+            match held::get(number) {
+                Some(found) => {
+                    self.table.by_index(index).is_real = true;
+                    self.put_over(index, found);
+                }
+                None => self.make_real(index),
+            }
+            held::release(number);
+        }
+    }
+
+    /// All descriptors of an open file are of `found` from now on.
+    fn put_over(&mut self, index: usize, found: u64) {
+        for descriptor in self.table.descriptors(index) {
+            let closes = kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFD as u64, 0, 0, 0, 0]);
+            let flag = if closes & 1 == 1 { libc::O_CLOEXEC } else { 0 };
+            kernel(libc::SYS_dup3, [found, descriptor, flag as u64, 0, 0, 0]);
+        }
+        kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+    }
+
+    /// A call without effects. `perform` makes it; `pieces`: what the kernel has written for this result.
+    pub fn observe<'a>(
+        &mut self,
+        call: Call,
+        perform: impl FnOnce() -> i64,
+        pieces: impl FnOnce(i64) -> [&'a [u8]; 2],
+    ) -> i64 {
+        let result = perform();
+        self.note(call, result, &pieces(result));
+        result
+    }
+
+    /// The call has this result.
+    pub fn note(&mut self, call: Call, result: i64, pieces: &[&[u8]]) {
+        match self.turn.record().note_call(call, result, pieces) {
+            Err(problem @ Problem::Full(_)) => {
+                say(format_args!("{problem}: if this process is killed it cannot be restarted"));
+            }
+            noted => noted.unwrap_or_else(|problem| stop(format_args!("{problem}"))),
+        }
+    }
+
+    /// The recorded result of the call; what the kernel wrote is put into `into` (as much as fits).
+    pub fn recall(&mut self, call: Call, about: About<'_>, into: &mut [&mut [u8]]) -> i64 {
+        match self.turn.record().recall_call(call) {
+            Ok((result, mut bytes)) => {
+                for room in into {
+                    let now = bytes.len().min(room.len());
+                    room[..now].copy_from_slice(&bytes[..now]);
+                    bytes = &bytes[now..];
+                }
+                result
+            }
+            Err(problem) => stop(format_args!("{about}: {problem}")),
+        }
+    }
+
+    /// An effect: announced, performed, and noted; or found to have happened.
+    pub fn effect(
+        &mut self,
+        call: Call,
+        about: About<'_>,
+        facts: impl FnOnce() -> [u64; FACTS],
+        outcome: impl FnOnce([u64; FACTS]) -> Outcome,
+        perform: impl FnOnce() -> i64,
+    ) -> i64 {
+        let interrupted = self.turn.record().interrupted(call);
+        let facts = interrupted.unwrap_or_else(facts);
+        match interrupted.map_or(Outcome::Undone, outcome) {
+            Outcome::Done(result) => return result,
+            Outcome::Unknown => stop(format_args!(
+                "it was killed within {about}, and whether that has happened cannot be told"
+            )),
+            Outcome::Undone => (),
+        }
+        self.turn.record().announce(call, facts);
+        perform()
+    }
+
+    /// The process cannot be restarted from now on, which is said once.
+    pub fn refuse(&mut self, reason: fmt::Arguments<'_>) {
+        own::refuse(reason);
+    }
+
+    /// Whether this many bytes may be recorded though they could be read again.
+    pub fn may_keep(&self, bytes: usize) -> bool {
+        let bytes = bytes.min(CONTENT_BYTES_MAX as usize) as i32;
+        let before = CONTENT.fetch_add(bytes, Relaxed);
+        let fits = before.saturating_add(bytes) <= CONTENT_BYTES_MAX;
+        if !fits {
+            CONTENT.store(before, Relaxed);
+        }
+        fits
+    }
+
+    /// Each file that is open is what it was, and stands where it stood.
+    fn restore_files(&mut self) {
+        for index in 0..OPENS {
+            if self.table.uses(index) == 0 {
+                continue;
+            }
+            let open = self.table.by_index(index);
+            if open.is_locked() && !open.is_real && !is_held(open.held) {
+                let path = Path(open.path());
+                stop(format_args!(
+                    "it was killed while it held a lock on {path}, which others may have had since"
+                ));
+            }
+            self.make_real(index);
+            let open = self.table.by_index(index);
+            let offset = open.offset as u64;
+            let has_position = matches!(open.kind, Kind::File | Kind::Directory | Kind::Virtual)
+                && open.flags & libc::O_PATH == 0;
+            let first = self.table.descriptors(index).next();
+            if let Some(descriptor) = first.filter(|_| has_position) {
+                kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
+            }
+        }
+    }
+
+    /// The agent holds this open file from now on: its locks and its content outlive this process.
+    pub fn hold(&mut self, index: usize) {
+        let open = self.table.by_index(index);
+        if open.held != 0 {
+            return;
+        }
+        open.held = HELD.fetch_add(1, Relaxed) + 1;
+        let number = open.held;
+        let descriptor = self.table.descriptors(index).next();
+        let is_live = self.is_live();
+        if let Some(descriptor) = descriptor.filter(|_| is_live)
+            && !held::keep(descriptor, number)
+        {
+            let path = Path(self.table.by_index(index).path());
+            own::refuse(format_args!("nobody holds {path} for it"));
+        }
+    }
+
+    /// Before the last descriptor of an open file is closed: the agent must not hold it any longer, nor its locks.
+    pub fn let_go(&mut self, descriptor: u64) {
+        let Some(index) = self.table.index(descriptor).filter(|at| self.table.uses(*at) == 1)
+        else {
+            return;
+        };
+        if self.table.by_index(index).held == 0 || !self.is_live() {
+            return;
+        }
+        let open = self.table.by_index(index);
+        kernel(libc::SYS_flock, [descriptor, libc::LOCK_UN as u64, 0, 0, 0, 0]);
+        if open.is_locked() {
+            unlock_all(descriptor);
+        }
+        held::release(open.held);
+    }
+
+    /// The process ends, or becomes another program.
+    pub fn let_go_of_all(&mut self) {
+        if self.is_live() {
+            self.table
+                .opens()
+                .filter(|(_, open)| open.held != 0)
+                .for_each(|(_, open)| held::release(std::mem::take(&mut open.held)));
+        }
+    }
+
+    /// Opens the file again if its descriptors are placeholders. The process ends if that is no longer the same file.
+    pub fn make_real(&mut self, index: usize) {
+        if !self.make_real_if_there(index) {
+            let path = Path(self.table.by_index(index).path());
+            stop(format_args!(
+                "{path}, which it has open, is not there any more, or is another file by now"
+            ));
+        }
+    }
+
+    /// The same. False: it is not there.
+    pub fn make_real_if_there(&mut self, index: usize) -> bool {
+        let open = self.table.by_index(index);
+        if open.is_real {
+            return true;
+        }
+        let Some(found) = reopen(open) else { return false };
+        open.is_real = true;
+        self.put_over(index, found as u64);
+        true
+    }
+}
+
+/// Unlocks every range of an open file.
+fn unlock_all(descriptor: u64) {
+    // SAFETY: all zeros are the whole file.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = libc::F_UNLCK as i16;
+    let range = (&raw const range).addr() as u64;
+    kernel(libc::SYS_fcntl, [descriptor, libc::F_OFD_SETLK as u64, range, 0, 0, 0]);
+}
+
+/// Whether the agent has what it was given under this number.
+fn is_held(number: u64) -> bool {
+    let found = if number == 0 { None } else { held::get(number) };
+    found.iter().for_each(|found| _ = kernel(libc::SYS_close, [*found, 0, 0, 0, 0, 0]));
+    found.is_some()
+}
+
+/// A descriptor of the open file that the agent holds, or of the file under its present name if it is the same file.
+fn reopen(open: &Open) -> Option<i64> {
+    let held = if open.held == 0 { None } else { held::get(open.held) };
+    if let Some(found) = held {
+        return Some(found as i64);
+    }
+    if open.path().is_empty() || open.is_removed {
+        return None;
+    }
+    let not = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
+    let flags = (open.flags & !not | libc::O_CLOEXEC) as u64;
+    let path = open.path_pointer().addr() as u64;
+    let found = kernel(libc::SYS_openat, [HERE, path, flags, 0, 0, 0]);
+    if found < 0 {
+        return None;
+    }
+    let is_it = facts::identity_of(found as u64).is_some_and(|(_, identity)| {
+        let same = (identity.device, identity.inode);
+        open.kind == Kind::Virtual || same == (open.identity.device, open.identity.inode)
+    });
+    if !is_it {
+        kernel(libc::SYS_close, [found as u64, 0, 0, 0, 0, 0]);
+        return None;
+    }
+    Some(found)
+}
+
+/// A system call with arguments of our own.
+pub fn kernel(number: c_long, arguments: [u64; 6]) -> i64 {
+    // SAFETY: descriptors, and memory that the callers in this crate have.
+    unsafe { gate::call(number, arguments) }
+}
+
+/// Builds a [`Call`]: its number, and a digest of what must be the same in every incarnation.
+pub fn call_of(number: c_long, words: [u64; 5], path: &[u8]) -> Call {
+    let mut bytes = [0; 48];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[40..].copy_from_slice(&path_digest(path).to_le_bytes());
+    Call { number: number as u32, digest: (digest(&bytes) >> 32) as u32 }
+}
+
+/// The process's own folder of proc(5) is the same one in every incarnation, whatever its process id.
+fn path_digest(path: &[u8]) -> u64 {
+    facts::in_own_folder(path).map_or_else(|| digest(path), |rest| digest(rest).wrapping_add(1))
+}
+
+/// What a call is about, for a message.
+#[derive(Clone, Copy)]
+pub enum About<'a> {
+    Path(&'static str, &'a [u8]),
+    Bytes { what: &'static str, path: &'a [u8], offset: i64, length: u64 },
+}
+
+impl fmt::Display for About<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            About::Path(what, path) => write!(f, "its {what} of {}", Path(path)),
+            About::Bytes { what, path, offset, length } => {
+                write!(f, "its {what} of {length} bytes at {offset} of {}", Path(path))
+            }
+        }
+    }
+}
+
+/// The end of a path, as text.
+pub struct Path<'a>(pub &'a [u8]);
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 200;
+        if self.0.len() > SHOWN {
+            f.write_str("…")?;
+        }
+        let end = &self.0[self.0.len().saturating_sub(SHOWN)..];
+        for chunk in end.utf8_chunks() {
+            f.write_str(chunk.valid())?;
+        }
+        Ok(())
+    }
+}
+
+/// This process cannot be restarted from what it did.
+#[cold]
+pub fn stop(why: fmt::Arguments<'_>) -> ! {
+    answer::stop(why)
+}
+
+/// A C string of the program's.
+///
+/// # Safety
+/// It is one, or null.
+pub unsafe fn text<'a>(pointer: u64) -> &'a [u8] {
+    if pointer == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::ffi::CStr::from_ptr(pointer as *const std::ffi::c_char) }.to_bytes()
+}
+
+/// Memory of the program's; none if there is nothing to be read.
+///
+/// # Safety
+/// So many bytes are there.
+pub unsafe fn bytes<'a>(pointer: u64, length: usize) -> &'a mut [u8] {
+    if pointer == 0 || length == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(pointer as *mut u8, length) }
+}
+
+pub fn error(number: c_int) -> i64 {
+    -i64::from(number)
+}

@@ -1,0 +1,300 @@
+//! System calls of the recorded thread come here instead of to the kernel (syscall user dispatch, Linux 5.11).
+//!
+//! In: a SIGSYS for each call that the thread makes, from wherever: program, C library, MPI library. Out: either the call is
+//! performed and recorded here (`calls`), or it is let through (`gate`). The provider, whose calls are not the
+//! program's, turns dispatch off while it works, by one byte ([`selector`]).
+//!
+//! The kernel ends a process whose SIGSYS is blocked or has no handler. So this handler stays (`rt_sigaction`), no mask of the
+//! program contains the signal (`rt_sigprocmask`), and it has a signal stack of its own (`sigaltstack`): what it
+//! leaves there no program ever sends.
+//!
+//! What may never happen: a system call in this handler from outside the gate.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::mem::{MaybeUninit, offset_of};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use libc::{c_long, siginfo_t, ucontext_t};
+
+use crate::{calls, gate, observe, own};
+
+const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+const DISPATCH_OFF: u64 = 0;
+const DISPATCH_ON: u64 = 1;
+const ALLOW: u8 = 0;
+const BLOCK: u8 = 1;
+/// `si_code` of a dispatched call.
+const SYS_USER_DISPATCH: c_int = 2;
+
+/// Enough for a signal frame with every extension of today's processors, and for the handler.
+const STACK_BYTES: usize = 256 << 10;
+const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+const SA_RESTORER: u64 = 0x0400_0000;
+
+/// Whether calls of the recorded thread are dispatched.
+static SELECTOR: AtomicU8 = AtomicU8::new(ALLOW);
+/// Those of threads and processes that are observed always are.
+static ALWAYS: AtomicU8 = AtomicU8::new(BLOCK);
+static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Calls that came here, and those of them that were let through.
+pub static TRAPS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+#[repr(align(64))]
+struct Stack(UnsafeCell<MaybeUninit<[u8; STACK_BYTES]>>);
+// SAFETY: only the kernel and the handler of one thread use it.
+unsafe impl Sync for Stack {}
+static STACK: Stack = Stack(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// The signal stack that the program believes to have.
+struct Believed(UnsafeCell<MaybeUninit<libc::stack_t>>);
+// SAFETY: used by the recorded thread alone.
+unsafe impl Sync for Believed {}
+static BELIEVED: Believed = Believed(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// As the kernel takes it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Action {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+/// A system call of the program, with the registers it was made with.
+pub struct Trapped {
+    pub number: c_long,
+    pub arguments: [u64; 6],
+    context: *mut ucontext_t,
+}
+
+/// Begins. False: this kernel cannot, and nothing has changed.
+pub fn install() -> bool {
+    if !install_handler() {
+        return false;
+    }
+    let stack = libc::stack_t { ss_sp: STACK.0.get().cast(), ss_flags: 0, ss_size: STACK_BYTES };
+    // SAFETY: the structure lives until the call returns, and the stack stays.
+    unsafe {
+        let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        (*BELIEVED.0.get()).write(none);
+        raw(libc::SYS_sigaltstack, [(&raw const stack).addr() as u64, 0, 0, 0, 0, 0]);
+    }
+    turn_on()
+}
+
+fn install_handler() -> bool {
+    if gate::range().0 == 0 && gate::open().is_none() {
+        return false;
+    }
+    let action = Action {
+        handler: on_trap as *const () as usize,
+        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64 | SA_RESTORER,
+        restorer: gate::restorer(),
+        mask: !0,
+    };
+    let action = (&raw const action).addr() as u64;
+    // SAFETY: the structure lives until the call returns; the handler is one.
+    unsafe { raw(libc::SYS_rt_sigaction, [libc::SIGSYS as u64, action, 0, 8, 0, 0]) };
+    unblock();
+    IS_INSTALLED.store(true, Relaxed);
+    true
+}
+
+/// Whether calls of this process come here.
+#[inline]
+pub fn is_installed() -> bool {
+    IS_INSTALLED.load(Relaxed)
+}
+
+/// Lets all calls of this thread come here, which is not the recorded one. False: this kernel cannot.
+pub fn observe_this_thread() -> bool {
+    install_handler() && dispatch(&ALWAYS)
+}
+
+fn dispatch(selector: &'static AtomicU8) -> bool {
+    let (start, length) = gate::range();
+    let selector = (&raw const *selector).addr() as u64;
+    let arguments =
+        [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_ON, start as u64, length as u64, selector, 0];
+    // SAFETY: the selector stays.
+    unsafe { raw(libc::SYS_prctl, arguments) == 0 }
+}
+
+/// Lets calls of the recorded thread come here. False: this kernel cannot.
+pub fn turn_on() -> bool {
+    SELECTOR.store(ALLOW, Relaxed);
+    let is_on = dispatch(&SELECTOR);
+    if is_on {
+        SELECTOR.store(BLOCK, Relaxed);
+    }
+    is_on
+}
+
+/// The same, for a thread that lets its calls through for the moment.
+pub fn turn_on_aside() {
+    turn_on();
+    SELECTOR.store(ALLOW, Relaxed);
+}
+
+/// Lets every call through from now on, as no image can hold otherwise.
+pub fn turn_off() {
+    SELECTOR.store(ALLOW, Relaxed);
+    // SAFETY: changes only what happens to calls of this thread.
+    unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_OFF, 0, 0, 0, 0]) };
+}
+
+/// The byte that is 0 while calls of this thread are let through; null if they always are.
+pub fn selector() -> *mut u8 {
+    if own::is_owner() { SELECTOR.as_ptr() } else { null_mut() }
+}
+
+/// # Safety
+/// As the system call.
+unsafe fn raw(number: c_long, arguments: [u64; 6]) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { gate::call(number, arguments) }
+}
+
+fn unblock() {
+    let sigsys = SIGSYS_BIT;
+    let how = libc::SIG_UNBLOCK as u64;
+    // SAFETY: the mask is there.
+    unsafe { raw(libc::SYS_rt_sigprocmask, [how, (&raw const sigsys).addr() as u64, 0, 8, 0, 0]) };
+}
+
+/// A dispatched call, or another SIGSYS.
+unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel hands in both, and nobody else has them.
+    unsafe {
+        let context = context.cast::<ucontext_t>();
+        if (*info).si_code != SYS_USER_DISPATCH {
+            return die();
+        }
+        let registers = &mut (*context).uc_mcontext.gregs;
+        let register = |at: c_int| registers[at as usize] as u64;
+        let arguments = [
+            register(libc::REG_RDI),
+            register(libc::REG_RSI),
+            register(libc::REG_RDX),
+            register(libc::REG_R10),
+            register(libc::REG_R8),
+            register(libc::REG_R9),
+        ];
+        let number = register(libc::REG_RAX) as c_long;
+        let mut trapped = Trapped { number, arguments, context };
+        TRAPS[0].fetch_add(1, Relaxed);
+        let result = trapped.answer();
+        let registers = &mut (*context).uc_mcontext.gregs;
+        let rip = libc::REG_RIP as usize;
+        if let Some(result) = result {
+            registers[libc::REG_RAX as usize] = result;
+            return;
+        }
+        TRAPS[1].fetch_add(1, Relaxed);
+        match gate::stub(registers[rip] as usize) {
+            Some(stub) => registers[rip] = stub as i64,
+            None => registers[libc::REG_RAX as usize] = raw(number, arguments),
+        }
+    }
+}
+
+/// A SIGSYS of another origin does what it does without a handler.
+unsafe fn die() {
+    let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+    let sigsys = libc::SIGSYS as u64;
+    // SAFETY: the action is there; the signal comes when this handler has returned.
+    unsafe {
+        raw(libc::SYS_rt_sigaction, [sigsys, (&raw const default).addr() as u64, 0, 8, 0, 0]);
+        let (process, thread) = (raw(libc::SYS_getpid, [0; 6]), raw(libc::SYS_gettid, [0; 6]));
+        raw(libc::SYS_tgkill, [process as u64, thread as u64, sigsys, 0, 0, 0]);
+    }
+}
+
+impl Trapped {
+    /// `None`: it is let through.
+    ///
+    /// # Safety
+    /// The registers are those of a system call of this thread.
+    unsafe fn answer(&mut self) -> Option<i64> {
+        let [first, second, third, fourth, ..] = self.arguments;
+        // SAFETY: the program's pointers are as valid as for the kernel; it ends itself if they are not.
+        unsafe {
+            match self.number {
+                libc::SYS_rt_sigprocmask => self.change_mask(first as c_int, second, third, fourth),
+                libc::SYS_rt_sigaction => self.set_action(first as c_int, second, third, fourth),
+                libc::SYS_sigaltstack if own::is_owner() => Some(self.set_stack(first, second)),
+                _ if own::is_owner() => calls::answer(self.number, self.arguments),
+                _ => observe::answer(self.number, self.arguments),
+            }
+        }
+    }
+
+    /// What this handler returns to has the mask that the program asks for, but for one signal.
+    unsafe fn change_mask(&mut self, how: c_int, set: u64, old: u64, bytes: u64) -> Option<i64> {
+        if bytes != 8 {
+            return None;
+        }
+        // SAFETY: the kernel's frame; a set has eight bytes.
+        unsafe {
+            let mask = (&raw mut (*self.context).uc_sigmask).cast::<u64>();
+            let before = mask.read();
+            if set != 0 {
+                let set = (set as *const u64).read_unaligned();
+                let wanted = match how {
+                    libc::SIG_BLOCK => before | set,
+                    libc::SIG_UNBLOCK => before & !set,
+                    libc::SIG_SETMASK => set,
+                    _ => return Some(-i64::from(libc::EINVAL)),
+                };
+                mask.write(wanted & !SIGSYS_BIT);
+            }
+            if old != 0 {
+                (old as *mut u64).write_unaligned(before);
+            }
+        }
+        Some(0)
+    }
+
+    /// Handlers of the program block everything that they want to, but for one signal.
+    unsafe fn set_action(&self, signal: c_int, new: u64, old: u64, bytes: u64) -> Option<i64> {
+        if bytes != 8 || new == 0 && signal != libc::SIGSYS {
+            return None;
+        }
+        // SAFETY: the kernel reads and writes as much.
+        unsafe {
+            if signal == libc::SIGSYS {
+                // It is believed to have no handler.
+                if old != 0 {
+                    let none = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+                    (old as *mut Action).write_unaligned(none);
+                }
+                return Some(0);
+            }
+            let mut action = (new as *const Action).read_unaligned();
+            action.mask &= !SIGSYS_BIT;
+            let action = (&raw const action).addr() as u64;
+            Some(raw(libc::SYS_rt_sigaction, [signal as u64, action, old, bytes, 0, 0]))
+        }
+    }
+
+    /// The program believes to have the signal stack it asks for; its handlers run on ours, which is no smaller.
+    unsafe fn set_stack(&self, new: u64, old: u64) -> i64 {
+        // SAFETY: the kernel reads and writes as much.
+        unsafe {
+            let believed = (*BELIEVED.0.get()).assume_init_mut();
+            let before = *believed;
+            if new != 0 {
+                *believed = (new as *const libc::stack_t).read_unaligned();
+            }
+            if old != 0 {
+                (old as *mut libc::stack_t).write_unaligned(before);
+            }
+        }
+        0
+    }
+}
+
+const _: () = assert!(offset_of!(Action, mask) == 24 && size_of::<Action>() == 32);

@@ -1,0 +1,256 @@
+//! System calls on files in the record: what each one returned, and which effect was under way when a process was killed.
+//!
+//! In: a call of the program ([`Call`]), its result, and the bytes that the kernel wrote for it. Out, in a later incarnation: the
+//! same result and bytes. An effect (a write, a rename) is announced in [`Pending`] before the kernel performs it, and has its
+//! entry afterwards: if the process was killed in between, the next incarnation knows which effect may have happened or not.
+//!
+//! What may never happen: a call is answered with the result of another call; an effect is performed that nothing announced.
+
+use core::mem::offset_of;
+use core::sync::atomic::{
+    AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+use super::{CALL_TAG, NUMBER_BYTES_MAX, Problem, Question, Record, put_number};
+
+/// Numbers that say what the world looked like before an effect: inode, size, offset, as the effect needs them.
+pub const FACTS: usize = 6;
+
+/// Longest reason for which a process cannot be restarted, in bytes.
+pub const REFUSAL_BYTES: usize = 504;
+
+/// A word between the interposer and who holds open files for it: what, and the number of the file, each of eight bytes.
+pub const HELD_WORD_BYTES: usize = 16;
+/// The descriptor that comes along is to be held under this number,
+pub const HELD_KEEP: u64 = 1;
+/// or no longer,
+pub const HELD_DROP: u64 = 2;
+/// or is asked for: the answer is the same word, with the descriptor if there is one.
+pub const HELD_GET: u64 = 3;
+/// Nothing is held any more.
+pub const HELD_END: u64 = 4;
+
+const DIGEST_BYTES: usize = 4;
+
+/// One system call of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Its number, as the kernel of this machine counts.
+    pub number: u32,
+    /// A digest of those arguments that are the same in every incarnation.
+    pub digest: u32,
+}
+
+/// The part of the record's head that is about files.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Files {
+    /// When the first incarnation began, in nanoseconds since 1970; 0 before.
+    pub since: AtomicU64,
+    /// The place of the effect's entry, plus one; 0: there has been none.
+    at: AtomicU64,
+    call: AtomicU64,
+    facts: [AtomicU64; FACTS],
+    /// Not 0: the process cannot be restarted, for the reason of so many bytes that follows.
+    refused: AtomicU64,
+    text: [AtomicU8; REFUSAL_BYTES],
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self {
+            since: AtomicU64::new(0),
+            at: AtomicU64::new(0),
+            call: AtomicU64::new(0),
+            facts: Default::default(),
+            refused: AtomicU64::new(0),
+            text: [const { AtomicU8::new(0) }; REFUSAL_BYTES],
+        }
+    }
+}
+
+impl Files {
+    /// Where the length of the reason stands, from the beginning.
+    pub(super) const REFUSED_AT: usize = offset_of!(Files, refused);
+
+    /// From now on the process cannot be restarted, for this reason. False: an earlier reason stands.
+    pub fn refuse(&self, reason: &[u8]) -> bool {
+        // Who is first writes; the text counts from when its length is there.
+        if self.refused.compare_exchange(0, u64::MAX, Relaxed, Relaxed).is_err() {
+            return false;
+        }
+        let length = reason.len().min(REFUSAL_BYTES);
+        self.text.iter().zip(&reason[..length]).for_each(|(to, from)| to.store(*from, Relaxed));
+        self.refused.store(length as u64, Release);
+        true
+    }
+
+    /// Whether the process cannot be restarted.
+    #[inline]
+    pub fn is_refused(&self) -> bool {
+        self.refused.load(Acquire) != 0
+    }
+}
+
+impl Record<'_> {
+    /// Whether the program has done all that earlier incarnations of it did, as far as the record says.
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        self.head.told.load(Relaxed) >= self.head.recorded.load(Relaxed)
+    }
+
+    /// What the head says about files.
+    pub fn files(&self) -> &Files {
+        &self.head.files
+    }
+
+    /// An effect is about to be performed.
+    pub fn announce(&self, call: Call, facts: [u64; FACTS]) {
+        let files = &self.head.files;
+        files.at.store(0, Release);
+        files.facts.iter().zip(facts).for_each(|(to, from)| to.store(from, Relaxed));
+        files.call.store(call.word(), Relaxed);
+        files.at.store(self.head.told.load(Relaxed) + 1, Release);
+    }
+
+    /// What was announced, if this is the effect in which the last incarnation was killed.
+    pub fn interrupted(&self, call: Call) -> Option<[u64; FACTS]> {
+        let files = &self.head.files;
+        let is_here = files.at.load(Acquire) == self.head.told.load(Relaxed) + 1;
+        let is_this = files.call.load(Relaxed) == call.word();
+        (self.is_live() && is_here && is_this)
+            .then(|| core::array::from_fn(|at| files.facts[at].load(Relaxed)))
+    }
+
+    /// The call has this result, and the kernel wrote these bytes, in pieces.
+    pub fn note_call(&mut self, call: Call, result: i64, pieces: &[&[u8]]) -> Result<(), Problem> {
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let at = self.head.told.load(Relaxed);
+        let Some((at, room)) = self.room(at, 1 + 3 * NUMBER_BYTES_MAX + DIGEST_BYTES + bytes)
+        else {
+            return Err(self.fill(result));
+        };
+        room[0] = CALL_TAG;
+        let mut length = 1 + put_number(&mut room[1..], i64::from(call.number));
+        room[length..length + DIGEST_BYTES].copy_from_slice(&call.digest.to_le_bytes());
+        length += DIGEST_BYTES;
+        length += put_number(&mut room[length..], result);
+        length += put_number(&mut room[length..], bytes as i64);
+        for piece in pieces {
+            room[length..length + piece.len()].copy_from_slice(piece);
+            length += piece.len();
+        }
+        self.head.recorded.store(at + length as u64, Release);
+        self.note_told(at + length as u64);
+        Ok(())
+    }
+
+    /// The result that this call had in an earlier incarnation, and the bytes that the kernel wrote.
+    pub fn recall_call(&mut self, call: Call) -> Result<(i64, &[u8]), Problem> {
+        let now = Question::Call(call);
+        let at = self.head.told.load(Relaxed);
+        let Some((at, offset)) = self.locate(at) else {
+            return Err(self.other(now, Question::Unknown));
+        };
+        let (before, rest) = self.question(offset);
+        if before != now {
+            return Err(self.other(now, before));
+        }
+        let parsed = self.number(rest).and_then(|(result, rest)| {
+            let (bytes, rest) = self.number(rest)?;
+            Some((result, usize::try_from(bytes).ok()?, rest))
+        });
+        let Some((result, bytes, rest)) =
+            parsed.filter(|(_, bytes, rest)| rest + bytes <= self.entries.len())
+        else {
+            return Err(self.other(now, Question::Unknown));
+        };
+        self.note_told(at + (rest + bytes - offset) as u64);
+        Ok((result, &self.entries[rest..rest + bytes]))
+    }
+
+    /// The call of the entry whose number begins there, and where its result begins.
+    pub(super) fn call_at(&self, at: usize) -> Option<(Call, usize)> {
+        let (number, rest) = self.number(at)?;
+        let digest = self.entries.get(rest..rest + DIGEST_BYTES)?;
+        let digest = u32::from_le_bytes(digest.try_into().ok()?);
+        Some((Call { number: u32::try_from(number).ok()?, digest }, rest + DIGEST_BYTES))
+    }
+}
+
+impl Call {
+    fn word(self) -> u64 {
+        u64::from(self.number) << 32 | u64::from(self.digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::super::Head;
+    use super::*;
+
+    const WRITE: Call = Call { number: 1, digest: 0xabcd_ef01 };
+    const READ: Call = Call { number: 0, digest: 7 };
+
+    #[test]
+    fn a_later_incarnation_is_given_the_same_results_and_bytes() {
+        let (head, mut room) = (Head::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = Record::new(&head, &mut room);
+        record.note_call(WRITE, 64, &[]).unwrap();
+        record.note_call(READ, 5, &[b"he", b"llo"]).unwrap();
+        record.note_call(READ, -2, &[]).unwrap();
+        assert!(record.is_live());
+        head.begin(2, 1);
+        assert!(!record.is_live());
+        assert_eq!(record.recall_call(WRITE), Ok((64, &[][..])));
+        assert_eq!(record.recall_call(READ), Ok((5, &b"hello"[..])));
+        let other = Call { digest: 8, ..READ };
+        let problem = record.recall_call(other).unwrap_err();
+        let (now, before) = (Question::Call(other), Question::Call(READ));
+        assert_eq!(problem, Problem::Other { read: 3, now, before });
+        assert_eq!(record.recall_call(READ), Ok((-2, &[][..])));
+        assert!(record.is_live());
+    }
+
+    #[test]
+    fn an_effect_counts_as_interrupted_until_it_has_its_entry() {
+        let (head, mut room) = (Head::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = Record::new(&head, &mut room);
+        record.announce(WRITE, [1, 2, 3, 4, 5, 6]);
+        record.note_call(WRITE, 64, &[]).unwrap();
+        record.announce(WRITE, [6, 5, 4, 3, 2, 1]);
+        head.begin(2, 1);
+        assert_eq!(record.interrupted(WRITE), None, "it has an entry");
+        record.recall_call(WRITE).unwrap();
+        assert_eq!(record.interrupted(READ), None);
+        assert_eq!(record.interrupted(WRITE), Some([6, 5, 4, 3, 2, 1]));
+        record.note_call(WRITE, 64, &[]).unwrap();
+        assert_eq!(record.interrupted(WRITE), None);
+    }
+
+    #[test]
+    fn what_has_no_room_is_said_once_and_nothing_follows() {
+        let (head, mut room) = (Head::default(), vec![0; 100]);
+        head.begin(1, 1);
+        let mut record = Record::new(&head, &mut room);
+        assert_eq!(record.note_call(READ, 200, &[&[0; 200]]), Err(Problem::Full(200)));
+        assert!(record.is_full());
+    }
+
+    #[test]
+    fn the_first_reason_for_no_restart_stands() {
+        let head = Head::default();
+        assert!(!head.files.is_refused());
+        assert!(head.files.refuse(b"it maps FILE"));
+        assert!(!head.files.refuse(b"another"));
+        assert!(head.files.is_refused());
+        assert_eq!(head.files.refused.load(Relaxed), 12);
+        let long = Head::default();
+        assert!(long.files.refuse(&[b'x'; 2 * REFUSAL_BYTES]));
+        assert_eq!(long.files.refused.load(Relaxed), REFUSAL_BYTES as u64);
+    }
+}
