@@ -31,7 +31,7 @@ type Begin = extern "C" fn(*mut c_void) -> *mut c_void;
 
 /// Threads that have been asked for and have not begun.
 const BEGINNING_MAX: usize = 256;
-static BEGINNING: [Beginning; BEGINNING_MAX] = [const { Beginning::FREE }; BEGINNING_MAX];
+static BEGINNING: [Beginning; BEGINNING_MAX] = [const { Beginning::free() }; BEGINNING_MAX];
 
 struct Beginning {
     is_taken: AtomicBool,
@@ -42,8 +42,9 @@ struct Beginning {
 unsafe impl Sync for Beginning {}
 
 impl Beginning {
-    const FREE: Beginning =
-        Beginning { is_taken: AtomicBool::new(false), what: UnsafeCell::new(None) };
+    const fn free() -> Self {
+        Self { is_taken: AtomicBool::new(false), what: UnsafeCell::new(None) }
+    }
 }
 
 /// # Safety
