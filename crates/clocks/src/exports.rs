@@ -6,7 +6,7 @@ use std::ffi::c_int;
 
 use landbridge_proto::clocks::Polls;
 
-use crate::{answer, observe, own, temporary, trap};
+use crate::{aio, answer, observe, own, temporary, trap};
 
 /// `name => body, register`: of the argument behind the last one, on x86-64 and on ARM.
 macro_rules! in_front_of {
@@ -50,6 +50,29 @@ in_front_of! {
     mkostemps64 => temporary::mkostemps, "rcx", "x3";
     mkdtemp => temporary::mkdtemp, "rsi", "x1";
     pthread_create => observe::pthread_create, "r8", "x4";
+}
+
+/// `name => body`, for those that need no more than their own arguments.
+macro_rules! instead_of {
+    ($($name:ident => $body:path;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!("jmp {body}", body = sym $body)
+        }
+    )*};
+}
+
+instead_of! {
+    aio_read => aio::aio_read;
+    aio_read64 => aio::aio_read;
+    aio_write => aio::aio_write;
+    aio_write64 => aio::aio_write;
+    aio_fsync => aio::aio_fsync;
+    aio_fsync64 => aio::aio_fsync;
+    lio_listio => aio::lio_listio;
+    lio_listio64 => aio::lio_listio;
 }
 
 /// Runs when the program is loaded.

@@ -15,6 +15,7 @@
 // Tests are not preloaded, and nothing is to stand in front of their own clocks.
 #![cfg_attr(test, allow(dead_code))]
 
+mod aio;
 mod answer;
 mod caller;
 mod calls;

@@ -76,6 +76,15 @@ behind! {
     arc4random() -> u32;
     arc4random_buf(buffer: *mut c_void, length: size_t);
     arc4random_uniform(bound: u32) -> u32;
+    aio_read(request: *mut libc::aiocb) -> c_int;
+    aio_write(request: *mut libc::aiocb) -> c_int;
+    aio_fsync(operation: c_int, request: *mut libc::aiocb) -> c_int;
+    lio_listio(
+        mode: c_int,
+        list: *const *mut libc::aiocb,
+        count: c_int,
+        event: *mut libc::sigevent
+    ) -> c_int;
     mkstemp(template: *mut c_char) -> c_int;
     mkostemp(template: *mut c_char, flags: c_int) -> c_int;
     mkstemps(template: *mut c_char, suffix: c_int) -> c_int;
