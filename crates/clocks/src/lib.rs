@@ -1,16 +1,16 @@
-//! `liblandbridge_clocks.so`: stands in front of the C library's clocks and sources of chance in a process that may be
-//! killed and started anew (`LD_PRELOAD`, set by the agent that starts it), and tells each new start what the first one was
-//! told.
+//! `liblandbridge_clocks.so`, the interposer: records what a program that may be killed and restarted learns from outside (clocks, random
+//! numbers, files), and what it does to files, and gives each later incarnation the same answers (`LD_PRELOAD`, set by the agent
+//! that starts it).
 //!
-//! In: calls of the program and its libraries. Out: what the system says, noted in the record ([`landbridge_proto::clocks`],
-//! in a memory file that the agent holds), or what is noted there. The C library's functions are the only way here: who
-//! makes the system call itself, or reads the processor's counter, is not seen.
+//! In: calls of C library functions that stand here instead (`exports`), and system calls, wherever they are made (`trap`). Out:
+//! what the system says, noted in the record ([`landbridge_proto::clocks`], in a memory file that the agent holds), or what is
+//! noted there. Who reads the processor's counter is not seen.
 //!
-//! Recorded is one thread, the one that begins the program. Other threads, children, and the network's libraries, whose time
-//! is not the program's, get what the system says.
+//! Recorded is one thread, the one that begins the program. Other threads and children get what the system says, and are
+//! watched for effects on files (`observe`). The network's libraries, whose time is not the program's, are not recorded.
 //!
-//! What may never happen: an allocation on the way of a read; anything at all in a process that is not recorded
-//! beyond a look at one word.
+//! What may never happen: an allocation on the way of a call; an effect on a file that is done twice; anything at all in a
+//! process that is not recorded beyond a look at one word.
 
 // Tests are not preloaded, and nothing is to stand in front of their own clocks.
 #![cfg_attr(test, allow(dead_code))]
