@@ -298,3 +298,38 @@ impl Trapped {
 }
 
 const _: () = assert!(offset_of!(Action, mask) == 24 && size_of::<Action>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_a_dispatched_thread_come_here_and_work_as_ever() {
+        let thread = std::thread::spawn(|| {
+            if !observe_this_thread() {
+                eprintln!("skipped: this kernel has no syscall user dispatch");
+                return;
+            }
+            let before = TRAPS[0].load(Relaxed);
+            // SAFETY: plain system calls; the structures are there.
+            unsafe {
+                assert_eq!(libc::getppid(), libc::syscall(libc::SYS_getppid) as i32);
+                // A thread that blocks every signal can make calls all the same.
+                let (mut all, mut was) = (std::mem::zeroed(), std::mem::zeroed());
+                libc::sigfillset(&mut all);
+                assert_eq!(libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut was), 0);
+                assert!(libc::getppid() > 0);
+                assert_eq!(libc::pthread_sigmask(libc::SIG_SETMASK, &was, &mut all), 0);
+                assert_eq!(libc::sigismember(&all, libc::SIGUSR1), 1);
+                assert_eq!(libc::sigismember(&all, libc::SIGSYS), 0);
+                assert_eq!(libc::open(c"/no/such".as_ptr(), libc::O_RDONLY), -1);
+                assert_eq!(*libc::__errno_location(), libc::ENOENT);
+            }
+            // Children are made from within, and end as ever.
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            assert!(child.wait().unwrap().success());
+            assert!(TRAPS[0].load(Relaxed) > before + 5);
+        });
+        thread.join().unwrap();
+    }
+}
