@@ -70,6 +70,14 @@ impl Session {
                 }
                 libc::SYS_readlink => self.read_link(number, HERE, a, b, arguments),
                 libc::SYS_readlinkat => self.read_link(number, a, b, c, arguments),
+                libc::SYS_listxattr | libc::SYS_llistxattr => {
+                    self.read_attribute(number, a, 0, b, c, arguments)
+                }
+                libc::SYS_getxattr | libc::SYS_lgetxattr => {
+                    self.read_attribute(number, a, b, c, d, arguments)
+                }
+                libc::SYS_flistxattr => self.read_open_attribute(number, a, 0, b, c, arguments),
+                libc::SYS_fgetxattr => self.read_open_attribute(number, a, b, c, d, arguments),
                 libc::SYS_getdents | libc::SYS_getdents64 => self.list(number, a, b, arguments),
                 libc::SYS_ftruncate | libc::SYS_fallocate => self.resize(number, a, arguments),
                 libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),

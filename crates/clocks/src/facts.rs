@@ -81,6 +81,41 @@ pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> us
     length
 }
 
+/// Process and number of each thread of this process but the calling one.
+pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
+    const ENTRIES_BYTES: usize = 4096;
+    let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
+    let folder = c"/proc/self/task".as_ptr().addr() as u64;
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
+    let found = kernel(libc::SYS_openat, [crate::calls::HERE, folder, flags, 0, 0, 0]);
+    let Ok(descriptor) = u64::try_from(found) else { return };
+    let mut room = [0_u8; ENTRIES_BYTES];
+    loop {
+        let into = room.as_mut_ptr().addr() as u64;
+        let listed = [descriptor, into, ENTRIES_BYTES as u64, 0, 0, 0];
+        let length = kernel(libc::SYS_getdents64, listed);
+        let Some(mut rest) = usize::try_from(length).ok().and_then(|length| room.get(..length))
+        else {
+            break;
+        };
+        if rest.is_empty() {
+            break;
+        }
+        // struct linux_dirent64: inode, offset, length, kind, name.
+        while let Some(bytes) = rest.get(16..18) {
+            let length = usize::from(u16::from_le_bytes([bytes[0], bytes[1]])).max(19);
+            let name = rest.get(19..length).unwrap_or_default();
+            let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
+            let number = digits.fold(0, |sum: i64, digit| 10 * sum + i64::from(digit - b'0'));
+            if number > 0 && number != own {
+                work(process as u64, number as u64);
+            }
+            rest = rest.get(length..).unwrap_or_default();
+        }
+    }
+    kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+}
+
 /// What follows the process's own folder of proc(5) in a path.
 pub fn in_own_folder(path: &[u8]) -> Option<&[u8]> {
     let rest = path.strip_prefix(b"/proc/")?;

@@ -2,7 +2,7 @@
 
 use libc::c_long;
 
-use crate::facts::{identity_at, is_exempt_at, path_at};
+use crate::facts::{identity_at, is_exempt, is_exempt_at, path_at};
 use crate::names::{Check, Named, Place};
 use crate::session::{About, Outcome, Session, bytes, call_of, kernel, text};
 use crate::table::{OPENS, PATH_BYTES};
@@ -93,6 +93,68 @@ impl Session {
         let result = kernel(number, arguments);
         self.note(call, result, &[&room[..result.max(0) as usize]]);
         Some(result)
+    }
+
+    /// Extended attributes of a name (xattr(7)).
+    ///
+    /// # Safety
+    /// The arguments are those of such a call: `attribute` is a string or 0, and there is room for so many bytes at `into`.
+    pub unsafe fn read_attribute(
+        &mut self,
+        number: c_long,
+        path: u64,
+        attribute: u64,
+        into: u64,
+        length: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        // SAFETY: the program's paths and buffer.
+        let (name, attribute, room) =
+            unsafe { (text(path), text(attribute), bytes(into, length as usize)) };
+        if is_exempt(name) {
+            return None;
+        }
+        let words = [landbridge_proto::digest::digest(attribute), length, 0, 0, 0];
+        let call = call_of(number, words, name);
+        Some(self.attribute(call, About::Path("look at attributes", name), room, number, arguments))
+    }
+
+    /// The same of what is open.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn read_open_attribute(
+        &mut self,
+        number: c_long,
+        descriptor: u64,
+        attribute: u64,
+        into: u64,
+        length: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        self.table.get(descriptor)?;
+        // SAFETY: the program's text and buffer.
+        let (attribute, room) = unsafe { (text(attribute), bytes(into, length as usize)) };
+        let call = call_of(number, [descriptor, length, 0, 0, 0], attribute);
+        let about = About::Path("look at attributes", self.path_of(descriptor));
+        Some(self.attribute(call, about, room, number, arguments))
+    }
+
+    fn attribute(
+        &mut self,
+        call: landbridge_proto::clocks::Call,
+        about: About<'_>,
+        room: &mut [u8],
+        number: c_long,
+        arguments: [u64; 6],
+    ) -> i64 {
+        if !self.is_live() {
+            return self.recall(call, about, &mut [room]);
+        }
+        let result = kernel(number, arguments);
+        let length = usize::try_from(result).unwrap_or(0).min(room.len());
+        self.note(call, result, &[&room[..length]]);
+        result
     }
 
     /// A change of names.

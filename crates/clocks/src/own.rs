@@ -363,6 +363,7 @@ fn without_turn<R>(work: impl FnOnce(&mut Session) -> R) -> R {
 /// for it, which was free meanwhile.
 pub fn return_from_aside(descriptor: c_int, start: u64) -> Return {
     let head = HEAD.load(Acquire);
+    let was_same;
     // SAFETY: this thread's alone, and the mapping's addresses are ours.
     unsafe {
         let Some(place) = (*ASIDE.0.get()).take() else { return Return::None };
@@ -377,6 +378,7 @@ pub fn return_from_aside(descriptor: c_int, start: u64) -> Return {
         // The same start has all of it there.
         let present = &*head;
         let is_same = present.is_of(start + 1);
+        was_same = is_same;
         if !is_same && !present.resume(start + 1, libc::getpid() as u64, &place) {
             return Return::None;
         }
@@ -389,7 +391,7 @@ pub fn return_from_aside(descriptor: c_int, start: u64) -> Return {
     }
     IS_BUSY.store(false, Relaxed);
     if number(FILES) != Some(0) {
-        trap::turn_on_aside();
+        trap::turn_on_aside(!was_same);
     }
     if descriptor == DESCRIPTOR.load(Relaxed) { Return::Kept } else { Return::Done }
 }

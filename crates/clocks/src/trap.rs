@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
-use crate::{calls, gate, observe, own};
+use crate::{calls, facts, gate, observe, own};
 
 const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 const DISPATCH_OFF: u64 = 0;
@@ -27,6 +27,9 @@ const ALLOW: u8 = 0;
 const BLOCK: u8 = 1;
 /// `si_code` of a dispatched call.
 const SYS_USER_DISPATCH: c_int = 2;
+
+/// What a queued SIGSYS carries that tells a thread to have its calls dispatched.
+const REARM: usize = 0x6c62_7265_6172_6d21;
 
 /// Enough for a signal frame with every extension of today's processors, and for the handler.
 const STACK_BYTES: usize = 256 << 10;
@@ -133,15 +136,36 @@ pub fn turn_on() -> bool {
     is_on
 }
 
-/// The same, for a thread that lets its calls through for the moment.
-pub fn turn_on_aside() {
+/// After [`turn_off`], by a thread that lets its calls through for the moment. In a process made of an image nobody's calls are
+/// dispatched any more: each thread is told to begin anew.
+pub fn turn_on_aside(is_restored: bool) {
     turn_on();
     SELECTOR.store(ALLOW, Relaxed);
+    ALWAYS.store(BLOCK, Relaxed);
+    if is_restored {
+        facts::each_other_thread(rearm);
+    }
 }
 
-/// Lets every call through from now on, as no image can hold otherwise.
+/// As a queued SIGSYS (`struct siginfo`): its number, error, code, padding, sender, and a pointer.
+#[repr(C, align(8))]
+struct Queued([i32; 32]);
+
+fn rearm(process: u64, thread: u64) {
+    let mut queued = Queued([0; 32]);
+    queued.0[..3].copy_from_slice(&[libc::SIGSYS, 0, libc::SI_QUEUE]);
+    queued.0[4] = process as i32;
+    queued.0[6..8].copy_from_slice(&[REARM as u32 as i32, (REARM >> 32) as i32]);
+    let queued = (&raw const queued).addr() as u64;
+    let arguments = [process, thread, libc::SIGSYS as u64, queued, 0, 0];
+    // SAFETY: the structure is there.
+    unsafe { raw(libc::SYS_rt_tgsigqueueinfo, arguments) };
+}
+
+/// Lets every call through from now on, of other threads as well: whoever takes an image makes calls in the name of each.
 pub fn turn_off() {
     SELECTOR.store(ALLOW, Relaxed);
+    ALWAYS.store(ALLOW, Relaxed);
     // SAFETY: changes only what happens to calls of this thread.
     unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_OFF, 0, 0, 0, 0]) };
 }
@@ -170,6 +194,10 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
     // SAFETY: the kernel hands in both, and nobody else has them.
     unsafe {
         let context = context.cast::<ucontext_t>();
+        if (*info).si_code == libc::SI_QUEUE && (*info).si_value().sival_ptr.addr() == REARM {
+            dispatch(&ALWAYS);
+            return;
+        }
         if (*info).si_code != SYS_USER_DISPATCH {
             return die();
         }
@@ -330,6 +358,37 @@ mod tests {
             assert!(child.wait().unwrap().success());
             assert!(TRAPS[0].load(Relaxed) > before + 5);
         });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_whose_dispatch_is_gone_begins_anew_when_it_is_told_to() {
+        use std::sync::mpsc::channel;
+        let ((ready, is_ready), (go_on, may_go_on)) = (channel(), channel());
+        let thread = std::thread::spawn(move || {
+            if !observe_this_thread() {
+                return ready.send(None).unwrap();
+            }
+            // SAFETY: changes only what happens to calls of this thread.
+            unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) };
+            ready.send(Some(unsafe { raw(libc::SYS_gettid, [0; 6]) })).unwrap();
+            may_go_on.recv().unwrap();
+            let before = TRAPS[0].load(Relaxed);
+            // SAFETY: a plain call.
+            unsafe { libc::getppid() };
+            assert!(TRAPS[0].load(Relaxed) > before);
+        });
+        if let Some(thread_id) = is_ready.recv().unwrap() {
+            let mut found = false;
+            facts::each_other_thread(|process, other| {
+                if other == thread_id as u64 {
+                    found = true;
+                    rearm(process, other);
+                }
+            });
+            assert!(found);
+            go_on.send(()).unwrap();
+        }
         thread.join().unwrap();
     }
 }
