@@ -465,11 +465,14 @@ def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -
     checks.check(name, code == 0 and is_same and starts == kills, measured, output)
 
 
-def job(options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None):
+def job(
+    options, program, kills, *words, environment=None, read=subprocess.DEVNULL, terminal=None, limit_s=LIMIT_S, keep=None, recover=True
+):
     """Exit code, lines of standard output, and all output of a job of which ranks are killed: after so many seconds
     more, this one; or as soon as what it has said is as a function wants it. `read`: its standard input; `terminal`: its
-    standard error."""
-    command = [*common.landbridge_run(options, RANKS, "--recover", "--timeout", f"{limit_s:.0f}", *words), *program]
+    standard error; `recover`: whether killed ranks come back."""
+    recover = ["--recover"] if recover else []
+    command = [*common.landbridge_run(options, RANKS, *recover, "--timeout", f"{limit_s:.0f}", *words), *program]
     # Files: nobody reads a pipe while kills are waited for, and a job waits for its reader.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         running = subprocess.Popen(

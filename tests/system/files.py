@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+"""Ranks that use files are killed under `landbridge run --recover`: what everybody reads, and what the files hold in the end, is as
+if nobody had been killed; or the job ends with a line that names what cannot come back. Never is it wrong with exit code 0.
+
+A row is one way to use files (programs/files): the table ROWS names them all. Rows that come back are played together, a job for each
+program, because a kill costs more than a row does; others have a job each. Who is killed and when is a function of
+`--seed`. `--all`: more kinds of kills, one and two clusters, from the start and from images; `--apart`: a job for each row. In a lab
+the node of two ranks is lost, and they go on on a spare one, which sees the same files.
+"""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import checkpoint
+import common
+import network
+import nodes
+import recovery
+from support import paths, process
+
+RANKS, STEPS = recovery.RANKS, 11
+# On a quiet machine a job takes 8 s, kills and all.
+LIMIT_S = 120.0
+SOURCES = common.PROGRAMS / "files"
+# What a job says that ends because something of a rank cannot come back.
+REFUSAL = r"^landbridge.*(cannot come back|cannot be started anew|cannot go on|is not started anew)"
+# A rank that is killed while it holds a lock may be refused (others may have taken the lock since), and one with a file open
+# that has no name any more, of which there is no image.
+RIGHT, REFUSED, EITHER = "right", "refused", "right or refused"
+
+
+@dataclass
+class Row:
+    """`outcome`: what must become of it. `is_chance`: the order in its files is chance. `shell`: as which the program begins."""
+
+    name: str
+    program: str
+    outcome: str = RIGHT
+    is_chance: bool = False
+    shell: str = ""
+
+
+def rows_of(program: str, names: str, outcome: str = RIGHT, **more) -> list[Row]:
+    return [Row(name, program, outcome, **more) for name in names.split()]
+
+
+ROWS = [
+    *rows_of("libc", "rewrite rename trunc truncate append scratch owner stdio stdio-update names list dup vectors await"),
+    *rows_of("libc", "exclusive attributes"),
+    *rows_of("libc", "append-shared", is_chance=True),
+    *rows_of("libc", "flock fcntl-lock", EITHER, is_chance=True),
+    *rows_of("libc", "tmpfile unlinked", EITHER),
+    *rows_of("libc", "redirected", shell='exec "$0" "$@" > "$1/redirected.of.$PMI_RANK"'),
+    *rows_of("mpiio", "write-at-all write-at-all:automatic write-at-all:enable write-at-all:disable"),
+    *rows_of("mpiio", "write-at write-view write-view:enable write-view:disable iwrite-at write-split set-size write-ordered"),
+    *rows_of("mpiio", "write-shared", is_chance=True),
+    *rows_of("python", "text python_append binary tofile checkpoint document zipped"),
+    # shutil asks for extended attributes, which nobody records.
+    *rows_of("python", "copies sqlite", EITHER),
+    *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
+    *rows_of("fortran", "fortran-scratch", EITHER),
+    *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix"),
+    *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
+    *rows_of("odd", "mmap-shared mmap-private splice thread children", REFUSED),
+    *rows_of("python", "memmap", REFUSED),
+]
+
+
+@dataclass
+class Case:
+    """One job: these rows, these kills."""
+
+    name: str
+    rows: list[Row]
+    kind: str
+    words: list[str]
+    has_images: bool
+    is_lost: bool = False  # the node of two ranks is
+
+
+def main() -> int:
+    def add(parser):
+        common.add_cases(parser)
+        parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
+        parser.add_argument("--all", action="store_true", help="the whole matrix")
+        parser.add_argument("--apart", action="store_true", help="a job for each row")
+        parser.add_argument("--row", action="append", metavar="NAME", help="only this row (again: these)")
+
+    options = common.arguments(__doc__, add)
+    common.quiet_environment()
+    process.adopt_orphans()
+    checks = common.Checks(options)
+    cases = [case for case in every_case(options) if checks.wants(case.name)]
+    cases = possible(cases, "images", lambda case: case.has_images, lambda: checkpoint.no_criu(options.criu))
+    cases = possible(cases, "a lab", lambda case: case.is_lost, lambda: network.no_lab(options))
+    with tempfile.TemporaryDirectory() as folder:
+        programs = Programs(options, Path(folder))
+        undisturbed = {}
+        for case in cases:
+            if why_not := programs.why_not(case.rows[0].program):
+                print(f"skipped: {case.name}: {why_not}")
+                continue
+            key = tuple(row.name for row in case.rows)
+            if key not in undisturbed:
+                undisturbed[key] = alone(options, programs, case)
+            check(checks, options, programs, case, undisturbed[key])
+    return checks.end()
+
+
+def possible(cases: list[Case], what: str, needs_it, no_reason) -> list[Case]:
+    """Without those that cannot be tried here, which is said."""
+    able = [case for case in cases if not needs_it(case)]
+    if len(able) == len(cases) or not (why_not := no_reason()):
+        return cases
+    print(f"skipped: {len(cases) - len(able)} cases with {what}: {why_not}")
+    return able
+
+
+class Programs:
+    """The programs of the rows, compiled once each on the MPI library of the wheels."""
+
+    def __init__(self, options, folder: Path):
+        self.folder, self.root, self.python = folder, options.venvs / "mpich", common.python(options)
+        self.made: dict[str, str] = {}
+
+    def why_not(self, name: str) -> str:
+        """Why this program cannot be run here; empty if it can."""
+        if name != "python" and name not in self.made:
+            self.made[name] = self.build(name)
+        return "" if name == "python" else self.made[name]
+
+    def command(self, name: str) -> list[str]:
+        return [self.python, str(SOURCES / "python.py")] if name == "python" else [str(self.folder / name)]
+
+    def build(self, name: str) -> str:
+        mpi = [f"-I{self.root}/include", "-o", str(self.folder / name), f"-L{self.root}/lib", "-lmpi", f"-Wl,-rpath,{self.root}/lib"]
+        tool = "gfortran" if name == "fortran" else "gcc"
+        if not shutil.which(tool):
+            return f"there is no {tool} (Debian: apt install {tool})"
+        if name == "fortran":
+            kernels = str(self.folder / "kernels.o")
+            words = ["gfortran", "-O2", "-J", str(self.folder), "-c", str(SOURCES / "kernels.f90"), "-o", kernels]
+            subprocess.run(words, check=True)
+            words = ["gcc", "-O2", str(SOURCES / "fortran.c"), kernels, *mpi, "-lgfortran"]
+        else:
+            words = ["gcc", "-O2", str(SOURCES / f"{name}.c"), *mpi, "-lpthread", "-lrt"]
+        subprocess.run(words, check=True)
+        return ""
+
+
+# --- cases
+
+
+def every_case(options) -> list[Case]:
+    ways = [("one cluster", []), ("two clusters", recovery.TWO_CLUSTERS)]
+    kinds = list(KINDS) if options.all else ["several"]
+    cases = []
+    for name, rows in groups(options).items():
+        is_seldom = rows[0].outcome != RIGHT
+        for has_images in (False, True):
+            for place, words in ways:
+                # Without `--all` each group once from the start, and once from images over two clusters.
+                if not options.all and (bool(words) != has_images or is_seldom and has_images):
+                    continue
+                for kind in kinds:
+                    start = "from images" if has_images else "from the start"
+                    cases.append(Case(f"{name}, {place}, {start}, {kind}", rows, kind, words, has_images))
+            if rows[0].outcome == RIGHT and (options.all or name == "libc"):
+                start = "from images" if has_images else "from the start"
+                cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
+    return cases
+
+
+def groups(options) -> dict[str, list[Row]]:
+    """Rows that are played in one job."""
+    found: dict[str, list[Row]] = {}
+    for row in ROWS:
+        if options.row and row.name not in options.row:
+            continue
+        is_alone = options.apart or row.outcome != RIGHT or row.shell
+        found.setdefault(f"{row.program} {row.name}" if is_alone else row.program, []).append(row)
+    return found
+
+
+def at(step: int, delay_s: float):
+    """When this step has begun, so much later."""
+    seen = []
+
+    def is_due(output: str) -> bool:
+        if not seen and f"step {step}\n" in output:
+            seen.append(time.monotonic())
+        return bool(seen) and time.monotonic() >= seen[0] + delay_s
+
+    return is_due
+
+
+def of_rank(rank: int):
+    return lambda chance: [(at(step, chance.uniform(0.0, 0.4)), rank) for step in (3, 7)]
+
+
+def several(chance) -> list:
+    """Each rank once, two of them at once, and one again while it comes back."""
+    first, second, third, fourth = chance.sample(range(RANKS), RANKS)
+    moment = lambda: chance.uniform(0.0, 0.4)  # noqa: E731
+    kills = [(at(2, moment()), first), (chance.uniform(0.15, 0.5), first), (at(5, moment()), second), (0.0, third)]
+    return [*kills, (at(8, moment()), fourth)]
+
+
+KINDS = {"rank 0": of_rank(0), "rank 1": of_rank(1), "several": several}
+
+
+# --- one job
+
+
+def play(options, programs: Programs, case: Case, kills, *words):
+    """Exit code, all output, and what the files hold in the end. `kills`: of ranks, or a moment at which a node is lost."""
+    with tempfile.TemporaryDirectory(dir=programs.folder) as folder:
+        program = [*programs.command(case.rows[0].program), folder, str(STEPS), ",".join(row.name for row in case.rows)]
+        if shell := case.rows[0].shell:
+            program = ["sh", "-c", shell, *program]
+        if isinstance(kills, float):
+            events = [(kills, nodes.KILLED)]
+            code, _, output = nodes.lab_job(options, program, events, words, first="step 4")
+        else:
+            code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
+        return code, output, contents(Path(folder))
+
+
+def alone(options, programs: Programs, case: Case):
+    """The counts and the files of a job of which nobody is killed."""
+    code, output, files = play(options, programs, case, [])
+    found = counts(output)
+    if code or wrong_rows(case, found, found):
+        print(f"undisturbed, {case.name} ends with {code}\n{process.tail(output)}")
+    return found, files
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """By name in the folder: what a file holds, or where a link leads, without the folder's own name."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            found[str(path.relative_to(folder))] = os.readlink(path).replace(str(folder), "").encode()
+        elif path.is_file():
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found
+
+
+def counts(output: str) -> dict[tuple[str, int], str]:
+    """What each rank counted, by row and rank; what is told twice is marked."""
+    found: dict[tuple[str, int], str] = {}
+    for row, rank, what in re.findall(r"^row (\S+) rank (\d+): (.*)$", output, re.M):
+        found[row, int(rank)] = "told twice" if (row, int(rank)) in found else what
+    return found
+
+
+def wrong_rows(case: Case, found, wanted) -> list[str]:
+    """Rows whose counts are not those of an undisturbed run, or that found anything wrong."""
+    wrong = []
+    for row in case.rows:
+        own = [found.get((row.name, rank), "nothing told") for rank in range(RANKS)]
+        same = own == [wanted.get((row.name, rank)) for rank in range(RANKS)]
+        if not same or not all(what.startswith("wrong 0 of ") for what in own):
+            wrong.append(row.name)
+    return wrong
+
+
+def other_files(case: Case, files, wanted) -> list[str]:
+    """Rows whose files are not those of an undisturbed run. Where the order is chance, their lengths are compared."""
+    wrong = []
+    for row in case.rows:
+        parts = [{name: what for name, what in all_of.items() if name.startswith(row.name + ".")} for all_of in (files, wanted)]
+        if row.is_chance:
+            parts = [{name: len(what) for name, what in part.items()} for part in parts]
+        if parts[0] != parts[1]:
+            wrong.append(row.name)
+    return wrong
+
+
+def check(checks, options, programs: Programs, case: Case, undisturbed) -> None:
+    # Of the name, so that a case is the same one with `--only`.
+    chance = random.Random(f"{options.seed} {case.name}")
+    kills = chance.uniform(0.0, 0.8) if case.is_lost else KINDS[case.kind](chance)
+    words = list(case.words)
+    if case.has_images:
+        words += ["--checkpoint", "1s", "--set", f"criu={options.criu}"]
+    code, output, files = play(options, programs, case, kills, *words)
+    outcome, measured = judge(case, code, output, files, undisturbed)
+    starts, images = output.count(": started anew"), checkpoint.from_images(output)
+    is_met = starts == len(kills) if not case.is_lost else "are started anew on north-2" in output
+    is_met &= images > 0 or case.is_lost or not case.has_images
+    measured += f", {starts} new starts" + (f", {images} from images" if case.has_images else "")
+    checks.check(case.name, outcome == RIGHT and is_met or outcome == REFUSED and may_refuse(case), f"exit code {code}, {measured}", output)
+
+
+def may_refuse(case: Case) -> bool:
+    """Rows that are refused; and another process id, which MPICH's library for files sends to others, is found on another node."""
+    return case.rows[0].outcome != RIGHT or case.is_lost and case.rows[0].program == "mpiio"
+
+
+def judge(case: Case, code, output: str, files, undisturbed) -> tuple[str, str]:
+    counted, kept = undisturbed
+    wrong = wrong_rows(case, counts(output), counted)
+    wrong += [f"{name} (files)" for name in other_files(case, files, kept) if name not in wrong]
+    if code == 0:
+        return ("wrong", f"WRONG: {', '.join(wrong)}") if wrong else (RIGHT, "right")
+    said = re.findall(f"{REFUSAL}.*$", output, re.M) and re.search(f"{REFUSAL}.*$", output, re.M)[0]
+    return (REFUSED, f"refused: {said[:200]}") if said else ("failed", "ended without saying what cannot come back")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

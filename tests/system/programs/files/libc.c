@@ -1,0 +1,648 @@
+/* Rows of the C library's own file calls: what a rank writes is read by itself and by others. See rows.h. */
+#include "rows.h"
+
+#include <dirent.h>
+#include <sys/file.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#define LINE 32
+#define NEXT ((rank + 1) % size)
+
+/* Reads a file whole, at most `room` bytes; -1 if it cannot be opened. */
+static ssize_t slurp(const char *name, void *into, size_t room)
+{
+    int file = open(name, O_RDONLY);
+    if (file < 0)
+        return -1;
+    size_t got = 0;
+    ssize_t more;
+    while (got < room && (more = read(file, (char *)into + got, room - got)) > 0)
+        got += (size_t)more;
+    close(file);
+    return (ssize_t)got;
+}
+
+/* A line of LINE bytes of a rank in a step. */
+static void line_of(char *line, int who, int step)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%3d %5d %010u..........\n", who, step, value(who, step, 0));
+    memcpy(line, text, LINE - 1);
+    line[LINE - 1] = '\n';
+}
+
+/* Compares a file that must hold one line of `who` for each step up to this one. */
+static void expect_lines(const char *name, int who, int step)
+{
+    static char text[1 << 16];
+    char line[LINE];
+    ssize_t got = slurp(name, text, sizeof text);
+    int wrong = 0;
+    EXPECT_SAME(got, (step + 1) * LINE);
+    for (int s = 0; s <= step && got >= (s + 1) * LINE; s++) {
+        line_of(line, who, s);
+        wrong += memcmp(line, text + s * LINE, LINE) != 0;
+    }
+    expect(!wrong, "%d lines of rank %d up to step %d differ", wrong, who, step);
+}
+
+/* --- rewrite: rank 0 writes the same bytes of a file in each step, all read them */
+
+static void rewrite_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    if (rank)
+        return;
+    int file = open(path("of", 0), O_WRONLY | O_CREAT, 0644);
+    EXPECT_OK(file);
+    fill(block, BLOCK, 0, step);
+    EXPECT_SAME(write(file, block, BLOCK / 2), BLOCK / 2);
+    EXPECT_SAME(pwrite(file, (char *)block + BLOCK / 2, BLOCK / 2, BLOCK / 2), BLOCK / 2);
+    EXPECT_SAME(lseek(file, 0, SEEK_CUR), BLOCK / 2);
+    EXPECT_OK(close(file));
+}
+
+static void rewrite_look(int step)
+{
+    uint32_t block[BLOCK / 4 + 1];
+    expect_block(block, slurp(path("of", 0), block, sizeof block), BLOCK, 0, step);
+}
+
+/* --- rename: the same by a new file that takes the name of the old one */
+
+static void rename_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    if (rank)
+        return;
+    int file = open(path("new", 0), O_WRONLY | O_CREAT | O_EXCL, 0644);
+    EXPECT_OK(file);
+    fill(block, BLOCK, 0, step);
+    EXPECT_SAME(write(file, block, BLOCK), BLOCK);
+    EXPECT_OK(fsync(file));
+    EXPECT_OK(close(file));
+    EXPECT_OK(rename(path("new", 0), path("of", 0)));
+}
+
+/* --- trunc: O_TRUNC in each step, another length each time; each rank its own file */
+
+static size_t trunc_bytes(int step) { return 256 * (1 + (size_t)step * 7 % 11); }
+
+static void trunc_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    int file = open(path("of", rank), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    EXPECT_OK(file);
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(write(file, block, trunc_bytes(step)), trunc_bytes(step));
+    EXPECT_OK(close(file));
+}
+
+static void trunc_look(int step)
+{
+    uint32_t block[BLOCK / 4 + 1];
+    struct stat about;
+    EXPECT_OK(stat(path("of", NEXT), &about));
+    EXPECT_SAME(about.st_size, trunc_bytes(step));
+    expect_block(block, slurp(path("of", NEXT), block, sizeof block), trunc_bytes(step), NEXT, step);
+}
+
+/* --- truncate: files are cut and made longer by name and by descriptor */
+
+static int truncate_file;
+
+static void truncate_begin(void)
+{
+    truncate_file = open(path("of", rank), O_RDWR | O_CREAT | O_EXCL, 0644);
+    EXPECT_OK(truncate_file);
+}
+
+static void truncate_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(pwrite(truncate_file, block, BLOCK, 0), BLOCK);
+    EXPECT_OK(step % 2 ? ftruncate(truncate_file, (off_t)trunc_bytes(step)) : truncate(path("of", rank), (off_t)trunc_bytes(step)));
+    EXPECT_OK(posix_fallocate(truncate_file, 0, 64));
+}
+
+static void truncate_end(void) { EXPECT_OK(close(truncate_file)); }
+
+/* --- append: a log of each rank, held open, by O_APPEND */
+
+static int append_file;
+
+static void append_begin(void)
+{
+    append_file = open(path("of", rank), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    EXPECT_OK(append_file);
+}
+
+static void append_act(int step)
+{
+    char line[LINE];
+    line_of(line, rank, step);
+    EXPECT_SAME(write(append_file, line, LINE), LINE);
+    EXPECT_SAME(lseek(append_file, 0, SEEK_CUR), (step + 1) * LINE);
+}
+
+static void append_look(int step)
+{
+    expect_lines(path("of", rank), rank, step);
+    expect_lines(path("of", NEXT), NEXT, step);
+}
+
+static void append_end(void) { EXPECT_OK(close(append_file)); }
+
+/* --- append-shared: one log of all ranks, opened anew for each line; the order within a step is chance */
+
+static void shared_act(int step)
+{
+    char line[LINE];
+    int file = open(path("of", 0), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    EXPECT_OK(file);
+    line_of(line, rank, step);
+    EXPECT_SAME(write(file, line, LINE), LINE);
+    EXPECT_OK(close(file));
+}
+
+static void shared_look(int step)
+{
+    static char text[1 << 17];
+    char line[LINE];
+    ssize_t got = slurp(path("of", 0), text, sizeof text);
+    int once = 0;
+    EXPECT_SAME(got, (step + 1) * size * LINE);
+    for (int s = 0; s <= step; s++)
+        for (int who = 0; who < size; who++) {
+            int times = 0;
+            line_of(line, who, s);
+            for (ssize_t at = (ssize_t)s * size * LINE; at < (ssize_t)(s + 1) * size * LINE && at + LINE <= got; at += LINE)
+                times += !memcmp(line, text + at, LINE);
+            once += times == 1;
+        }
+    EXPECT_SAME(once, (step + 1) * size);
+}
+
+/* --- scratch: out of core: each rank reads its own file, adds, and writes it back */
+
+static int scratch_file;
+
+static void scratch_begin(void)
+{
+    uint32_t block[BLOCK / 4] = {0};
+    scratch_file = open(path("of", rank), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    EXPECT_OK(scratch_file);
+    for (int part = 0; part < 4; part++)
+        EXPECT_SAME(write(scratch_file, block, BLOCK), BLOCK);
+}
+
+static void scratch_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    for (int part = 0; part < 4; part++) {
+        EXPECT_SAME(pread(scratch_file, block, BLOCK, part * BLOCK), BLOCK);
+        for (int i = 0; i < BLOCK / 4; i++)
+            block[i] += value(rank, step, part);
+        EXPECT_SAME(pwrite(scratch_file, block, BLOCK, part * BLOCK), BLOCK);
+    }
+}
+
+static void scratch_look(int step)
+{
+    uint32_t block[BLOCK / 4];
+    for (int part = 0; part < 4; part++) {
+        uint32_t want = 0;
+        int wrong = 0;
+        for (int s = 0; s <= step; s++)
+            want += value(rank, s, part);
+        EXPECT_SAME(pread(scratch_file, block, BLOCK, part * BLOCK), BLOCK);
+        for (int i = 0; i < BLOCK / 4; i++)
+            wrong += block[i] != want;
+        expect(!wrong, "%d sums are wrong in step %d", wrong, step);
+    }
+}
+
+static void scratch_end(void) { EXPECT_OK(close(scratch_file)); }
+
+/* --- owner: blocks of one file change their owner, and each is written every fourth step */
+
+#define BLOCKS 32
+
+static int owner_of(int block, int step) { return (block + step / 4) % size; }
+
+static void owner_act(int step)
+{
+    uint32_t words[64];
+    int file = open(path("of", 0), O_WRONLY | O_CREAT, 0644);
+    EXPECT_OK(file);
+    for (int block = step % 4; block < BLOCKS; block += 4)
+        if (owner_of(block, step) == rank) {
+            fill(words, sizeof words, rank, step);
+            EXPECT_SAME(pwrite(file, words, sizeof words, block * (off_t)sizeof words), sizeof words);
+        }
+    EXPECT_OK(close(file));
+}
+
+static void owner_look(int step)
+{
+    uint32_t words[64];
+    int file = open(path("of", 0), O_RDONLY);
+    EXPECT_OK(file);
+    for (int block = 0; block < BLOCKS; block++) {
+        int last = step - (step - block % 4 + 4) % 4;
+        if (last >= 0)
+            expect_block(words, pread(file, words, sizeof words, block * (off_t)sizeof words), sizeof words, owner_of(block, last), last);
+    }
+    close(file);
+}
+
+/* --- stdio: a stream that is open for reading and writing all the time, and one that appends */
+
+static FILE *stdio_file, *stdio_log;
+
+static void stdio_begin(void)
+{
+    stdio_file = fopen(path("of", rank), "w+");
+    stdio_log = fopen(path("log", rank), "a");
+    expect(stdio_file && stdio_log, "fopen: %s", strerror(errno));
+}
+
+static void stdio_act(int step)
+{
+    char line[LINE + 1] = "";
+    int who = -1, when = -1;
+    line_of(line, rank, step);
+    EXPECT_SAME(fprintf(stdio_file, "%s", line), LINE);
+    EXPECT_SAME(fflush(stdio_file), 0);
+    EXPECT_SAME(fseek(stdio_file, (step / 2) * LINE, SEEK_SET), 0);
+    EXPECT_SAME(fscanf(stdio_file, "%d %d", &who, &when), 2);
+    EXPECT_SAME(when, step / 2);
+    EXPECT_SAME(fseek(stdio_file, 0, SEEK_END), 0);
+    EXPECT_SAME(ftell(stdio_file), (step + 1) * LINE);
+    EXPECT_SAME(fwrite(line, 1, LINE, stdio_log), LINE);
+    EXPECT_SAME(fflush(stdio_log), 0);
+}
+
+static void stdio_look(int step)
+{
+    expect_lines(path("of", NEXT), NEXT, step);
+    expect_lines(path("log", NEXT), NEXT, step);
+}
+
+static void stdio_end(void)
+{
+    EXPECT_SAME(fclose(stdio_file), 0);
+    EXPECT_SAME(fclose(stdio_log), 0);
+}
+
+/* --- stdio-update: a counter is read and written in place, by a stream that is opened in each step */
+
+static void update_act(int step)
+{
+    uint32_t count = 0;
+    FILE *file = fopen(path("of", rank), step ? "r+" : "w+");
+    expect(file != NULL, "fopen: %s", strerror(errno));
+    EXPECT_SAME(fread(&count, 1, sizeof count, file), step ? sizeof count : 0);
+    EXPECT_SAME(count, step);
+    count++;
+    EXPECT_SAME(fseek(file, 0, SEEK_SET), 0);
+    EXPECT_SAME(fwrite(&count, 1, sizeof count, file), sizeof count);
+    EXPECT_SAME(fclose(file), 0);
+}
+
+static void update_look(int step)
+{
+    uint32_t count = 0;
+    EXPECT_SAME(slurp(path("of", NEXT), &count, sizeof count), sizeof count);
+    EXPECT_SAME(count, step + 1);
+}
+
+/* --- names: folders and links are made, renamed and removed; each call must succeed once */
+
+static void names_act(int step)
+{
+    char inside[600], renamed[600];
+    EXPECT_OK(mkdir(path("folder", rank * 1000 + step), 0755));
+    snprintf(inside, sizeof inside, "%s/file", path("folder", rank * 1000 + step));
+    int file = open(inside, O_WRONLY | O_CREAT | O_EXCL, 0644);
+    EXPECT_OK(file);
+    EXPECT_SAME(write(file, &step, sizeof step), sizeof step);
+    EXPECT_OK(close(file));
+    EXPECT_OK(link(inside, path("link", rank * 1000 + step)));
+    EXPECT_OK(symlink(inside, path("symlink", rank * 1000 + step)));
+    if (!step)
+        return;
+    snprintf(inside, sizeof inside, "%s/file", path("folder", rank * 1000 + step - 1));
+    snprintf(renamed, sizeof renamed, "%s/other", path("folder", rank * 1000 + step));
+    EXPECT_OK(rename(inside, renamed));
+    EXPECT_OK(unlink(path("link", rank * 1000 + step - 1)));
+    EXPECT_OK(unlink(path("symlink", rank * 1000 + step - 1)));
+    snprintf(renamed, sizeof renamed, "%s/other", path("folder", rank * 1000 + step - 1));
+    if (step > 1)
+        EXPECT_OK(unlink(renamed));
+    EXPECT_OK(rmdir(path("folder", rank * 1000 + step - 1)));
+}
+
+static void names_look(int step)
+{
+    char inside[600], target[600] = "";
+    int found = -1, number = NEXT * 1000 + step;
+    struct stat about;
+    snprintf(inside, sizeof inside, "%s/file", path("folder", number));
+    EXPECT_SAME(slurp(path("link", number), &found, sizeof found), sizeof found);
+    EXPECT_SAME(found, step);
+    EXPECT_SAME(readlink(path("symlink", number), target, sizeof target - 1), strlen(inside));
+    expect(!strcmp(inside, target), "the link leads to %s", target);
+    EXPECT_OK(stat(inside, &about));
+    EXPECT_SAME(about.st_nlink, 2);
+    if (step) {
+        EXPECT_SAME(access(path("folder", number - 1), F_OK), -1);
+        snprintf(inside, sizeof inside, "%s/other", path("folder", number));
+        EXPECT_SAME(slurp(inside, &found, sizeof found), sizeof found);
+        EXPECT_SAME(found, step - 1);
+    }
+}
+
+/* --- list: what a folder holds, while other ranks add to it and remove from it; relative names */
+
+static void list_begin(void)
+{
+    if (!rank)
+        EXPECT_OK(mkdir(path("folder", 0), 0755));
+}
+
+static void list_act(int step)
+{
+    char name[64];
+    int where = open(path("folder", 0), O_RDONLY | O_DIRECTORY);
+    EXPECT_OK(where);
+    snprintf(name, sizeof name, "%d.%d", rank, step);
+    int file = openat(where, name, O_WRONLY | O_CREAT | O_EXCL, 0644);
+    EXPECT_OK(file);
+    EXPECT_OK(close(file));
+    snprintf(name, sizeof name, "%d.%d", rank, step - 2);
+    if (step > 1)
+        EXPECT_OK(unlinkat(where, name, 0));
+    EXPECT_OK(close(where));
+}
+
+static void list_look(int step)
+{
+    int found = 0, who, when;
+    DIR *where = opendir(path("folder", 0));
+    expect(where != NULL, "opendir: %s", strerror(errno));
+    if (!where)
+        return;
+    for (struct dirent *entry; (entry = readdir(where));)
+        if (sscanf(entry->d_name, "%d.%d", &who, &when) == 2)
+            found += when == step || when == step - 1 ? 1 : 1000;
+    EXPECT_SAME(found, size * (step ? 2 : 1));
+    closedir(where);
+}
+
+/* --- exclusive: all ranks want to make a file by O_EXCL in each step, and one may */
+
+static void exclusive_act(int step)
+{
+    int file = open(path("of", step), O_WRONLY | O_CREAT | O_EXCL, 0644), mine = file >= 0, all = 0;
+    if (mine)
+        EXPECT_OK(close(file));
+    else
+        EXPECT_SAME(errno, EEXIST);
+    MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    EXPECT_SAME(all, 1);
+}
+
+/* --- lock-flock, lock-fcntl: all ranks add to a counter under a lock, which is held for some milliseconds */
+
+static void count_up(int step, int is_flock)
+{
+    uint32_t count = 0;
+    int file = open(path("of", 0), O_RDWR | O_CREAT, 0644);
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    EXPECT_OK(file);
+    EXPECT_OK(is_flock ? flock(file, LOCK_EX) : fcntl(file, F_SETLKW, &whole));
+    ssize_t got = pread(file, &count, sizeof count, 0);
+    expect(got == (step || got ? (ssize_t)sizeof count : 0), "%zd bytes of the counter", got);
+    compute(4);
+    count++;
+    EXPECT_SAME(pwrite(file, &count, sizeof count, 0), sizeof count);
+    whole.l_type = F_UNLCK;
+    EXPECT_OK(is_flock ? flock(file, LOCK_UN) : fcntl(file, F_SETLK, &whole));
+    EXPECT_OK(close(file));
+}
+
+static void flock_act(int step) { count_up(step, 1); }
+static void fcntl_act(int step) { count_up(step, 0); }
+
+static void count_look(int step)
+{
+    uint32_t count = 0;
+    EXPECT_SAME(slurp(path("of", 0), &count, sizeof count), sizeof count);
+    EXPECT_SAME(count, (step + 1) * size);
+}
+
+/* --- dup: descriptors that share one place in a file */
+
+static int dup_files[4];
+
+static void dup_begin(void)
+{
+    dup_files[0] = open(path("of", rank), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    dup_files[1] = dup(dup_files[0]);
+    dup_files[2] = dup2(dup_files[0], 222);
+    dup_files[3] = fcntl(dup_files[1], F_DUPFD_CLOEXEC, 300);
+    for (int i = 0; i < 4; i++)
+        EXPECT_OK(dup_files[i]);
+}
+
+static void dup_act(int step)
+{
+    char line[LINE];
+    int file = dup_files[step % 4];
+    line_of(line, rank, step);
+    EXPECT_SAME(write(file, line, LINE / 2), LINE / 2);
+    EXPECT_SAME(write(dup_files[(step + 1) % 4], line + LINE / 2, LINE / 2), LINE / 2);
+    if (step % 5 == 4) {
+        EXPECT_OK(close(dup_files[3]));
+        EXPECT_OK(dup_files[3] = fcntl(dup_files[0], F_DUPFD, 300));
+    }
+}
+
+static void dup_end(void)
+{
+    for (int i = 0; i < 4; i++)
+        EXPECT_OK(close(dup_files[i]));
+}
+
+/* --- vectors: several pieces in one call, at the place of the file and elsewhere */
+
+static int vectors_file;
+
+static void vectors_begin(void)
+{
+    vectors_file = open(path("of", rank), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    EXPECT_OK(vectors_file);
+}
+
+static void vectors_act(int step)
+{
+    char line[LINE];
+    struct iovec pieces[3] = {{line, 5}, {line + 5, 10}, {line + 15, LINE - 15}};
+    line_of(line, rank, step);
+    if (step % 3 == 0)
+        EXPECT_SAME(writev(vectors_file, pieces, 3), LINE);
+    else if (step % 3 == 1)
+        EXPECT_SAME(pwritev(vectors_file, pieces, 3, step * LINE), LINE);
+    else
+        EXPECT_SAME(pwritev2(vectors_file, pieces, 3, step * LINE, 0), LINE);
+    EXPECT_SAME(lseek(vectors_file, (step + 1) * LINE, SEEK_SET), (step + 1) * LINE);
+    char again[LINE];
+    struct iovec halves[2] = {{again, 16}, {again + 16, LINE - 16}};
+    EXPECT_SAME(preadv(vectors_file, halves, 2, step * LINE), LINE);
+    expect(!memcmp(again, line, LINE), "not what was written in step %d", step);
+}
+
+static void vectors_end(void) { EXPECT_OK(close(vectors_file)); }
+
+static void next_look(int step) { expect_lines(path("of", NEXT), NEXT, step); }
+
+/* --- await: ranks ask again and again whether a file of another rank is there, and send how often they asked */
+
+static void await_act(int step)
+{
+    long asked = 0, heard = -1;
+    if (!rank) {
+        compute(3);
+        int file = open(path("flag", step), O_WRONLY | O_CREAT, 0644);
+        EXPECT_OK(file);
+        EXPECT_OK(close(file));
+    }
+    while (access(path("flag", step), F_OK)) {
+        asked++;
+        usleep(1000);
+    }
+    MPI_Sendrecv(&asked, 1, MPI_LONG, NEXT, 5, &heard, 1, MPI_LONG, (rank + size - 1) % size, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    expect(heard >= 0, "heard %ld", heard);
+}
+
+/* --- tmpfile: a file without a name, read and written all the time */
+
+static FILE *tmp_file;
+
+static void tmpfile_begin(void)
+{
+    tmp_file = tmpfile();
+    expect(tmp_file != NULL, "tmpfile: %s", strerror(errno));
+}
+
+static void tmpfile_act(int step)
+{
+    char line[LINE];
+    line_of(line, rank, step);
+    EXPECT_SAME(fseek(tmp_file, 0, SEEK_END), 0);
+    EXPECT_SAME(fwrite(line, 1, LINE, tmp_file), LINE);
+    EXPECT_SAME(fflush(tmp_file), 0);
+}
+
+static void tmpfile_look(int step)
+{
+    char line[LINE], want[LINE];
+    int wrong = 0;
+    EXPECT_SAME(fseek(tmp_file, 0, SEEK_SET), 0);
+    for (int s = 0; s <= step; s++) {
+        line_of(want, rank, s);
+        wrong += fread(line, 1, LINE, tmp_file) != LINE || memcmp(line, want, LINE);
+    }
+    EXPECT_SAME(wrong, 0);
+}
+
+/* --- unlinked: a file that loses its name while it is open */
+
+static int unlinked_file;
+
+static void unlinked_begin(void)
+{
+    unlinked_file = open(path("of", rank), O_RDWR | O_CREAT | O_EXCL, 0600);
+    EXPECT_OK(unlinked_file);
+    EXPECT_OK(unlink(path("of", rank)));
+}
+
+static void unlinked_act(int step)
+{
+    char line[LINE];
+    line_of(line, rank, step);
+    EXPECT_SAME(pwrite(unlinked_file, line, LINE, step * LINE), LINE);
+}
+
+static void unlinked_look(int step)
+{
+    char line[LINE], want[LINE];
+    int wrong = 0;
+    for (int s = 0; s <= step; s++) {
+        line_of(want, rank, s);
+        wrong += pread(unlinked_file, line, LINE, s * LINE) != LINE || memcmp(line, want, LINE);
+    }
+    EXPECT_SAME(wrong, 0);
+}
+
+/* --- attributes: permissions and times, which ranks set in turns */
+
+static void attributes_act(int step)
+{
+    if (step % size != rank)
+        return;
+    int file = open(path("of", 0), O_WRONLY | O_CREAT, 0600);
+    EXPECT_OK(file);
+    EXPECT_OK(fchmod(file, 0400 | (mode_t)(step * 37 % 64)));
+    struct timespec times[2] = {{1000, 0}, {1000000 + step, 0}};
+    EXPECT_OK(close(file));
+    EXPECT_OK(utimensat(AT_FDCWD, path("of", 0), times, 0));
+}
+
+static void attributes_look(int step)
+{
+    struct stat about;
+    EXPECT_OK(stat(path("of", 0), &about));
+    EXPECT_SAME(about.st_mode & 0777, 0400 | (step * 37 % 64));
+    EXPECT_SAME(about.st_mtime, 1000000 + step);
+}
+
+/* --- redirected: standard output of each rank is a file, which the shell has opened that became the program */
+
+static void redirected_act(int step)
+{
+    char line[LINE + 1] = "";
+    line_of(line, rank, step);
+    EXPECT_SAME(printf("%s", line), LINE);
+    EXPECT_SAME(fflush(stdout), 0);
+}
+
+static const struct row rows[] = {
+    {"rewrite", NULL, rewrite_act, rewrite_look, NULL},
+    {"rename", NULL, rename_act, rewrite_look, NULL},
+    {"trunc", NULL, trunc_act, trunc_look, NULL},
+    {"truncate", truncate_begin, truncate_act, trunc_look, truncate_end},
+    {"append", append_begin, append_act, append_look, append_end},
+    {"append-shared", NULL, shared_act, shared_look, NULL},
+    {"scratch", scratch_begin, scratch_act, scratch_look, scratch_end},
+    {"owner", NULL, owner_act, owner_look, NULL},
+    {"stdio", stdio_begin, stdio_act, stdio_look, stdio_end},
+    {"stdio-update", NULL, update_act, update_look, NULL},
+    {"names", NULL, names_act, names_look, NULL},
+    {"list", list_begin, list_act, list_look, NULL},
+    {"exclusive", NULL, exclusive_act, NULL, NULL},
+    {"flock", NULL, flock_act, count_look, NULL},
+    {"fcntl-lock", NULL, fcntl_act, count_look, NULL},
+    {"dup", dup_begin, dup_act, next_look, dup_end},
+    {"vectors", vectors_begin, vectors_act, next_look, vectors_end},
+    {"await", NULL, await_act, NULL, NULL},
+    {"tmpfile", tmpfile_begin, tmpfile_act, tmpfile_look, NULL},
+    {"unlinked", unlinked_begin, unlinked_act, unlinked_look, NULL},
+    {"redirected", NULL, redirected_act, next_look, NULL},
+    {"attributes", NULL, attributes_act, attributes_look, NULL},
+};
+
+int main(int argc, char **argv) { return run_rows(sizeof rows / sizeof *rows, rows, argc, argv); }

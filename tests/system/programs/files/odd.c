@@ -1,0 +1,341 @@
+/* Rows of what the C library's file calls do not show: mappings, rings, asynchronous calls, copies inside the kernel, children,
+ * random devices. See rows.h. */
+#include "rows.h"
+
+#include <aio.h>
+#include <linux/aio_abi.h>
+#include <linux/io_uring.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define NEXT ((rank + 1) % size)
+
+/* Whether the system has no such call: programs then do without. */
+static int is_absent(long result) { return result < 0 && (errno == ENOSYS || errno == EPERM || errno == EOPNOTSUPP); }
+
+/* So many comparisons are not made without that call; the count of all stays what it is. */
+static void leave_out(int comparisons)
+{
+    while (comparisons--)
+        expect(1, "");
+}
+
+/* A file for each row, and another one for rows that copy. */
+static int files[ROWS_MAX], sources[ROWS_MAX];
+#define row_file files[tally - tallies]
+#define copy_source sources[tally - tallies]
+
+static void file_begin(void)
+{
+    row_file = open(path("of", rank), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    EXPECT_OK(row_file);
+    EXPECT_OK(ftruncate(row_file, BLOCK));
+}
+
+static void file_end(void) { EXPECT_OK(close(row_file)); }
+
+/* What the file of the next rank must hold: the block of this step. */
+static void block_look(int step)
+{
+    uint32_t block[BLOCK / 4];
+    int file = open(path("of", NEXT), O_RDONLY);
+    EXPECT_OK(file);
+    expect_block(block, pread(file, block, sizeof block, 0), BLOCK, NEXT, step);
+    close(file);
+}
+
+/* --- mmap-shared: own scratch file, mapped shared and writable: sums are added up in it */
+
+static uint32_t *sums;
+
+static void mapped_begin(void)
+{
+    file_begin();
+    sums = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, row_file, 0);
+    expect(sums != MAP_FAILED, "mmap: %s", strerror(errno));
+}
+
+static void mapped_act(int step)
+{
+    for (int i = 0; i < BLOCK / 4; i++)
+        sums[i] += value(rank, step, i);
+}
+
+static void mapped_look(int step)
+{
+    int wrong = 0;
+    for (int i = 0; i < BLOCK / 4; i++) {
+        uint32_t want = 0;
+        for (int s = 0; s <= step; s++)
+            want += value(rank, s, i);
+        wrong += sums[i] != want;
+    }
+    expect(!wrong, "%d sums are wrong in step %d", wrong, step);
+}
+
+/* --- mmap-private: what another rank has written is read by a private mapping, new in each step */
+
+static void private_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(pwrite(row_file, block, BLOCK, 0), BLOCK);
+}
+
+static void private_look(int step)
+{
+    int file = open(path("of", NEXT), O_RDONLY);
+    EXPECT_OK(file);
+    uint32_t *block = mmap(NULL, BLOCK, PROT_READ, MAP_PRIVATE, file, 0);
+    expect(block != MAP_FAILED, "mmap: %s", strerror(errno));
+    expect_block(block, BLOCK, BLOCK, NEXT, step);
+    munmap(block, BLOCK);
+    close(file);
+}
+
+/* --- io_uring: a write by a ring of the kernel */
+
+static int ring = -1;
+static unsigned char *ring_memory;
+static struct io_uring_params ring_about;
+static struct io_uring_sqe *ring_entries;
+
+static void uring_begin(void)
+{
+    file_begin();
+    ring = (int)syscall(SYS_io_uring_setup, 4, &ring_about);
+    if (is_absent(ring)) {
+        leave_out(2);
+        return;
+    }
+    EXPECT_OK(ring);
+    size_t bytes = ring_about.cq_off.cqes + ring_about.cq_entries * sizeof(struct io_uring_cqe);
+    ring_memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQ_RING);
+    ring_entries = mmap(NULL, ring_about.sq_entries * sizeof *ring_entries, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, IORING_OFF_SQES);
+    expect(ring_memory != MAP_FAILED && (void *)ring_entries != MAP_FAILED, "mmap: %s", strerror(errno));
+}
+
+static void uring_act(int step)
+{
+    static uint32_t block[BLOCK / 4];
+    fill(block, BLOCK, rank, step);
+    if (ring < 0) {
+        EXPECT_SAME(pwrite(row_file, block, BLOCK, 0), BLOCK);
+        leave_out(1);
+        return;
+    }
+#define AT(side, field) ((unsigned *)(ring_memory + ring_about.side##_off.field))
+    unsigned tail = *AT(sq, tail), slot = tail & *AT(sq, ring_mask);
+    ring_entries[slot] = (struct io_uring_sqe){.opcode = IORING_OP_WRITE, .fd = row_file, .addr = (uintptr_t)block, .len = BLOCK};
+    AT(sq, array)[slot] = slot;
+    __atomic_store_n(AT(sq, tail), tail + 1, __ATOMIC_RELEASE);
+    EXPECT_SAME(syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0), 1);
+    unsigned head = *AT(cq, head);
+    struct io_uring_cqe *done = (struct io_uring_cqe *)(ring_memory + ring_about.cq_off.cqes) + (head & *AT(cq, ring_mask));
+    EXPECT_SAME(done->res, BLOCK);
+    __atomic_store_n(AT(cq, head), head + 1, __ATOMIC_RELEASE);
+}
+
+/* --- aio-linux: io_submit, without a library */
+
+static aio_context_t aio_queue;
+static int has_aio;
+
+static void linux_aio_begin(void)
+{
+    file_begin();
+    has_aio = !is_absent(syscall(SYS_io_setup, 4, &aio_queue));
+}
+
+static void linux_aio_act(int step)
+{
+    static uint32_t block[BLOCK / 4];
+    struct io_event event;
+    struct iocb one = {.aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = (uint32_t)row_file, .aio_buf = (uintptr_t)block, .aio_nbytes = BLOCK};
+    struct iocb *list[1] = {&one};
+    fill(block, BLOCK, rank, step);
+    if (!has_aio) {
+        EXPECT_SAME(pwrite(row_file, block, BLOCK, 0), BLOCK);
+        leave_out(2);
+        return;
+    }
+    EXPECT_SAME(syscall(SYS_io_submit, aio_queue, 1, list), 1);
+    EXPECT_SAME(syscall(SYS_io_getevents, aio_queue, 1, 1, &event, NULL), 1);
+    EXPECT_SAME(event.res, BLOCK);
+}
+
+/* --- aio-posix: aio_write, which the C library does in a thread of its own */
+
+static void posix_aio_act(int step)
+{
+    static uint32_t block[BLOCK / 4];
+    struct aiocb one = {.aio_fildes = row_file, .aio_buf = block, .aio_nbytes = BLOCK};
+    const struct aiocb *list[1] = {&one};
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(aio_write(&one), 0);
+    while (aio_error(&one) == EINPROGRESS)
+        aio_suspend(list, 1, NULL);
+    EXPECT_SAME(aio_return(&one), BLOCK);
+}
+
+/* --- sendfile, copy-range, splice: the kernel copies from one file into another */
+
+static void copy_begin(void)
+{
+    file_begin();
+    copy_source = open(path("from", rank), O_RDWR | O_CREAT | O_TRUNC, 0644);
+    EXPECT_OK(copy_source);
+}
+
+static void copy_fill(int step)
+{
+    uint32_t block[BLOCK / 4];
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(pwrite(copy_source, block, BLOCK, 0), BLOCK);
+    EXPECT_SAME(lseek(row_file, 0, SEEK_SET), 0);
+}
+
+static void sendfile_act(int step)
+{
+    off_t from = 0;
+    copy_fill(step);
+    EXPECT_SAME(sendfile(row_file, copy_source, &from, BLOCK), BLOCK);
+}
+
+static void range_act(int step)
+{
+    off_t from = 0, to = 0;
+    copy_fill(step);
+    EXPECT_SAME(copy_file_range(copy_source, &from, row_file, &to, BLOCK, 0), BLOCK);
+}
+
+static void splice_act(int step)
+{
+    off_t from = 0;
+    int ends[2];
+    copy_fill(step);
+    EXPECT_SAME(pipe(ends), 0);
+    EXPECT_SAME(splice(copy_source, &from, ends[1], NULL, BLOCK, 0), BLOCK);
+    EXPECT_SAME(splice(ends[0], NULL, row_file, NULL, BLOCK, 0), BLOCK);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void copy_end(void)
+{
+    EXPECT_OK(close(copy_source));
+    file_end();
+}
+
+/* --- children: programs that a rank starts append to a file of it, and read it */
+
+static void children_act(int step)
+{
+    char command[1200];
+    int lines = -1;
+    snprintf(command, sizeof command, "echo %d >> '%s'", step, path("of", rank));
+    EXPECT_SAME(system(command), 0);
+    snprintf(command, sizeof command, "wc -l < '%s'", path("of", rank));
+    FILE *child = popen(command, "r");
+    expect(child != NULL, "popen: %s", strerror(errno));
+    EXPECT_SAME(fscanf(child, "%d", &lines), 1);
+    EXPECT_SAME(pclose(child), 0);
+    EXPECT_SAME(lines, step + 1);
+    snprintf(command, sizeof command, "cat >> '%s'", path("piped", rank));
+    child = popen(command, "w");
+    fprintf(child, "%d\n", step);
+    EXPECT_SAME(pclose(child), 0);
+}
+
+static void children_look(int step)
+{
+    const char *names[2] = {path("of", NEXT), path("piped", NEXT)};
+    for (int n = 0; n < 2; n++) {
+        FILE *file = fopen(names[n], "r");
+        int line, count = 0, wrong = 0;
+        expect(file != NULL, "fopen: %s", strerror(errno));
+        if (!file)
+            continue;
+        while (fscanf(file, "%d", &line) == 1)
+            wrong += line != count++;
+        EXPECT_SAME(count, step + 1);
+        EXPECT_SAME(wrong, 0);
+        fclose(file);
+    }
+}
+
+/* --- thread: another thread of the rank writes the file, and is waited for */
+
+static void *write_in_thread(void *block) { return (void *)(intptr_t)pwrite(row_file, block, BLOCK, 0); }
+
+static void thread_act(int step)
+{
+    static uint32_t block[BLOCK / 4];
+    pthread_t other;
+    void *wrote = NULL;
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(pthread_create(&other, NULL, write_in_thread, block), 0);
+    EXPECT_SAME(pthread_join(other, &wrote), 0);
+    EXPECT_SAME((intptr_t)wrote, BLOCK);
+}
+
+/* --- dev-urandom, dev-random, getrandom-raw: what is drawn is told in a file of its own first, and sent later */
+
+static void tell(int step, uint32_t drawn)
+{
+    uint32_t told = 0, all = 0, known = 0;
+    int file = open(path("of", rank), O_RDWR | O_CREAT | O_APPEND, 0644);
+    EXPECT_OK(file);
+    EXPECT_SAME(write(file, &drawn, sizeof drawn), sizeof drawn);
+    compute(2);
+    MPI_Allreduce(&drawn, &all, 1, MPI_UINT32_T, MPI_SUM, MPI_COMM_WORLD);
+    for (int who = 0; who < size; who++) {
+        int other = open(path("of", who), O_RDONLY);
+        EXPECT_SAME(pread(other, &told, sizeof told, step * (off_t)sizeof told), sizeof told);
+        known += told;
+        close(other);
+    }
+    EXPECT_SAME(all, known);
+    close(file);
+}
+
+static void draw_from(const char *device, int step)
+{
+    uint32_t drawn = 0;
+    FILE *file = fopen(device, "r");
+    setvbuf(file, NULL, _IONBF, 0);
+    EXPECT_SAME(fread(&drawn, 1, sizeof drawn, file), sizeof drawn);
+    fclose(file);
+    tell(step, drawn);
+}
+
+static void urandom_act(int step) { draw_from("/dev/urandom", step); }
+static void random_act(int step) { draw_from("/dev/random", step); }
+
+static void getrandom_act(int step)
+{
+    uint32_t drawn = 0;
+    EXPECT_SAME(syscall(SYS_getrandom, &drawn, sizeof drawn, 0), sizeof drawn);
+    tell(step, drawn);
+}
+
+static const struct row rows[] = {
+    {"mmap-shared", mapped_begin, mapped_act, mapped_look, NULL},
+    {"mmap-private", file_begin, private_act, private_look, file_end},
+    {"io_uring", uring_begin, uring_act, block_look, file_end},
+    {"aio-linux", linux_aio_begin, linux_aio_act, block_look, file_end},
+    {"aio-posix", file_begin, posix_aio_act, block_look, file_end},
+    {"sendfile", copy_begin, sendfile_act, block_look, copy_end},
+    {"copy-range", copy_begin, range_act, block_look, copy_end},
+    {"splice", copy_begin, splice_act, block_look, copy_end},
+    {"children", NULL, children_act, children_look, NULL},
+    {"thread", file_begin, thread_act, block_look, file_end},
+    {"dev-urandom", NULL, urandom_act, NULL, NULL},
+    {"dev-random", NULL, random_act, NULL, NULL},
+    {"getrandom-raw", NULL, getrandom_act, NULL, NULL},
+};
+
+int main(int argc, char **argv) { return run_rows(sizeof rows / sizeof *rows, rows, argc, argv); }

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Random file programs (programs/random_files.py) whose ranks are killed at random: every answer of every call must be that of the
+model, and all that each rank was answered what it was answered undisturbed.
+
+One job plays many programs, because a kill costs more than a program does. What the programs do and who is killed when are functions
+of `--seed`. `--runs N`: so many programs under kills, half of them from images over two clusters (default: what a minute takes).
+"""
+
+import random
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import checkpoint
+import common
+import recovery
+from support import paths, process
+
+RANKS = recovery.RANKS
+PROGRAM = common.PROGRAMS / "random_files.py"
+# Of one job: some seconds, in which a few ranks are killed.
+PLANS, KILLS, MEAN_S, LIMIT_S = 250, 5, 0.8, 150.0
+
+
+def main() -> int:
+    def add(parser):
+        parser.add_argument("--seed", type=int, default=1, help="of the programs and of the moments of the kills")
+        parser.add_argument("--runs", type=int, default=2 * PLANS, help="programs under kills [%(default)s]")
+        parser.add_argument("--first", type=int, default=0, help="the first of them [0]")
+        parser.add_argument("--criu", type=Path, default=paths.CRIU, metavar="FILE")
+
+    options = common.arguments(__doc__, add)
+    common.quiet_environment()
+    process.adopt_orphans()
+    checks = common.Checks(options)
+    why_not = checkpoint.no_criu(options.criu)
+    if why_not:
+        print(f"skipped: with images: {why_not}")
+    for number, first in enumerate(range(options.first, options.first + options.runs, PLANS)):
+        plans = min(PLANS, options.first + options.runs - first)
+        check(checks, options, first, plans, has_images=number % 2 == 1 and not why_not, is_divided=number % 2 == 1)
+    return checks.end()
+
+
+def check(checks, options, first: int, plans: int, has_images: bool, is_divided: bool) -> None:
+    """So many programs, undisturbed and with kills."""
+    places = ", two clusters" * is_divided + (", from images" if has_images else ", from the start")
+    name = f"programs {first} to {first + plans - 1}{places}"
+    if not checks.wants(name):
+        return
+    code, told, output = play(options, first, plans, [])
+    if not checks.check(f"{name}: undisturbed", code == 0 and is_right(told), f"exit code {code}", output):
+        return
+    chance = random.Random(f"{options.seed} {first}")
+    start = checkpoint.FIRST_S if has_images else recovery.START_S
+    kills = [(chance.expovariate(1 / MEAN_S), chance.randrange(RANKS)) for _ in range(KILLS)]
+    kills[0] = (start + kills[0][0], kills[0][1])
+    words = recovery.TWO_CLUSTERS if is_divided else []
+    words = [*words, *(["--checkpoint", "1s", "--set", f"criu={options.criu}"] if has_images else [])]
+    code, found, output = play(options, first, plans, kills, *words)
+    starts, images = output.count(": started anew"), checkpoint.from_images(output)
+    is_same = found == told
+    measured = f"exit code {code}, {'the same answers' if is_same else 'OTHER answers'}, {starts} new starts, {images} from images"
+    checks.check(name, code == 0 and is_same and starts > 0, measured, output)
+
+
+def play(options, first: int, plans: int, kills, *words):
+    """Exit code, what the ranks tell in the end, and all output."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = [common.python(options), str(PROGRAM), folder, "--seed", str(options.seed), "--first", str(first), "--plans", str(plans)]
+        code, lines, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))
+    return code, sorted(line for line in lines if not line.startswith("landbridge")), output
+
+
+def is_right(told: list[str]) -> bool:
+    return len(told) == RANKS and all(re.search(r", wrong 0, ", line) for line in told)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
