@@ -199,13 +199,11 @@ def other_steps() -> list[Step]:
 def system_steps() -> list[Step]:
     """Whole jobs on the built binaries, each driver with its own checks."""
     where = ["--bin", str(paths.RELEASE), "--venvs", str(paths.BUILD / "venv")]
-    matrix = python_step(
-        "system-kills-all",
-        "the same, the whole matrix",
-        *("tests/system/kills.py", *where, "--all"),
-        limit_s=5400,
-        slow=True,
-    )
+    longer = {
+        "kills": ("the same, the whole matrix", "--all"),
+        "files": ("the same, all kinds of kills, each with images and without, in one cluster and in two", "--all"),
+        "random_files": ("thousands of the same", "--runs", "4000"),
+    }
     steps = [
         python_step(
             f"system-{name}",
@@ -214,13 +212,16 @@ def system_steps() -> list[Step]:
             *where,
             *words,
             limit_s=LIMITS_S.get(name, 400),
-            again=name not in ("soak", "punish", "kills"),
+            again=name not in ("soak", "punish", "kills", "files", "random_files"),
         )
         for name, what, *words in SYSTEM
         if (paths.ROOT / "tests" / "system" / f"{name}.py").exists()
     ]
-    behind = next(place for place, step in enumerate(steps, 1) if step.name == "system-kills")
-    return [*steps[:behind], matrix, *steps[behind:]]
+    for name, (what, *words) in longer.items():
+        behind = next(place for place, step in enumerate(steps, 1) if step.name == f"system-{name}")
+        command = (f"tests/system/{name}.py", *where, *words)
+        steps.insert(behind, python_step(f"system-{name}-all", what, *command, limit_s=5400, slow=True))
+    return steps
 
 
 SYSTEM = [
@@ -235,6 +236,8 @@ SYSTEM = [
     ("checkpoint", "ranks that are killed go on from images of them"),
     ("records", "ranks that read more of clocks and chance than a record of them holds"),
     ("kills", "programs of every kind, killed at random moments, from images and over bad networks, too"),
+    ("files", "what ranks that are killed have written is there once, and they read what they read before"),
+    ("random_files", "random file programs whose ranks are killed"),
     ("punish", "minutes of killing ranks at random, in one cluster and over two"),
     ("spawn", "ranks spawn processes, in one and in two clusters"),
     ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),
@@ -242,7 +245,7 @@ SYSTEM = [
     ("soak", "three minutes of random faults under unmodified programs"),
 ]
 # What passes only at the second attempt is told as flaky, and is a fault to be found.
-LIMITS_S = {"network": 900, "recovery": 900, "nodes": 900, "checkpoint": 900, "kills": 900, "soak": 420, "punish": 900}
+LIMITS_S = {"network": 900, "recovery": 900, "nodes": 900, "checkpoint": 900, "kills": 900, "soak": 420, "punish": 900, "files": 900}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:
