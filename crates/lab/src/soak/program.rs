@@ -17,6 +17,7 @@ const HEAT: &str = include_str!("../../../../examples/heat.py");
 const SUMS: &str = include_str!("sums.py");
 const WHATEVER: &str = include_str!("whatever.py");
 const RING: &str = include_str!("../../../../tests/system/programs/ring.py");
+const FILES: &str = include_str!("../../../../tests/system/programs/random_files.py");
 
 /// Patterns of Intel's benchmark: two ranks, neighbours, all of them, and the two in one.
 const BENCHMARKS: [&str; 5] = ["PingPong", "Exchange", "Bcast", "Allreduce", "Alltoall"];
@@ -31,6 +32,7 @@ const PUNISHED_SUMS: [&str; 4] = ["--turns", "25", "--largest", "70000"];
 const PUNISHED_HEAT: [&str; 4] = ["--size", "128", "--steps", "1500"];
 const PUNISHED_RING: [&str; 2] = ["--rounds", "600"];
 const PUNISHED_WHATEVER: [&str; 2] = ["--rounds", "300"];
+const PUNISHED_FILES: [&str; 2] = ["--plans", "250"];
 /// In which a lab tells `landbridge run` of its clusters.
 const TOPOLOGY: &str = "LANDBRIDGE_TOPOLOGY";
 /// The file with what a program has printed.
@@ -48,6 +50,8 @@ pub enum Program {
     Ring,
     /// Messages that are taken as they come.
     Whatever,
+    /// Random file programs, each answer of which is known.
+    Files,
 }
 
 /// What is done to programs.
@@ -89,21 +93,27 @@ impl Way {
     pub fn programs(self) -> &'static [Program] {
         match self {
             Way::Soak => &[Program::Imb, Program::Sums, Program::Udp, Program::Heat],
-            Way::Punish => {
-                &[Program::Imb, Program::Heat, Program::Sums, Program::Ring, Program::Whatever]
-            }
+            Way::Punish => &[
+                Program::Imb,
+                Program::Heat,
+                Program::Sums,
+                Program::Ring,
+                Program::Whatever,
+                Program::Files,
+            ],
         }
     }
 }
 
 impl Program {
-    const ALL: [Program; 6] = [
+    const ALL: [Program; 7] = [
         Program::Imb,
         Program::Sums,
         Program::Udp,
         Program::Heat,
         Program::Ring,
         Program::Whatever,
+        Program::Files,
     ];
 
     /// As the command line writes it.
@@ -115,6 +125,7 @@ impl Program {
             Program::Heat => "heat",
             Program::Ring => "ring",
             Program::Whatever => "whatever",
+            Program::Files => "files",
         }
     }
 
@@ -159,6 +170,10 @@ impl Program {
             Program::Whatever => {
                 command.arg(tools.dir.join("whatever.py")).args(PUNISHED_WHATEVER);
             }
+            Program::Files => {
+                command.arg(tools.dir.join("random_files.py")).arg(self.folder(&tools.dir));
+                command.args(PUNISHED_FILES);
+            }
         }
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("OPENBLAS_NUM_THREADS", "1");
         if tools.way == Way::Soak || !records_chance() {
@@ -192,6 +207,11 @@ impl Program {
             Program::Heat => Err("its answer is not that of a serial run".to_owned()),
             // What it prints is compared with the undisturbed run.
             Program::Ring => Ok(()),
+            Program::Files if output.contains("\nwrong: plan ") => {
+                Err("an answer is not that of the model".to_owned())
+            }
+            Program::Files if output.contains(" calls, wrong 0, ") => Ok(()),
+            Program::Files => Err("it did not reach its end".to_owned()),
             Program::Whatever => one_history(output),
         }
     }
@@ -199,7 +219,7 @@ impl Program {
     /// What every run must have written alike, bit for bit.
     pub fn outcome(self, dir: &Path) -> Option<Vec<u8>> {
         match self {
-            Program::Ring => {
+            Program::Ring | Program::Files => {
                 let output = fs::read_to_string(dir.join(OUTPUT)).ok()?;
                 let own = output.lines().filter(|line| !line.starts_with("landbridge"));
                 let mut lines: Vec<&str> = own.collect();
@@ -213,6 +233,18 @@ impl Program {
     /// The file in which it leaves its result, if it does.
     pub fn result(self, dir: &Path) -> PathBuf {
         dir.join(format!("{}.result", self.name()))
+    }
+
+    /// The folder in which it makes files.
+    fn folder(self, dir: &Path) -> PathBuf {
+        dir.join(format!("{}.folder", self.name()))
+    }
+
+    /// Removes what an earlier run has left.
+    pub fn prepare(self, dir: &Path) -> io::Result<()> {
+        let _ = fs::remove_file(self.result(dir));
+        let _ = fs::remove_dir_all(self.folder(dir));
+        fs::create_dir(self.folder(dir))
     }
 
     /// The file without which it cannot run.
@@ -298,6 +330,7 @@ impl Tools {
         fs::write(self.dir.join("heat.py"), HEAT)?;
         fs::write(self.dir.join("ring.py"), RING)?;
         fs::write(self.dir.join("whatever.py"), WHATEVER)?;
+        fs::write(self.dir.join("random_files.py"), FILES)?;
         fs::write(self.dir.join("sums.py"), SUMS)
     }
 
@@ -350,6 +383,9 @@ mod tests {
         let error = Program::Imb.judge(&text.replace("Bcast", "Bcost")).unwrap_err();
         assert_eq!(error, "no table of Bcast");
         assert_eq!(Program::Sums.judge("started\ndone: 12\n"), Ok(()));
+        let files = "rank 0: 9 plans, 70 calls, wrong 0, digest 17\n";
+        assert_eq!(Program::Files.judge(files), Ok(()));
+        assert!(Program::Files.judge(&files.replace("wrong 0", "wrong 1")).is_err());
         assert!(Program::Sums.judge("started\ndone: 0\n").unwrap_err().contains("nothing"));
         assert!(Program::Heat.judge("heat: answer DIFFERS from the serial run").is_err());
     }

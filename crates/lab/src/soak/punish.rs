@@ -36,7 +36,7 @@ pub struct Punishing {
     /// Of all chance; default: another one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Programs: imb, heat, sums, ring, whatever; default: all
+    /// Programs: imb, heat, sums, ring, whatever, files; default: all
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     program: Vec<Program>,
     /// Ranks of each program

@@ -174,8 +174,7 @@ impl<T: Trouble> Soak<'_, T> {
     /// Runs a program to its end; trouble comes only if the run has a number.
     fn run_program(&mut self, program: Program, number: Option<u32>) -> anyhow::Result<Outcome> {
         let tools = &self.orders.tools;
-        let result = program.result(&tools.dir);
-        let _ = fs::remove_file(&result);
+        program.prepare(&tools.dir).context("cannot make a folder for the program")?;
         let log = tools.dir.join(OUTPUT);
         let output = File::create(&log)?;
         let mut command = program.command(tools);
