@@ -1,6 +1,7 @@
 //! Documents that say what the code says: tables of `docs/WIRE.md` and `docs/ARCHITECTURE.md`
 //! compared with the constants they describe, lines of logs with those that are printed, and links that lead somewhere.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -218,6 +219,35 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
             assert!(source.contains(part), "no line says {part:?}");
         }
     }
+}
+
+/// Each kind of call on files is tried by a case, which is refused if the table says so; and each case has its place in the table.
+#[test]
+fn every_kind_of_call_on_files_has_its_case() {
+    let document = read("docs/RECOVERY.md");
+    let mut told = BTreeMap::new();
+    for row in rows(&document, "### Calls on files (checked)") {
+        let is_refused = row[1].starts_with("refused");
+        assert!(is_refused != row[2].is_empty(), "{row:?}: what is refused is said, and only that");
+        for case in row[3].split_whitespace() {
+            let earlier = told.insert(unquoted(case).to_owned(), is_refused);
+            assert_eq!(earlier, None, "{case} is there twice");
+        }
+    }
+    assert_eq!(told, file_cases(&read("tests/system/files.py")));
+}
+
+/// The names in the table `ROWS` of the driver, and whether they are refused.
+fn file_cases(driver: &str) -> BTreeMap<String, bool> {
+    let table = driver.lines().skip_while(|line| *line != "ROWS = [");
+    let mut cases = BTreeMap::new();
+    for line in table.skip(1).take_while(|line| *line != "]") {
+        let words: Vec<&str> = line.split('"').collect();
+        let [_, _program, _, names, rest, ..] = words[..] else { panic!("not a row: {line}") };
+        let is_refused = rest.contains("REFUSED");
+        cases.extend(names.split(' ').map(|name| (name.to_owned(), is_refused)));
+    }
+    cases
 }
 
 #[test]
