@@ -109,44 +109,26 @@ pub fn own_session() -> io::Result<()> {
     check(unsafe { libc::setsid() })
 }
 
-/// The order in which processes get their ids, changed for a moment (proc_sys_kernel(5), ns_last_pid): for whoever may restore
-/// checkpoints (capabilities(7), CAP_CHECKPOINT_RESTORE). Then it goes on where it was.
-pub struct PidOrder {
-    before: Vec<u8>,
-}
-
-impl PidOrder {
-    /// `None`: this process may not, or has no part in the order.
-    pub fn take() -> Option<PidOrder> {
-        let before = std::fs::read(LAST_PID).ok()?;
-        std::fs::write(LAST_PID, &before).ok()?;
-        Some(PidOrder { before })
-    }
-
-    /// Lets the next process that is made have this id, if nobody else makes one before. False: it is not free.
-    pub fn wish(&self, pid: u32) -> bool {
-        let is_free = |id: i32| {
-            // SAFETY: signal 0 is sent to nobody.
-            let result = unsafe { libc::kill(id, 0) };
-            result != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
-        };
-        let Ok(id) = i32::try_from(pid) else { return false };
-        // As the id of a process, and of a group of processes.
-        id > 1
-            && is_free(id)
-            && is_free(-id)
-            && std::fs::write(LAST_PID, (pid - 1).to_string()).is_ok()
+/// Goes on as another child of the parent, with this process id (clone(2), `set_tid`), for use between fork and exec. The process
+/// that calls ends with code 0. Fails if the id is taken, and for processes that may not restore checkpoints (capabilities(7),
+/// CAP_CHECKPOINT_RESTORE). Async-signal-safe.
+pub fn become_process(pid: u32) -> io::Result<()> {
+    let wanted = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: all zeroes are valid arguments: no stack, no descriptors.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = libc::CLONE_PARENT as u64;
+    arguments.set_tid = (&raw const wanted).addr() as u64;
+    arguments.set_tid_size = 1;
+    let size = size_of::<libc::clone_args>();
+    // SAFETY: `arguments` and `wanted` live until the call returns; without CLONE_VM the new process has memory of its own, as
+    // after fork.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) } {
+        0 => Ok(()),
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: it ends the process, and runs nothing of it.
+        _ => unsafe { libc::_exit(0) },
     }
 }
-
-impl Drop for PidOrder {
-    fn drop(&mut self) {
-        let _ = std::fs::write(LAST_PID, &self.before);
-    }
-}
-
-/// Where the system says, and is told, which process id was given last.
-const LAST_PID: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Gives a child the same addresses at every start, for use between fork and exec (personality(2)).
 pub fn fix_addresses() -> io::Result<()> {
@@ -239,6 +221,16 @@ pub fn reap_any() -> Option<(u32, Ending)> {
 /// Takes note of the end of a child, if it has ended.
 pub fn reap(pid: u32) -> Option<(u32, Ending)> {
     wait_for(i32::try_from(pid).ok()?)
+}
+
+/// Waits for the end of a child that is about to end.
+pub fn bury(pid: u32) {
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
+        return;
+    };
+    let _ = rustix::io::retry_on_intr(|| {
+        rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty())
+    });
 }
 
 fn wait_for(pid: i32) -> Option<(u32, Ending)> {
@@ -480,6 +472,11 @@ pub fn children() -> std::sync::MutexGuard<'static, ()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
     use super::*;
 
     #[test]
@@ -541,6 +538,46 @@ mod tests {
         assert!(end_session(other, &[], Duration::ZERO), "there is none of this number");
         // SAFETY: as in `adopt_orphans`.
         check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 0) }).unwrap();
+    }
+
+    #[test]
+    fn a_child_has_the_id_that_was_wanted_while_others_make_processes() {
+        let _alone = children();
+        let mut first = Command::new("true").spawn().unwrap();
+        let wanted = first.id();
+        first.wait().unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Relaxed) {
+                        Command::new("true").status().unwrap();
+                    }
+                });
+            }
+            let outcomes: Vec<_> = (0..50).map(|_| given_id(wanted)).collect();
+            is_over.store(true, Relaxed);
+            match &outcomes[0] {
+                // Nothing is promised to those who may not.
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+                _ => assert!(outcomes.iter().all(|it| *it.as_ref().unwrap() == wanted)),
+            }
+        });
+        assert_eq!(become_process(u32::MAX).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    /// The id that a process says it has, for which this one was wanted.
+    fn given_id(wanted: u32) -> io::Result<u32> {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$"]).stdout(Stdio::piped());
+        // SAFETY: it only makes async-signal-safe calls.
+        unsafe { command.pre_exec(move || become_process(wanted)) };
+        let between = command.spawn()?;
+        bury(between.id());
+        let mut said = String::new();
+        between.stdout.unwrap().read_to_string(&mut said)?;
+        bury(wanted);
+        said.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
     #[test]

@@ -39,8 +39,6 @@ const PIECES_PER_TURN: usize = 4;
 /// A pipe holds at most this many pieces (1 MiB is Linux's default limit for a pipe's size), so
 /// this empties the pipe of a rank that has ended.
 const PIECES_OF_A_PIPE: usize = 1024 * 1024 / PIECE_BYTES_MAX;
-/// So often a new start is tried for its process id: others on the node make processes as well.
-const PID_ATTEMPTS: usize = 3;
 
 /// Which rank to start, and with what.
 pub struct Start<'a> {
@@ -112,7 +110,10 @@ impl LocalRank {
         // SAFETY: all of it only makes async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
-                is_as_wished(&wished)?;
+                match wished.load(Relaxed) {
+                    0 => {}
+                    pid => sys::become_process(pid)?,
+                }
                 sys::prepare_child(parent, libc::SIGKILL)?;
                 sys::own_session()?;
                 if is_repeatable {
@@ -127,14 +128,14 @@ impl LocalRank {
                 sys::keep_over_exec(pmi_fd)
             });
         }
-        let mut child =
+        let (pid, mut child) =
             spawn(&mut command, start.pid, &wish).with_context(|| cannot_start(start))?;
         let line = aside.map(|aside| line(aside, &theirs, &child)).transpose()?;
         Ok(LocalRank {
             rank: start.index,
             group: start.group,
             group_rank: start.rank,
-            pid: child.id(),
+            pid,
             ending: None,
             reported: false,
             again: start.incarnation.map(|_| Again::new(Instant::now())),
@@ -315,30 +316,21 @@ fn command(job: &Job, node: &Node, relay: &str, start: &Start, pmi: RawFd) -> Co
     command
 }
 
-/// Starts a process, with this id if the system allows that and it is free. `wish`: what [`is_as_wished`] sees.
-fn spawn(command: &mut Command, pid: Option<u32>, wish: &AtomicU32) -> io::Result<Child> {
-    if let Some((pid, order)) = pid.and_then(|pid| Some((pid, sys::PidOrder::take()?))) {
+/// Starts a process, with this id if the system allows that and the id is free. `wish`: what the child looks at before it becomes
+/// another program.
+fn spawn(command: &mut Command, pid: Option<u32>, wish: &AtomicU32) -> io::Result<(u32, Child)> {
+    if let Some(pid) = pid {
         wish.store(pid, Relaxed);
-        for _ in 0..PID_ATTEMPTS {
-            if !order.wish(pid) {
-                break;
-            }
-            if let Ok(child) = command.spawn() {
-                return Ok(child);
-            }
+        if let Ok(between) = command.spawn() {
+            // The first child has ended as soon as the second one had the id.
+            sys::bury(between.id());
+            return Ok((pid, between));
         }
+        // One that had the id, and could not become the program, has ended as well.
+        let _ = sys::reap(pid);
     }
     wish.store(0, Relaxed);
-    command.spawn()
-}
-
-/// Ends a process before it becomes another program, if another id was wanted for it.
-fn is_as_wished(wish: &AtomicU32) -> io::Result<()> {
-    match wish.load(Relaxed) {
-        0 => Ok(()),
-        wished if wished == std::process::id() => Ok(()),
-        _ => Err(io::ErrorKind::WouldBlock.into()),
-    }
+    command.spawn().map(|child| (child.id(), child))
 }
 
 fn cannot_start(start: &Start) -> String {
