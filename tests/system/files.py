@@ -64,9 +64,10 @@ ROWS = [
     *rows_of("mpiio", "write-shared", is_chance=True),
     *rows_of("python", "text python_append binary tofile checkpoint document zipped"),
     # shutil asks for extended attributes, which nobody records.
-    *rows_of("python", "copies sqlite", EITHER),
+    *rows_of("python", "copies"),
+    *rows_of("python", "sqlite", EITHER),
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
-    *rows_of("fortran", "fortran-scratch", EITHER),
+    *rows_of("fortran", "fortran-scratch"),
     *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private splice thread children", REFUSED),
