@@ -92,6 +92,12 @@ extern "C" fn landbridge_clocks_polls() -> *const Polls {
     own::polls().map_or(std::ptr::null(), |polls| polls)
 }
 
+/// For the provider: whether this process is a child of one that is recorded. 0: it is not.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_clocks_is_child() -> c_int {
+    c_int::from(observe::is_child())
+}
+
 /// For the provider: whether what this thread reads is recorded. 0: it is not.
 #[unsafe(no_mangle)]
 extern "C" fn landbridge_clocks_is_recorded_thread() -> c_int {

@@ -150,6 +150,11 @@ pub unsafe fn answer(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     None
 }
 
+/// Whether this process was started by a recorded one.
+pub fn is_child() -> bool {
+    observed().is_some()
+}
+
 fn observed() -> Option<&'static Head> {
     // SAFETY: null, or the head of a record, which stays mapped.
     unsafe { OBSERVED.load(Acquire).as_ref() }

@@ -24,6 +24,8 @@ use crate::{caller, observe, trap};
 /// Names of variables, from the agent.
 const RECORD: &CStr = c"LANDBRIDGE_CLOCKS";
 const START: &CStr = c"LANDBRIDGE_INCARNATION";
+/// In programs that a rank has started: the number of the record's descriptor in the rank.
+const ABOVE: &CStr = c"LANDBRIDGE_CLOCKS_ABOVE";
 /// "0": nobody wants to know what is done with files.
 const FILES: &CStr = c"LANDBRIDGE_WATCH_FILES";
 /// Clocks of file servers may be behind by so much.
@@ -191,6 +193,9 @@ pub fn look() {
     if HAS_LOOKED.swap(true, Relaxed) {
         return;
     }
+    if let Some(above) = number(ABOVE) {
+        return observe_below(above as c_int);
+    }
     let Some((descriptor, start)) = number(RECORD).zip(number(START)) else { return };
     let descriptor = descriptor as c_int;
     if !is_record(descriptor) {
@@ -231,13 +236,25 @@ pub fn look() {
 /// A program that a recorded process has started, with the record's descriptor: its effects on files are seen.
 fn observe_from(descriptor: c_int) {
     if number(FILES) == Some(0) || !observe::begin_child(descriptor) {
-        forget();
+        return forget();
+    }
+    // SAFETY: the variables are changed by the only thread.
+    unsafe {
+        let said = libc::getenv(RECORD.as_ptr());
+        if !said.is_null() {
+            // It has none, which is to be seen; what it starts in turn finds the record nevertheless.
+            libc::setenv(ABOVE.as_ptr(), said, 1);
+            libc::unsetenv(RECORD.as_ptr());
+        }
     }
 }
 
 /// The same without the descriptor, which one of the processes above may still have.
 fn observe_below(number: c_int) {
     const ABOVE_MAX: usize = 8;
+    if is_record(number) {
+        return observe_from(number);
+    }
     let mut parent = std::process::id();
     for _ in 0..ABOVE_MAX {
         parent = parent_of(parent);

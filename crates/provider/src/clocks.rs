@@ -95,6 +95,16 @@ impl Drop for OwnCalls {
     }
 }
 
+/// Whether the library says that this process is a child of one that is recorded: a `fork` leaves the environment as it was.
+fn is_child() -> bool {
+    symbol(c"landbridge_clocks_is_child").is_some_and(|found| {
+        // SAFETY: the function is that library's, of this type.
+        unsafe {
+            std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn() -> c_int>(found)() != 0
+        }
+    })
+}
+
 /// Why nothing is recorded of what this process reads, if it should be.
 pub fn lack() -> Option<&'static str> {
     let is_on = param::RECOVER_CLOCKS.is_on() == Ok(true);
@@ -102,7 +112,7 @@ pub fn lack() -> Option<&'static str> {
         return None;
     }
     // The agent says where the record is; the library takes that away from whoever has none.
-    let is_told = std::env::var_os("LANDBRIDGE_CLOCKS").is_some();
+    let is_told = std::env::var_os("LANDBRIDGE_CLOCKS").is_some() && !is_child();
     Some(match (library().is_some(), is_told) {
         (true, true) => {
             "there is no memory for their record: is address space limited (ulimit -v)?"

@@ -28,8 +28,8 @@ def main() -> None:
         for _ in range(9):
             os.urandom(1 << 25)
     if options.drift:
-        with open("/dev/urandom", "rb") as device:
-            looks = int.from_bytes(device.read(2), "little")
+        # The number of the incarnation is the launcher's word, which nobody records.
+        looks = 100 * int(os.environ["LANDBRIDGE_INCARNATION"])
         [time.time() for _ in range(looks)]
         os.urandom(8)
     # A child is not recorded, and may put nothing into the record.
