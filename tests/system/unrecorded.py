@@ -149,21 +149,19 @@ def last_words(options, checks) -> None:
     name = "who says an error that does not come again"
     if not checks.wants(name):
         return
-    with tempfile.TemporaryDirectory() as folder:
-        program = (
-            "import os, sys, time\n"
-            "from mpi4py import MPI\n"
-            "comm, flag = MPI.COMM_WORLD, sys.argv[1]\n"
-            "for turn in range(60):\n"
-            "    print('turn', turn, file=sys.stderr, flush=True) if comm.rank == 1 else None\n"
-            "    comm.barrier()\n"
-            "    if turn == 20 and comm.rank == 1 and not os.path.exists(flag):\n"
-            "        open(flag, 'w').close()\n"
-            "        print('a passing fault', file=sys.stderr, flush=True)\n"
-            "        os._exit(3)\n"
-            "    time.sleep(0.01)\n"
-        )
-        code, _, output = job(options, [common.python(options), "-c", program, str(Path(folder) / "flag")], [])
+    program = (
+        "import os, sys, time\n"
+        "from mpi4py import MPI\n"
+        "comm = MPI.COMM_WORLD\n"
+        "for turn in range(60):\n"
+        "    print('turn', turn, file=sys.stderr, flush=True) if comm.rank == 1 else None\n"
+        "    comm.barrier()\n"
+        "    if turn == 20 and comm.rank == 1 and int(os.environ['LANDBRIDGE_INCARNATION']) == 0:\n"
+        "        print('a passing fault', file=sys.stderr, flush=True)\n"
+        "        os._exit(3)\n"
+        "    time.sleep(0.01)\n"
+    )
+    code, _, output = job(options, [common.python(options), "-c", program], [])
     turns = [int(number) for number in re.findall(r"^turn (\d+)$", output, re.M)]
     is_whole = turns == list(range(60)) and output.count("a passing fault\n") == 1
     is_told = "bytes that it printed on standard error before it ended by an error" in output
