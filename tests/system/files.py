@@ -63,7 +63,6 @@ ROWS = [
     *rows_of("mpiio", "write-at write-view write-view:enable write-view:disable iwrite-at write-split set-size write-ordered"),
     *rows_of("mpiio", "write-shared", is_chance=True),
     *rows_of("python", "text python_append binary tofile checkpoint document zipped"),
-    # shutil asks for extended attributes, which nobody records.
     *rows_of("python", "copies"),
     *rows_of("python", "sqlite", EITHER),
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),

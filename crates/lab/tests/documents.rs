@@ -242,6 +242,9 @@ fn file_cases(driver: &str) -> BTreeMap<String, bool> {
     let table = driver.lines().skip_while(|line| *line != "ROWS = [");
     let mut cases = BTreeMap::new();
     for line in table.skip(1).take_while(|line| *line != "]") {
+        if line.trim_start().starts_with('#') {
+            continue;
+        }
         let words: Vec<&str> = line.split('"').collect();
         let [_, _program, _, names, rest, ..] = words[..] else { panic!("not a row: {line}") };
         let is_refused = rest.contains("REFUSED");
