@@ -227,6 +227,7 @@ def system_steps() -> list[Step]:
 SYSTEM = [
     ("libraries", "every MPI library, under our launcher and its own", "--repeat", "4"),
     ("messages", "random messages and one-sided operations, checked", "--np", "2", "4"),
+    ("own", "messages of a process to itself, and operations on its own window"),
     ("addresses", "a program sees the same addresses whatever the network does"),
     ("waiting", "what waiting costs"),
     ("killing", "a rank is killed in the middle of a job"),

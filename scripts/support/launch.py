@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 
 from . import lab, paths
 
-MPICH_OFI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
+# As `landbridge env --mpi mpich` says.
+MPICH_OFI = {
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "MPIR_CVAR_NOLOCAL": "1",
+    "MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY": "2147483393",
+}
 
 
 @dataclass(frozen=True)

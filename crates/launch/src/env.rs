@@ -9,7 +9,7 @@ use anyhow::Result;
 use landbridge_proto::setting::Reader;
 
 use crate::cli::{EnvArguments, Library};
-use crate::mpi::PROVIDER;
+use crate::mpi::{MPICH_RETRIES, PROVIDER};
 use crate::settings::{InForce, Settings, Source};
 use crate::sibling;
 use crate::spawn::ssh::quote;
@@ -87,7 +87,9 @@ fn said(own: &Settings) -> String {
 /// What each library needs beside the common settings.
 fn settings(library: Library) -> &'static [(&'static str, &'static str)] {
     match library {
-        Library::Mpich => &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")],
+        Library::Mpich => {
+            &[("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1"), MPICH_RETRIES]
+        }
         Library::Impi => &[("I_MPI_FABRICS", "ofi"), ("I_MPI_OFI_PROVIDER", PROVIDER)],
         // One-sided communication of Open MPI 5 goes through a btl: without `ofi` in the list it
         // would go around the provider. Open MPI 4 does it over the pml and needs none.

@@ -1,6 +1,6 @@
 //! A completion counter: successes and errors, counted by the engines, read by the program.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::port::Ports;
 
@@ -8,6 +8,8 @@ use crate::port::Ports;
 pub struct Counter {
     successes: AtomicU64,
     errors: AtomicU64,
+    /// It counts more than one-sided operations of this process.
+    counts_messages: AtomicBool,
     pub ports: Ports,
 }
 
@@ -18,6 +20,21 @@ impl Counter {
 
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Acquire)
+    }
+
+    /// From now on it counts messages, or what peers do to this process's memory.
+    pub fn set_counts_messages(&self) {
+        self.counts_messages.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes progress for a program that reads the counter.
+    #[inline]
+    pub fn look(&self) {
+        if self.counts_messages.load(Ordering::Relaxed) {
+            self.ports.progress();
+        } else {
+            self.ports.glance();
+        }
     }
 
     #[inline]

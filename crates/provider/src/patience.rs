@@ -59,6 +59,8 @@ pub struct Surroundings {
     pub is_alone: bool,
     /// A process of this node must work before anything can come.
     pub waits_for_relay: bool,
+    /// The program has done something else than wait since its last poll.
+    pub has_acted: bool,
 }
 
 /// The waiting loop of one thread.
@@ -71,8 +73,17 @@ pub struct Patience {
     threads_until: u64,
     /// Which endpoint brought something last, by its descriptor.
     foremost: Option<RawFd>,
+    acting: Acting,
     yielding: Yielding,
     home: Home,
+}
+
+/// Polls in vain of a program that does not wait.
+#[derive(Default)]
+struct Acting {
+    polls: u32,
+    /// When others were given the processor last, in the clock's ticks.
+    gave_way: u64,
 }
 
 /// A waiting loop since its last message. Times are in the clock's ticks.
@@ -104,6 +115,7 @@ impl Patience {
             last_poll: 0,
             threads_until: 0,
             foremost: None,
+            acting: Acting::default(),
             yielding: Yielding { is_trusted: true, streaks: 0, is_on: false, has_yielded: false },
             home: Home::new(clock.ticks_per_micro),
         }
@@ -132,6 +144,9 @@ impl Patience {
         let gap = self.clock.micros(now.wrapping_sub(self.last_poll));
         self.note_gap(now);
         self.last_poll = now;
+        if around.has_acted {
+            return self.note_act(now, around);
+        }
         // Where processors are shared, a gap may have gone to others: that is found out when it matters.
         let Some(streak) = self.streak.as_mut().filter(|_| gap <= GAP_MICROS || !around.is_alone)
         else {
@@ -152,6 +167,23 @@ impl Patience {
             true => Self::advise_alone(waited, around.waits_for_relay),
             false => self.advise_in_a_crowd(now, waited, gap),
         }
+    }
+
+    /// Whoever does something between polls does not wait, and never sleeps: what it does may be of its own, such as
+    /// operations on its own window, of which a library tells the provider nothing. Others get the processor now and then,
+    /// for a program may also do something until another process has changed its memory: at every few polls where yielding
+    /// is cheap, elsewhere as often as a loop that waits would park for the first time.
+    fn note_act(&mut self, now: u64, around: Surroundings) -> Advice {
+        self.streak = None;
+        self.acting.polls = self.acting.polls.wrapping_add(1);
+        let is_cheap =
+            if around.is_alone { around.waits_for_relay } else { self.yielding.is_trusted };
+        let waited = self.clock.micros(now.wrapping_sub(self.acting.gave_way));
+        let gives_way = match is_cheap {
+            true => self.acting.polls.is_multiple_of(POLLS_MIN),
+            false => !around.is_alone && waited >= YIELD_MICROS,
+        };
+        if gives_way { Advice::Yield } else { Advice::GoOn }
     }
 
     fn begin(&mut self, now: u64) {
@@ -205,6 +237,10 @@ impl Patience {
         }
         if advice == Advice::Yield && took > SLICE_MICROS {
             self.yielding.note_failure();
+        }
+        if advice == Advice::Yield && self.streak.is_none() {
+            self.acting.gave_way = now;
+            self.yielding.is_trusted &= took <= SLICE_MICROS;
         }
         if advice == Advice::Yield {
             self.home.note_gap(now.wrapping_sub(self.last_poll), now);
@@ -391,8 +427,9 @@ mod tests {
     use super::*;
 
     const CLOCK: Clock = Clock { ticks_per_micro: 1 };
-    const ALONE: Surroundings = Surroundings { is_alone: true, waits_for_relay: false };
-    const CROWD: Surroundings = Surroundings { is_alone: false, waits_for_relay: false };
+    const ALONE: Surroundings =
+        Surroundings { is_alone: true, waits_for_relay: false, has_acted: false };
+    const CROWD: Surroundings = Surroundings { is_alone: false, ..ALONE };
 
     /// What polls in vain are told, one a microsecond, from microsecond `from` on.
     fn poll(patience: &mut Patience, from: u64, count: u64, around: Surroundings) -> Vec<Advice> {
@@ -408,6 +445,40 @@ mod tests {
         assert!(advice[..=pure].iter().all(|&a| a == Advice::GoOn));
         assert!(advice[pure + 1..last].iter().all(|&a| a == Advice::Yield));
         assert_eq!(advice[last], Advice::Park);
+    }
+
+    #[test]
+    fn a_program_that_acts_between_polls_never_parks() {
+        for around in [ALONE, CROWD, Surroundings { waits_for_relay: true, ..ALONE }] {
+            let mut patience = Patience::new(CLOCK);
+            // An operation, and then more polls than one, for longer than any loop spins or yields.
+            for turn in 0..3 * SPIN_MICROS {
+                let now = 100 + 4 * turn;
+                let acted = Surroundings { has_acted: true, ..around };
+                let advice = patience.note_nothing(now, acted);
+                patience.note_rest(advice, now);
+                assert_ne!(advice, Advice::Park, "turn {turn}");
+                let advice = poll(&mut patience, now + 1, 3, around);
+                assert!(!advice.contains(&Advice::Park), "turn {turn}: {advice:?}");
+            }
+            let advice = poll(&mut patience, 100 + 12 * SPIN_MICROS, 3 * SPIN_MICROS, around);
+            assert!(advice.contains(&Advice::Park), "a loop that only waits");
+        }
+    }
+
+    #[test]
+    fn in_a_crowd_a_program_that_acts_gives_way_seldom_where_yielding_costs_slices() {
+        let mut patience = Patience::new(CLOCK);
+        let acted = Surroundings { has_acted: true, ..CROWD };
+        let (mut now, mut yields) = (100, 0);
+        for _ in 0..10 * YIELD_MICROS {
+            now += 1;
+            let advice = patience.note_nothing(now, acted);
+            now += if advice == Advice::Yield { SLICE_MICROS + 1 } else { 0 };
+            patience.note_rest(advice, now);
+            yields += u64::from(advice == Advice::Yield);
+        }
+        assert!((2..=11).contains(&yields), "{yields}");
     }
 
     #[test]

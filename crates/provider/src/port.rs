@@ -47,6 +47,22 @@ impl Ports {
         }
     }
 
+    /// The same for a program that reads a counter of its one-sided operations, and waits only if one is in flight.
+    pub fn glance(&self) {
+        if Sleep::is_unwelcome() {
+            return std::thread::yield_now();
+        }
+        let Some(list) = self.list.try_lock() else { return };
+        for port in list.iter() {
+            port.try_with(|engine| {
+                if !engine.glance() {
+                    let advice = engine.progress();
+                    parking::rest(engine, advice);
+                }
+            });
+        }
+    }
+
     /// Parks in one of the engines, and all others of this thread, for at most `slice_ms`. False: there is no engine to park
     /// in.
     pub fn wait(&self, slice_ms: i32) -> bool {

@@ -7,7 +7,7 @@
 //! operation that was accepted owes exactly one.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::abi::{CqErrEntry, CqTaggedEntry, Errno, FiAddr};
 use crate::port::Ports;
@@ -47,6 +47,8 @@ pub struct Queue {
     format: Format,
     /// Entries in the ring, readable without the lock: an idle poll touches nothing else.
     waiting: AtomicUsize,
+    /// Calls of the program that have read this queue, in vain or not.
+    reads: AtomicU64,
     ring: SpinLock<Ring>,
     /// Set by `fi_cq_signal`: the next blocking read returns.
     signaled: AtomicBool,
@@ -75,6 +77,7 @@ impl Queue {
         Queue {
             format,
             waiting: AtomicUsize::new(0),
+            reads: AtomicU64::new(0),
             ring: SpinLock::new(Ring {
                 entries: VecDeque::with_capacity(capacity),
                 errors: VecDeque::new(),
@@ -110,6 +113,17 @@ impl Queue {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.waiting.load(Ordering::Acquire) == 0
+    }
+
+    /// The program reads this queue. (Two threads that read at once may count as one: the number only has to change.)
+    #[inline]
+    pub fn note_read(&self) {
+        self.reads.store(self.reads.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Changes whenever the program reads this queue.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
     }
 
     /// Takes up to `count` entries into `target` (and their senders into `sources`, if not null).

@@ -208,6 +208,10 @@ fn check_family(found: Option<&Found>, program: &str) -> Result<()> {
     }
 }
 
+/// How often MPICH tries again what the provider refuses for now: practically without end, as by default. Of this number
+/// MPICH looks at what a process has sent to itself before its first new try: see `engine/peeks.rs` of the provider.
+pub const MPICH_RETRIES: (&str, &str) = ("MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY", "2147483393");
+
 /// Sets what the library needs. When none was found (it may be loaded later), what any needs:
 /// each library ignores the others' variables.
 pub fn set_library(environment: &mut Environment, found: Option<&Found>) {
@@ -216,6 +220,7 @@ pub fn set_library(environment: &mut Environment, found: Option<&Found>) {
         set_default(environment, "MPIR_CVAR_CH4_NETMOD", "ofi");
         // Messages on a node go through our shared memory, not the library's own.
         set_default(environment, "MPIR_CVAR_NOLOCAL", "1");
+        set_default(environment, MPICH_RETRIES.0, MPICH_RETRIES.1);
     }
     if family != Some(Family::Mpich) {
         set_default(environment, "I_MPI_FABRICS", "ofi");
@@ -356,6 +361,7 @@ mod tests {
             ("LD_LIBRARY_PATH", "/opt/mpi/lib:/x"),
             ("MPIR_CVAR_CH4_NETMOD", "ofi"),
             ("MPIR_CVAR_NOLOCAL", "1"),
+            MPICH_RETRIES,
         ];
         assert_eq!(mpich, environment(&expected));
         let mut intel = environment(&[("FI_PROVIDER", "tcp")]);
@@ -363,6 +369,7 @@ mod tests {
         assert_eq!(variable(&intel, "I_MPI_FABRICS"), "ofi");
         assert_eq!(variable(&intel, "I_MPI_OFI_PROVIDER"), "tcp");
         assert!(variable(&intel, "MPIR_CVAR_NOLOCAL").is_empty());
+        assert!(variable(&intel, MPICH_RETRIES.0).is_empty());
         let mut unknown = Environment::new();
         set_library(&mut unknown, None);
         for name in ["I_MPI_FABRICS", "MPIR_CVAR_NOLOCAL"] {

@@ -269,16 +269,22 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
+    /// Whether [`Self::look`] would find a message.
+    pub fn would_find(&self, look: &Look) -> bool {
+        self.arrived.tagged.find(&look.want()).is_some()
+    }
+
+    /// Answers a look with "no message", whatever has arrived.
+    pub fn look_in_vain(&mut self, look: &Look) {
+        let none = Done::new(Work::TaggedRecv, Ticket { context: look.context, notify: true });
+        self.actions.push_back(Action::Done(none.failed(Failure::NoMessage)));
+    }
+
     /// Looks for a tagged message. Always answered by one [`Done`].
     pub fn look(&mut self, look: Look) {
-        let source = look.source.map_or(ANY, |peer| peer.0);
-        let want = Want { tag: look.tag, ignore: look.ignore, source, id: 0 };
-        let found = self.arrived.tagged.find(&want);
         let ticket = Ticket { context: look.context, notify: true };
-        let Some(id) = found else {
-            let none = Done::new(Work::TaggedRecv, ticket);
-            self.actions.push_back(Action::Done(none.failed(Failure::NoMessage)));
-            return;
+        let Some(id) = self.arrived.tagged.find(&look.want()) else {
+            return self.look_in_vain(&look);
         };
         // `find` gives numbers of messages that are in the slab.
         let arrival = self.arrivals.at(id).expect("a queued arrival");

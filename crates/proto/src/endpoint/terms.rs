@@ -2,6 +2,7 @@
 
 use crate::channel::PathId;
 use crate::id::Address;
+use crate::tag::{ANY, Want};
 use crate::wire::head::Door;
 
 /// A piece of the application's memory, opaque to the protocol.
@@ -102,6 +103,14 @@ pub struct Look {
     pub claim: bool,
     /// Drop the message.
     pub discard: bool,
+}
+
+impl Look {
+    /// What a message must carry to be found.
+    pub(super) fn want(&self) -> Want {
+        let source = self.source.map_or(ANY, |peer| peer.0);
+        Want { tag: self.tag, ignore: self.ignore, source, id: 0 }
+    }
 }
 
 /// Something that is done.

@@ -22,6 +22,7 @@
 //! | `repair` | paths that broke, and how they come back |
 //! | `replay` | what is taken in, so that it can be done again |
 //! | `aside` | a process of which an image is taken |
+//! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
 //! | `partings` | receives that wait for who has left |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | paths over UDP |
@@ -45,6 +46,7 @@ mod links;
 mod memory;
 mod neighbours;
 mod partings;
+mod peeks;
 mod peers;
 mod rails;
 mod reads;
@@ -69,7 +71,7 @@ use std::time::{Duration, Instant};
 
 use landbridge_drive::refusals::QUIET_MILLIS;
 use landbridge_drive::sys::now_millis;
-use landbridge_proto::endpoint::{self, Config, Endpoint, Look, Peer, Posting, Ticket};
+use landbridge_proto::endpoint::{self, Config, Endpoint, Peer, Posting, Ticket};
 
 use crate::abi::{self, Errno, FiAddr};
 use crate::av::Av;
@@ -85,9 +87,10 @@ use identity::Identity;
 use links::Link;
 use memory::{Bytes, copied_bytes};
 use neighbours::Neighbour;
+pub use peeks::library_repeats_peeks;
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, PeekRequest, RecvRequest, RemoteIov,
-    RmaKind, RmaRequest, SendRequest,
+    AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, RecvRequest, RemoteIov, RmaKind,
+    RmaRequest, SendRequest,
 };
 use uplink::Relay;
 use wait::Idle;
@@ -153,6 +156,7 @@ pub struct Engine {
     /// Frames that came early, by the number of their first byte: head and payload, as far as they are there.
     early: BTreeMap<(Peer, u64), Box<[u8]>>,
     silence: silence::Silence,
+    peeks: peeks::Peeks,
     partings: partings::Partings,
     /// Some peer has several paths: the protocol wants to know the time.
     has_several: bool,
@@ -167,6 +171,8 @@ pub struct Engine {
     /// Unexpected payload, by place of the number the protocol gives it.
     stores: Vec<Option<Box<[u8]>>>,
     stage: Vec<u8>,
+    /// One-sided operations of this process that are in flight.
+    one_sided: usize,
     /// What is taken in is recorded.
     replay: Option<replay::Replay>,
     /// Of one ring, before others get their turn.
@@ -222,6 +228,7 @@ impl Engine {
             given_up: Vec::new(),
             early: BTreeMap::new(),
             silence: silence::Silence::new(),
+            peeks: peeks::Peeks::default(),
             partings: partings::Partings::new(),
             has_several: false,
             datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
@@ -230,6 +237,7 @@ impl Engine {
             dropped: Vec::new(),
             stores: Vec::new(),
             stage: vec![0; STAGE_BYTES],
+            one_sided: 0,
             replay: None,
             frames_per_turn: receive::FRAMES_PER_TURN,
             scratch: Vec::new(),
@@ -262,6 +270,7 @@ impl Engine {
     pub fn send(&mut self, request: &SendRequest) -> Result<(), Errno> {
         let peer = self.peer_of(request.target)?;
         if request.inject && !request.notify && self.pass(peer, request) {
+            self.note_act();
             return Ok(());
         }
         self.demand_way(peer, request.inject)?;
@@ -315,6 +324,12 @@ impl Engine {
     /// is gone is done at once, and has no frame.)
     #[inline]
     fn set_going(&mut self) {
+        self.note_act();
+        self.carry_on();
+    }
+
+    #[inline]
+    fn carry_on(&mut self) {
         self.drain_actions();
         self.flush();
     }
@@ -339,27 +354,6 @@ impl Engine {
             tag: request.tag,
             ticket: Ticket { context: request.context, notify: request.notify },
             multi: request.multi,
-        });
-        self.set_going();
-        Ok(())
-    }
-
-    pub fn peek(&mut self, request: &PeekRequest) -> Result<(), Errno> {
-        let source = self.source_of(request.source)?;
-        // A program that peeks in a loop always has an answer in its completion queue, whose reading then looks at nothing
-        // else: the looking at the network must be done here.
-        if self.is_recorded() {
-            self.poll_recorded();
-        } else {
-            self.poll();
-        }
-        self.core.look(Look {
-            source,
-            tag: request.tag,
-            ignore: request.ignore,
-            context: request.context,
-            claim: request.claim,
-            discard: request.discard,
         });
         self.set_going();
         Ok(())
@@ -396,6 +390,7 @@ impl Engine {
             RmaKind::Read => self.core.read(remote, memory, ticket),
         };
         started.map_err(|_| Errno::EAGAIN)?;
+        self.one_sided += 1;
         self.set_going();
         Ok(())
     }
@@ -425,6 +420,7 @@ impl Engine {
         let ticket = Ticket { context: request.context, notify: request.notify };
         let started = self.core.atomic(peer, wanted, operands, result, ticket);
         started.map_err(|_| Errno::EAGAIN)?;
+        self.one_sided += 1;
         self.set_going();
         Ok(())
     }

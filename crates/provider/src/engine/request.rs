@@ -60,8 +60,8 @@ pub struct RecvRequest<'a> {
     pub multi: bool,
 }
 
-/// FI_PEEK: look at the queue of unexpected tagged messages. Always answered by exactly one completion: a
-/// match, or an error entry FI_ENOMSG.
+/// FI_PEEK: look at the queue of unexpected tagged messages. Answered by exactly one completion (a match, or an error
+/// entry FI_ENOMSG), unless the call returns `EAGAIN`.
 pub struct PeekRequest {
     pub source: FiAddr,
     pub tag: u64,
@@ -71,6 +71,8 @@ pub struct PeekRequest {
     pub claim: bool,
     /// FI_DISCARD: the message found is dropped.
     pub discard: bool,
+    /// The caller asks for a message of any source, and makes progress before it repeats a call that returns `EAGAIN`.
+    pub repeats: bool,
 }
 
 /// FI_CLAIM without FI_PEEK: receive the message set aside for `context`. Only the context counts.

@@ -70,6 +70,9 @@ impl Engine {
         if done.work == Work::FetchAtomic {
             flags |= abi::READ;
         }
+        if let Work::Read | Work::Write | Work::Atomic | Work::FetchAtomic = done.work {
+            self.one_sided -= 1;
+        }
         let source = match done.source {
             Some(peer) if self.source_wanted => self.number_of(peer),
             _ => None,

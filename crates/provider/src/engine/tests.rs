@@ -1,10 +1,12 @@
 //! Two engines of one process that talk to each other.
 
+mod acting;
 mod beside;
 mod closing;
 mod copies;
 mod datagrams;
 mod measure;
+mod peeks;
 mod recovery;
 mod repairs;
 mod strangers;
@@ -24,6 +26,7 @@ use landbridge_proto::wire::name::Name;
 
 use super::handshake::Carrier;
 use super::neighbours::Out;
+use super::request::PeekRequest;
 use super::*;
 use crate::abi::CqTaggedEntry;
 use crate::queue::{Format, Queue};
@@ -385,14 +388,7 @@ impl Party {
     }
 
     fn peek(&mut self, tag: u64) -> Result<(), Errno> {
-        self.engine.peek(&PeekRequest {
-            source: abi::ADDR_UNSPEC,
-            tag,
-            ignore: 0,
-            context: 3,
-            claim: false,
-            discard: false,
-        })
+        self.engine.peek(&any_source(tag))
     }
 
     fn message_to(&mut self, number: FiAddr) -> endpoint::Message<Bytes> {
@@ -448,11 +444,17 @@ impl Party {
 
     /// The next completion, without a look at the network.
     fn next(&self) -> Option<Result<(), Errno>> {
+        self.next_flags().map(|flags| flags.map(drop))
+    }
+
+    /// The flags of the next completion, as above.
+    fn next_flags(&self) -> Option<Result<u64, Errno>> {
         let mut entry = MaybeUninit::<CqTaggedEntry>::uninit();
         // SAFETY: room for the one entry asked for.
         let read = unsafe { self.queue.read(entry.as_mut_ptr().cast(), 1, std::ptr::null_mut()) };
         match read {
-            Ok(_) => Some(Ok(())),
+            // SAFETY: the entry was written.
+            Ok(_) => Some(Ok(unsafe { entry.assume_init() }.flags)),
             Err(Errno::EAVAIL) => self.queue.read_error().map(|error| Err(Errno(error.err))),
             Err(_) => None,
         }
@@ -493,6 +495,18 @@ fn empty_message(target: FiAddr) -> SendRequest<'static> {
         inject: false,
         notify: true,
         level: Level::Transmit,
+    }
+}
+
+fn any_source(tag: u64) -> PeekRequest {
+    PeekRequest {
+        source: abi::ADDR_UNSPEC,
+        tag,
+        ignore: 0,
+        context: 3,
+        claim: false,
+        discard: false,
+        repeats: false,
     }
 }
 

@@ -62,6 +62,11 @@ pub struct Idle {
     is_bell_watched: bool,
     /// The thread that polled last; 0: none has.
     driver: usize,
+    /// Since the last poll the program has done something else than wait: it has posted an operation, or read a counter
+    /// that waits for nothing.
+    has_acted: bool,
+    /// The last poll was of a program that waits for nothing: the next one returns at once.
+    is_passing: bool,
     /// What its thread has waited for came through this engine last: another look may pay.
     is_foremost: bool,
     last_poll: u64,
@@ -83,6 +88,8 @@ impl Idle {
             has_room: processes <= processors,
             is_bell_watched: false,
             driver: 0,
+            has_acted: false,
+            is_passing: false,
             is_foremost: true,
             last_poll: 0,
             last_look: 0,
@@ -129,15 +136,15 @@ impl Engine {
         if self.has_several || self.core.needs_time() {
             self.core.set_time(self.idle.time());
         }
+        let is_passing = std::mem::take(&mut self.idle.is_passing);
         let mut events = self.poll_once();
-        if events == 0 && self.idle.is_alone() {
+        if events == 0 && !is_passing && self.idle.is_alone() {
             events = self.look_on();
         }
         let now = self.idle.clock.now();
         self.idle.last_poll = now;
         events += self.look_if_late(now);
-        let around =
-            Surroundings { is_alone: self.idle.is_alone(), waits_for_relay: self.relay.is_up() };
+        let around = self.surroundings(self.relay.is_up());
         let me = self.epoll.as_raw_fd();
         let told = Patience::of_this_thread(|patience| {
             self.idle.driver = patience.token();
@@ -156,6 +163,40 @@ impl Engine {
         advice
     }
 
+    fn surroundings(&mut self, waits_for_relay: bool) -> Surroundings {
+        Surroundings {
+            is_alone: self.idle.is_alone(),
+            waits_for_relay,
+            has_acted: std::mem::take(&mut self.idle.has_acted),
+        }
+    }
+
+    /// The program has posted an operation.
+    #[inline]
+    pub(super) fn note_act(&mut self) {
+        self.idle.has_acted = true;
+    }
+
+    /// Does what can be done for a program that reads a counter of one-sided operations. Returns false if such an operation
+    /// is in flight: the program may be waiting for it, and [`Self::progress`] is to be called instead. (MPICH reads its
+    /// counter whenever it completes the operations on a window, also those on the process's own part of the window, of
+    /// which the provider hears nothing else.)
+    pub fn glance(&mut self) -> bool {
+        if self.one_sided > 0 {
+            return false;
+        }
+        if self.is_recorded() {
+            self.poll_recorded();
+        } else {
+            if self.has_several || self.core.needs_time() {
+                self.core.set_time(self.idle.time());
+            }
+            self.poll();
+        }
+        (self.idle.has_acted, self.idle.is_passing) = (true, true);
+        true
+    }
+
     /// This thread shares its processor: it goes to another if there are enough of them.
     #[cold]
     fn go_home(&self) {
@@ -171,7 +212,7 @@ impl Engine {
         let events = self.poll_recorded();
         let now = self.idle.clock.now();
         self.idle.last_poll = now;
-        let around = Surroundings { is_alone: self.idle.is_alone(), waits_for_relay: true };
+        let around = self.surroundings(true);
         let me = self.epoll.as_raw_fd();
         let advice = Patience::of_this_thread(|patience| {
             self.idle.driver = patience.token();

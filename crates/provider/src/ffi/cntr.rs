@@ -64,14 +64,14 @@ unsafe fn counter<'a>(cntr: *mut FidCntr) -> &'a Counter {
 unsafe extern "C" fn read(cntr: *mut FidCntr) -> u64 {
     // SAFETY: a counter of ours.
     let counter = unsafe { counter(cntr) };
-    counter.ports.progress();
+    counter.look();
     counter.value()
 }
 
 unsafe extern "C" fn readerr(cntr: *mut FidCntr) -> u64 {
     // SAFETY: a counter of ours.
     let counter = unsafe { counter(cntr) };
-    counter.ports.progress();
+    counter.look();
     counter.errors()
 }
 

@@ -111,6 +111,7 @@ unsafe fn take(
     room: usize,
     sources: *mut FiAddr,
 ) -> Result<usize, Errno> {
+    queue.note_read();
     if queue.is_empty() {
         queue.ports.progress();
     }

@@ -14,7 +14,7 @@ use crate::abi::*;
 use crate::av::Av;
 use crate::clocks::OwnCalls;
 use crate::engine::request::{Iov, Level};
-use crate::engine::{Engine, Setup};
+use crate::engine::{Engine, Setup, library_repeats_peeks};
 use crate::info::{self, Format, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
 use crate::log;
 use crate::parking::Port;
@@ -39,6 +39,8 @@ pub struct Endpoint {
     receive: Defaults,
     /// FI_DIRECTED_RECV was asked for; otherwise a receive's source means nothing.
     directed: bool,
+    /// The MPI library is one that makes progress when a peek is told to try again.
+    repeats_peeks: bool,
     caps: u64,
     format: Format,
     bindings: SpinLock<Bindings>,
@@ -88,13 +90,15 @@ pub unsafe fn open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the attributes are null or valid, the addresses as long as they say.
-    let (transmit, receive, bind) = unsafe {
+    let (transmit, receive, bind, av_type) = unsafe {
         (
             info.tx_attr.as_ref().map_or(0, |tx| tx.op_flags),
             info.rx_attr.as_ref().map_or(0, |rx| rx.op_flags),
             info::bind_address(info),
+            info.domain_attr.cast::<DomainAttrBase>().as_ref().map_or(AV_UNSPEC, |it| it.av_type),
         )
     };
+    let directed = info.caps & (DIRECTED_RECV | TAGGED_DIRECTED_RECV) != 0;
     let made = Endpoint {
         head: Head::new(FidEp {
             fid: super::fid(CLASS_EP, context, &OPS),
@@ -110,7 +114,9 @@ pub unsafe fn open(
         port: OnceLock::new(),
         transmit: Defaults::new(transmit),
         receive: Defaults::new(receive),
-        directed: info.caps & (DIRECTED_RECV | TAGGED_DIRECTED_RECV) != 0,
+        directed,
+        // MPICH wants a table. Intel MPI, which fails when a peek is told to try again, does not.
+        repeats_peeks: directed && av_type == AV_TABLE && library_repeats_peeks(),
         caps: info.caps,
         format: Format::of_code(info.addr_format),
         bindings: SpinLock::new(Bindings {
@@ -236,6 +242,11 @@ impl Endpoint {
         if self.directed { given } else { ADDR_UNSPEC }
     }
 
+    /// Whether a peek for any source may be told to try again.
+    pub fn repeats_peeks(&self) -> bool {
+        self.repeats_peeks
+    }
+
     pub fn format(&self) -> Format {
         self.format
     }
@@ -322,6 +333,9 @@ impl Endpoint {
         }
         if flags & !KNOWN != 0 || flags == 0 {
             return Err(Errno::EBADFLAGS);
+        }
+        if flags & !(READ | WRITE) != 0 {
+            cntr.counter.set_counts_messages();
         }
         let counters = &mut self.bindings.lock().sink.counters;
         for (flag, slot) in [

@@ -136,7 +136,7 @@ unsafe extern "C" fn recvmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) 
     status_long(posted)
 }
 
-/// Always answered in the completion queue.
+/// Answered in the completion queue, or `EAGAIN`: see `engine::peeks`.
 fn peek(endpoint: &Endpoint, msg: &MsgTagged, flags: u64) -> Result<(), Errno> {
     let request = PeekRequest {
         source: endpoint.source(msg.addr),
@@ -145,6 +145,7 @@ fn peek(endpoint: &Endpoint, msg: &MsgTagged, flags: u64) -> Result<(), Errno> {
         context: msg.context as usize,
         claim: flags & CLAIM != 0,
         discard: flags & DISCARD != 0,
+        repeats: msg.addr == ADDR_UNSPEC && endpoint.repeats_peeks(),
     };
     endpoint.with(|engine| engine.peek(&request))
 }

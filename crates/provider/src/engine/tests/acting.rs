@@ -1,0 +1,55 @@
+//! A program that does something between polls is never put to sleep.
+
+use super::*;
+
+/// Longer than any loop polls in vain before it is advised to park.
+const LONG: Duration = Duration::from_millis(10);
+
+/// What polls are advised while `act` comes before every second one.
+fn advice_while(party: &mut Party, mut act: impl FnMut(&mut Party)) -> Vec<Advice> {
+    let start = Instant::now();
+    let mut seen = Vec::new();
+    while start.elapsed() < LONG {
+        act(party);
+        for _ in 0..2 {
+            let advice = party.engine.progress();
+            party.engine.note_rest(advice, 0);
+            seen.push(advice);
+        }
+    }
+    seen
+}
+
+#[test]
+fn whoever_reads_a_counter_that_waits_for_nothing_never_parks() {
+    let mut party = Party::open();
+    let advice = advice_while(&mut party, |party| assert!(party.engine.glance()));
+    assert!(!advice.contains(&Advice::Park));
+    let advice = advice_while(&mut party, |_| ());
+    assert!(advice.contains(&Advice::Park), "a loop that only waits");
+}
+
+#[test]
+fn whoever_posts_operations_never_parks() {
+    let mut party = Party::open();
+    let myself = party.av.insert(party.name());
+    let advice = advice_while(&mut party, |party| {
+        let own = SendRequest { notify: false, ..empty_message(myself) };
+        party.engine.send(&own).unwrap();
+    });
+    assert!(!advice.contains(&Advice::Park));
+}
+
+#[test]
+fn a_counter_of_operations_in_flight_is_waited_for() {
+    let (mut one, mut other, number) = linked();
+    assert!(one.engine.glance());
+    one.write(number).unwrap();
+    assert!(!one.engine.glance());
+    until(|| {
+        other.engine.progress();
+        one.engine.progress();
+        one.next().is_some()
+    });
+    assert!(one.engine.glance());
+}

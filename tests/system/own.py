@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""What a process sends to itself is there before what others send later, and nobody sleeps over operations of its own.
+
+Over every kind of path, and under `--recover`. MPICH delivers messages of a process to itself on its own: its
+`MPI_Dist_graph_create` counts wrong where a probe finds a peer's message first. Each job takes a second.
+"""
+
+import sys
+
+import common
+
+# Name, options of `landbridge run`, LANDBRIDGE_PATHS.
+WAYS = [
+    ("shared memory", [], "shm"),
+    ("tcp", [], "tcp"),
+    ("two clusters", ["--clusters", "2"], ""),
+    ("recorded", ["--recover"], ""),
+    ("recorded, two clusters", ["--recover", "--clusters", "2"], ""),
+]
+GRAPHS = 100
+OPERATIONS = 2_000
+# Of a loop that slept whenever it has polled in vain for 2 ms: several hundred. Other reasons to wait are few.
+SLEEPS_MAX = 40
+
+
+def main() -> int:
+    options = common.arguments(__doc__)
+    common.quiet_environment()
+    checks = common.Checks(options)
+    for name, words, paths in WAYS:
+        for mpi, ranks in (("mpich", 2), ("mpich", 4), ("impi", 2)):
+            if mpi == "mpich" or "--recover" not in words:
+                graphs(checks, f"graphs, {mpi}, {ranks} ranks, {name}", mpi, ranks, words, paths)
+        windows(checks, f"own window, {name}", words, paths)
+    return checks.end()
+
+
+def graphs(checks, name, mpi, ranks, words, paths):
+    if checks.wants(name):
+        finished = job(checks, mpi, ranks, words, paths, "graph", GRAPHS)
+        is_right = finished.ok and common.values(finished.output, "wrong") == ["0"]
+        checks.check(name, is_right, common.how(finished), finished.output)
+
+
+def windows(checks, name, words, paths):
+    if checks.wants(name):
+        finished = job(checks, "mpich", 2, words, paths, "window", OPERATIONS)
+        sleeps = common.values(finished.output, "sleeps")
+        is_right = finished.ok and common.values(finished.output, "value") == ["{2}"]
+        is_awake = bool(sleeps) and int(sleeps[0]) <= SLEEPS_MAX
+        checks.check(name, is_right and is_awake, f"slept {' '.join(sleeps)} times", finished.output)
+
+
+def job(checks, mpi, ranks, words, paths, mode, times):
+    command = common.landbridge_run(checks.options, ranks, *words)
+    program = [common.python(checks.options, mpi), common.PROGRAMS / "own.py", mode, times]
+    return common.run(checks.options, [*command, *program], {"LANDBRIDGE_PATHS": paths})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What a process does with itself: neighbours of which it is one, and operations on its own part of a window.
+
+`own.py graph TIMES` creates a graph in which each rank names itself and its neighbours, and counts graphs that are wrong.
+`own.py window TIMES` makes rank 0 put to, get from and accumulate in its own part of a window, and counts how often it slept.
+"""
+
+import resource
+import sys
+
+import numpy
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+mode, times = sys.argv[1], int(sys.argv[2])
+
+
+def graph() -> None:
+    wrong = 0
+    for _ in range(times):
+        neighbours = [(rank - 1) % size, rank, (rank + 1) % size]
+        made = comm.Create_dist_graph([rank], [3], neighbours, MPI.UNWEIGHTED)
+        wrong += made.Get_dist_neighbors_count() != (3, 3, False)
+        made.Free()
+    wrong = comm.allreduce(wrong)
+    if rank == 0:
+        print(f"wrong: {wrong}", flush=True)
+
+
+def window() -> None:
+    made = MPI.Win.Allocate(1024, 8, comm=comm)
+    ones, got = numpy.ones(4, "q"), numpy.zeros(4, "q")
+    numpy.frombuffer(made.tomemory(), "q")[:] = 0
+    comm.barrier()
+    made.Lock_all()
+    if rank == 0:
+        before = sleeps()
+        for _ in range(times):
+            made.Put(ones, 0)
+            made.Flush(0)
+            made.Accumulate(ones, 0)
+            made.Flush(0)
+            made.Get(got, 0)
+            made.Flush(0)
+        print(f"sleeps: {sleeps() - before}", flush=True)
+        print(f"value: {set(got.tolist())}", flush=True)
+    made.Unlock_all()
+    comm.barrier()
+    made.Free()
+
+
+def sleeps() -> int:
+    """How often this process has given its processor away to wait."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+{"graph": graph, "window": window}[mode]()
