@@ -202,7 +202,7 @@ def system_steps() -> list[Step]:
     longer = {
         "kills": ("the same, the whole matrix", "--all"),
         "files": ("the same, all kinds of kills, each with images and without, in one cluster and in two", "--all"),
-        "random_files": ("thousands of the same", "--runs", "4000"),
+        "random_files": ("thousands of the same", "--runs", "12000"),
     }
     steps = [
         python_step(
