@@ -235,7 +235,7 @@ SYSTEM = [
     ("unrecorded", "killed ranks that print or send what nobody records, or have threads"),
     ("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost"),
     ("checkpoint", "ranks that are killed go on from images of them"),
-    ("records", "ranks that read more of clocks and chance than a record of them holds"),
+    ("records", "ranks that read more of clocks, chance and files than a record holds"),
     ("kills", "programs of every kind, killed at random moments, from images and over bad networks, too"),
     ("files", "what ranks that are killed have written is there once, and they read what they read before"),
     ("random_files", "random file programs whose ranks are killed"),

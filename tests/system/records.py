@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""Ranks read more of clocks and chance than a record of them holds, and images of them are taken (`landbridge run --recover
---checkpoint`): records are cut there, so they stay small, and killed ranks go on from these images, here and on other nodes.
+"""Ranks read more of clocks, chance and files than a record of them holds, and images of them are taken (`landbridge run --recover
+--checkpoint`): records are cut there, so they stay small, and killed ranks go on from these images, here and on other nodes. Without
+images small files are compared by digest once so much of them is recorded, and a rank whose record is full is not started anew.
 
 Needs CRIU (scripts/criu.py), and a kernel that lets it work.
 """
 
+import contextlib
 import json
 import os
+import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import checkpoint
@@ -23,6 +28,10 @@ from support import paths, process
 # What a record holds.
 ROOM = 256 << 20
 ROUNDS, ROUND = 300, 1500 << 10
+# Of it, for the content of small files; and what else a record of theirs takes (the interpreter's own reads), at most.
+CONTENT, BESIDE = 64 << 20, 24 << 20
+# A file that is older than this before a job begins is not taken for one that has changed since.
+OLD_S = 2.5
 
 
 def main() -> int:
@@ -33,6 +42,8 @@ def main() -> int:
     here(checks, options, reader)
     seldom(checks, options, reader)
     elsewhere(checks, options, reader)
+    small_files(checks, options)
+    scratch_files(checks, options)
     return checks.end()
 
 
@@ -87,6 +98,93 @@ def elsewhere(checks, options, reader) -> None:
     is_right = (moves, found, again) == (1, 2, 1) and 0 < most.relayed < ROOM
     measured = f"{moves} moves, {found} and {again} from images, at most {most.relayed >> 20} MiB at the relay"
     check(checks, name, code, output, measured, is_right, most)
+
+
+def small_files(checks, options) -> None:
+    """More of a file is read than is recorded of it: digests serve from there on, and a file that
+    changes behind them ends the job."""
+    name = "who reads more of small files than is recorded"
+    if checks.wants(name):
+        kills = [(has_read(1, 80), 1), (has_read(2, 92), 2)]
+        with old_files() as folder:
+            program = reads_files(options, folder, 100)
+            most = watch(lambda: recovery.job(options, program, kills))
+        code, lines, output = most.outcome
+        is_one, starts = is_one_reading(lines, 100), output.count(": started anew")
+        is_bound = CONTENT - BESIDE < most.held < CONTENT + BESIDE
+        measured = f"{how(code, is_one)}, {starts} new starts, at most {most.held >> 20} MiB held"
+        checks.check(name, code == 0 and is_one and is_bound and starts == 2, measured, output)
+    name = "who reads more of small files than is recorded, and they change"
+    if checks.wants(name):
+        with old_files() as folder:
+            # Digests begin after 64 rounds.
+            program = reads_files(options, folder, 100, "--rewritten", "85")
+            code, _, output = recovery.job(options, program, [(has_read(1, 92), 1)])
+            file = re.escape(f"{folder}/own.1")
+        is_named = re.search(f"cannot go on: its read of .* of {file} .*: the file has changed", output)
+        measured = f"exit code {code}, {'refused, with the file' if is_named else 'not refused'}"
+        checks.check(name, code != 0 and is_named is not None, measured, output)
+
+
+def scratch_files(checks, options) -> None:
+    """A rank's own file is recorded whenever it is read, until the record is full; images make room."""
+    rounds, is_full = 275, "its record of clocks and chance is full"
+    at_last = has_read(1, rounds - 5)
+    name = "who reads more of its own scratch file than a record holds"
+    if checks.wants(name):
+        kills = [(lambda said: is_full in said and at_last(said), 1)]
+        with old_files() as folder:
+            program = reads_files(options, folder, rounds, "--scratch")
+            code, _, output = recovery.job(options, program, kills)
+        refusal = f"rank 1 was killed by SIGKILL and cannot be started anew: {is_full}"
+        said, is_named = output.count(f"Warn: {is_full}"), refusal in output
+        measured = f"exit code {code}, {'named' if is_named else 'not named'}, said {said} times"
+        is_right = code == 128 + signal.SIGKILL and is_named and said == recovery.RANKS - 1
+        checks.check(name, is_right, measured, output)
+    name = "who reads more of its own scratch file than a record holds, from images"
+    if checks.wants(name):
+        interval, _, *words = checkpoint.with_images(options)
+        words = [interval, "10min", *words]
+        with old_files() as folder:
+            program = reads_files(options, folder, rounds, "--scratch")
+            most = watch(lambda: recovery.job(options, program, [(at_last, 1)], *words))
+        code, lines, output = most.outcome
+        is_one, starts = is_one_reading(lines, rounds), checkpoint.from_images(output)
+        is_small = most.held < ROOM * 3 // 4 and "is full" not in output
+        held = f"at most {most.held >> 20} of {rounds} MiB held"
+        measured = f"{how(code, is_one)}, {held}, {starts} new starts from images"
+        checks.check(name, code == 0 and is_one and is_small and starts == 1, measured, output)
+
+
+def reads_files(options, folder: str, rounds: int, *words) -> list[str]:
+    program = [common.python(options), str(common.PROGRAMS / "reads_files.py")]
+    return [*program, folder, "--rounds", str(rounds), *words]
+
+
+@contextlib.contextmanager
+def old_files():
+    """A folder with a file of 1 MiB for each rank, none of which has changed for a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(recovery.RANKS):
+            Path(folder, f"own.{rank}").write_bytes(random.Random(rank).randbytes(1 << 20))
+        time.sleep(OLD_S)
+        yield folder
+
+
+def has_read(rank: int, turn: int):
+    return lambda said: f"now {rank} {turn} " in said
+
+
+def is_one_reading(lines: list[str], rounds: int) -> bool:
+    """Whether each rank but 0, and rank 0 as well, says the same of each of so many rounds twice."""
+    words = ("now ", "end ")
+    told = [sorted(line[4:] for line in lines if line.startswith(word)) for word in words]
+    wanted = (recovery.RANKS - 1) * rounds
+    return told[0] == told[1] and len(told[0]) == 2 * len(set(told[0])) == 2 * wanted
+
+
+def how(code, is_one: bool) -> str:
+    return f"exit code {code}, {'one' if is_one else 'no one'} history"
 
 
 def check(checks, name: str, code, output: str, measured: str, is_right: bool, most) -> None:
