@@ -1,6 +1,7 @@
 //! One relay in small cases, and two with their ranks under a seed.
 
 mod disk;
+mod liars;
 mod ports;
 mod reads;
 mod recovery;
