@@ -73,6 +73,7 @@ instead_of! {
     aio_fsync64 => aio::aio_fsync;
     lio_listio => aio::lio_listio;
     lio_listio64 => aio::lio_listio;
+    sched_yield => trap::sched_yield;
 }
 
 /// Runs when the program is loaded.

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use libc::{c_long, mode_t};
 
-use crate::session::{bytes, kernel};
+use crate::session::{bytes, kernel, text};
 use crate::table::{Identity, Kind, PATH_BYTES};
 
 const SECOND: i64 = 1_000_000_000;
@@ -79,6 +79,32 @@ pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> us
     let length = path_of(found as u64, into);
     kernel(libc::SYS_close, [found as u64, 0, 0, 0, 0, 0]);
     length
+}
+
+/// The canonical path that something of this name has, or had: that of its directory, and the name; its length, 0 if there is no
+/// such directory.
+///
+/// # Safety
+/// The path is one of the program's.
+pub unsafe fn path_of_name((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    let name = &name[..name.len() - name.iter().rev().take_while(|byte| **byte == b'/').count()];
+    let slash = name.iter().rposition(|byte| *byte == b'/');
+    let (above, last) = slash.map_or((&b"."[..], name), |at| (&name[..=at], &name[at + 1..]));
+    let mut folder = [0; PATH_BYTES];
+    if last.is_empty() || above.len() >= PATH_BYTES {
+        return 0;
+    }
+    folder[..above.len()].copy_from_slice(above);
+    let length = path_at((directory, folder.as_ptr().addr() as u64), into);
+    let start = if into[..length].ends_with(b"/") { length } else { length + 1 };
+    if length == 0 || start + last.len() >= PATH_BYTES {
+        return 0;
+    }
+    into[start - 1] = b'/';
+    into[start..start + last.len()].copy_from_slice(last);
+    start + last.len()
 }
 
 /// Process and number of each thread of this process but the calling one.
@@ -268,6 +294,18 @@ mod tests {
         let length = path_at((HERE, c"/dev/null".as_ptr().addr() as u64), &mut path);
         assert_eq!(&path[..length], b"/dev/null");
         assert_eq!(path_at((HERE, c"/no/such".as_ptr().addr() as u64), &mut path), 0);
+        for (name, whole) in [
+            (c"/dev/null", &b"/dev/null"[..]),
+            (c"/usr/../usr/bin/gone//", b"/usr/bin/gone"),
+            (c"/gone", b"/gone"),
+            (c"/no/such", b""),
+            (c"/", b""),
+        ] {
+            let place = (HERE, name.as_ptr().addr() as u64);
+            // SAFETY: a string that ends.
+            let length = unsafe { path_of_name(place, &mut path) };
+            assert_eq!(&path[..length], whole, "{name:?}");
+        }
         let (kind, one) = identity_at((HERE, c"/usr".as_ptr().addr() as u64)).unwrap();
         assert_eq!(kind, Kind::Directory);
         assert!(one.inode > 0 && one.changed > SECOND);

@@ -4,17 +4,19 @@
 //! locks or removes what it has open, the descriptor goes to the agent, over a Unix socket that is made for that one
 //! message; the next incarnation asks for the descriptor back.
 //!
+//! Where the rank may go on on another node, the agent is also told to have the record there before an effect is performed ([`ship`]).
+//!
 //! What may never happen: the program goes on while nobody holds what it would need.
 
-use std::ffi::CStr;
 use std::mem::{MaybeUninit, size_of};
 
-use landbridge_proto::clocks::{HELD_DROP, HELD_GET, HELD_KEEP, HELD_WORD_BYTES};
+use landbridge_proto::clocks::{
+    HELD_DROP, HELD_GET, HELD_KEEP, HELD_SHIP, HELD_WORD_BYTES, Head, SHIP_SUFFIX,
+};
 
+use crate::own;
 use crate::session::kernel;
 
-/// The name of the agent's socket.
-const NAME: &CStr = c"LANDBRIDGE_HELD_FILES";
 /// How long the agent may take.
 const ANSWER_SECONDS: i64 = 10;
 
@@ -26,21 +28,47 @@ struct Beside([u8; SPACE]);
 
 /// The agent holds this open file under this number from now on. False: it cannot.
 pub fn keep(descriptor: u64, number: u64) -> bool {
-    exchange(HELD_KEEP, number, Some(descriptor), false).is_some()
+    own::head()
+        .is_some_and(|head| exchange(head, HELD_KEEP, number, Some(descriptor), false).is_some())
 }
 
 /// And no longer.
 pub fn release(number: u64) {
-    exchange(HELD_DROP, number, None, false);
+    own::head().and_then(|head| exchange(head, HELD_DROP, number, None, false));
 }
 
 /// A descriptor of what is held under this number.
 pub fn get(number: u64) -> Option<u64> {
-    exchange(HELD_GET, number, None, true).flatten()
+    own::head().and_then(|head| exchange(head, HELD_GET, number, None, true)).flatten()
+}
+
+/// Returns when another node knows what is recorded there, however long that takes: a node that counts as lost gets no answer any more,
+/// and so does nothing that the rank's next incarnation does elsewhere. False: the agent is gone.
+pub fn ship(head: &Head) -> bool {
+    loop {
+        match exchange(head, HELD_SHIP, 0, None, true) {
+            Some(_) => return true,
+            None if address(head, SHIP_SUFFIX).is_none_or(|place| !is_there(&place)) => {
+                return false;
+            }
+            None => (),
+        }
+    }
+}
+
+fn is_there((address, length): &(libc::sockaddr_un, u64)) -> bool {
+    let flags = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+    let socket = kernel(libc::SYS_socket, [libc::AF_UNIX as u64, flags, 0, 0, 0, 0]);
+    let Ok(socket) = u64::try_from(socket) else { return false };
+    let address = (&raw const *address).addr() as u64;
+    let outcome = kernel(libc::SYS_connect, [socket, address, *length, 0, 0, 0]);
+    kernel(libc::SYS_close, [socket, 0, 0, 0, 0, 0]);
+    outcome == 0
 }
 
 /// Sends the word, and waits for the answer if there is one. `None`: nobody has heard it.
 fn exchange(
+    head: &Head,
     what: u64,
     number: u64,
     descriptor: Option<u64>,
@@ -49,12 +77,13 @@ fn exchange(
     let flags = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
     let socket = kernel(libc::SYS_socket, [libc::AF_UNIX as u64, flags, 0, 0, 0, 0]);
     let socket = u64::try_from(socket).ok()?;
-    let outcome = talk(socket, [what, number], descriptor, is_answered);
+    let outcome = talk(head, socket, [what, number], descriptor, is_answered);
     kernel(libc::SYS_close, [socket, 0, 0, 0, 0, 0]);
     outcome
 }
 
 fn talk(
+    head: &Head,
     socket: u64,
     word: [u64; 2],
     descriptor: Option<u64>,
@@ -66,7 +95,8 @@ fn talk(
         let level = libc::SOL_SOCKET as u64;
         kernel(libc::SYS_setsockopt, [socket, level, option as u64, time, length, 0]);
     }
-    let (address, length) = address()?;
+    let suffix = if word[0] == HELD_SHIP { SHIP_SUFFIX } else { "" };
+    let (address, length) = address(head, suffix)?;
     let address = (&raw const address).addr() as u64;
     // A name of its own, of the kernel's choice, so that it can be answered.
     let family = libc::AF_UNIX as libc::sa_family_t;
@@ -129,20 +159,16 @@ impl Beside {
     }
 }
 
-/// Where the agent listens: a name in the abstract namespace (unix(7)).
-fn address() -> Option<(libc::sockaddr_un, u64)> {
-    // SAFETY: all zeros are an address; a string that lives as long as nobody changes the variable.
-    let (mut address, name) = unsafe {
-        let name = libc::getenv(NAME.as_ptr());
-        if name.is_null() {
-            return None;
-        }
-        let address: libc::sockaddr_un = MaybeUninit::zeroed().assume_init();
-        (address, CStr::from_ptr(name).to_bytes())
-    };
+/// Where the agent listens: a name in the abstract namespace (unix(7)) that ends so.
+fn address(head: &Head, suffix: &str) -> Option<(libc::sockaddr_un, u64)> {
+    let name = head.held_name()?;
+    // SAFETY: all zeros are an address.
+    let mut address: libc::sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let room = address.sun_path.get_mut(1..=name.len()).filter(|room| !room.is_empty())?;
-    room.iter_mut().zip(name).for_each(|(to, from)| *to = *from as std::ffi::c_char);
-    let length = size_of::<libc::sa_family_t>() + 1 + name.len();
+    let count = name.len() + suffix.len();
+    let room = address.sun_path.get_mut(1..=count)?;
+    let letters = name.iter().chain(suffix.as_bytes());
+    room.iter_mut().zip(letters).for_each(|(to, from)| *to = *from as std::ffi::c_char);
+    let length = size_of::<libc::sa_family_t>() + 1 + count;
     Some((address, length as u64))
 }

@@ -2,7 +2,7 @@
 
 use libc::c_long;
 
-use crate::facts::{identity_at, is_exempt, is_exempt_at, path_at};
+use crate::facts::{identity_at, is_exempt, is_exempt_at, path_at, path_of_name};
 use crate::names::{Check, Named, Place};
 use crate::session::{About, Outcome, Session, bytes, call_of, kernel, text};
 use crate::table::{OPENS, PATH_BYTES};
@@ -175,7 +175,8 @@ impl Session {
         let call = call_of(named.number, words, second);
         let about = About::Path("change of a name", if first.is_empty() { second } else { first });
         let mut change = Change::none();
-        let result = if self.is_live() {
+        let is_first = !self.was_live();
+        let result = if self.is_live_but_for_files() {
             change.look(named);
             self.hold_before(named, &change);
             let facts = || facts_of(named);
@@ -198,6 +199,9 @@ impl Session {
         };
         if result == 0 {
             self.follow(named, &change);
+        }
+        if is_first && self.was_live() {
+            self.restore_files();
         }
         Some(result)
     }
@@ -265,7 +269,12 @@ impl Change {
     fn look(&mut self, named: &Named) {
         let Some(first) = named.first.filter(|_| named.check != Check::Again) else { return };
         let mut path = [0; PATH_BYTES];
-        let length = path_at(first, &mut path);
+        let mut length = path_at(first, &mut path);
+        if length == 0 {
+            // The incarnation before may have been killed when it had changed that name already.
+            // SAFETY: a path of the program's.
+            length = unsafe { path_of_name(first, &mut path) };
+        }
         self.names[..length].copy_from_slice(&path[..length]);
         self.lengths.0 = length as u16;
         if let Some((_, found)) = identity_at(first) {

@@ -3,7 +3,7 @@
 use libc::{c_int, c_long};
 
 use crate::facts::{self, identity_of, is_exempt, is_virtual, path_of};
-use crate::session::{About, Outcome, Session, call_of, error, kernel, stop, text};
+use crate::session::{About, Outcome, Path, Session, call_of, error, kernel, stop, text};
 use crate::table::{DESCRIPTORS, Identity, Kind, LOCKS, Open, PATH_BYTES};
 
 /// What the record keeps of a file that was opened, in front of its path.
@@ -336,7 +336,10 @@ fn place(found: i64, wanted: i64, closes: c_int) {
     let (found, wanted) = (found as u64, wanted as u64);
     let taken = kernel(libc::SYS_fcntl, [wanted, libc::F_GETFD as u64, 0, 0, 0, 0]);
     if taken != error(libc::EBADF) {
-        stop(format_args!("descriptor {wanted}, which it had for a file, is taken by another"));
+        let mut path = [0; PATH_BYTES];
+        let length = path_of(wanted, &mut path);
+        let by = Path(&path[..length]);
+        stop(format_args!("descriptor {wanted}, which it had for a file, is taken by {by}"));
     }
     kernel(libc::SYS_dup3, [found, wanted, closes as u64, 0, 0, 0]);
     kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);

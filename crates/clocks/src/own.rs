@@ -19,7 +19,7 @@ use landbridge_proto::recent::RECENT_AT;
 
 use crate::answer::{inform, say};
 use crate::session::Session;
-use crate::{caller, observe, trap};
+use crate::{caller, held, observe, trap};
 
 /// Names of variables, from the agent.
 const RECORD: &CStr = c"LANDBRIDGE_CLOCKS";
@@ -165,6 +165,9 @@ pub fn refuse_in(head: &Head, reason: fmt::Arguments<'_>) {
     let _ = text.write_fmt(reason);
     if head.files.refuse(text.bytes()) {
         say(format_args!("{reason}: if this process is killed it cannot be restarted"));
+        if head.ships() {
+            held::ship(head);
+        }
     }
 }
 

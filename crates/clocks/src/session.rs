@@ -75,15 +75,24 @@ impl Session {
 
     /// Whether there is nothing to be replayed; the first time the files are made ready for that.
     pub fn is_live(&mut self) -> bool {
-        if IS_LIVE.load(Relaxed) {
-            return true;
+        let was_live = self.was_live();
+        let is_live = self.is_live_but_for_files();
+        if is_live && !was_live {
+            self.restore_files();
         }
-        if !self.turn.record().is_live() {
-            return false;
-        }
-        IS_LIVE.store(true, Relaxed);
-        self.restore_files();
-        true
+        is_live
+    }
+
+    /// The same for a call that may be the one within which the incarnation before was killed, and that may have given a file another
+    /// name: [`Session::restore_files`] follows when that is known.
+    pub fn is_live_but_for_files(&mut self) -> bool {
+        let is_live = IS_LIVE.load(Relaxed) || self.turn.record().is_live();
+        IS_LIVE.store(is_live, Relaxed);
+        is_live
+    }
+
+    pub fn was_live(&self) -> bool {
+        IS_LIVE.load(Relaxed)
     }
 
     /// The process is one of an image: it has a record before it again.
@@ -201,6 +210,11 @@ impl Session {
             Outcome::Undone => (),
         }
         self.turn.record().announce(call, facts);
+        if own::head().is_some_and(|head| head.ships() && !held::ship(head)) {
+            stop(format_args!(
+                "its agent has not taken down {about}, so another node may repeat it"
+            ));
+        }
         perform()
     }
 
@@ -221,7 +235,7 @@ impl Session {
     }
 
     /// Each file that is open is what it was, and stands where it stood.
-    fn restore_files(&mut self) {
+    pub fn restore_files(&mut self) {
         for index in 0..OPENS {
             if self.table.uses(index) == 0 {
                 continue;
@@ -253,11 +267,12 @@ impl Session {
         }
         open.held = HELD.fetch_add(1, Relaxed) + 1;
         let number = open.held;
+        // An incarnation that was killed within this call may have given it to the agent already.
+        if !self.is_live() || !self.make_real_if_there(index) {
+            return;
+        }
         let descriptor = self.table.descriptors(index).next();
-        let is_live = self.is_live();
-        if let Some(descriptor) = descriptor.filter(|_| is_live)
-            && !held::keep(descriptor, number)
-        {
+        if descriptor.is_some_and(|descriptor| !held::keep(descriptor, number)) {
             let path = Path(self.table.by_index(index).path());
             own::refuse(format_args!("nobody holds {path} for it"));
         }
@@ -345,15 +360,18 @@ fn reopen(open: &Open) -> Option<i64> {
     if found < 0 {
         return None;
     }
-    let is_it = facts::identity_of(found as u64).is_some_and(|(_, identity)| {
-        let same = (identity.device, identity.inode);
-        open.kind == Kind::Virtual || same == (open.identity.device, open.identity.inode)
-    });
-    if !is_it {
+    if open.kind != Kind::Virtual && !is_of(open, found as u64) {
         kernel(libc::SYS_close, [found as u64, 0, 0, 0, 0, 0]);
         return None;
     }
     Some(found)
+}
+
+/// Whether the descriptor is of this file.
+fn is_of(open: &Open, descriptor: u64) -> bool {
+    facts::identity_of(descriptor).is_some_and(|(_, identity)| {
+        (identity.device, identity.inode) == (open.identity.device, open.identity.inode)
+    })
 }
 
 /// A system call with arguments of our own.

@@ -175,6 +175,13 @@ pub fn selector() -> *mut u8 {
     if own::is_owner() { SELECTOR.as_ptr() } else { null_mut() }
 }
 
+/// As the C library's function. MPI libraries that wait call it for each message, and it is nobody's business what it does: here it
+/// goes past the trap.
+pub extern "C" fn sched_yield() -> c_int {
+    // SAFETY: a call without arguments.
+    unsafe { raw(libc::SYS_sched_yield, [0; 6]) as c_int }
+}
+
 /// # Safety
 /// As the system call.
 unsafe fn raw(number: c_long, arguments: [u64; 6]) -> i64 {

@@ -190,6 +190,11 @@ pub enum Message {
     Adopt(Box<Adoption>),
     /// The nodes of the cluster that may still take the ranks of another one, by their names.
     Spares(Spares),
+    /// The agent above knows what was said of this rank before `Ship` of this number.
+    Shipped {
+        rank: u32,
+        serial: u32,
+    },
     /// Nothing to do: the agent above is still there, or the one below.
     Ping,
     /// Say how the paths of the ranks are, each agent for its own, with so many rows at most.
@@ -254,6 +259,11 @@ pub enum Message {
     /// What is known of a rank on its node alone: for the agent above; and from there to one that takes the rank over, before
     /// `Adopt`.
     Known(Box<Known>),
+    /// What was said of this rank before is to be known above, which `Shipped` of this number answers.
+    Ship {
+        rank: u32,
+        serial: u32,
+    },
     /// Ranks are on another node from now on.
     Moved(Box<Moved>),
     /// Rank 0 has taken this many bytes of its stdin.
@@ -404,6 +414,11 @@ impl Message {
                 out.number(*serial);
                 out.number(*rows_max);
                 kind::LOOK
+            }
+            Message::Ship { rank, serial } | Message::Shipped { rank, serial } => {
+                out.number(*rank);
+                out.number(*serial);
+                if matches!(self, Message::Ship { .. }) { kind::SHIP } else { kind::SHIPPED }
             }
             Message::TakeImages { rank } => {
                 out.number(rank.unwrap_or(ALL));
@@ -561,6 +576,7 @@ impl Message {
             kind::TAKE_IMAGES => {
                 Message::TakeImages { rank: Some(body.number()?).filter(|rank| *rank != ALL) }
             }
+            kind::SHIPPED => Message::Shipped { rank: body.number()?, serial: body.number()? },
             kind::INQUIRE => Message::Inquire { serial: body.number()?, question: body.text()? },
             _ => return None,
         };
@@ -572,6 +588,7 @@ impl Message {
         Some(match kind {
             kind::TALK => Message::Talk(body.document()?),
             kind::KNOWN => Message::Known(Box::new(body.known()?)),
+            kind::SHIP => Message::Ship { rank: body.number()?, serial: body.number()? },
             kind::MOVED => Message::Moved(body.document()?),
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },

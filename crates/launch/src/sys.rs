@@ -450,6 +450,13 @@ pub fn random_hex(digits: usize) -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// The descriptor, with a number that programs seldom get to: one that a rank inherits must not have a number that the rank gave to a
+/// file where it was started first.
+pub fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+    const LOWEST: RawFd = 500;
+    rustix::io::fcntl_dupfd_cloexec(&fd, LOWEST).unwrap_or(fd)
+}
+
 pub fn raw(fd: &impl AsFd) -> RawFd {
     fd.as_fd().as_raw_fd()
 }

@@ -17,7 +17,8 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 pub use calls::{
-    Call, FACTS, Files, HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_WORD_BYTES, REFUSAL_BYTES,
+    Call, FACTS, Files, HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_NAME_BYTES, HELD_SHIP,
+    HELD_WORD_BYTES, REFUSAL_BYTES, SHIP_SUFFIX, held_name,
 };
 
 mod calls;
@@ -45,6 +46,16 @@ pub const RECORDED_AT: usize = offset_of!(Head, recorded);
 pub const WANTED_AT: usize = POLLS_AT + offset_of!(Polls, wanted);
 /// Where stands, as eight bytes and a text of so many bytes behind them, why the process cannot be restarted; 0 bytes: it can be.
 pub const REFUSAL_AT: usize = offset_of!(Head, files) + Files::REFUSED_AT;
+/// Where the part about files begins ([`Files`]): first come [`FILES_WORDS`] words of eight bytes, of which the last is the length of
+/// the reason; the text follows.
+pub const FILES_AT: usize = offset_of!(Head, files);
+/// See [`FILES_AT`].
+pub const FILES_WORDS: usize = (Files::REFUSED_AT + size_of::<u64>()) / size_of::<u64>();
+/// Where stands, as eight bytes, whether an effect waits until the agent has told another node of it ([`Head::ships`]).
+pub const SHIPS_AT: usize = offset_of!(Head, ships);
+/// Where stand, as two times eight bytes, the random bits of the name under which the agent holds open files for the process
+/// ([`held_name`]); zeros: nobody does.
+pub const HELD_AT: usize = offset_of!(Head, held);
 /// And where the number of frames is that were taken in again.
 pub const TAKEN_AT: usize = POLLS_AT + offset_of!(Polls, taken);
 
@@ -77,6 +88,11 @@ pub struct Head {
     base: AtomicU64,
     /// System calls on files.
     pub files: Files,
+    /// Not 0: the process may go on on another node if this one is lost, so that what it has recorded is known there before it
+    /// performs an effect. Written by whoever starts the process.
+    ships: AtomicU64,
+    /// See [`HELD_AT`]. Of the agent that has started the present process, so it is not in an image of one.
+    held: [AtomicU64; 2],
 }
 
 /// How often a process has looked for messages, counted from the beginning of each start.
@@ -148,6 +164,17 @@ impl Head {
             end: self.told.load(Relaxed),
             is_full: self.is_full.load(Relaxed) != 0,
         }
+    }
+
+    /// Whether an effect waits until another node knows of it.
+    pub fn ships(&self) -> bool {
+        self.ships.load(Relaxed) != 0
+    }
+
+    /// The name under which open files are held for the process, if they are.
+    pub fn held_name(&self) -> Option<[u8; HELD_NAME_BYTES]> {
+        let chance = [self.held[0].load(Relaxed), self.held[1].load(Relaxed)];
+        (chance != [0; 2]).then(|| held_name(chance))
     }
 
     /// Whether this start of the process, counted from 1, has the record.

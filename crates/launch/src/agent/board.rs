@@ -17,6 +17,7 @@ use rustix::io::{pread, pwrite};
 use super::Agent;
 use crate::control::Message;
 use crate::ps::paths::Paths;
+use crate::sys;
 
 /// Ranks inside MPI look at their network every millisecond or so; the machine may be busy.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -47,7 +48,7 @@ impl Board {
         let file = file.context("no memory file for a board")?;
         rustix::fs::ftruncate(&file, BOARD_BYTES as u64)?;
         pwrite(&file, &MAGIC, 0)?;
-        Ok(Board(file))
+        Ok(Board(sys::out_of_the_way(file)))
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

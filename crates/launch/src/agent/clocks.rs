@@ -4,14 +4,14 @@
 //! Where the rank may go on on another node, what is new in that file goes to the agent above ([`Clocks::news`]), in front of what
 //! the rank has printed or asked since; and there it is laid into the file of its next start ([`Clocks::lay`]).
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use landbridge_proto::clocks::{
-    BASE_AT, CLOCKS_BYTES, FULL_AT, HEAD_BYTES, POLLS_AT, RECORDED_AT, REFUSAL_AT, REFUSAL_BYTES,
-    TAKEN_AT, WANTED_AT,
+    BASE_AT, CLOCKS_BYTES, FILES_AT, FILES_WORDS, FULL_AT, HEAD_BYTES, HELD_AT, POLLS_AT,
+    RECORDED_AT, REFUSAL_AT, REFUSAL_BYTES, SHIPS_AT, TAKEN_AT, WANTED_AT,
 };
 use landbridge_proto::recent::{COUNT_AT, ENTRIES_BYTES, RECENT_MAX, place_of};
 use landbridge_proto::setting::{RECOVER_CLOCKS, RECOVER_FILES, Setting, Value};
@@ -41,6 +41,8 @@ pub struct Clocks {
     /// Open files that outlive it; empty if nobody wants that.
     held: Option<Held>,
     told: Cell<Told>,
+    /// The head's part about files, as it was told last.
+    told_files: RefCell<Vec<u8>>,
 }
 
 /// What of a record the agent above knows.
@@ -56,7 +58,8 @@ struct Told {
 
 impl Clocks {
     /// For a rank of this job; `None` if nobody wants it.
-    pub fn new(job: &Job) -> Result<Option<Clocks>> {
+    /// `ships`: the rank may go on on another node.
+    pub fn new(job: &Job, ships: bool) -> Result<Option<Clocks>> {
         let is_off = |setting: &Setting| {
             let variable = setting.variable();
             let said = job.environment.iter().find(|(name, _)| *name == variable);
@@ -76,7 +79,17 @@ impl Clocks {
         }
         let record = record().context("no memory file")?;
         let held = if with_files { Some(Held::new()?) } else { None };
-        Ok(Some(Clocks { record, library, with_files, held, told: Cell::default() }))
+        let (told, told_files) = (Cell::default(), RefCell::default());
+        let clocks = Clocks { record, library, with_files, held, told, told_files };
+        clocks.write(SHIPS_AT, &u64::from(ships).to_ne_bytes()).context("no memory file")?;
+        let bits = clocks.held().map_or([0; 2], Held::bits).map(u64::to_ne_bytes);
+        clocks.write(HELD_AT, bits.as_flattened()).context("no memory file")?;
+        Ok(Some(clocks))
+    }
+
+    /// Open files that outlive the rank's processes.
+    pub fn held(&self) -> Option<&Held> {
+        self.held.as_ref()
     }
 
     pub fn record(&self) -> BorrowedFd<'_> {
@@ -149,18 +162,25 @@ impl Clocks {
     pub fn news(&self, rank: u32) -> Vec<Known> {
         let told = self.told.get();
         let number = |at: usize| self.words::<1>(at).map_or(0, |[number]| number);
+        // An effect that is announced there follows all that is read below.
+        let files = self.files();
+        let files = if *self.told_files.borrow() == files { Vec::new() } else { files };
         let reads = number(RECORDED_AT);
         let is_full = self.is_full();
         let polls = number(POLLS_AT);
         let intakes = number(COUNT_AT);
         let base = number(BASE_AT);
         let now = Told { reads, intakes, polls, is_full, base };
-        if now == told {
+        if now == told && files.is_empty() {
             return Vec::new();
         }
         self.told.set(now);
+        if !files.is_empty() {
+            self.told_files.replace(files.clone());
+        }
         let (first_intake, intakes) = self.intakes(told.intakes, intakes);
-        let rest = Known { rank, is_full, polls, base, first_intake, intakes, ..Known::default() };
+        let rest =
+            Known { rank, is_full, polls, base, first_intake, intakes, files, ..Known::default() };
         let mut news = Vec::new();
         // Nobody needs to know what was cut meanwhile.
         let mut from = told.reads.max(base);
@@ -176,6 +196,19 @@ impl Clocks {
                 return news;
             }
         }
+    }
+
+    /// The head's part about files. An effect is there whole or not at all: its place is written last, and cleared first.
+    fn files(&self) -> Vec<u8> {
+        const PLACE: usize = 1;
+        let Some(mut words) = self.words::<FILES_WORDS>(FILES_AT) else { return Vec::new() };
+        let place = self.words::<1>(FILES_AT + PLACE * size_of::<u64>());
+        if place != Some([words[PLACE]]) {
+            words[PLACE] = 0;
+        }
+        let length = usize::try_from(words[FILES_WORDS - 1]).unwrap_or(REFUSAL_BYTES);
+        let text = self.bytes(REFUSAL_AT + size_of::<u64>(), length.min(REFUSAL_BYTES));
+        words.iter().flat_map(|word| word.to_ne_bytes()).chain(text).collect()
     }
 
     /// Intakes from one number to another, and which is the first of them that is still there.
@@ -210,6 +243,10 @@ impl Clocks {
         }
         self.lay_entries(known.from, &known.reads)?;
         self.lay_intakes(known.first_intake, &known.intakes)?;
+        if !known.files.is_empty() {
+            self.write(FILES_AT, &known.files)?;
+            self.told_files.replace(known.files.clone());
+        }
         let words = [
             (RECORDED_AT, told.reads),
             (COUNT_AT, told.intakes),
@@ -317,7 +354,7 @@ impl Clocks {
     }
 
     /// What the rank's environment says about it. `environment`: all else.
-    pub fn variables(&self, environment: &Environment) -> [(&'static str, std::ffi::OsString); 4] {
+    pub fn variables(&self, environment: &Environment) -> [(&'static str, std::ffi::OsString); 3] {
         let mut libraries = self.library.clone().into_os_string();
         let others = mpi::variable(environment, "LD_PRELOAD");
         if !others.is_empty() {
@@ -330,7 +367,6 @@ impl Clocks {
             ("LD_PRELOAD", libraries),
             ("LANDBRIDGE_CLOCKS", record.into()),
             ("LANDBRIDGE_WATCH_FILES", files.into()),
-            ("LANDBRIDGE_HELD_FILES", self.held.as_ref().map_or("", Held::name).into()),
         ]
     }
 }
@@ -347,7 +383,7 @@ fn left_of_ring(number: u64) -> u64 {
 fn record() -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("landbridge-clocks", MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, CLOCKS_BYTES as u64)?;
-    Ok(file)
+    Ok(sys::out_of_the_way(file))
 }
 
 #[cfg(test)]
@@ -361,7 +397,8 @@ mod tests {
 
     fn clocks() -> Clocks {
         let (record, library) = (record().unwrap(), "/opt/clocks.so".into());
-        Clocks { record, library, with_files: true, held: None, told: Cell::default() }
+        let (told, told_files) = (Cell::default(), RefCell::default());
+        Clocks { record, library, with_files: true, held: None, told, told_files }
     }
 
     #[test]

@@ -121,8 +121,10 @@ impl Agent {
         cleanup::remove_forgotten_mpich_files();
         let plans = self.plans(job, node)?;
         let wish = self.wish(job, node);
+        let ships = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
-            let clocks = if recovers(job) { Clocks::new(job)?.map(Rc::new) } else { None };
+            let clocks = if recovers(job) { Clocks::new(job, ships)? } else { None };
+            let clocks = clocks.map(Rc::new);
             let (appnum, task) = job.application(rank);
             let start = Start {
                 clocks,

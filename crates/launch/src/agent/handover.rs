@@ -188,6 +188,7 @@ mod tests {
                 polls,
                 first_intake: rest.0,
                 intakes: rest.1,
+                files: if count == 0 { known.files } else { all.files },
             };
             (at, count) = (Some(next), count + 1);
         }
@@ -207,6 +208,7 @@ mod tests {
             is_full: false,
             first_intake: 3,
             intakes: [[1, 2, 3]].into(),
+            files: vec![4; 80],
         };
         for (here, there, polls) in
             [(0, 0, 9), (5, 3, 7), (3, 5, 9), (9, 9, 8), (4, bytes.len(), 1), (bytes.len(), 4, 11)]

@@ -8,6 +8,9 @@
 //! with the descriptor, if it is to be held. Out: the descriptor, to whoever asks for it back. A thread does this, so that a
 //! rank never waits for the agent's loop.
 //!
+//! A second socket, whose name ends with [`SHIP_SUFFIX`], is for the agent's loop (`ships`): on it the rank asks that another node know
+//! what it has recorded.
+//!
 //! What may never happen: somebody else than this user is given a file, or has one held.
 
 use std::collections::BTreeMap;
@@ -17,7 +20,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
-use landbridge_proto::clocks::{HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_WORD_BYTES};
+use landbridge_proto::clocks::{
+    HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_SHIP, HELD_WORD_BYTES, SHIP_SUFFIX, held_name,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -29,29 +34,63 @@ const FILES_MAX: usize = 2048;
 /// What one rank has held here.
 #[derive(Debug)]
 pub struct Held {
-    /// Name of the socket, in the abstract namespace (unix(7)).
-    name: String,
+    /// Of the socket's name ([`held_name`]): nobody else has these.
+    bits: [u64; 2],
     to_thread: OwnedFd,
     thread: Option<JoinHandle<()>>,
+    ships: OwnedFd,
 }
+
+/// Who waits until another node knows what a rank has recorded.
+#[derive(Debug)]
+pub struct Waiting(SocketAddrUnix);
 
 impl Held {
     pub fn new() -> Result<Held> {
         let socket = datagram_socket()?;
         rustix::net::sockopt::set_socket_passcred(&socket, true)?;
-        let name = bind_somewhere(&socket)?;
+        let bits = random_bits()?;
+        let name = held_name(bits);
+        bind(&socket, &name)?;
+        let ships = datagram_socket()?;
+        rustix::net::sockopt::set_socket_passcred(&ships, true)?;
+        bind(&ships, &[&name, SHIP_SUFFIX.as_bytes()].concat())?;
         let to_thread = datagram_socket()?;
-        rustix::net::connect(&to_thread, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        rustix::net::connect(&to_thread, &SocketAddrUnix::new_abstract_name(&name)?)?;
         let thread = std::thread::Builder::new()
             .name("held files".into())
             .spawn(move || hold(&socket))
             .context("no thread to hold files of ranks")?;
-        Ok(Held { name, to_thread, thread: Some(thread) })
+        Ok(Held { bits, to_thread, thread: Some(thread), ships })
     }
 
-    /// Of the socket; all names are of one length.
-    pub fn name(&self) -> &str {
-        &self.name
+    /// Where requests to tell another node come in.
+    pub fn ships(&self) -> BorrowedFd<'_> {
+        self.ships.as_fd()
+    }
+
+    /// The next of them, if there is one.
+    pub fn next_waiting(&self) -> Option<Waiting> {
+        loop {
+            let got = receive(&self.ships, RecvFlags::DONTWAIT).ok()?;
+            if let Some((Message { what: HELD_SHIP, .. }, Some(from))) = got {
+                return Some(Waiting(from));
+            }
+        }
+    }
+
+    /// Another node knows what was recorded when this one began to wait.
+    pub fn answer(&self, to: &Waiting) {
+        let bytes = word(HELD_SHIP, 0);
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = rustix::net::sendto(&self.ships, &bytes, flags, &to.0);
+    }
+
+    /// For the record's head, from which the rank has them ([`HELD_AT`]).
+    ///
+    /// [`HELD_AT`]: landbridge_proto::clocks::HELD_AT
+    pub fn bits(&self) -> [u64; 2] {
+        self.bits
     }
 }
 
@@ -69,20 +108,16 @@ fn datagram_socket() -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
 }
 
-/// Binds the socket to a name that nobody has.
-fn bind_somewhere(socket: &OwnedFd) -> Result<String> {
-    const ATTEMPTS: usize = 16;
-    for _ in 0..ATTEMPTS {
-        let mut chance = [0; 12];
-        rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty())?;
-        let digits: String = chance.iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = format!("landbridge-held-{digits}");
-        match rustix::net::bind(socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
-            Err(rustix::io::Errno::ADDRINUSE) => (),
-            bound => return bound.map(|()| name).context("no socket to hold files of ranks"),
-        }
-    }
-    anyhow::bail!("every name of a socket is taken")
+/// Binds the socket to this name in the abstract namespace.
+fn bind(socket: &OwnedFd, name: &[u8]) -> Result<()> {
+    let address = SocketAddrUnix::new_abstract_name(name)?;
+    rustix::net::bind(socket, &address).context("no socket to hold files of ranks")
+}
+
+fn random_bits() -> Result<[u64; 2]> {
+    let mut bits = [[0; 8]; 2];
+    rustix::rand::getrandom(bits.as_flattened_mut(), rustix::rand::GetRandomFlags::empty())?;
+    Ok(bits.map(u64::from_ne_bytes))
 }
 
 fn word(what: u64, number: u64) -> [u8; HELD_WORD_BYTES] {
@@ -92,42 +127,57 @@ fn word(what: u64, number: u64) -> [u8; HELD_WORD_BYTES] {
     bytes
 }
 
+/// What somebody of this user has sent.
+struct Message {
+    what: u64,
+    number: u64,
+    file: Option<OwnedFd>,
+}
+
+/// The next message, and who wants an answer to it; `None`: it was nothing of ours.
+fn receive(
+    socket: &OwnedFd,
+    flags: RecvFlags,
+) -> rustix::io::Result<Option<(Message, Option<SocketAddrUnix>)>> {
+    let mut bytes = [0; HELD_WORD_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut room = [IoSliceMut::new(&mut bytes)];
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::net::recvmsg(socket, &mut room, &mut ancillary, flags)?;
+    let (mut file, mut is_ours) = (None, false);
+    for message in ancillary.drain() {
+        match message {
+            RecvAncillaryMessage::ScmRights(mut sent) => file = sent.next(),
+            RecvAncillaryMessage::ScmCredentials(who) => {
+                is_ours = who.uid == rustix::process::getuid();
+            }
+            _ => (),
+        }
+    }
+    if !is_ours || got.bytes != HELD_WORD_BYTES {
+        return Ok(None);
+    }
+    let number = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
+    let from = got.address.and_then(|address| SocketAddrUnix::try_from(address).ok());
+    Ok(Some((Message { what: number(0), number: number(8), file }, from)))
+}
+
 /// Until it is told to end.
 fn hold(socket: &OwnedFd) {
-    let own_user = rustix::process::getuid();
     let mut files = BTreeMap::<u64, OwnedFd>::new();
     loop {
-        let mut bytes = [0; HELD_WORD_BYTES];
-        let space = rustix::cmsg_space!(ScmRights(1), ScmCredentials(1));
-        let mut space = vec![MaybeUninit::uninit(); space];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut room = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = match rustix::net::recvmsg(socket, &mut room, &mut ancillary, flags) {
-            Ok(got) => got,
-            Err(rustix::io::Errno::INTR) => continue,
+        let (message, from) = match receive(socket, RecvFlags::empty()) {
+            Ok(Some(got)) => got,
+            Ok(None) | Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         };
-        let (mut file, mut is_ours) = (None, false);
-        for message in ancillary.drain() {
-            match message {
-                RecvAncillaryMessage::ScmRights(mut sent) => file = sent.next(),
-                RecvAncillaryMessage::ScmCredentials(who) => is_ours = who.uid == own_user,
-                _ => (),
-            }
-        }
-        if !is_ours || got.bytes != HELD_WORD_BYTES {
-            continue;
-        }
-        let number =
-            |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
-        let (what, number) = (number(0), number(8));
+        let Message { what, number, file } = message;
         match (what, file) {
             (HELD_KEEP, Some(file)) if files.len() < FILES_MAX => _ = files.insert(number, file),
             (HELD_DROP, _) => _ = files.remove(&number),
             (HELD_GET, _) => {
-                let to = got.address.and_then(|address| SocketAddrUnix::try_from(address).ok());
-                to.into_iter().for_each(|to| give(socket, &to, number, files.get(&number)));
+                from.into_iter().for_each(|to| give(socket, &to, number, files.get(&number)));
             }
             (HELD_END, _) => return,
             _ => (),
@@ -165,8 +215,8 @@ mod tests {
 
     fn client(held: &Held) -> OwnedFd {
         let socket = datagram_socket().unwrap();
-        bind_somewhere(&socket).unwrap();
-        let to = SocketAddrUnix::new_abstract_name(held.name().as_bytes()).unwrap();
+        bind(&socket, &held_name(random_bits().unwrap())).unwrap();
+        let to = SocketAddrUnix::new_abstract_name(&held_name(held.bits())).unwrap();
         rustix::net::connect(&socket, &to).unwrap();
         socket
     }

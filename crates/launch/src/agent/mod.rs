@@ -26,6 +26,7 @@ pub mod rank;
 mod reach;
 pub mod relay;
 mod revive;
+mod ships;
 mod spares;
 mod streams;
 mod wards;
@@ -63,6 +64,7 @@ use passed::Passed;
 use rank::LocalRank;
 use relay::RelayProcess;
 use revive::Revival;
+use ships::Ships;
 use wards::Wards;
 
 /// The shortest wait, so that a time that is due is past when it is looked at.
@@ -122,6 +124,8 @@ struct Agent {
     wards: Wards,
     /// and of nodes below that are lost.
     handovers: Vec<Handover>,
+    /// Ranks that wait until the agent above knows what they have recorded.
+    ships: Ships,
     /// What is known of ranks that are to be taken over.
     laid: BTreeMap<u32, Rc<Clocks>>,
     /// Places of ranks that have ended in this pass, in the order in which they did.
@@ -171,6 +175,7 @@ enum Source {
     Pmi(usize),
     Output(usize),
     RankInput(usize),
+    Ship(usize),
     Line,
     Relay,
     Wake,
@@ -191,6 +196,7 @@ impl Agent {
             exits: Exits::new(),
             wards: Wards::default(),
             handovers: Vec::new(),
+            ships: Ships::default(),
             laid: BTreeMap::new(),
             unreported: Vec::new(),
             relay: None,
@@ -287,6 +293,9 @@ impl Agent {
             for fd in rank.outputs().filter(|_| room) {
                 add(Source::Output(index), fd, read);
             }
+            if let Some(held) = rank.clocks.as_ref().and_then(|clocks| clocks.held()) {
+                add(Source::Ship(index), held.ships(), read);
+            }
             if let Some(fd) = rank.line() {
                 add(Source::Line, fd, read);
             }
@@ -334,6 +343,7 @@ impl Agent {
             Source::Pmi(index) => self.handle_pmi(index),
             Source::Output(index) => self.handle_output(index),
             Source::RankInput(index) => self.write_rank_input(index),
+            Source::Ship(index) => self.handle_ship(index),
             Source::Relay => self.handle_relay(),
             Source::Parent | Source::Child(_) | Source::Wake | Source::Line => {}
         }
@@ -467,6 +477,7 @@ impl Agent {
             Message::Answer { rank, line } => self.deliver_answer(rank, line),
             Message::Order(order) => self.handle_order(*order),
             Message::Known(known) => self.lay(&known),
+            Message::Shipped { serial, .. } => self.handle_shipped(serial),
             Message::Adopt(adoption) => self.handle_adoption(&adoption),
             Message::Spares(spares) => self.handle_spares(spares.names),
             Message::Revoke { group } => self.revoke(group),
@@ -598,6 +609,9 @@ impl Agent {
                 talk => self.wards.handle_talk(talk),
             },
             Message::Known(known) => self.wards.handle_known(*known),
+            Message::Ship { rank, serial } => {
+                self.children[index].process.link.send(&Message::Shipped { rank, serial });
+            }
             Message::Name { rank, .. } | Message::Spawn { rank, .. }
                 if self.was_asked_before(index, rank) => {}
             Message::Output { rank, stream, ref bytes, own } => {

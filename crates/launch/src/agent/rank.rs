@@ -94,7 +94,7 @@ pub struct LocalRank {
 
 impl LocalRank {
     pub fn start(job: &Job, node: &Node, relay: &str, start: &Start) -> Result<LocalRank> {
-        let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
+        let (ours, theirs) = socket_pair()?;
         let mut command = command(job, node, relay, start, sys::raw(&theirs));
         let aside = if start.has_images { Some(aside(&mut command)?) } else { None };
         let aside_fd = aside.as_ref().map(|(_, theirs)| sys::raw(theirs));
@@ -270,9 +270,15 @@ impl LocalRank {
 
 /// The two ends of the socket over which a process says that its image can be taken.
 fn aside(command: &mut Command) -> Result<(UnixStream, UnixStream)> {
-    let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
+    let (ours, theirs) = socket_pair()?;
     command.env("LANDBRIDGE_ASIDE", same_length(sys::raw(&theirs)));
     Ok((ours, theirs))
+}
+
+/// For the agent, and for the rank.
+fn socket_pair() -> Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
+    Ok((ours, sys::out_of_the_way(theirs.into()).into()))
 }
 
 /// What is needed to take images of a process that has just been started.

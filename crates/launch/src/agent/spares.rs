@@ -275,7 +275,7 @@ impl Agent {
         let Some(assignment) = &self.assignment else { return };
         let outcome = match self.laid.get(&known.rank) {
             Some(clocks) => Ok(Some(clocks.clone())),
-            None => Clocks::new(&assignment.job).map(|clocks| clocks.map(Rc::new)),
+            None => Clocks::new(&assignment.job, true).map(|clocks| clocks.map(Rc::new)),
         };
         let laid = outcome.and_then(|clocks| {
             if let Some(clocks) = clocks {
@@ -331,7 +331,7 @@ impl Agent {
         let count = adoption.ranks.len() as u32;
         for (turn, one) in adoption.ranks.iter().enumerate() {
             let clocks = match self.laid.remove(&one.rank) {
-                None => Clocks::new(job)?.map(Rc::new),
+                None => Clocks::new(job, true)?.map(Rc::new),
                 laid => laid,
             };
             if clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {

@@ -66,6 +66,8 @@ pub struct Memory {
     /// The last of them, from this number on.
     pub first_intake: u64,
     pub intakes: VecDeque<[u64; 3]>,
+    /// The head's part about files.
+    pub files: Vec<u8>,
 }
 
 impl Memory {
@@ -83,6 +85,9 @@ impl Memory {
         }
         self.polls = self.polls.max(known.polls);
         self.is_full |= known.is_full;
+        if !known.files.is_empty() {
+            self.files = known.files;
+        }
         for (number, intake) in (known.first_intake..).zip(known.intakes) {
             let next = self.first_intake + self.intakes.len() as u64;
             if number > next {
@@ -106,8 +111,8 @@ impl Memory {
     /// All but what was read.
     pub fn rest(&self, rank: u32) -> Known {
         let intakes = self.intakes.iter().copied().collect();
-        let Memory { is_full, polls, first_intake, .. } = *self;
-        Known { rank, is_full, polls, first_intake, intakes, ..Known::default() }
+        let (&Memory { is_full, polls, first_intake, .. }, files) = (self, self.files.clone());
+        Known { rank, is_full, polls, first_intake, intakes, files, ..Known::default() }
     }
 }
 

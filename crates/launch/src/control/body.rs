@@ -66,6 +66,7 @@ impl Writer<'_> {
         self.long(known.first_intake);
         self.number(u32::try_from(known.intakes.len()).unwrap_or(u32::MAX));
         known.intakes.iter().flatten().for_each(|&number| self.short(number));
+        self.bytes(&known.files);
     }
 
     pub fn percent(&mut self, share: Option<u8>) {
@@ -163,7 +164,8 @@ impl<'a> Reader<'a> {
         let count = self.number()?;
         let one = |body: &mut Self| Some([body.short()?, body.short()?, body.short()?]);
         let intakes = (0..count).map(|_| one(self)).collect::<Option<_>>()?;
-        Some(Known { rank, base, is_full, polls, from, reads, first_intake, intakes })
+        let files = self.bytes()?.to_vec();
+        Some(Known { rank, base, is_full, polls, from, reads, first_intake, intakes, files })
     }
 
     /// Whether all of it was taken.

@@ -56,6 +56,8 @@ pub struct Known {
     /// Polls, frames and time of each intake, from this number on.
     pub first_intake: u64,
     pub intakes: Vec<[u64; 3]>,
+    /// The head's part about files ([`landbridge_proto::clocks::FILES_AT`]); empty: as it was.
+    pub files: Vec<u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -115,6 +115,8 @@ fn every_message() -> Vec<Message> {
         Message::Talk(Box::new(Talk::Ended { rank: 4, life: adoption().ranks[0].lives[0] })),
         Message::Talk(Box::new(Talk::Heard { rank: 4, answer: "cmd=got\n".to_string() })),
         Message::Known(Box::new(known())),
+        Message::Ship { rank: 4, serial: 7 },
+        Message::Shipped { rank: 4, serial: 7 },
         Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
         Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
         Message::StdinTaken { bytes: 7 },
@@ -200,7 +202,8 @@ fn known() -> Known {
     let intakes = vec![[1, 2, 3], [u64::MAX, 0, 1 << 40]];
     let (rank, from, polls, first_intake) = (4, 1 << 33, 1 << 40, 1 << 35);
     let base = 1 << 34;
-    Known { rank, base, from, reads: vec![7; 300], polls, is_full: true, first_intake, intakes }
+    let (reads, files) = (vec![7; 300], vec![9; 80]);
+    Known { rank, base, from, reads, polls, is_full: true, first_intake, intakes, files }
 }
 
 fn adoption() -> Adoption {

@@ -29,6 +29,26 @@ pub const HELD_DROP: u64 = 2;
 pub const HELD_GET: u64 = 3;
 /// Nothing is held any more.
 pub const HELD_END: u64 = 4;
+/// On the agent's other socket, whose name ends with [`SHIP_SUFFIX`]: what is recorded is to be known on another node. The answer, the
+/// same word, says that it is.
+pub const HELD_SHIP: u64 = 5;
+/// How the name of that socket ends, after the name of the first one.
+pub const SHIP_SUFFIX: &str = "-ship";
+const HELD_PREFIX: &[u8; 16] = b"landbridge-held-";
+/// Length of the name of the first socket.
+pub const HELD_NAME_BYTES: usize = HELD_PREFIX.len() + 32;
+
+/// The name of the first socket, in the abstract namespace (unix(7)), from the 128 random bits that the record's head has
+/// ([`super::HELD_AT`]).
+pub fn held_name(chance: [u64; 2]) -> [u8; HELD_NAME_BYTES] {
+    let mut name = [0; HELD_NAME_BYTES];
+    name[..HELD_PREFIX.len()].copy_from_slice(HELD_PREFIX);
+    let bits = u128::from(chance[0]) << 64 | u128::from(chance[1]);
+    for (place, letter) in name[HELD_PREFIX.len()..].iter_mut().enumerate() {
+        *letter = b"0123456789abcdef"[(bits >> (124 - 4 * place)) as usize & 0xf];
+    }
+    name
+}
 
 const DIGEST_BYTES: usize = 4;
 
