@@ -141,3 +141,5 @@ def quiet_environment() -> None:
     for name in list(os.environ):
         if name.startswith(("LANDBRIDGE_", "FI_", "PMI_", "MPIR_", "OMPI_", "I_MPI_")):
             del os.environ[name]
+    # What is tested is our provider.
+    os.environ["LANDBRIDGE_LOCAL"] = "own"

@@ -29,6 +29,8 @@ from support import paths, process
 RANKS, STEPS = recovery.RANKS, 11
 # On a quiet machine a job takes 8 s, kills and all.
 LIMIT_S = 120.0
+# A node that has been silent for 20 s counts as lost; its ranks go on elsewhere when this one is heard again.
+SILENT_S = 21.5
 SOURCES = common.PROGRAMS / "files"
 # What a job says that ends because something of a rank cannot come back.
 REFUSAL = r"^landbridge.*(cannot come back|cannot be started anew|cannot go on|is not started anew)"
@@ -83,7 +85,8 @@ class Case:
     kind: str
     words: list[str]
     has_images: bool
-    is_lost: bool = False  # the node of two ranks is
+    is_lost: bool = False  # the node of two ranks is,
+    is_silent: bool = False  # or it says nothing for so long that it counts as lost, and then goes on
 
 
 def main() -> int:
@@ -176,6 +179,9 @@ def every_case(options) -> list[Case]:
             if rows[0].outcome == RIGHT and (options.all or name == "libc"):
                 start = "from images" if has_images else "from the start"
                 cases.append(Case(f"{name}, a node is lost, {start}", rows, "", nodes.SPARE, has_images, is_lost=True))
+            if options.all and rows[0].outcome == RIGHT and not has_images:
+                words = [*nodes.SPARE, "--set", "peer_timeout=20s"]
+                cases.append(Case(f"{name}, a node falls silent", rows, "", words, False, is_lost=True, is_silent=True))
     return cases
 
 
@@ -227,7 +233,7 @@ def play(options, programs: Programs, case: Case, kills, *words):
         if shell := case.rows[0].shell:
             program = ["sh", "-c", shell, *program]
         if isinstance(kills, float):
-            events = [(kills, nodes.KILLED)]
+            events = [(kills, nodes.STOPPED), (kills + SILENT_S, nodes.WOKEN)] if case.is_silent else [(kills, nodes.KILLED)]
             code, _, output = nodes.lab_job(options, program, events, words, first="step 4")
         else:
             code, _, output = recovery.job(options, program, kills, *words, limit_s=LIMIT_S, recover=bool(kills))

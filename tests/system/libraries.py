@@ -29,6 +29,7 @@ def main() -> int:
         open_mpi(checks, ranks)
         debian_open_mpi(checks, ranks)
     partings(checks)
+    windows(checks)
     return checks.end()
 
 
@@ -44,6 +45,50 @@ def mpich(checks, ranks):
     job(checks, f"MPICH, landbridge run, two clusters, {ranks}", [*two, *program])
     own = [options.venvs / "mpich" / "bin" / "mpiexec", "-n", ranks, *program]
     job(checks, f"MPICH, mpiexec, {ranks}", own, common.settings(options, "mpich"))
+
+
+WINDOWS = str(common.PROGRAMS / "windows.py")
+
+
+def windows(checks):
+    """Who shares memory by the library itself: the ranks of a node, if each has a core, and never those of two clusters."""
+    options, cores = checks.options, len(os.sched_getaffinity(0))
+    library, two = ("--set", "local=library"), ("--clusters", "2")
+    cases = [
+        ("by default, a core each", min(2, cores), (), min(2, cores)),
+        ("by default, more ranks than cores", cores + 1, (), 1),
+        ("left to the library, more ranks than cores", cores + 1, library, cores + 1),
+        ("left to the library, two clusters on one machine", 4, (*two, *library), 2),
+        ("by our provider", 2, ("--set", "local=own"), 1),
+    ]
+    for name, ranks, words, neighbours in cases:
+        if not checks.wants(f"windows, MPICH, {name}"):
+            continue
+        command = [*common.landbridge_run(options, ranks, *words), common.python(options, "mpich"), WINDOWS]
+        # Empty: what a user has who says nothing.
+        finished = common.run(options, command, {"LANDBRIDGE_LOCAL": ""})
+        told = sorted(common.values(finished.output, "shared"))
+        wanted = [f"{rank},{','.join(map(str, neighbours_of(rank, neighbours)))}" for rank in range(ranks)]
+        checks.check(f"windows, MPICH, {name}", finished.ok and told == wanted, f"{told}", finished.output)
+    intel_windows(checks)
+
+
+def neighbours_of(rank: int, count: int) -> range:
+    first = rank - rank % count
+    return range(first, first + count)
+
+
+def intel_windows(checks):
+    """Intel MPI has windows over any fabric; over `shm:ofi` it goes by the name of the host."""
+    options = checks.options
+    for name, ranks, words in [("one cluster", 2, ()), ("two clusters", 4, ("--clusters", "2", "--set", "local=library"))]:
+        if not checks.wants(f"windows, Intel MPI, {name}"):
+            continue
+        command = [*common.landbridge_run(options, ranks, *words), common.python(options, "impi"), WINDOWS]
+        finished = common.run(options, command, intel_root(options) | {"LANDBRIDGE_LOCAL": ""})
+        told = sorted(common.values(finished.output, "shared"))
+        wanted = [f"{rank},{','.join(map(str, neighbours_of(rank, 2)))}" for rank in range(ranks)]
+        checks.check(f"windows, Intel MPI, {name}", finished.ok and told == wanted, f"{told}", finished.output)
 
 
 def intel_root(options) -> dict[str, str]:

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 
 use landbridge_proto::clocks::Polls;
 
-use crate::{aio, answer, observe, own, temporary, trap};
+use crate::{aio, answer, observe, own, starts, temporary, trap};
 
 /// `name => body, register`: of the argument behind the last one, on x86-64 and on ARM.
 macro_rules! in_front_of {
@@ -74,6 +74,12 @@ instead_of! {
     lio_listio => aio::lio_listio;
     lio_listio64 => aio::lio_listio;
     sched_yield => trap::sched_yield;
+    execve => starts::execve;
+    execv => starts::execv;
+    execvp => starts::execvp;
+    execvpe => starts::execvpe;
+    posix_spawn => starts::posix_spawn;
+    posix_spawnp => starts::posix_spawnp;
 }
 
 /// Runs when the program is loaded.

@@ -31,6 +31,7 @@ mod observe;
 mod opens;
 mod own;
 mod session;
+mod starts;
 mod system;
 mod table;
 mod temporary;

@@ -4,12 +4,13 @@
 //! cannot be restarted, at the first call that changes a file, or that reads one which somebody changes while the job runs. The
 //! calls themselves are let through.
 //!
-//! Not seen: programs that are linked statically, and what a process does between `vfork` and `exec`.
+//! Not seen: what a process does between `vfork` and `exec`. Programs in which nothing would be seen are told of when they begin
+//! (`starts`).
 //!
 //! What may never happen: an effect of theirs is done again by a later incarnation.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
@@ -22,7 +23,7 @@ use crate::facts::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::names::Named;
 use crate::session::{Path, Session, kernel, text};
 use crate::table::{Kind, PATH_BYTES};
-use crate::{caller, own, system, trap};
+use crate::{caller, own, starts, system, trap};
 
 /// In a program that a rank has started: the head of that rank's record.
 static OBSERVED: AtomicPtr<Head> = AtomicPtr::new(null_mut());
@@ -142,12 +143,18 @@ pub unsafe fn answer(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             libc::SYS_io_uring_setup | libc::SYS_io_setup => {
                 return Some(-i64::from(libc::ENOSYS));
             }
+            libc::SYS_execve => starts::look(a as *const c_char, c as *const *mut c_char),
             libc::SYS_fork => return fork(number, arguments, 0, 0),
             libc::SYS_clone => return fork(number, arguments, a, b),
             _ => names(number, arguments),
         }
     }
     None
+}
+
+/// Whether what this process does, or what it starts, matters to a record.
+pub fn is_watched() -> bool {
+    own::head().or_else(observed).is_some_and(|head| !head.files.is_refused())
 }
 
 /// Whether this process was started by a recorded one.
@@ -241,7 +248,11 @@ fn refuse(what: &str, path: &[u8], more: &str) {
             })
         }
     }
-    let reason = format_args!("{Who} {what} {}{more}", Path(path));
+    refuse_for(format_args!("{Who} {what} {}{more}", Path(path)));
+}
+
+/// The rank whose record this is cannot be restarted, for this reason.
+pub fn refuse_for(reason: fmt::Arguments<'_>) {
     match observed() {
         Some(head) => own::refuse_in(head, reason),
         None => own::refuse(reason),

@@ -31,6 +31,8 @@ const FILES: &CStr = c"LANDBRIDGE_WATCH_FILES";
 /// Clocks of file servers may be behind by so much.
 const SLACK_NANOS: i64 = 2_000_000_000;
 const PRELOAD: &CStr = c"LD_PRELOAD";
+/// How the name of this library begins.
+pub const LIBRARY: &[u8] = b"liblandbridge_clocks";
 
 /// Where the thread stands that is recorded, in a page that a child finds empty, whatever way it was made. Null: nobody is.
 static OWNER: AtomicPtr<AtomicUsize> = AtomicPtr::new(null_mut());

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::{clockid_t, size_t, ssize_t, time_t, timespec, timeval};
 
+/// Strings, and a null pointer behind them.
+type Words = *const *mut c_char;
+
 /// The next function of this name behind ours; looked up once.
 pub struct Behind {
     name: &'static CStr,
@@ -84,6 +87,26 @@ behind! {
         list: *const *mut libc::aiocb,
         count: c_int,
         event: *mut libc::sigevent
+    ) -> c_int;
+    execve(path: *const c_char, words: Words, environment: Words) -> c_int;
+    execv(path: *const c_char, words: Words) -> c_int;
+    execvp(name: *const c_char, words: Words) -> c_int;
+    execvpe(name: *const c_char, words: Words, environment: Words) -> c_int;
+    posix_spawn(
+        process: *mut libc::pid_t,
+        path: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t,
+        words: Words,
+        environment: Words
+    ) -> c_int;
+    posix_spawnp(
+        process: *mut libc::pid_t,
+        name: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t,
+        words: Words,
+        environment: Words
     ) -> c_int;
     mkstemp(template: *mut c_char) -> c_int;
     mkostemp(template: *mut c_char, flags: c_int) -> c_int;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::local::Local;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
@@ -27,7 +28,7 @@ use moved::{Adoption, Known, Moved, Spares, Talk};
 use order::{Application, Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.
@@ -71,6 +72,9 @@ pub struct Job {
     pub limits: Limits,
     /// There are nodes that take the ranks of one that is lost.
     pub has_spares: bool,
+    /// Who carries the messages between ranks of a node.
+    #[serde(default)]
+    pub local: Local,
 }
 
 impl Job {

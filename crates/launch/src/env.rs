@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 
 use anyhow::Result;
-use landbridge_proto::setting::Reader;
+use landbridge_proto::setting::{self, Reader};
 
 use crate::cli::{EnvArguments, Library};
 use crate::mpi::{MPICH_RETRIES, PROVIDER};
@@ -26,7 +26,11 @@ pub fn run(arguments: &EnvArguments) -> Result<()> {
             "landbridge env: {is} is set here and chooses another transport: it becomes {instead}"
         );
     }
-    print!("{}{}", script(arguments.mpi, &directory, arguments.ranks, secrets), said(&own));
+    print!("{}", script(arguments.mpi, &directory, arguments.ranks, secrets));
+    if own.text(&setting::LOCAL) == "library" {
+        print!("{}", local_left_to(arguments.mpi));
+    }
+    print!("{}", said(&own));
     Ok(())
 }
 
@@ -104,6 +108,18 @@ fn settings(library: Library) -> &'static [(&'static str, &'static str)] {
             ("OMPI_MCA_coll_hcoll_enable", "0"),
             ("OMPI_MCA_coll_ucc_enable", "0"),
         ],
+    }
+}
+
+/// With `local=library`: messages inside a node are the library's own business. How many ranks there are on how many cores is not
+/// known here, so `auto` counts as `own`.
+fn local_left_to(library: Library) -> &'static str {
+    match library {
+        Library::Mpich => "export MPIR_CVAR_NOLOCAL=0\n",
+        Library::Impi => "export I_MPI_FABRICS=shm:ofi\n",
+        Library::Openmpi => {
+            "# local=library is not heeded: Open MPI sends through one library or the other.\n"
+        }
     }
 }
 

@@ -21,6 +21,7 @@ mod hosts;
 mod limits;
 mod link;
 mod links;
+mod local;
 mod mpi;
 mod output_log;
 mod plan;

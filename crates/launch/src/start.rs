@@ -15,6 +15,7 @@ use crate::cli::RunArguments;
 use crate::control::order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
+use crate::local::{self, Local};
 use crate::mpi::{PROVIDER, ways};
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
@@ -236,7 +237,13 @@ fn job(
         verbose: arguments.verbose,
         limits: limits(arguments),
         has_spares: plan.has_spares(),
+        local: local(settings, plan)?,
     })
+}
+
+fn local(settings: &Settings, plan: &plan::Plan) -> Result<Local> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    local::choose(settings.text(&setting::LOCAL), settings.recovers(), &plan.nodes, cores)
 }
 
 fn limits(arguments: &RunArguments) -> Limits {

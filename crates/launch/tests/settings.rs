@@ -182,9 +182,11 @@ fn a_misspelt_variable_is_told_and_the_job_runs() {
 #[test]
 fn doctor_shows_what_is_not_as_by_default() {
     let lb = Landbridge::new("settings-doctor");
-    let text = stdout(&lb.run(&["doctor"]));
+    // Tests run with another value; empty is what a user has who says nothing.
+    let local = ("LANDBRIDGE_LOCAL", "");
+    let text = stdout(&run_with(&lb, &[local], &["doctor"]));
     assert!(text.contains("Settings\n  ok  all as by default"), "{text}");
-    let said = [("LANDBRIDGE_RETAIN", "1GiB"), ("LANDBRIDGE_PEER_TIMEOUT", "1min")];
+    let said = [("LANDBRIDGE_RETAIN", "1GiB"), ("LANDBRIDGE_PEER_TIMEOUT", "1min"), local];
     let text = stdout(&run_with(&lb, &said, &["doctor"]));
     assert!(
         text.contains("Settings\n  ok  retain = 1GiB (environment; default: 64MiB)\n"),

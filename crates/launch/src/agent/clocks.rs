@@ -208,7 +208,9 @@ impl Clocks {
         }
         let length = usize::try_from(words[FILES_WORDS - 1]).unwrap_or(REFUSAL_BYTES);
         let text = self.bytes(REFUSAL_AT + size_of::<u64>(), length.min(REFUSAL_BYTES));
-        words.iter().flat_map(|word| word.to_ne_bytes()).chain(text).collect()
+        let files: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).chain(text).collect();
+        // Nothing has been said about any.
+        if files.iter().all(|byte| *byte == 0) { Vec::new() } else { files }
     }
 
     /// Intakes from one number to another, and which is the first of them that is still there.
@@ -452,6 +454,14 @@ mod tests {
         assert_eq!(other.words(COUNT_AT), Some([RECENT_MAX as u64 + 20]));
         assert_eq!(other.words(place_of(500)), Some([501, 2, 500]));
         assert_eq!(other.news(3), [], "it came from there");
+        // An effect that is under way.
+        put(&one, FILES_AT + 8, 77);
+        let news = one.news(3);
+        assert_eq!(news.len(), 1);
+        assert_eq!(news[0].files.len(), FILES_WORDS * 8);
+        other.lay(&news[0]).unwrap();
+        assert_eq!(other.words(FILES_AT), Some([0, 77]));
+        assert_eq!((one.news(3), other.news(3)), (Vec::new(), Vec::new()));
         take_in(&other, RECENT_MAX as u64 + 20);
         assert_eq!(other.news(3)[0].intakes, [[RECENT_MAX as u64 + 21, 2, RECENT_MAX as u64 + 20]]);
     }

@@ -68,6 +68,7 @@ fn assignment() -> Assignment {
             verbose: true,
             limits: Limits { restarts_max: 3, within_s: 9 },
             has_spares: true,
+            local: Local::Library,
         },
         node: node("n1", 0, vec![node("n2", 2, vec![])]),
     }

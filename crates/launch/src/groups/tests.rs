@@ -1,6 +1,7 @@
 //! Where spawned processes go, and which indices they get.
 
 use super::*;
+use crate::local::Local;
 
 fn node(cluster: u32, name: &str, first_rank: u32, rank_count: u32, slots: u32) -> Node {
     Node {
@@ -41,6 +42,7 @@ fn job(size: u32) -> Job {
         verbose: false,
         limits: Default::default(),
         has_spares: false,
+        local: Local::Library,
     }
 }
 

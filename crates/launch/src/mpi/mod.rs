@@ -14,6 +14,7 @@ use anyhow::{Result, bail};
 
 use crate::control::Job;
 use crate::control::order::Task;
+use crate::local::Local;
 use crate::sibling;
 use detect::{Detector, Family, Found};
 use ways::Replaced;
@@ -113,7 +114,8 @@ pub fn prepare(task: &Task, job: &Job) -> Result<Plan> {
         }
     }
     set_provider(&mut environment, job.provider.as_deref())?;
-    set_library(&mut environment, found.as_ref());
+    let local = if job.provider.is_some() { Local::Own } else { job.local };
+    set_library(&mut environment, found.as_ref(), local);
     if job.size > 1 && !is_direct {
         let (name, value) = NO_OPEN_MPI;
         environment.insert(name.into(), value.into());
@@ -214,16 +216,17 @@ pub const MPICH_RETRIES: (&str, &str) = ("MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY", "
 
 /// Sets what the library needs. When none was found (it may be loaded later), what any needs:
 /// each library ignores the others' variables.
-pub fn set_library(environment: &mut Environment, found: Option<&Found>) {
+pub fn set_library(environment: &mut Environment, found: Option<&Found>, local: Local) {
     let family = found.map(|found| found.family);
     if family != Some(Family::Intel) {
         set_default(environment, "MPIR_CVAR_CH4_NETMOD", "ofi");
-        // Messages on a node go through our shared memory, not the library's own.
-        set_default(environment, "MPIR_CVAR_NOLOCAL", "1");
+        let only_network = if local.is_left_to(Family::Mpich) { "0" } else { "1" };
+        set_default(environment, "MPIR_CVAR_NOLOCAL", only_network);
         set_default(environment, MPICH_RETRIES.0, MPICH_RETRIES.1);
     }
     if family != Some(Family::Mpich) {
-        set_default(environment, "I_MPI_FABRICS", "ofi");
+        let is_left = local.is_left_to(Family::Intel);
+        set_default(environment, "I_MPI_FABRICS", if is_left { "shm:ofi" } else { "ofi" });
         let provider = environment.get(OsStr::new("FI_PROVIDER")).cloned();
         set_default(environment, "I_MPI_OFI_PROVIDER", provider.unwrap_or_else(|| PROVIDER.into()));
     }
@@ -356,7 +359,7 @@ mod tests {
     #[test]
     fn each_library_gets_what_it_needs() {
         let mut mpich = environment(&[("LD_LIBRARY_PATH", "/x")]);
-        set_library(&mut mpich, Some(&found(Family::Mpich)));
+        set_library(&mut mpich, Some(&found(Family::Mpich)), Local::Own);
         let expected = [
             ("LD_LIBRARY_PATH", "/opt/mpi/lib:/x"),
             ("MPIR_CVAR_CH4_NETMOD", "ofi"),
@@ -365,15 +368,29 @@ mod tests {
         ];
         assert_eq!(mpich, environment(&expected));
         let mut intel = environment(&[("FI_PROVIDER", "tcp")]);
-        set_library(&mut intel, Some(&found(Family::Intel)));
+        set_library(&mut intel, Some(&found(Family::Intel)), Local::Own);
         assert_eq!(variable(&intel, "I_MPI_FABRICS"), "ofi");
         assert_eq!(variable(&intel, "I_MPI_OFI_PROVIDER"), "tcp");
         assert!(variable(&intel, "MPIR_CVAR_NOLOCAL").is_empty());
         assert!(variable(&intel, MPICH_RETRIES.0).is_empty());
         let mut unknown = Environment::new();
-        set_library(&mut unknown, None);
+        set_library(&mut unknown, None, Local::Own);
         for name in ["I_MPI_FABRICS", "MPIR_CVAR_NOLOCAL"] {
             assert!(!variable(&unknown, name).is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_stays_on_a_node_is_left_to_the_library_where_that_is_said() {
+        for (family, local, name, value) in [
+            (Family::Mpich, Local::Library, "MPIR_CVAR_NOLOCAL", "0"),
+            (Family::Mpich, Local::LibraryByPlan, "MPIR_CVAR_NOLOCAL", "0"),
+            (Family::Intel, Local::Library, "I_MPI_FABRICS", "shm:ofi"),
+            (Family::Intel, Local::LibraryByPlan, "I_MPI_FABRICS", "ofi"),
+        ] {
+            let mut environment = Environment::new();
+            set_library(&mut environment, Some(&found(family)), local);
+            assert_eq!(variable(&environment, name), value, "{family:?}, {local:?}");
         }
     }
 
@@ -419,7 +436,7 @@ mod tests {
     #[test]
     fn the_users_own_setting_wins() {
         let mut mpich = environment(&[("MPIR_CVAR_NOLOCAL", "0")]);
-        set_library(&mut mpich, Some(&found(Family::Mpich)));
+        set_library(&mut mpich, Some(&found(Family::Mpich)), Local::Own);
         assert_eq!(variable(&mpich, "MPIR_CVAR_NOLOCAL"), "0");
         let mut other = environment(&[("FI_PROVIDER", "verbs")]);
         set_provider(&mut other, Some("tcp")).unwrap();
@@ -465,7 +482,7 @@ mod tests {
             Found { family: Family::Intel, library: lib.join("libmpi.so.12"), needs_path: true };
         let path = || {
             let mut settings = Environment::new();
-            set_library(&mut settings, Some(&found));
+            set_library(&mut settings, Some(&found), Local::Own);
             let system = variable(&settings, "I_MPI_OFI_LIBRARY_INTERNAL") == "0";
             (variable(&settings, "LD_LIBRARY_PATH").to_owned(), system)
         };

@@ -30,6 +30,17 @@ pub const PATHS: Setting = Setting {
     readers: &[Reader::Process],
     sentence: "The ways to a peer that may be used.",
 };
+pub const LOCAL: Setting = Setting {
+    name: "local",
+    default: "auto",
+    unit: "auto, own or library",
+    kind: Kind::Choice(&["auto", "own", "library"]),
+    scope: Scope::Job,
+    readers: &[Reader::Launcher],
+    sentence: "Who carries messages between ranks of one node. `library`: the shared memory of the MPI library; only \
+               with it do these ranks share windows (`MPI_Win_allocate_shared`). `own`: the provider, which \
+               `--recover` needs. `auto`: the library, if every rank has a core of its own.",
+};
 pub const UDP: Setting = Setting {
     name: "udp",
     default: "off",
@@ -417,6 +428,7 @@ pub const ASIDE: Setting = Setting {
 pub const SETTINGS: &[&Setting] = &[
     &LOG,
     &PATHS,
+    &LOCAL,
     &UDP,
     &CONGESTION,
     &RAILS,

@@ -1,0 +1,139 @@
+//! Who carries the messages between ranks of one node (setting `local`): the shared memory of the MPI library itself, with which
+//! ranks of a node also share windows, or our provider.
+//!
+//! In: what the user said, the plan, and the cores of this machine. Out: one answer for the whole job ([`Local`]), because ranks must
+//! agree on who shares a node.
+//!
+//! What may never happen: messages that `--recover` must record go past it, or ranks of different clusters take each other for
+//! neighbours.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::control::Node;
+use crate::mpi::detect::Family;
+
+/// What the whole job does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Local {
+    /// Our provider carries everything.
+    #[default]
+    Own,
+    /// The library carries what stays on a node, if it takes from us which ranks those are: several clusters are on one machine.
+    LibraryByPlan,
+    /// The same, also of a library that looks at the name of the host.
+    Library,
+}
+
+impl Local {
+    /// Whether this library carries what stays on a node. Intel MPI looks at the name of the host; MPICH asks its process manager.
+    pub fn is_left_to(self, family: Family) -> bool {
+        match self {
+            Local::Own => false,
+            Local::LibraryByPlan => family == Family::Mpich,
+            Local::Library => true,
+        }
+    }
+}
+
+/// `said`: the setting's text. `records`: messages are recorded. `cores`: those of this machine that the job may use.
+pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Result<Local> {
+    let library = if shares_a_machine(clusters) { Local::LibraryByPlan } else { Local::Library };
+    match said {
+        "library" if records => bail!(
+            "--recover needs local=own: nothing is recorded of messages that an MPI library carries itself; leave \
+             local=library out, or start without --recover"
+        ),
+        "library" => Ok(library),
+        "auto" if !records && has_a_core_each(clusters, cores) => Ok(library),
+        _ => Ok(Local::Own),
+    }
+}
+
+/// Whether two clusters have ranks on this machine.
+fn shares_a_machine(clusters: &[Node]) -> bool {
+    let is_here = |cluster: &&Node| !cluster.remote && cluster.total_ranks() > 0;
+    clusters.iter().filter(is_here).count() > 1
+}
+
+/// Libraries wait for each other without sleeping, so that ranks without a core of their own stop the others. A host elsewhere is
+/// taken to have a core for each of its slots.
+fn has_a_core_each(clusters: &[Node], cores: u32) -> bool {
+    let mut here = 0u32;
+    let has_slots = clusters.iter().all(|cluster| has_slots_elsewhere(cluster, true, &mut here));
+    has_slots && here <= cores
+}
+
+/// `is_above_here`: the agent above is on this machine. Adds up the ranks that are here as well.
+fn has_slots_elsewhere(node: &Node, is_above_here: bool, here: &mut u32) -> bool {
+    let is_here = is_above_here && !node.remote;
+    if is_here {
+        *here = here.saturating_add(node.rank_count);
+    }
+    let fits = is_here || node.rank_count <= node.slots;
+    fits && node.children.iter().all(|child| has_slots_elsewhere(child, is_here, here))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(rank_count: u32, slots: u32, remote: bool, children: Vec<Node>) -> Node {
+        let text = String::new;
+        Node {
+            cluster: 0,
+            cluster_name: text(),
+            name: text(),
+            address: None,
+            first_rank: 0,
+            rank_count,
+            slots,
+            is_spare: false,
+            spares: Vec::new(),
+            relay_unix: None,
+            remote,
+            spawn: Vec::new(),
+            children,
+        }
+    }
+
+    #[test]
+    fn each_rank_has_a_core_or_our_provider_carries_everything() {
+        let auto = |clusters: &[Node], cores| choose("auto", false, clusters, cores).unwrap();
+        let here = |ranks| node(ranks, ranks, false, Vec::new());
+        assert_eq!(auto(&[here(2)], 2), Local::Library);
+        assert_eq!(auto(&[here(3)], 2), Local::Own);
+        // Together they are too many.
+        assert_eq!(auto(&[here(2), here(2)], 3), Local::Own);
+        assert_eq!(auto(&[here(2), here(2)], 4), Local::LibraryByPlan);
+        let elsewhere = |ranks, slots| node(ranks, slots, true, Vec::new());
+        assert_eq!(auto(&[elsewhere(8, 8)], 2), Local::Library);
+        assert_eq!(auto(&[elsewhere(9, 8)], 2), Local::Own);
+        let with_children = node(1, 1, false, vec![elsewhere(8, 8), here(1)]);
+        assert_eq!(auto(&[with_children.clone()], 2), Local::Library);
+        assert_eq!(auto(&[with_children], 1), Local::Own);
+        // What is behind another host is not here.
+        assert_eq!(
+            auto(&[node(0, 4, true, vec![node(4, 4, false, Vec::new())])], 1),
+            Local::Library
+        );
+    }
+
+    #[test]
+    fn what_is_recorded_goes_through_our_provider() {
+        let here = [node(1, 1, false, Vec::new())];
+        assert_eq!(choose("auto", true, &here, 8).unwrap(), Local::Own);
+        assert_eq!(choose("own", false, &here, 8).unwrap(), Local::Own);
+        let why = choose("library", true, &here, 8).unwrap_err().to_string();
+        assert!(why.contains("--recover needs local=own"), "{why}");
+        assert_eq!(choose("library", false, &here, 0).unwrap(), Local::Library);
+    }
+
+    #[test]
+    fn who_looks_at_the_name_of_the_host_does_not_join_clusters_on_one() {
+        assert!(Local::Library.is_left_to(Family::Intel));
+        assert!(!Local::LibraryByPlan.is_left_to(Family::Intel));
+        assert!(Local::LibraryByPlan.is_left_to(Family::Mpich));
+        assert!(!Local::Own.is_left_to(Family::Mpich));
+    }
+}
