@@ -71,7 +71,7 @@ ROWS = [
     *rows_of("fortran", "fortran-scratch"),
     *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
-    *rows_of("odd", "mmap-shared mmap-private splice thread children", REFUSED),
+    *rows_of("odd", "mmap-shared mmap-private splice thread children static-child bare-child", REFUSED),
     *rows_of("python", "memmap", REFUSED),
 ]
 
@@ -156,6 +156,9 @@ class Programs:
         else:
             words = ["gcc", "-O2", str(SOURCES / f"{name}.c"), *mpi, "-lpthread", "-lrt"]
         subprocess.run(words, check=True)
+        if name == "odd":
+            words = ["gcc", "-O2", "-static", str(SOURCES / "appender.c"), "-o", str(self.folder / "odd-appender")]
+            subprocess.run(words, check=True)
         return ""
 
 

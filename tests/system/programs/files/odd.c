@@ -6,6 +6,7 @@
 #include <linux/aio_abi.h>
 #include <linux/io_uring.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
@@ -250,21 +251,63 @@ static void children_act(int step)
     EXPECT_SAME(pclose(child), 0);
 }
 
+/* --- static-child, bare-child: programs in which nothing of ours is loaded append to a file of it */
+
+static char appender[1200];
+
+static void wait_for(pid_t child)
+{
+    int status = -1;
+    expect(child > 0, "no child: %s", strerror(errno));
+    EXPECT_SAME(waitpid(child, &status, 0), child);
+    EXPECT_SAME(status, 0);
+}
+
+static void static_child_act(int step)
+{
+    char line[16];
+    const char *file = path("of", rank);
+    char *words[] = {appender, (char *)file, line, NULL};
+    snprintf(line, sizeof line, "%d", step);
+    pid_t child = vfork();
+    if (child == 0) {
+        execve(appender, words, environ);
+        _exit(127);
+    }
+    wait_for(child);
+}
+
+static void bare_child_act(int step)
+{
+    char command[1200];
+    char *words[] = {"sh", "-c", command, NULL}, *none[] = {NULL};
+    pid_t child = -1;
+    snprintf(command, sizeof command, "echo %d >> '%s'", step, path("of", rank));
+    EXPECT_SAME(posix_spawn(&child, "/bin/sh", NULL, NULL, words, none), 0);
+    wait_for(child);
+}
+
+/* Each line has the number of its step. */
+static void lines_look(const char *name, int step)
+{
+    FILE *file = fopen(name, "r");
+    int line, count = 0, wrong = 0;
+    expect(file != NULL, "fopen: %s", strerror(errno));
+    if (!file)
+        return;
+    while (fscanf(file, "%d", &line) == 1)
+        wrong += line != count++;
+    EXPECT_SAME(count, step + 1);
+    EXPECT_SAME(wrong, 0);
+    fclose(file);
+}
+
+static void child_look(int step) { lines_look(path("of", NEXT), step); }
+
 static void children_look(int step)
 {
-    const char *names[2] = {path("of", NEXT), path("piped", NEXT)};
-    for (int n = 0; n < 2; n++) {
-        FILE *file = fopen(names[n], "r");
-        int line, count = 0, wrong = 0;
-        expect(file != NULL, "fopen: %s", strerror(errno));
-        if (!file)
-            continue;
-        while (fscanf(file, "%d", &line) == 1)
-            wrong += line != count++;
-        EXPECT_SAME(count, step + 1);
-        EXPECT_SAME(wrong, 0);
-        fclose(file);
-    }
+    lines_look(path("of", NEXT), step);
+    lines_look(path("piped", NEXT), step);
 }
 
 /* --- thread: another thread of the rank writes the file, and is waited for */
@@ -332,10 +375,16 @@ static const struct row rows[] = {
     {"copy-range", copy_begin, range_act, block_look, copy_end},
     {"splice", copy_begin, splice_act, block_look, copy_end},
     {"children", NULL, children_act, children_look, NULL},
+    {"static-child", NULL, static_child_act, child_look, NULL},
+    {"bare-child", NULL, bare_child_act, child_look, NULL},
     {"thread", file_begin, thread_act, block_look, file_end},
     {"dev-urandom", NULL, urandom_act, NULL, NULL},
     {"dev-random", NULL, random_act, NULL, NULL},
     {"getrandom-raw", NULL, getrandom_act, NULL, NULL},
 };
 
-int main(int argc, char **argv) { return run_rows(sizeof rows / sizeof *rows, rows, argc, argv); }
+int main(int argc, char **argv)
+{
+    snprintf(appender, sizeof appender, "%s-appender", argv[0]);
+    return run_rows(sizeof rows / sizeof *rows, rows, argc, argv);
+}
