@@ -51,6 +51,11 @@ impl Session {
                 }
                 libc::SYS_openat => self.open(number, a, b, c, d),
                 libc::SYS_openat2 => Some(-i64::from(libc::ENOSYS)),
+                libc::SYS_chdir | libc::SYS_fchdir => self.change_folder(number, arguments),
+                libc::SYS_chroot | libc::SYS_pivot_root => {
+                    self.refuse(format_args!("it changes its root directory"));
+                    None
+                }
                 libc::SYS_close => self.close(a),
                 libc::SYS_close_range => self.close_range(a, b, c),
                 libc::SYS_dup => self.duplicate(number, a, arguments),
@@ -107,6 +112,7 @@ impl Session {
                 }
                 libc::SYS_fork => observe::fork(number, arguments, 0, 0),
                 libc::SYS_clone => observe::fork(number, arguments, a, b),
+                libc::SYS_clone3 => observe::clone3(arguments),
                 _ => Named::of(number, arguments).and_then(|named| self.change(&named, arguments)),
             }
         }

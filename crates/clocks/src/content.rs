@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use landbridge_proto::clocks::Source;
+use landbridge_proto::digest::digest;
 use libc::{c_int, c_long};
 
-use crate::facts::{Pieces, identity_of, is_installed};
+use crate::facts::{self, Pieces, identity_of, is_installed};
 use crate::opens::{bytes_of, identity_from};
-use crate::session::{About, Outcome, Path, Session, bytes, call_of, error, kernel, stop};
+use crate::session::{About, Outcome, Path, Session, bytes, call_of, error, kernel, ships, stop};
 use crate::table::{Identity, Kind};
 
 /// First byte of what is kept of a read: the content follows, or its digest.
@@ -15,6 +16,8 @@ const CONTENT: u8 = 0;
 const DIGEST: u8 = 1;
 /// A file of a user's own up to this size is kept with its content, for it may be written later on.
 const SMALL_BYTES: i64 = 16 << 20;
+/// In the place of where an own append has ended, of a file to which others append as well.
+const SHARED: i64 = -1;
 /// Position of a write that the kernel puts at the end.
 const AT_END: u64 = u64::MAX;
 /// `pwritev2`: at the end, whatever the descriptor says.
@@ -158,7 +161,8 @@ impl Session {
         // SAFETY: the program's buffers.
         let digest = unsafe { pieces.digest(pieces.length()) };
         let (result, end) = if self.is_live() {
-            let writing = Writing { number, arguments, descriptor, appends, digest, about };
+            let place = (at != AT_END).then_some(at);
+            let writing = Writing { number, arguments, descriptor, place, appends, digest, about };
             // SAFETY: the caller's promise.
             unsafe { self.write_now(call, &pieces, &writing) }
         } else {
@@ -169,7 +173,9 @@ impl Session {
             open.offset = if appends { end as i64 } else { open.offset + result };
         }
         if appends {
-            open.append_end = end as i64;
+            open.append_end = if open.is_shared_append { SHARED } else { end as i64 };
+            let (identity, end) = (open.identity, open.append_end);
+            self.table.note_end(&identity, end);
         }
         Some(result)
     }
@@ -185,14 +191,24 @@ impl Session {
         let before = if writing.appends { size() } else { 0 };
         let mut is_shared = false;
         if let Some(open) = self.table.get(descriptor).filter(|_| writing.appends) {
-            open.is_shared_append |= open.append_end != 0 && open.append_end != before;
+            // Who has found it empty, and has appended nothing yet, is the only one so far.
+            let is_own = if open.append_end == 0 { before == 0 } else { open.append_end == before };
+            open.is_shared_append |= !is_own;
             is_shared = open.is_shared_append;
         }
-        let facts = || [before as u64, u64::from(is_shared), 0, 0, 0, 0];
+        let place = writing.place.filter(|_| !writing.appends && ships());
+        let replaced = || place.map_or((0, 0), |at| content_of(descriptor, at, pieces.length()));
+        let facts = || {
+            let (length, digest) = replaced();
+            [before as u64, u64::from(is_shared), length, digest, 0, 0]
+        };
         // SAFETY: the caller's promise.
-        let outcome = |facts: [u64; 6]| match writing.appends {
-            false => Outcome::Undone,
-            true => unsafe { appended(descriptor, pieces, facts) },
+        let outcome = |facts: [u64; 6]| unsafe {
+            match place {
+                _ if writing.appends => appended(descriptor, pieces, facts),
+                Some(at) => written(descriptor, at, pieces, facts),
+                None => Outcome::Undone,
+            }
         };
         let perform = || kernel(writing.number, writing.arguments);
         let result = self.effect(call, writing.about, facts, outcome, perform);
@@ -267,7 +283,8 @@ impl Session {
 
     /// `ftruncate` and what else changes an open file, and may be done twice.
     pub fn resize(&mut self, number: c_long, descriptor: u64, arguments: [u64; 6]) -> Option<i64> {
-        let open = self.table.get(descriptor).filter(|open| open.kind == Kind::File)?;
+        let is_one = |kind| matches!(kind, Kind::File | Kind::Directory);
+        let open = self.table.get(descriptor).filter(|open| is_one(open.kind))?;
         open.is_recorded = true;
         let [_, second, third, fourth, ..] = arguments;
         // Other calls have pointers there.
@@ -276,13 +293,17 @@ impl Session {
             libc::SYS_fallocate => [descriptor, second, third, fourth, 0],
             _ => [descriptor, 0, 0, 0, 0],
         };
+        let resizing = Resizing::of(number, second);
         let call = call_of(number, words, &[]);
         let about = About::Path("change of size or attributes", self.path_of(descriptor));
         if !self.is_live() {
             return Some(self.recall(call, about, &mut []));
         }
+        let size = || identity_of(descriptor).map_or(0, |(_, now)| now.size) as u64;
+        let facts = || [size(), 0, 0, 0, 0, 0];
+        let outcome = |facts: [u64; 6]| resizing.outcome(facts[0], size());
         let perform = || kernel(number, arguments);
-        let result = self.effect(call, about, || [0; 6], |_| Outcome::Undone, perform);
+        let result = self.effect(call, about, facts, outcome, perform);
         self.note(call, result, &[]);
         Some(result)
     }
@@ -368,10 +389,8 @@ impl Session {
     }
 
     pub fn device_control(&mut self, descriptor: u64, request: u64) -> Option<i64> {
-        const FICLONE: u64 = 0x4004_9409;
-        const FICLONERANGE: u64 = 0x4020_940d;
         let open = self.table.get(descriptor)?;
-        if matches!(request, FICLONE | FICLONERANGE) {
+        if shares_blocks(request) {
             let path = Path(open.path());
             crate::own::refuse(format_args!("it has {path} share the blocks of another file"));
         }
@@ -440,14 +459,52 @@ impl Session {
     }
 }
 
+/// `FICLONE` and `FICLONERANGE` (ioctl_ficlone(2)).
+pub fn shares_blocks(request: u64) -> bool {
+    matches!(request as u32, 0x4004_9409 | 0x4020_940d)
+}
+
 /// A write that is performed.
 struct Writing<'a> {
     number: c_long,
     arguments: [u64; 6],
     descriptor: u64,
+    /// Where, unless it is at the end.
+    place: Option<u64>,
     appends: bool,
     digest: u64,
     about: About<'a>,
+}
+
+/// What an interrupted change of an open file would do if it was done again.
+#[derive(Clone, Copy)]
+enum Resizing {
+    /// The same.
+    Again,
+    /// The file has this length; what others have put there since would be gone.
+    Length(u64),
+    /// Parts are taken out or put in, and what comes behind them moves.
+    Moves,
+}
+
+impl Resizing {
+    fn of(number: c_long, second: u64) -> Resizing {
+        let moves = (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) as u64;
+        match number {
+            libc::SYS_ftruncate => Resizing::Length(second),
+            libc::SYS_fallocate if second & moves != 0 => Resizing::Moves,
+            _ => Resizing::Again,
+        }
+    }
+
+    fn outcome(self, before: u64, now: u64) -> Outcome {
+        match self {
+            Resizing::Again => Outcome::Undone,
+            _ if before == now => Outcome::Undone,
+            Resizing::Length(wanted) if wanted == now => Outcome::Undone,
+            _ => Outcome::Unknown,
+        }
+    }
 }
 
 /// Where a call reads or writes that says so itself.
@@ -464,6 +521,48 @@ fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
     let at = arguments[3] as i64;
     let is_current = at == -1 && matches!(number, libc::SYS_preadv2 | libc::SYS_pwritev2);
     (says && !is_current).then_some(at)
+}
+
+/// How much there is at a place of a file, and a digest of it.
+fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
+    let (mut found, mut count, mut all) = ([0; COMPARED], 0, [0; 16]);
+    read_by_another(descriptor, |file| {
+        while count < length {
+            let wanted = COMPARED.min(length - count) as u64;
+            let room = found.as_mut_ptr().addr() as u64;
+            let read = kernel(libc::SYS_pread64, [file, room, wanted, at + count as u64, 0, 0]);
+            let Some(read) = usize::try_from(read).ok().filter(|read| *read > 0) else { break };
+            let before = digest(&all);
+            all[..8].copy_from_slice(&before.to_le_bytes());
+            all[8..].copy_from_slice(&digest(&found[..read]).to_le_bytes());
+            count += read;
+        }
+    });
+    (count as u64, digest(&all))
+}
+
+/// With a descriptor of the same file that may read: the program's may only write.
+fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
+    let Some(file) = facts::open_to_read(descriptor) else { return };
+    work(file);
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+}
+
+/// Whether a write at a place has happened within which the last incarnation was killed; facts: what was there before. If neither
+/// that stands there nor what was to be written, somebody else has written there since.
+///
+/// # Safety
+/// The memory is there.
+unsafe fn written(descriptor: u64, at: u64, pieces: &Pieces, facts: [u64; 6]) -> Outcome {
+    let [_, _, length_before, digest_before, ..] = facts;
+    let (length, digest) = content_of(descriptor, at, pieces.length());
+    if (length, digest) == (length_before, digest_before) {
+        return Outcome::Undone;
+    }
+    // To write the same once more changes nothing.
+    // SAFETY: the caller's promise.
+    let is_ours = unsafe { is_there(descriptor, at, pieces, length as usize) };
+    if is_ours && length >= length_before { Outcome::Undone } else { Outcome::Unknown }
 }
 
 /// Whether an append has happened within which the last incarnation was killed. Of one that has happened in part, that part is
@@ -499,16 +598,19 @@ unsafe fn appended(descriptor: u64, pieces: &Pieces, facts: [u64; 6]) -> Outcome
 /// # Safety
 /// The memory is there.
 unsafe fn is_there(descriptor: u64, mut at: u64, pieces: &Pieces, length: usize) -> bool {
-    let mut found = [0; COMPARED];
-    // SAFETY: the caller's promise.
-    unsafe { pieces.first(length) }.all(|piece| {
-        piece.chunks(COMPARED).all(|part| {
-            let room = found.as_mut_ptr().addr() as u64;
-            let read = [descriptor, room, part.len() as u64, at, 0, 0];
-            at += part.len() as u64;
-            kernel(libc::SYS_pread64, read) == part.len() as i64 && found[..part.len()] == *part
-        })
-    })
+    let (mut found, mut is_there) = ([0; COMPARED], false);
+    read_by_another(descriptor, |file| {
+        // SAFETY: the caller's promise.
+        is_there = unsafe { pieces.first(length) }.all(|piece| {
+            piece.chunks(COMPARED).all(|part| {
+                let room = found.as_mut_ptr().addr() as u64;
+                let read = [file, room, part.len() as u64, at, 0, 0];
+                at += part.len() as u64;
+                kernel(libc::SYS_pread64, read) == part.len() as i64 && found[..part.len()] == *part
+            })
+        });
+    });
+    is_there
 }
 
 /// Where in the directory the last of these entries ends (`struct linux_dirent64`).

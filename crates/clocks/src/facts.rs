@@ -48,8 +48,36 @@ fn kind_of(mode: mode_t, device: libc::dev_t) -> Kind {
     }
 }
 
+/// Whether what is open there is a pipe with a name, or a disk: what is written there is not to be written again, and is not recorded.
+pub fn passes_on(descriptor: u64) -> bool {
+    let mut about = MaybeUninit::<libc::stat>::zeroed();
+    let room = about.as_mut_ptr().addr() as u64;
+    let is_there = kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]) == 0;
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    let mode = unsafe { about.assume_init() }.st_mode & libc::S_IFMT;
+    is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
+}
+
+/// Another descriptor of the same file, by which it can be read.
+pub fn open_to_read(descriptor: u64) -> Option<u64> {
+    let name = link_of(descriptor);
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let here = libc::AT_FDCWD as u32 as u64;
+    let found = kernel(libc::SYS_openat, [here, name.as_ptr().addr() as u64, flags, 0, 0, 0]);
+    u64::try_from(found).ok()
+}
+
 /// The path of what is open there, as the kernel names it; how long it is.
 pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
+    let name = link_of(descriptor);
+    let room = into.as_mut_ptr().addr() as u64;
+    let name = name.as_ptr().addr() as u64;
+    let length = kernel(libc::SYS_readlink, [name, room, PATH_BYTES as u64 - 1, 0, 0, 0]);
+    usize::try_from(length).unwrap_or(0)
+}
+
+/// Its name in proc(5), with zeros behind it.
+fn link_of(descriptor: u64) -> [u8; 32] {
     const PREFIX: &[u8] = b"/proc/self/fd/";
     let mut name = [0; 32];
     name[..PREFIX.len()].copy_from_slice(PREFIX);
@@ -63,10 +91,7 @@ pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
     for (place, digit) in name[PREFIX.len()..].iter_mut().zip(digits[..count].iter().rev()) {
         *place = *digit;
     }
-    let room = into.as_mut_ptr().addr() as u64;
-    let name = name.as_ptr().addr() as u64;
-    let length = kernel(libc::SYS_readlink, [name, room, PATH_BYTES as u64 - 1, 0, 0, 0]);
-    usize::try_from(length).unwrap_or(0)
+    name
 }
 
 /// The canonical path of what has this name; its length, 0 if there is nothing.

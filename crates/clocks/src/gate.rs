@@ -72,6 +72,37 @@ pub fn open() -> Option<()> {
     Some(())
 }
 
+/// After a fork, by the only thread of the child: a region of its own at the same addresses, so that a stub that it writes is not one
+/// that its parent is just writing for another place. False: there is no memory for it.
+pub fn make_own() -> bool {
+    let (written, executed) = (WRITTEN.load(Relaxed).addr(), REGION.load(Relaxed).addr());
+    if executed == 0 {
+        return true;
+    }
+    let kernel = |number, arguments| {
+        // SAFETY: a memory file with the same content takes the place of the one that is mapped there.
+        unsafe { call(number, arguments) }
+    };
+    let name = c"landbridge-gate".as_ptr().addr() as u64;
+    let flags = u64::from(libc::MFD_CLOEXEC);
+    let Ok(file) = u64::try_from(kernel(libc::SYS_memfd_create, [name, flags, 0, 0, 0, 0])) else {
+        return false;
+    };
+    let bytes = REGION_BYTES as u64;
+    let mut is_done =
+        kernel(libc::SYS_write, [file, written as u64, bytes, 0, 0, 0]) == REGION_BYTES as i64;
+    let flags = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
+    for (place, more) in [(written, libc::PROT_WRITE), (executed, libc::PROT_EXEC)] {
+        let protection = (libc::PROT_READ | more) as u64;
+        is_done = is_done
+            && kernel(libc::SYS_mmap, [place as u64, bytes, protection, flags, file, 0])
+                == place as i64;
+    }
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+    IS_ADDING.store(false, Relaxed);
+    is_done
+}
+
 /// Where the region begins, and its length.
 pub fn range() -> (usize, usize) {
     (REGION.load(Relaxed).addr(), REGION_BYTES)

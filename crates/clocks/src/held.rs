@@ -19,6 +19,8 @@ use crate::session::kernel;
 
 /// How long the agent may take.
 const ANSWER_SECONDS: i64 = 10;
+/// An older answer does not count: by 20 s of silence a node is lost.
+const FRESH_SECONDS: i64 = 8;
 
 /// Room for one descriptor beside a message.
 const SPACE: usize = 24;
@@ -29,54 +31,52 @@ struct Beside([u8; SPACE]);
 /// The agent holds this open file under this number from now on. False: it cannot.
 pub fn keep(descriptor: u64, number: u64) -> bool {
     own::head()
-        .is_some_and(|head| exchange(head, HELD_KEEP, number, Some(descriptor), false).is_some())
+        .is_some_and(|head| exchange(head, HELD_KEEP, number, Some(descriptor), false).is_ok())
 }
 
 /// And no longer.
 pub fn release(number: u64) {
-    own::head().and_then(|head| exchange(head, HELD_DROP, number, None, false));
+    let _ = own::head().map(|head| exchange(head, HELD_DROP, number, None, false));
 }
 
 /// A descriptor of what is held under this number.
 pub fn get(number: u64) -> Option<u64> {
-    own::head().and_then(|head| exchange(head, HELD_GET, number, None, true)).flatten()
+    own::head().and_then(|head| exchange(head, HELD_GET, number, None, true).ok()).flatten()
 }
 
 /// Returns when another node knows what is recorded there, however long that takes: a node that counts as lost gets no answer any more,
-/// and so does nothing that the rank's next incarnation does elsewhere. False: the agent is gone.
+/// and so does nothing that the rank's next incarnation does elsewhere. An answer that was under way for long may be from before
+/// that, and does not count. False: the agent is gone.
 pub fn ship(head: &Head) -> bool {
     loop {
+        let asked = seconds();
         match exchange(head, HELD_SHIP, 0, None, true) {
-            Some(_) => return true,
-            None if address(head, SHIP_SUFFIX).is_none_or(|place| !is_there(&place)) => {
-                return false;
-            }
-            None => (),
+            Ok(_) if seconds() - asked <= FRESH_SECONDS => return true,
+            Err(error) if error == -i64::from(libc::ECONNREFUSED) => return false,
+            _ => (),
         }
     }
 }
 
-fn is_there((address, length): &(libc::sockaddr_un, u64)) -> bool {
-    let flags = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
-    let socket = kernel(libc::SYS_socket, [libc::AF_UNIX as u64, flags, 0, 0, 0, 0]);
-    let Ok(socket) = u64::try_from(socket) else { return false };
-    let address = (&raw const *address).addr() as u64;
-    let outcome = kernel(libc::SYS_connect, [socket, address, *length, 0, 0, 0]);
-    kernel(libc::SYS_close, [socket, 0, 0, 0, 0, 0]);
-    outcome == 0
+/// Since the machine has started, also while it was stopped.
+fn seconds() -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = (&raw mut time).addr() as u64;
+    kernel(libc::SYS_clock_gettime, [libc::CLOCK_BOOTTIME as u64, room, 0, 0, 0, 0]);
+    time.tv_sec
 }
 
-/// Sends the word, and waits for the answer if there is one. `None`: nobody has heard it.
+/// Sends the word, and waits for the answer if there is one. `Err`: nobody has heard it, or said anything; why.
 fn exchange(
     head: &Head,
     what: u64,
     number: u64,
     descriptor: Option<u64>,
     is_answered: bool,
-) -> Option<Option<u64>> {
+) -> Result<Option<u64>, i64> {
     let flags = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
     let socket = kernel(libc::SYS_socket, [libc::AF_UNIX as u64, flags, 0, 0, 0, 0]);
-    let socket = u64::try_from(socket).ok()?;
+    let socket = u64::try_from(socket).map_err(|_| socket)?;
     let outcome = talk(head, socket, [what, number], descriptor, is_answered);
     kernel(libc::SYS_close, [socket, 0, 0, 0, 0, 0]);
     outcome
@@ -88,7 +88,7 @@ fn talk(
     word: [u64; 2],
     descriptor: Option<u64>,
     is_answered: bool,
-) -> Option<Option<u64>> {
+) -> Result<Option<u64>, i64> {
     let time = libc::timeval { tv_sec: ANSWER_SECONDS, tv_usec: 0 };
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let (time, length) = ((&raw const time).addr() as u64, size_of::<libc::timeval>() as u64);
@@ -96,35 +96,37 @@ fn talk(
         kernel(libc::SYS_setsockopt, [socket, level, option as u64, time, length, 0]);
     }
     let suffix = if word[0] == HELD_SHIP { SHIP_SUFFIX } else { "" };
-    let (address, length) = address(head, suffix)?;
+    let nobody = -i64::from(libc::ECONNREFUSED);
+    let (address, length) = address(head, suffix).ok_or(nobody)?;
     let address = (&raw const address).addr() as u64;
-    // A name of its own, of the kernel's choice, so that it can be answered.
+    let connected = kernel(libc::SYS_connect, [socket, address, length, 0, 0, 0]);
+    if connected != 0 {
+        return Err(connected);
+    }
+    // A name of its own, of the kernel's choice, so that it can be answered; by nobody else, for it is connected.
     let family = libc::AF_UNIX as libc::sa_family_t;
     let own = (&raw const family).addr() as u64;
     let own_length = size_of::<libc::sa_family_t>() as u64;
     kernel(libc::SYS_bind, [socket, own, own_length, 0, 0, 0]);
-    if kernel(libc::SYS_connect, [socket, address, length, 0, 0, 0]) != 0 {
-        return None;
-    }
     let mut beside = Beside([0; SPACE]);
     descriptor.iter().for_each(|descriptor| beside.put(*descriptor as i32));
     message(libc::SYS_sendmsg, socket, word, &mut beside, descriptor.is_some())?;
     if !is_answered {
-        return Some(None);
+        return Ok(None);
     }
     let mut beside = Beside([0; SPACE]);
-    message(libc::SYS_recvmsg, socket, [0; 2], &mut beside, true)?;
-    Some(beside.take())
+    let answer = message(libc::SYS_recvmsg, socket, [0; 2], &mut beside, true)?;
+    if answer == word { Ok(beside.take()) } else { Err(-i64::from(libc::EPROTO)) }
 }
 
-/// Sends or receives one message; `None`: it was not to be had whole.
+/// Sends or receives one message: its word.
 fn message(
     number: i64,
     socket: u64,
     mut word: [u64; 2],
     beside: &mut Beside,
     has_beside: bool,
-) -> Option<()> {
+) -> Result<[u64; 2], i64> {
     let mut piece = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: HELD_WORD_BYTES };
     // SAFETY: all zeros are a message without anything.
     let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -137,7 +139,11 @@ fn message(
     let flags = (libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC) as u64;
     let header = (&raw mut header).addr() as u64;
     let done = kernel(number, [socket, header, flags, 0, 0, 0]);
-    (done == HELD_WORD_BYTES as i64).then_some(())
+    match done {
+        done if done == HELD_WORD_BYTES as i64 => Ok(word),
+        error if error < 0 => Err(error),
+        _ => Err(-i64::from(libc::EPROTO)),
+    }
 }
 
 /// A `struct cmsghdr` with one descriptor.

@@ -23,6 +23,7 @@ mod content;
 #[cfg(not(test))]
 mod exports;
 mod facts;
+mod folder;
 mod gate;
 mod held;
 mod looks;

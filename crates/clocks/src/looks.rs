@@ -177,6 +177,9 @@ impl Session {
         let mut change = Change::none();
         let is_first = !self.was_live();
         let result = if self.is_live_but_for_files() {
+            if is_first {
+                self.restore_others(named);
+            }
             change.look(named);
             self.hold_before(named, &change);
             let facts = || facts_of(named);
@@ -206,6 +209,31 @@ impl Session {
         Some(result)
     }
 
+    /// The process is live from this call on, which may have changed names already: what is open under these follows later, for it may
+    /// have another name by now.
+    fn restore_others(&mut self, named: &Named) {
+        let places = [named.first, named.second];
+        for (directory, _) in places.into_iter().flatten() {
+            let index = self.table.index(directory);
+            index.into_iter().for_each(|index| self.restore(index));
+        }
+        self.table.folder.return_there();
+        let mut names = [[0; PATH_BYTES]; 2];
+        let mut lengths = [0; 2];
+        for (at, place) in places.into_iter().enumerate() {
+            if let Some(place) = place {
+                // SAFETY: a path of the program's.
+                lengths[at] = unsafe { path_of_name(place, &mut names[at]) };
+            }
+        }
+        self.restore_those(|open| {
+            names.iter().zip(lengths).all(|(name, length)| {
+                let name = &name[..length];
+                name.is_empty() || open.path() != name && !is_below(open.path(), name)
+            })
+        });
+    }
+
     /// Files that are open and are about to lose their name are held by the agent.
     fn hold_before(&mut self, named: &Named, change: &Change) {
         let goes = match named.check {
@@ -225,7 +253,8 @@ impl Session {
     /// Files that are open have another name now, or none.
     fn follow(&mut self, named: &Named, change: &Change) {
         let (old, new) = change.paths();
-        for (_, open) in self.table.opens() {
+        let folder = &mut self.table.folder;
+        for open in self.table.opens.iter_mut().chain([&mut folder.open]) {
             let is_it = open.path() == old && !old.is_empty();
             match named.check {
                 Check::Gone if is_it => open.is_removed = true,
@@ -318,11 +347,11 @@ impl Change {
     }
 }
 
-/// What both names are before a change: whether they are there, and as which file.
+/// What both names are before a change: inode (0: it is not there), device, and when it was changed.
 fn facts_of(named: &Named) -> [u64; 6] {
     let fact = |place: Option<Place>| {
         let found = place.and_then(identity_at);
-        found.map_or([0; 3], |(_, identity)| [1, identity.device, identity.inode])
+        found.map_or([0; 3], |(_, now)| [now.inode, now.device, now.changed as u64])
     };
     let ([a, b, c], [d, e, f]) = (fact(named.first), fact(named.second));
     [a, b, c, d, e, f]
@@ -330,17 +359,81 @@ fn facts_of(named: &Named) -> [u64; 6] {
 
 /// Whether a change has happened within which the last incarnation was killed.
 fn outcome_of(named: &Named, before: [u64; 6]) -> Outcome {
-    let now = facts_of(named);
-    let (first, second) = (&now[..3], &now[3..]);
-    let (first_before, second_before) = (&before[..3], &before[3..]);
+    judge(named, before, facts_of(named))
+}
+
+fn judge(named: &Named, before: [u64; 6], now: [u64; 6]) -> Outcome {
+    let file = |facts: [u64; 6], at: usize| (facts[at], facts[at + 1]);
+    let (first, second) = (file(now, 0), file(now, 3));
+    let (first_before, second_before) = (file(before, 0), file(before, 3));
+    let is_gone = |file: (u64, u64)| file.0 == 0;
+    let is_as_before = first == first_before && second == second_before;
     match named.check {
         Check::Again => Outcome::Undone,
-        _ if first == first_before && second == second_before => Outcome::Undone,
-        Check::Gone if first[0] == 0 => Outcome::Done(0),
-        Check::Moved if first[0] == 0 && second == first_before => Outcome::Done(0),
-        Check::Made if second_before[0] == 0 && named.first.is_none_or(|_| second == first) => {
+        // Somebody else may have made a new file there that was given the inode of the one that this call had removed.
+        Check::Gone if is_as_before && now[2] == before[2] => Outcome::Undone,
+        Check::Gone if is_gone(first) => Outcome::Done(0),
+        Check::Moved | Check::Made if is_as_before => Outcome::Undone,
+        Check::Moved if is_gone(first) && second == first_before => Outcome::Done(0),
+        // Without a first name it may be what somebody else has made.
+        Check::Made if is_gone(second_before) && named.first.is_some() && second == first => {
             Outcome::Done(0)
         }
         _ => Outcome::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: u64 = crate::calls::HERE;
+    const FILE: [u64; 3] = [7, 1, 100];
+    const OTHER: [u64; 3] = [8, 1, 50];
+    const NONE: [u64; 3] = [0; 3];
+
+    fn named(check: Check) -> Named {
+        let first = (check != Check::Made).then_some((HERE, 0));
+        Named { number: 0, first, second: Some((HERE, 0)), check }
+    }
+
+    fn both(first: [u64; 3], second: [u64; 3]) -> [u64; 6] {
+        [first[0], first[1], first[2], second[0], second[1], second[2]]
+    }
+
+    fn is_undone(outcome: Outcome) -> Option<bool> {
+        match outcome {
+            Outcome::Undone => Some(true),
+            Outcome::Done(_) => Some(false),
+            Outcome::Unknown => None,
+        }
+    }
+
+    #[test]
+    fn what_became_of_a_change_is_seen_or_unknown() {
+        let judged = |check, before, now| is_undone(judge(&named(check), before, now));
+        use Check::*;
+        let (yes, no, unknown) = (Some(true), Some(false), None);
+        let touched = [7, 1, 101];
+        for (check, before, now, wanted) in [
+            (Gone, both(FILE, NONE), both(FILE, NONE), yes),
+            (Gone, both(FILE, NONE), both(NONE, NONE), no),
+            // The inode was used again, by whom nobody knows.
+            (Gone, both(FILE, NONE), both(touched, NONE), unknown),
+            (Gone, both(FILE, NONE), both(OTHER, NONE), unknown),
+            (Gone, both(NONE, NONE), both(NONE, NONE), yes),
+            (Moved, both(FILE, OTHER), both(FILE, OTHER), yes),
+            (Moved, both(FILE, OTHER), both(NONE, touched), no),
+            (Moved, both(FILE, OTHER), both(NONE, OTHER), unknown),
+            (Moved, both(FILE, NONE), both(NONE, NONE), unknown),
+            (Made, both(NONE, NONE), both(NONE, NONE), yes),
+            // A folder that serves as a lock.
+            (Made, both(NONE, NONE), both(NONE, FILE), unknown),
+            (Made, both(NONE, FILE), both(NONE, FILE), yes),
+        ] {
+            assert_eq!(judged(check, before, now), wanted, "{check:?} {before:?} {now:?}");
+        }
+        let link = Named { first: Some((HERE, 0)), ..named(Made) };
+        assert_eq!(is_undone(judge(&link, both(FILE, NONE), both(FILE, FILE))), no);
     }
 }

@@ -13,17 +13,18 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 
 use landbridge_proto::clocks::{HEAD_BYTES, Head};
 use libc::{c_long, pthread_attr_t, pthread_t};
 
 use crate::calls::HERE;
+use crate::content;
 use crate::facts::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::names::Named;
 use crate::session::{Path, Session, kernel, text};
 use crate::table::{Kind, PATH_BYTES};
-use crate::{caller, own, starts, system, trap};
+use crate::{caller, gate, own, starts, system, trap};
 
 /// In a program that a rank has started: the head of that rank's record.
 static OBSERVED: AtomicPtr<Head> = AtomicPtr::new(null_mut());
@@ -60,21 +61,37 @@ pub unsafe extern "C" fn pthread_create(
     // SAFETY: of the C library's function, by its caller.
     unsafe {
         if !trap::is_installed() || !caller::is_program(from) {
-            return system::pthread_create(thread, attributes, begin, argument);
+            return create(thread, attributes, begin, argument);
         }
         let free = BEGINNING.iter().find(|one| !one.is_taken.swap(true, Acquire));
         let Some(free) = free else {
             own::refuse(format_args!("it begins more threads at once than can be looked after"));
-            return system::pthread_create(thread, attributes, begin, argument);
+            return create(thread, attributes, begin, argument);
         };
         *free.what.get() = Some((begin, argument));
         let slot = (&raw const *free).cast_mut().cast();
-        let outcome = system::pthread_create(thread, attributes, begin_thread, slot);
+        let outcome = create(thread, attributes, begin_thread, slot);
         if outcome != 0 {
             free.is_taken.store(false, Release);
         }
         outcome
     }
+}
+
+/// How many calls of the C library's function are under way.
+static CREATING: AtomicUsize = AtomicUsize::new(0);
+
+unsafe fn create(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    begin: Begin,
+    argument: *mut c_void,
+) -> c_int {
+    CREATING.fetch_add(1, Relaxed);
+    // SAFETY: the caller's promise.
+    let outcome = unsafe { system::pthread_create(thread, attributes, begin, argument) };
+    CREATING.fetch_sub(1, Relaxed);
+    outcome
 }
 
 extern "C" fn begin_thread(slot: *mut c_void) -> *mut c_void {
@@ -90,16 +107,45 @@ extern "C" fn begin_thread(slot: *mut c_void) -> *mut c_void {
     }
 }
 
-/// A process that shares no memory with its parent begins within the call, and is observed from then on.
+/// A thread or process begins. One that shares no memory with its parent begins within the call, and is observed from then on.
 pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Option<i64> {
-    if flags & libc::CLONE_VM as u64 != 0 || stack != 0 {
+    let has = |flag: c_int| flags & flag as u64 != 0;
+    if has(libc::CLONE_VM) {
+        // Between `vfork` and `exec` nothing is seen, and what is executed is looked at (`starts`).
+        if has(libc::CLONE_THREAD) && CREATING.load(Relaxed) == 0 {
+            refuse_for(format_args!("it begins a thread otherwise than by pthread_create"));
+        } else if !has(libc::CLONE_THREAD) && !has(libc::CLONE_VFORK) {
+            refuse_for(format_args!("it begins a process that shares its memory"));
+        }
+        return None;
+    }
+    if stack != 0 {
+        refuse_for(format_args!("it begins a process on a stack of its own"));
         return None;
     }
     let result = kernel(number, arguments);
     if result == 0 {
+        let is_own = gate::make_own();
         begin_child(own::descriptor());
+        if !is_own {
+            refuse_for(format_args!("there is no memory for what looks after its children"));
+        }
     }
     Some(result)
+}
+
+/// The same by `clone3`, whose arguments lie in memory (`struct clone_args`): the flags are the first of them.
+///
+/// # Safety
+/// The arguments are those of the call.
+pub unsafe fn clone3(arguments: [u64; 6]) -> Option<i64> {
+    const STACK: usize = 5;
+    // SAFETY: the caller's promise; programs that leave out the stack do not exist.
+    let (flags, stack) = unsafe {
+        let words = arguments[0] as *const u64;
+        (words.read_unaligned(), words.add(STACK).read_unaligned())
+    };
+    fork(libc::SYS_clone3, arguments, flags, stack)
 }
 
 /// This process was started by a recorded one, whose record is open there. False: it is not observed.
@@ -128,6 +174,8 @@ pub unsafe fn answer(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             libc::SYS_open => open(HERE, a, b),
             libc::SYS_creat => open(HERE, a, libc::O_WRONLY as u64),
             libc::SYS_openat => open(a, b, c),
+            // `struct open_how` begins with the flags.
+            libc::SYS_openat2 => open(a, b, (c as *const u64).read_unaligned()),
             libc::SYS_write
             | libc::SYS_pwrite64
             | libc::SYS_writev
@@ -135,17 +183,27 @@ pub unsafe fn answer(number: c_long, arguments: [u64; 6]) -> Option<i64> {
             | libc::SYS_pwritev2
             | libc::SYS_ftruncate
             | libc::SYS_fallocate
+            | libc::SYS_fchmod
+            | libc::SYS_fchown
+            | libc::SYS_fsetxattr
+            | libc::SYS_fremovexattr
             | libc::SYS_sendfile => changes(a),
+            libc::SYS_ioctl if content::shares_blocks(b) => changes(a),
             libc::SYS_copy_file_range | libc::SYS_splice => changes(c),
             libc::SYS_read | libc::SYS_readv | libc::SYS_lseek => moves(a),
             libc::SYS_pread64 | libc::SYS_preadv | libc::SYS_preadv2 => reads(a),
-            libc::SYS_mmap if c as c_int & libc::MAP_ANONYMOUS == 0 => reads(arguments[4]),
+            libc::SYS_mmap if arguments[3] as c_int & libc::MAP_ANONYMOUS == 0 => {
+                let is_shared = arguments[3] as c_int & libc::MAP_TYPE != libc::MAP_PRIVATE;
+                let writes = is_shared && c as c_int & libc::PROT_WRITE != 0;
+                if writes { changes(arguments[4]) } else { reads(arguments[4]) }
+            }
             libc::SYS_io_uring_setup | libc::SYS_io_setup => {
                 return Some(-i64::from(libc::ENOSYS));
             }
             libc::SYS_execve => starts::look(a as *const c_char, c as *const *mut c_char),
             libc::SYS_fork => return fork(number, arguments, 0, 0),
             libc::SYS_clone => return fork(number, arguments, a, b),
+            libc::SYS_clone3 => return clone3(arguments),
             _ => names(number, arguments),
         }
     }

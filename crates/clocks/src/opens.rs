@@ -3,7 +3,7 @@
 use libc::{c_int, c_long};
 
 use crate::facts::{self, identity_of, is_exempt, is_virtual, path_of};
-use crate::session::{About, Outcome, Path, Session, call_of, error, kernel, stop, text};
+use crate::session::{About, Outcome, Path, Session, call_of, error, kernel, ships, stop, text};
 use crate::table::{DESCRIPTORS, Identity, Kind, LOCKS, Open, PATH_BYTES};
 
 /// What the record keeps of a file that was opened, in front of its path.
@@ -41,17 +41,20 @@ impl Session {
         let about = About::Path("open", name);
         if self.is_live() {
             let perform = || kernel(libc::SYS_openat, [directory, path, flags as u64, mode, 0, 0]);
-            let is_new = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
-            let outcome = |_| match facts::identity_at((directory, path)) {
-                None => Outcome::Undone,
-                Some(_) if is_new => Outcome::Unknown,
-                Some(_) => Outcome::Undone,
+            let facts = || facts_of((directory, path));
+            let outcome = |before| outcome_of((directory, path), flags, before);
+            let changes = creates || flags & libc::O_TRUNC != 0;
+            let result = match changes {
+                true => self.effect(call, about, facts, outcome, perform),
+                false => perform(),
             };
-            let result = self.effect(call, about, || [0; 6], outcome, perform);
             let opened = Opened::of(result);
             let header = opened.header();
             self.note(call, result, &[&header[..], opened.path()]);
             if result >= 0 {
+                if opened.kind == Kind::Other && facts::passes_on(result as u64) {
+                    self.refuse(format_args!("it opens {}, which keeps nothing", Path(name)));
+                }
                 self.take_up(result, flags, &opened, true);
             }
             return Some(result);
@@ -97,11 +100,13 @@ impl Session {
             return;
         }
         let since = self.turn.since();
+        let append_end = self.table.end_of(&opened.identity);
         let Some(open) = self.table.insert(number) else {
             self.refuse(format_args!("it has more files open than are looked after"));
             return;
         };
         (open.kind, open.flags, open.identity) = (opened.kind, flags, opened.identity);
+        open.append_end = append_end;
         open.is_real = is_real;
         open.rename(opened.path());
         open.is_recorded = open.kind == Kind::Virtual
@@ -124,8 +129,10 @@ impl Session {
         const CLOSE_RANGE_CLOEXEC: u64 = 4;
         if flags & CLOSE_RANGE_CLOEXEC == 0 {
             let (first, last) = (first as u32 as u64, last as u32 as u64);
-            (first..=last.min(DESCRIPTORS as u64)).for_each(|descriptor| self.let_go(descriptor));
-            self.table.remove_range(first, last);
+            for descriptor in first..=last.min(DESCRIPTORS as u64 - 1) {
+                self.let_go(descriptor);
+                self.table.remove(descriptor);
+            }
         }
         None
     }
@@ -208,10 +215,12 @@ impl Session {
                 Some(self.lock_range(descriptor, &range, arguments))
             }
             libc::F_GETLK | libc::F_OFD_GETLK => {
+                let holder = self.holder(descriptor);
                 // SAFETY: of `fcntl`.
                 let into = unsafe { crate::session::bytes(argument, size_of::<libc::flock>()) };
                 if self.is_live() {
-                    let result = kernel(libc::SYS_fcntl, arguments);
+                    // Its own locks are those of an open file, and are in nobody else's way.
+                    let result = ask_for_lock(holder, command as c_int, argument);
                     self.note(call, result, &[into]);
                     return Some(result);
                 }
@@ -226,13 +235,15 @@ impl Session {
         let words = [descriptor, kind, range.l_start as u64, range.l_len as u64, 0];
         let call = call_of(libc::SYS_fcntl, words, &[]);
         self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
-        let is_taken = self.has_another(descriptor);
+        let is_of_process = matches!(arguments[1] as c_int, libc::F_SETLK | libc::F_SETLKW);
+        let holder = if is_of_process { self.holder(descriptor) } else { descriptor };
+        let offset = self.table.get(descriptor).map_or(0, |open| open.offset);
         let result = if self.is_live() {
-            self.observe(call, || lock_now(is_taken, arguments), |_| [&[], &[]])
+            self.observe(call, || lock_now(holder, offset, arguments), |_| [&[], &[]])
         } else {
             self.recall(call, About::Path("lock", &[]), &mut [])
         };
-        let Some(open) = self.table.get(descriptor).filter(|_| result == 0) else { return result };
+        let Some(open) = self.table.get(holder).filter(|_| result == 0) else { return result };
         let this = (range.l_start, range.l_len);
         if i32::from(range.l_type) == libc::F_UNLCK {
             let is_whole = this == (0, 0);
@@ -248,14 +259,19 @@ impl Session {
         result
     }
 
-    /// Whether the process has locked ranges of the same file by another `open`.
-    fn has_another(&mut self, descriptor: u64) -> bool {
-        let index = self.table.index(descriptor);
-        let Some(own) = self.table.get(descriptor).map(|open| open.identity) else { return false };
-        self.table.opens().any(|(at, open)| {
+    /// The descriptor by which the process has locked ranges of the same file already, if there is one: its locks are those of one
+    /// open file, so that they are not in each other's way.
+    fn holder(&mut self, descriptor: u64) -> u64 {
+        let Some(own) = self.table.get(descriptor).map(|open| open.identity) else {
+            return descriptor;
+        };
+        let holds = |open: &Open| {
             let same = (open.identity.device, open.identity.inode) == (own.device, own.inode);
-            Some(at) != index && same && open.ranges.iter().any(Option::is_some)
-        })
+            same && open.ranges.iter().any(Option::is_some)
+        };
+        let found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
+        let found = found.and_then(|index| self.table.descriptors(index).next());
+        found.unwrap_or(descriptor)
     }
 
     pub fn lock(&mut self, descriptor: u64, operation: u64, arguments: [u64; 6]) -> Option<i64> {
@@ -277,8 +293,7 @@ impl Session {
 
     /// What is open when the program begins, or when it has become another one.
     pub fn adopt(&mut self) {
-        const LOOKED_AT: u64 = 256;
-        for descriptor in 0..LOOKED_AT {
+        for descriptor in 0..DESCRIPTORS as u64 {
             let opened = Opened::of(descriptor as i64);
             if opened.kind == Kind::Other {
                 continue;
@@ -310,22 +325,55 @@ impl Session {
     }
 }
 
-/// A lock of the process (`F_SETLK`) becomes one of the open file (`F_OFD_SETLK`), which is not lost with the process. Locks of
-/// one process are never in each other's way: with another one on the same file nothing is asked of the kernel.
-fn lock_now(is_taken: bool, arguments: [u64; 6]) -> i64 {
+/// A lock of the process (`F_SETLK`) becomes one of the open file (`F_OFD_SETLK`), which is not lost with the process. `offset`: where
+/// the program stands in the file.
+fn lock_now(holder: u64, offset: i64, arguments: [u64; 6]) -> i64 {
     let command = match arguments[1] as c_int {
         libc::F_SETLK => libc::F_OFD_SETLK,
         libc::F_SETLKW => libc::F_OFD_SETLKW,
         _ => return kernel(libc::SYS_fcntl, arguments),
     };
-    if is_taken {
-        return 0;
-    }
     // SAFETY: of `fcntl`.
     let mut range = unsafe { (arguments[2] as *const libc::flock).read_unaligned() };
     range.l_pid = 0;
+    if i32::from(range.l_whence) == libc::SEEK_CUR {
+        (range.l_whence, range.l_start) = (libc::SEEK_SET as i16, range.l_start + offset);
+    }
     let range = (&raw const range).addr() as u64;
-    kernel(libc::SYS_fcntl, [arguments[0], command as u64, range, 0, 0, 0])
+    kernel(libc::SYS_fcntl, [holder, command as u64, range, 0, 0, 0])
+}
+
+/// `F_GETLK` as `F_OFD_GETLK`.
+fn ask_for_lock(holder: u64, command: c_int, range: u64) -> i64 {
+    if command == libc::F_GETLK {
+        // SAFETY: of `fcntl`.
+        unsafe { (*(range as *mut libc::flock)).l_pid = 0 };
+    }
+    kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, range, 0, 0, 0])
+}
+
+/// What was there before it was opened: inode (0: nothing), device, size, and when it was modified.
+fn facts_of(place: (u64, u64)) -> [u64; 6] {
+    let found = facts::identity_at(place);
+    found.map_or([0; 6], |(_, now)| {
+        [now.inode, now.device, now.size as u64, now.modified as u64, 0, 0]
+    })
+}
+
+/// Whether an `open` that may have created or emptied a file has happened.
+fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; 6]) -> Outcome {
+    let now = facts_of(place);
+    let was_absent = before[0] == 0;
+    let is_new = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
+    match now[0] {
+        // Another node's rank may have removed since what this call had made there.
+        0 if is_new && was_absent && ships() => Outcome::Unknown,
+        0 => Outcome::Undone,
+        _ if is_new && was_absent => Outcome::Unknown,
+        // To empty it once more changes nothing, unless somebody has written there since.
+        _ if flags & libc::O_TRUNC != 0 && now[2] != 0 && now != before => Outcome::Unknown,
+        _ => Outcome::Undone,
+    }
 }
 
 /// `found` becomes descriptor `wanted`, as it was before.

@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
-use landbridge_proto::clocks::{Call, FACTS, Problem};
+use landbridge_proto::clocks::{Call, FACTS, Head, Problem};
 use landbridge_proto::digest::digest;
 use libc::{c_int, c_long};
 
@@ -138,7 +138,7 @@ impl Session {
                     self.table.by_index(index).is_real = true;
                     self.put_over(index, found);
                 }
-                None => self.make_real(index),
+                None => self.restore(index),
             }
             held::release(number);
         }
@@ -171,6 +171,7 @@ impl Session {
         match self.turn.record().note_call(call, result, pieces) {
             Err(problem @ Problem::Full(_)) => {
                 say(format_args!("{problem}: if this process is killed it cannot be restarted"));
+                ship();
             }
             noted => noted.unwrap_or_else(|problem| stop(format_args!("{problem}"))),
         }
@@ -210,7 +211,7 @@ impl Session {
             Outcome::Undone => (),
         }
         self.turn.record().announce(call, facts);
-        if own::head().is_some_and(|head| head.ships() && !held::ship(head)) {
+        if !ship() {
             stop(format_args!(
                 "its agent has not taken down {about}, so another node may repeat it"
             ));
@@ -236,26 +237,36 @@ impl Session {
 
     /// Each file that is open is what it was, and stands where it stood.
     pub fn restore_files(&mut self) {
+        self.restore_those(|_| true);
+        self.table.folder.return_there();
+    }
+
+    /// The same of those files alone.
+    pub fn restore_those(&mut self, is_wanted: impl Fn(&Open) -> bool) {
         for index in 0..OPENS {
-            if self.table.uses(index) == 0 {
-                continue;
+            if self.table.uses(index) > 0 && is_wanted(self.table.by_index(index)) {
+                self.restore(index);
             }
-            let open = self.table.by_index(index);
-            if open.is_locked() && !open.is_real && !is_held(open.held) {
-                let path = Path(open.path());
-                stop(format_args!(
-                    "it was killed while it held a lock on {path}, which others may have had since"
-                ));
-            }
-            self.make_real(index);
-            let open = self.table.by_index(index);
-            let offset = open.offset as u64;
-            let has_position = matches!(open.kind, Kind::File | Kind::Directory | Kind::Virtual)
-                && open.flags & libc::O_PATH == 0;
-            let first = self.table.descriptors(index).next();
-            if let Some(descriptor) = first.filter(|_| has_position) {
-                kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
-            }
+        }
+    }
+
+    /// One of them.
+    pub fn restore(&mut self, index: usize) {
+        let open = self.table.by_index(index);
+        if open.is_locked() && !open.is_real && !is_held(open.held) {
+            let path = Path(open.path());
+            stop(format_args!(
+                "it was killed while it held a lock on {path}, which others may have had since"
+            ));
+        }
+        self.make_real(index);
+        let open = self.table.by_index(index);
+        let offset = open.offset as u64;
+        let has_position = matches!(open.kind, Kind::File | Kind::Directory | Kind::Virtual)
+            && open.flags & libc::O_PATH == 0;
+        let first = self.table.descriptors(index).next();
+        if let Some(descriptor) = first.filter(|_| has_position) {
+            kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
         }
     }
 
@@ -326,6 +337,16 @@ impl Session {
         self.put_over(index, found as u64);
         true
     }
+}
+
+/// Whether what this process does may be done again on another node, which learns of it before it happens.
+pub fn ships() -> bool {
+    own::head().is_some_and(Head::ships)
+}
+
+/// Another node knows what is recorded, if one may need to. False: the agent is gone.
+fn ship() -> bool {
+    own::head().is_none_or(|head| !head.ships() || held::ship(head))
 }
 
 /// Unlocks every range of an open file.

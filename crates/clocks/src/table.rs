@@ -8,6 +8,8 @@
 
 use libc::c_int;
 
+use crate::folder::Folder;
+
 /// Descriptors that are looked after; programs with more cannot be restarted.
 pub const DESCRIPTORS: usize = 4096;
 /// Files open at the same time.
@@ -16,6 +18,8 @@ pub const OPENS: usize = 1024;
 pub const PATH_BYTES: usize = 4096;
 /// Locked ranges of one file.
 pub const LOCKS: usize = 8;
+/// Files whose last append is remembered.
+const ENDS: usize = 64;
 
 /// Of a descriptor that is not looked after. (A table of zeros takes no room in the library's file.)
 const NONE: u16 = 0;
@@ -86,7 +90,7 @@ pub struct Open {
 }
 
 impl Open {
-    const FREE: Open = Open {
+    pub const FREE: Open = Open {
         uses: 0,
         kind: Kind::Other,
         flags: 0,
@@ -138,11 +142,46 @@ impl Open {
 /// See the module head.
 pub struct Table {
     places: [u16; DESCRIPTORS],
-    opens: [Open; OPENS],
+    pub opens: [Open; OPENS],
+    /// Where relative names begin.
+    pub folder: Folder,
+    ends: [End; ENDS],
+    /// The next of them to be forgotten.
+    oldest: usize,
+}
+
+/// Where the last append of this process to a file ended, also when it has closed that file since.
+#[derive(Clone, Copy)]
+struct End {
+    file: (u64, u64),
+    end: i64,
 }
 
 impl Table {
-    pub const EMPTY: Table = Table { places: [NONE; DESCRIPTORS], opens: [Open::FREE; OPENS] };
+    pub const EMPTY: Table = Table {
+        places: [NONE; DESCRIPTORS],
+        opens: [Open::FREE; OPENS],
+        folder: Folder { open: Open::FREE },
+        ends: [End { file: (0, 0), end: 0 }; ENDS],
+        oldest: 0,
+    };
+
+    /// Where this process has last ended an append to the file; 0: it has appended nothing, as far as is remembered.
+    pub fn end_of(&self, identity: &Identity) -> i64 {
+        let file = (identity.device, identity.inode);
+        self.ends.iter().find(|it| it.file == file).map_or(0, |it| it.end)
+    }
+
+    /// It ends there.
+    pub fn note_end(&mut self, identity: &Identity, end: i64) {
+        let file = (identity.device, identity.inode);
+        let known = self.ends.iter().position(|it| it.file == file);
+        let at = known.unwrap_or(self.oldest);
+        if known.is_none() {
+            self.oldest = (self.oldest + 1) % ENDS;
+        }
+        self.ends[at] = End { file, end };
+    }
 
     /// The file behind a descriptor.
     #[inline]
@@ -196,11 +235,6 @@ impl Table {
         self.opens[index].uses -= 1;
     }
 
-    /// All descriptors from one to another are closed.
-    pub fn remove_range(&mut self, first: u64, last: u64) {
-        (first..=last.min(DESCRIPTORS as u64 - 1)).for_each(|descriptor| self.remove(descriptor));
-    }
-
     /// How many descriptors an open file has.
     pub fn uses(&self, index: usize) -> u32 {
         self.opens[index].uses
@@ -243,7 +277,7 @@ mod tests {
         assert!(table.get(3).is_none());
         assert_eq!(table.get(7).unwrap().path(), b"/a");
         assert_eq!(table.opens().count(), 1);
-        table.remove_range(0, u64::MAX);
+        [7, 8, u64::MAX].into_iter().for_each(|descriptor| table.remove(descriptor));
         assert_eq!(table.opens().count(), 0);
     }
 
@@ -257,6 +291,20 @@ mod tests {
         assert!(table.insert(DESCRIPTORS as i64).is_none() && table.insert(-9).is_none());
         assert!(table.get(u64::MAX).is_none());
         assert!(!table.duplicate(3, DESCRIPTORS as i64));
+    }
+
+    #[test]
+    fn the_end_of_an_append_outlives_its_descriptor_until_many_others_came() {
+        let mut table = table();
+        let file = |inode| Identity { device: 1, inode, ..Identity::default() };
+        assert_eq!(table.end_of(&file(1)), 0);
+        table.note_end(&file(1), 5);
+        table.note_end(&file(1), 9);
+        assert_eq!(table.end_of(&file(1)), 9);
+        (2..=ENDS as u64).for_each(|inode| table.note_end(&file(inode), 1));
+        assert_eq!(table.end_of(&file(1)), 9);
+        table.note_end(&file(1000), 1);
+        assert_eq!((table.end_of(&file(1)), table.end_of(&file(2))), (0, 1));
     }
 
     #[test]

@@ -260,6 +260,14 @@ impl Trapped {
             match self.number {
                 libc::SYS_rt_sigprocmask => self.change_mask(first as c_int, second, third, fourth),
                 libc::SYS_rt_sigaction => self.set_action(first as c_int, second, third, fourth),
+                libc::SYS_rt_sigsuspend => self.wait_with(first),
+                libc::SYS_ppoll => self.wait_with(fourth),
+                libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => self.wait_with(self.arguments[4]),
+                // The last argument is a pair of mask and length.
+                libc::SYS_pselect6 => {
+                    let pair = self.arguments[5] as *const u64;
+                    self.wait_with(if pair.is_null() { 0 } else { pair.read_unaligned() })
+                }
                 libc::SYS_sigaltstack if own::is_owner() => Some(self.set_stack(first, second)),
                 _ if own::is_owner() => calls::answer(self.number, self.arguments),
                 _ => observe::answer(self.number, self.arguments),
@@ -291,6 +299,19 @@ impl Trapped {
             }
         }
         Some(0)
+    }
+
+    /// A wait during which the program has another mask: that must not contain the one signal either, for a handler of the program makes
+    /// calls.
+    unsafe fn wait_with(&self, mask: u64) -> Option<i64> {
+        let mask = mask as *mut u64;
+        // SAFETY: of the system call, by its caller; only who blocks that signal has anything written.
+        unsafe {
+            if !mask.is_null() && mask.read_unaligned() & SIGSYS_BIT != 0 {
+                mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);
+            }
+        }
+        None
     }
 
     /// Handlers of the program block everything that they want to, but for one signal.

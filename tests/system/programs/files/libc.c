@@ -365,6 +365,98 @@ static void names_look(int step)
     }
 }
 
+/* --- workdir: each rank works in a folder of its own by relative names, which gets another name while it is there, and a new one */
+
+static void workdir_act(int step)
+{
+    int number = rank * 1000 + step, last = -1, back = -1;
+    if (step) {
+        /* Still in the folder of the step before. */
+        EXPECT_SAME(slurp("inside", &last, sizeof last), sizeof last);
+        EXPECT_SAME(last, step - 1);
+        EXPECT_OK(rename(path("work", rank), path("worked", number - 1)));
+        EXPECT_SAME(slurp("inside", &last, sizeof last), sizeof last);
+        EXPECT_SAME(last, step - 1);
+    }
+    EXPECT_OK(mkdir(path("work", rank), 0755));
+    back = open(".", O_RDONLY | O_DIRECTORY);
+    EXPECT_OK(back);
+    EXPECT_OK(chdir(path("work", rank)));
+    int file = open("inside", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    EXPECT_SAME(write(file, &step, sizeof step), sizeof step);
+    EXPECT_OK(close(file));
+    EXPECT_OK(fchdir(back));
+    EXPECT_OK(close(back));
+    EXPECT_OK(chdir(path("work", rank)));
+}
+
+static void workdir_look(int step)
+{
+    char inside[600];
+    int found = -1;
+    snprintf(inside, sizeof inside, "%s/inside", path("work", NEXT));
+    EXPECT_SAME(slurp(inside, &found, sizeof found), sizeof found);
+    EXPECT_SAME(found, step);
+}
+
+/* --- tree: many files come and go by a descriptor of their folder */
+
+#define LEAVES 40
+
+static int tree = -1;
+
+static void tree_begin(void)
+{
+    EXPECT_OK(mkdir(path("tree", rank), 0755));
+    tree = open(path("tree", rank), O_RDONLY | O_DIRECTORY);
+    EXPECT_OK(tree);
+}
+
+static void tree_act(int step)
+{
+    char name[32];
+    for (int leaf = 0; leaf < LEAVES; leaf++) {
+        snprintf(name, sizeof name, "leaf-%d-%d", step, leaf);
+        int file = openat(tree, name, O_WRONLY | O_CREAT, 0644);
+        EXPECT_OK(file);
+        EXPECT_OK(close(file));
+        if (step) {
+            snprintf(name, sizeof name, "leaf-%d-%d", step - 1, leaf);
+            EXPECT_OK(unlinkat(tree, name, 0));
+        }
+    }
+    EXPECT_OK(futimens(tree, NULL));
+}
+
+static void tree_look(int step)
+{
+    char name[700];
+    for (int leaf = 0; leaf < LEAVES; leaf++) {
+        struct stat about;
+        snprintf(name, sizeof name, "%s/leaf-%d-%d", path("tree", NEXT), step, leaf);
+        EXPECT_OK(lstat(name, &about));
+        snprintf(name, sizeof name, "%s/leaf-%d-%d", path("tree", NEXT), step - 1, leaf);
+        EXPECT_SAME(lstat(name, &about), -1);
+    }
+}
+
+static void tree_end(void) { EXPECT_OK(close(tree)); }
+
+/* --- fifo: a pipe with a name, from each rank to itself */
+
+static void fifo_act(int step)
+{
+    int found = -1;
+    if (!step)
+        EXPECT_OK(mkfifo(path("of", rank), 0644));
+    int file = open(path("of", rank), O_RDWR);
+    EXPECT_OK(file);
+    EXPECT_SAME(write(file, &step, sizeof step), sizeof step);
+    EXPECT_SAME(read(file, &found, sizeof found), sizeof found);
+    EXPECT_SAME(found, step);
+    EXPECT_OK(close(file));
+}
+
 /* --- list: what a folder holds, while other ranks add to it and remove from it; relative names */
 
 static void list_begin(void)
@@ -632,6 +724,9 @@ static const struct row rows[] = {
     {"stdio", stdio_begin, stdio_act, stdio_look, stdio_end},
     {"stdio-update", NULL, update_act, update_look, NULL},
     {"names", NULL, names_act, names_look, NULL},
+    {"workdir", NULL, workdir_act, workdir_look, NULL},
+    {"tree", tree_begin, tree_act, tree_look, tree_end},
+    {"fifo", NULL, fifo_act, NULL, NULL},
     {"list", list_begin, list_act, list_look, NULL},
     {"exclusive", NULL, exclusive_act, NULL, NULL},
     {"flock", NULL, flock_act, count_look, NULL},
