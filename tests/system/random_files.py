@@ -14,6 +14,7 @@ from pathlib import Path
 
 import checkpoint
 import common
+import files
 import recovery
 from support import paths, process
 
@@ -63,7 +64,7 @@ def check(checks, options, first: int, plans: int, has_images: bool, is_divided:
     is_same = found == told
     measured = f"exit code {code}, {'the same answers' if is_same else 'OTHER answers'}, {starts} new starts, {images} from images"
     # A kill within a change of names may leave nobody who knows whether it has happened: a refusal, and never other answers.
-    is_refused = code != 0 and "this process cannot go on: " in output
+    is_refused = code != 0 and re.search(files.CANNOT_TELL, output) is not None
     measured = "refused, by name" if is_refused else measured
     checks.check(name, starts > 0 and (is_refused or code == 0 and is_same), measured, output)
 

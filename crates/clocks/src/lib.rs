@@ -15,6 +15,13 @@
 // Tests are not preloaded, and nothing is to stand in front of their own clocks.
 #![cfg_attr(test, allow(dead_code))]
 
+// Its system calls and its gate are those of one processor.
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!(
+    "the interposer is written for x86-64: leave it out (cargo build --workspace --exclude landbridge-clocks), and use \
+     --recover with --set recover_clocks=off"
+);
+
 mod aio;
 mod answer;
 mod caller;
