@@ -28,7 +28,7 @@ use moved::{Adoption, Known, Moved, Spares, Talk};
 use order::{Application, Order, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// First line of an agent.
 pub const BANNER: &str = "\nlandbridge-agent ";
 /// The largest message is a barrier's keys: 100 000 ranks of 160 bytes each still fit.

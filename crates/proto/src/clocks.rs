@@ -9,8 +9,8 @@
 //! no more ([`Head::base`]): its room is used again, from the first byte on. An entry that does not fit before the end of the
 //! room begins there, behind a mark.
 //!
-//! What may never happen: a read is answered with what another one was told; a program has an answer that is in no record
-//! while it may still be started anew.
+//! What may never happen: a read is answered with what another one was told, or with a part of that; a program has an answer that is in
+//! no record while it may still be started anew.
 
 use core::fmt;
 use core::mem::offset_of;
@@ -260,6 +260,8 @@ pub enum Question {
     Bytes(Source, u64),
     /// A system call on files.
     Call(Call),
+    /// What stands there is the beginning of an entry: the rest of it is not on record.
+    Torn,
     /// What stands there is no entry.
     Unknown,
 }
@@ -285,6 +287,7 @@ impl fmt::Display for Question {
             Question::Call(Call { number, digest }) => {
                 write!(f, "system call {number} with arguments of digest {digest:08x}")
             }
+            Question::Torn => write!(f, "something of which not all is on record"),
             Question::Unknown => write!(f, "nothing that is known"),
         }
     }
@@ -455,9 +458,10 @@ impl<'a> Record<'a> {
         let (before, rest) = self.question(offset);
         match (before, self.number(rest)) {
             (Question::Clock(known), Some((delta, end))) if known == clock => {
+                let end = self.whole(at, end - offset, Question::Clock(clock))?;
                 let last = self.head.last[clock.0 as usize].load(Relaxed) as i64;
                 let value = last.wrapping_add(delta);
-                self.note_clock(clock, value, at + (end - offset) as u64);
+                self.note_clock(clock, value, end);
                 Ok(value)
             }
             _ => Err(self.other(Question::Clock(clock), before)),
@@ -477,9 +481,20 @@ impl<'a> Record<'a> {
         let Some(bytes) = self.entries.get(rest..rest + given) else {
             return Err(self.other(now, Question::Unknown));
         };
+        let end = self.whole(at, rest + given - offset, now)?;
         into[..given].copy_from_slice(bytes);
-        self.note_told(at + (rest + given - offset) as u64);
+        self.note_told(end);
         Ok(result)
+    }
+
+    /// Where an entry of so many bytes ends that answers this. Behind what is recorded there is what an earlier lap has left, or zeros:
+    /// then it is none.
+    fn whole(&self, at: u64, length: usize, now: Question) -> Result<u64, Problem> {
+        let end = at + length as u64;
+        if end > self.head.recorded.load(Relaxed) {
+            return Err(self.other(now, Question::Torn));
+        }
+        Ok(end)
     }
 
     /// Clocks that never go back do not when a new start begins to ask them.

@@ -1,7 +1,7 @@
 //! Every bound of the protocol, with the reason for its value. Units are in the names.
 
 /// Protocol version spoken in the hello. Peers of another version are refused.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 
 /// Most bytes after a frame's header (head and payload). Large enough that a header costs nothing,
 /// small enough that a relay may buffer one frame per link and that other channels are not held up.

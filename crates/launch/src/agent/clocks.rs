@@ -158,7 +158,8 @@ impl Clocks {
     }
 
     /// What has come since the last time, in this order: the rank may go on meanwhile, and each part must not be older than the one
-    /// before (see [`Known`]).
+    /// before (see [`Known`]). It is one batch, which ends where an entry of the record ends, since the rank counts what it has recorded
+    /// by entries.
     pub fn news(&self, rank: u32) -> Vec<Known> {
         let told = self.told.get();
         let number = |at: usize| self.words::<1>(at).map_or(0, |[number]| number);
@@ -187,10 +188,10 @@ impl Clocks {
         loop {
             let to = reads.min(from + PIECE_BYTES);
             let bytes = self.entries(from, to);
-            // What goes with the first piece holds for all.
+            // What goes with the first piece holds for all, from the last one on.
             let rest =
                 if news.is_empty() { rest.clone() } else { Known { rank, ..Known::default() } };
-            news.push(Known { from, reads: bytes, ..rest });
+            news.push(Known { from, reads: bytes, goes_on: to < reads, ..rest });
             from = to;
             if from == reads {
                 return news;
@@ -232,10 +233,11 @@ impl Clocks {
         (valid, intakes.get((valid - first) as usize..).unwrap_or_default().to_vec())
     }
 
-    /// What is known of the rank, before it has its first start here. The agent above need not be told that.
+    /// What is known of the rank, before it has its first start here, which comes behind the last piece. The agent above need not be
+    /// told that.
     pub fn lay(&self, known: &Known) -> rustix::io::Result<()> {
         let mut told = self.told.get();
-        told.reads = told.reads.max(known.from + known.reads.len() as u64);
+        told.reads = told.reads.max(known.end());
         told.intakes = told.intakes.max(known.first_intake + known.intakes.len() as u64);
         told.polls = told.polls.max(known.polls);
         told.is_full |= known.is_full;
@@ -437,6 +439,7 @@ mod tests {
         let news = one.news(3);
         let [known] = &news[..] else { panic!("{news:?}") };
         assert_eq!((known.rank, known.from, &known.reads[..]), (3, 0, &b"abc"[..]));
+        assert!(!known.goes_on);
         assert_eq!((known.polls, known.first_intake, &known.intakes[..]), (7, 0, &[[1, 2, 0]][..]));
         assert_eq!(one.news(3), []);
         other.lay(known).unwrap();
@@ -445,7 +448,8 @@ mod tests {
         read(&one, 3, &many);
         (1..RECENT_MAX as u64 + 20).for_each(|number| take_in(&one, number));
         let news = one.news(3);
-        assert_eq!(news.len(), 3);
+        let go_on: Vec<bool> = news.iter().map(|known| known.goes_on).collect();
+        assert_eq!(go_on, [true, true, false], "the last one ends where an entry does");
         assert_eq!(news[0].first_intake, 21, "the first of them are gone, and one may be just now");
         news.iter().for_each(|known| other.lay(known).unwrap());
         let all = [&b"abc"[..], &many].concat();

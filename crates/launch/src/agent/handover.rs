@@ -4,9 +4,11 @@
 //!
 //! Two know of a record: the relay has what came in front of messages, the agent here what came in front of printed lines and
 //! questions. It is only ever added to, so the longer of the two is all that anybody has seen something of. The relay writes what
-//! it has into a file that it shares with this agent.
+//! it has into a file that it shares with this agent. Both have whole batches only: of one that the node was telling when it was
+//! lost nobody has seen anything that follows, and where it breaks off may be in the middle of an entry.
 //!
-//! What may never happen: a start is told less than what somebody has seen follows from; more than a piece waits here.
+//! What may never happen: a start is told less than what somebody has seen follows from, or a part of an entry; more than a piece
+//! waits here.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -99,7 +101,7 @@ fn piece(
     let is_full = rest.is_full || fenced.is_full;
     // The rest goes with the first one.
     let next = from + reads.len() as u64;
-    Ok(Some((Known { from, reads, polls, is_full, ..rest }, next)))
+    Ok(Some((Known { from, reads, polls, is_full, goes_on: next < end, ..rest }, next)))
 }
 
 impl Agent {
@@ -134,6 +136,8 @@ impl Agent {
                 handover.stage = Stage::Tell(fenced, None);
             }
             Stage::Ask | Stage::Asked(_) => {
+                // Also what was handed over to another node that is lost as well.
+                wards.drop_torn(rank);
                 relay.fence(rank, wards.next_first_start(rank));
                 handover.stage = Stage::Asked(Instant::now());
             }
@@ -179,7 +183,9 @@ mod tests {
             } else {
                 (all.first_intake, all.intakes)
             };
+            assert_eq!(known.goes_on, piece(fenced, memory, file, Some(next)).unwrap().is_some());
             all = Known {
+                goes_on: false,
                 rank: known.rank,
                 base,
                 from: base,
@@ -209,6 +215,7 @@ mod tests {
             first_intake: 3,
             intakes: [[1, 2, 3]].into(),
             files: vec![4; 80],
+            begun: None,
         };
         for (here, there, polls) in
             [(0, 0, 9), (5, 3, 7), (3, 5, 9), (9, 9, 8), (4, bytes.len(), 1), (bytes.len(), 4, 11)]

@@ -16,7 +16,8 @@
 //! | a spawn, names | the launcher | asked once ([`Wards::passes`]); its answer is taken down on its way ([`Wards::handle_answer`]) |
 //! | `abort` | nobody | the job ends |
 //!
-//! What may never happen: the launcher is asked again what it was asked; an answer goes to another question.
+//! What may never happen: the launcher is asked again what it was asked; an answer goes to another question; of a rank's record
+//! counts what ends in the middle of an entry.
 //!
 //! [`Adoption::has_reached`]: crate::control::moved::Adoption::has_reached
 
@@ -68,10 +69,29 @@ pub struct Memory {
     pub intakes: VecDeque<[u64; 3]>,
     /// The head's part about files.
     pub files: Vec<u8>,
+    /// Pieces of a batch that has not come to its end: if its node is lost before that, nobody is told any of them. Nobody has seen
+    /// anything that follows from them either, for that comes behind the batch.
+    pub begun: Option<Box<Known>>,
 }
 
 impl Memory {
-    fn take(&mut self, known: Known) {
+    fn take(&mut self, mut known: Known) {
+        // What is known comes again from whoever hands the rank over, and need not be kept twice.
+        let again = self.end().saturating_sub(known.from).min(known.reads.len() as u64);
+        known.reads.drain(..again as usize);
+        known.from += again;
+        if let Some(begun) = self.begun.take_if(|begun| begun.end() == known.from) {
+            known = begun.joined(known);
+        }
+        if known.goes_on {
+            self.begun = Some(Box::new(known));
+        } else {
+            self.begun = None;
+            self.take_whole(known);
+        }
+    }
+
+    fn take_whole(&mut self, known: Known) {
         if known.base > self.end() {
             // What came between nobody needs any more.
             (self.first, self.reads) = (known.base, Vec::new());
@@ -79,7 +99,7 @@ impl Memory {
         let useless = known.base.saturating_sub(self.first);
         self.reads.drain(..useless as usize);
         self.first += useless;
-        // Pieces come in order; what is known comes again from a node that has taken the rank over.
+        // Batches come in order.
         if let Some(at) = self.end().checked_sub(known.from) {
             self.reads.extend_from_slice(known.reads.get(at as usize..).unwrap_or(&[]));
         }
@@ -192,6 +212,11 @@ impl Wards {
 
     pub fn handle_known(&mut self, known: Known) {
         self.of(known.rank).memory.take(known);
+    }
+
+    /// The node of the rank is lost: the end of a batch that has begun will not come.
+    pub fn drop_torn(&mut self, rank: u32) {
+        self.of(rank).memory.begun = None;
     }
 
     /// What is known of its record.

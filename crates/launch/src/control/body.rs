@@ -10,6 +10,11 @@ use super::{Ending, Stage};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::NameRequest;
 
+/// Bits of what is said of a record: there is no more room in it;
+const FULL: u32 = 1;
+/// more of the same batch follows.
+const GOES_ON: u32 = 2;
+
 /// In the place of a share that nobody knows.
 const UNKNOWN: u32 = u32::MAX;
 
@@ -58,7 +63,8 @@ impl Writer<'_> {
 
     pub fn known(&mut self, known: &Known) {
         self.number(known.rank);
-        self.number(u32::from(known.is_full));
+        let full = if known.is_full { FULL } else { 0 };
+        self.number(full | if known.goes_on { GOES_ON } else { 0 });
         self.long(known.polls);
         self.long(known.base);
         self.long(known.from);
@@ -155,7 +161,8 @@ impl<'a> Reader<'a> {
 
     pub fn known(&mut self) -> Option<Known> {
         let rank = self.number()?;
-        let is_full = self.number()? != 0;
+        let bits = self.number()?;
+        let (is_full, goes_on) = (bits & FULL != 0, bits & GOES_ON != 0);
         let polls = self.long()?;
         let base = self.long()?;
         let from = self.long()?;
@@ -165,7 +172,8 @@ impl<'a> Reader<'a> {
         let one = |body: &mut Self| Some([body.short()?, body.short()?, body.short()?]);
         let intakes = (0..count).map(|_| one(self)).collect::<Option<_>>()?;
         let files = self.bytes()?.to_vec();
-        Some(Known { rank, base, is_full, polls, from, reads, first_intake, intakes, files })
+        let rest = Known { rank, base, is_full, goes_on, polls, from, ..Known::default() };
+        Some(Known { reads, first_intake, intakes, files, ..rest })
     }
 
     /// Whether all of it was taken.

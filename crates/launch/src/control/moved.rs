@@ -40,7 +40,8 @@ pub struct Whereabouts {
 
 /// What of a rank's record of clocks and last intakes is news. It is that of one moment or a little later, so that its parts go
 /// together: what it has taken in is not older than how often it has looked for messages, and that not older than what it has
-/// read.
+/// read. Much comes in several pieces, which cut entries of the record, so that only all of them together may be told to a new start:
+/// a batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Known {
     pub rank: u32,
@@ -58,6 +59,31 @@ pub struct Known {
     pub intakes: Vec<[u64; 3]>,
     /// The head's part about files ([`landbridge_proto::clocks::FILES_AT`]); empty: as it was.
     pub files: Vec<u8>,
+    /// More of the same batch follows: what was read goes on where this piece ends, and nothing of it counts before that is there.
+    pub goes_on: bool,
+}
+
+impl Known {
+    /// Behind what was read.
+    pub fn end(&self) -> u64 {
+        self.from + self.reads.len() as u64
+    }
+
+    /// This and the next piece of the same batch.
+    pub fn joined(mut self, next: Known) -> Known {
+        self.reads.extend_from_slice(&next.reads);
+        self.base = self.base.max(next.base);
+        self.is_full |= next.is_full;
+        self.polls = self.polls.max(next.polls);
+        if !next.intakes.is_empty() {
+            (self.first_intake, self.intakes) = (next.first_intake, next.intakes);
+        }
+        if !next.files.is_empty() {
+            self.files = next.files;
+        }
+        self.goes_on = next.goes_on;
+        self
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

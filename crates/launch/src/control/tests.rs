@@ -116,6 +116,7 @@ fn every_message() -> Vec<Message> {
         Message::Talk(Box::new(Talk::Ended { rank: 4, life: adoption().ranks[0].lives[0] })),
         Message::Talk(Box::new(Talk::Heard { rank: 4, answer: "cmd=got\n".to_string() })),
         Message::Known(Box::new(known())),
+        Message::Known(Box::new(Known { is_full: false, goes_on: true, ..known() })),
         Message::Ship { rank: 4, serial: 7 },
         Message::Shipped { rank: 4, serial: 7 },
         Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
@@ -204,7 +205,8 @@ fn known() -> Known {
     let (rank, from, polls, first_intake) = (4, 1 << 33, 1 << 40, 1 << 35);
     let base = 1 << 34;
     let (reads, files) = (vec![7; 300], vec![9; 80]);
-    Known { rank, base, from, reads, polls, is_full: true, first_intake, intakes, files }
+    let rest = Known { rank, base, from, polls, is_full: true, ..Known::default() };
+    Known { reads, first_intake, intakes, files, ..rest }
 }
 
 fn adoption() -> Adoption {

@@ -181,11 +181,12 @@ impl Record<'_> {
             Some((result, usize::try_from(bytes).ok()?, rest))
         });
         let Some((result, bytes, rest)) =
-            parsed.filter(|(_, bytes, rest)| rest + bytes <= self.entries.len())
+            parsed.filter(|(_, bytes, rest)| *bytes <= self.entries.len() - rest)
         else {
             return Err(self.other(now, Question::Unknown));
         };
-        self.note_told(at + (rest + bytes - offset) as u64);
+        let end = self.whole(at, rest + bytes - offset, now)?;
+        self.note_told(end);
         Ok((result, &self.entries[rest..rest + bytes]))
     }
 
@@ -233,6 +234,54 @@ mod tests {
         assert_eq!(problem, Problem::Other { read: 3, now, before });
         assert_eq!(record.recall_call(READ), Ok((-2, &[][..])));
         assert!(record.is_live());
+    }
+
+    #[test]
+    fn a_call_of_which_not_all_is_on_record_is_answered_by_nobody() {
+        let (head, mut room) = (Head::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = Record::new(&head, &mut room);
+        record.note_call(READ, 5, &[b"hello"]).unwrap();
+        let first = head.place().told();
+        record.note_call(READ, 100, &[&[7; 100]]).unwrap();
+        let second = head.place().told();
+        let kept = record.entries.to_vec();
+        // As another node has it that knows so much of it.
+        for known in first..=second {
+            let mut room = vec![0; 500];
+            room[..known as usize].copy_from_slice(&kept[..known as usize]);
+            head.recorded.store(known, Relaxed);
+            head.begin(2 + known, 1);
+            let mut record = Record::new(&head, &mut room);
+            assert_eq!(record.recall_call(READ), Ok((5, &b"hello"[..])));
+            let outcome = record.recall_call(READ);
+            if known == second {
+                assert_eq!(outcome, Ok((100, &[7; 100][..])));
+                continue;
+            }
+            let Err(Problem::Other { read: 2, now, before }) = outcome else {
+                panic!("{known}: {outcome:?}")
+            };
+            assert_eq!(now, Question::Call(READ));
+            assert_ne!(before, now);
+            assert_eq!(head.place().told(), first, "nothing was told");
+        }
+    }
+
+    #[test]
+    fn a_length_that_no_record_has_is_none() {
+        let (head, mut room) = (Head::default(), vec![0; 50]);
+        head.begin(1, 1);
+        let mut record = Record::new(&head, &mut room);
+        record.note_call(READ, 5, &[b"hello"]).unwrap();
+        let length = head.place().told() as usize - 5 - 1;
+        head.recorded.store(50, Relaxed);
+        for bytes in [45, i64::MAX, -1] {
+            put_number(&mut record.entries[length..], bytes);
+            head.told.store(0, Relaxed);
+            let outcome = record.recall_call(READ);
+            assert!(matches!(outcome, Err(Problem::Other { .. })), "{bytes}: {outcome:?}");
+        }
     }
 
     #[test]

@@ -51,6 +51,45 @@ fn a_new_start_is_told_the_same_and_then_the_truth() {
 }
 
 #[test]
+fn a_read_of_which_not_all_is_on_record_is_answered_by_nobody() {
+    let (head, mut entries) = (Head::default(), vec![0; 400]);
+    head.begin(1, 7);
+    let mut record = Record::new(&head, &mut entries);
+    let mut drawn = [0; 40];
+    record.clock(REAL, || 1_700_000_000_000_000_000).unwrap();
+    let first = head.place().told();
+    record.bytes(Source::Random, &mut drawn, draw).unwrap();
+    let second = head.place().told();
+    let kept = record.entries.to_vec();
+    // As another node has it that knows so much of it: what lies behind is zeros, or of an earlier lap.
+    for (known, rest) in (1..=second).flat_map(|known| [(known, 0), (known, 1)]) {
+        let mut entries = vec![rest; 400];
+        entries[..known as usize].copy_from_slice(&kept[..known as usize]);
+        head.recorded.store(known, Relaxed);
+        assert!(head.begin(2 * known + u64::from(rest), 7));
+        let mut record = Record::new(&head, &mut entries);
+        let time = record.clock(REAL, never);
+        if known < first {
+            assert!(matches!(time, Err(Problem::Other { read: 1, .. })), "{known}: {time:?}");
+            assert_eq!(head.place().told(), 0, "nothing was told");
+            continue;
+        }
+        assert_eq!(time, Ok(1_700_000_000_000_000_000));
+        let mut again = [9; 40];
+        let outcome = record.bytes(Source::Random, &mut again, draw);
+        if known == first || known == second {
+            assert_eq!((outcome, again), (Ok(40), [7; 40]), "{known}");
+            continue;
+        }
+        let Err(Problem::Other { read: 2, before, .. }) = outcome else {
+            panic!("{known}: {outcome:?}")
+        };
+        assert!(known < second - 40 || before == Question::Torn, "{known}: {before}");
+        assert_eq!((again, head.place().told()), ([9; 40], first), "nothing was told");
+    }
+}
+
+#[test]
 fn an_image_goes_on_where_it_was_taken() {
     let (head, mut entries) = (Head::default(), vec![0; 1000]);
     assert!(head.begin(1, 7));

@@ -379,6 +379,7 @@ impl Relay {
             return;
         };
         let Party::Endpoint(address) = port.party else { return };
+        histories.drop_torn_reads(address);
         let Histories { all, shelf, .. } = histories;
         // Whatever there is room for: it is there, and must hear how it stands.
         let history = all.entry(address).or_default();

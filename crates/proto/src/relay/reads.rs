@@ -10,7 +10,12 @@
 //! What lies before the oldest image of the endpoint is dropped as soon as that is said. Of one of which nothing is kept, since
 //! there was too much of it, it is known how far it has come: if its record begins anew, then from there.
 //!
-//! What may never happen: a piece is missing in the middle; a start that was fenced adds something.
+//! A program reads much at once sometimes, which comes in several pieces: a *batch*. Where one of them ends may be in the middle of
+//! an entry of the record, so what counts are whole batches: the rest of one of which the end never came is given to nobody, and is
+//! forgotten when the endpoint is fenced or another start of it attaches, which says it again from where the last whole batch ended.
+//! Nobody has seen anything that follows from such a rest: the frame that does comes behind the batch.
+//!
+//! What may never happen: a piece is missing in the middle; a start that was fenced adds something; a part of a batch is given out.
 
 use alloc::vec::Vec;
 
@@ -25,6 +30,8 @@ pub(super) struct Reads {
     bytes: Store,
     /// Before this place nothing of it is needed.
     base: u64,
+    /// The last whole batch ends here: what lies behind is the beginning of one.
+    whole: u64,
     /// Looks for messages,
     polls: u64,
     /// There was no room on its node for what came then.
@@ -45,9 +52,18 @@ pub struct ReadsKept {
 }
 
 impl Reads {
-    /// As far as this, and nothing of it.
+    /// As far as this, and nothing of it. A batch that has begun goes on.
     pub fn dropped(&self) -> Self {
-        Self { bytes: Store::behind(self.end()), base: self.end(), ..*self }
+        Self { bytes: Store::behind(self.end()), base: self.whole, ..*self }
+    }
+
+    /// The end of a batch that has begun will not come any more.
+    fn drop_torn(&mut self) {
+        if self.bytes.first() > self.whole {
+            self.bytes = Store::behind(self.whole);
+        } else {
+            self.bytes.truncate(self.whole);
+        }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -58,12 +74,17 @@ impl Reads {
         self.base.max(self.bytes.first())
     }
 
-    /// Behind all that is known.
-    pub fn end(&self) -> u64 {
+    /// Behind the last whole batch.
+    pub fn whole(&self) -> u64 {
+        self.whole
+    }
+
+    /// Behind all that is known, also of a batch that has begun.
+    fn end(&self) -> u64 {
         self.bytes.first() + self.bytes.len()
     }
 
-    /// What lies before this place is needed no more.
+    /// What lies before this place, at which an entry begins, is needed no more.
     fn cut(&mut self, place: u64) {
         if place > self.end() {
             self.bytes = Store::behind(place);
@@ -71,6 +92,13 @@ impl Reads {
             self.bytes.trim(cursor);
         }
         self.base = self.base.max(place);
+        self.whole = self.whole.max(place);
+    }
+
+    /// There was no room for a piece that ends here, nor is there for what came before.
+    fn skip(&mut self, end: u64) {
+        self.bytes = Store::behind(self.end().max(end));
+        self.base = self.base.max(self.whole);
     }
 
     /// So many of these bytes are news, if they go on where it ended or repeat what is known.
@@ -92,27 +120,26 @@ impl Reads {
         Ok(bytes.len() - known)
     }
 
-    fn take(&mut self, polls: u64, is_full: bool, news: &[u8]) {
-        self.bytes.push(news);
-        self.note(polls, is_full);
-    }
-
-    fn note(&mut self, polls: u64, is_full: bool) {
+    /// A batch ends here, and what came with it holds from now on.
+    fn complete(&mut self, end: u64, polls: u64, is_full: bool) {
+        self.whole = self.whole.max(end);
         self.polls = self.polls.max(polls);
         self.is_full |= is_full;
     }
 
     fn kept(&self) -> ReadsKept {
-        let length = (self.end() - self.first()) as usize;
+        // Of one of which nothing is kept what is there may lie behind that.
+        let first = self.first().min(self.whole);
+        let length = (self.whole - first) as usize;
         let mut bytes = Vec::with_capacity(length);
-        let mut cursor = self.bytes.at(self.first()).unwrap_or_default();
+        let mut cursor = self.bytes.at(first).unwrap_or_default();
         while bytes.len() < length {
-            match self.bytes.read(&mut cursor, usize::MAX) {
+            match self.bytes.read(&mut cursor, length - bytes.len()) {
                 [] => break,
                 more => bytes.extend_from_slice(more),
             }
         }
-        ReadsKept { first: self.first(), bytes, polls: self.polls, is_full: self.is_full }
+        ReadsKept { first, bytes, polls: self.polls, is_full: self.is_full }
     }
 }
 
@@ -122,6 +149,16 @@ impl Histories {
         let History { given_up, reads, .. } = self.all.entry(address).or_default();
         if given_up.is_none() && reads.is_none() {
             *reads = Some(Reads::default());
+        }
+    }
+
+    /// Starts of the endpoint that have been there say nothing more: the end of what they have begun to say will not come.
+    pub fn drop_torn_reads(&mut self, address: Address) {
+        let reads = self.all.get_mut(&address).and_then(|history| history.reads.as_mut());
+        if let Some(reads) = reads {
+            let before = reads.bytes();
+            reads.drop_torn();
+            self.bytes -= before - reads.bytes();
         }
     }
 }
@@ -153,8 +190,8 @@ impl Relay {
         };
         let history = histories.all.entry(address).or_default();
         let reads = history.reads.as_mut().ok_or(UNASKED)?;
-        let (from, bytes, is_full) = match said {
-            Said::Read { from, bytes, is_full } => (from, bytes, is_full),
+        let (from, bytes, is_full, goes_on) = match said {
+            Said::Read { from, bytes, is_full, goes_on } => (from, bytes, is_full, goes_on),
             Said::Cut(place) => {
                 let before = reads.bytes();
                 reads.cut(place);
@@ -164,13 +201,22 @@ impl Relay {
         };
         let news = reads.news(from, bytes)?;
         let news = &bytes[bytes.len() - news..];
+        let end = from + bytes.len() as u64;
         // As much as there is room for: otherwise it can come back no longer.
-        if let Some((History { reads: Some(reads), .. }, _)) = histories.of(address, news.len()) {
-            reads.take(polls, is_full, news);
+        let has_room = histories.of(address, news.len()).is_some();
+        let history = histories.all.get_mut(&address);
+        let Some(reads) = history.and_then(|history| history.reads.as_mut()) else {
+            return Ok(());
+        };
+        if has_room {
+            reads.bytes.push(news);
             counters.read_bytes += news.len() as u64;
-        } else if let Some(History { reads: Some(reads), .. }) = histories.all.get_mut(&address) {
-            reads.note(polls, is_full);
-            reads.cut(from + bytes.len() as u64);
+        }
+        if !goes_on {
+            reads.complete(end, polls, is_full);
+        }
+        if !has_room {
+            reads.skip(end);
         }
         Ok(())
     }
@@ -179,6 +225,11 @@ impl Relay {
     pub fn fence(&mut self, address: Address, incarnation: u32) {
         if self.cluster_of(address) != Some(self.table.own()) {
             return;
+        }
+        // The record of the next start ends where the last whole batch did, there or at whoever knows more: it may go on otherwise.
+        let is_attached = self.incarnation(address).is_some();
+        if let Some(histories) = self.histories.as_mut().filter(|_| !is_attached) {
+            histories.drop_torn_reads(address);
         }
         let link = match self.table.route(address) {
             Route::Link(link) => link,
@@ -193,7 +244,7 @@ impl Relay {
         *last = (*last).max(Some(incarnation));
     }
 
-    /// What is kept of what an endpoint has read, if that is.
+    /// What is kept of what an endpoint has read, if that is: whole batches.
     pub fn reads_of(&self, address: Address) -> Option<ReadsKept> {
         let history = self.histories.as_ref()?.all.get(&address)?;
         history.reads.as_ref().map(Reads::kept)

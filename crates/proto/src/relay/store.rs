@@ -94,6 +94,21 @@ impl Store {
         }
     }
 
+    /// Drops what lies at this place, counted as in [`Store::at`], and behind it. Nobody has read that far. What lies in front of
+    /// the first byte that is kept cannot come back: then all are dropped.
+    pub fn truncate(&mut self, end: u64) {
+        let mut excess = self.bytes - end.saturating_sub(self.dropped).min(self.bytes);
+        self.bytes -= excess;
+        while let Some(block) = self.blocks.back_mut().filter(|_| excess > 0) {
+            let rest = block.len().saturating_sub(excess as usize);
+            excess -= (block.len() - rest) as u64;
+            block.truncate(rest);
+            if rest == 0 {
+                self.blocks.pop_back();
+            }
+        }
+    }
+
     fn block(&self, number: usize) -> Option<&Vec<u8>> {
         self.blocks.get(number.checked_sub(self.first)?)
     }
@@ -181,6 +196,29 @@ mod tests {
         store.push(&[9]);
         assert_eq!(store.take::<1>(&mut store.at(all).unwrap()), Some([9]));
         assert!(store.read(&mut Cursor::default(), 1).is_empty());
+    }
+
+    #[test]
+    fn what_is_added_goes_on_where_the_rest_was_dropped() {
+        let byte = |at: u64| (at * 7 % 251) as u8;
+        let bytes = |from: u64, to: u64| (from..to).map(byte).collect::<Vec<u8>>();
+        const ALL: u64 = 100_000;
+        for end in [0, 1, 4_095, 4_096, 4_097, 5_000, 50_000, ALL - 1, ALL, ALL + 9] {
+            let mut store = Store::behind(10);
+            bytes(10, ALL).chunks(999).for_each(|piece| store.push(piece));
+            store.trim(store.at(6_000).unwrap());
+            let first = store.first();
+            assert!((11..=6_000).contains(&first), "{first}");
+            store.truncate(end);
+            let kept = end.clamp(first, ALL);
+            assert_eq!((store.first(), store.len()), (first, kept - first), "{end}");
+            store.push(&bytes(kept, 2 * ALL));
+            let (mut cursor, mut read) = (store.at(first).unwrap(), Vec::new());
+            while read.len() < store.len() as usize {
+                read.extend_from_slice(store.read(&mut cursor, usize::MAX));
+            }
+            assert!(read == bytes(first, 2 * ALL), "{end}");
+        }
     }
 
     #[test]

@@ -163,7 +163,7 @@ impl History {
         let new = None;
         self.telling = Some(Telling { intakes, intakes_left, frames_left: 0, given, left, new });
         if let Some(reads) = &self.reads {
-            push_empty(Kind::Clocks, address, [reads.end(), 0], 0, port, pool);
+            push_empty(Kind::Clocks, address, [reads.whole(), 0], 0, port, pool);
         }
         // Until it has sent that again nothing else may be taken in.
         let sent = self.sent_count - mark.standing.sent;

@@ -334,9 +334,10 @@ mod tests {
     #[test]
     fn another_version_job_or_language_is_refused_at_once() {
         let good = dialler(key(1)).open();
+        let next = PROTOCOL_VERSION + 1;
         for (at, value, refusal) in [
             (0, b'G', Refusal::Garbage),
-            (4, 9, Refusal::Version(9)),
+            (4, next as u8, Refusal::Version(next)),
             (6, 1, Refusal::Garbage),
             (8, 0xee, Refusal::Job),
         ] {

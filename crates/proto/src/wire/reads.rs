@@ -3,6 +3,9 @@
 //! The bytes stand behind a check of their own, whatever the endpoints of the job have agreed on for their messages: a record of
 //! which one bit was changed on the way would be told a new start, and nobody would see it before. (The numbers of the header
 //! have one as well, see [`frame`](super::frame).)
+//!
+//! Who has read much says it in pieces, which may end within an entry of the record. All but the last one say that more of the same
+//! batch follows: a batch ends where an entry ends, and only whole ones may be told to a new start.
 
 use super::frame::{Header, Kind};
 use super::{Malformed, u32_at};
@@ -12,8 +15,10 @@ use crate::limit::CHECK_BYTES;
 
 /// Bits of a Clocks frame's `credit`: there is no more room in the record;
 const FULL: u32 = 1;
-/// what lies before `sequence` is needed no more.
+/// what lies before `sequence` is needed no more;
 const CUT: u32 = 2;
+/// more of the same batch follows.
+const GOES_ON: u32 = 4;
 
 /// No record is so long.
 const PLACE_MAX: u64 = 1 << 62;
@@ -27,8 +32,10 @@ pub enum Said<'a> {
         from: u64,
         /// What was read.
         bytes: &'a [u8],
-        /// There is no room in the record for what came then.
+        /// There is no room in the record for what came then. Of a batch, its last piece says so.
         is_full: bool,
+        /// More of the same batch follows: the last of these bytes may be in the middle of an entry.
+        goes_on: bool,
     },
     /// What lies before this place is needed no more.
     Cut(u64),
@@ -38,7 +45,10 @@ pub enum Said<'a> {
 /// bytes, if there are any.
 pub fn emit(said: Said<'_>, polls: u64, source: Address) -> (Header, Option<[u8; CHECK_BYTES]>) {
     let (sequence, bytes, credit) = match said {
-        Said::Read { from, bytes, is_full } => (from, bytes, if is_full { FULL } else { 0 }),
+        Said::Read { from, bytes, is_full, goes_on } => {
+            let full = if is_full { FULL } else { 0 };
+            (from, bytes, full | if goes_on { GOES_ON } else { 0 })
+        }
         Said::Cut(place) => (place, &[][..], CUT),
     };
     let check = (!bytes.is_empty()).then(|| check(bytes).to_le_bytes());
@@ -64,17 +74,17 @@ pub fn parse<'a>(header: &Header, body: &'a [u8]) -> Result<Said<'a>, Malformed>
     if header.sequence > PLACE_MAX {
         return Err(Malformed("no record of clocks is so long"));
     }
+    let (is_full, goes_on) = (header.credit == FULL, header.credit == GOES_ON);
+    let read = |bytes| Said::Read { from: header.sequence, bytes, is_full, goes_on };
     match (header.credit, body.is_empty()) {
         (CUT, true) => Ok(Said::Cut(header.sequence)),
-        (0 | FULL, true) => {
-            Ok(Said::Read { from: header.sequence, bytes: &[], is_full: header.credit == FULL })
-        }
-        (0 | FULL, false) if body.len() > CHECK_BYTES => {
+        (0 | FULL, true) => Ok(read(&[])),
+        (0 | FULL | GOES_ON, false) if body.len() > CHECK_BYTES => {
             let bytes = &body[CHECK_BYTES..];
             if u32_at(body, 0) != check(bytes) {
                 return Err(Malformed("what it has read of clocks is not what was sent"));
             }
-            Ok(Said::Read { from: header.sequence, bytes, is_full: header.credit == FULL })
+            Ok(read(bytes))
         }
         _ => Err(Malformed("what is said of clocks is nothing that is known")),
     }
@@ -92,7 +102,7 @@ mod tests {
     use super::*;
 
     fn read(from: u64, bytes: &[u8], is_full: bool) -> Said<'_> {
-        Said::Read { from, bytes, is_full }
+        Said::Read { from, bytes, is_full, goes_on: false }
     }
 
     fn body(said: Said<'_>) -> (Header, Vec<u8>) {
@@ -107,7 +117,8 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        for said in [read(1 << 40, b"abc", true), read(5, b"", false), Said::Cut(77)] {
+        let piece = Said::Read { from: 6, bytes: b"de", is_full: false, goes_on: true };
+        for said in [read(1 << 40, b"abc", true), read(5, b"", false), piece, Said::Cut(77)] {
             let (header, body) = body(said);
             assert_eq!((parse(&header, &body), header.delivered), (Ok(said), 9));
         }
@@ -136,12 +147,14 @@ mod tests {
     #[test]
     fn what_nobody_may_say_is_refused() {
         let (header, body) = body(read(3, b"abc", false));
-        for credit in [CUT, FULL | CUT, 4, u32::MAX] {
+        for credit in [CUT, FULL | CUT, FULL | GOES_ON, CUT | GOES_ON, 8, u32::MAX] {
             assert!(parse(&Header { credit, ..header }, &body).is_err(), "{credit}");
         }
         for length in 1..=CHECK_BYTES {
             assert!(parse(&header, &body[..length]).is_err(), "{length}");
         }
-        assert!(parse(&Header { credit: FULL | CUT, ..header }, &[]).is_err());
+        for credit in [FULL | CUT, GOES_ON, GOES_ON | CUT] {
+            assert!(parse(&Header { credit, ..header }, &[]).is_err(), "{credit}");
+        }
     }
 }

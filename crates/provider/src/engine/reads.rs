@@ -3,8 +3,11 @@
 //! In: the record of clocks. Out: what of it the relay does not know, in front of the next frame; and from where on it is needed,
 //! since images of the process have been taken.
 //!
+//! Much goes in several pieces, which cut entries of the record; each says whether more of what is told at once follows. What this start
+//! has been told, or has made, ends where an entry ends, and so does the last piece.
+//!
 //! What may never happen: a frame goes to the relay before what it may follow from; bytes are told that lie where others are
-//! written.
+//! written; a piece counts as the last one that is not.
 
 use std::io;
 
@@ -45,12 +48,21 @@ impl ReadsTold {
         let mut from = self.0.end.max(now.base);
         while from < now.end || (now.is_full && !self.0.is_full) {
             let bytes = clocks::entries(from, now.end.min(from + READS_BYTES_MAX));
-            put(Said::Read { from, bytes, is_full: now.is_full }, own, stream)?;
+            let said = piece(from, bytes, &now);
+            put(said, own, stream)?;
             from += bytes.len() as u64;
-            (self.0.end, self.0.is_full) = (from, now.is_full);
+            self.0.end = from;
+            self.0.is_full |= matches!(said, Said::Read { is_full: true, .. });
         }
         Ok(())
     }
+}
+
+/// The bytes from there on, of a record of which so much is told at once.
+fn piece<'a>(from: u64, bytes: &'a [u8], now: &Extent) -> Said<'a> {
+    let goes_on = from + (bytes.len() as u64) < now.end;
+    // All that came with the bytes holds from the last of them on.
+    Said::Read { from, bytes, is_full: now.is_full && !goes_on, goes_on }
 }
 
 fn put(said: Said<'_>, own: Address, stream: &mut WholeLink) -> io::Result<()> {
@@ -67,4 +79,36 @@ fn put(said: Said<'_>, own: Address, stream: &mut WholeLink) -> io::Result<()> {
         Said::Cut(_) => &[],
     };
     stream.put_ahead(&front[..length], bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_pieces_but_the_last_say_that_more_follows() {
+        let bytes = vec![7; 3 * READS_BYTES_MAX as usize];
+        let now = Extent { base: 5, end: 100 + 2 * READS_BYTES_MAX + 1, is_full: true };
+        let (mut from, mut count) = (100, 0);
+        while from < now.end {
+            // The room may end before a piece does.
+            let length = if count == 1 { 9 } else { READS_BYTES_MAX };
+            let length = length.min(now.end - from);
+            let said = piece(from, &bytes[..length as usize], &now);
+            let is_last = from + length == now.end;
+            let Said::Read { from: place, bytes, is_full, goes_on } = said else {
+                panic!("{said:?}")
+            };
+            assert_eq!((place, bytes.len() as u64), (from, length));
+            assert_eq!((is_full, goes_on), (is_last, !is_last), "{from}");
+            (from, count) = (from + length, count + 1);
+        }
+        assert_eq!(count, 4);
+        // Nothing was read, and there was no room for what came then.
+        let said = piece(now.end, &[], &now);
+        assert!(matches!(said, Said::Read { is_full: true, goes_on: false, .. }), "{said:?}");
+        // A start that does again what was before is not where the relay is.
+        let said = piece(now.end + 9, &[], &now);
+        assert!(matches!(said, Said::Read { is_full: true, goes_on: false, .. }), "{said:?}");
+    }
 }

@@ -20,7 +20,12 @@ fn attach(relay: &mut Relay, start: u32) -> LinkId {
 }
 
 fn reads(from: u64, polls: u64, bytes: &[u8]) -> Vec<u8> {
-    frame(Said::Read { from, bytes, is_full: false }, polls, bytes)
+    frame(Said::Read { from, bytes, is_full: false, goes_on: false }, polls, bytes)
+}
+
+/// One behind which more of the same batch comes.
+fn piece(from: u64, polls: u64, bytes: &[u8]) -> Vec<u8> {
+    frame(Said::Read { from, bytes, is_full: false, goes_on: true }, polls, bytes)
 }
 
 fn cut(place: u64) -> Vec<u8> {
@@ -149,4 +154,103 @@ fn bytes_that_were_changed_on_the_way_are_refused() {
     let stop = send(&mut relay, one, changed);
     assert!(matches!(stop, Stop::Broken(_)), "{stop:?}");
     assert_eq!(kept(&relay), (b"".to_vec(), 0));
+}
+
+#[test]
+fn only_whole_batches_are_given_out() {
+    let (mut relay, one) = keeping();
+    let pieces = [
+        (piece(0, 3, b"ab"), (b"".to_vec(), 0)),
+        (piece(2, 4, b"cd"), (b"".to_vec(), 0)),
+        (reads(4, 5, b"e"), (b"abcde".to_vec(), 5)),
+        (piece(5, 9, b"fg"), (b"abcde".to_vec(), 5)),
+        // Full from then on, and nothing more was read.
+        (
+            frame(Said::Read { from: 7, bytes: b"", is_full: true, goes_on: false }, 10, b""),
+            (b"abcdefg".to_vec(), 10),
+        ),
+    ];
+    for (frame, expected) in pieces {
+        assert!(!relay.reads_of(rank(1)).unwrap().is_full);
+        assert_eq!(send(&mut relay, one, frame), Stop::Partial);
+        assert_eq!(kept(&relay), expected);
+    }
+    assert!(relay.reads_of(rank(1)).unwrap().is_full);
+}
+
+#[test]
+fn a_torn_batch_is_forgotten_when_its_node_is_lost() {
+    for has_come_again in [false, true] {
+        let (mut relay, mut one) = keeping();
+        send(&mut relay, one, reads(0, 3, b"abc"));
+        send(&mut relay, one, piece(3, 9, &[5; 10_000]));
+        send(&mut relay, one, piece(10_003, 9, &[5; 10_000]));
+        relay.suspend(one);
+        if has_come_again {
+            // Killed on the same node before that: it says the same again from where the last whole batch ended.
+            one = attach(&mut relay, 1);
+            assert_eq!(written(&mut relay, one), [(Kind::Clocks, 3, 0), opening(0)]);
+            assert_eq!(relay.histories.as_ref().unwrap().bytes, 3);
+            send(&mut relay, one, piece(3, 4, &[5; 5_000]));
+            relay.suspend(one);
+        }
+        relay.fence(rank(1), 10_000);
+        assert_eq!(kept(&relay), (b"abc".to_vec(), 3));
+        assert_eq!(relay.histories.as_ref().unwrap().bytes, 3);
+        // What it does there is not what it did behind that.
+        let one = attach(&mut relay, 10_001);
+        assert_eq!(written(&mut relay, one), [(Kind::Clocks, 3, 0), opening(0)]);
+        assert_eq!(send(&mut relay, one, piece(3, 5, b"other")), Stop::Partial);
+        assert_eq!(send(&mut relay, one, reads(8, 6, b" clocks")), Stop::Partial);
+        assert_eq!(kept(&relay), (b"abcother clocks".to_vec(), 6));
+        // Whoever asks for the fence again does not harm the start that is there now.
+        assert_eq!(send(&mut relay, one, piece(15, 7, b" and")), Stop::Partial);
+        relay.fence(rank(1), 10_000);
+        assert_eq!(send(&mut relay, one, reads(19, 7, b" more")), Stop::Partial);
+        assert_eq!(kept(&relay), (b"abcother clocks and more".to_vec(), 7));
+    }
+}
+
+#[test]
+fn what_repeats_whole_batches_makes_no_part_of_one_whole() {
+    let (mut relay, one) = keeping();
+    send(&mut relay, one, reads(0, 3, b"abc"));
+    send(&mut relay, one, piece(3, 5, b"de"));
+    assert_eq!(send(&mut relay, one, reads(1, 4, b"bc")), Stop::Partial);
+    assert_eq!(kept(&relay), (b"abc".to_vec(), 4));
+    assert_eq!(send(&mut relay, one, reads(3, 6, b"def")), Stop::Partial);
+    assert_eq!(kept(&relay), (b"abcdef".to_vec(), 6));
+}
+
+#[test]
+fn a_torn_batch_that_was_cut_or_too_much_goes_on() {
+    let (mut relay, one) = keeping();
+    send(&mut relay, one, reads(0, 3, b"abc"));
+    // The oldest image stands within the batch.
+    send(&mut relay, one, piece(3, 4, b"defgh"));
+    assert_eq!(send(&mut relay, one, cut(5)), Stop::Partial);
+    let all = |relay: &Relay| relay.reads_of(rank(1)).unwrap();
+    assert_eq!((all(&relay).first, all(&relay).bytes), (5, b"".to_vec()));
+    assert_eq!(send(&mut relay, one, piece(8, 5, b"ij")), Stop::Partial);
+    assert_eq!(send(&mut relay, one, reads(10, 6, b"k")), Stop::Partial);
+    assert_eq!((all(&relay).first, all(&relay).bytes), (5, b"fghijk".to_vec()));
+    // There is no room any more, in the middle of a batch.
+    send(&mut relay, one, piece(11, 6, b"lm"));
+    relay.histories.as_mut().unwrap().give_up(rank(1), TOO_MUCH);
+    assert_eq!((all(&relay).first, all(&relay).bytes), (11, b"".to_vec()));
+    assert_eq!(send(&mut relay, one, piece(13, 7, b"no")), Stop::Partial);
+    assert_eq!((all(&relay).first, all(&relay).polls), (11, 6));
+    let (mut other, two) = keeping();
+    send(&mut other, two, piece(0, 1, b"abc"));
+    other.histories.as_mut().unwrap().give_up(rank(1), TOO_MUCH);
+    assert_eq!(send(&mut other, two, reads(3, 2, b"d")), Stop::Partial);
+    assert_eq!((all(&other).first, all(&other).polls), (4, 2), "it has ended");
+    // It is recorded anew from an image on, which stands in front of what was lost.
+    relay.suspend(one);
+    let standing = Standing { intakes: 0, taken: 0, sent: 9, kept: 0 };
+    let one = relay.attach_at(rank(1), 0, standing).unwrap();
+    assert_eq!(written(&mut relay, one), [(Kind::Clocks, 11, 0), opening(0)]);
+    assert_eq!(send(&mut relay, one, reads(11, 8, b"lmno")), Stop::Partial);
+    assert_eq!((all(&relay).first, all(&relay).bytes), (11, b"lmno".to_vec()));
+    assert_eq!(relay.histories.as_ref().unwrap().bytes, 4);
 }
