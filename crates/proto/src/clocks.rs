@@ -17,8 +17,8 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 pub use calls::{
-    Call, FACTS, Files, HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_NAME_BYTES, HELD_SHIP,
-    HELD_WORD_BYTES, REFUSAL_BYTES, SHIP_SUFFIX, held_name,
+    Call, FACTS, Files, HELD_CLEAR, HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_NAME_BYTES,
+    HELD_SHIP, HELD_WORD_BYTES, REFUSAL_BYTES, SHIP_SUFFIX, held_name,
 };
 
 mod calls;

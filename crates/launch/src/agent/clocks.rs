@@ -87,6 +87,14 @@ impl Clocks {
         Ok(Some(clocks))
     }
 
+    /// Nobody has written it yet.
+    #[cfg(test)]
+    pub fn for_test(held: Option<Held>) -> rustix::io::Result<Clocks> {
+        let (record, library) = (record()?, "/opt/clocks.so".into());
+        let (told, told_files) = (Cell::default(), RefCell::default());
+        Ok(Clocks { record, library, with_files: true, held, told, told_files })
+    }
+
     /// Open files that outlive the rank's processes.
     pub fn held(&self) -> Option<&Held> {
         self.held.as_ref()
@@ -400,9 +408,7 @@ mod tests {
     use crate::control::Ending;
 
     fn clocks() -> Clocks {
-        let (record, library) = (record().unwrap(), "/opt/clocks.so".into());
-        let (told, told_files) = (Cell::default(), RefCell::default());
-        Clocks { record, library, with_files: true, held: None, told, told_files }
+        Clocks::for_test(None).unwrap()
     }
 
     #[test]

@@ -276,4 +276,36 @@ mod tests {
         let nothing = told(&Fenced::default(), &Memory::default(), &file);
         assert_eq!(nothing, (Known::default(), 1));
     }
+
+    #[test]
+    fn what_a_lost_node_has_not_told_to_its_end_is_handed_over_by_nobody() {
+        let flags = rustix::fs::MemfdFlags::empty();
+        let file = File::from(rustix::fs::memfd_create("test", flags).unwrap());
+        file.write_all_at(b"abcd", 0).unwrap();
+        let fenced = Fenced { rank: 2, first: 0, bytes: 4, polls: 5, is_full: false };
+        let mut wards = Wards::default();
+        let piece_of = |from, reads: &[u8], goes_on| {
+            let (rank, reads) = (2, reads.to_vec());
+            Known { rank, from, reads, goes_on, ..Known::default() }
+        };
+        wards.handle_known(Known { polls: 3, files: vec![1], ..piece_of(0, b"ab", false) });
+        let torn = Known { polls: 9, files: vec![2], is_full: true, ..piece_of(2, b"cdefg", true) };
+        wards.handle_known(torn);
+        // What the agent knows ends further on, but within an entry.
+        let all = told(&fenced, wards.memory(2).unwrap(), &file).0;
+        assert_eq!((&all.reads[..], all.polls, all.is_full), (&b"abcd"[..], 5, false));
+        assert_eq!(all.files, [1], "the effect that was announced there has not happened");
+        // What is kept of it then is what was handed over.
+        wards.drop_torn(2);
+        let mut at = None;
+        while let Some((known, next)) = piece(&fenced, wards.memory(2).unwrap(), &file, at).unwrap()
+        {
+            wards.handle_known(known);
+            at = Some(next);
+        }
+        let memory = wards.memory(2).unwrap();
+        assert_eq!((&memory.reads[..], memory.polls, memory.is_full), (&b"abcd"[..], 5, false));
+        wards.handle_known(piece_of(4, b"other", false));
+        assert_eq!(wards.memory(2).unwrap().reads, b"abcdother");
+    }
 }

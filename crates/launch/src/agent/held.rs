@@ -8,10 +8,12 @@
 //! with the descriptor, if it is to be held. Out: the descriptor, to whoever asks for it back. A thread does this, so that a
 //! rank never waits for the agent's loop.
 //!
+//! When the rank has ended for good the agent lets go of all of it: others may wait for a lock.
+//!
 //! A second socket, whose name ends with [`SHIP_SUFFIX`], is for the agent's loop (`ships`): on it the rank asks that another node know
 //! what it has recorded.
 //!
-//! What may never happen: somebody else than this user is given a file, or has one held.
+//! What may never happen: somebody else than this user is given a file, or has one held; a file is held for nobody.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -21,7 +23,8 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use landbridge_proto::clocks::{
-    HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_SHIP, HELD_WORD_BYTES, SHIP_SUFFIX, held_name,
+    HELD_CLEAR, HELD_DROP, HELD_END, HELD_GET, HELD_KEEP, HELD_SHIP, HELD_WORD_BYTES, SHIP_SUFFIX,
+    held_name,
 };
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -84,6 +87,11 @@ impl Held {
         let bytes = word(HELD_SHIP, 0);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::sendto(&self.ships, &bytes, flags, &to.0);
+    }
+
+    /// The rank has ended, and no start of it will ask for anything back.
+    pub fn clear(&self) {
+        let _ = rustix::net::send(&self.to_thread, &word(HELD_CLEAR, 0), SendFlags::NOSIGNAL);
     }
 
     /// For the record's head, from which the rank has them ([`HELD_AT`]).
@@ -176,6 +184,7 @@ fn hold(socket: &OwnedFd) {
         match (what, file) {
             (HELD_KEEP, Some(file)) if files.len() < FILES_MAX => _ = files.insert(number, file),
             (HELD_DROP, _) => _ = files.remove(&number),
+            (HELD_CLEAR, _) => files.clear(),
             (HELD_GET, _) => {
                 from.into_iter().for_each(|to| give(socket, &to, number, files.get(&number)));
             }
@@ -202,11 +211,14 @@ fn give(socket: &OwnedFd, to: &SocketAddrUnix, number: u64, file: Option<&OwnedF
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Seek, Write};
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 
     fn unnamed_file() -> std::fs::File {
-        let path = std::env::temp_dir().join(format!("landbridge-held-{}", std::process::id()));
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("landbridge-held-{process}-{number}"));
         let mut options = std::fs::OpenOptions::new();
         let file = options.read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -273,5 +285,27 @@ mod tests {
         assert!(get(&rank, 7).is_none());
         let free = rustix::fs::flock(&other, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         assert_eq!(free, Ok(()));
+    }
+
+    #[test]
+    fn locks_of_a_rank_that_has_ended_for_good_are_free() {
+        let held = Held::new().unwrap();
+        let rank = client(&held);
+        let files = [unnamed_file(), unnamed_file()];
+        let others = files.each_ref().map(|file| {
+            rustix::fs::flock(file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
+            std::fs::File::open(path).unwrap()
+        });
+        (1..).zip(&files).for_each(|(at, file)| send(&rank, HELD_KEEP, at, Some(file.as_fd())));
+        drop(files);
+        let lock =
+            |file| rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        assert!(get(&rank, 2).is_some());
+        assert_eq!(lock(&others[0]), Err(rustix::io::Errno::WOULDBLOCK));
+        held.clear();
+        // The answer comes behind that.
+        assert!(get(&rank, 1).is_none() && get(&rank, 2).is_none());
+        others.iter().for_each(|file| assert_eq!(lock(file), Ok(())));
     }
 }

@@ -396,6 +396,7 @@ impl Agent {
             rank.reported = true;
             rank.input.close();
             let (number, group) = (rank.rank, rank.group);
+            self.let_go_of(index);
             self.check_contact(index, ending);
             self.report_ending(group, number, ending);
         }

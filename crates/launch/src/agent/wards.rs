@@ -216,7 +216,9 @@ impl Wards {
 
     /// The node of the rank is lost: the end of a batch that has begun will not come.
     pub fn drop_torn(&mut self, rank: u32) {
-        self.of(rank).memory.begun = None;
+        if let Some(ward) = self.ranks.get_mut(&rank) {
+            ward.memory.begun = None;
+        }
     }
 
     /// What is known of its record.
@@ -538,5 +540,64 @@ mod tests {
         let rest = wards.memory(4).unwrap().rest(4);
         assert_eq!((rest.first_intake, rest.intakes.len()), (70_002, RECENT_MAX));
         assert!((rest.first_intake..).zip(&rest.intakes).all(|(at, intake)| intake[1] == at));
+    }
+
+    #[test]
+    fn a_batch_counts_when_its_last_piece_is_there() {
+        let mut wards = Wards::default();
+        let piece = |from, reads: &[u8], goes_on| Known {
+            rank: 4,
+            from,
+            reads: reads.to_vec(),
+            goes_on,
+            ..Known::default()
+        };
+        wards.handle_known(Known { polls: 2, files: vec![1], ..piece(0, b"abc", false) });
+        // The rest goes with the first piece.
+        let first = Known {
+            polls: 9,
+            is_full: true,
+            base: 2,
+            intakes: vec![[1, 0, 0]],
+            files: vec![2],
+            ..piece(3, b"def", true)
+        };
+        let is_as_before = |wards: &Wards| {
+            let memory = wards.memory(4).unwrap();
+            assert_eq!((memory.first, &memory.reads[..], memory.end()), (0, &b"abc"[..], 3));
+            let intakes = memory.intakes.len();
+            assert_eq!((memory.polls, memory.is_full, intakes), (2, false, 0));
+            assert_eq!((&memory.files[..], memory.rest(4).files), (&[1][..], vec![1]));
+        };
+        for _ in 0..2 {
+            wards.handle_known(first.clone());
+            wards.handle_known(piece(6, b"gh", true));
+            is_as_before(&wards);
+            // The node is lost, and who takes the rank tells it otherwise.
+            wards.drop_torn(4);
+            is_as_before(&wards);
+        }
+        // Even if nobody says that it is lost.
+        wards.handle_known(first.clone());
+        wards.handle_known(first);
+        wards.handle_known(piece(6, b"GH", true));
+        wards.handle_known(piece(8, b"I", false));
+        let memory = wards.memory(4).unwrap();
+        assert_eq!((memory.first, &memory.reads[..], memory.end()), (2, &b"cdefGHI"[..], 9));
+        assert_eq!((memory.polls, memory.is_full, memory.intakes.len()), (9, true, 1));
+        assert_eq!((&memory.files[..], memory.begun.is_none()), (&[2][..], true));
+        // All or some of it comes again, in pieces.
+        wards.handle_known(Known { base: 2, ..piece(2, b"cdef", true) });
+        wards.handle_known(piece(6, b"GHIjk", true));
+        assert_eq!(wards.memory(4).unwrap().end(), 9);
+        assert_eq!(wards.memory(4).unwrap().begun.as_ref().unwrap().reads, b"jk");
+        wards.handle_known(piece(11, b"", false));
+        assert_eq!(wards.memory(4).unwrap().reads, b"cdefGHIjk");
+        // The oldest image stands behind all that was known.
+        wards.handle_known(Known { base: 20, ..piece(20, b"uv", true) });
+        assert_eq!(wards.memory(4).unwrap().end(), 11);
+        wards.handle_known(piece(22, b"w", false));
+        let memory = wards.memory(4).unwrap();
+        assert_eq!((memory.first, &memory.reads[..]), (20, &b"uvw"[..]));
     }
 }

@@ -32,6 +32,8 @@ pub const HELD_END: u64 = 4;
 /// On the agent's other socket, whose name ends with [`SHIP_SUFFIX`]: what is recorded is to be known on another node. The answer, the
 /// same word, says that it is.
 pub const HELD_SHIP: u64 = 5;
+/// The process has ended and will not be started anew: all that is held for it is let go of.
+pub const HELD_CLEAR: u64 = 6;
 /// How the name of that socket ends, after the name of the first one.
 pub const SHIP_SUFFIX: &str = "-ship";
 const HELD_PREFIX: &[u8; 16] = b"landbridge-held-";
