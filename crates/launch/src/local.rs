@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(auto(&[elsewhere(8, 8)], 2), Local::Library);
         assert_eq!(auto(&[elsewhere(9, 8)], 2), Local::Own);
         let with_children = node(1, 1, false, vec![elsewhere(8, 8), here(1)]);
-        assert_eq!(auto(&[with_children.clone()], 2), Local::Library);
+        assert_eq!(auto(std::slice::from_ref(&with_children), 2), Local::Library);
         assert_eq!(auto(&[with_children], 1), Local::Own);
         // What is behind another host is not here.
         assert_eq!(
