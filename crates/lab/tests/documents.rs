@@ -199,6 +199,8 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
     files.push("crates/clocks/src/own.rs".into());
     files.push("crates/clocks/src/session.rs".into());
     files.push("crates/clocks/src/content.rs".into());
+    files.push("crates/clocks/src/folder.rs".into());
+    files.push("crates/clocks/src/starts.rs".into());
     files.push("crates/provider/src/threads.rs".into());
     files.push("crates/proto/src/clocks.rs".into());
     for folder in ["crates/provider/src/engine", "crates/provider/src/engine/datagrams"] {
