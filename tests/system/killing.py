@@ -82,8 +82,7 @@ def forgotten(checks, command) -> None:
     os.set_blocking(job.stdout.fileno(), False)
     output = bytearray()
     ranks = find_ranks(job, output) or []
-    # Neighbours have such files as well.
-    own = set(re.findall(r"/dev/shm/(mpich_\w+)", "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)))
+    own = mpich_files(ranks)
     agents = [pid for pid in process.descendants() if b"\0agent\0" in command_line(pid)]
     for pid in [job.pid, *agents]:
         # They end as those above them do; whoever is quicker is none.
@@ -129,6 +128,7 @@ def kill(checks, name, command, environment, is_ours, is_asleep=False):
         if ranks is None:
             checks.check(name, False, "the ranks did not start", output.decode(errors="replace"))
             return
+        own = mpich_files(ranks)
         launchers = [pid for pid in process.descendants() if is_asleep and pid not in ranks]
         for pid in launchers:
             os.kill(pid, signal.SIGSTOP)
@@ -145,6 +145,15 @@ def kill(checks, name, command, environment, is_ours, is_asleep=False):
         left = process.end_descendants()
     judge(checks, name, job, output.decode(errors="replace"), seconds, left, is_ours, not is_asleep)
     leftovers(checks, name, files, sockets, is_ours)
+    if not is_ours:
+        # MPICH's own launcher leaves them behind.
+        for file in shared_files() & own:
+            Path("/dev/shm", file).unlink(missing_ok=True)
+
+
+def mpich_files(ranks) -> set[str]:
+    """Those that these ranks have mapped: neighbours have such files as well."""
+    return set(re.findall(r"/dev/shm/(mpich_\w+)", "\n".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)))
 
 
 def find_ranks(job, output):
