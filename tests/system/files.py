@@ -73,6 +73,7 @@ ROWS = [
     *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private splice thread children static-child bare-child", REFUSED),
+    *rows_of("odd", "vfork-child spawn-open child-position passed handler", REFUSED),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo", REFUSED),
 ]

@@ -5,11 +5,13 @@
 //!
 //! What may never happen: a call that changes a file goes through without an entry, and without a word about it.
 
+use std::ffi::c_char;
+
 use libc::c_long;
 
 use crate::names::Named;
 use crate::session::Session;
-use crate::{observe, own};
+use crate::{observe, own, starts};
 
 /// `AT_FDCWD` as an argument.
 pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
@@ -30,6 +32,9 @@ impl Session {
             arguments[0] = arguments[0] as u32 as u64;
         }
         let [a, b, c, d, e, _] = arguments;
+        if let Some(descriptor) = used_descriptor(number, arguments) {
+            self.look_for_passed(descriptor);
+        }
         // SAFETY: of the system call, by its caller.
         unsafe {
             match number {
@@ -107,15 +112,42 @@ impl Session {
                     None
                 }
                 libc::SYS_execve | libc::SYS_execveat => {
+                    if number == libc::SYS_execve {
+                        starts::look(a as *const c_char, c as *const *mut c_char);
+                    }
                     self.before_exec();
                     None
                 }
-                libc::SYS_fork => observe::fork(number, arguments, 0, 0),
+                libc::SYS_fork | libc::SYS_vfork => observe::fork(libc::SYS_fork, [0; 6], 0, 0),
                 libc::SYS_clone => observe::fork(number, arguments, a, b),
                 libc::SYS_clone3 => observe::clone3(arguments),
                 _ => Named::of(number, arguments).and_then(|named| self.change(&named, arguments)),
             }
         }
+    }
+}
+
+/// The descriptor whose file such a call reads, writes, moves in or maps.
+fn used_descriptor(number: c_long, arguments: [u64; 6]) -> Option<u64> {
+    let is_anonymous = arguments[3] as i32 & libc::MAP_ANONYMOUS != 0;
+    match number {
+        libc::SYS_read
+        | libc::SYS_pread64
+        | libc::SYS_readv
+        | libc::SYS_preadv
+        | libc::SYS_preadv2
+        | libc::SYS_write
+        | libc::SYS_pwrite64
+        | libc::SYS_writev
+        | libc::SYS_pwritev
+        | libc::SYS_pwritev2
+        | libc::SYS_lseek
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate
+        | libc::SYS_sendfile => Some(arguments[0]),
+        libc::SYS_copy_file_range => Some(arguments[2] as u32 as u64),
+        libc::SYS_mmap if !is_anonymous => Some(arguments[4] as u32 as u64),
+        _ => None,
     }
 }
 

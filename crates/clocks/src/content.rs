@@ -7,6 +7,7 @@ use landbridge_proto::digest::digest;
 use libc::{c_int, c_long};
 
 use crate::facts::{self, Pieces, identity_of, is_installed};
+use crate::observe;
 use crate::opens::{bytes_of, identity_from};
 use crate::session::{About, Outcome, Path, Session, bytes, call_of, error, kernel, ships, stop};
 use crate::table::{Identity, Kind};
@@ -26,6 +27,19 @@ const RWF_APPEND: u64 = 0x10;
 const COMPARED: usize = 4096;
 
 impl Session {
+    /// A file behind a descriptor that nobody saw this process open, such as one that came over a socket (unix(7), `SCM_RIGHTS`): no
+    /// later incarnation could open it again.
+    pub fn look_for_passed(&mut self, descriptor: u64) {
+        if self.table.index(descriptor).is_none() && !crate::own::is_refused() {
+            observe::with_file(descriptor, |_, path| {
+                let path = Path(path);
+                crate::own::refuse(format_args!(
+                    "it uses {path} by a descriptor that it did not open"
+                ));
+            });
+        }
+    }
+
     /// # Safety
     /// The arguments are those of such a call.
     pub unsafe fn read(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {

@@ -74,12 +74,9 @@ instead_of! {
     lio_listio => aio::lio_listio;
     lio_listio64 => aio::lio_listio;
     sched_yield => trap::sched_yield;
-    execve => starts::execve;
-    execv => starts::execv;
-    execvp => starts::execvp;
-    execvpe => starts::execvpe;
     posix_spawn => starts::posix_spawn;
     posix_spawnp => starts::posix_spawnp;
+    posix_spawn_file_actions_addopen => starts::add_open;
 }
 
 /// Runs when the program is loaded.

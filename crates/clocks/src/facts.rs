@@ -1,5 +1,6 @@
 //! What the kernel says of files: kind, identity, canonical path.
 
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
 use libc::{c_long, mode_t};
@@ -63,7 +64,8 @@ pub fn open_to_read(descriptor: u64) -> Option<u64> {
     let name = link_of(descriptor);
     let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let here = libc::AT_FDCWD as u32 as u64;
-    let found = kernel(libc::SYS_openat, [here, name.as_ptr().addr() as u64, flags, 0, 0, 0]);
+    let name = name.text().as_ptr().addr() as u64;
+    let found = kernel(libc::SYS_openat, [here, name, flags, 0, 0, 0]);
     u64::try_from(found).ok()
 }
 
@@ -71,27 +73,14 @@ pub fn open_to_read(descriptor: u64) -> Option<u64> {
 pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
     let name = link_of(descriptor);
     let room = into.as_mut_ptr().addr() as u64;
-    let name = name.as_ptr().addr() as u64;
+    let name = name.text().as_ptr().addr() as u64;
     let length = kernel(libc::SYS_readlink, [name, room, PATH_BYTES as u64 - 1, 0, 0, 0]);
     usize::try_from(length).unwrap_or(0)
 }
 
-/// Its name in proc(5), with zeros behind it.
-fn link_of(descriptor: u64) -> [u8; 32] {
-    const PREFIX: &[u8] = b"/proc/self/fd/";
-    let mut name = [0; 32];
-    name[..PREFIX.len()].copy_from_slice(PREFIX);
-    let mut digits = [0; 10];
-    let mut count = 0;
-    let mut rest = descriptor as u32;
-    while count == 0 || rest > 0 {
-        digits[count] = b'0' + (rest % 10) as u8;
-        (rest, count) = (rest / 10, count + 1);
-    }
-    for (place, digit) in name[PREFIX.len()..].iter_mut().zip(digits[..count].iter().rev()) {
-        *place = *digit;
-    }
-    name
+/// Its name in proc(5).
+fn link_of(descriptor: u64) -> Name {
+    Name::new(&[b"/proc/self/fd/", Digits::of(descriptor as u32 as u64).text()])
 }
 
 /// The canonical path of what has this name; its length, 0 if there is nothing.
@@ -134,9 +123,41 @@ pub unsafe fn path_of_name((directory, path): (u64, u64), into: &mut [u8; PATH_B
 
 /// Process and number of each thread of this process but the calling one.
 pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
-    const ENTRIES_BYTES: usize = 4096;
     let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
-    let folder = c"/proc/self/task".as_ptr().addr() as u64;
+    each_number_in(c"/proc/self/task", |number| {
+        if number > 0 && number != own as u64 {
+            work(process as u64, number);
+        }
+    });
+}
+
+/// Whether one of another process's descriptors is the same open file as a descriptor of this process (open(2), "open file
+/// description"). Where kcmp(2) is not allowed, two descriptors of one file count as the same.
+pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
+    const KCMP_FILE: u64 = 0;
+    let Some((_, here)) = identity_of(descriptor) else { return false };
+    let own = kernel(libc::SYS_getpid, [0; 6]) as u64;
+    let folder = Name::new(&[b"/proc/", Digits::of(process).text(), b"/fd"]);
+    let mut is_shared = false;
+    each_number_in(folder.text(), |number| {
+        let link = Name::new(&[folder.bytes(), b"/", Digits::of(number).text()]);
+        let place = link.text().as_ptr().addr() as u64;
+        let found =
+            asked(|room| kernel(libc::SYS_newfstatat, [crate::calls::HERE, place, room, 0, 0, 0]));
+        let is_file =
+            |(_, there): (Kind, Identity)| (there.device, there.inode) == (here.device, here.inode);
+        if found.is_some_and(is_file) {
+            let same = kernel(libc::SYS_kcmp, [process, own, KCMP_FILE, number, descriptor, 0]);
+            is_shared |= same <= 0;
+        }
+    });
+    is_shared
+}
+
+/// Each entry of a folder of proc(5) whose name is a number.
+fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) {
+    const ENTRIES_BYTES: usize = 4096;
+    let folder = folder.as_ptr().addr() as u64;
     let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
     let found = kernel(libc::SYS_openat, [crate::calls::HERE, folder, flags, 0, 0, 0]);
     let Ok(descriptor) = u64::try_from(found) else { return };
@@ -157,14 +178,64 @@ pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
             let length = usize::from(u16::from_le_bytes([bytes[0], bytes[1]])).max(19);
             let name = rest.get(19..length).unwrap_or_default();
             let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
-            let number = digits.fold(0, |sum: i64, digit| 10 * sum + i64::from(digit - b'0'));
-            if number > 0 && number != own {
-                work(process as u64, number as u64);
+            if name.first().is_some_and(u8::is_ascii_digit) {
+                work(digits.fold(0, |sum: u64, digit| 10 * sum + u64::from(digit - b'0')));
             }
             rest = rest.get(length..).unwrap_or_default();
         }
     }
     kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+}
+
+/// A short path, built without memory of its own.
+struct Name {
+    bytes: [u8; NAME_BYTES],
+    length: usize,
+}
+
+const NAME_BYTES: usize = 64;
+
+impl Name {
+    fn new(parts: &[&[u8]]) -> Self {
+        let (mut bytes, mut length) = ([0; NAME_BYTES], 0);
+        for part in parts {
+            // What does not fit names nothing: the last byte stays zero.
+            let now = part.len().min(NAME_BYTES - 1 - length);
+            bytes[length..length + now].copy_from_slice(&part[..now]);
+            length += now;
+        }
+        Self { bytes, length }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    fn text(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+}
+
+/// A number in decimal digits.
+struct Digits {
+    text: [u8; 20],
+    start: usize,
+}
+
+impl Digits {
+    fn of(mut number: u64) -> Self {
+        let mut digits = Digits { text: [b'0'; 20], start: 20 };
+        while number > 0 || digits.start == 20 {
+            digits.start -= 1;
+            digits.text[digits.start] = b'0' + (number % 10) as u8;
+            number /= 10;
+        }
+        digits
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.text[self.start..]
+    }
 }
 
 /// What follows the process's own folder of proc(5) in a path.
@@ -311,6 +382,39 @@ mod tests {
         for path in [&b"/home/a/input.dat"[..], b"/scratch/so", b"/tmp/x.sox"] {
             assert!(!is_installed(path));
         }
+    }
+
+    #[test]
+    fn a_descriptor_shares_its_position_with_its_copies_alone() {
+        // SAFETY: descriptors of this test's own.
+        let [one, copy, other] = unsafe {
+            let open = || libc::open(c"/etc/passwd".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let one = open();
+            [one, libc::dup(one), open()].map(|it| u64::try_from(it).unwrap())
+        };
+        let own = u64::from(std::process::id());
+        assert!(shares_open_file(one, own) && shares_open_file(copy, own));
+        let mut child = std::process::Command::new("sleep");
+        // SAFETY: runs in the child, which keeps this one descriptor over exec.
+        unsafe {
+            use std::os::unix::process::CommandExt;
+            child.arg("9").pre_exec(move || {
+                libc::fcntl(copy as i32, libc::F_SETFD, 0);
+                Ok(())
+            });
+        }
+        let mut child = child.spawn().unwrap();
+        assert!(shares_open_file(one, child.id().into()), "it has a copy");
+        let is_allowed = kernel(libc::SYS_kcmp, [own, own, 0, one, copy, 0]) >= 0;
+        assert!(!is_allowed || !shares_open_file(other, child.id().into()), "it has none");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for descriptor in [one, copy, other] {
+            // SAFETY: as above.
+            unsafe { libc::close(descriptor as i32) };
+        }
+        assert_eq!(Digits::of(0).text(), b"0");
+        assert_eq!(Digits::of(u64::MAX).text(), u64::MAX.to_string().as_bytes());
     }
 
     #[test]

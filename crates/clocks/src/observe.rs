@@ -1,11 +1,11 @@
-//! Threads beside the recorded one, and programs that a rank has started: what they do to files cannot be replayed.
+//! Threads beside the recorded one, handlers of signals, and programs that a rank has started: what they do to files cannot be
+//! replayed.
 //!
 //! In: their system calls, which are dispatched as those of the recorded thread are. Out: nothing but a word, once, that the rank
 //! cannot be restarted, at the first call that changes a file, or that reads one which somebody changes while the job runs. The
 //! calls themselves are let through.
 //!
-//! Not seen: what a process does between `vfork` and `exec`. Programs in which nothing would be seen are told of when they begin
-//! (`starts`).
+//! Programs in which nothing would be seen are named when they begin (`starts`).
 //!
 //! What may never happen: an effect of theirs is done again by a later incarnation.
 
@@ -13,7 +13,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
 use landbridge_proto::clocks::{HEAD_BYTES, Head};
 use libc::{c_long, pthread_attr_t, pthread_t};
@@ -108,10 +108,11 @@ extern "C" fn begin_thread(slot: *mut c_void) -> *mut c_void {
 }
 
 /// A thread or process begins. One that shares no memory with its parent begins within the call, and is observed from then on.
+/// `vfork` comes here as `fork`: vfork(2) allows that, and a child that shares its parent's memory cannot be observed.
 pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Option<i64> {
     let has = |flag: c_int| flags & flag as u64 != 0;
     if has(libc::CLONE_VM) {
-        // Between `vfork` and `exec` nothing is seen, and what is executed is looked at (`starts`).
+        // `posix_spawn`: the child executes a program at once, and that is looked at (`starts`), as are the files that it opens.
         if has(libc::CLONE_THREAD) && CREATING.load(Relaxed) == 0 {
             refuse_for(format_args!("it begins a thread otherwise than by pthread_create"));
         } else if !has(libc::CLONE_THREAD) && !has(libc::CLONE_VFORK) {
@@ -201,7 +202,7 @@ pub unsafe fn answer(number: c_long, arguments: [u64; 6]) -> Option<i64> {
                 return Some(-i64::from(libc::ENOSYS));
             }
             libc::SYS_execve => starts::look(a as *const c_char, c as *const *mut c_char),
-            libc::SYS_fork => return fork(number, arguments, 0, 0),
+            libc::SYS_fork | libc::SYS_vfork => return fork(libc::SYS_fork, [0; 6], 0, 0),
             libc::SYS_clone => return fork(number, arguments, a, b),
             libc::SYS_clone3 => return clone3(arguments),
             _ => names(number, arguments),
@@ -225,23 +226,39 @@ fn observed() -> Option<&'static Head> {
     unsafe { OBSERVED.load(Acquire).as_ref() }
 }
 
+/// A program that this process starts will open this file as it begins.
+///
+/// # Safety
+/// The path is a string.
+pub unsafe fn before_open(path: *const c_char, flags: c_int) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path.addr() as u64) };
+    if is_opened_for_writing(HERE, path.addr() as u64, name, flags) {
+        let path = Path(name);
+        refuse_for(format_args!("a program that it starts opens {path} for writing"));
+    }
+}
+
 /// # Safety
 /// The path is a string.
 unsafe fn open(directory: u64, path: u64, flags: u64) {
     // SAFETY: the caller's promise.
     let name = unsafe { text(path) };
-    let flags = flags as c_int;
-    let writes =
-        flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
-    if !writes || is_foreign(name) {
-        return;
-    }
-    // A device is no file that anybody reads later.
-    let is_device = facts::identity_at((directory, path))
-        .is_some_and(|(kind, _)| matches!(kind, Kind::Other | Kind::Random));
-    if !is_device {
+    if is_opened_for_writing(directory, path, name, flags as c_int) {
         refuse("opens", name, " for writing");
     }
+}
+
+/// Whether a file that somebody may read later is opened for writing, created or emptied.
+fn is_opened_for_writing(directory: u64, path: u64, name: &[u8], flags: c_int) -> bool {
+    let writes =
+        flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
+    // A device is no file that anybody reads later.
+    let is_device = || {
+        facts::identity_at((directory, path))
+            .is_some_and(|(kind, _)| matches!(kind, Kind::Other | Kind::Random))
+    };
+    writes && !is_foreign(name) && !is_device()
 }
 
 /// # Safety
@@ -263,10 +280,39 @@ fn changes(descriptor: u64) {
 
 /// A read that moves the position which the recorded thread may rely on, or that reads what may change.
 fn moves(descriptor: u64) {
-    if own::head().is_some() && Session::has_open(descriptor) {
-        with_file(descriptor, |_, path| refuse("reads", path, ", which the first one has open"));
-    }
+    let is_shared = |_: i64, path: &[u8]| match observed() {
+        None if Session::has_open(descriptor) => {
+            refuse("reads", path, ", which the rank has open, and moves its position");
+        }
+        Some(head) if is_position_shared(descriptor, head.owner.load(Relaxed)) => {
+            refuse("reads", path, " by the rank's own descriptor, whose position it moves");
+        }
+        _ => (),
+    };
+    with_file(descriptor, is_shared);
     reads(descriptor);
+}
+
+/// Whether a child's descriptor is one of the rank's: what is read by it moves the position of both (open(2)).
+///
+/// The answer costs a look at every descriptor of the rank, so the last few files that are the child's own are remembered.
+fn is_position_shared(descriptor: u64, rank: u64) -> bool {
+    const OWN: usize = 8;
+    static OWN_FILES: [AtomicU64; OWN] = [const { AtomicU64::new(0) }; OWN];
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let Some((_, identity)) = identity_of(descriptor) else { return false };
+    let words = [descriptor, identity.device, identity.inode];
+    let known = words
+        .iter()
+        .fold(1, |sum: u64, word| (sum.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    if OWN_FILES.iter().any(|one| one.load(Relaxed) == known) {
+        return false;
+    }
+    let is_shared = facts::shares_open_file(descriptor, rank);
+    if !is_shared {
+        OWN_FILES[NEXT.fetch_add(1, Relaxed) % OWN].store(known, Relaxed);
+    }
+    is_shared
 }
 
 fn reads(descriptor: u64) {
@@ -280,7 +326,7 @@ fn reads(descriptor: u64) {
 }
 
 /// If there is a file behind the descriptor: when it was changed last, and its path.
-fn with_file(descriptor: u64, work: impl FnOnce(i64, &[u8])) {
+pub fn with_file(descriptor: u64, work: impl FnOnce(i64, &[u8])) {
     let Some((Kind::File, identity)) = identity_of(descriptor as u32 as u64) else { return };
     let mut path = [0; PATH_BYTES];
     let length = path_of(descriptor as u32 as u64, &mut path);
@@ -302,6 +348,7 @@ fn refuse(what: &str, path: &[u8], more: &str) {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(match observed() {
                 Some(_) => "a program that it has started",
+                None if trap::is_in_handler() => "a handler of a signal",
                 None => "another thread than the first",
             })
         }

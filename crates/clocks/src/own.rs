@@ -160,7 +160,12 @@ pub fn refuse(reason: fmt::Arguments<'_>) {
     }
 }
 
-/// The same, for the process that has this record.
+/// Whether it was said that this process cannot be restarted.
+pub fn is_refused() -> bool {
+    head().is_none_or(|head| head.files.is_refused())
+}
+
+/// The same as [`refuse`], for the process that has this record.
 #[cold]
 pub fn refuse_in(head: &Head, reason: fmt::Arguments<'_>) {
     let mut text = crate::answer::Line::new();

@@ -1,11 +1,9 @@
 //! Programs that a rank starts: whether they will be observed (`observe`), which takes this library in them.
 //!
-//! In: the file and the environment of an `exec`, before it happens: as a system call of a process that is observed, or as a call of
-//! the C library's function by a process between `vfork` and `exec`, whose system calls nobody sees. Out: a word, once, that the rank
-//! cannot be restarted, if that program would load no library of ours: it is linked statically or for another C library, it runs as
-//! another user, or its environment does not name the library (ld.so(8)).
-//!
-//! Not seen: `execl` and its kin between `vfork` and `exec`.
+//! In: the file and the environment of an `exec`, before it happens: a system call of a process that is observed, or `posix_spawn`,
+//! whose child shares the memory of its parent until it executes the program, so that its system calls are not dispatched. Out: a
+//! word, once, that the rank cannot be restarted, if that program would load no library of ours: it is linked statically or for
+//! another C library, it runs as another user, or its environment does not name the library (ld.so(8)).
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -46,46 +44,6 @@ impl fmt::Display for Unseen {
 
 /// # Safety
 /// As the C library's function.
-pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: Words) -> c_int {
-    // SAFETY: of the C library's function, by its caller.
-    unsafe {
-        look(path, environment);
-        system::execve(path, words, environment)
-    }
-}
-
-/// # Safety
-/// As the C library's function.
-pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        look(path, environment());
-        system::execv(path, words)
-    }
-}
-
-/// # Safety
-/// As the C library's function.
-pub unsafe extern "C" fn execvp(name: *const c_char, words: Words) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        look_for(name, environment());
-        system::execvp(name, words)
-    }
-}
-
-/// # Safety
-/// As the C library's function.
-pub unsafe extern "C" fn execvpe(name: *const c_char, words: Words, environment: Words) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        look_for(name, environment);
-        system::execvpe(name, words, environment)
-    }
-}
-
-/// # Safety
-/// As the C library's function.
 pub unsafe extern "C" fn posix_spawn(
     process: *mut pid_t,
     path: *const c_char,
@@ -94,7 +52,7 @@ pub unsafe extern "C" fn posix_spawn(
     words: Words,
     environment: Words,
 ) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: of the C library's function, by its caller.
     unsafe {
         look(path, environment);
         system::posix_spawn(process, path, actions, attributes, words, environment)
@@ -118,12 +76,24 @@ pub unsafe extern "C" fn posix_spawnp(
     }
 }
 
-unsafe fn environment() -> Words {
-    unsafe extern "C" {
-        static environ: Words;
+/// A file that a program which begins later opens for writing: the child does that before the program begins, where nobody sees it.
+///
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn add_open(
+    actions: *mut posix_spawn_file_actions_t,
+    descriptor: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        if trap::is_installed() && observe::is_watched() && !path.is_null() {
+            observe::before_open(path, flags);
+        }
+        system::posix_spawn_file_actions_addopen(actions, descriptor, path, flags, mode)
     }
-    // SAFETY: of the C library.
-    unsafe { environ }
 }
 
 /// Before this file is executed.

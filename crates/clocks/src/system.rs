@@ -88,10 +88,6 @@ behind! {
         count: c_int,
         event: *mut libc::sigevent
     ) -> c_int;
-    execve(path: *const c_char, words: Words, environment: Words) -> c_int;
-    execv(path: *const c_char, words: Words) -> c_int;
-    execvp(name: *const c_char, words: Words) -> c_int;
-    execvpe(name: *const c_char, words: Words, environment: Words) -> c_int;
     posix_spawn(
         process: *mut libc::pid_t,
         path: *const c_char,
@@ -107,6 +103,13 @@ behind! {
         attributes: *const libc::posix_spawnattr_t,
         words: Words,
         environment: Words
+    ) -> c_int;
+    posix_spawn_file_actions_addopen(
+        actions: *mut libc::posix_spawn_file_actions_t,
+        descriptor: c_int,
+        path: *const c_char,
+        flags: c_int,
+        mode: libc::mode_t
     ) -> c_int;
     mkstemp(template: *mut c_char) -> c_int;
     mkostemp(template: *mut c_char, flags: c_int) -> c_int;

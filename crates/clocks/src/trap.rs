@@ -4,6 +4,9 @@
 //! performed and recorded here (`calls`), or it is let through (`gate`). The provider, whose calls are not the
 //! program's, turns dispatch off while it works, by one byte ([`selector`]).
 //!
+//! A handler of a signal interrupts the program anywhere, at another place in each incarnation, so that nothing it does can be
+//! replayed: its calls are watched as those of another thread are (`observe`), also while the provider works.
+//!
 //! The kernel ends a process whose SIGSYS is blocked or has no handler. So this handler stays (`rt_sigaction`), no mask of the
 //! program contains the signal (`rt_sigprocmask`), and it has a signal stack of its own (`sigaltstack`): what it
 //! leaves there no program ever sends.
@@ -14,7 +17,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use libc::{c_long, siginfo_t, ucontext_t};
 
@@ -55,6 +58,14 @@ struct Believed(UnsafeCell<MaybeUninit<libc::stack_t>>);
 // SAFETY: used by the recorded thread alone.
 unsafe impl Sync for Believed {}
 static BELIEVED: Believed = Believed(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Signals of Linux are 1 to 64.
+const SIGNALS: usize = 65;
+/// The handlers of the program, for each of which [`on_signal`] is called first: address, and the flags it was installed with.
+static HANDLERS: [(AtomicUsize, AtomicU64); SIGNALS] =
+    [const { (AtomicUsize::new(0), AtomicU64::new(0)) }; SIGNALS];
+/// Handlers that the recorded thread is in. One that is left by `longjmp` is never over: its calls stay watched.
+static HANDLERS_RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// As the kernel takes it.
 #[repr(C)]
@@ -110,6 +121,11 @@ fn install_handler() -> bool {
 #[inline]
 pub fn is_installed() -> bool {
     IS_INSTALLED.load(Relaxed)
+}
+
+/// Whether the recorded thread is in a handler of a signal, and this is that thread.
+pub fn is_in_handler() -> bool {
+    own::is_owner() && HANDLERS_RUNNING.load(Relaxed) > 0
 }
 
 /// Lets all calls of this thread come here, which is not the recorded one. False: this kernel cannot.
@@ -236,6 +252,22 @@ unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_voi
     }
 }
 
+/// In front of each handler of the program: its calls are dispatched, whatever it has interrupted, and nothing of them is recorded.
+extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+    let handler = HANDLERS[signal as usize].0.load(Relaxed);
+    // SAFETY: the address is that of a handler, which may take no more than the first argument: the others are in registers.
+    let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
+    if !own::is_owner() {
+        return handler(signal, info, context);
+    }
+    HANDLERS_RUNNING.fetch_add(1, Relaxed);
+    let before = SELECTOR.swap(BLOCK, Relaxed);
+    handler(signal, info, context);
+    SELECTOR.store(before, Relaxed);
+    HANDLERS_RUNNING.fetch_sub(1, Relaxed);
+}
+
 /// A SIGSYS of another origin does what it does without a handler.
 unsafe fn die() {
     let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
@@ -269,7 +301,9 @@ impl Trapped {
                     self.wait_with(if pair.is_null() { 0 } else { pair.read_unaligned() })
                 }
                 libc::SYS_sigaltstack if own::is_owner() => Some(self.set_stack(first, second)),
-                _ if own::is_owner() => calls::answer(self.number, self.arguments),
+                _ if own::is_owner() && HANDLERS_RUNNING.load(Relaxed) == 0 => {
+                    calls::answer(self.number, self.arguments)
+                }
                 _ => observe::answer(self.number, self.arguments),
             }
         }
@@ -314,26 +348,45 @@ impl Trapped {
         None
     }
 
-    /// Handlers of the program block everything that they want to, but for one signal.
+    /// Handlers of the program block everything that they want to, but for one signal, and are called by [`on_signal`].
     unsafe fn set_action(&self, signal: c_int, new: u64, old: u64, bytes: u64) -> Option<i64> {
-        if bytes != 8 || new == 0 && signal != libc::SIGSYS {
+        let handlers = usize::try_from(signal).ok().and_then(|signal| HANDLERS.get(signal))?;
+        if bytes != 8 {
             return None;
         }
+        let (handler, flags) = (handlers.0.load(Relaxed), handlers.1.load(Relaxed));
+        let mut before = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+        let place = (&raw mut before).addr() as u64;
         // SAFETY: the kernel reads and writes as much.
         unsafe {
-            if signal == libc::SIGSYS {
-                // It is believed to have no handler.
-                if old != 0 {
-                    let none = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
-                    (old as *mut Action).write_unaligned(none);
+            // The program is made to believe that SIGSYS has no handler.
+            if signal != libc::SIGSYS {
+                let mut action = (new != 0).then(|| (new as *const Action).read_unaligned());
+                if let Some(action) = &mut action {
+                    action.mask &= !SIGSYS_BIT;
+                    if !matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN) {
+                        handlers.0.store(action.handler, Relaxed);
+                        handlers.1.store(action.flags, Relaxed);
+                        action.handler = on_signal as *const () as usize;
+                        action.flags |= libc::SA_SIGINFO as u64;
+                    }
                 }
-                return Some(0);
+                let action = action.as_ref().map_or(0, |action| (&raw const *action).addr() as u64);
+                let result =
+                    raw(libc::SYS_rt_sigaction, [signal as u64, action, place, bytes, 0, 0]);
+                if result != 0 {
+                    (handlers.0.store(handler, Relaxed), handlers.1.store(flags, Relaxed));
+                    return Some(result);
+                }
             }
-            let mut action = (new as *const Action).read_unaligned();
-            action.mask &= !SIGSYS_BIT;
-            let action = (&raw const action).addr() as u64;
-            Some(raw(libc::SYS_rt_sigaction, [signal as u64, action, old, bytes, 0, 0]))
+            if before.handler == on_signal as *const () as usize {
+                (before.handler, before.flags) = (handler, flags);
+            }
+            if old != 0 {
+                (old as *mut Action).write_unaligned(before);
+            }
         }
+        Some(0)
     }
 
     /// The program believes to have the signal stack it asks for; its handlers run on ours, which is no smaller.
@@ -385,6 +438,38 @@ mod tests {
             let mut child = std::process::Command::new("true").spawn().unwrap();
             assert!(child.wait().unwrap().success());
             assert!(TRAPS[0].load(Relaxed) > before + 5);
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn handlers_of_signals_are_what_the_program_believes() {
+        static SEEN: AtomicUsize = AtomicUsize::new(0);
+        extern "C" fn one(signal: c_int) {
+            SEEN.store(signal as usize, Relaxed);
+        }
+        let thread = std::thread::spawn(|| {
+            if !observe_this_thread() {
+                return;
+            }
+            let signal = libc::SIGWINCH;
+            // SAFETY: structures of which all zeros are a value; a handler.
+            unsafe {
+                let (mut new, mut old): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
+                new.sa_sigaction = one as *const () as usize;
+                new.sa_flags = libc::SA_RESTART;
+                assert_eq!(libc::sigaction(signal, &new, &mut old), 0);
+                assert_eq!(old.sa_sigaction, libc::SIG_DFL);
+                assert_eq!(libc::sigaction(signal, std::ptr::null(), &mut old), 0);
+                assert_eq!(old.sa_sigaction, one as *const () as usize);
+                assert_eq!(old.sa_flags & (libc::SA_SIGINFO | libc::SA_RESTART), libc::SA_RESTART);
+                assert_eq!(libc::raise(signal), 0);
+                assert_eq!(SEEN.load(Relaxed), signal as usize);
+                assert_eq!(libc::signal(signal, libc::SIG_DFL), one as *const () as usize);
+                assert_eq!(libc::signal(signal, libc::SIG_IGN), libc::SIG_DFL);
+                assert_eq!(libc::signal(signal, libc::SIG_DFL), libc::SIG_IGN);
+                assert_eq!(libc::sigaction(libc::SIGKILL, &new, &mut old), -1);
+            }
         });
         thread.join().unwrap();
     }

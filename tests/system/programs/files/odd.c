@@ -6,10 +6,13 @@
 #include <linux/aio_abi.h>
 #include <linux/io_uring.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 #define NEXT ((rank + 1) % size)
@@ -287,6 +290,106 @@ static void bare_child_act(int step)
     wait_for(child);
 }
 
+/* --- vfork-child: between vfork and exec, a child appends to a file of the rank */
+
+static void vfork_child_act(int step)
+{
+    char line[16];
+    const char *name = path("of", rank);
+    size_t length = (size_t)snprintf(line, sizeof line, "%d\n", step);
+    pid_t child = vfork();
+    if (child == 0) {
+        int file = open(name, O_WRONLY | O_CREAT | O_APPEND, 0644);
+        if (write(file, line, length) == (ssize_t)length)
+            execl("/bin/true", "true", (char *)NULL);
+        _exit(127);
+    }
+    wait_for(child);
+}
+
+/* --- spawn-open: posix_spawn makes a file in each step, for a program that does not use it */
+
+static void spawn_open_act(int step)
+{
+    char *words[] = {"true", NULL};
+    posix_spawn_file_actions_t actions;
+    pid_t child = -1;
+    posix_spawn_file_actions_init(&actions);
+    EXPECT_SAME(posix_spawn_file_actions_addopen(&actions, 1, path("of", rank + size * step), O_WRONLY | O_CREAT | O_EXCL, 0644), 0);
+    EXPECT_SAME(posix_spawn(&child, "/bin/true", &actions, NULL, words, environ), 0);
+    wait_for(child);
+    posix_spawn_file_actions_destroy(&actions);
+}
+
+static void spawn_open_look(int step) { EXPECT_SAME(access(path("of", NEXT + size * step), F_OK), 0); }
+
+/* --- child-position: a child moves the position in a file that the rank reads, and that is older than the job */
+
+static char program[1200];
+
+static void position_begin(void)
+{
+    row_file = open(program, O_RDONLY);
+    EXPECT_OK(row_file);
+}
+
+static void position_act(int step)
+{
+    uint32_t word = 0, wanted = 1;
+    EXPECT_SAME(pread(row_file, &wanted, sizeof wanted, (2 * step + 1) * (off_t)sizeof word), sizeof wanted);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(lseek(row_file, sizeof word, SEEK_CUR) < 0);
+    wait_for(child);
+    EXPECT_SAME(read(row_file, &word, sizeof word), sizeof word);
+    EXPECT_SAME(word, wanted);
+}
+
+/* --- passed: the file of another rank is opened by a child, and its descriptor comes over a socket */
+
+union descriptor_message {
+    struct cmsghdr head;
+    char room[CMSG_SPACE(sizeof(int))];
+};
+
+static void pass(int socket, int descriptor)
+{
+    char byte = 0;
+    union descriptor_message control = {.head = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    struct iovec piece = {&byte, 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    memcpy(CMSG_DATA(&control.head), &descriptor, sizeof descriptor);
+    _exit(sendmsg(socket, &message, 0) != 1);
+}
+
+static int receive(int socket)
+{
+    char byte = 0;
+    int descriptor = -1;
+    union descriptor_message control;
+    struct iovec piece = {&byte, 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    EXPECT_SAME(recvmsg(socket, &message, 0), 1);
+    memcpy(&descriptor, CMSG_DATA(&control.head), sizeof descriptor);
+    return descriptor;
+}
+
+static void passed_look(int step)
+{
+    uint32_t block[BLOCK / 4];
+    int ends[2];
+    EXPECT_SAME(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    pid_t child = fork();
+    if (child == 0)
+        pass(ends[1], open(path("of", NEXT), O_RDONLY));
+    int file = receive(ends[0]);
+    wait_for(child);
+    expect_block(block, pread(file, block, sizeof block, 0), BLOCK, NEXT, step);
+    close(file);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* Each line has the number of its step. */
 static void lines_look(const char *name, int step)
 {
@@ -323,6 +426,44 @@ static void thread_act(int step)
     EXPECT_SAME(pthread_create(&other, NULL, write_in_thread, block), 0);
     EXPECT_SAME(pthread_join(other, &wrote), 0);
     EXPECT_SAME((intptr_t)wrote, BLOCK);
+}
+
+/* --- handler: a handler of a signal writes the file, wherever it interrupts the rank */
+
+static uint32_t handler_block[BLOCK / 4];
+static int handler_file;
+static volatile sig_atomic_t handler_wrote;
+
+static void on_alarm(int signal)
+{
+    (void)signal;
+    handler_wrote = pwrite(handler_file, handler_block, BLOCK, 0) == BLOCK;
+}
+
+static void handler_begin(void)
+{
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART}, now;
+    file_begin();
+    handler_file = row_file;
+    EXPECT_OK(sigaction(SIGALRM, &action, NULL));
+    EXPECT_OK(sigaction(SIGALRM, NULL, &now));
+    expect(now.sa_handler == on_alarm, "another handler");
+}
+
+static void alarms_come(int every_us)
+{
+    struct itimerval often = {{0, every_us}, {0, every_us}};
+    EXPECT_OK(setitimer(ITIMER_REAL, &often, NULL));
+}
+
+static void handler_act(int step)
+{
+    fill(handler_block, BLOCK, rank, step);
+    handler_wrote = 0;
+    alarms_come(2000);
+    while (!handler_wrote)
+        compute(1);
+    alarms_come(0);
 }
 
 /* --- dev-urandom, dev-random, getrandom-raw: what is drawn is told in a file of its own first, and sent later */
@@ -377,6 +518,11 @@ static const struct row rows[] = {
     {"children", NULL, children_act, children_look, NULL},
     {"static-child", NULL, static_child_act, child_look, NULL},
     {"bare-child", NULL, bare_child_act, child_look, NULL},
+    {"vfork-child", NULL, vfork_child_act, child_look, NULL},
+    {"spawn-open", NULL, spawn_open_act, spawn_open_look, NULL},
+    {"child-position", position_begin, position_act, NULL, file_end},
+    {"passed", file_begin, private_act, passed_look, file_end},
+    {"handler", handler_begin, handler_act, block_look, file_end},
     {"thread", file_begin, thread_act, block_look, file_end},
     {"dev-urandom", NULL, urandom_act, NULL, NULL},
     {"dev-random", NULL, random_act, NULL, NULL},
@@ -385,6 +531,7 @@ static const struct row rows[] = {
 
 int main(int argc, char **argv)
 {
+    snprintf(program, sizeof program, "%s", argv[0]);
     snprintf(appender, sizeof appender, "%s-appender", argv[0]);
     return run_rows(sizeof rows / sizeof *rows, rows, argc, argv);
 }
