@@ -375,7 +375,8 @@ impl Trapped {
                 let result =
                     raw(libc::SYS_rt_sigaction, [signal as u64, action, place, bytes, 0, 0]);
                 if result != 0 {
-                    (handlers.0.store(handler, Relaxed), handlers.1.store(flags, Relaxed));
+                    handlers.0.store(handler, Relaxed);
+                    handlers.1.store(flags, Relaxed);
                     return Some(result);
                 }
             }
