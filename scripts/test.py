@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Everything `make test` does, as a list of named steps with a summary at the end.
 
-    scripts/test.py                 all steps but the slow ones
-    scripts/test.py --slow          those too
+    scripts/test.py                 all steps but the slow ones, and of each slow family a sample
+    scripts/test.py --slow          everything
     scripts/test.py --list          the steps, and the command that runs each alone
     scripts/test.py NAME ...        only these
 
 Each step is a command with a time limit; its whole output is in build/results/test-NAME.log, and the
 end of it is shown when it fails, and again below the summary: of a long run often only the end is
 kept. A step that cannot run here is skipped, which is said with its reason. So is, in the summary,
-what passed only when it was run again. The whole has a budget of time; a step that it does not
+what passed only when it was run again. Steps that wait more than they work run two at a time, behind
+the others, and each ends what it has started. The whole has a budget of time; a step that it does not
 reach counts as failed. The exit code is 0 only if nothing failed.
 """
 
 import argparse
+import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import shutil
@@ -30,6 +33,9 @@ SKIPPED = 77
 # Seconds for all steps that are not slow: an hour and a bit, so that with the build and the wheels a loaded machine stays
 # within an hour and a half. 
 BUDGET_S = 76 * 60.0
+# Steps that run at the same time, of those that wait more than they work: a job whose rank is killed leaves a core idle most of the
+# time.
+LANES = 2
 # Lines of a failed step's log below the summary.
 END_LINES = 25
 
@@ -42,6 +48,7 @@ class Step:
     limit_s: float = 300
     slow: bool = False
     again: bool = False  # whether a second run may make good for a first that failed
+    is_alone: bool = True  # whether it works more than it waits, watches clocks, or looks for what is left behind
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,7 +78,7 @@ def arguments():
 
 
 def every_step(is_slow: bool) -> list[Step]:
-    return [*rust_steps(), *other_steps(), *system_steps(), *imb_steps(), *mpi4py_steps(is_slow), *lossy_steps()]
+    return [*rust_steps(), *other_steps(), *system_steps(is_slow), *imb_steps(), *mpi4py_steps(is_slow), *lossy_steps()]
 
 
 def rust_steps() -> list[Step]:
@@ -196,57 +203,60 @@ def other_steps() -> list[Step]:
     return [Step("heat", what, heat, 120, again=True), drawing]
 
 
-def system_steps() -> list[Step]:
-    """Whole jobs on the built binaries, each driver with its own checks."""
+def system_steps(is_slow: bool) -> list[Step]:
+    """Whole jobs on the built binaries, each driver with its own checks: a sample of the slow families, or all of it."""
     where = ["--bin", str(paths.RELEASE), "--venvs", str(paths.BUILD / "venv")]
-    longer = {
-        "kills": ("the same, the whole matrix", "--all"),
-        "files": ("the same, all kinds of kills, each with images and without, in one cluster and in two", "--all"),
-        "random_files": ("thousands of the same", "--runs", "12000"),
-    }
-    steps = [
+    return [
         python_step(
-            f"system-{name}",
-            what,
-            f"tests/system/{name}.py",
+            f"system-{driver.name}",
+            driver.what,
+            f"tests/system/{driver.name}.py",
             *where,
-            *words,
-            limit_s=LIMITS_S.get(name, 400),
-            again=name not in ("soak", "punish", "kills", "files", "random_files"),
+            *(driver.whole if is_slow else driver.sample),
+            limit_s=driver.whole_s if is_slow else driver.sample_s,
+            again=driver.again,
+            is_alone=driver.is_alone,
         )
-        for name, what, *words in SYSTEM
-        if (paths.ROOT / "tests" / "system" / f"{name}.py").exists()
+        for driver in SYSTEM
     ]
-    for name, (what, *words) in longer.items():
-        behind = next(place for place, step in enumerate(steps, 1) if step.name == f"system-{name}")
-        command = (f"tests/system/{name}.py", *where, *words)
-        steps.insert(behind, python_step(f"system-{name}-all", what, *command, limit_s=5400, slow=True))
-    return steps
 
 
+@dataclass
+class Driver:
+    """A file of tests/system: its words in `make test` and in `make test-all`, and its limits there in seconds."""
+
+    name: str
+    what: str
+    sample: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    sample_s: float = 400
+    whole_s: float = 1800
+    again: bool = True  # False: its moments are drawn by chance, so that a failure is a finding
+    is_alone: bool = False
+
+
+SAMPLE = ("--sample",)
 SYSTEM = [
-    ("libraries", "every MPI library, under our launcher and its own", "--repeat", "4"),
-    ("messages", "random messages and one-sided operations, checked", "--np", "2", "4"),
-    ("own", "messages of a process to itself, and operations on its own window"),
-    ("addresses", "a program sees the same addresses whatever the network does"),
-    ("waiting", "what waiting costs"),
-    ("killing", "a rank is killed in the middle of a job"),
-    ("recovery", "ranks that are killed come back"),
-    ("unrecorded", "killed ranks that print or send what nobody records, or have threads"),
-    ("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost"),
-    ("checkpoint", "ranks that are killed go on from images of them"),
-    ("records", "ranks that read more of clocks, chance and files than a record holds"),
-    ("kills", "programs of every kind, killed at random moments, from images and over bad networks, too"),
-    ("files", "what ranks that are killed have written is there once, and they read what they read before"),
-    ("random_files", "random file programs whose ranks are killed"),
-    ("punish", "minutes of killing ranks at random, in one cluster and over two"),
-    ("spawn", "ranks spawn processes, in one and in two clusters"),
-    ("network", "networks that lose, damage and reorder; links, interfaces and relays that fail"),
-    ("interfaces", "interfaces that lead nowhere"),
-    ("soak", "three minutes of random faults under unmodified programs"),
+    Driver("libraries", "every MPI library, under our launcher and its own", ("--repeat", "4"), ("--repeat", "4"), is_alone=True),
+    Driver("messages", "random messages and one-sided operations, checked", ("--np", "2", "4"), ("--np", "2", "4"), is_alone=True),
+    Driver("own", "messages of a process to itself, and operations on its own window", is_alone=True),
+    Driver("addresses", "a program sees the same addresses whatever the network does", is_alone=True),
+    Driver("waiting", "what waiting costs", is_alone=True),
+    Driver("killing", "a rank is killed in the middle of a job", is_alone=True),
+    Driver("spawn", "ranks spawn processes, in one and in two clusters", is_alone=True),
+    Driver("recovery", "ranks that are killed come back", SAMPLE),
+    Driver("nodes", "ranks that are killed on other nodes and behind links that fail, and nodes that are lost", SAMPLE),
+    Driver("checkpoint", "ranks that are killed go on from images of them", SAMPLE),
+    Driver("files", "what ranks that are killed have written is there once, and they read what they read before", (), ("--all",), 900, 5400, again=False),
+    Driver("network", "networks that lose, damage and reorder; links, interfaces and relays that fail", SAMPLE),
+    Driver("kills", "programs of every kind, killed at random moments, from images and over bad networks, too", SAMPLE, ("--all",), 900, 5400, again=False),
+    Driver("records", "ranks that read more of clocks, chance and files than a record holds", SAMPLE),
+    Driver("random_files", "random file programs whose ranks are killed", (), ("--runs", "12000"), 900, 5400, again=False),
+    Driver("punish", "minutes of killing ranks at random, in one cluster and over two", (), (), 900, 900, again=False),
+    Driver("unrecorded", "killed ranks that print or send what nobody records, or have threads"),
+    Driver("interfaces", "interfaces that lead nowhere"),
+    Driver("soak", "minutes of random faults under unmodified programs", (), (), 420, 420, again=False),
 ]
-# What passes only at the second attempt is told as flaky, and is a fault to be found.
-LIMITS_S = {"network": 900, "recovery": 900, "nodes": 900, "checkpoint": 900, "kills": 900, "soak": 420, "punish": 900, "files": 900}
 
 
 def python_step(name, what, script, *arguments, limit_s, **options) -> Step:
@@ -255,16 +265,60 @@ def python_step(name, what, script, *arguments, limit_s, **options) -> Step:
 
 def run_all(steps: list[Step], left_out: list[Step], is_slow: bool) -> int:
     process.adopt_orphans()
-    started, rows = time.monotonic(), []
-    for number, step in enumerate(steps, 1):
-        print(f"[{number}/{len(steps)}] {step.name}: {step.what}", flush=True)
-        left_s = BUDGET_S - (time.monotonic() - started)
-        rows.append((step, *run_step(step, step.limit_s if is_slow else left_s)))
-        print(f"    {rows[-1][1]} in {rows[-1][3]:.0f} s  {rows[-1][2]}", flush=True)
+    started = time.monotonic()
+    deadline = None if is_slow else started + BUDGET_S
+    print(f"{len(steps)} steps; those that wait more than they work run {LANES} at a time", flush=True)
+    rows = []
+    for step in (step for step in steps if step.is_alone):
+        rows += run_at_once([step], deadline, 1)
+    rows += run_at_once([step for step in steps if not step.is_alone], deadline, LANES)
     seconds = time.monotonic() - started
     for pid in process.end_descendants():
         print(f"test: ended process {pid}, which a step had left behind")
+    rows.sort(key=lambda row: steps.index(row.step))
     return summarise(rows, seconds, left_out)
+
+
+def run_at_once(steps: list[Step], deadline: float | None, lanes: int) -> list["Row"]:
+    """Runs the steps, so many at a time. Each has a process of its own, which ends whatever the step leaves behind."""
+    waiting, running, rows = list(steps), {}, []
+    while waiting or running:
+        while waiting and len(running) < lanes:
+            step = waiting.pop(0)
+            left_s = step.limit_s if deadline is None else deadline - time.monotonic()
+            receiver, sender = multiprocessing.Pipe(duplex=False)
+            lane = multiprocessing.Process(target=run_in_lane, args=(step, left_s, sender))
+            print(f"begins  {step.name}: {step.what}", flush=True)
+            lane.start()
+            sender.close()
+            running[receiver] = (step, lane)
+        for receiver in multiprocessing.connection.wait(list(running)):
+            step, lane = running.pop(receiver)
+            try:
+                row = Row(step, *receiver.recv())
+            except EOFError:
+                row = Row(step, "failed", "its process ended without a result", 0.0, 0.0)
+            lane.join()
+            rows.append(row)
+            print(f"{row.result:7} {step.name} in {row.seconds:.0f} s ({row.busy_s:.0f} s of processor)  {row.note}", flush=True)
+    return rows
+
+
+def run_in_lane(step: Step, left_s: float, sender) -> None:
+    process.adopt_orphans()
+    outcome = run_step(step, left_s)
+    sender.send((*outcome, process.processor_seconds()))
+
+
+@dataclass
+class Row:
+    """What became of a step: `result` is passed, failed or skipped; `busy_s` is processor time, `seconds` what a clock shows."""
+
+    step: Step
+    result: str
+    note: str
+    seconds: float
+    busy_s: float
 
 
 def run_step(step: Step, left_s: float) -> tuple[str, str, float]:
@@ -306,22 +360,24 @@ def remark(step: Step, output: str) -> str:
     return "; ".join(said)
 
 
-def summarise(rows, seconds: float, left_out: list[Step]) -> int:
-    print(f"\n{'step':28} {'result':8} {'time':>6}  note")
-    for step, result, note, took in rows:
-        print(f"{step.name:28} {result:8} {took:5.0f}s  {note}")
+def summarise(rows: list[Row], seconds: float, left_out: list[Step]) -> int:
+    print(f"\n{'step':28} {'result':8} {'time':>6} {'work':>6}  note")
+    for row in rows:
+        print(f"{row.step.name:28} {row.result:8} {row.seconds:5.0f}s {row.busy_s:5.0f}s  {row.note}")
     for step in left_out:
-        print(f"{step.name:28} {'left out':8} {'':>6}  slow; only in make test-all")
-    count = {key: sum(r[1] == key for r in rows) for key in ("passed", "failed", "skipped")}
+        print(f"{step.name:28} {'left out':8} {'':>6} {'':>6}  slow; only in make test-all")
+    again = [row.step.name for row in rows if row.result == "passed" and row.note.startswith("flaky")]
+    print(f"\npassed only when they were run again: {len(again)}{': ' if again else ''}{', '.join(again)}")
     load = os.getloadavg()[2]
-    print(f"\n{', '.join(f'{n} {key}' for key, n in count.items())} in {seconds / 60:.1f} minutes")
-    print(f"load of the machine in the last quarter of an hour: {load:.1f} on {os.cpu_count()} cores")
-    failed = [step for step, result, *_ in rows if result == "failed"]
+    print(f"{seconds / 60:.1f} minutes; load of the machine in the last quarter of an hour: {load:.1f} on {os.cpu_count()} cores")
+    failed = [row.step for row in rows if row.result == "failed"]
     for step in failed:
         print(end_of_log(step))
     for step in failed:
         print(f"again alone: python3 scripts/test.py {step.name}")
-    return 1 if count["failed"] else 0
+    count = {key: sum(row.result == key for row in rows) for key in ("passed", "failed", "skipped")}
+    print(", ".join(f"{number} {key}" for key, number in count.items()))
+    return 1 if failed else 0
 
 
 def end_of_log(step: Step) -> str:

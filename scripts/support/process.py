@@ -7,6 +7,7 @@ deadline.
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,12 +25,16 @@ POLL_S = 0.05
 
 @dataclass
 class Finished:
-    """How a program ended: `code` is its exit code, or None if we ended it (`why` says why)."""
+    """How a program ended: `code` is its exit code, or None if we ended it (`why` says why).
+
+    `busy_s` is the processor time, in seconds, of all processes below it that were waited for.
+    """
 
     code: int | None
     output: str
     seconds: float
     why: str = ""
+    busy_s: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -51,7 +56,7 @@ def run(
     before its limit. Afterwards all processes below this one are ended, but for those in `keep`.
     """
     adopt_orphans()
-    started = time.monotonic()
+    started, busy_s = time.monotonic(), processor_seconds()
     log = log or _scratch_log()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
@@ -71,7 +76,13 @@ def run(
             output = log.read_text(errors="replace")
             if log.name.startswith("scratch-"):
                 log.unlink()
-    return Finished(code, output, time.monotonic() - started, why)
+    return Finished(code, output, time.monotonic() - started, why, processor_seconds() - busy_s)
+
+
+def processor_seconds() -> float:
+    """Processor time of all children that have ended and were waited for, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def adopt_orphans() -> None:

@@ -10,11 +10,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+from sample import SAMPLES  # noqa: E402
 from support import process  # noqa: E402
 
 PROGRAMS = HERE / "programs"
@@ -28,17 +30,27 @@ LIMIT_S = 120.0
 
 
 class Checks:
-    """Prints one line per check as it is made, and remembers whether all went well."""
+    """Prints one line per check as it is made, with the seconds since the one before, and remembers whether all went well."""
 
     def __init__(self, options):
         self.options = options
         self.failed = 0
         self.made = 0
         self.named = []
+        # Cases of the sample that were not come across yet; nothing if all cases are played.
+        self.sample = set(SAMPLES[Path(sys.argv[0]).stem]) if options.sample else None
+        self.unseen = set(self.sample or ())
+        self.left_out: set[str] = set()
+        self.checked_at = time.monotonic()
 
     def wants(self, name: str) -> bool:
         """Whether this case is to be run: with `--list` none is, and those that would be are named."""
         is_wanted = not self.options.only or re.search(self.options.only, name) is not None
+        if self.sample is not None:
+            self.unseen.discard(name)
+            if is_wanted and name not in self.sample:
+                self.left_out.add(name)
+                return False
         if is_wanted and getattr(self.options, "list", False):
             self.named += [] if name in self.named else [name]
             return False
@@ -47,7 +59,8 @@ class Checks:
     def check(self, name: str, is_ok: bool, measured: str, output: str = "") -> bool:
         self.made += 1
         self.failed += not is_ok
-        print(f"{'ok' if is_ok else 'FAILED':6} {name}: {measured}", flush=True)
+        before, self.checked_at = self.checked_at, time.monotonic()
+        print(f"{'ok' if is_ok else 'FAILED':6} {self.checked_at - before:5.1f} s  {name}: {measured}", flush=True)
         if not is_ok and output:
             shown = process.tail(output, 15).splitlines()
             # What one of our own processes died of may stand far above.
@@ -62,7 +75,11 @@ class Checks:
         if getattr(self.options, "list", False):
             print("\n".join(self.named))
             return 0
-        print(f"{self.made} checks, {self.failed} failed")
+        for name in sorted(self.unseen):
+            print(f"the sample names a case that there is not: {name}")
+            self.failed += 1
+        left_out = f", {len(self.left_out)} cases left to make test-all" if self.left_out else ""
+        print(f"{self.made} checks, {self.failed} failed{left_out}")
         if not self.made:
             print("no check was made")
         return 1 if self.failed or not self.made else 0
@@ -74,6 +91,7 @@ def arguments(description: str, add=None):
     parser.add_argument("--bin", type=Path, default=ROOT / "target" / "release", metavar="DIR")
     parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "venv", metavar="DIR")
     parser.add_argument("--only", metavar="REGEX", help="only checks whose names match")
+    parser.add_argument("--sample", action="store_true", help="only the cases of sample.py, as `make test` does")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one job")
     if add:
         add(parser)
