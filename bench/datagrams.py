@@ -5,7 +5,7 @@
     bench/datagrams.py --quick                      no loss and 1 %, 10 ms; two minutes
     bench/datagrams.py --loss 0,1 --rtt 10 --rounds 3 --ways tcp-cubic,bbr
 
-Messages there and back (bench/turns.py) between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`) and
+Messages there and back (bench/ping_pong.py) between two hosts joined by an emulated link of 1 Gbit/s: over TCP (`udp=off`) and
 over UDP, each with two kinds of congestion control, and over libfabric's `udp;ofi_rxd`; and the same messages over one
 stream of quinn, by a program of ours (bench/quic), which encrypts them. TCP's kind is that of the kernel's routes
 (`congctl`): CUBIC is Linux's own default, but this machine may have another.
@@ -30,7 +30,7 @@ import labs  # noqa: E402
 import stamp  # noqa: E402
 from support import dots, paths  # noqa: E402
 
-WAYS = {
+VARIANTS = {
     "tcp-cubic": ("TCP, CUBIC", {"udp": "off"}),
     "tcp-bbr": ("TCP, BBR", {"udp": "off"}),
     "cubic": ("UDP, CUBIC", {"udp": "on", "congestion": "cubic"}),
@@ -51,7 +51,7 @@ ROUNDS = 1
 TARGET_QUIET, TARGET_LOSSY = 0.9, 5.0
 # The quick cells: where the targets are.
 QUICK_LOSSES, QUICK_ROUND_TRIPS_MS = ("0 %", "1 %"), (10,)
-TURNS = Path(__file__).resolve().parent / "turns.py"
+PING_PONG = Path(__file__).resolve().parent / "ping_pong.py"
 # Of a size, after its first rounds, where a line is not so slow that one round takes longer.
 SECONDS = 2.0
 # Of a cell with all sizes: a job takes a second to start. `quic` has half of it for each size.
@@ -84,7 +84,7 @@ class Cell:
 
 
 def measure(
-    rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple(WAYS), settings=None, minutes=MINUTES
+    rounds=ROUNDS, losses=LOSSES, round_trips=ROUND_TRIPS_MS, ways=tuple(VARIANTS), settings=None, minutes=MINUTES
 ) -> dict:
     """Writes build/results/bench-datagrams.json: for each way, case and round a Cell's row for each size."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
@@ -96,10 +96,10 @@ def measure(
         ends, left = time.monotonic() + 60 * minutes, len(cases) * len(ways)
         for number, (loss, rtt) in enumerate(cases):
             for way in ways:
-                what = f"{loss} loss, {rtt:g} ms, {WAYS[way][0]}"
+                what = f"{loss} loss, {rtt:g} ms, {VARIANTS[way][0]}"
                 print(f"datagrams: round {turn + 1} of {rounds}: {what}: ", end="", flush=True)
                 limit_s = min(LIMIT_S, max(LIMIT_MIN_S, (ends - time.monotonic()) / left))
-                found = one_run(loss, rtt, way, WAYS[way][1] | (settings or {}), limit_s)
+                found = one_run(loss, rtt, way, VARIANTS[way][1] | (settings or {}), limit_s)
                 left -= 1
                 samples[way][number].append([cell.row for cell in found])
                 print(", ".join(shown(cell) for cell in found), "MB/s", flush=True)
@@ -165,7 +165,7 @@ def figure(rate: float) -> str:
 
 
 def job_of(way: str, kind: str, settings: dict[str, str], limit_s: float) -> list[str]:
-    program = [paths.python("mpich"), str(TURNS), str(SECONDS), *map(str, SIZES)]
+    program = [paths.python("mpich"), str(PING_PONG), str(SECONDS), *map(str, SIZES)]
     if way == "rxd":
         return [str(paths.LANDBRIDGE), "run", "-n", "2", "--ranks-per-node", "1", "--provider", RXD, "--", *program]
     if not way.startswith("quic"):
@@ -197,7 +197,7 @@ def section(result: dict) -> str:
     lines = [
         "## Datagrams on a lossy link",
         "",
-        "Messages there and back between 2 ranks (`bench/turns.py`; QUIC: one stream, encrypted), an emulated link of 1 Gbit/s",
+        "Messages there and back between 2 ranks (`bench/ping_pong.py`; QUIC: one stream, encrypted), an emulated link of 1 Gbit/s",
         "(125 MB/s with all headers) that loses a share of packets in either direction. MB/s as IMB PingPong counts them, with",
         f"messages of {' and '.join(f'{size >> 20} MiB' for size in result['sizes'])}, {stamp.rounds(result['rounds'])}, medians; in"
         " parentheses how many times one TCP connection",
@@ -206,7 +206,7 @@ def section(result: dict) -> str:
         "",
     ]
     ways = list(result["cells"])
-    lines.append(f"| loss | round trip | {' | '.join(WAYS[way][0] for way in ways)} |")
+    lines.append(f"| loss | round trip | {' | '.join(VARIANTS[way][0] for way in ways)} |")
     lines.append("|---|--:|" + "--:|" * len(ways))
     nothing = [[Cell().row] * len(result["sizes"])] * len(result["cases"])
     for number, (loss, rtt) in enumerate(result["cases"]):
@@ -238,7 +238,7 @@ def in_table(cell: Cell, base: Cell, way: str, loss: str, rtt: float) -> str:
 
 
 def target_of(way: str, loss: str, rtt: float) -> float:
-    if "congestion" not in WAYS[way][1]:
+    if "congestion" not in VARIANTS[way][1]:
         return 0.0
     return TARGET_QUIET if loss == "0 %" else TARGET_LOSSY if (loss, rtt) == ("1 %", 10) else 0.0
 
@@ -253,7 +253,7 @@ def picture(result: dict) -> str:
         at = [cases.index((loss, rtt)) for rtt in trips]
         # A rate of nothing has no place on a logarithmic axis.
         rows = [
-            dots.Row(WAYS[way][0], [found[i][0][0] or None for i in at], "congestion" in WAYS[way][1])
+            dots.Row(VARIANTS[way][0], [found[i][0][0] or None for i in at], "congestion" in VARIANTS[way][1])
             for way, found in result["cells"].items()
         ]
         groups.append(dots.Group(f"{loss} loss", rows))
@@ -275,7 +275,7 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all cells of a round")
     parser.add_argument("--loss", default="0,0.1,1,5", help="per cent, with commas")
     parser.add_argument("--rtt", default=",".join(map(str, ROUND_TRIPS_MS)), help="milliseconds, with commas")
-    parser.add_argument("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--ways", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)}")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the jobs")
     return parser.parse_args()
 

@@ -39,18 +39,18 @@ TARGET = 1.03
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     name: str
     launcher: Path
     options: tuple[str, ...] = ()
 
 
-def ways() -> list[Way]:
+def variants() -> list[Variant]:
     off = ("--recover", "--set", "recover_files=off")
-    found = [Way("without --recover", paths.LANDBRIDGE), Way("recover_files=off", paths.LANDBRIDGE, off)]
-    found.append(Way("--recover", paths.LANDBRIDGE, ("--recover",)))
+    found = [Variant("without --recover", paths.LANDBRIDGE), Variant("recover_files=off", paths.LANDBRIDGE, off)]
+    found.append(Variant("--recover", paths.LANDBRIDGE, ("--recover",)))
     if before := os.environ.get("LANDBRIDGE_BENCH_BEFORE"):
-        found.append(Way("--recover, before", Path(before) / "landbridge", ("--recover",)))
+        found.append(Variant("--recover, before", Path(before) / "landbridge", ("--recover",)))
     return found
 
 
@@ -75,7 +75,7 @@ def in_turns(part: str, rounds: int, one) -> dict:
     """Medians and samples, by way and by what was measured."""
     samples: dict[str, dict[str, list[float]]] = {}
     for number in range(rounds):
-        turn = ways()
+        turn = variants()
         # The order turns: who comes after whom must not matter.
         for way in turn[number % len(turn) :] + turn[: number % len(turn)]:
             print(f"{part}: round {number + 1} of {rounds}: {way.name}", flush=True)
@@ -94,7 +94,7 @@ def build(folder: Path) -> Path:
     return program
 
 
-def run(way: Way, ranks: int, program: list, environment=None) -> str:
+def run(way: Variant, ranks: int, program: list, environment=None) -> str:
     command = [str(way.launcher), "run", "-n", str(ranks), *way.options, "--", *map(str, program)]
     finished = process.run(command, LIMIT_S, environment or {})
     if not finished.ok:
@@ -102,7 +102,7 @@ def run(way: Way, ranks: int, program: list, environment=None) -> str:
     return finished.output
 
 
-def calls(way: Way, program: Path) -> dict[str, float]:
+def calls(way: Variant, program: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         given = Path(folder, "input")
         given.write_bytes(bytes(INPUT_BYTES))
@@ -110,7 +110,7 @@ def calls(way: Way, program: Path) -> dict[str, float]:
     return {what: float(value) for what, value in re.findall(r"^([a-z ]+ \d+): ([\d.]+)$", said, re.M)}
 
 
-def free(way: Way, steps: int) -> dict[str, float]:
+def free(way: Variant, steps: int) -> dict[str, float]:
     python = paths.venv("mpich") / "bin" / "python"
     said = run(way, 4, [python, paths.ROOT / "examples" / "heat.py", "--steps", steps], {"OPENBLAS_NUM_THREADS": "1"})
     seconds = re.search(r"([\d.]+) s, \d+ steps/s", said)

@@ -51,7 +51,7 @@ COLUMNS = [("PingPong", *column) for column in PINGPONG] + [("Uniband", *column)
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """`check` is what the tables call it; `launcher` brings the provider beside it."""
 
     path: str
@@ -64,15 +64,15 @@ class Way:
         return f"{self.path}, {self.check}"
 
 
-WAYS = [
-    Way(TCP, "crc32c", (("integrity", "crc32c"),)),
-    Way(TCP, "sum", (("integrity", "sum"),)),
-    Way(TCP, OFF, (("integrity", "off"),)),
-    Way(SHM, "crc32c", (("integrity_shm", "on"),)),
-    Way(SHM, OFF, (("integrity_shm", "off"),)),
-    Way(LINK, "crc32c", (("integrity", "crc32c"),)),
-    Way(LINK, "sum", (("integrity", "sum"),)),
-    Way(LINK, OFF, (("integrity", "off"),)),
+VARIANTS = [
+    Variant(TCP, "crc32c", (("integrity", "crc32c"),)),
+    Variant(TCP, "sum", (("integrity", "sum"),)),
+    Variant(TCP, OFF, (("integrity", "off"),)),
+    Variant(SHM, "crc32c", (("integrity_shm", "on"),)),
+    Variant(SHM, OFF, (("integrity_shm", "off"),)),
+    Variant(LINK, "crc32c", (("integrity", "crc32c"),)),
+    Variant(LINK, "sum", (("integrity", "sum"),)),
+    Variant(LINK, OFF, (("integrity", "off"),)),
 ]
 
 
@@ -83,7 +83,7 @@ def columns_of(path: str) -> list[tuple[str, int, str]]:
 def measure(rounds: int = ROUNDS, only: tuple[str, ...] = tuple(PLACES), before: Path | None = None) -> dict:
     """Writes build/results/bench-integrity.json: a row of its path's columns for each way and round."""
     paths.RESULTS.mkdir(parents=True, exist_ok=True)
-    ways = [way for way in WAYS if way.path in only]
+    ways = [way for way in VARIANTS if way.path in only]
     if before:
         launcher = earlier_launcher(before)
         ways += [replace(w, check=BEFORE, settings=(), launcher=launcher) for w in ways if w.check == OFF]
@@ -115,7 +115,7 @@ def earlier_launcher(folder: Path) -> Path:
     return needed[0].resolve()
 
 
-def tried(way: Way) -> list[float]:
+def tried(way: Variant) -> list[float]:
     """IMB gives up a table if its processes had no processor for a while; once more then."""
     try:
         return one_run(way)
@@ -124,7 +124,7 @@ def tried(way: Way) -> list[float]:
         return one_run(way)
 
 
-def one_run(way: Way) -> list[float]:
+def one_run(way: Variant) -> list[float]:
     row = table(way, "PingPong", [size for size, _ in PINGPONG], PINGPONG_BOUNDS)
     values = [row.latency_us(size) if unit == "us" else row.bandwidth(size) for size, unit in PINGPONG]
     repetitions = LINK_REPETITIONS if way.path == LINK else REPETITIONS
@@ -134,7 +134,7 @@ def one_run(way: Way) -> list[float]:
     return values
 
 
-def table(way: Way, benchmark: str, sizes: list[int], bounds: tuple[str, ...]) -> imb.Table:
+def table(way: Variant, benchmark: str, sizes: list[int], bounds: tuple[str, ...]) -> imb.Table:
     lengths = paths.RESULTS / "integrity-lengths"
     lengths.write_text("\n".join(map(str, sizes)) + "\n")
     program = [str(imb.IMB), benchmark, "-npmin", "2", "-msglen", str(lengths), *bounds]

@@ -55,12 +55,12 @@ TARGET_LIVE_S, TARGET_REPLAY = 2.0, 5.0
 # A killed rank has run for so long.
 FIRST_S = 3.0
 WARM_BYTES = 5 << 30
-NOTHING = ("--recover", "--set", "recover_memory=1MiB")
+RECOVERY_WITHOUT_LOG = ("--recover", "--set", "recover_memory=1MiB")
 PARTS = ("kept", "again", "ranks", "link", "disk", "back")
 TARGET_DETERMINANT = 8.0
 # Each rank gets so much before an image, in MiB; what is measured is less than would bring another one.
-AGAIN_MIB, AGAIN_IMAGES = 300, 3
-AGAIN = {32 * KIB: 2_000, 256 * KIB: 250, 4 * MIB: 16}
+REUSED_MIB, REUSED_CHECKPOINTS = 300, 3
+REUSED_REPETITIONS = {32 * KIB: 2_000, 256 * KIB: 250, 4 * MIB: 16}
 # How many ranks; and how much each pair of them sends, 64 messages at a time: 1.3 GB in all.
 CROWDS = (2, 4, 8, 16, 32, 64)
 CROWD_BYTES, CROWD_TIMES = 64 * KIB, 640
@@ -68,14 +68,14 @@ ALLREDUCE_TIMES = 200
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     name: str
     options: tuple[str, ...]
     paths: str = ""
 
 
-KEPT, NONE = Way("kept", ("--recover",)), Way("the same path, nothing kept", NOTHING)
-WAYS = [KEPT, NONE, Way("a relay, without --recover", ("--clusters", "1"), "relay"), Way("direct", ())]
+RECORDED, UNRECORDED = Variant("kept", ("--recover",)), Variant("the same path, nothing kept", RECOVERY_WITHOUT_LOG)
+VARIANTS = [RECORDED, UNRECORDED, Variant("a relay, without --recover", ("--clusters", "1"), "relay"), Variant("direct", ())]
 
 
 def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = False) -> dict:
@@ -85,18 +85,18 @@ def measure(rounds: int = ROUNDS, parts: tuple[str, ...] = PARTS, quick: bool = 
     result = json.loads(file.read_text()) if file.exists() else {}
     sizes = (8, 4 * MIB) if quick else SIZES
     if "kept" in parts:
-        result["kept"] = in_turns("kept", WAYS, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes}
+        result["kept"] = in_turns("kept", VARIANTS, rounds, lambda way: ping_pong(way, sizes)) | {"sizes": sizes}
     if "again" in parts:
-        result["again"] = in_turns("again", [KEPT, NONE], rounds, used_memory) | {"sizes": tuple(AGAIN)}
+        result["again"] = in_turns("again", [RECORDED, UNRECORDED], rounds, reused_memory) | {"sizes": tuple(REUSED_REPETITIONS)}
     if "ranks" in parts:
         crowds = (2, 16) if quick else CROWDS
-        result["ranks"] = in_turns("ranks", [KEPT, NONE], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds}
+        result["ranks"] = in_turns("ranks", [RECORDED, UNRECORDED], min(rounds, 3), lambda way: crowded(way, crowds)) | {"crowds": crowds}
     if "link" in parts:
-        result["link"] = in_turns("link", [KEPT, NONE], min(rounds, 3), lambda way: over_link(way, sizes)) | {"sizes": sizes}
+        result["link"] = in_turns("link", [RECORDED, UNRECORDED], min(rounds, 3), lambda way: over_link(way, sizes)) | {"sizes": sizes}
     if "disk" in parts:
         result["disk"] = in_turns("disk", ["within memory", "beyond it"], rounds, spilling)
     if "back" in parts:
-        result["back"] = [coming_back() for _ in range(rounds)]
+        result["back"] = [recovery_time() for _ in range(rounds)]
     result |= {"rounds": rounds, "stamp": stamp.now()}
     file.write_text(json.dumps(result, indent=1))
     return result
@@ -123,30 +123,30 @@ def warm() -> None:
             memory[at] = 1
 
 
-def ping_pong(way: Way, sizes) -> list[float]:
+def ping_pong(way: Variant, sizes) -> list[float]:
     """Microseconds one way, by size."""
     return [run_imb(way.options, "PingPong", 2, size, REPETITIONS[size], way.paths) for size in sizes]
 
 
-def used_memory(way: Way) -> list[float]:
+def reused_memory(way: Variant) -> list[float]:
     """Microseconds one way, by size, in memory that images have made free."""
     program = paths.ROOT / "tests" / "system" / "programs" / "there_and_back.py"
-    images = ("--checkpoint", "1h", "--set", f"checkpoint_log={AGAIN_MIB}MiB", "--set", f"criu={paths.CRIU}", "--verbose")
-    options = (*way.options, *(images if way is KEPT else ()))
-    bounds = [f"{size}:{times}" for size, times in AGAIN.items()]
+    images = ("--checkpoint", "1h", "--set", f"checkpoint_log={REUSED_MIB}MiB", "--set", f"criu={paths.CRIU}", "--verbose")
+    options = (*way.options, *(images if way is RECORDED else ()))
+    bounds = [f"{size}:{times}" for size, times in REUSED_REPETITIONS.items()]
     python = str(paths.venv("mpich") / "bin" / "python")
     # Images are written to the disk for seconds after they were taken.
-    words = ["--first", str(AGAIN_MIB + AGAIN_MIB // 50), "--times", str(AGAIN_IMAGES), "--wait", "5", *bounds]
+    words = ["--first", str(REUSED_MIB + REUSED_MIB // 50), "--times", str(REUSED_CHECKPOINTS), "--wait", "5", *bounds]
     finished = process.run([str(paths.LANDBRIDGE), "run", "-n", "2", *options, "--", python, str(program), *words], LIMIT_S, {})
     rows = re.findall(r"^one way: (\d+) B: (\S+) us$", finished.output, re.M)
     images_taken = len(re.findall(r"^landbridge: checkpoint \d+ of rank", finished.output, re.M))
-    if not finished.ok or len(rows) != len(AGAIN) or images_taken != (2 * AGAIN_IMAGES if way is KEPT else 0):
+    if not finished.ok or len(rows) != len(REUSED_REPETITIONS) or images_taken != (2 * REUSED_CHECKPOINTS if way is RECORDED else 0):
         why = finished.why or f"exit code {finished.code}, {images_taken} images"
         raise labs.Failed(f"{why}: {process.tail(finished.output, 4)}")
     return [float(micros) for _, micros in rows]
 
 
-def crowded(way: Way, crowds) -> list[float]:
+def crowded(way: Variant, crowds) -> list[float]:
     """MB/s of all pairs together, by number of ranks, and then microseconds of an Allreduce."""
     streams = [run_imb(way.options, "Uniband", ranks, CROWD_BYTES, CROWD_TIMES // ranks) for ranks in crowds]
     return streams + [run_imb(way.options, "Allreduce", ranks, 8, ALLREDUCE_TIMES) for ranks in crowds]
@@ -171,7 +171,7 @@ def parsed(finished, benchmark: str, size: int) -> float:
     return table.bandwidth(size) if benchmark == "Uniband" else table.latency_us(size)
 
 
-def over_link(way: Way, sizes) -> list[float]:
+def over_link(way: Variant, sizes) -> list[float]:
     """As `ping_pong`, between two sites."""
     return [lab_imb(way.options, size) for size in sizes]
 
@@ -196,11 +196,11 @@ def spilling(way: str) -> list[float]:
 
 # --- from a kill to where it was
 
-STARTED = re.compile(r"started anew: (\d+) polls")
+STARTED = re.compile(r"restarted: (\d+) polls")
 LIVE = re.compile(r"live again, after (\d+) frames")
 
 
-def coming_back() -> dict:
+def recovery_time() -> dict:
     """Seconds: until it is noticed, from then until it is told what was, and from then until it is where it was; and how long
     the first time took."""
     lengths = paths.RESULTS / "recovery-lengths"
@@ -218,8 +218,8 @@ def coming_back() -> dict:
             each = determinant_bytes(job.pid)
             killed = time.monotonic()
             os.kill(pid_of(1, job.pid), signal.SIGKILL)
-            noticed = wait_for(said, lambda text: "started anew" in text, job)
-            told = wait_for(said, lambda text: STARTED.search(text), job)
+            noticed = wait_for(said, lambda text: ": restarted" in text, job)
+            replay_begun = wait_for(said, lambda text: STARTED.search(text), job)
             live = wait_for(said, lambda text: LIVE.search(text), job)
             said.seek(0)
             text = said.read()
@@ -227,7 +227,7 @@ def coming_back() -> dict:
             job.send_signal(signal.SIGINT)
             job.wait(30)
             process.end_descendants()
-    row = {"first": killed - began, "noticed": noticed - killed, "restart": told - noticed, "replay": live - told}
+    row = {"first": killed - began, "noticed": noticed - killed, "restart": replay_begun - noticed, "replay": live - replay_begun}
     row |= {"determinant": each, "polls": int(STARTED.search(text)[1]), "frames": int(LIVE.search(text)[1])}
     print(", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
     return row
@@ -236,8 +236,8 @@ def coming_back() -> dict:
 def determinant_bytes(launcher: int) -> float:
     """What the record of when frames were taken in costs, for each of them."""
     told = subprocess.run([str(paths.LANDBRIDGE), "log", "--json"], capture_output=True, text=True, timeout=10)
-    (kept,) = [job["record"]["processes"] for job in json.loads(told.stdout) if job["launcher"] == launcher]
-    return sum(it["intake_bytes"] for it in kept) / max(sum(it["taken_in"] for it in kept), 1)
+    (kept,) = [job["log_status"]["processes"] for job in json.loads(told.stdout) if job["launcher"] == launcher]
+    return sum(it["determinant_bytes"] for it in kept) / max(sum(it["delivered_frames"] for it in kept), 1)
 
 
 def wait_for(file, is_there, job) -> float:
@@ -268,7 +268,7 @@ def section(result: dict) -> str:
         lines += ["", "**One machine**, IMB-MPI1 PingPong, 2 ranks and their relay on the same two cores.", ""]
         lines += table(result["kept"])
     if "again" in result:
-        lines += ["", f"**In memory that was in use before**, as in a job that takes images: {AGAIN_IMAGES} of each rank were, each after {AGAIN_MIB} MiB.", ""]
+        lines += ["", f"**In memory that was in use before**, as in a job that takes images: {REUSED_CHECKPOINTS} of each rank were, each after {REUSED_MIB} MiB.", ""]
         lines += table(result["again"])
     if "ranks" in result:
         lines += ["", "**Many ranks** on the same two cores, which they share with their relay.", "", *crowd_table(result["ranks"])]
@@ -278,7 +278,7 @@ def section(result: dict) -> str:
     if "disk" in result:
         lines += ["", *disk_lines(result["disk"])]
     if "back" in result:
-        lines += ["", *back_lines(result["back"])]
+        lines += ["", *recovery_time_lines(result["back"])]
     return "\n".join(lines) + "\n"
 
 
@@ -290,7 +290,7 @@ def table(part: dict) -> list[str]:
         lines.append(f"| {name} | {' | '.join(f'{value:.1f}' for value in row)} |")
     best = {name: [min(column) for column in zip(*rows)] for name, rows in part["samples"].items()}
     for title, rows in (("**ratio, kept to nothing kept**", part["medians"]), ("ratio, best rounds only", best)):
-        pairs = zip(rows[KEPT.name], rows[NONE.name], part["sizes"])
+        pairs = zip(rows[RECORDED.name], rows[UNRECORDED.name], part["sizes"])
         lines.append(f"| {title} | {' | '.join(verdict(kept, none, size) for kept, none, size in pairs)} |")
     return lines
 
@@ -307,7 +307,7 @@ def crowd_table(part: dict) -> list[str]:
         rows = {name: row[first : first + len(crowds)] for name, row in part["medians"].items()}
         for name, row in rows.items():
             lines.append(f"| {title}: {name} | {' | '.join(f'{value:.0f}' for value in row)} |")
-        pairs = zip(rows[KEPT.name], rows[NONE.name])
+        pairs = zip(rows[RECORDED.name], rows[UNRECORDED.name])
         ratios = [judged(kept / none, is_long) for kept, none in pairs]
         lines.append(f"| **ratio** | {' | '.join(ratios)} |")
     return lines
@@ -335,14 +335,14 @@ def disk_lines(part: dict) -> list[str]:
     ]
 
 
-def back_lines(rows: list[dict]) -> list[str]:
+def recovery_time_lines(rows: list[dict]) -> list[str]:
     middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     speed = middle["first"] / middle["replay"]
     waiting = middle["noticed"] + middle["restart"]
     late = "" if waiting <= TARGET_LIVE_S else f" (missed: {TARGET_LIVE_S} s)"
     slow = "" if speed >= TARGET_REPLAY else f" (missed: {TARGET_REPLAY} times)"
     return [
-        f"**From a kill to where it was**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: noticed and started anew within "
+        f"**From a kill to where it was**, IMB Sendrecv of 1 KiB, 4 ranks, one killed after {FIRST_S:.0f} s: noticed and restarted within "
         f"{middle['noticed'] * 1e3:.0f} ms, told what was {middle['restart'] * 1e3:.0f} ms later{late}, replay of {middle['first']:.1f} s in "
         f"{middle['replay']:.2f} s: {speed:.1f} times as fast as the first time{slow}. When its frames were taken in was recorded with "
         f"{middle['determinant']:.1f} bytes each{'' if middle['determinant'] <= TARGET_DETERMINANT else f' (missed: {TARGET_DETERMINANT})'}."
@@ -353,17 +353,17 @@ def picture(result: dict) -> str:
     """Speed with everything kept as a share of that with nothing kept."""
     groups = []
     if kept := result.get("kept"):
-        pairs = zip(kept["sizes"], kept["medians"][KEPT.name], kept["medians"][NONE.name])
+        pairs = zip(kept["sizes"], kept["medians"][RECORDED.name], kept["medians"][UNRECORDED.name])
         groups += [(size_name(size), {"one machine, PingPong": none / with_all}) for size, with_all, none in pairs]
     if again := result.get("again"):
-        pairs = zip(again["sizes"], again["medians"][KEPT.name], again["medians"][NONE.name])
+        pairs = zip(again["sizes"], again["medians"][RECORDED.name], again["medians"][UNRECORDED.name])
         groups += [(f"{size_name(size)}, used memory", {"one machine, PingPong": none / with_all}) for size, with_all, none in pairs]
     if link := result.get("link"):
-        pairs = zip(link["sizes"], link["medians"][KEPT.name], link["medians"][NONE.name])
+        pairs = zip(link["sizes"], link["medians"][RECORDED.name], link["medians"][UNRECORDED.name])
         groups += [(size_name(size), {"1 Gbit/s, PingPong": none / with_all}) for size, with_all, none in pairs]
     if crowd := result.get("ranks"):
         count = len(crowd["crowds"])
-        rows = list(zip(crowd["medians"][KEPT.name], crowd["medians"][NONE.name]))
+        rows = list(zip(crowd["medians"][RECORDED.name], crowd["medians"][UNRECORDED.name]))
         for number, (ranks, fast, slow) in enumerate(zip(crowd["crowds"], rows[:count], rows[count:])):
             shares = {"one machine, Uniband of 64 KiB": fast[0] / fast[1], "one machine, Allreduce of 8 B": slow[1] / slow[0]}
             groups.append((f"{ranks} ranks", shares))

@@ -7,7 +7,7 @@ are in the document. Pictures: docs/pictures/NAME.svg.
 import json
 import re
 
-import beside
+import second_path
 import checkpoint
 import datagrams
 import fairness
@@ -28,7 +28,7 @@ ORDER = ["node", "tcp", "node-pairs", "tcp-pairs", "relays", "allreduce", "allto
 PICTURES = paths.ROOT / "docs" / "pictures"
 # Modules with a `section`, some with a `picture` too.
 OTHERS = {"wan": wan, "hop-cost": hop_cost, "profile": hotspots, "integrity": integrity, "rails": rails}
-OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "beside": beside}
+OTHERS |= {"datagrams": datagrams, "fairness": fairness, "stall": stall, "streams": streams, "second-path": second_path}
 OTHERS |= {"recovery": recovery, "checkpoint": checkpoint, "files": files}
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "scripts"), str(HERE)]
-import beside  # noqa: E402
+import second_path  # noqa: E402
 import checkpoint  # noqa: E402
 import datagrams  # noqa: E402
 import fairness  # noqa: E402
@@ -144,7 +144,7 @@ def jobs(options) -> dict:
     found["profile"] = lambda: hotspots.measure(profiled())
     # What is about several paths, faults and their price.
     found["integrity"] = lambda: integrity.measure(rounds, before=options.before)
-    found["beside"] = lambda: beside.measure(rounds)
+    found["second-path"] = lambda: second_path.measure(rounds)
     found["rails"] = lambda: rails.measure(few, rails.QUICK_SIZES if options.quick else rails.SIZES)
     found["datagrams"] = datagrams.quick if options.quick else datagrams.measure
     found["fairness"] = fairness.quick if options.quick else fairness.measure

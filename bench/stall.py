@@ -76,7 +76,7 @@ def measure(cuts: int = CUTS, settings: dict[str, str] | None = None, seed: int 
                     raise labs.Failed(f"rail {rail} carries nothing before any cut")
             for number in range(cuts):
                 made.append(one_cut(job, lab, number % 2, chance, made))
-                tell(notes, made[-1], number, cuts)
+                report(notes, made[-1], number, cuts)
             stop.touch()
             code = job.wait(END_LIMIT_S)
             if code:
@@ -110,7 +110,7 @@ def used_after(job, lab: str, rail: int) -> float | None:
     return 1e3 * (time.monotonic() - started)
 
 
-def tell(notes: Path, cut: Cut, number: int, cuts: int) -> None:
+def report(notes: Path, cut: Cut, number: int, cuts: int) -> None:
     again = "not used again" if cut.used_ms is None else f"used again after {cut.used_ms:.0f} ms"
     pause = pause_ms(read(notes), cut)
     print(f"stall: cut {number + 1} of {cuts}, rail {cut.rail}: {pause:.0f} ms, {again}", flush=True)

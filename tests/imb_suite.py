@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from support import paths, process  # noqa: E402
-from support.launch import Way  # noqa: E402
+from support.launch import LaunchConfig  # noqa: E402
 
 BENCHMARKS = {
     "IMB-MPI1": (
@@ -42,7 +42,7 @@ SKIPPED = 77
 
 def main() -> int:
     options = arguments()
-    way = Way(options.mpi, options.provider, options.via, tuple(options.set))
+    way = LaunchConfig(options.mpi, options.provider, options.via, tuple(options.set))
     binary = paths.venv("impi") / "bin" / options.program
     absent = paths.missing([*way.needs(), binary])
     if absent:

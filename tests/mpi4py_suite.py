@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from support import paths, process  # noqa: E402
-from support.launch import Way  # noqa: E402
+from support.launch import LaunchConfig  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 # Where no rank records anything for so long, the job hangs. Providers that spin need more of it
@@ -51,7 +51,7 @@ def main() -> int:
     if len(options.mpi) > 1:
         return side_by_side(options.mpi)
     options.mpi = options.mpi[0]
-    way = Way(options.mpi, options.provider, options.via, tuple(options.set))
+    way = LaunchConfig(options.mpi, options.provider, options.via, tuple(options.set))
     name = f"{way.name}-np{options.np}"
     absent = paths.missing([*way.needs(), paths.SUITE])
     if absent:
@@ -121,7 +121,7 @@ def side_by_side(libraries: list[str]) -> int:
     return next((code for code in codes if code not in (0, SKIPPED)), min(codes))
 
 
-def run_suite(way: Way, options, name: str):
+def run_suite(way: LaunchConfig, options, name: str):
     """Runs until every test has an outcome: (id -> outcome, seconds, what went wrong)."""
     records = paths.RESULTS / f"mpi4py-{name}"
     shutil.rmtree(records, ignore_errors=True)
@@ -156,7 +156,7 @@ def run_suite(way: Way, options, name: str):
     return outcomes, time.monotonic() - started, trouble
 
 
-def run_lost_alone(way: Way, options, name: str, outcomes: dict[str, str]) -> list[str]:
+def run_lost_alone(way: LaunchConfig, options, name: str, outcomes: dict[str, str]) -> list[str]:
     """Gives tests that were lost another chance, each in a job of its own; says which needed it.
 
     Outcomes of those that pass are corrected.
@@ -178,7 +178,7 @@ def run_lost_alone(way: Way, options, name: str, outcomes: dict[str, str]) -> li
     return said
 
 
-def unknown_losses(way: Way, options, outcomes) -> list[str]:
+def unknown_losses(way: LaunchConfig, options, outcomes) -> list[str]:
     """Tests that pass over tcp, did not pass here, and are neither excluded nor known exceptions."""
     expected = unfold(baseline_file(options.mpi, options.np).read_text().splitlines())
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
@@ -187,7 +187,7 @@ def unknown_losses(way: Way, options, outcomes) -> list[str]:
     return [t for t in lost if not exclusion(left_out, t) and not exception(options, t)]
 
 
-def excluded(way: Way, options) -> dict[str, str]:
+def excluded(way: LaunchConfig, options) -> dict[str, str]:
     """Tests that are not run (ids or patterns), each with its reason."""
     lines = (HERE / "baseline" / "excluded.txt").read_text().splitlines()
     np, via = options.np, way.via
@@ -311,7 +311,7 @@ def exception(options, test: str) -> str:
     return ""
 
 
-def compare(way: Way, options, outcomes) -> int:
+def compare(way: LaunchConfig, options, outcomes) -> int:
     """0 if everything the tcp provider passes passes here, what is excluded and known apart."""
     expected = unfold(baseline_file(options.mpi, options.np).read_text().splitlines())
     passed = {test for test, outcome in outcomes.items() if outcome == "pass"}
@@ -334,7 +334,7 @@ def compare(way: Way, options, outcomes) -> int:
     return 1 if unknown else 0
 
 
-def print_left_out(way: Way, options, expected: set[str]) -> None:
+def print_left_out(way: LaunchConfig, options, expected: set[str]) -> None:
     """What is not run though it passes over tcp, with the reason."""
     left_out, reasons = excluded(way, options), {}
     for test in sorted(expected):

@@ -4,24 +4,24 @@
 mod channel;
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
-use landbridge_proto::limit::HEAD_BYTES_MAX;
+use landbridge_proto::limit::KIND_HEADER_BYTES_MAX;
 use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Stop};
-use landbridge_proto::route::table::Range;
+use landbridge_proto::route::routing_table::ClusterRange;
 use landbridge_proto::setting::{SETTINGS, find, nearest};
-use landbridge_proto::wire::datagram::{self, Inside, PROBE_BYTES, Probe};
+use landbridge_proto::wire::datagram::{self, DatagramBody, PROBE_BYTES, PathProbe};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::guard::guard;
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::framing_crc::framing_crc;
+use landbridge_proto::wire::kind_header::KindHeader;
 use landbridge_proto::wire::hello::{
-    CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES, Role, Standing,
+    CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES, Role, LogPosition,
 };
 use landbridge_proto::wire::name::{NAME_BYTES, Name};
 
 /// A target by name.
-pub type Target = (&'static str, fn(&[u8]));
+pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [FuzzTarget; 9] = [
     ("frame", frame),
     ("head", head),
     ("datagram", datagram),
@@ -41,7 +41,7 @@ pub fn frame(bytes: &[u8]) {
         let mut again = [0; HEADER_BYTES];
         header.emit(&mut again);
         // The check is the driver's, which fills it in last.
-        assert_eq!(again[..CHECK_AT], bytes[..CHECK_AT]);
+        assert_eq!(again[..CHECKSUM_AT], bytes[..CHECKSUM_AT]);
         assert_eq!(Header::parse(&again), Ok(header));
     }
 }
@@ -51,12 +51,12 @@ pub fn datagram(bytes: &[u8]) {
     let Ok(inside) = datagram::parse(bytes) else { return };
     let Some(token) = datagram::token(bytes) else { unreachable!("a datagram without a token") };
     match inside {
-        Inside::Frame(rest) => frame(rest),
-        Inside::Probe(probe) => {
+        DatagramBody::Frame(rest) => frame(rest),
+        DatagramBody::Probe(probe) => {
             assert_eq!(probe.emit(token, false)[..], bytes[..PROBE_BYTES]);
             assert_eq!(probe.size as usize, bytes.len());
         }
-        Inside::Answer(probe) => assert_eq!(probe.emit(token, true)[..], *bytes),
+        DatagramBody::ProbeReply(probe) => assert_eq!(probe.emit(token, true)[..], *bytes),
     }
 }
 
@@ -64,15 +64,15 @@ pub fn datagram(bytes: &[u8]) {
 pub fn head(bytes: &[u8]) {
     let [kind, flags, rest @ ..] = bytes else { return };
     let kind = Kind::ALL[*kind as usize % Kind::ALL.len()];
-    if let Ok(head) = Head::parse(kind, *flags, rest) {
-        let mut again = [0; HEAD_BYTES_MAX];
+    if let Ok(head) = KindHeader::parse(kind, *flags, rest) {
+        let mut again = [0; KIND_HEADER_BYTES_MAX];
         let size = head.emit(&mut again);
-        assert_eq!(size, Head::size(kind, *flags));
-        assert_eq!(Head::parse(kind, *flags, &again[..size]), Ok(head));
+        assert_eq!(size, KindHeader::size(kind, *flags));
+        assert_eq!(KindHeader::parse(kind, *flags, &again[..size]), Ok(head));
     }
 }
 
-/// The three messages of a hello, each from a stranger. The first byte says which one.
+/// The three messages of a hello, each from an unknown peer. The first byte says which one.
 pub fn hello(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
     let key = || JobKey([7; 32]);
@@ -105,12 +105,12 @@ pub fn name(bytes: &[u8]) {
 /// the stream is cut.
 pub fn stream(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
-    let ranges = [0, 4].map(|first| Range { first, count: 4, spawned: 0 }).to_vec();
+    let ranges = [0, 4].map(|first| ClusterRange { first, count: 4, spawned: 0 }).to_vec();
     let Ok(mut relay) = Relay::new(ClusterId(0), ranges, 0) else { unreachable!("a good map") };
     let Ok(rank) = relay.attach(Address::new(1, 0), 0) else { unreachable!("a member") };
     let Some(peer) = relay.peer(ClusterId(1)) else { unreachable!("there are two clusters") };
-    let Ok(reunion) = relay.connect(peer, 1) else { unreachable!("the first of its streams") };
-    let peer = reunion.lane;
+    let Ok(new_stream) = relay.connect(peer, 1) else { unreachable!("the first of its streams") };
+    let peer = new_stream.stream;
     let from = if choice & 1 == 0 { rank } else { peer };
     let step = 1 + (*choice as usize >> 1) * 8;
 
@@ -176,9 +176,9 @@ pub fn setting(bytes: &[u8]) {
 }
 
 /// Where in a header the check stands.
-const CHECK_AT: usize = HEADER_BYTES - 4;
-/// And the guard.
-const GUARD_AT: usize = 7;
+const CHECKSUM_AT: usize = HEADER_BYTES - 4;
+/// And the framing CRC.
+const FRAMING_CRC_AT: usize = 7;
 
 const JOB: JobId = JobId([5; 16]);
 
@@ -193,7 +193,7 @@ fn introduction() -> Introduction {
         cookie_address: 0,
         cookie: 0,
         name: [0; NAME_BYTES],
-        standing: Standing::default(),
+        log_position: LogPosition::default(),
     }
 }
 
@@ -202,7 +202,7 @@ fn guarded(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut rest = &mut bytes[..];
     while let Some((header, body)) = rest.split_first_chunk_mut::<HEADER_BYTES>() {
-        header[GUARD_AT] = guard(header);
+        header[FRAMING_CRC_AT] = framing_crc(header);
         let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
         rest = body.get_mut(length..).unwrap_or_default();
     }
@@ -224,7 +224,7 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     for (n, kind) in Kind::ALL.into_iter().enumerate() {
         for flags in [0, 2, 15] {
             let mut header = [0; HEADER_BYTES];
-            let body = Head::size(kind, flags) + n;
+            let body = KindHeader::size(kind, flags) + n;
             let (source, target) = (Address::new(1, 0), Address::new(n as u32, 0));
             let meaning = Header {
                 length: body as u32,
@@ -267,14 +267,14 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let further = [[10, 8, 0, 1], [172, 17, 0, 1], [0; 4], [0; 4]];
     add("name", "further".into(), &Name { ip, further, ..name }.emit());
     add("name", "short".into(), &name.emit()[..40]);
-    let probe = Probe { size: 40, number: 3 };
+    let probe = PathProbe { size: 40, number: 3 };
     add("datagram", "probe".into(), &[&probe.emit(1, false)[..], &[0; 16]].concat());
     add("datagram", "answer".into(), &probe.emit(1, true));
     let mut header = [0; HEADER_BYTES];
     let source = Address::new(1, 0);
-    let door = Header {
+    let advertisement = Header {
         length: 32,
-        kind: Kind::Door,
+        kind: Kind::AddressAdvertisement,
         flags: 0,
         hops: 0,
         source,
@@ -283,7 +283,7 @@ pub fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         delivered: 6,
         credit: 7,
     };
-    door.emit(&mut header);
+    advertisement.emit(&mut header);
     add("datagram", "frame".into(), &[&[9; 8][..], &header, &[1; 32]].concat());
     add("config", "good".into(), CONFIG.as_bytes());
     add("config", "peers".into(), format!("{CONFIG}{PEER}").as_bytes());

@@ -1,6 +1,6 @@
 """The command line and environment that run an MPI program in each way that is compared.
 
-A `Way` is which MPI library, which libfabric provider (or other transport), and which launcher. It
+A `LaunchConfig` is which MPI library, which libfabric provider (or other transport), and which launcher. It
 turns `(ranks, program)` into a command and the environment to add.
 """
 
@@ -18,7 +18,7 @@ MPICH_OFI = {
 
 
 @dataclass(frozen=True)
-class Way:
+class LaunchConfig:
     """One way to run: `mpi` is mpich, ompi or impi; `provider` is a libfabric provider's name.
 
     `via` is "own" (the library's launcher), "run" (`landbridge run`), "clusters" (`landbridge run

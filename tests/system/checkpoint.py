@@ -91,34 +91,34 @@ def main() -> int:
         heard = sorted(re.findall(r"^heard (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
         told = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
         is_one = heard == told and len(set(heard)) == 250 * (RANKS - 1) == len(heard)
-        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
-        checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
-    drawing(checks, options, program[0])
-    given_up(checks, options, program)
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
+        checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
+    recorded_nondeterminism(checks, options, program[0])
+    unrecoverable_ranks(checks, options, program)
     name = "who reads standard input"
     if checks.wants(name):
         reader = [program[0], str(common.PROGRAMS / "lines.py")]
-        undisturbed = sorted(recovery.typed(options, reader, [])[1])
+        undisturbed = sorted(recovery.job_with_input(options, reader, [])[1])
         kills = [(moment(), 0), (0.8, 2), (0.8, 0)]
-        outcome = recovery.typed(options, reader, kills, job=job)
+        outcome = recovery.job_with_input(options, reader, kills, job=job)
         check_same(checks, name, outcome, undisturbed, len(kills))
-    wanted(checks, options, ring)
+    checkpoint_on_request(checks, options, ring)
     little_space(checks, options, ring)
     open_folder(checks, options, ring)
     left_behind(checks, options, ring)
     launcher_killed(checks, options, ring)
-    in_a_store(checks, options, ring)
+    object_store(checks, options, ring)
     silent_store(checks, options, ring)
-    apart(checks, options, ring)
-    elsewhere(checks, options, ring)
-    others(checks, options)
-    seized(checks, options)
-    damaged(checks, options, ring)
-    missing(checks, options, ring)
+    remote_relay(checks, options, ring)
+    spare_node(checks, options, ring)
+    other_programs(checks, options)
+    killed_during_dump(checks, options)
+    corrupt_checkpoints(checks, options, ring)
+    without_criu(checks, options, ring)
     return checks.end()
 
 
-def drawing(checks, options, python) -> None:
+def recorded_nondeterminism(checks, options, python) -> None:
     """Clocks and chance decide what the program does; children of it have nothing to do with that."""
     for name, words in (("who draws from clocks and chance", []), ("who starts programs all the time", ["--children"])):
         if not checks.wants(name):
@@ -126,20 +126,20 @@ def drawing(checks, options, python) -> None:
         chancy = [python, str(common.PROGRAMS / "chance.py"), "--rounds", "300", *words]
         kills = [(FIRST_S + 0.5, 1), (0.7, 2), (0.7, 0)]
         code, lines, output = job(options, chancy, kills)
-        words = recovery.WORDS
+        words = recovery.DRAW_WORDS
         told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in words}
         is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
-        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {from_images(output)} from images"
-        checks.check(name, code == 0 and is_one and from_images(output) == len(kills), measured, output)
+        measured = f"exit code {code}, {'one' if is_one else 'no one'} history, {restores(output)} from images"
+        checks.check(name, code == 0 and is_one and restores(output) == len(kills), measured, output)
 
 
-def given_up(checks, options, program) -> None:
+def unrecoverable_ranks(checks, options, program) -> None:
     """Ranks of which there is too much to be kept at first can come back from their next images on."""
     name = "whose record was too much to be kept"
     if checks.wants(name):
         ring = [*program, "--rounds", "900", "--numbers", "20", "--heavy", "50000"]
         undisturbed = sorted(recovery.job(options, ring, [])[1])
-        kills = [(lambda said, rank=rank: is_whole_again(said, rank), rank) for rank in (1, 2)]
+        kills = [(lambda said, rank=rank: is_recoverable_again(said, rank), rank) for rank in (1, 2)]
         outcome = job(options, ring, kills, "--set", "recover_memory=4MiB")
         lost, found = outcome[2].count("it cannot come back"), outcome[2].count("it can come back again")
         check_same(checks, name, outcome, undisturbed, len(kills))
@@ -147,7 +147,7 @@ def given_up(checks, options, program) -> None:
         checks.check(f"{name}: it is said", lost > 0 < found, measured, outcome[2])
 
 
-def wanted(checks, options, ring) -> None:
+def checkpoint_on_request(checks, options, ring) -> None:
     """Images are taken when somebody asks for them, by command and by signal, and when much has come."""
     name = "images that somebody asks for"
     if checks.wants(name):
@@ -175,9 +175,9 @@ def wanted(checks, options, ring) -> None:
         for how, asking in (("command", command), ("signal", by_signal)):
             kills = [(ask(how, asking), 1), (0.3, 2)]
             code, lines, output = recovery.job(options, ring, kills, *more)
-            is_same, starts = sorted(lines) == undisturbed, from_images(output)
+            is_same, starts = sorted(lines) == undisturbed, restores(output)
             taken = len(re.findall(r"checkpoint \d+ of rank \d is there: ", output))
-            measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images, {starts} new starts from one"
+            measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images, {starts} restarts from one"
             checks.check(f"{name}: {how}", code == 0 and is_same and (starts, taken) == (2, RANKS), measured, output)
         heavy = [*ring, "--heavy", "20000"]
         undisturbed = sorted(recovery.job(options, heavy, [])[1])
@@ -268,7 +268,7 @@ def launcher_killed(checks, options, ring) -> None:
         checks.check(name, code == -signal.SIGKILL and left == [[]], measured, output)
 
 
-def in_a_store(checks, options, ring) -> None:
+def object_store(checks, options, ring) -> None:
     """Images are put into an object store as well, and fetched from there if their node has lost them."""
     name = "an object store"
     if not checks.wants(name):
@@ -320,15 +320,15 @@ def silent_store(checks, options, ring) -> None:
         keys = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "us", "AWS_SECRET_ACCESS_KEY": "hush"}
 
         def lose(text) -> bool:
-            found = [images_of(rank) for rank in (1, 2)]
+            found = [checkpoints_of(rank) for rank in (1, 2)]
             if all(found):
                 os.kill(recovery.pids_of(2)[0], signal.SIGSTOP)
-                [shutil.rmtree(image) for image in images_of(2)]
+                [shutil.rmtree(image) for image in checkpoints_of(2)]
                 began.append(time.monotonic())
             return all(found)
 
         def interrupt(text) -> bool:
-            is_back = "rank 1 was killed by SIGKILL: started anew from checkpoint" in text
+            is_back = "rank 1 was killed by SIGKILL: restarted from checkpoint" in text
             if is_back:
                 began.append(time.monotonic())
                 [os.kill(pid, signal.SIGINT) for pid in launchers()]
@@ -342,7 +342,7 @@ def silent_store(checks, options, ring) -> None:
     checks.check(name, code == 128 + signal.SIGINT and took < 20 and ended < 20, measured, output)
 
 
-def images_of(rank: int) -> list[Path]:
+def checkpoints_of(rank: int) -> list[Path]:
     """Those of a rank of our job that are whole, in the usual folder."""
     for pid in recovery.pids_of(rank):
         try:
@@ -355,7 +355,7 @@ def images_of(rank: int) -> list[Path]:
     return []
 
 
-def apart(checks, options, ring) -> None:
+def remote_relay(checks, options, ring) -> None:
     """Images of ranks on other nodes than their relay: they let go of the connection to it, and make another one."""
     cases = {
         "one rank": [(2.5, 1)],
@@ -371,11 +371,11 @@ def apart(checks, options, ring) -> None:
         return
     undisturbed = sorted(nodes.lab_job(options, ring, [], [])[1])
     for name, events in names.items():
-        outcome = nodes.lab_job(options, ring, events, with_images(options))
+        outcome = nodes.lab_job(options, ring, events, checkpoint_options(options))
         check_same(checks, name, outcome, undisturbed, sum(isinstance(what, int) for _, what in events))
 
 
-def elsewhere(checks, options, ring) -> None:
+def spare_node(checks, options, ring) -> None:
     """A node is lost whose ranks have images: they go on from these on a spare one, if that can get them."""
     alone, shared = "a node is lost, and nobody else sees its images", "a node is lost, and its images are seen by others"
     stored, unable = "a node is lost, and its images are in a store", "a node is lost, and the spare one has no CRIU"
@@ -388,7 +388,7 @@ def elsewhere(checks, options, ring) -> None:
     undisturbed = sorted(nodes.lab_job(options, ring, [], nodes.SPARE)[1])
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            words = [*nodes.SPARE, *with_images(options), "--set", f"checkpoint_dir={folder}"]
+            words = [*nodes.SPARE, *checkpoint_options(options), "--set", f"checkpoint_dir={folder}"]
             is_over = threading.Event()
             hider = threading.Thread(target=hide, args=(Path(folder), is_over), daemon=True)
             if name == alone:
@@ -399,7 +399,7 @@ def elsewhere(checks, options, ring) -> None:
                     print(f"skipped: {name}: {paths.MOTO} is not there (make criu)")
                     continue
                 # All hosts of a lab have one file system: what is there goes with the node.
-                events = [(5.0, lambda: [shutil.rmtree(image) for rank in (0, 1) for image in images_of(rank)]), (5.0, nodes.KILLED)]
+                events = [(5.0, lambda: [shutil.rmtree(image) for rank in (0, 1) for image in checkpoints_of(rank)]), (5.0, nodes.KILLED)]
                 words[-1] = "checkpoint_dir=s3://images/of"
                 words += ["--set", "checkpoint_open=on"]
                 within = [sys.executable, str(common.PROGRAMS / "with_store.py"), str(paths.MOTO), "images"]
@@ -408,10 +408,10 @@ def elsewhere(checks, options, ring) -> None:
             code, lines, output = nodes.lab_job(options, ring, events, words, within=within)
             is_over.set()
             left = [path.name for path in Path(folder).rglob("*")]
-        moves = output.count("ranks 0, 1 are started anew on north-2")
-        found = len(re.findall(r"rank [01] goes on from checkpoint \d+ on north-2", output))
+        moves = output.count("ranks 0, 1 are restarted on north-2")
+        found = len(re.findall(r"rank [01] is restored from checkpoint \d+ on north-2", output))
         said = output.count("checkpoints of node north-1 are on it alone")
-        repeated = [int(count) for count in re.findall(r"started anew: (\d+) polls are done again", output)]
+        repeated = [int(count) for count in re.findall(r"restarted: (\d+) polls are replayed", output)]
         is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
         is_right = (found, said) == ((0, 1) if name in (alone, unable) else (2, 0))
         is_right &= output.count("spare node north-2 cannot use checkpoints") == (name == unable)
@@ -419,12 +419,12 @@ def elsewhere(checks, options, ring) -> None:
         checks.check(name, code == 0 and is_same and moves == 1 and is_right, measured, output)
 
 
-def others(checks, options) -> None:
+def other_programs(checks, options) -> None:
     """The same with programs of others, of which there is one image, and all nodes see it."""
     if not options.list and (why_not := network.no_lab(options)):
         print(f"skipped: programs of others whose node is lost: {why_not}")
         return
-    nodes.others(checks, options, ["--checkpoint", "24h", "--set", f"criu={options.criu}", "--set", "log=info"])
+    nodes.other_programs(checks, options, ["--checkpoint", "24h", "--set", f"criu={options.criu}", "--set", "log=info"])
 
 
 def criu_but_on(folder: Path, host: str, criu: Path) -> Path:
@@ -443,7 +443,7 @@ def hide(folder: Path, is_over: threading.Event) -> None:
                 sign.unlink(missing_ok=True)
 
 
-def with_images(options) -> list[str]:
+def checkpoint_options(options) -> list[str]:
     return ["--checkpoint", "1s", "--set", f"criu={options.criu}", "--set", "log=info", "--verbose"]
 
 
@@ -464,13 +464,13 @@ def objects(url: str) -> list[str]:
         return re.findall(r"<Key>([^<]*)</Key>", answer.read().decode())
 
 
-def is_whole_again(said: str, rank: int) -> bool:
+def is_recoverable_again(said: str, rank: int) -> bool:
     """Whether little is sent by now, and the rank can come back."""
     told = re.findall(rf"of rank {rank} .*(cannot come back|can come back again)", said)
     return f"rank {rank} turn 80:" in said and told[-1:] == ["can come back again"]
 
 
-def seized(checks, options) -> None:
+def killed_during_dump(checks, options) -> None:
     """Ranks of several threads are killed as CRIU is at work on them, which then waits for threads that nobody can reap."""
     name = "who is killed as its image is taken"
     if not checks.wants(name):
@@ -481,8 +481,8 @@ def seized(checks, options) -> None:
         began = time.monotonic()
         code, _, output = job(options, heat, [], "--set", f"criu={tool}")
         seconds = time.monotonic() - began
-    is_same, killed = "identical to the serial run" in output, output.count("was killed by SIGKILL: started anew")
-    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} new starts, {seconds:.0f} s"
+    is_same, killed = "identical to the serial run" in output, output.count("was killed by SIGKILL: restarted")
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {killed} restarts, {seconds:.0f} s"
     # CRIU would be ended after 60 s.
     checks.check(name, code == 0 and is_same and killed >= 2 and seconds < 60, measured, output)
 
@@ -504,28 +504,28 @@ def criu_that_kills(folder: Path, criu: Path) -> Path:
     return tool
 
 
-def damaged(checks, options, ring) -> None:
+def corrupt_checkpoints(checks, options, ring) -> None:
     """The newest image of a rank is damaged before the rank is killed; then all are."""
-    for name, images in (("the newest image is damaged", 1), ("all images are damaged", KEPT)):
+    for name, images in (("the newest checkpoint is corrupt", 1), ("all checkpoints are corrupt", KEPT)):
         if not checks.wants(name):
             continue
         undisturbed = sorted(recovery.job(options, ring, [])[1])
         with tempfile.TemporaryDirectory() as folder:
-            spoiler = threading.Thread(target=spoil, args=(Path(folder), images), daemon=True)
-            spoiler.start()
+            corrupter = threading.Thread(target=corrupt_images, args=(Path(folder), images), daemon=True)
+            corrupter.start()
             outcome = job(options, ring, [], "--set", f"checkpoint_dir={folder}")
-            spoiler.join()
+            corrupter.join()
             output = outcome[2]
             said = len(re.findall(r"checkpoint \d+ of rank 2 cannot be used: \S+ is damaged", output))
             left = [path.name for path in Path(folder).rglob("*") if path.is_file()]
-        is_right = said == images and not left and from_images(output) == (images < KEPT)
+        is_right = said == images and not left and restores(output) == (images < KEPT)
         code, lines, _ = outcome
         is_same = sorted(lines) == undisturbed
         measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {said} refused, {len(left)} files left"
         checks.check(name, code == 0 and is_same and is_right, measured, output)
 
 
-def spoil(folder: Path, count: int) -> None:
+def corrupt_images(folder: Path, count: int) -> None:
     """Waits until rank 2 has two images, damages so many of them, the newest first, and kills the rank."""
     deadline = time.monotonic() + recovery.LIMIT_S
     while time.monotonic() < deadline:
@@ -544,7 +544,7 @@ def spoil(folder: Path, count: int) -> None:
         time.sleep(0.02)
 
 
-def missing(checks, options, ring) -> None:
+def without_criu(checks, options, ring) -> None:
     """Without CRIU it is said once, and killed ranks come back all the same."""
     name = "where there is no CRIU"
     if checks.wants(name):
@@ -559,20 +559,20 @@ def missing(checks, options, ring) -> None:
 
 def job(options, program, kills, *words, **more_of_it):
     """As `recovery.job`, with an image of each rank every second."""
-    code, lines, output = recovery.job(options, program, kills, *with_images(options), *words, **more_of_it)
+    code, lines, output = recovery.job(options, program, kills, *checkpoint_options(options), *words, **more_of_it)
     return code, [line for line in lines if not line.startswith("landbridge")], output
 
 
-def from_images(output: str) -> int:
+def restores(output: str) -> int:
     """How many starts have gone on from an image."""
-    return len(re.findall(r": started anew from checkpoint \d+", output))
+    return len(re.findall(r": restarted from checkpoint \d+", output))
 
 
 def check_same(checks, name: str, outcome, undisturbed, kills: int) -> None:
     code, lines, output = outcome
     is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
-    starts, taken = from_images(output), len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
-    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images, {starts} new starts from one"
+    starts, taken = restores(output), len(re.findall(r"^landbridge: checkpoint \d+ of rank", output, re.M))
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {taken} images, {starts} restarts from one"
     checks.check(name, code == 0 and is_same and starts == kills and taken > RANKS, measured, output)
 
 

@@ -33,7 +33,7 @@ LIMIT_S = 120.0
 SILENT_S = 21.5
 SOURCES = common.PROGRAMS / "files"
 # What a job says that ends because something of a rank cannot come back.
-REFUSAL = r"^landbridge.*(cannot come back|cannot be started anew|cannot go on|is not started anew)"
+REFUSAL = r"^landbridge.*(cannot come back|cannot be restarted|cannot go on|is not restarted)"
 # A rank that is killed while it holds a lock may be refused (others may have taken the lock since), and one with a file open
 # that has no name any more, of which there is no image.
 RIGHT, REFUSED, EITHER = "right", "refused", "right or refused"
@@ -109,7 +109,7 @@ def main() -> int:
     cases = possible(cases, "a lab", lambda case: case.is_lost, lambda: network.no_lab(options))
     with tempfile.TemporaryDirectory() as folder:
         programs = Programs(options, Path(folder))
-        undisturbed, untold = {}, 0
+        undisturbed, undecided = {}, 0
         for case in cases:
             if why_not := programs.why_not(case.rows[0].program):
                 print(f"skipped: {case.name}: {why_not}")
@@ -118,9 +118,9 @@ def main() -> int:
             if key not in undisturbed:
                 undisturbed[key] = alone(options, programs, case)
             measured = check(checks, options, programs, case, undisturbed[key])
-            untold += bool(re.search(CANNOT_TELL, measured))
-    if untold:
-        checks.check("kills of which nobody can tell what they hit are rare", untold * 8 <= max(len(cases), 8), f"{untold} of {len(cases)}")
+            undecided += bool(re.search(CANNOT_TELL, measured))
+    if undecided:
+        checks.check("kills of which nobody can tell what they hit are rare", undecided * 8 <= max(len(cases), 8), f"{undecided} of {len(cases)}")
     return checks.end()
 
 
@@ -309,10 +309,10 @@ def check(checks, options, programs: Programs, case: Case, undisturbed) -> str:
         words += ["--checkpoint", "1s", "--set", f"criu={options.criu}"]
     code, output, files = play(options, programs, case, kills, *words)
     outcome, measured = judge(case, code, output, files, undisturbed)
-    starts, images = output.count(": started anew"), checkpoint.from_images(output)
-    is_met = starts == len(kills) if not case.is_lost else "are started anew on north-2" in output
+    starts, images = output.count(": restarted"), checkpoint.restores(output)
+    is_met = starts == len(kills) if not case.is_lost else "are restarted on north-2" in output
     is_met &= images > 0 or case.is_lost or not case.has_images
-    measured += f", {starts} new starts" + (f", {images} from images" if case.has_images else "")
+    measured += f", {starts} restarts" + (f", {images} from images" if case.has_images else "")
     checks.check(case.name, outcome == RIGHT and is_met or outcome == REFUSED and may_refuse(case, measured), f"exit code {code}, {measured}", output)
     return measured
 

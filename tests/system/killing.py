@@ -208,7 +208,7 @@ def judge(checks, name, job, output, seconds, left, is_ours, is_awake):
         return
     expected = job.returncode == 128 + signal.SIGKILL if is_ours else job.returncode != 0
     checks.check(f"{name}: ends", expected, f"after {seconds:.2f} s with {job.returncode}", output)
-    told = [line for line in output.splitlines() if re.search(TOLD, line, re.I)]
+    told = [line for line in output.splitlines() if re.search(CAUSE, line, re.I)]
     names_it = not is_ours or any(f"rank {VICTIM}" in line and "SIGKILL" in line for line in told)
     if is_awake:
         measured = told[-1] if told else "nothing"
@@ -217,7 +217,7 @@ def judge(checks, name, job, output, seconds, left, is_ours, is_awake):
 
 
 # Under another launcher it is the library that ends the others, with the error of the connection.
-TOLD = r"killed|signal 9|SIGKILL|reset by peer"
+CAUSE = r"killed|signal 9|SIGKILL|reset by peer"
 
 
 def leftovers(checks, name, files, sockets, is_ours):

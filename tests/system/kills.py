@@ -41,11 +41,11 @@ IMAGE_EVERY_S = checkpoint.EVERY_S
 
 @dataclass
 class Program:
-    """`told`: out of its output and its folder, what must be as in an undisturbed run, and what is wrong with it in itself."""
+    """`expected`: out of its output and its folder, what must be as in an undisturbed run, and what is wrong with it in itself."""
 
     name: str
     words: list[str]
-    told: object
+    expected: object
     environment: dict[str, str]
 
 
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def every_case(options) -> list[Case]:
-    programs = [heat(options), whatever(options)]
+    programs = [heat(options), wildcards(options)]
     programs += [benchmark(options, [one]) for one in PATTERNS] if options.all else [benchmark(options, PATTERNS)]
     kinds = list(KINDS) if options.all else ["a storm"]
     cases = []
@@ -97,7 +97,7 @@ def every_case(options) -> list[Case]:
                 for kind in kinds:
                     start = "from images" if has_images else "from the start"
                     cases.append(Case(f"{program.name}, {clusters}, {start}, {kind}", program, kind, words, has_images))
-    bad = [heat(options, STEPS // 24), whatever(options), benchmark(options, PATTERNS, REPEATS // 10)]
+    bad = [heat(options, STEPS // 24), wildcards(options), benchmark(options, PATTERNS, REPEATS // 10)]
     for number, program in enumerate(bad):
         for place, (line, words) in enumerate(LINES.items()):
             for has_images in (False, True):
@@ -140,27 +140,27 @@ def heat(options, steps: int = STEPS) -> Program:
     words = [common.python(options), str(common.ROOT / "examples" / "heat.py"), "--check", "--picture", str(picture)]
     words += ["--size", "192", "--steps", str(steps)]
 
-    def told(lines):
+    def expected(lines):
         drawn = picture.read_bytes() if picture.exists() else b""
         picture.unlink(missing_ok=True)
         timeless = [re.sub(r"[\d.]+ s, \d+ steps/s, ", "", line) for line in lines]
         is_right = any("identical to the serial run" in line for line in lines) and drawn
         return (drawn, timeless), "" if is_right else "not the answer of a serial run"
 
-    return Program("heat", words, told, {"OPENBLAS_NUM_THREADS": "1"})
+    return Program("heat", words, expected, {"OPENBLAS_NUM_THREADS": "1"})
 
 
-def whatever(options) -> Program:
+def wildcards(options) -> Program:
     """Wildcards, probes, Waitany: the order is chance, and must be the same for all who saw it."""
-    words = [common.python(options), str(SOAK / "whatever.py"), "--rounds", str(MESSAGES)]
+    words = [common.python(options), str(SOAK / "wildcards.py"), "--rounds", str(MESSAGES)]
 
-    def told(lines):
+    def expected(lines):
         heard = placed(lines, "heard")
         is_one = heard == placed(lines, "place") and [place for place, _ in heard] == list(range(MESSAGES * (RANKS - 1)))
         # Who sent what is the same in any order.
         return sorted(what for _, what in heard), "" if is_one else "not one history"
 
-    return Program("wildcards and probes", words, told, {})
+    return Program("wildcards and probes", words, expected, {})
 
 
 def placed(lines, word: str) -> list[tuple[int, str]]:
@@ -172,20 +172,20 @@ def benchmark(options, patterns: list[str], repeats: int = REPEATS) -> Program:
     """IMB-MPI1, on MPICH, for both have the same binary interface. Its times differ; lengths and repetitions may not."""
     words = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *patterns, *BENCHMARK_BOUNDS, "-iter", str(repeats // len(patterns))]
 
-    def told(lines):
+    def expected(lines):
         rows = [re.match(r"(# Benchmarking \w+|\s+\d+\s+\d+)\s", line) for line in lines]
         kept = [row[1] for row in rows if row]
         is_over = any("All processes entering MPI_Finalize" in line for line in lines)
         return kept, "" if is_over and len(kept) > 5 * len(patterns) else "not at its end"
 
     library = {"LD_LIBRARY_PATH": str(options.venvs / "mpich" / "lib"), **common.FILLED}
-    return Program(f"IMB-MPI1 {' '.join(patterns)}", words, told, library)
+    return Program(f"IMB-MPI1 {' '.join(patterns)}", words, expected, library)
 
 
 def alone(options, program: Program):
     """What it tells when nobody is killed."""
     code, lines, output = recovery.job(options, program.words, [], environment=program.environment)
-    told, wrong = program.told(lines)
+    told, wrong = program.expected(lines)
     if code or wrong:
         print(f"undisturbed, {program.name} ends with {code}: {wrong}\n{process.tail(output)}")
     return told
@@ -199,19 +199,19 @@ def one_by_one(chance) -> list[tuple[float, int]]:
 
 
 def several(chance) -> list[tuple[float, int]]:
-    blows = []
+    kills = []
     for count in (2, RANKS - 1, RANKS):
         who = chance.sample(range(RANKS), count)
-        blows += [(chance.uniform(0.3, 1.0), who[0]), *((0.0, rank) for rank in who[1:])]
-    return blows
+        kills += [(chance.uniform(0.3, 1.0), who[0]), *((0.0, rank) for rank in who[1:])]
+    return kills
 
 
 def again(chance) -> list[tuple[float, int]]:
-    blows = []
+    kills = []
     for _ in range(2):
         rank = chance.randrange(RANKS)
-        blows += [(chance.uniform(0.3, 0.9), rank), *((chance.uniform(0.15, 0.5), rank) for _ in range(2))]
-    return blows
+        kills += [(chance.uniform(0.3, 0.9), rank), *((chance.uniform(0.15, 0.5), rank) for _ in range(2))]
+    return kills
 
 
 def storm(chance) -> list[tuple[float, int]]:
@@ -244,10 +244,10 @@ def check(checks, options, case: Case, undisturbed) -> None:
         code, lines, output = recovery.job(options, case.program.words, kills, *words, **more)
     else:
         code, lines, output = in_a_bad_network(options, case, kills, words)
-    told, wrong = case.program.told(lines)
-    starts, images = output.count(": started anew"), checkpoint.from_images(output)
+    told, wrong = case.program.expected(lines)
+    starts, images = output.count(": restarted"), checkpoint.restores(output)
     is_same = told == undisturbed and not wrong
-    measured = f"exit code {code}, {'the same' if is_same else wrong or 'not the same'}, {starts} new starts"
+    measured = f"exit code {code}, {'the same' if is_same else wrong or 'not the same'}, {starts} restarts"
     measured += f", {images} from images" if case.has_images else ""
     # A kill may hit the process that CRIU is just making: then that is made once more, and the rank is said to be back once.
     within = len(re.findall(r"is tried once more: .*killed by signal 9", output))

@@ -239,18 +239,18 @@ def small_packets(options, folder: Path, over_udp: bool) -> Case:
     case.lab = folder / f"small-{over_udp}.toml"
     case.lab.write_text(LAB_FILE.read_text().replace(RATE, shape))
     if over_udp:
-        told_of_sizes(case)
+        expect_size_report(case)
     return case
 
 
 def smaller_packets(options) -> Case:
     """What gets through becomes smaller in the middle of messages, as when routes change."""
     case = mpich(options, "only small packets get through after a while", SHRINKS, over_udp=True)
-    told_of_sizes(case)
+    expect_size_report(case)
     return case
 
 
-def told_of_sizes(case: Case) -> None:
+def expect_size_report(case: Case) -> None:
     place = case.command.index("run") + 1
     case.command[place:place] = ["--set", "log=info"]
     case.proof = SIZED

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import common
 import network
-from recovery import LIMIT_S, RANKS, WORDS, check_named, check_same, pids_of
+from recovery import LIMIT_S, RANKS, DRAW_WORDS, check_divergence, check_same, pids_of
 from support import process
 
 LAB = common.ROOT / "labs" / "two-sites.toml"
@@ -84,11 +84,11 @@ def main() -> int:
     # Longer than all kills of a case take.
     ring = [common.python(options), str(common.PROGRAMS / "ring.py"), "--rounds", "900"]
     in_a_lab(checks, options, ring)
-    apart(checks, options, ring)
-    elsewhere(checks, options, ring)
-    remembering(checks, options, ring)
+    remote_relay(checks, options, ring)
+    spare_node(checks, options, ring)
+    replicated_nondeterminism(checks, options, ring)
     spawning(checks, options)
-    others(checks, options)
+    other_programs(checks, options)
     return checks.end()
 
 
@@ -104,7 +104,7 @@ def in_a_lab(checks, options, ring) -> None:
             check_same(checks, name, lab_job(options, program, events), undisturbed, kills)
 
 
-def apart(checks, options, ring) -> None:
+def remote_relay(checks, options, ring) -> None:
     """What is kept of ranks is with a relay on another node: what they tell it goes over a network."""
     names = [name for name in APART_CASES if checks.wants(name)]
     wild, other = APART + "who takes whatever comes", APART + "who does something else than before"
@@ -115,20 +115,20 @@ def apart(checks, options, ring) -> None:
         kills = sum(isinstance(what, int) for _, what in events)
         if name == APART + CABLE:
             # Both ranks of that node are cut off, maybe more than once.
-            kills = max(outcome[2].count("was cut off from its relay: started anew"), 2)
+            kills = max(outcome[2].count("lost the connection to its relay: restarted"), 2)
         check_same(checks, name, outcome, undisturbed, kills)
     if checks.wants(other):
         code, _, output = lab_job(options, [*ring, "--drift"], [(1.0, 3)], [])
-        check_named(checks, other, code, output, 3)
+        check_divergence(checks, other, code, output, 3)
     if checks.wants(wild):
         kills = [(1.0, 0), (1.6, 2), (2.2, 0)]
         code, lines, output = lab_job(options, [*ring[:2], "--any", "--rounds", "150"], kills, [], "")
         is_one = took_once(output)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
-        checks.check(wild, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+        checks.check(wild, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
 
 
-def elsewhere(checks, options, ring) -> None:
+def spare_node(checks, options, ring) -> None:
     """Ranks 0 and 1 are on the first host of one cluster, 2 and 3 on that of the other; the second ones are spare."""
     names = [name for name in SPARE_CASES if checks.wants(name)]
     undisturbed = sorted(lab_job(options, ring, [], SPARE)[1]) if names else []
@@ -136,10 +136,10 @@ def elsewhere(checks, options, ring) -> None:
         words, events = SPARE_CASES[name]
         code, lines, output = lab_job(options, ring, events, words)
         kills = sum(isinstance(what, int) for _, what in events)
-        moves = len(re.findall(r"^landbridge: node north-1 is lost \(.*\): ranks 0, 1 are started anew on north-2$", output, re.M))
+        moves = len(re.findall(r"^landbridge: node north-1 is lost \(.*\): ranks 0, 1 are restarted on north-2$", output, re.M))
         is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
-        starts = output.count(": started anew")
-        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} new starts in place"
+        starts = output.count(": restarted")
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {moves} moves, {starts} restarts in place"
         checks.check(name, code == 0 and is_same and moves == 1 and starts == kills, measured, output)
     name = "a node is lost, and the next one has a longer name"
     if checks.wants(name):
@@ -150,7 +150,7 @@ def elsewhere(checks, options, ring) -> None:
             file.flush()
             outcome = lab_job(options, [*ring, "--addresses"], [(1.0, KILLED)], SPARE, lab_file=Path(file.name))
         code, lines, output = outcome
-        is_moved = "are started anew on north-the-other" in output
+        is_moved = "are restarted on north-the-other" in output
         measured = f"exit code {code}, {len(lines)} lines, {'moved' if is_moved else 'not moved'}"
         checks.check(name, code == 0 and is_moved and len(lines) > RANKS, measured, output)
     name = "a node is lost, and there is no other one"
@@ -160,7 +160,7 @@ def elsewhere(checks, options, ring) -> None:
         checks.check(name, code == 1 and is_said, f"exit code {code}, {'says' if is_said else 'does not say'} why", output)
 
 
-def remembering(checks, options, ring) -> None:
+def replicated_nondeterminism(checks, options, ring) -> None:
     """What a lost node alone would know is known: clocks that were read, numbers that were drawn, and what was taken in last."""
     chance = random.Random(options.seed)
     drawer = [common.python(options), str(common.PROGRAMS / "chance.py"), "--rounds", "200"]
@@ -200,7 +200,7 @@ def programs_of_others(options, has_images: bool) -> list[Other]:
     imb = [str(options.venvs / "impi" / "bin" / "IMB-MPI1"), *PATTERNS, *BENCHMARK_BOUNDS]
     # In one cluster the clock, which is recorded, says how often: else it would be no time, or a minute on a busy machine.
     repeats = ("-time 1 -iter 100000", "-time 10 -iter 35 -iter_policy off")
-    wild = [heat[0], str(common.ROOT / "crates" / "lab" / "src" / "soak" / "whatever.py"), "--pause", "0.01"]
+    wild = [heat[0], str(common.ROOT / "crates" / "lab" / "src" / "soak" / "wildcards.py"), "--pause", "0.01"]
     rounds = ("--rounds 250", "--rounds 180")
     return [
         Other("heat", heat, steps, "", 0.7, lambda output: "identical to the serial run" in output),
@@ -209,7 +209,7 @@ def programs_of_others(options, has_images: bool) -> list[Other]:
     ]
 
 
-def others(checks, options, images=()) -> None:
+def other_programs(checks, options, images=()) -> None:
     """Programs of others, whose node is lost at a moment that the seed draws. `images`: words for the launcher with which it takes
     some when it is asked to, into a folder that all nodes have; ranks then go on from these."""
     for program in programs_of_others(options, bool(images)):
@@ -220,7 +220,7 @@ def others(checks, options, images=()) -> None:
             after_s = random.Random(f"{options.seed} {name}").uniform(0.1, 0.7 if images else program.within_s)
             run = [*program.words, *program.counts[place].split()]
             code, output = lost_once(options, program, run, bool(clusters), images, after_s)
-            moves, found = output.count(" is lost ("), len(re.findall(r"rank [01] goes on from checkpoint \d+ on north-[23]", output))
+            moves, found = output.count(" is lost ("), len(re.findall(r"rank [01] is restored from checkpoint \d+ on north-[23]", output))
             is_whole = program.is_whole(output)
             measured = f"exit code {code}, {'a' if is_whole else 'no'} whole answer, lost {moves}, {after_s:.1f} s after "
             measured += f"the images were there, {found} from these" if images else "the ranks were there"
@@ -244,7 +244,7 @@ def lose_running(after_s: float, images: Path | None = None) -> None:
     if images:
         wait_for_ranks(lambda rank: any(images.glob(f"*/rank-{rank}/[0-9]*")), ask_for_images)
     time.sleep(after_s)
-    strike_agent(KILLED)
+    signal_agent(KILLED)
 
 
 def wait_for_ranks(is_there, meanwhile=lambda: None) -> None:
@@ -319,7 +319,7 @@ def spawning(checks, options) -> None:
 
 
 def drew_once(output: str) -> bool:
-    told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in WORDS}
+    told = {word: sorted(re.findall(rf"^{word}(.*)$", output, re.M)) for word in DRAW_WORDS}
     return told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
 
 
@@ -347,7 +347,7 @@ def ours(command: str) -> list[int]:
     return found
 
 
-def strike_agent(what: str, host: str = "north-1") -> None:
+def signal_agent(what: str, host: str = "north-1") -> None:
     """The agent of a host."""
     for pid in ours("agent"):
         try:
@@ -378,9 +378,9 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=(), la
             elif callable(what):
                 what()
             elif isinstance(what, tuple):
-                strike_agent(what[1], what[0])
+                signal_agent(what[1], what[0])
             elif what in (KILLED, STOPPED):
-                strike_agent(what)
+                signal_agent(what)
             elif not what.startswith("--"):
                 interface = [str(options.bin / "landbridge"), "lab", "interface", lab, *what.split()]
                 network.change(interface, 0).check_returncode()
@@ -391,7 +391,7 @@ def lab_job(options, program, events, words=None, first="turn 0:", within=(), la
     finally:
         started.end()
     output = started.output.decode(errors="replace")
-    lines = [line for line in output.splitlines() if line.startswith("rank ") and "started anew" not in line]
+    lines = [line for line in output.splitlines() if line.startswith("rank ") and "restarted" not in line]
     return started.process.returncode if seconds is not None else f"none within {LIMIT_S:.0f} s", lines, output
 
 

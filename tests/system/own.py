@@ -10,7 +10,7 @@ import sys
 import common
 
 # Name, options of `landbridge run`, LANDBRIDGE_PATHS.
-WAYS = [
+PATHS = [
     ("shared memory", [], "shm"),
     ("tcp", [], "tcp"),
     ("two clusters", ["--clusters", "2"], ""),
@@ -27,7 +27,7 @@ def main() -> int:
     options = common.arguments(__doc__)
     common.quiet_environment()
     checks = common.Checks(options)
-    for name, words, paths in WAYS:
+    for name, words, paths in PATHS:
         for mpi, ranks in (("mpich", 2), ("mpich", 4), ("impi", 2)):
             if mpi == "mpich" or "--recover" not in words:
                 graphs(checks, f"graphs, {mpi}, {ranks} ranks, {name}", mpi, ranks, words, paths)

@@ -60,9 +60,9 @@ def check(checks, options, first: int, plans: int, has_images: bool, is_divided:
     words = recovery.TWO_CLUSTERS if is_divided else []
     words = [*words, *(["--checkpoint", "1s", "--set", f"criu={options.criu}"] if has_images else [])]
     code, found, output = play(options, first, plans, kills, *words)
-    starts, images = output.count(": started anew"), checkpoint.from_images(output)
+    starts, images = output.count(": restarted"), checkpoint.restores(output)
     is_same = found == told
-    measured = f"exit code {code}, {'the same answers' if is_same else 'OTHER answers'}, {starts} new starts, {images} from images"
+    measured = f"exit code {code}, {'the same answers' if is_same else 'OTHER answers'}, {starts} restarts, {images} from images"
     # A kill within a change of names may leave nobody who knows whether it has happened: a refusal, and never other answers.
     is_refused = code != 0 and re.search(files.CANNOT_TELL, output) is not None
     measured = "refused, by name" if is_refused else measured

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ranks read more of clocks, chance and files than a record of them holds, and images of them are taken (`landbridge run --recover
 --checkpoint`): records are cut there, so they stay small, and killed ranks go on from these images, here and on other nodes. Without
-images small files are compared by digest once so much of them is recorded, and a rank whose record is full is not started anew.
+images small files are compared by digest once so much of them is recorded, and a rank whose record is full is not restarted.
 
 Needs CRIU (scripts/criu.py), and a kernel that lets it work.
 """
@@ -39,36 +39,36 @@ def main() -> int:
     if checks is None:
         return common.SKIPPED
     reader = [common.python(options), str(common.PROGRAMS / "reads_much.py"), "--rounds", str(ROUNDS)]
-    here(checks, options, reader)
-    seldom(checks, options, reader)
-    elsewhere(checks, options, reader)
+    local_restart(checks, options, reader)
+    rare_checkpoints(checks, options, reader)
+    spare_node(checks, options, reader)
     small_files(checks, options)
     scratch_files(checks, options)
     return checks.end()
 
 
-def here(checks, options, reader) -> None:
+def local_restart(checks, options, reader) -> None:
     """Two of them are killed after each has read more than its record holds, one of them twice; and one long before."""
     name = "who reads more than a record holds"
     if not checks.wants(name):
         return
     most = watch(lambda: checkpoint.job(options, reader, kills(ROUNDS // 4, ROUNDS * 2 // 3)))
     code, _, output = most.outcome
-    starts = checkpoint.from_images(output)
-    check(checks, name, code, output, f"{starts} new starts from images", starts == 4, most)
+    starts = checkpoint.restores(output)
+    check(checks, name, code, output, f"{starts} restarts from images", starts == 4, most)
 
 
-def seldom(checks, options, reader) -> None:
+def rare_checkpoints(checks, options, reader) -> None:
     """No image is due by the clock before the record would be full."""
     name = "who reads more than a record holds, an image every ten minutes"
     if not checks.wants(name):
         return
-    interval, _, *words = checkpoint.with_images(options)
+    interval, _, *words = checkpoint.checkpoint_options(options)
     words = [interval, "10min", *words]
     most = watch(lambda: recovery.job(options, reader, kills(ROUNDS // 2, ROUNDS * 2 // 3)[1:3], *words))
     code, _, output = most.outcome
-    starts = checkpoint.from_images(output)
-    check(checks, name, code, output, f"{starts} new starts from images", starts == 2, most)
+    starts = checkpoint.restores(output)
+    check(checks, name, code, output, f"{starts} restarts from images", starts == 2, most)
 
 
 def kills(early: int, late: int):
@@ -78,7 +78,7 @@ def kills(early: int, late: int):
     return [(has_come(2, early), 2), (has_come(1, late), 1), (has_come(2, late + 20), 2), (0.8, 1)]
 
 
-def elsewhere(checks, options, reader) -> None:
+def spare_node(checks, options, reader) -> None:
     """Their node is lost after they have read more than a record holds: what the relay and the agent above know is cut as well."""
     name = "a node is lost with who reads more than a record holds"
     if not checks.wants(name):
@@ -87,14 +87,14 @@ def elsewhere(checks, options, reader) -> None:
         print(f"skipped: {name}: {why_not}")
         return
     with tempfile.TemporaryDirectory() as folder:
-        words = [*nodes.SPARE, *checkpoint.with_images(options), "--set", f"checkpoint_dir={folder}"]
+        words = [*nodes.SPARE, *checkpoint.checkpoint_options(options), "--set", f"checkpoint_dir={folder}"]
         # The clock begins with that line.
         begun = f"now 1 {ROUNDS * 2 // 3} "
         most = watch(lambda: nodes.lab_job(options, reader, [(0.5, nodes.KILLED), (4.0, 1)], words, begun))
     code, _, output = most.outcome
-    moves = output.count("ranks 0, 1 are started anew on north-2")
-    found = len(re.findall(r"rank [01] goes on from checkpoint \d+ on north-2", output))
-    again = checkpoint.from_images(output)
+    moves = output.count("ranks 0, 1 are restarted on north-2")
+    found = len(re.findall(r"rank [01] is restored from checkpoint \d+ on north-2", output))
+    again = checkpoint.restores(output)
     is_right = (moves, found, again) == (1, 2, 1) and 0 < most.relayed < ROOM
     measured = f"{moves} moves, {found} and {again} from images, at most {most.relayed >> 20} MiB at the relay"
     check(checks, name, code, output, measured, is_right, most)
@@ -110,9 +110,9 @@ def small_files(checks, options) -> None:
             program = reads_files(options, folder, 100)
             most = watch(lambda: recovery.job(options, program, kills))
         code, lines, output = most.outcome
-        is_one, starts = is_one_reading(lines, 100), output.count(": started anew")
+        is_one, starts = is_one_reading(lines, 100), output.count(": restarted")
         is_bound = CONTENT - BESIDE < most.held < CONTENT + BESIDE
-        measured = f"{how(code, is_one)}, {starts} new starts, at most {most.held >> 20} MiB held"
+        measured = f"{how(code, is_one)}, {starts} restarts, at most {most.held >> 20} MiB held"
         checks.check(name, code == 0 and is_one and is_bound and starts == 2, measured, output)
     name = "who reads more of small files than is recorded, and they change"
     if checks.wants(name):
@@ -128,7 +128,7 @@ def small_files(checks, options) -> None:
 
 def scratch_files(checks, options) -> None:
     """A rank's own file is recorded whenever it is read, until the record is full; images make room."""
-    rounds, is_full = 275, "its record of clocks and chance is full"
+    rounds, is_full = 275, "its nondeterminism record is full"
     at_last = has_read(1, rounds - 5)
     name = "who reads more of its own scratch file than a record holds"
     if checks.wants(name):
@@ -136,23 +136,23 @@ def scratch_files(checks, options) -> None:
         with old_files() as folder:
             program = reads_files(options, folder, rounds, "--scratch")
             code, _, output = recovery.job(options, program, kills)
-        refusal = f"rank 1 was killed by SIGKILL and cannot be started anew: {is_full}"
+        refusal = f"rank 1 was killed by SIGKILL and cannot be restarted: {is_full}"
         said, is_named = output.count(f"Warn: {is_full}"), refusal in output
         measured = f"exit code {code}, {'named' if is_named else 'not named'}, said {said} times"
         is_right = code == 128 + signal.SIGKILL and is_named and said == recovery.RANKS - 1
         checks.check(name, is_right, measured, output)
     name = "who reads more of its own scratch file than a record holds, from images"
     if checks.wants(name):
-        interval, _, *words = checkpoint.with_images(options)
+        interval, _, *words = checkpoint.checkpoint_options(options)
         words = [interval, "10min", *words]
         with old_files() as folder:
             program = reads_files(options, folder, rounds, "--scratch")
             most = watch(lambda: recovery.job(options, program, [(at_last, 1)], *words))
         code, lines, output = most.outcome
-        is_one, starts = is_one_reading(lines, rounds), checkpoint.from_images(output)
+        is_one, starts = is_one_reading(lines, rounds), checkpoint.restores(output)
         is_small = most.held < ROOM * 3 // 4 and "is full" not in output
         held = f"at most {most.held >> 20} of {rounds} MiB held"
-        measured = f"{how(code, is_one)}, {held}, {starts} new starts from images"
+        measured = f"{how(code, is_one)}, {held}, {starts} restarts from images"
         checks.check(name, code == 0 and is_one and is_small and starts == 1, measured, output)
 
 
@@ -218,7 +218,7 @@ class watch:
             told = subprocess.run([paths.LANDBRIDGE, "log", "--json"], capture_output=True, text=True)
             jobs = json.loads(told.stdout or "[]") if told.returncode == 0 else []
             ours = [one for one in jobs if one["launcher"] in pids]
-            kept = [it.get("read_bytes", 0) for one in ours for it in one.get("record", {}).get("processes", [])]
+            kept = [it.get("nondeterminism_bytes", 0) for one in ours for it in one.get("log_status", {}).get("processes", [])]
             self.relayed = max([self.relayed, *kept])
 
 
@@ -227,7 +227,7 @@ def records(pid: int) -> list[int]:
     found = []
     try:
         for file in Path(f"/proc/{pid}/fd").iterdir():
-            if "landbridge-clocks" in os.readlink(file):
+            if "landbridge-interpose" in os.readlink(file):
                 found.append(file.stat().st_blocks * 512)
     except OSError:
         # It has ended.

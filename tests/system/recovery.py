@@ -26,7 +26,7 @@ LIMIT_S = 60.0
 # A rank needs about this long to come to its first message: kills before that are kills at the start.
 START_S = 1.2
 # How lines begin that name the same draw: as it is made, in the end, and as rank 0 heard it.
-WORDS = ("now ", "drew ", "heard ")
+DRAW_WORDS = ("now ", "drew ", "heard ")
 TWO_CLUSTERS = ["--clusters", "2"]
 # With messages of this size, and so many until rank 2 is killed, what was before is told again for a second or two; a machine
 # that has much else to do takes several times as long for them.
@@ -81,7 +81,7 @@ def main() -> int:
         told = sorted(re.findall(r"^place (\d+: rank \d message \d+)$", "\n".join(lines), re.M))
         is_one = heard == told and len(set(heard)) == 150 * (RANKS - 1) == len(heard)
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history"
-        checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+        checks.check(name, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
     name = "who fetches from another one's memory"
     if checks.wants(name):
         # What MPICH sends for that has a field which it never sets.
@@ -90,7 +90,7 @@ def main() -> int:
         code, lines, output = job(options, tickets, kills)
         is_right = f"tickets: {2000 * RANKS}, each once" in lines
         measured = f"exit code {code}, {'each number once' if is_right else 'other numbers'}"
-        checks.check(name, code == 0 and is_right and output.count("started anew") == len(kills), measured, output)
+        checks.check(name, code == 0 and is_right and output.count(": restarted") == len(kills), measured, output)
     name = "others go on who do not need the lost one"
     if checks.wants(name):
         pairs = [common.python(options), str(common.PROGRAMS / "pairs.py")]
@@ -99,26 +99,26 @@ def main() -> int:
         longest = [float(seconds) for seconds in re.findall(r"^pair \d: longest ([\d.]+) s$", "\n".join(lines), re.M)]
         is_right = len(longest) == 2 and longest[0] < longest[1] / 2
         measured = f"exit code {code}, the longest turns took {longest} s"
-        checks.check(name, code == 0 and is_right and output.count("started anew") == 2, measured, output)
-    telling(options, checks, program, moment)
+        checks.check(name, code == 0 and is_right and output.count(": restarted") == 2, measured, output)
+    progress_reports(options, checks, program, moment)
     on_a_terminal(options, checks, program)
-    keeping(options, checks, program, moment)
-    looking(options, checks, program)
-    reading(options, checks, moment)
-    drawing(options, checks, moment)
+    log_on_disk(options, checks, program, moment)
+    log_command(options, checks, program)
+    standard_input(options, checks, moment)
+    recorded_nondeterminism(options, checks, moment)
     unrecorded(options, checks, program)
-    writing(options, checks, moment)
+    file_output(options, checks, moment)
     benchmark(options, checks, moment)
     name = "who does something else than before"
     if checks.wants(name):
         code, _, output = job(options, [*ring, "--drift"], [(START_S + 1.0, 1)])
-        check_named(checks, name, code, output, 1)
+        check_divergence(checks, name, code, output, 1)
     spawning(options, checks)
     name = "who crashes by its own fault"
     if checks.wants(name):
         crash = [*program, "--rounds", "30", "--crash"]
         code, _, output = job(options, crash, [])
-        is_right = gives_up(output, 2, "a fault of the program")
+        is_right = is_given_up(output, 2, "a fault of the program")
         measured = f"exit code {code}, {'says' if is_right else 'does not say'} that it is its own fault"
         checks.check(name, code == 128 + signal.SIGSEGV and is_right, measured, output)
     # The last one is that of processes which our libraries end.
@@ -126,7 +126,7 @@ def main() -> int:
         if not checks.wants(name):
             continue
         code, _, output = job(options, [*program, "--rounds", "30", "--leave", str(own)], [])
-        is_right = gives_up(output, 2, "a fault of the program")
+        is_right = is_given_up(output, 2, "a fault of the program")
         measured = f"exit code {code}, {'says' if is_right else 'does not say'} that it is its own fault"
         checks.check(name, code == own and is_right, measured, output)
     name = "who leaves without MPI_Finalize as if all were well"
@@ -140,7 +140,7 @@ def main() -> int:
         kills = [(START_S + moment(), 1), (START_S + moment(), 1), (START_S + moment(), 1)]
         words = ["--max-restarts", "2", "--max-restarts-within", "1h"]
         code, _, output = job(options, [*program, "--rounds", "3000"], kills, *words)
-        is_right = gives_up(output, 2, "it has been 2 times within 3600 s")
+        is_right = is_given_up(output, 2, "it has been 2 times within 3600 s")
         measured = f"exit code {code}, {'says' if is_right else 'does not say'} how often"
         checks.check(name, code == 128 + signal.SIGKILL and is_right, measured, output)
     name = "where it cannot be"
@@ -160,30 +160,30 @@ def spawning(options, checks) -> None:
     away = "these do not come back if they are killed"
     name = "who has spawned others"
     if checks.wants(name):
-        code, lines, output = job(options, program, [(met("round 3"), 0), (met("round 8"), 0)])
+        code, lines, output = job(options, program, [(after_output("round 3"), 0), (after_output("round 8"), 0)])
         said = {line: lines.count(line) for line in lines}
         is_once = all(count == 1 for count in said.values()) and said.get("sum 19: 38 38") == 1
-        is_right = is_once and output.count(": started anew") == 2 and away in output
+        is_right = is_once and output.count(": restarted") == 2 and away in output
         checks.check(name, code == 0 and is_right, f"exit code {code}, {len(lines)} lines", output)
     name = "who was spawned"
     if checks.wants(name):
-        code, _, output = job(options, program, [(met("round 3"), 4)])
-        is_right = away in output and "rank 0 of spawned group 1" in output and ": started anew" not in output
+        code, _, output = job(options, program, [(after_output("round 3"), 4)])
+        is_right = away in output and "rank 0 of spawned group 1" in output and ": restarted" not in output
         checks.check(name, code == 128 + signal.SIGKILL and is_right, f"exit code {code}", output)
 
 
-def met(words: str):
+def after_output(words: str):
     """Whether this has been said."""
     return lambda output: words in output
 
 
-def gives_up(output: str, restarts: int, why: str) -> bool:
-    """Whether a rank was started anew so often and then given up for this reason, and every start of it is told."""
-    starts = re.findall(r"^  start \d+: after .* s, for .* s: ", output, re.M)
-    return output.count(": started anew") == restarts and why in output and len(starts) == restarts + 1
+def is_given_up(output: str, restarts: int, why: str) -> bool:
+    """Whether a rank was restarted so often and then given up for this reason, and every start of it is told."""
+    starts = re.findall(r"^  incarnation \d+: after .* s, for .* s: ", output, re.M)
+    return output.count(": restarted") == restarts and why in output and len(starts) == restarts + 1
 
 
-def telling(options, checks, program, moment) -> None:
+def progress_reports(options, checks, program, moment) -> None:
     """What our own libraries and `landbridge ps` say of one who comes back."""
     name = "beside the lines of our own libraries"
     if checks.wants(name):
@@ -202,7 +202,7 @@ def telling(options, checks, program, moment) -> None:
         watched = threading.Event()
         watcher = threading.Thread(target=watch_ranks, args=(options, "percent", 0.1, seen, watched), daemon=True)
         watcher.start()
-        code, _, output = job(options, [*program, *LONG_HISTORY], [(met(LONG_AGO), 2)], limit_s=LONG_LIMIT_S)
+        code, _, output = job(options, [*program, *LONG_HISTORY], [(after_output(LONG_AGO), 2)], limit_s=LONG_LIMIT_S)
         watched.set()
         watcher.join()
         is_right = bool(seen) and seen == sorted(seen) and seen[0] < 100
@@ -218,19 +218,19 @@ def on_a_terminal(options, checks, program) -> None:
     shown, seen = bytearray(), []
     readers = [threading.Thread(target=read_terminal, args=(ours, shown), daemon=True)]
     watched = threading.Event()
-    readers.append(threading.Thread(target=watch_ranks, args=(options, "kept_bytes", 0.5, seen, watched), daemon=True))
+    readers.append(threading.Thread(target=watch_ranks, args=(options, "logged_bytes", 0.5, seen, watched), daemon=True))
     [reader.start() for reader in readers]
-    code, _, output = job(options, [*program, *LONG_HISTORY], [(met(LONG_AGO), 2)], terminal=theirs, limit_s=LONG_LIMIT_S)
+    code, _, output = job(options, [*program, *LONG_HISTORY], [(after_output(LONG_AGO), 2)], terminal=theirs, limit_s=LONG_LIMIT_S)
     watched.set()
     os.close(theirs)
     [reader.join(10) for reader in readers]
     os.close(ours)
     lines = re.findall(r"landbridge: \d ranks? up[^\r\x1b]*", shown.decode(errors="replace"))
     wanted = {
-        "all up": r"4 ranks up; kept \d",
-        "progress": r"3 ranks up, 1 coming back \(rank 2: \d+ %",
+        "all up": r"4 ranks up; logged \d",
+        "progress": r"3 ranks up, 1 restarting \(rank 2: \d+ %",
         "rate": r"rank 2: \d+ %, \d+ %/s\)",
-        "new starts": r"new starts: 1; kept [\d.]+ MB",
+        "restarts": r"restarts: 1; logged [\d.]+ MB",
     }
     missing = [what for what, line in wanted.items() if not any(re.search(line, text) for text in lines)]
     is_kept = bool(seen) and max(seen) > 10 << 20
@@ -255,7 +255,7 @@ def watch_ranks(options, key: str, pause_s: float, seen: list[int], is_over: thr
         seen += [rank[key] for one in ours for rank in one["ranks"] if key in rank]
 
 
-def keeping(options, checks, program, moment) -> None:
+def log_on_disk(options, checks, program, moment) -> None:
     """What relays keep is more than the memory for it: some hundred megabytes, of which there is room for 32."""
     large = [*program, "--rounds", "250", "--numbers", "50000"]
     little = ["--set", "recover_memory=1MiB"]
@@ -288,7 +288,7 @@ def keeping(options, checks, program, moment) -> None:
         checks.check(name, code not in (0, "") and is_said, measured, output)
 
 
-def looking(options, checks, program) -> None:
+def log_command(options, checks, program) -> None:
     """What `landbridge log` says of a job that runs."""
     name = "a record that is looked at"
     if not checks.wants(name):
@@ -303,29 +303,29 @@ def looking(options, checks, program) -> None:
     watched.set()
     watcher.join()
     processes = seen.get("all", {}).get("processes", [])
-    whole = [one for one in processes if one["frames"] > 0 < one["taken_in"] and one["bytes"] > one["disk_bytes"] > 0]
-    most = max((one["intake_bytes"] / one["taken_in"] for one in whole), default=0)
+    whole = [one for one in processes if one["frames"] > 0 < one["delivered_frames"] and one["bytes"] > one["disk_bytes"] > 0]
+    most = max((one["determinant_bytes"] / one["delivered_frames"] for one in whole), default=0)
     measured = f"exit code {code}, {len(whole)} ranks, at most {most:.1f} bytes of determinants a frame"
     checks.check(name, code == 0 and len(whole) == RANKS and 0 < most <= 8, measured, output)
     story = seen.get("story", {})
-    numbers = [intake["intake"] for intake in story.get("intakes", [])]
+    numbers = [one["determinant"] for one in story.get("determinants", [])]
     text = seen.get("text", "")
-    is_told = numbers == list(range(3, 8)) and bool(story.get("frames")) and "intake 3: poll " in text
-    checks.check(f"{name}: one rank", is_told, f"intakes {numbers}, {len(story.get('frames', []))} frames", text)
+    is_told = numbers == list(range(3, 8)) and bool(story.get("frames")) and "determinant 3: poll " in text
+    checks.check(f"{name}: one rank", is_told, f"determinants {numbers}, {len(story.get('frames', []))} frames", text)
 
 
-def reading(options, checks, moment) -> None:
+def standard_input(options, checks, moment) -> None:
     """Rank 0 reads what somebody types, before it is killed and after."""
     program = [common.python(options), str(common.PROGRAMS / "lines.py")]
     for name, words in (("who reads standard input", []), ("two clusters, who reads standard input", TWO_CLUSTERS)):
         if not checks.wants(name):
             continue
-        undisturbed = sorted(typed(options, program, [], *words)[1])
+        undisturbed = sorted(job_with_input(options, program, [], *words)[1])
         kills = [(START_S + moment(), 0), (moment(), 2), (moment(), 0), (0.2, 0)]
-        check_same(checks, name, typed(options, program, kills, *words), undisturbed, len(kills))
+        check_same(checks, name, job_with_input(options, program, kills, *words), undisturbed, len(kills))
 
 
-def typed(options, program, kills, *words, job=None):
+def job_with_input(options, program, kills, *words, job=None):
     """As `job`, of which rank 0 reads lines that come one after the other."""
     typing = "import time\nfor n in range(1300):\n    print('line', n, 'x' * (n % 300), flush=True)\n    time.sleep(0.005)\n"
     with subprocess.Popen([sys.executable, "-c", typing], stdout=subprocess.PIPE) as typist:
@@ -339,17 +339,17 @@ def watch_log(options, seen: dict, is_over: threading.Event) -> None:
     """What `landbridge log` says last of our job: all of it, and of one rank."""
     command = [str(options.bin / "landbridge"), "log"]
     while not is_over.wait(0.3):
-        found = record_of_ours([*command, "--json"])
-        seen |= {"all": found["record"]} if found.get("record", {}).get("processes") else {}
+        found = log_of_our_job([*command, "--json"])
+        seen |= {"all": found["log_status"]} if found.get("log_status", {}).get("processes") else {}
         # Others may run jobs as well.
         show = [*command, "--job", found.get("job", "none"), "show", "2", "--from", "3", "--count", "5"]
-        story = record_of_ours([*show, "--json"]).get("record", {})
-        seen |= {"story": story} if story.get("intakes") else {}
+        story = log_of_our_job([*show, "--json"]).get("log_status", {})
+        seen |= {"story": story} if story.get("determinants") else {}
         text = subprocess.run(show, capture_output=True, text=True).stdout
-        seen |= {"text": text} if "intake 3" in text else {}
+        seen |= {"text": text} if "determinant 3" in text else {}
 
 
-def record_of_ours(command) -> dict:
+def log_of_our_job(command) -> dict:
     """What this says of our job, if that still runs: with it whoever asks is ended."""
     told = subprocess.run(command, capture_output=True, text=True).stdout
     jobs = json.loads(told) if told else []
@@ -375,7 +375,7 @@ def unrecorded(options, checks, program) -> None:
             checks.check(name, code == 0 and said == RANKS and len(lines) >= RANKS, measured, output)
 
 
-def drawing(options, checks, moment) -> None:
+def recorded_nondeterminism(options, checks, moment) -> None:
     """Programs that clocks and chance decide for."""
     program = [common.python(options), str(common.PROGRAMS / "chance.py")]
     name = "who draws from clocks and chance"
@@ -383,10 +383,10 @@ def drawing(options, checks, moment) -> None:
         kills = [(START_S + moment(), 1), (moment(), 2), (0.3, 2), (moment(), 0)]
         # Longer than all of that takes.
         code, lines, output = job(options, [*program, "--rounds", "200"], kills)
-        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in WORDS}
+        told = {word: sorted(line.split(" ", 1)[1] for line in lines if line.startswith(word)) for word in DRAW_WORDS}
         is_one = told["now "] == told["drew "] == told["heard "] and len(set(told["now "])) == len(told["now "]) > 150
         measured = f"exit code {code}, {'one' if is_one else 'no one'} history of {len(told['now '])} draws"
-        checks.check(name, code == 0 and is_one and output.count("started anew") == len(kills), measured, output)
+        checks.check(name, code == 0 and is_one and output.count(": restarted") == len(kills), measured, output)
     name = "who draws and is not recorded"
     if checks.wants(name):
         code, _, output = job(options, program, [(START_S + 1.0, 1)], "--set", "recover_clocks=off")
@@ -397,19 +397,19 @@ def drawing(options, checks, moment) -> None:
     name = "who looks at the clock another number of times"
     if checks.wants(name):
         code, _, output = job(options, [*program, "--drift"], [(START_S + 1.0, 1)])
-        is_said = "of clocks and chance is" in output and output.count(": started anew") == 1
+        is_said = "of clocks and chance is" in output and output.count(": restarted") == 1
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} that it cannot go on, once"
         checks.check(name, code == 1 and is_said, measured, output)
     name = "who draws more than can be recorded"
     if checks.wants(name):
         code, _, output = job(options, [*program, "--greedy", "--rounds", "300"], [(START_S + 4.0, 1)])
-        said = ["its record of clocks and chance is full", "and cannot be started anew: its record"]
+        said = ["its nondeterminism record is full", "and cannot be restarted: its nondeterminism record"]
         is_said = all(text in output for text in said)
         measured = f"exit code {code}, {'says' if is_said else 'does not say'} why"
         checks.check(name, code == 128 + signal.SIGKILL and is_said, measured, output)
 
 
-def writing(options, checks, moment) -> None:
+def file_output(options, checks, moment) -> None:
     """Files hold what they hold when nobody is killed, if a start that repeats writes the same to the same places."""
     program = [common.python(options), str(common.PROGRAMS / "files.py")]
     for name, how in (("who writes a file together with others", "together"), ("who writes a file anew each time", "anew")):
@@ -422,8 +422,8 @@ def writing(options, checks, moment) -> None:
                 code, lines, output = job(options, [*program, how, folder], kills)
                 found = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
             told.append((code, sorted(lines), found))
-        starts, is_same = output.count("started anew"), told[0] == told[1]
-        measured = f"exit code {code}, {'the same' if is_same else 'other'} files and output, {starts} new starts"
+        starts, is_same = output.count(": restarted"), told[0] == told[1]
+        measured = f"exit code {code}, {'the same' if is_same else 'other'} files and output, {starts} restarts"
         checks.check(name, code == 0 and is_same and bool(found) and starts == len(kills), measured, output)
 
 
@@ -439,20 +439,20 @@ def benchmark(options, checks, moment) -> None:
     code, lines, output = job(options, [str(found), "Sendrecv", "Allreduce", *bounds], kills, environment=library)
     tables = [line for line in lines if "t_max" in line]
     is_whole = len(tables) == 2 and any("Finalize" in line for line in lines)
-    starts = output.count("started anew")
-    measured = f"exit code {code}, {len(tables)} tables, {starts} new starts"
+    starts = output.count(": restarted")
+    measured = f"exit code {code}, {len(tables)} tables, {starts} restarts"
     checks.check(name, code == 0 and is_whole and starts == len(kills), measured, output)
 
 
-def check_named(checks, name: str, code, output: str, rank: int) -> None:
+def check_divergence(checks, name: str, code, output: str, rank: int) -> None:
     """The job has ended as the next start of a rank has sent something else, and frame, poll and both versions are named."""
     version = r"\w+ to rank \d, \d+ bytes(?:, tag 0x[0-9a-f]+)?, digest [0-9a-f]+"
-    both = re.search(rf"start 1 of rank {rank} sends as its frame (\d+): {version}; it was: {version}", output)
+    both = re.search(rf"incarnation 1 of rank {rank} sends as its frame (\d+): {version}; it was: {version}", output)
     place = re.search(r"this process cannot go on: its frame (\d+), sent at poll \d+, is not what", output)
     # Over TCP there is mostly no room for that in front of what it is still told: it says how far it is.
-    far = re.search(r"this process is cut off: its relay has closed the connection, at poll \d+, after \d+ frames", output)
+    far = re.search(r"this process has lost its relay: its relay has closed the connection, at poll \d+, after \d+ frames", output)
     is_placed = place[1] == both[1] if place and both else bool(far)
-    is_said = bool(both) and is_placed and output.count(": started anew") == (1 if place else 2)
+    is_said = bool(both) and is_placed and output.count(": restarted") == (1 if place else 2)
     measured = f"exit code {code}, {'names' if is_said else 'does not name'} frame, poll and both versions, once"
     checks.check(name, code == 1 and is_said, measured, output)
 
@@ -461,8 +461,8 @@ def check_same(checks, name: str, outcome, undisturbed: list[str], kills: int) -
     """The job has ended well, printed what one without kills prints, and each kill has met somebody."""
     code, lines, output = outcome
     is_same = sorted(lines) == undisturbed and len(undisturbed) > RANKS
-    starts = output.count("started anew")
-    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} new starts"
+    starts = output.count(": restarted")
+    measured = f"exit code {code}, {'the same' if is_same else 'other'} output, {starts} restarts"
     checks.check(name, code == 0 and is_same and starts == kills, measured, output)
 
 

@@ -30,8 +30,8 @@ def main() -> int:
     process.adopt_orphans()
     checks = common.Checks(options)
     with tempfile.TemporaryDirectory() as folder:
-        drawing(options, checks, Path(folder))
-        going_on(options, checks, Path(folder))
+        printed_then_sent(options, checks, Path(folder))
+        printed_continuously(options, checks, Path(folder))
         with_threads(options, checks, Path(folder))
     last_words(options, checks)
     logging(options, checks)
@@ -57,7 +57,7 @@ def said(words: str):
     return lambda output: words in output
 
 
-def drawing(options, checks, folder) -> None:
+def printed_then_sent(options, checks, folder) -> None:
     """Rank 1 prints a number that it sends later, and is killed in between."""
     names = {
         f"who prints a number from {what}{where}": (source, is_recorded, words)
@@ -82,7 +82,7 @@ def drawing(options, checks, folder) -> None:
         checks.check(name, is_ok, f"exit code {code}, {outcome}", output)
 
 
-def going_on(options, checks, folder) -> None:
+def printed_continuously(options, checks, folder) -> None:
     """A rank that draws and prints all the time goes on from an image, or on another node, which knows what was printed."""
     name, criu = "who prints from the processor's counter, from images", common.ROOT / "build/tools/criu/criu"
     if checks.wants(name):
@@ -91,7 +91,7 @@ def going_on(options, checks, folder) -> None:
             images = ["--checkpoint", "1s", "--set", f"criu={criu}", "--verbose"]
             kills = [(drawing_since(r"^landbridge: checkpoint \d+ of rank 1: "), 1)]
             code, _, output = job(options, program, kills, *images)
-            is_from_image = "rank 1 was killed by SIGKILL: started anew from checkpoint" in output
+            is_from_image = "rank 1 was killed by SIGKILL: restarted from checkpoint" in output
             is_named, turns = bool(NAMED.search(output)), re.findall(r"^turn (\d+): ", output, re.M)
             # Nothing of the second incarnation is among them.
             is_once = turns == [str(turn) for turn in range(len(turns))]
@@ -107,7 +107,7 @@ def going_on(options, checks, folder) -> None:
             return
         program = [compiled(options, "unrecorded", folder), "rdtsc", "1500", "each"]
         code, _, output = nodes.lab_job(options, program, [(1.0, nodes.KILLED)], nodes.SPARE)
-        is_named, is_moved = bool(NAMED.search(output)), "are started anew on north-2" in output
+        is_named, is_moved = bool(NAMED.search(output)), "are restarted on north-2" in output
         measured = f"exit code {code}, {'moved' if is_moved else 'not moved'}, {'a named difference' if is_named else 'none'}"
         checks.check(name, code == 1 and is_named and is_moved, measured, output)
 
@@ -142,7 +142,7 @@ def with_threads(options, checks, folder) -> None:
         told = [text.count(OTHER_CLOCK) for text in (undisturbed[2], output)]
         wanted = [4, 4 + len(kills)] if kind == "clock" else [0, 0]
         is_same = sorted(lines) == sorted(undisturbed[1]) and len(lines) > 100
-        is_ok = code == 0 and is_same and output.count("started anew") == len(kills) and told == wanted
+        is_ok = code == 0 and is_same and output.count(": restarted") == len(kills) and told == wanted
         checks.check(name, is_ok, f"exit code {code}, {'the same' if is_same else 'other'} output, said {told} times", output)
     name = "OpenMP, sums in any order"
     if name in names:

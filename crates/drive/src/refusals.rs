@@ -16,7 +16,7 @@ pub struct Refusals {
 struct Reason {
     why: String,
     quiet_until_millis: u64,
-    untold: u64,
+    suppressed: u64,
 }
 
 impl Refusals {
@@ -24,15 +24,15 @@ impl Refusals {
     pub fn note(&mut self, why: &str, now_millis: u64) -> bool {
         let is_full = self.reasons.len() == REASONS_MAX;
         match self.reasons.iter_mut().find(|reason| reason.why == why) {
-            Some(reason) => reason.untold += 1,
+            Some(reason) => reason.suppressed += 1,
             None if is_full => {
                 let last = &mut self.reasons[REASONS_MAX - 1];
                 last.why = "various reasons".into();
-                last.untold += 1;
+                last.suppressed += 1;
             }
             None => {
                 let quiet_until_millis = now_millis + QUIET_MILLIS;
-                self.reasons.push(Reason { why: why.into(), quiet_until_millis, untold: 0 });
+                self.reasons.push(Reason { why: why.into(), quiet_until_millis, suppressed: 0 });
                 return true;
             }
         }
@@ -42,10 +42,10 @@ impl Refusals {
     /// How many were refused without a line, and why; call until `None`, every now and then.
     pub fn poll(&mut self, now_millis: u64) -> Option<(u64, String)> {
         let is_over = |reason: &Reason| reason.quiet_until_millis <= now_millis;
-        self.reasons.retain(|reason| !is_over(reason) || reason.untold > 0);
+        self.reasons.retain(|reason| !is_over(reason) || reason.suppressed > 0);
         let reason = self.reasons.iter_mut().find(|reason| is_over(reason))?;
         reason.quiet_until_millis = now_millis + QUIET_MILLIS;
-        Some((std::mem::take(&mut reason.untold), reason.why.clone()))
+        Some((std::mem::take(&mut reason.suppressed), reason.why.clone()))
     }
 
     /// Whether [`Self::poll`] may have something to say later.
@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn the_first_is_named_and_the_others_are_counted_once_a_second() {
         let mut refusals = Refusals::default();
-        let told = (0..100).filter(|_| refusals.note("it smells", 0)).count();
-        assert_eq!(told, 1);
+        let reported = (0..100).filter(|_| refusals.note("it smells", 0)).count();
+        assert_eq!(reported, 1);
         assert!(refusals.note("it is late", 500), "another reason");
         assert_eq!(refusals.poll(999), None);
         assert_eq!(refusals.poll(1_000), Some((99, "it smells".into())));
@@ -76,10 +76,10 @@ mod tests {
     #[test]
     fn reasons_without_number_have_one_line_together() {
         let mut refusals = Refusals::default();
-        let told = (0..1_000).filter(|n| refusals.note(&format!("version {n}"), 0)).count();
-        assert_eq!(told, REASONS_MAX);
-        let untold = 1_000 - REASONS_MAX as u64;
-        assert_eq!(refusals.poll(1_000), Some((untold, "various reasons".into())));
+        let reported = (0..1_000).filter(|n| refusals.note(&format!("version {n}"), 0)).count();
+        assert_eq!(reported, REASONS_MAX);
+        let suppressed = 1_000 - REASONS_MAX as u64;
+        assert_eq!(refusals.poll(1_000), Some((suppressed, "various reasons".into())));
         assert_eq!(refusals.poll(1_000), None);
     }
 }

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 /// A link on which nothing is acknowledged for this long is broken, however idle it is.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Bytes that wait unsent in the kernel, beyond what the network has under way. More would only
 /// delay whatever is written next.
@@ -49,7 +49,7 @@ pub fn begin_writeback(file: impl AsFd, at: u64, bytes: u64) {
 }
 
 /// Returns when this part of a file is on its disk, and has the system let go of the memory that it has for that.
-pub fn let_go_of_written(file: impl AsFd, at: u64, bytes: u64) {
+pub fn drop_written_pages(file: impl AsFd, at: u64, bytes: u64) {
     let whole = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -67,22 +67,22 @@ fn sync_range(file: impl AsFd, at: u64, bytes: u64, flags: libc::c_uint) {
 pub fn tune_link(socket: impl AsFd) {
     let _ = sockopt::set_tcp_nodelay(&socket, true);
     let _ = sockopt::set_socket_keepalive(&socket, true);
-    let _ = sockopt::set_tcp_keepidle(&socket, SILENCE_MAX / 2);
-    let _ = sockopt::set_tcp_keepintvl(&socket, SILENCE_MAX / 6);
+    let _ = sockopt::set_tcp_keepidle(&socket, KEEPALIVE_TIME_MAX / 2);
+    let _ = sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_TIME_MAX / 6);
     let _ = sockopt::set_tcp_keepcnt(&socket, 3);
 }
 
-/// For the link of a rank that is recorded, which must not break before `patience` has passed: each break costs a new start.
+/// For the link of a rank that is recorded, which must not break before `peer_timeout` has passed: each break costs a new start.
 /// How long the rank takes nothing does not count.
-pub fn tune_recorded_link(socket: impl AsFd, patience: Duration) {
+pub fn tune_recorded_link(socket: impl AsFd, peer_timeout: Duration) {
     tune_link(&socket);
-    let probe = SILENCE_MAX / 6;
-    let probes = (patience.as_secs() / probe.as_secs().max(1)).clamp(3, 127);
+    let probe = KEEPALIVE_TIME_MAX / 6;
+    let probes = (peer_timeout.as_secs() / probe.as_secs().max(1)).clamp(3, 127);
     let _ = sockopt::set_tcp_keepcnt(&socket, probes as u32);
 }
 
 /// For a link that many share: with a short queue. Whether it is alive its owner finds out
-/// ([`silence`]); the system's own limit would also count the time in which the other side takes
+/// ([`tcp_info`]); the system's own limit would also count the time in which the other side takes
 /// nothing because its ranks do not read.
 pub fn tune_shared_link(socket: impl AsFd) {
     tune_link(&socket);
@@ -101,18 +101,18 @@ pub fn tune_shared_link(socket: impl AsFd) {
 
 /// What the system knows of the other end of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Silence {
+pub struct TcpInfo {
     /// Since anything has come from it, be it only that it has got something. Its system answers,
     /// also for a process that is stopped.
-    pub millis: u64,
+    pub idle_millis: u64,
     /// Since it confirmed anything.
-    pub unconfirmed_millis: u64,
+    pub unacked_millis: u64,
     /// Whether something is under way that it has not confirmed.
-    pub is_awaited: bool,
+    pub has_unacked: bool,
     /// Whether something cannot leave although it has room for it.
-    pub is_stuck: bool,
+    pub has_unsent: bool,
     /// Whether something cannot leave because it has no room for it.
-    pub is_shut: bool,
+    pub is_zero_window: bool,
     /// From a segment to its confirmation, smoothed.
     pub round_trip_micros: u32,
     /// How much that varies.
@@ -134,7 +134,7 @@ const SND_WND_AT: usize = 228;
 const TCP_INFO_WORDS: usize = 58;
 
 /// Since when nothing has come over a TCP connection. `None`: it is none.
-pub fn silence(socket: impl AsFd) -> Option<Silence> {
+pub fn tcp_info(socket: impl AsFd) -> Option<TcpInfo> {
     let mut info = [0u32; TCP_INFO_WORDS];
     let mut size = size_of_val(&info) as libc::socklen_t;
     // SAFETY: `info` and `size` outlive the call, and `size` is that of `info`.
@@ -149,12 +149,12 @@ pub fn silence(socket: impl AsFd) -> Option<Silence> {
     };
     let word = |at: usize| info[at / 4];
     let has_room = size as usize <= SND_WND_AT || word(SND_WND_AT) > 0;
-    (result == 0).then(|| Silence {
-        millis: word(LAST_ACK_RECV_AT).min(word(LAST_DATA_RECV_AT)) as u64,
-        unconfirmed_millis: word(LAST_ACK_RECV_AT) as u64,
-        is_awaited: word(UNACKED_AT) > 0,
-        is_stuck: word(NOTSENT_AT) > 0 && has_room,
-        is_shut: word(NOTSENT_AT) > 0 && !has_room,
+    (result == 0).then(|| TcpInfo {
+        idle_millis: word(LAST_ACK_RECV_AT).min(word(LAST_DATA_RECV_AT)) as u64,
+        unacked_millis: word(LAST_ACK_RECV_AT) as u64,
+        has_unacked: word(UNACKED_AT) > 0,
+        has_unsent: word(NOTSENT_AT) > 0 && has_room,
+        is_zero_window: word(NOTSENT_AT) > 0 && !has_room,
         round_trip_micros: word(RTT_AT),
         variation_micros: word(RTT_VARIATION_AT),
         bytes_per_second: word(DELIVERY_RATE_AT) as u64 | (word(DELIVERY_RATE_AT + 4) as u64) << 32,
@@ -222,17 +222,17 @@ mod tests {
         let mut one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut other, _) = listener.accept().unwrap();
         let start = std::time::Instant::now();
-        while silence(&one).unwrap().millis < 50 {
-            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", silence(&one));
+        while tcp_info(&one).unwrap().idle_millis < 50 {
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", tcp_info(&one));
         }
         one.write_all(b"x").unwrap();
         other.read_exact(&mut [0]).unwrap();
-        assert!(silence(&other).unwrap().millis < 50);
+        assert!(tcp_info(&other).unwrap().idle_millis < 50);
         // Its confirmation may be on the way.
-        while silence(&one).unwrap().is_awaited {
+        while tcp_info(&one).unwrap().has_unacked {
             assert!(start.elapsed() < Duration::from_secs(10));
         }
-        assert_eq!(silence(std::fs::File::open("/dev/null").unwrap()), None);
+        assert_eq!(tcp_info(std::fs::File::open("/dev/null").unwrap()), None);
     }
 
     #[test]

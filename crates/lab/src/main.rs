@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use landbridge_lab::net::run::{self, EXIT_LAB_FAILED, Inherited, Run};
+use landbridge_lab::net::run::{self, EXIT_LAB_FAILED, Inherited, LabRun};
 use landbridge_lab::net::{control, file, namespace::Machine, probe};
 use landbridge_lab::sim::command::Simulate;
-use landbridge_lab::soak::command::Soaking;
-use landbridge_lab::soak::punish::Punishing;
+use landbridge_lab::soak::command::SoakArguments;
+use landbridge_lab::soak::punish::PunishArguments;
 
 #[derive(Parser)]
 #[command(
@@ -90,10 +90,10 @@ enum Action {
     },
     /// Run MPI programs over and over while the network of a lab fails by chance
     #[command(after_long_help = SOAK_HELP)]
-    Soak(Soaking),
+    Soak(SoakArguments),
     /// Run MPI programs over and over while their ranks are killed by chance
     #[command(after_long_help = PUNISH_HELP)]
-    Punish(Punishing),
+    Punish(PunishArguments),
     /// Run endpoints against each other under seeds, and check all they say
     Simulate(Simulate),
     #[command(hide = true)]
@@ -276,7 +276,7 @@ const PUNISH_HELP: &str = "\
 Examples:
   landbridge lab punish                       three minutes of everything
   landbridge lab punish --minutes 60 --mean 10 --seed 7
-  landbridge lab punish --program whatever --mean 1
+  landbridge lab punish --program wildcards --mean 1
   landbridge lab punish --checkpoint 5        killed ranks go on from images
   landbridge lab punish --faults all --limit 300
                                               the network between two clusters
@@ -333,11 +333,11 @@ fn act(action: Action) -> anyhow::Result<u8> {
     end_without_reader(&action);
     match action {
         Action::Run { file, name, command } => match file::load(&file) {
-            Ok(_) => run::keep(&Run { file, name, command }),
+            Ok(_) => run::run_lab(&LabRun { file, name, command }),
             Err(error) => Ok(wrong_file(&error)),
         },
         Action::Inside { file, name, lifeline, control, command } => {
-            run::inside(&Run { file, name, command }, &Inherited { lifeline, control })
+            run::inside(&LabRun { file, name, command }, &Inherited { lifeline, control })
         }
         Action::Check { file } => match file::load(&file) {
             Ok(plan) => {
@@ -452,8 +452,8 @@ fn run_probe(probe: Probe) -> anyhow::Result<u8> {
         Probe::Echoes { server, count, bytes } => {
             let found = probe::echoes(address(&server)?, count, bytes, PACE)?;
             println!(
-                "came={}/{count} damaged={} doubled={} overtaken={}",
-                found.came, found.damaged, found.doubled, found.overtaken
+                "received={}/{count} corrupted={} duplicated={} reordered={}",
+                found.received, found.corrupted, found.duplicated, found.reordered
             );
         }
         Probe::Loss { server, count, bytes } => {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use landbridge_proto::setting::{Reader, SETTINGS, Scope, Setting};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Kind, flag};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::kind_header::KindHeader;
 use landbridge_proto::wire::{datagram, hello, name};
 use landbridge_proto::{limit, relay};
 
@@ -19,7 +19,7 @@ fn the_table_of_kinds_is_that_of_the_code() {
     let wanted: Vec<_> = Kind::ALL
         .iter()
         .map(|&kind| {
-            let (short, long) = (Head::size(kind, 0), Head::size(kind, flag::LONG));
+            let (short, long) = (KindHeader::size(kind, 0), KindHeader::size(kind, flag::LONG));
             let numbered = if kind.is_numbered() { "yes" } else { "no" };
             format!("{} {kind:?} {short} {long} {numbered}", kind as u8)
         })
@@ -36,7 +36,7 @@ fn the_table_of_flags_is_that_of_the_code() {
         (flag::CQ_DATA, "CQ_DATA"),
         (flag::LONG, "LONG"),
         (flag::WANT_ACK, "WANT_ACK"),
-        (flag::CUT, "CUT"),
+        (flag::TRUNCATED, "TRUNCATED"),
         (flag::CHECKED, "CHECKED"),
     ];
     assert_eq!(flags.iter().fold(0, |all, (bit, _)| all | bit), flag::ALL);
@@ -51,9 +51,9 @@ fn the_table_of_sizes_is_that_of_the_code() {
     let written: Vec<_> = rows.iter().map(|row| row.join(" ")).collect();
     let wanted = [
         ("HEADER_BYTES", HEADER_BYTES),
-        ("HEAD_BYTES_MAX", limit::HEAD_BYTES_MAX),
+        ("KIND_HEADER_BYTES_MAX", limit::KIND_HEADER_BYTES_MAX),
         ("FRAME_BODY_BYTES_MAX", limit::FRAME_BODY_BYTES_MAX),
-        ("CHECK_BYTES", limit::CHECK_BYTES),
+        ("CHECKSUM_BYTES", limit::CHECKSUM_BYTES),
         ("RELAY_PAYLOAD_BYTES_MAX", limit::RELAY_PAYLOAD_BYTES_MAX),
         ("OPEN_BYTES", hello::OPEN_BYTES),
         ("REPLY_BYTES", hello::REPLY_BYTES),
@@ -65,7 +65,7 @@ fn the_table_of_sizes_is_that_of_the_code() {
     ]
     .map(|(name, size)| format!("{name} {size}"));
     assert_eq!(written, wanted);
-    let frame = HEADER_BYTES + limit::HEAD_BYTES_MAX + limit::RELAY_PAYLOAD_BYTES_MAX;
+    let frame = HEADER_BYTES + limit::KIND_HEADER_BYTES_MAX + limit::RELAY_PAYLOAD_BYTES_MAX;
     assert_eq!(relay::FRAME_BYTES_MAX, frame);
 }
 
@@ -99,8 +99,8 @@ fn every_bound_of_channels_and_paths_is_in_the_table() {
         "proto/src/channel/mod.rs",
         "proto/src/relay/mod.rs",
         "provider/src/engine/rails.rs",
-        "provider/src/engine/repair.rs",
-        "provider/src/engine/silence.rs",
+        "provider/src/engine/reconnect.rs",
+        "provider/src/engine/liveness.rs",
         "provider/src/engine/uplink.rs",
     ] {
         for line in read(&format!("crates/{file}")).lines() {
@@ -175,34 +175,35 @@ fn the_tables_of_settings_are_those_of_the_code() {
 /// Each line begins as it does in a log; `…` stands for what differs from one to the next.
 #[test]
 fn the_lines_that_a_user_sees_are_those_of_the_code() {
-    let mut files = vec!["crates/launch/src/links.rs".into(), "crates/launch/src/watch.rs".into()];
-    files.push("crates/launch/src/agent/again.rs".into());
+    let mut files =
+        vec!["crates/launch/src/relay_links.rs".into(), "crates/launch/src/watch.rs".into()];
+    files.push("crates/launch/src/agent/pmi_replay.rs".into());
     files.push("crates/launch/src/agent/groups.rs".into());
-    files.push("crates/launch/src/agent/handover.rs".into());
-    files.push("crates/launch/src/agent/keeper.rs".into());
-    files.push("crates/launch/src/agent/keeper/turns.rs".into());
-    files.push("crates/launch/src/agent/reach.rs".into());
-    files.push("crates/launch/src/agent/revive.rs".into());
-    files.push("crates/launch/src/agent/spares.rs".into());
-    files.push("crates/launch/src/agent/streams.rs".into());
+    files.push("crates/launch/src/agent/state_transfer.rs".into());
+    files.push("crates/launch/src/agent/checkpoint_scheduler.rs".into());
+    files.push("crates/launch/src/agent/checkpoint_scheduler/checkpoint_actions.rs".into());
+    files.push("crates/launch/src/agent/spare_reachability.rs".into());
+    files.push("crates/launch/src/agent/restore.rs".into());
+    files.push("crates/launch/src/agent/node_failover.rs".into());
+    files.push("crates/launch/src/agent/stdio.rs".into());
     files.push("crates/launch/src/folder.rs".into());
     files.push("crates/launch/src/restart.rs".into());
     files.push("crates/launch/src/start.rs".into());
     files.push("crates/launch/src/run.rs".into());
-    files.push("crates/proto/src/relay/diverged.rs".into());
-    files.push("crates/drive/src/engine/epoll/silence.rs".into());
-    files.push("crates/drive/src/engine/epoll/record.rs".into());
-    files.push("crates/proto/src/relay/history.rs".into());
+    files.push("crates/proto/src/relay/divergence.rs".into());
+    files.push("crates/drive/src/engine/epoll/liveness.rs".into());
+    files.push("crates/drive/src/engine/epoll/log_storage.rs".into());
+    files.push("crates/proto/src/relay/message_log.rs".into());
     files.push("crates/proto/src/wire/frame.rs".into());
     files.push("crates/relay/src/main.rs".into());
-    files.push("crates/clocks/src/answer.rs".into());
-    files.push("crates/clocks/src/own.rs".into());
-    files.push("crates/clocks/src/session.rs".into());
-    files.push("crates/clocks/src/content.rs".into());
-    files.push("crates/clocks/src/folder.rs".into());
-    files.push("crates/clocks/src/starts.rs".into());
+    files.push("crates/interpose/src/libc_wrappers.rs".into());
+    files.push("crates/interpose/src/recording.rs".into());
+    files.push("crates/interpose/src/session.rs".into());
+    files.push("crates/interpose/src/content.rs".into());
+    files.push("crates/interpose/src/working_directory.rs".into());
+    files.push("crates/interpose/src/child_programs.rs".into());
     files.push("crates/provider/src/threads.rs".into());
-    files.push("crates/proto/src/clocks.rs".into());
+    files.push("crates/proto/src/nondeterminism.rs".into());
     for folder in ["crates/provider/src/engine", "crates/provider/src/engine/datagrams"] {
         let entries = fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap);
         let sources = entries.filter(|entry| entry.file_type().unwrap().is_file());
@@ -227,16 +228,16 @@ fn the_lines_that_a_user_sees_are_those_of_the_code() {
 #[test]
 fn every_kind_of_call_on_files_has_its_case() {
     let document = read("docs/RECOVERY.md");
-    let mut told = BTreeMap::new();
+    let mut tabled = BTreeMap::new();
     for row in rows(&document, "### Calls on files (checked)") {
         let is_refused = row[1].starts_with("refused");
         assert!(is_refused != row[2].is_empty(), "{row:?}: what is refused is said, and only that");
         for case in row[3].split_whitespace() {
-            let earlier = told.insert(unquoted(case).to_owned(), is_refused);
+            let earlier = tabled.insert(unquoted(case).to_owned(), is_refused);
             assert_eq!(earlier, None, "{case} is there twice");
         }
     }
-    assert_eq!(told, file_cases(&read("tests/system/files.py")));
+    assert_eq!(tabled, file_cases(&read("tests/system/files.py")));
 }
 
 /// The names in the table `ROWS` of the driver, and whether they are refused.
@@ -314,14 +315,14 @@ fn settings_table(scope: Scope) -> String {
         "| variable | default | what to write | what it says |\n|---|---|---|---|\n"
     };
     for row in SETTINGS.iter().filter(|row| row.scope == scope) {
-        let Setting { unit, sentence, .. } = row;
+        let Setting { unit, description, .. } = row;
         let line = if is_of_job {
             let default =
                 if row.default.is_empty() { "none".into() } else { format!("`{}`", row.default) };
             let readers = row.readers.iter().map(Reader::to_string).collect::<Vec<_>>().join(", ");
-            format!("| `{}` | {default} | {unit} | {readers} | {sentence} |\n", row.name)
+            format!("| `{}` | {default} | {unit} | {readers} | {description} |\n", row.name)
         } else {
-            format!("| `{}` | {} | {unit} | {sentence} |\n", row.variable(), row.default)
+            format!("| `{}` | {} | {unit} | {description} |\n", row.variable(), row.default)
         };
         table += &line;
     }

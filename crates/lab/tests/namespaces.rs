@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(40);
 
 #[test]
 fn gateways_see_the_delay_of_their_link() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let output = lab(
         "delay",
         &two_sites("delay = '5 ms'"),
@@ -37,7 +37,7 @@ fn gateways_see_the_delay_of_their_link() {
 
 #[test]
 fn a_tcp_connection_gets_the_rate_of_its_link() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let link = "rate = '100 Mbit/s'\ndelay = '2 ms'";
     let script = "serve b-gw; for try in 1 2 3; do
             $LAB on a-gw -- $LAB probe rate b-wan --seconds 1.5
@@ -48,7 +48,7 @@ fn a_tcp_connection_gets_the_rate_of_its_link() {
 
 #[test]
 fn an_emulated_lan_has_rate_and_delay() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let site = "[[site]]\nname = 'a'\nhosts = 2\nlan = { rate = '50 Mbit/s', delay = '1 ms' }\n";
     let script = "serve a-2; $LAB probe delay a-2
         for try in 1 2 3; do $LAB probe rate a-2 --seconds 1; done";
@@ -59,7 +59,7 @@ fn an_emulated_lan_has_rate_and_delay() {
 
 #[test]
 fn hosts_of_different_sites_meet_only_where_gateways_forward() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let script = "serve b-1; $LAB probe connect b-1 && echo through";
     let closed = lab("closed", &two_sites(""), script);
     assert_eq!(closed.status.code(), Some(1), "{}", text_of(&closed));
@@ -71,7 +71,7 @@ fn hosts_of_different_sites_meet_only_where_gateways_forward() {
 
 #[test]
 fn a_site_may_accept_nothing_or_some_ports_only() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let file = two_sites("").replacen("hosts = 1", "hosts = 1\ninbound = [7711]", 1);
     let file = file.replace("name = 'b'", "name = 'b'\ninbound = false");
     let script = "serve a-gw --port 7711; serve a-gw --port 7712; serve b-gw --port 7711
@@ -87,7 +87,7 @@ fn a_site_may_accept_nothing_or_some_ports_only() {
 
 #[test]
 fn the_same_seed_loses_the_same_packets() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let link = "delay = '1 ms'\nto.b = { loss = '20 %' }";
     let script = "serve b-gw; $LAB on a-gw -- $LAB probe loss b-wan --count 200";
     let run = |seed: u32| {
@@ -102,8 +102,8 @@ fn the_same_seed_loses_the_same_packets() {
 }
 
 #[test]
-fn tcp_survives_every_kind_of_trouble() {
-    let Some(_turn) = turn() else { return };
+fn tcp_survives_every_kind_of_fault() {
+    let Some(_lock) = lock_lab() else { return };
     let link =
         "rate = '50 Mbit/s'\ndelay = '1 ms'\njitter = '1 ms'\nloss = '0.2 %'\ncorrupt = '0.2 %'
         duplicate = '1 %'\nreorder = '1 %'";
@@ -118,7 +118,7 @@ fn tcp_survives_every_kind_of_trouble() {
 
 #[test]
 fn what_is_larger_than_a_link_takes_vanishes() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let came = |bytes: u32| {
         let script =
             format!("serve b-gw; $LAB on a-gw -- $LAB probe loss b-wan --count 20 --bytes {bytes}");
@@ -130,8 +130,8 @@ fn what_is_larger_than_a_link_takes_vanishes() {
 }
 
 #[test]
-fn damage_is_hidden_from_checksums_only_on_request() {
-    let Some(_turn) = turn() else { return };
+fn corruption_is_hidden_from_checksums_only_on_request() {
+    let Some(_lock) = lock_lab() else { return };
     let script = "serve b-gw; $LAB on a-gw -- $LAB probe loss b-wan --count 50 --bytes 1000";
     let run = |repair: bool| {
         let link = format!("to.b = {{ corrupt = '100 %', repair_checksums = {repair} }}");
@@ -142,22 +142,22 @@ fn damage_is_hidden_from_checksums_only_on_request() {
 }
 
 #[test]
-fn the_kernel_accepts_what_is_damaged_behind_its_back() {
-    let Some(_turn) = turn() else { return };
+fn the_kernel_accepts_corruption_with_valid_checksums() {
+    let Some(_lock) = lock_lab() else { return };
     let link = "to.b = { corrupt = '100 %', repair_checksums = true }";
     let script = "serve b-gw; $LAB on a-gw -- $LAB probe echoes b-wan
         $LAB on a-gw -- $LAB probe echoes b-wan --bytes 8000";
     let text = succeeded(&lab("behind", &two_sites(link), script));
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "came=100/100 damaged=100 doubled=0 overtaken=0");
+    assert_eq!(lines[0], "received=100/100 corrupted=100 duplicated=0 reordered=0");
     // Six fragments each, all of them damaged, and put together again.
-    assert!(number(lines[1], "came=") > 90.0, "{text}");
-    assert_eq!(number(lines[1], "came="), number(lines[1], "damaged="), "{text}");
+    assert!(number(lines[1], "received=") > 90.0, "{text}");
+    assert_eq!(number(lines[1], "received="), number(lines[1], "corrupted="), "{text}");
 }
 
 #[test]
-fn a_rail_loses_doubles_and_mixes_up_datagrams_alone() {
-    let Some(_turn) = turn() else { return };
+fn a_rail_loses_duplicates_and_reorders_datagrams_alone() {
+    let Some(_lock) = lock_lab() else { return };
     let site = "[[site]]\nname = 'a'\nhosts = 2\nrails = 2\nrail.1 = { delay = '2 ms' }\n";
     let script = "serve a-2
         $LAB link . a-LAN1 --duplicate 20% --reorder 20% --reorder-by 5ms > /dev/null
@@ -166,18 +166,18 @@ fn a_rail_loses_doubles_and_mixes_up_datagrams_alone() {
         $LAB probe delay a-2-lan1";
     let text = succeeded(&lab("mixed", site, script));
     let lines: Vec<&str> = text.lines().collect();
-    assert!(number(lines[0], "came=") > 220.0, "{text}");
-    assert!(number(lines[0], "doubled=") > 20.0, "{text}");
-    assert!(number(lines[0], "overtaken=") > 20.0, "{text}");
+    assert!(number(lines[0], "received=") > 220.0, "{text}");
+    assert!(number(lines[0], "duplicated=") > 20.0, "{text}");
+    assert!(number(lines[0], "reordered=") > 20.0, "{text}");
     for quiet in [lines[1], lines[2]] {
-        assert_eq!(quiet, "came=100/100 damaged=0 doubled=0 overtaken=0", "{text}");
+        assert_eq!(quiet, "received=100/100 corrupted=0 duplicated=0 reordered=0", "{text}");
     }
     assert!((4_000.0..6_000.0).contains(&number(lines[3], "min_us=")), "{text}");
 }
 
 #[test]
 fn interfaces_go_down_and_come_back_with_their_routes() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let sites = two_sites("").replacen("hosts = 1", "hosts = 2\nrails = 2", 1);
     let script = "serve a-2; serve b-gw
         try() { $LAB on $1 -- $LAB probe connect $2 --seconds 0.3 | cut -d: -f1; }
@@ -198,7 +198,7 @@ fn interfaces_go_down_and_come_back_with_their_routes() {
 
 #[test]
 fn a_relay_stops_and_goes_on() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     // Any program of that name is one; a namesake on another machine is not touched.
     let script = "cp $(command -v sleep) /dev/shm/landbridge-relay
         $LAB relay . a stop; $LAB on b-gw -- /dev/shm/landbridge-relay 60 & other=$!
@@ -217,7 +217,7 @@ fn a_relay_stops_and_goes_on() {
 
 #[test]
 fn links_change_while_the_lab_runs() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let script = "serve b-gw
         $LAB on a-gw -- $LAB probe connect b-wan
         $LAB link changing a-b --down > /dev/null
@@ -250,7 +250,7 @@ fn a_soak_says_beforehand_what_will_fail() {
 
 #[test]
 fn links_change_from_outside_too() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let mut running = start("outside", &two_sites(""), "echo up; sleep 1000");
     read_until(&mut running, "up");
     let link = |arguments: &[&str]| {
@@ -273,7 +273,7 @@ fn links_change_from_outside_too() {
 
 #[test]
 fn the_exit_code_is_that_of_the_command() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     for (script, code) in
         [("true", 0), ("exit 3", 3), ("kill -9 $$", 137), ("exec /no/such/program", 127)]
     {
@@ -286,7 +286,7 @@ fn the_exit_code_is_that_of_the_command() {
 
 #[test]
 fn a_signal_reaches_the_command_and_ends_the_lab() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let mut running = start(
         "signal",
         &two_sites(""),
@@ -301,7 +301,7 @@ fn a_signal_reaches_the_command_and_ends_the_lab() {
 
 #[test]
 fn nothing_is_left_after_a_kill() {
-    let Some(_turn) = turn() else { return };
+    let Some(_lock) = lock_lab() else { return };
     let interfaces = names_in("/sys/class/net");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     // A command that ignores signals, a daemon of its own session, a process in another namespace.
@@ -327,8 +327,8 @@ struct Traces {
 }
 
 impl Traces {
-    fn of(name: &str, keeper: &Child) -> Traces {
-        let children = format!("/proc/{0}/task/{0}/children", keeper.id());
+    fn of(name: &str, monitor: &Child) -> Traces {
+        let children = format!("/proc/{0}/task/{0}/children", monitor.id());
         let init = fs::read_to_string(children).unwrap();
         let link = fs::read_link(format!("/proc/{}/ns/pid", init.trim())).unwrap();
         let traces = Traces {
@@ -367,10 +367,10 @@ impl Traces {
 }
 
 /// Tests measure time on few cores: one at a time. None where labs cannot be built.
-fn turn() -> Option<MutexGuard<'static, ()>> {
-    static TURN: Mutex<()> = Mutex::new(());
+fn lock_lab() -> Option<MutexGuard<'static, ()>> {
+    static LOCK: Mutex<()> = Mutex::new(());
     match why_not() {
-        None => Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
+        None => Some(LOCK.lock().unwrap_or_else(PoisonError::into_inner)),
         Some(reason) => {
             // Past the capture of a passing test's output: what was skipped must be seen.
             let _ = writeln!(std::io::stderr(), "skipped: {reason}");

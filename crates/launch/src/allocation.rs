@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_of_several_nodes_are_told_with_the_way_on() {
+    fn allocations_of_several_nodes_are_reported_with_advice() {
         let slurm = told(&[("SLURM_JOB_ID", "77"), ("SLURM_JOB_NUM_NODES", "4")]);
         assert!(slurm.starts_with("this is Slurm job 77 with 4 nodes"), "{slurm}");
         assert!(slurm.contains("--hosts \"$(scontrol show hostnames"), "{slurm}");

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::cli::{ApplicationArguments, RunArguments};
-use crate::control::order::{Application, Task};
+use crate::control::spawn_order::{Application, Task};
 use crate::start::{check_program, exported};
 
 /// What separates programs.
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_behind_a_separator_are_told() {
+    fn mistakes_behind_a_separator_are_reported() {
         let rows = [
             ("./a : -n 1 ./b", "how many ranks run ./a"),
             ("-n 1 ./a : ./b", "how many ranks run ./b"),

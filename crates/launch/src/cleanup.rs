@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 const DIRECTORY: &str = "/dev/shm";
 const INTEL_PREFIX: &str = "Intel_MPI_";
 /// After so long whoever was to map a file has done so.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+const ORPHANED_AFTER: Duration = Duration::from_secs(600);
 
 /// Removes MPICH's files of all ranks for which `wanted` is true.
 pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
@@ -31,13 +31,13 @@ pub fn remove_mpich_files(kvsname: &str, wanted: impl Fn(u32) -> bool) {
 }
 
 /// Removes MPICH's files of jobs of which nobody is left.
-pub fn remove_forgotten_mpich_files() {
+pub fn remove_orphaned_mpich_files() {
     let now = SystemTime::now();
-    remove_unused(entries(Path::new(DIRECTORY)).filter(|path| is_forgotten(path, now)).collect());
+    remove_unused(entries(Path::new(DIRECTORY)).filter(|path| is_orphaned(path, now)).collect());
 }
 
 /// Whether this is an old file of this user, named as MPICH names them.
-fn is_forgotten(path: &Path, now: SystemTime) -> bool {
+fn is_orphaned(path: &Path, now: SystemTime) -> bool {
     let name = file_name(path);
     let rest = name.strip_prefix("mpich_shm_").or_else(|| name.strip_prefix("mpich_vci_"));
     let is_named = rest.and_then(|rest| rest.split_once('_')).is_some_and(|(job, rank)| {
@@ -47,7 +47,7 @@ fn is_forgotten(path: &Path, now: SystemTime) -> bool {
     let about = path.symlink_metadata().ok().filter(|about| is_named && about.is_file());
     about.is_some_and(|about| {
         let age = about.modified().ok().and_then(|then| now.duration_since(then).ok());
-        about.uid() == own_user && age.is_some_and(|age| age > FORGOTTEN_AFTER)
+        about.uid() == own_user && age.is_some_and(|age| age > ORPHANED_AFTER)
     })
 }
 
@@ -152,13 +152,13 @@ mod tests {
         let (young, _) = file(format!("mpich_shm_{kind}_900002"), 5);
         let (used, in_use) = file(format!("mpich_vci_{kind}_900003"), 3_600);
         let (other, _) = file(format!("mpich_shm_{kind}_x"), 3_600);
-        remove_forgotten_mpich_files();
+        remove_orphaned_mpich_files();
         assert_eq!(
             [&old, &young, &used, &other].map(|path| path.exists()),
             [false, true, true, true]
         );
         drop(in_use);
-        remove_forgotten_mpich_files();
+        remove_orphaned_mpich_files();
         assert!(!used.exists());
         [young, other].iter().for_each(|path| std::fs::remove_file(path).unwrap());
     }

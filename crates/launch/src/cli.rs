@@ -109,10 +109,10 @@ pub enum Command {
     Doctor(DoctorArguments),
     /// The relay daemon (runs landbridge-relay)
     #[command(disable_help_flag = true)]
-    Relay(Passed),
+    Relay(PassedArguments),
     /// Clusters out of network namespaces (runs landbridge-lab)
     #[command(disable_help_flag = true)]
-    Lab(Passed),
+    Lab(PassedArguments),
     /// The agent of one host; started by `landbridge run`
     #[command(hide = true)]
     Agent,
@@ -198,7 +198,7 @@ pub struct RunArguments {
     /// With --recover: take an image of each rank so often, such as every 30s or 10min, from which it goes on (needs CRIU)
     #[arg(long, value_name = "TIME")]
     pub checkpoint: Option<String>,
-    /// With --recover: end the job when a rank has been started anew so often [20] within the time
+    /// With --recover: end the job when a rank has been restarted so often [20] within the time
     #[arg(long, value_name = "N")]
     pub max_restarts: Option<u32>,
     /// that this says, such as 90s, 10min or 1h [10min]
@@ -294,16 +294,16 @@ Examples:
   kill -9 $(landbridge ps --json | jq '.[0].ranks[2].pid')
                                   under --recover rank 2 comes back
 
-The state of a rank is `starting`, `running`, `starting anew` (it was killed,
+The state of a rank is `starting`, `running`, `restarting` (it was killed,
 and is not where it was yet), or `ended` with the reason. The incarnation says
-how often it has been started anew. A process id is that on the rank's node;
+how often it has been restarted. A process id is that on the rank's node;
 jobs in a lab of this machine are seen from outside, too, with the numbers that
 their processes have there.
 
 With --paths each rank is asked for its paths: what each has sent, how much of
-that again, frames that arrived spoilt, how often it was lost, its round trip
+that again, frames that arrived corrupt, how often it was lost, its round trip
 and its rate as far as they were measured; rows are those with trouble first. A
-path is `up`, `spare` (it carries only what no other can), `doubted` (silent),
+path is `up`, `spare` (it carries only what no other can), `suspected` (silent),
 `probing` (UDP, not shown to work yet) or `down`. A rank that computes does not
 answer; what it said before is marked.";
 
@@ -333,7 +333,7 @@ Examples:
 
 Of each rank: frames that it was given and their bytes, in memory and on disk
 (`recover_dir`); frames that it has sent; how often it has taken something in
-(intakes), and how many bytes the record of that takes for each frame; how
+(determinants), and how many bytes the record of that takes for each frame; how
 often it had looked for messages by then. A rank that is killed is given these
 frames again, at the same polls.";
 
@@ -380,7 +380,7 @@ pub enum LogCommand {
     Show {
         /// The rank, as `landbridge ps` calls it
         rank: String,
-        /// The first intake to show
+        /// The first determinant to show
         #[arg(long, value_name = "N", default_value_t = 0)]
         from: u64,
         /// How many, 100 at most
@@ -442,7 +442,7 @@ pub struct DoctorArguments {
 }
 
 #[derive(Args)]
-pub struct Passed {
+pub struct PassedArguments {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     pub arguments: Vec<std::ffi::OsString>,
 }

@@ -9,23 +9,23 @@
 mod body;
 mod decoder;
 mod kind;
-pub mod moved;
-pub mod order;
+pub mod rank_state;
+pub mod spawn_order;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::local::Local;
+use crate::local::LocalTransport;
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::{NameRequest, Stage};
 use crate::pmi::spawn::Request;
 use crate::ps::paths::Paths;
-use crate::restart::Limits;
-use body::{Reader, Writer};
+use crate::restart::RestartLimits;
+use body::{BodyReader, BodyWriter};
 pub use decoder::Decoder;
-use moved::{Adoption, Known, Moved, Spares, Talk};
-use order::{Application, Order, Task};
+use rank_state::{Adoption, Moved, RankUpdate, RecordingUpdate, Spares};
+use spawn_order::{Application, SpawnOrder, Task};
 
 /// Bumped with every change of a message: launcher and agents must be of one version.
 pub const VERSION: u32 = 12;
@@ -68,19 +68,19 @@ pub struct Job {
     /// Takes precedence over what the agent itself finds in its environment.
     pub environment: Vec<(String, String)>,
     pub verbose: bool,
-    /// Of new starts, where ranks that are killed come back.
-    pub limits: Limits,
+    /// Of restarts, where ranks that are killed come back.
+    pub limits: RestartLimits,
     /// There are nodes that take the ranks of one that is lost.
     pub has_spares: bool,
     /// Who carries the messages between ranks of a node.
     #[serde(default)]
-    pub local: Local,
+    pub local: LocalTransport,
 }
 
 impl Job {
     /// The application number of a rank, and what it runs.
     pub fn application(&self, rank: u32) -> (u32, &Task) {
-        order::application(&self.applications, rank)
+        spawn_order::application(&self.applications, rank)
     }
 }
 
@@ -177,7 +177,7 @@ pub enum Message {
         line: String,
     },
     /// Start the processes of a new group.
-    Order(Box<Order>),
+    SpawnOrder(Box<SpawnOrder>),
     /// A part of a group could not be started: end the rest, of which nobody is told.
     Revoke {
         group: u32,
@@ -194,24 +194,24 @@ pub enum Message {
     Adopt(Box<Adoption>),
     /// The nodes of the cluster that may still take the ranks of another one, by their names.
     Spares(Spares),
-    /// The agent above knows what was said of this rank before `Ship` of this number.
-    Shipped {
+    /// The agent above knows what was said of this rank before `MakeDurable` of this number.
+    Durable {
         rank: u32,
         serial: u32,
     },
     /// Nothing to do: the agent above is still there, or the one below.
     Ping,
     /// Say how the paths of the ranks are, each agent for its own, with so many rows at most.
-    Look {
+    QueryPaths {
         serial: u32,
         rows_max: u32,
     },
     /// Take an image of this rank, or of all, before it is time.
-    TakeImages {
+    TakeCheckpoints {
         rank: Option<u32>,
     },
     /// Ask the relay here, if there is one, what it keeps of its processes: `question` is the end of a line for it.
-    Inquire {
+    QueryLog {
         serial: u32,
         question: String,
     },
@@ -259,12 +259,12 @@ pub enum Message {
         own: u32,
     },
     /// A rank talks to its process manager: for the agent above, which may have to start the rank elsewhere.
-    Talk(Box<Talk>),
+    RankUpdate(Box<RankUpdate>),
     /// What is known of a rank on its node alone: for the agent above; and from there to one that takes the rank over, before
     /// `Adopt`.
-    Known(Box<Known>),
-    /// What was said of this rank before is to be known above, which `Shipped` of this number answers.
-    Ship {
+    RecordingUpdate(Box<RecordingUpdate>),
+    /// What was said of this rank before is to be known above, which `Durable` of this number answers.
+    MakeDurable {
         rank: u32,
         serial: u32,
     },
@@ -280,18 +280,18 @@ pub enum Message {
         ending: Ending,
         stage: Stage,
     },
-    /// A rank has this process, its `start`th that was started anew; whether it has come back to
+    /// A rank has this process, its `incarnation`th that was restarted; whether it has come back to
     /// where the one before it was, and otherwise how much of the way it has gone, if that is known.
     Alive {
         group: u32,
         rank: u32,
         pid: u32,
-        start: u32,
-        is_back: bool,
+        incarnation: u32,
+        is_live: bool,
         percent: Option<u8>,
     },
     /// The newest image of a rank that is whole has this number and takes so much of the disk; number 0: there is none any more.
-    Image {
+    Checkpoint {
         rank: u32,
         number: u64,
         bytes: u64,
@@ -317,13 +317,13 @@ pub enum Message {
     RelayLog {
         text: String,
     },
-    /// The answer of one agent to a `Look`.
+    /// The answer of one agent to a `QueryPaths`.
     Paths {
         serial: u32,
         paths: Box<Paths>,
     },
-    /// What the relay has said to an `Inquire`: lines of JSON. Nothing where there is none.
-    Record {
+    /// What the relay has said to an `QueryLog`: lines of JSON. Nothing where there is none.
+    LogStatus {
         serial: u32,
         lines: String,
     },
@@ -352,13 +352,15 @@ impl std::fmt::Display for FrameError {
 
 impl Message {
     /// What the user reads about a message that is longer than [`FRAME_BYTES_MAX`].
-    pub fn what(&self) -> &'static str {
+    pub fn description(&self) -> &'static str {
         match self {
             Message::Assign(_) => "the job's description (arguments, environment, hosts)",
             Message::BarrierUp { .. } | Message::BarrierDown { .. } => {
                 "what ranks have put into the key-value space before a barrier"
             }
-            Message::Spawn { .. } | Message::Order(_) => "a spawn, with its arguments and keys",
+            Message::Spawn { .. } | Message::SpawnOrder(_) => {
+                "a spawn, with its arguments and keys"
+            }
             _ => "a message",
         }
     }
@@ -367,12 +369,12 @@ impl Message {
     pub fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend([0; 5]);
-        out[start + 4] = self.emit_body(&mut Writer(out));
+        out[start + 4] = self.emit_body(&mut BodyWriter(out));
         let length = u32::try_from(out.len() - start - 4).unwrap_or(u32::MAX);
         out[start..start + 4].copy_from_slice(&length.to_le_bytes());
     }
 
-    fn emit_body(&self, out: &mut Writer) -> u8 {
+    fn emit_body(&self, out: &mut BodyWriter) -> u8 {
         match self {
             Message::Assign(assignment) => {
                 out.document(assignment);
@@ -396,9 +398,9 @@ impl Message {
                 out.text(line);
                 kind::ANSWER
             }
-            Message::Order(order) => {
+            Message::SpawnOrder(order) => {
                 out.document(order);
-                kind::ORDER
+                kind::SPAWN_ORDER
             }
             Message::Revoke { group } => {
                 out.number(*group);
@@ -414,19 +416,23 @@ impl Message {
                 kind::END
             }
             Message::Ping => kind::PING,
-            Message::Look { serial, rows_max } => {
+            Message::QueryPaths { serial, rows_max } => {
                 out.number(*serial);
                 out.number(*rows_max);
-                kind::LOOK
+                kind::QUERY_PATHS
             }
-            Message::Ship { rank, serial } | Message::Shipped { rank, serial } => {
+            Message::MakeDurable { rank, serial } | Message::Durable { rank, serial } => {
                 out.number(*rank);
                 out.number(*serial);
-                if matches!(self, Message::Ship { .. }) { kind::SHIP } else { kind::SHIPPED }
+                if matches!(self, Message::MakeDurable { .. }) {
+                    kind::MAKE_DURABLE
+                } else {
+                    kind::DURABLE
+                }
             }
-            Message::TakeImages { rank } => {
+            Message::TakeCheckpoints { rank } => {
                 out.number(rank.unwrap_or(ALL));
-                kind::TAKE_IMAGES
+                kind::TAKE_CHECKPOINTS
             }
             Message::Ready => kind::READY,
             Message::RelayReady { ranks, relays } => {
@@ -474,13 +480,13 @@ impl Message {
                 out.document(spares);
                 kind::SPARES
             }
-            Message::Talk(talk) => {
-                out.document(talk);
-                kind::TALK
+            Message::RankUpdate(update) => {
+                out.document(update);
+                kind::RANK_UPDATE
             }
-            Message::Known(known) => {
-                out.known(known);
-                kind::KNOWN
+            Message::RecordingUpdate(update) => {
+                out.recording_update(update);
+                kind::RECORDING_UPDATE
             }
             Message::Moved(moved) => {
                 out.document(moved);
@@ -504,17 +510,17 @@ impl Message {
                 out.number(*stage as u32);
                 kind::EXITED
             }
-            Message::Alive { group, rank, pid, start, is_back, percent } => {
-                let numbers = [*group, *rank, *pid, *start, u32::from(*is_back)];
+            Message::Alive { group, rank, pid, incarnation, is_live, percent } => {
+                let numbers = [*group, *rank, *pid, *incarnation, u32::from(*is_live)];
                 numbers.into_iter().for_each(|number| out.number(number));
                 out.percent(*percent);
                 kind::ALIVE
             }
-            Message::Image { rank, number, bytes } => {
+            Message::Checkpoint { rank, number, bytes } => {
                 out.number(*rank);
                 out.long(*number);
                 out.long(*bytes);
-                kind::IMAGE
+                kind::CHECKPOINT
             }
             Message::Stuck { rank } => {
                 out.number(*rank);
@@ -542,15 +548,15 @@ impl Message {
                 out.document(paths);
                 kind::PATHS
             }
-            Message::Inquire { serial, question: text } => {
+            Message::QueryLog { serial, question: text } => {
                 out.number(*serial);
                 out.text(text);
-                kind::INQUIRE
+                kind::QUERY_LOG
             }
-            Message::Record { serial, lines: text } => {
+            Message::LogStatus { serial, lines: text } => {
                 out.number(*serial);
                 out.text(text);
-                kind::RECORD
+                kind::LOG_STATUS
             }
             Message::Done => kind::DONE,
         }
@@ -558,7 +564,7 @@ impl Message {
 
     /// Reads the kind and body of one frame.
     fn parse(kind: u8, body: &[u8]) -> Option<Message> {
-        let mut body = Reader(body);
+        let mut body = BodyReader(body);
         let message = match kind {
             kind::READY.. => Message::parse_up(kind, &mut body)?,
             kind::ASSIGN => Message::Assign(body.document()?),
@@ -568,7 +574,7 @@ impl Message {
                 Message::BarrierDown { group: body.number()?, delta: body.delta()? }
             }
             kind::ANSWER => Message::Answer { rank: body.number()?, line: body.text()? },
-            kind::ORDER => Message::Order(body.document()?),
+            kind::SPAWN_ORDER => Message::SpawnOrder(body.document()?),
             kind::ADOPT => Message::Adopt(body.document()?),
             kind::SPARES => Message::Spares(*body.document()?),
             kind::REVOKE => Message::Revoke { group: body.number()? },
@@ -576,23 +582,27 @@ impl Message {
             kind::STDIN_END => Message::StdinEnd,
             kind::END => Message::End { at_once: body.number()? != 0 },
             kind::PING => Message::Ping,
-            kind::LOOK => Message::Look { serial: body.number()?, rows_max: body.number()? },
-            kind::TAKE_IMAGES => {
-                Message::TakeImages { rank: Some(body.number()?).filter(|rank| *rank != ALL) }
+            kind::QUERY_PATHS => {
+                Message::QueryPaths { serial: body.number()?, rows_max: body.number()? }
             }
-            kind::SHIPPED => Message::Shipped { rank: body.number()?, serial: body.number()? },
-            kind::INQUIRE => Message::Inquire { serial: body.number()?, question: body.text()? },
+            kind::TAKE_CHECKPOINTS => {
+                Message::TakeCheckpoints { rank: Some(body.number()?).filter(|rank| *rank != ALL) }
+            }
+            kind::DURABLE => Message::Durable { rank: body.number()?, serial: body.number()? },
+            kind::QUERY_LOG => Message::QueryLog { serial: body.number()?, question: body.text()? },
             _ => return None,
         };
         body.is_empty().then_some(message)
     }
 
     /// One that goes up the tree.
-    fn parse_up(kind: u8, body: &mut Reader) -> Option<Message> {
+    fn parse_up(kind: u8, body: &mut BodyReader) -> Option<Message> {
         Some(match kind {
-            kind::TALK => Message::Talk(body.document()?),
-            kind::KNOWN => Message::Known(Box::new(body.known()?)),
-            kind::SHIP => Message::Ship { rank: body.number()?, serial: body.number()? },
+            kind::RANK_UPDATE => Message::RankUpdate(body.document()?),
+            kind::RECORDING_UPDATE => Message::RecordingUpdate(Box::new(body.recording_update()?)),
+            kind::MAKE_DURABLE => {
+                Message::MakeDurable { rank: body.number()?, serial: body.number()? }
+            }
             kind::MOVED => Message::Moved(body.document()?),
             kind::READY => Message::Ready,
             kind::RELAY_READY => Message::RelayReady { ranks: body.text()?, relays: body.text()? },
@@ -627,20 +637,22 @@ impl Message {
                 group: body.number()?,
                 rank: body.number()?,
                 pid: body.number()?,
-                start: body.number()?,
-                is_back: body.number()? != 0,
+                incarnation: body.number()?,
+                is_live: body.number()? != 0,
                 percent: body.percent()?,
             },
-            kind::IMAGE => {
-                Message::Image { rank: body.number()?, number: body.long()?, bytes: body.long()? }
-            }
+            kind::CHECKPOINT => Message::Checkpoint {
+                rank: body.number()?,
+                number: body.long()?,
+                bytes: body.long()?,
+            },
             kind::STUCK => Message::Stuck { rank: body.number()? },
             kind::FAILED => Message::Failed { text: body.text()? },
             kind::NOTE => Message::Note { text: body.text()? },
             kind::ADVICE => Message::Advice { node: body.text()?, text: body.text()? },
             kind::RELAY_LOG => Message::RelayLog { text: body.text()? },
             kind::PATHS => Message::Paths { serial: body.number()?, paths: body.document()? },
-            kind::RECORD => Message::Record { serial: body.number()?, lines: body.text()? },
+            kind::LOG_STATUS => Message::LogStatus { serial: body.number()?, lines: body.text()? },
             kind::DONE => Message::Done,
             _ => return None,
         })

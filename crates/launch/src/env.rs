@@ -10,7 +10,7 @@ use landbridge_proto::setting::{self, Reader};
 
 use crate::cli::{EnvArguments, Library};
 use crate::mpi::{MPICH_RETRIES, PROVIDER};
-use crate::settings::{InForce, Settings, Source};
+use crate::settings::{InForce, SettingSource, Settings};
 use crate::sibling;
 use crate::spawn::ssh::quote;
 use crate::sys;
@@ -74,7 +74,8 @@ fn script(
 /// What the settings file and flags say, for the provider reads only variables. What the shell's own
 /// variables say they go on saying.
 fn said(own: &Settings) -> String {
-    let is_new = |it: &&InForce| matches!(it.source, Source::File { .. } | Source::Flag(_));
+    let is_new =
+        |it: &&InForce| matches!(it.source, SettingSource::File { .. } | SettingSource::Flag(_));
     let mut text = String::new();
     for it in own.rows.iter().filter(is_new).filter(|it| it.row.is_for(Reader::Process)) {
         text.push_str(&format!("export {}={}\n", it.row.variable(), quote(&it.text)));
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_chooses_another_transport_is_replaced_and_told() {
+    fn variables_that_choose_another_transport_are_replaced_and_reported() {
         let set = [
             ("OMPI_MCA_pml", "ucx"),
             ("OMPI_MCA_mtl", "ofi"),
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_open_mpi_refuses_by_default_is_told() {
+    fn what_open_mpi_refuses_by_default_is_reported() {
         let script = script(Library::Openmpi, "/opt", None, None);
         for piece in ["--oversubscribe", "--allow-run-as-root", "first in\n# PATH"] {
             assert!(script.contains(piece), "{piece} in {script}");

@@ -43,7 +43,7 @@ pub fn check(path: &Path) -> Result<()> {
     let root = look_at(&at)?;
     let trusted = [ROOT, sys::user(), root.uid()];
     let mut left: VecDeque<OsString> = names(path).collect();
-    judge(&at, &root, &trusted[..if left.is_empty() { 2 } else { 3 }])?;
+    check_mode(&at, &root, &trusted[..if left.is_empty() { 2 } else { 3 }])?;
     let mut links = 0;
     while let Some(name) = left.pop_front() {
         if name == ".." {
@@ -76,7 +76,7 @@ pub fn check(path: &Path) -> Result<()> {
         if !about.is_dir() {
             bail!("{} is no folder", at.display());
         }
-        judge(&at, &about, &trusted[..if left.is_empty() { 2 } else { 3 }])?;
+        check_mode(&at, &about, &trusted[..if left.is_empty() { 2 } else { 3 }])?;
     }
     Ok(())
 }
@@ -114,7 +114,7 @@ fn is_missing(error: &anyhow::Error) -> bool {
     error.is_some_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-fn judge(path: &Path, about: &Metadata, trusted: &[u32]) -> Result<()> {
+fn check_mode(path: &Path, about: &Metadata, trusted: &[u32]) -> Result<()> {
     check_owner(path, about, trusted)?;
     let mode = about.mode();
     let who = match mode {
@@ -190,14 +190,14 @@ mod tests {
     use super::*;
 
     /// A folder of this user's own, below one that everybody may write and whose sticky bit is set.
-    struct Place(PathBuf);
+    struct TestFolder(PathBuf);
 
-    impl Place {
-        fn new(name: &str) -> Place {
+    impl TestFolder {
+        fn new(name: &str) -> TestFolder {
             let path = PathBuf::from(format!("/tmp/landbridge-{name}-{}", std::process::id()));
             let _ = fs::remove_dir_all(&path);
             DirBuilder::new().mode(0o700).create(&path).unwrap();
-            Place(path)
+            TestFolder(path)
         }
 
         fn folder(&self, name: &str, mode: u32) -> PathBuf {
@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestFolder {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_others_may_write_is_refused_wherever_it_is_on_the_way() {
-        let place = Place::new("writable");
+        let place = TestFolder::new("writable");
         let open = place.folder("open", 0o777);
         let below = place.folder("open/mine", 0o700);
         let deep = below.join("not/there/yet");
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_symbolic_link_is_as_good_as_the_folders_through_which_it_leads() {
-        let place = Place::new("links");
+        let place = TestFolder::new("links");
         place.folder("open", 0o777);
         place.folder("open/mine", 0o700);
         place.folder("good", 0o700);
@@ -263,7 +263,7 @@ mod tests {
         if sys::user() != ROOT {
             return;
         }
-        let place = Place::new("owners");
+        let place = TestFolder::new("owners");
         let theirs = place.folder("theirs", 0o755);
         let below = place.folder("theirs/mine", 0o700);
         let sticky = place.folder("sticky", 0o1777);

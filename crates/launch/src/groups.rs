@@ -1,5 +1,5 @@
 //! Process groups that ranks spawn: where each new process runs, which index it has, and what is
-//! known of it. Pure: requests enter, an [`Order`] for the agents leaves.
+//! known of it. Pure: requests enter, an [`SpawnOrder`] for the agents leaves.
 //!
 //! Indices follow those of the job's first processes: each cluster owns [`Groups::reserve`] of them,
 //! so relays know from the start where an index belongs. None is used twice. Hosts are filled on
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use landbridge_proto::id::Address;
-use landbridge_proto::route::table::SPAWNED_MAX;
+use landbridge_proto::route::routing_table::SPAWNED_MAX;
 
-use crate::control::moved::Moved;
-use crate::control::order::{self, Application, Block, Order, Task};
+use crate::control::rank_state::Moved;
+use crate::control::spawn_order::{self, Application, Block, SpawnOrder, Task};
 use crate::control::{Job, Node};
 use crate::plan;
-use crate::pmi::spawn::{Command, Request};
+use crate::pmi::spawn::{Request, SpawnCommand};
 
 /// Most processes in one group: as many as a cluster can have in all.
 const GROUP_MAX: u64 = SPAWNED_MAX as u64;
@@ -24,7 +24,7 @@ const GROUP_MAX: u64 = SPAWNED_MAX as u64;
 pub struct Groups {
     kvsname: String,
     applications: Vec<Application>,
-    hosts: Vec<Host>,
+    hosts: Vec<GroupHost>,
     /// The next process goes to this host, unless it has had its share.
     cursor: Cursor,
     /// Index of the first process of cluster 0 that is spawned.
@@ -33,13 +33,13 @@ pub struct Groups {
     /// Indices used, for each cluster.
     used: Vec<u32>,
     last_group: u32,
-    groups: BTreeMap<u32, Group>,
+    groups: BTreeMap<u32, SpawnedGroup>,
     /// By first index.
-    placed: BTreeMap<u32, Placed>,
+    placed: BTreeMap<u32, PlacedRanks>,
 }
 
 #[derive(Debug, Clone)]
-struct Host {
+struct GroupHost {
     cluster: u32,
     cluster_name: String,
     name: String,
@@ -55,13 +55,13 @@ struct Cursor {
 
 /// Who wants processes: the rank, and the cluster whose agent has asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asker {
+pub struct SpawningRank {
     pub cluster: usize,
     pub rank: u32,
 }
 
-struct Group {
-    asker: Asker,
+struct SpawnedGroup {
+    spawner: SpawningRank,
     /// Hosts that have not said yet whether they have started theirs.
     unanswered: usize,
     problem: Option<String>,
@@ -69,7 +69,7 @@ struct Group {
     ended: u32,
 }
 
-struct Placed {
+struct PlacedRanks {
     group: u32,
     first_rank: u32,
     count: u32,
@@ -78,15 +78,15 @@ struct Placed {
 
 /// What has become of an order.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SpawnOutcome {
     Waiting,
-    /// All of it runs; `asker` waits for its answer.
+    /// All of it runs; `spawner` waits for its answer.
     Running {
-        asker: Asker,
+        spawner: SpawningRank,
     },
-    /// `asker` waits for its answer, and everyone has to end what was started.
+    /// `spawner` waits for its answer, and everyone has to end what was started.
     Failed {
-        asker: Asker,
+        spawner: SpawningRank,
         problem: String,
         indices: Vec<u32>,
     },
@@ -111,7 +111,7 @@ impl Groups {
         Groups {
             kvsname: job.kvsname.clone(),
             applications: job.applications.clone(),
-            hosts: all.into_iter().map(Host::new).collect(),
+            hosts: all.into_iter().map(GroupHost::new).collect(),
             cursor: Cursor { host: last, taken },
             first_index: job.size,
             reserve: reserve(job.size, nodes.len()),
@@ -122,11 +122,15 @@ impl Groups {
         }
     }
 
-    /// Decides where the processes run that `asker` wants.
+    /// Decides where the processes run that `spawner` wants.
     ///
     /// # Errors
     /// Says why there can be no such group. Nothing has changed then.
-    pub fn order(&mut self, asker: Asker, request: &Request) -> Result<Order, String> {
+    pub fn order(
+        &mut self,
+        spawner: SpawningRank,
+        request: &Request,
+    ) -> Result<SpawnOrder, String> {
         let count = request.count();
         if count == 0 || count > GROUP_MAX {
             return Err(format!("{count} processes at once; 1 to {GROUP_MAX} can be"));
@@ -137,7 +141,7 @@ impl Groups {
         for (appnum, command) in (0..).zip(&request.commands) {
             for (host, count) in self.place(command, &mut cursor)? {
                 let first_index = self.take_indices(&mut used, host, count)?;
-                let Host { cluster, name, .. } = &self.hosts[host];
+                let GroupHost { cluster, name, .. } = &self.hosts[host];
                 let (cluster, node) = (*cluster, name.clone());
                 blocks
                     .push((host, Block { cluster, node, appnum, first_rank, first_index, count }));
@@ -146,57 +150,58 @@ impl Groups {
         }
         (self.cursor, self.used) = (cursor, used);
         self.last_group += 1;
-        let order = Order {
+        let order = SpawnOrder {
             group: self.last_group,
             kvsname: format!("{}_{}", self.kvsname, self.last_group),
             mapping: mapping(&blocks),
             size: first_rank,
             keys: request.keys.clone(),
-            tasks: request.commands.iter().map(|command| self.task(asker, command)).collect(),
+            tasks: request.commands.iter().map(|command| self.task(spawner, command)).collect(),
             blocks: blocks.iter().map(|(_, block)| block.clone()).collect(),
         };
-        self.remember(asker, &order, &blocks);
+        self.remember(spawner, &order, &blocks);
         Ok(order)
     }
 
-    fn remember(&mut self, asker: Asker, order: &Order, blocks: &[(usize, Block)]) {
+    fn remember(&mut self, spawner: SpawningRank, order: &SpawnOrder, blocks: &[(usize, Block)]) {
         let mut hosts: Vec<usize> = blocks.iter().map(|&(host, _)| host).collect();
         hosts.sort_unstable();
         hosts.dedup();
         let unanswered = hosts.len();
-        let group = Group { asker, unanswered, problem: None, size: order.size, ended: 0 };
+        let group = SpawnedGroup { spawner, unanswered, problem: None, size: order.size, ended: 0 };
         self.groups.insert(order.group, group);
         for &(host, Block { first_rank, first_index, count, .. }) in blocks {
-            let placed = Placed { group: order.group, first_rank, count, host };
+            let placed = PlacedRanks { group: order.group, first_rank, count, host };
             self.placed.insert(first_index, placed);
         }
     }
 
     /// One host has started its processes, or says why not.
-    pub fn handle_started(&mut self, number: u32, problem: String) -> Outcome {
-        let Some(group) = self.groups.get_mut(&number) else { return Outcome::Waiting };
+    pub fn handle_started(&mut self, number: u32, problem: String) -> SpawnOutcome {
+        let Some(group) = self.groups.get_mut(&number) else { return SpawnOutcome::Waiting };
         if !problem.is_empty() {
             group.problem.get_or_insert(problem);
         }
         group.unanswered = group.unanswered.saturating_sub(1);
         if group.unanswered > 0 {
-            return Outcome::Waiting;
+            return SpawnOutcome::Waiting;
         }
-        let asker = group.asker;
+        let spawner = group.spawner;
         match group.problem.take() {
-            None => Outcome::Running { asker },
+            None => SpawnOutcome::Running { spawner },
             Some(problem) => {
                 self.groups.remove(&number);
                 let of_group = self.placed.iter().filter(|(_, placed)| placed.group == number);
                 let indices = of_group.flat_map(|(first, placed)| *first..first + placed.count);
-                Outcome::Failed { asker, problem, indices: indices.collect() }
+                SpawnOutcome::Failed { spawner, problem, indices: indices.collect() }
             }
         }
     }
 
     /// The ranks of one host are on another one, and what is spawned from now on comes there.
     pub fn handle_moved(&mut self, moved: &Moved) {
-        let is_it = |host: &&mut Host| host.cluster == moved.cluster && host.name == moved.from;
+        let is_it =
+            |host: &&mut GroupHost| host.cluster == moved.cluster && host.name == moved.from;
         self.hosts.iter_mut().filter(is_it).for_each(|host| host.name.clone_from(&moved.to));
     }
 
@@ -230,7 +235,7 @@ impl Groups {
         Some((name, &host.name, &host.cluster_name))
     }
 
-    fn find(&self, index: u32) -> Option<(u32, &Placed)> {
+    fn find(&self, index: u32) -> Option<(u32, &PlacedRanks)> {
         let (first, placed) = self.placed.range(..=index).next_back()?;
         let number = index - first;
         (number < placed.count).then_some((placed.first_rank + number, placed))
@@ -239,8 +244,8 @@ impl Groups {
     // --- where and what
 
     /// A spawned process has the directory and the variables of the program that spawns it.
-    fn task(&self, asker: Asker, command: &Command) -> Task {
-        let (_, own) = order::application(&self.applications, asker.rank);
+    fn task(&self, spawner: SpawningRank, command: &SpawnCommand) -> Task {
+        let (_, own) = spawn_order::application(&self.applications, spawner.rank);
         let info = |key| command.info(key).unwrap_or_default();
         let wdir = Path::new(&own.wdir).join(info("wdir"));
         let search = match info("path") {
@@ -257,7 +262,11 @@ impl Groups {
     }
 
     /// Hosts and how many processes each takes, in rank order.
-    fn place(&self, command: &Command, cursor: &mut Cursor) -> Result<Vec<(usize, u32)>, String> {
+    fn place(
+        &self,
+        command: &SpawnCommand,
+        cursor: &mut Cursor,
+    ) -> Result<Vec<(usize, u32)>, String> {
         let hosts = self.allowed(command)?;
         if hosts.len() == self.hosts.len() {
             return Ok(self.fill(&hosts, command.count, cursor));
@@ -289,14 +298,14 @@ impl Groups {
     }
 
     /// The hosts that the info keys `host` and `cluster` leave.
-    fn allowed(&self, command: &Command) -> Result<Vec<usize>, String> {
+    fn allowed(&self, command: &SpawnCommand) -> Result<Vec<usize>, String> {
         let hosts = command.info("host").or(command.info("hosts"));
         let clusters = command.info("cluster");
         let named = |list: Option<&str>, name: &str| {
             list.is_none_or(|list| list.split(',').any(|word| word.trim() == name))
         };
         let is_allowed =
-            |host: &Host| named(hosts, &host.name) && named(clusters, &host.cluster_name);
+            |host: &GroupHost| named(hosts, &host.name) && named(clusters, &host.cluster_name);
         let allowed: Vec<usize> =
             (0..self.hosts.len()).filter(|&host| is_allowed(&self.hosts[host])).collect();
         if allowed.is_empty() {
@@ -308,7 +317,7 @@ impl Groups {
     }
 
     fn take_indices(&self, used: &mut [u32], host: usize, count: u32) -> Result<u32, String> {
-        let Host { cluster, cluster_name, .. } = &self.hosts[host];
+        let GroupHost { cluster, cluster_name, .. } = &self.hosts[host];
         let used = &mut used[*cluster as usize];
         if count > self.reserve - *used {
             let limit = self.reserve;
@@ -323,9 +332,9 @@ impl Groups {
     }
 }
 
-impl Host {
-    fn new(node: &Node) -> Host {
-        Host {
+impl GroupHost {
+    fn new(node: &Node) -> GroupHost {
+        GroupHost {
             cluster: node.cluster,
             cluster_name: node.cluster_name.clone(),
             name: node.name.clone(),

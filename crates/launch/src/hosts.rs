@@ -3,9 +3,9 @@
 
 use anyhow::{Context, Result, bail};
 
-use crate::spawn::local::Local;
+use crate::spawn::local::LocalSpawn;
 use crate::spawn::ssh::Ssh;
-use crate::topology::{Cluster, Host, Relay, Topology, Way};
+use crate::topology::{Cluster, Host, HostAccess, Relay, Topology};
 
 /// `HOST` or `HOST:N`, in the order given. A host named twice takes part once, with both counts.
 pub fn parse_list(words: &[String]) -> Result<Vec<(String, Option<u32>)>> {
@@ -76,8 +76,12 @@ fn add(hosts: &mut Vec<(String, Option<u32>)>, name: &str, slots: Option<u32>) -
 pub fn topology(hosts: Vec<(String, Option<u32>)>, here: &str, has_relay: bool) -> Topology {
     let host = |(name, slots): (String, Option<u32>)| {
         let local = name == here || name == "localhost";
-        let way = if local { Way::Local(Local::default()) } else { Way::Ssh(Ssh::default()) };
-        Host { name, login: None, address: None, slots, is_spare: false, way }
+        let access = if local {
+            HostAccess::Local(LocalSpawn::default())
+        } else {
+            HostAccess::Ssh(Ssh::default())
+        };
+        Host { name, login: None, address: None, slots, is_spare: false, access }
     };
     let hosts: Vec<Host> = hosts.into_iter().map(host).collect();
     // The others reach it by the name by which it is reached from here. One alone needs no network.
@@ -110,7 +114,7 @@ pub fn cut(here: &str, clusters: u32, ranks: u32) -> Result<Topology> {
                 address: None,
                 slots: Some(slots),
                 is_spare: false,
-                way: Way::Local(Local::default()),
+                access: HostAccess::Local(LocalSpawn::default()),
             }],
             landbridge: None,
         }
@@ -148,7 +152,7 @@ mod tests {
     fn own_machine_needs_no_ssh() {
         let hosts = ["here", "localhost", "far"].map(|name| (name.to_string(), None));
         let topology = topology(hosts.into(), "here", false);
-        let local = |host: &Host| matches!(host.way, Way::Local(_));
+        let local = |host: &Host| matches!(host.access, HostAccess::Local(_));
         let local: Vec<bool> = topology.clusters[0].hosts.iter().map(local).collect();
         assert_eq!(local, [true, true, false]);
     }

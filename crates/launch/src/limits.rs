@@ -27,22 +27,22 @@ enum Limit {
 /// The limits of this node; each is told once.
 #[derive(Debug, Default)]
 pub struct ResourceLimits {
-    told: BTreeSet<Limit>,
+    reported: BTreeSet<Limit>,
 }
 
 /// What this machine has.
 #[derive(Debug, Clone, Copy)]
-struct Present {
+struct CurrentLimits {
     /// Bytes of `/dev/shm` that are free, and all of it.
     shared: Option<(u64, u64)>,
     address_space: Option<u64>,
     open_files: Option<u64>,
 }
 
-impl Present {
-    fn read() -> Present {
+impl CurrentLimits {
+    fn read() -> CurrentLimits {
         let shared = rustix::fs::statvfs("/dev/shm").ok();
-        Present {
+        CurrentLimits {
             shared: shared.map(|it| (it.f_bavail * it.f_frsize, it.f_blocks * it.f_frsize)),
             address_space: getrlimit(Resource::As).current,
             open_files: getrlimit(Resource::Nofile).current,
@@ -53,12 +53,12 @@ impl Present {
 impl ResourceLimits {
     /// What may be the reason for the end of a rank: lines for the user, who has not read them yet.
     pub fn explain(&mut self, node: &str, ending: Ending) -> Vec<String> {
-        let found = reasons(node, ending, Present::read()).into_iter();
-        found.filter(|(limit, _)| self.told.insert(*limit)).map(|(_, text)| text).collect()
+        let found = reasons(node, ending, CurrentLimits::read()).into_iter();
+        found.filter(|(limit, _)| self.reported.insert(*limit)).map(|(_, text)| text).collect()
     }
 }
 
-fn reasons(node: &str, ending: Ending, present: Present) -> Vec<(Limit, String)> {
+fn reasons(node: &str, ending: Ending, present: CurrentLimits) -> Vec<(Limit, String)> {
     let mut found = Vec::new();
     if ending == Ending::Exited(0) {
         return found;
@@ -131,21 +131,24 @@ pub fn advise(text: String) -> String {
 mod tests {
     use super::*;
 
-    const AMPLE: Present =
-        Present { shared: Some((1 << 30, 1 << 30)), address_space: None, open_files: Some(1024) };
+    const AMPLE: CurrentLimits = CurrentLimits {
+        shared: Some((1 << 30, 1 << 30)),
+        address_space: None,
+        open_files: Some(1024),
+    };
     const BUS: Ending = Ending::Killed(libc::SIGBUS);
 
-    fn found(ending: Ending, present: Present) -> Vec<Limit> {
+    fn found(ending: Ending, present: CurrentLimits) -> Vec<Limit> {
         reasons("n1", ending, present).into_iter().map(|(limit, _)| limit).collect()
     }
 
     #[test]
     fn a_rank_that_fails_where_a_limit_is_low_has_it_named() {
         assert_eq!(found(BUS, AMPLE), []);
-        let full = Present { shared: Some((4096, 1 << 20)), ..AMPLE };
+        let full = CurrentLimits { shared: Some((4096, 1 << 20)), ..AMPLE };
         assert_eq!(found(BUS, full), [Limit::SharedMemory]);
         assert_eq!(found(Ending::Killed(libc::SIGSEGV), full), [], "only SIGBUS tells of it");
-        let small = Present { address_space: Some(300 << 20), open_files: Some(24), ..AMPLE };
+        let small = CurrentLimits { address_space: Some(300 << 20), open_files: Some(24), ..AMPLE };
         let both = [Limit::AddressSpace, Limit::OpenFiles];
         assert_eq!(found(Ending::Exited(143), small), both);
         assert_eq!(found(Ending::Exited(0), small), []);
@@ -157,9 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_told_once() {
+    fn a_limit_is_reported_once() {
         let mut limits = ResourceLimits::default();
-        limits.told.extend([Limit::SharedMemory, Limit::AddressSpace, Limit::OpenFiles]);
+        limits.reported.extend([Limit::SharedMemory, Limit::AddressSpace, Limit::OpenFiles]);
         assert!(limits.explain("n1", BUS).is_empty());
     }
 

@@ -1,7 +1,7 @@
 //! Who carries the messages between ranks of one node (setting `local`): the shared memory of the MPI library itself, with which
 //! ranks of a node also share windows, or our provider.
 //!
-//! In: what the user said, the plan, and the cores of this machine. Out: one answer for the whole job ([`Local`]), because ranks must
+//! In: what the user said, the plan, and the cores of this machine. Out: one answer for the whole job ([`LocalTransport`]), because ranks must
 //! agree on who shares a node.
 //!
 //! What may never happen: messages that `--recover` must record go past it, or ranks of different clusters take each other for
@@ -15,7 +15,7 @@ use crate::mpi::detect::Family;
 
 /// What the whole job does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Local {
+pub enum LocalTransport {
     /// Our provider carries everything.
     #[default]
     Own,
@@ -25,20 +25,24 @@ pub enum Local {
     Library,
 }
 
-impl Local {
+impl LocalTransport {
     /// Whether this library carries what stays on a node. Intel MPI looks at the name of the host; MPICH asks its process manager.
     pub fn is_left_to(self, family: Family) -> bool {
         match self {
-            Local::Own => false,
-            Local::LibraryByPlan => family == Family::Mpich,
-            Local::Library => true,
+            LocalTransport::Own => false,
+            LocalTransport::LibraryByPlan => family == Family::Mpich,
+            LocalTransport::Library => true,
         }
     }
 }
 
 /// `said`: the setting's text. `records`: messages are recorded. `cores`: those of this machine that the job may use.
-pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Result<Local> {
-    let library = if shares_a_machine(clusters) { Local::LibraryByPlan } else { Local::Library };
+pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Result<LocalTransport> {
+    let library = if shares_a_machine(clusters) {
+        LocalTransport::LibraryByPlan
+    } else {
+        LocalTransport::Library
+    };
     match said {
         "library" if records => bail!(
             "--recover needs local=own: nothing is recorded of messages that an MPI library carries itself; leave \
@@ -46,7 +50,7 @@ pub fn choose(said: &str, records: bool, clusters: &[Node], cores: u32) -> Resul
         ),
         "library" => Ok(library),
         "auto" if !records && has_a_core_each(clusters, cores) => Ok(library),
-        _ => Ok(Local::Own),
+        _ => Ok(LocalTransport::Own),
     }
 }
 
@@ -101,39 +105,39 @@ mod tests {
     fn each_rank_has_a_core_or_our_provider_carries_everything() {
         let auto = |clusters: &[Node], cores| choose("auto", false, clusters, cores).unwrap();
         let here = |ranks| node(ranks, ranks, false, Vec::new());
-        assert_eq!(auto(&[here(2)], 2), Local::Library);
-        assert_eq!(auto(&[here(3)], 2), Local::Own);
+        assert_eq!(auto(&[here(2)], 2), LocalTransport::Library);
+        assert_eq!(auto(&[here(3)], 2), LocalTransport::Own);
         // Together they are too many.
-        assert_eq!(auto(&[here(2), here(2)], 3), Local::Own);
-        assert_eq!(auto(&[here(2), here(2)], 4), Local::LibraryByPlan);
+        assert_eq!(auto(&[here(2), here(2)], 3), LocalTransport::Own);
+        assert_eq!(auto(&[here(2), here(2)], 4), LocalTransport::LibraryByPlan);
         let elsewhere = |ranks, slots| node(ranks, slots, true, Vec::new());
-        assert_eq!(auto(&[elsewhere(8, 8)], 2), Local::Library);
-        assert_eq!(auto(&[elsewhere(9, 8)], 2), Local::Own);
+        assert_eq!(auto(&[elsewhere(8, 8)], 2), LocalTransport::Library);
+        assert_eq!(auto(&[elsewhere(9, 8)], 2), LocalTransport::Own);
         let with_children = node(1, 1, false, vec![elsewhere(8, 8), here(1)]);
-        assert_eq!(auto(std::slice::from_ref(&with_children), 2), Local::Library);
-        assert_eq!(auto(&[with_children], 1), Local::Own);
+        assert_eq!(auto(std::slice::from_ref(&with_children), 2), LocalTransport::Library);
+        assert_eq!(auto(&[with_children], 1), LocalTransport::Own);
         // What is behind another host is not here.
         assert_eq!(
             auto(&[node(0, 4, true, vec![node(4, 4, false, Vec::new())])], 1),
-            Local::Library
+            LocalTransport::Library
         );
     }
 
     #[test]
     fn what_is_recorded_goes_through_our_provider() {
         let here = [node(1, 1, false, Vec::new())];
-        assert_eq!(choose("auto", true, &here, 8).unwrap(), Local::Own);
-        assert_eq!(choose("own", false, &here, 8).unwrap(), Local::Own);
+        assert_eq!(choose("auto", true, &here, 8).unwrap(), LocalTransport::Own);
+        assert_eq!(choose("own", false, &here, 8).unwrap(), LocalTransport::Own);
         let why = choose("library", true, &here, 8).unwrap_err().to_string();
         assert!(why.contains("--recover needs local=own"), "{why}");
-        assert_eq!(choose("library", false, &here, 0).unwrap(), Local::Library);
+        assert_eq!(choose("library", false, &here, 0).unwrap(), LocalTransport::Library);
     }
 
     #[test]
     fn who_looks_at_the_name_of_the_host_does_not_join_clusters_on_one() {
-        assert!(Local::Library.is_left_to(Family::Intel));
-        assert!(!Local::LibraryByPlan.is_left_to(Family::Intel));
-        assert!(Local::LibraryByPlan.is_left_to(Family::Mpich));
-        assert!(!Local::Own.is_left_to(Family::Mpich));
+        assert!(LocalTransport::Library.is_left_to(Family::Intel));
+        assert!(!LocalTransport::LibraryByPlan.is_left_to(Family::Intel));
+        assert!(LocalTransport::LibraryByPlan.is_left_to(Family::Mpich));
+        assert!(!LocalTransport::Own.is_left_to(Family::Mpich));
     }
 }

@@ -6,27 +6,27 @@
 //! an agent has started may outlive it, and no agent outlives its connection to the launcher.
 
 mod agent;
+mod agent_startup;
 mod allocation;
 mod applications;
 mod checkpoint;
 mod cleanup;
 mod cli;
 mod control;
+mod control_stream;
 mod doctor;
 mod env;
 mod folder;
-mod gather;
 mod groups;
 mod hosts;
 mod limits;
-mod link;
-mod links;
 mod local;
 mod mpi;
 mod output_log;
 mod plan;
 mod pmi;
 mod ps;
+mod relay_links;
 mod relays;
 mod restart;
 mod run;

@@ -6,7 +6,7 @@
 
 use crate::control::Node;
 use crate::ps::paths::counted;
-use crate::topology::{Cluster, Host, Topology, Way};
+use crate::topology::{Cluster, Host, HostAccess, Topology};
 
 /// Where ranks of a job of one host are called.
 const LOOPBACK: &str = "127.0.0.1";
@@ -126,7 +126,8 @@ pub fn plan(
         let unix = cluster.relay.as_ref().map(|_| unix_name(job, number));
         let (counts, slots, spares) = (&counts[index], &slots[index], &spares[index]);
         let recovers = wishes.recovers;
-        let layout = Layout { cluster, number, counts, slots, spares, recovers, agent, unix };
+        let layout =
+            ClusterLayout { cluster, number, counts, slots, spares, recovers, agent, unix };
         nodes.push(layout.tree(&mut first_rank));
     }
     if is_one_host(&nodes) {
@@ -228,7 +229,7 @@ fn slots(topology: &Topology, wishes: &Wishes, spares: &[Vec<bool>]) -> Vec<Vec<
 }
 
 /// One cluster's part of the plan.
-struct Layout<'a> {
+struct ClusterLayout<'a> {
     cluster: &'a Cluster,
     number: usize,
     counts: &'a [u32],
@@ -240,7 +241,7 @@ struct Layout<'a> {
     unix: Option<String>,
 }
 
-impl Layout<'_> {
+impl ClusterLayout<'_> {
     fn tree(&self, first_rank: &mut u32) -> Node {
         let mut top = None;
         let mut children = Vec::new();
@@ -279,7 +280,7 @@ impl Layout<'_> {
             is_spare: self.recovers && self.spares[index],
             spares: Vec::new(),
             relay_unix: self.unix.clone().filter(|_| on_top),
-            remote: matches!(host.way, Way::Ssh(_)),
+            remote: matches!(host.access, HostAccess::Ssh(_)),
             spawn: host.spawn_command(&[program.to_string(), "agent".to_string()]),
             children: Vec::new(),
         }
@@ -349,7 +350,7 @@ fn dial(
     let pairs = [(one, other), (other, one)];
     for (from, to) in pairs {
         let matches =
-            |link: &&crate::topology::Link| (link.from, link.to) == (used[from], used[to]);
+            |link: &&crate::topology::TopologyLink| (link.from, link.to) == (used[from], used[to]);
         if let Some(link) = topology.links.iter().find(matches) {
             // The topology has checked that `to` accepts connections.
             let address = link.address.clone().or(dial_address(&topology.clusters[used[to]]));

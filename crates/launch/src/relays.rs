@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::control::Job;
 use crate::groups;
-use crate::links::{Links, Pair, Place};
 use crate::plan::{Plan, RelayPlan};
+use crate::relay_links::{RelayLinks, RelayLocation, RelayPair};
 
 pub struct Relays {
     job: String,
@@ -28,7 +28,7 @@ pub struct Relays {
     ready: Vec<Option<(String, String)>>,
     /// Name and relay host of each cluster.
     names: Vec<(String, String)>,
-    links: Links,
+    links: RelayLinks,
 }
 
 struct Identity {
@@ -90,7 +90,7 @@ impl Relays {
                 .iter()
                 .map(|node| (node.cluster_name.clone(), node.name.clone()))
                 .collect(),
-            links: Links::new(patience).over_udp(wants_udp(job)),
+            links: RelayLinks::new(patience).over_udp(wants_udp(job)),
         })
     }
 
@@ -131,13 +131,13 @@ impl Relays {
     }
 
     /// The links between relays. Those of a relay are expected from [`Relays::expect_links`] on.
-    pub fn links(&mut self) -> &mut Links {
+    pub fn links(&mut self) -> &mut RelayLinks {
         &mut self.links
     }
 
     /// The relay of this cluster is being started: it will tell of its links.
     pub fn expect_links(&mut self, cluster: usize) {
-        let pair = |dial: &crate::plan::Dial| Pair {
+        let pair = |dial: &crate::plan::Dial| RelayPair {
             from: cluster,
             to: dial.cluster,
             address: self.fill_port(&dial.address, dial.cluster),
@@ -146,7 +146,7 @@ impl Relays {
         let place = |cluster: usize| {
             let (name, host) = self.names[cluster].clone();
             let listens = self.ready[cluster].as_ref().map(|(_, relays)| relays.clone());
-            Place { cluster: name, host, listens: listens.unwrap_or_default() }
+            RelayLocation { cluster: name, host, listens: listens.unwrap_or_default() }
         };
         self.links.expect(pairs, place);
     }
@@ -221,7 +221,7 @@ mod tests {
             authority,
             ready: vec![None, None],
             names: vec![("c0".into(), "n0".into()), ("c1".into(), "n1".into())],
-            links: Links::new(Duration::ZERO),
+            links: RelayLinks::new(Duration::ZERO),
         }
     }
 

@@ -4,9 +4,9 @@
 //! accept connections first; then the ranks. From then on reports come up and are judged by
 //! [`Watch`]; at the end, good or bad, every agent is told to end and has to say it has.
 
-mod account;
-mod foot;
-mod record;
+mod log_query;
+mod status_line;
+mod status_reporter;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -15,22 +15,22 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
+use crate::agent_startup::{self, AgentStartup, StartupNotice};
 use crate::cleanup;
-use crate::control::order::{Block, Order};
+use crate::control::spawn_order::{Block, SpawnOrder};
 use crate::control::{Assignment, Ending, Job, Message, Node, PIECE_BYTES_MAX, PING_INTERVAL};
-use crate::gather::{self, Gather, Word};
-use crate::groups::{Asker, Groups, Outcome};
+use crate::groups::{Groups, SpawnOutcome, SpawningRank};
 use crate::mpi;
 use crate::pmi::kvs::Delta;
-use crate::pmi::server::{Event, Facts, Names, Server, Stage};
+use crate::pmi::server::{Names, Server, ServerConfig, ServerEvent, Stage};
 use crate::pmi::spawn::{Request, answer};
-use crate::ps::roll::{Roll, Sight};
+use crate::ps::rank_table::{RankReport, RankTable};
 use crate::relays::Relays;
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
 use crate::ui::Output;
 use crate::watch::{Cause, SETTLE, Verdict, Watch};
-use account::{Counter, place};
+use status_reporter::{StatusReporter, place};
 
 /// Agents have this long to end everything before their connections are cut.
 const END_GRACE: Duration = Duration::from_secs(10);
@@ -39,13 +39,13 @@ const IMPATIENT_GRACE: Duration = Duration::from_secs(1);
 /// A relay that is not ready after this long never will be.
 const RELAY_PATIENCE: Duration = Duration::from_secs(30);
 /// When an agent does not come up, others are waited for so long: the user reads of all of them at once.
-const GATHER_SETTLE: Duration = Duration::from_secs(1);
+const STARTUP_SETTLE: Duration = Duration::from_secs(1);
 /// Output nobody takes is thrown away this long after a job has been ended by force.
 const OUTPUT_GRACE: Duration = Duration::from_secs(3);
 /// Time for agents that have said they are done, and their ssh, to exit.
 const LEFTOVERS_GRACE: Duration = Duration::from_millis(500);
 /// Said once, under `--recover`.
-const SPAWNED_STAY_AWAY: &str = "ranks spawn processes: these do not come back if they are killed, and then the job ends (--recover)";
+const SPAWNED_NOT_RESTARTED: &str = "ranks spawn processes: these do not come back if they are killed, and then the job ends (--recover)";
 /// Bytes of stdin on their way to rank 0 at most.
 const STDIN_WINDOW_BYTES: u32 = 64 * 1024;
 
@@ -56,7 +56,7 @@ pub struct Options {
     pub relay_log: Option<std::fs::File>,
 }
 
-struct Child {
+struct ClusterAgent {
     process: AgentProcess,
     node: Node,
     ready: bool,
@@ -64,8 +64,8 @@ struct Child {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Gathering,
+enum JobPhase {
+    StartingAgents,
     /// The relay of this place in the order is being waited for.
     Relays(usize),
     /// The links between relays are being waited for.
@@ -77,16 +77,16 @@ enum Phase {
 pub struct Launcher {
     options: Options,
     signals: Signals,
-    children: Vec<Child>,
+    children: Vec<ClusterAgent>,
     /// By process group.
     servers: BTreeMap<u32, Server>,
     names: Names,
     groups: Groups,
     watch: Watch,
-    roll: Roll,
-    counter: Counter,
+    rank_table: RankTable,
+    status_reporter: StatusReporter,
     output: Output,
-    phase: Phase,
+    phase: JobPhase,
     relays: Relays,
     deadline: Option<Instant>,
     settled_at: Option<Instant>,
@@ -96,7 +96,7 @@ pub struct Launcher {
     code: i32,
     kvsname: String,
     pinged_at: Instant,
-    gather: Gather,
+    startup: AgentStartup,
     /// What has failed before every agent has answered: hosts may fail one by one, in one way.
     failures: Vec<String>,
     /// What nodes have said that the user reads once.
@@ -134,7 +134,7 @@ impl Launcher {
         let groups = Groups::new(job, &nodes);
         let server = server(0, 0..nodes.len());
         let mut output = Output::new(options.label);
-        let counter = Counter::open(job, |text| {
+        let status_reporter = StatusReporter::open(job, |text| {
             if options.verbose {
                 output.say(text);
             }
@@ -143,8 +143,8 @@ impl Launcher {
         for node in nodes {
             let mut process = spawn::start(&node.spawn)?;
             let assignment = Assignment { job: job.clone(), node: node.clone() };
-            process.link.send(&Message::Assign(Box::new(assignment)));
-            children.push(Child { process, node, ready: false, done: false });
+            process.stream.send(&Message::Assign(Box::new(assignment)));
+            children.push(ClusterAgent { process, node, ready: false, done: false });
         }
         Ok(Launcher {
             servers: BTreeMap::from([(0, server)]),
@@ -153,10 +153,10 @@ impl Launcher {
             signals,
             names: Names::default(),
             watch: Watch::new(job.size, mpi::recovers(&job.environment)),
-            roll: Roll::new(job.size),
-            counter,
+            rank_table: RankTable::new(job.size),
+            status_reporter,
             output,
-            phase: Phase::Gathering,
+            phase: JobPhase::StartingAgents,
             relays,
             deadline: options.timeout.map(|timeout| Instant::now() + timeout),
             options,
@@ -167,7 +167,7 @@ impl Launcher {
             code: 0,
             kvsname: job.kvsname.clone(),
             pinged_at: Instant::now(),
-            gather: Gather::new(Instant::now()),
+            startup: AgentStartup::new(Instant::now()),
             failures: Vec::new(),
             advised: BTreeSet::new(),
             relay_deadline: None,
@@ -184,11 +184,11 @@ impl Launcher {
                 self.read_stdin();
             }
             self.ping();
-            self.look_for_the_silent();
+            self.check_unanswered();
             self.judge();
             self.serve();
             self.output.handle_time(Instant::now());
-            self.children.iter_mut().for_each(|child| child.process.link.flush());
+            self.children.iter_mut().for_each(|child| child.process.stream.flush());
             self.output.flush();
         }
         self.kill_leftovers();
@@ -205,19 +205,20 @@ impl Launcher {
     }
 
     /// Agents that have answered look after those below them themselves.
-    fn look_for_the_silent(&mut self) {
-        let links = self.children.iter().map(|child| (&child.node, &child.process.link));
-        let silent: Vec<_> = links.filter_map(|(node, link)| gather::silent(node, link)).collect();
-        match self.gather.poll(Instant::now(), &silent) {
-            Some(Word::Notice(text)) => self.output.say(&text),
-            Some(Word::GiveUp(text)) => self.handle_cause(Cause::Failed { text }),
+    fn check_unanswered(&mut self) {
+        let links = self.children.iter().map(|child| (&child.node, &child.process.stream));
+        let unanswered: Vec<_> =
+            links.filter_map(|(node, stream)| agent_startup::unanswered(node, stream)).collect();
+        match self.startup.poll(Instant::now(), &unanswered) {
+            Some(StartupNotice::Notice(text)) => self.output.say(&text),
+            Some(StartupNotice::GiveUp(text)) => self.handle_cause(Cause::Failed { text }),
             None => {}
         }
     }
 
     /// Agents have ended by now; one that was killed has left its processes to us.
     fn kill_leftovers(&mut self) {
-        self.children.iter_mut().for_each(|child| child.process.link.close_output());
+        self.children.iter_mut().for_each(|child| child.process.stream.close_output());
         let begun = Instant::now();
         let mut left = sys::descendants(&[]);
         // What survives SIGKILL that long hangs in the kernel: not ours to wait for.
@@ -232,7 +233,7 @@ impl Launcher {
     }
 
     fn is_over(&self) -> bool {
-        let Phase::Ending(begun) = self.phase else { return false };
+        let JobPhase::Ending(begun) = self.phase else { return false };
         let patience = if self.signals_seen > 1 { IMPATIENT_GRACE } else { END_GRACE };
         let patience_over = begun.elapsed() > patience;
         (self.children.iter().all(|child| child.done) || patience_over) && self.output.is_empty()
@@ -242,16 +243,17 @@ impl Launcher {
     fn wait(&self) -> bool {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         for child in &self.children {
-            let link = &child.process.link;
-            let input = link.input().filter(|_| self.takes_more());
+            let stream = &child.process.stream;
+            let input = stream.input().filter(|_| self.takes_more());
             fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            fds.extend(link.output().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
+            fds.extend(stream.output().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
         }
-        let asking = self.counter.desk().descriptors();
+        let asking = self.status_reporter.status_socket().descriptors();
         fds.extend(asking.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let waiting = self.output.waiting();
         fds.extend(waiting.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::OUT)));
-        let wants_stdin = self.stdin_open && self.stdin_window > 0 && self.phase == Phase::Running;
+        let wants_stdin =
+            self.stdin_open && self.stdin_window > 0 && self.phase == JobPhase::Running;
         if wants_stdin {
             fds.push(PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN));
         }
@@ -260,20 +262,20 @@ impl Launcher {
     }
 
     fn takes_more(&self) -> bool {
-        !self.output.is_full() || matches!(self.phase, Phase::Ending(_))
+        !self.output.is_full() || matches!(self.phase, JobPhase::Ending(_))
     }
 
     fn timeout(&self) -> Option<Duration> {
-        if matches!(self.phase, Phase::Ending(_)) {
+        if matches!(self.phase, JobPhase::Ending(_)) {
             return Some(Duration::from_millis(100));
         }
         let output = self.output.next_time();
         let ping = self.pinged_at + PING_INTERVAL;
-        let gather = self.gather.next_time();
+        let startup = self.startup.next_time();
         let left = self.watch.next_time();
         let ends = [self.deadline, self.relay_deadline, self.settled_at, left];
-        let asking = self.counter.next_time();
-        let next = ends.into_iter().chain([output, gather, asking, Some(ping)]).flatten().min();
+        let asking = self.status_reporter.next_time();
+        let next = ends.into_iter().chain([output, startup, asking, Some(ping)]).flatten().min();
         next.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
@@ -321,7 +323,7 @@ impl Launcher {
             _ => self.stdin_open = false,
         }
         if let Some(child) = self.children.iter_mut().find(|child| child.node.holds(0)) {
-            child.process.link.send(&message);
+            child.process.stream.send(&message);
         }
     }
 
@@ -329,12 +331,12 @@ impl Launcher {
 
     fn handle_children(&mut self) {
         for index in 0..self.children.len() {
-            if self.children[index].process.link.at_end() || !self.takes_more() {
+            if self.children[index].process.stream.at_end() || !self.takes_more() {
                 continue;
             }
-            let mut problem = self.children[index].process.link.fill().err();
+            let mut problem = self.children[index].process.stream.fill().err();
             while problem.is_none() {
-                match self.children[index].process.link.poll_message() {
+                match self.children[index].process.stream.poll_message() {
                     Ok(Some(message)) => self.handle_message(index, message),
                     Ok(None) => break,
                     Err(error) => problem = Some(error),
@@ -346,9 +348,9 @@ impl Launcher {
 
     fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
         let child = &mut self.children[index];
-        if child.process.link.at_end() && !child.done {
+        if child.process.stream.at_end() && !child.done {
             child.done = true;
-            let text = spawn::lost::text(&child.node, &child.process, problem, None);
+            let text = spawn::agent_failure::text(&child.node, &child.process, problem, None);
             self.handle_cause(Cause::Failed { text });
         }
     }
@@ -369,7 +371,7 @@ impl Launcher {
             }
             Message::Name { rank, request } => {
                 let line = self.names.handle_request(request);
-                self.children[index].process.link.send(&Message::Answer { rank, line });
+                self.children[index].process.stream.send(&Message::Answer { rank, line });
             }
             Message::Spawn { rank, request } => self.handle_spawn(index, rank, &request),
             Message::Started { group, problem } => self.handle_started(group, problem),
@@ -380,8 +382,8 @@ impl Launcher {
             Message::Output { rank, stream, bytes, .. } => {
                 self.output.handle_bytes(rank, stream, &bytes, Instant::now());
                 let now = Instant::now();
-                let bereaved = self.output.take_bereaved().into_iter();
-                bereaved.for_each(|rank| self.watch.handle_loss(rank, now));
+                let lost_peer_ranks = self.output.take_lost_peer_ranks().into_iter();
+                lost_peer_ranks.for_each(|rank| self.watch.handle_peer_loss(rank, now));
             }
             Message::StdinTaken { bytes } => self.stdin_window += bytes,
             Message::Exited { group, rank, ending, stage } => {
@@ -390,9 +392,9 @@ impl Launcher {
                 self.stdin_open &= rank != 0;
                 self.handle_exit(group, rank, ending, stage);
             }
-            Message::Alive { group, rank, pid, start, is_back, percent } => {
-                let sight = Sight { pid, start, is_back, percent };
-                self.roll.handle_alive(group, rank, sight, Instant::now());
+            Message::Alive { group, rank, pid, incarnation, is_live, percent } => {
+                let report = RankReport { pid, incarnation, is_live, percent };
+                self.rank_table.handle_alive(group, rank, report, Instant::now());
                 self.show_status();
             }
             Message::Moved(moved) => {
@@ -400,16 +402,18 @@ impl Launcher {
                 moved.apply(&mut self.children[index].node);
             }
             Message::Ping => {}
-            Message::Image { rank, number, bytes } => {
-                self.roll.handle_image(rank, number, bytes, Instant::now());
+            Message::Checkpoint { rank, number, bytes } => {
+                self.rank_table.handle_image(rank, number, bytes, Instant::now());
             }
             Message::Stuck { rank } => self.handle_cause(Cause::Stuck { rank }),
             Message::Failed { text } => self.handle_cause(Cause::Failed { text }),
             Message::Note { text } => self.output.say(&text),
             Message::Advice { node, text } => self.tell_once(&node, text),
             Message::RelayLog { text } => self.log_relay(&text),
-            Message::Paths { serial, paths } => self.counter.handle_paths(serial, *paths),
-            Message::Record { serial, lines } => self.counter.handle_record(serial, &lines),
+            Message::Paths { serial, paths } => self.status_reporter.handle_paths(serial, *paths),
+            Message::LogStatus { serial, lines } => {
+                self.status_reporter.handle_record(serial, &lines)
+            }
             Message::Done => {
                 self.children[index].done = true;
                 self.output.handle_last();
@@ -430,14 +434,14 @@ impl Launcher {
 
     /// What has happened to the job as a whole.
     fn handle_cause(&mut self, cause: Cause) {
-        if let (Phase::Gathering, Cause::Failed { text }) = (self.phase, &cause) {
+        if let (JobPhase::StartingAgents, Cause::Failed { text }) = (self.phase, &cause) {
             self.failures.push(text.clone());
         }
         self.handle_cause_on("", cause);
     }
 
     fn handle_cause_on(&mut self, node: &str, cause: Cause) {
-        if !matches!(self.phase, Phase::Ending(_)) {
+        if !matches!(self.phase, JobPhase::Ending(_)) {
             self.watch.handle_cause(node, cause);
         }
     }
@@ -448,22 +452,22 @@ impl Launcher {
             // A full disk must not end the job.
             Some(file) => drop(writeln!(file, "{text}")),
             // That relays and ranks leave each other at the end of a good job is no news.
-            None if matches!(self.phase, Phase::Ending(_)) && self.code == 0 => {}
+            None if matches!(self.phase, JobPhase::Ending(_)) && self.code == 0 => {}
             None if self.options.verbose => self.output.say(text),
             None => {}
         }
     }
 
     fn send_to_all(&mut self, message: &Message) {
-        self.children.iter_mut().for_each(|child| child.process.link.send(message));
+        self.children.iter_mut().for_each(|child| child.process.stream.send(message));
     }
 
     fn drain_servers(&mut self) {
         loop {
             let mut servers = self.servers.values_mut();
             match servers.find_map(Server::poll_event) {
-                Some(Event::BarrierUp { group, delta }) => self.release(group, delta),
-                Some(Event::BarrierDown { group, delta }) => {
+                Some(ServerEvent::BarrierUp { group, delta }) => self.release(group, delta),
+                Some(ServerEvent::BarrierDown { group, delta }) => {
                     self.send_to_group(group, &Message::BarrierDown { group, delta });
                 }
                 // The root has no ranks that could cause anything else.
@@ -485,7 +489,7 @@ impl Launcher {
     fn send_to_group(&mut self, group: u32, message: &Message) {
         let Some(server) = self.servers.get(&group) else { return };
         for child in server.children() {
-            self.children[child].process.link.send(message);
+            self.children[child].process.stream.send(message);
         }
     }
 
@@ -497,10 +501,10 @@ impl Launcher {
             let node = self.node_of(rank);
             self.watch.handle_exit(&node, rank, ending, stage, Instant::now());
         }
-        self.roll.handle_exit(rank, ending);
+        self.rank_table.handle_exit(rank, ending);
         self.show_status();
         if self.groups.handle_exit(group) {
-            self.roll.forget(group);
+            self.rank_table.forget(group);
             self.servers.remove(&group);
         }
     }
@@ -509,20 +513,20 @@ impl Launcher {
 
     fn handle_spawn(&mut self, cluster: usize, rank: u32, request: &Request) {
         // A job that ends starts nothing: the rank is ended while it waits.
-        if self.phase != Phase::Running {
+        if self.phase != JobPhase::Running {
             return;
         }
-        let asker = Asker { cluster, rank };
-        match self.groups.order(asker, request) {
+        let spawner = SpawningRank { cluster, rank };
+        match self.groups.order(spawner, request) {
             Ok(order) => self.start_group(order),
-            Err(problem) => self.refuse_spawn(asker, &problem),
+            Err(problem) => self.refuse_spawn(spawner, &problem),
         }
     }
 
-    fn start_group(&mut self, order: Order) {
+    fn start_group(&mut self, order: SpawnOrder) {
         self.watch.handle_spawn(order.size);
-        if order.group == 1 && self.counter.recovers() {
-            self.output.say(SPAWNED_STAY_AWAY);
+        if order.group == 1 && self.status_reporter.recovers() {
+            self.output.say(SPAWNED_NOT_RESTARTED);
         }
         for index in order.blocks.iter().flat_map(Block::indices) {
             let name = self.groups.name(index).unwrap_or_default();
@@ -532,41 +536,41 @@ impl Launcher {
         let children: Vec<usize> = (0..self.children.len()).filter(takes_part).collect();
         let group = order.group;
         self.servers.insert(group, server(group, children));
-        self.send_to_group(group, &Message::Order(Box::new(order)));
+        self.send_to_group(group, &Message::SpawnOrder(Box::new(order)));
     }
 
     fn handle_started(&mut self, group: u32, problem: String) {
         match self.groups.handle_started(group, problem) {
-            Outcome::Waiting => {}
-            Outcome::Running { asker } => self.answer_spawn(asker, true),
-            Outcome::Failed { asker, problem, indices } => {
+            SpawnOutcome::Waiting => {}
+            SpawnOutcome::Running { spawner } => self.answer_spawn(spawner, true),
+            SpawnOutcome::Failed { spawner, problem, indices } => {
                 self.send_to_group(group, &Message::Revoke { group });
                 self.servers.remove(&group);
                 indices.iter().for_each(|&rank| self.output.handle_end(rank));
                 self.watch.handle_revoke(indices.into_iter());
-                self.roll.forget(group);
-                self.refuse_spawn(asker, &problem);
+                self.rank_table.forget(group);
+                self.refuse_spawn(spawner, &problem);
             }
         }
     }
 
-    fn refuse_spawn(&mut self, asker: Asker, problem: &str) {
-        let place = self.place(asker.rank);
+    fn refuse_spawn(&mut self, spawner: SpawningRank, problem: &str) {
+        let place = self.place(spawner.rank);
         self.output.say(&format!("{place} cannot spawn: {problem}"));
-        self.answer_spawn(asker, false);
+        self.answer_spawn(spawner, false);
     }
 
-    fn answer_spawn(&mut self, asker: Asker, started: bool) {
-        let answer = Message::Answer { rank: asker.rank, line: answer(started) };
-        self.children[asker.cluster].process.link.send(&answer);
+    fn answer_spawn(&mut self, spawner: SpawningRank, started: bool) {
+        let answer = Message::Answer { rank: spawner.rank, line: answer(started) };
+        self.children[spawner.cluster].process.stream.send(&answer);
     }
 
     // --- the course of the job
 
     fn handle_ready(&mut self, index: usize) {
         self.children[index].ready = true;
-        if self.phase == Phase::Gathering && self.children.iter().all(|child| child.ready) {
-            self.gather.end();
+        if self.phase == JobPhase::StartingAgents && self.children.iter().all(|child| child.ready) {
+            self.startup.end();
             self.start_relay(0);
         }
     }
@@ -574,14 +578,14 @@ impl Launcher {
     fn start_relay(&mut self, place: usize) {
         match self.relays.config(place) {
             Some((cluster, config)) => {
-                self.phase = Phase::Relays(place);
+                self.phase = JobPhase::Relays(place);
                 self.relay_deadline = Some(Instant::now() + RELAY_PATIENCE);
                 self.relays.expect_links(cluster);
-                self.children[cluster].process.link.send(&Message::StartRelay { config });
+                self.children[cluster].process.stream.send(&Message::StartRelay { config });
             }
             None if self.relays.links().are_up() => self.start_ranks(),
             None => {
-                self.phase = Phase::Linking;
+                self.phase = JobPhase::Linking;
                 self.relay_deadline = Some(Instant::now() + self.relays.links().patience());
             }
         }
@@ -589,19 +593,19 @@ impl Launcher {
 
     fn handle_relay_link(&mut self, from: usize, to: usize, address: &str, problem: &str) {
         // Relays that end leave each other.
-        if matches!(self.phase, Phase::Ending(_)) {
+        if matches!(self.phase, JobPhase::Ending(_)) {
             return;
         }
         if let Some(text) = self.relays.links().handle(from, to, address, problem) {
             self.output.say(&text);
         }
-        if self.phase == Phase::Linking && self.relays.links().are_up() {
+        if self.phase == JobPhase::Linking && self.relays.links().are_up() {
             self.start_ranks();
         }
     }
 
     fn handle_relay_ready(&mut self, index: usize, ranks: &str, relays: &str) {
-        let Phase::Relays(place) = self.phase else { return };
+        let JobPhase::Relays(place) = self.phase else { return };
         match self.relays.handle_ready(index, ranks, relays) {
             Ok(()) => self.start_relay(place + 1),
             Err(error) => self.handle_cause(Cause::Failed { text: error.to_string() }),
@@ -609,17 +613,17 @@ impl Launcher {
     }
 
     fn start_ranks(&mut self) {
-        self.phase = Phase::Running;
+        self.phase = JobPhase::Running;
         self.relay_deadline = None;
         for (index, child) in self.children.iter_mut().enumerate() {
             let relay = self.relays.rank_address(index);
-            child.process.link.send(&Message::Start { relay });
+            child.process.stream.send(&Message::Start { relay });
         }
     }
 
     fn judge(&mut self) {
         let now = Instant::now();
-        if let Phase::Ending(begun) = self.phase {
+        if let JobPhase::Ending(begun) = self.phase {
             if begun.elapsed() > OUTPUT_GRACE && self.code != 0 {
                 self.output.discard();
             }
@@ -636,7 +640,7 @@ impl Launcher {
         if self.relay_deadline.is_some_and(|deadline| now >= deadline) {
             let seconds = RELAY_PATIENCE.as_secs();
             let text = match self.phase {
-                Phase::Linking => self.relays.links().failure(),
+                JobPhase::Linking => self.relays.links().failure(),
                 _ => format!("a relay was not ready after {seconds} s; see its log with -v"),
             };
             self.watch.handle_cause("", Cause::Failed { text });
@@ -649,13 +653,14 @@ impl Launcher {
             Verdict::GoOn => self.say_notice(now),
             Verdict::Finished { code } => self.end(code),
             Verdict::End(cause) => {
-                let settle = if self.phase == Phase::Gathering { GATHER_SETTLE } else { SETTLE };
+                let settle =
+                    if self.phase == JobPhase::StartingAgents { STARTUP_SETTLE } else { SETTLE };
                 let settled_at = *self.settled_at.get_or_insert(now + settle);
                 if now >= settled_at || self.watch.all_ended() {
                     let text = cause.text(|rank| self.place(rank));
                     let others =
                         self.failures.iter().filter(|&failure| Some(failure) != text.as_ref());
-                    let others = gather::others(others);
+                    let others = agent_startup::others(others);
                     text.iter().chain(&others).for_each(|line| self.output.say(line));
                     self.end(cause.code());
                 }
@@ -673,12 +678,12 @@ impl Launcher {
 
     fn end(&mut self, code: i32) {
         self.code = code;
-        self.phase = Phase::Ending(Instant::now());
-        self.gather.end();
+        self.phase = JobPhase::Ending(Instant::now());
+        self.startup.end();
         self.show_status();
         self.send_to_all(&Message::End { at_once: false });
         // An agent that has not answered yet has started nothing: its connection can just go.
-        for child in self.children.iter().filter(|child| !child.process.link.has_answered()) {
+        for child in self.children.iter().filter(|child| !child.process.stream.has_answered()) {
             sys::kill(child.process.pid, libc::SIGTERM);
         }
     }
@@ -686,6 +691,7 @@ impl Launcher {
 
 /// The root's server of a group, in which these clusters take part. It runs no ranks.
 fn server(group: u32, clusters: impl IntoIterator<Item = usize>) -> Server {
-    let facts = Facts { group, kvsname: String::new(), universe: 0, mapping: String::new() };
-    Server::new(facts, [], clusters, &Delta::new())
+    let config =
+        ServerConfig { group, kvsname: String::new(), universe: 0, mapping: String::new() };
+    Server::new(config, [], clusters, &Delta::new())
 }

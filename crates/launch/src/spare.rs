@@ -20,19 +20,19 @@ pub fn choose(spares: &[Spare], ranks: u32) -> Option<Spare> {
 
 /// What follows when a rank cannot be started on the node where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum FailedStartAction {
     /// All ranks of that node go on on another one: what is wrong there would meet the others too.
     Elsewhere,
     /// The job ends, for this reason.
     GiveUp(&'static str),
 }
 
-/// `has_fled`: that has been so on another node before; then it is not the node.
-pub fn after_failed_start(has_fled: bool, is_spare_free: bool) -> Next {
-    match (has_fled, is_spare_free) {
-        (true, _) => Next::GiveUp("it could not be started on another node either"),
-        (false, false) => Next::GiveUp("there is no spare node left"),
-        (false, true) => Next::Elsewhere,
+/// `has_moved_before`: that has been so on another node before; then it is not the node.
+pub fn after_failed_start(has_moved_before: bool, is_spare_free: bool) -> FailedStartAction {
+    match (has_moved_before, is_spare_free) {
+        (true, _) => FailedStartAction::GiveUp("it could not be started on another node either"),
+        (false, false) => FailedStartAction::GiveUp("there is no spare node left"),
+        (false, true) => FailedStartAction::Elsewhere,
     }
 }
 
@@ -52,9 +52,12 @@ mod tests {
 
     #[test]
     fn who_cannot_be_started_goes_elsewhere_once() {
-        assert_eq!(after_failed_start(false, true), Next::Elsewhere);
-        for (has_fled, is_free) in [(false, false), (true, true), (true, false)] {
-            assert!(matches!(after_failed_start(has_fled, is_free), Next::GiveUp(_)));
+        assert_eq!(after_failed_start(false, true), FailedStartAction::Elsewhere);
+        for (has_moved_before, is_free) in [(false, false), (true, true), (true, false)] {
+            assert!(matches!(
+                after_failed_start(has_moved_before, is_free),
+                FailedStartAction::GiveUp(_)
+            ));
         }
     }
 }

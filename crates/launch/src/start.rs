@@ -12,14 +12,14 @@ use landbridge_proto::setting;
 use crate::allocation;
 use crate::applications;
 use crate::cli::RunArguments;
-use crate::control::order::Application;
+use crate::control::spawn_order::Application;
 use crate::control::{Job, Node};
 use crate::hosts;
-use crate::local::{self, Local};
-use crate::mpi::{PROVIDER, ways};
+use crate::local::{self, LocalTransport};
+use crate::mpi::{PROVIDER, transport_variables};
 use crate::plan::{self, Wishes};
 use crate::relays::Relays;
-use crate::restart::Limits;
+use crate::restart::RestartLimits;
 use crate::run;
 use crate::settings::{Flag, Settings, show};
 use crate::sys;
@@ -74,7 +74,7 @@ fn check_recovery(settings: &Settings, plan: &plan::Plan) -> Result<()> {
 
 /// Who says how ranks come back wants them to.
 fn check_goes_with_recover(arguments: &RunArguments, recovers: bool) -> Result<()> {
-    let anew = "without it no rank is started anew";
+    let anew = "without it no rank is restarted";
     let options = [
         ("--spares", arguments.spares.is_some_and(|hosts| hosts > 0), anew),
         ("--checkpoint", arguments.checkpoint.is_some(), "without it nobody goes on from an image"),
@@ -126,7 +126,8 @@ fn check_transport(
         return Ok(());
     }
     let mut said = applications.iter().flat_map(|it| &it.task.environment);
-    match said.find_map(|(name, value)| ways::refusal(name, value, plan.nodes.len())) {
+    match said.find_map(|(name, value)| transport_variables::refusal(name, value, plan.nodes.len()))
+    {
         Some(text) => bail!(text),
         None => Ok(()),
     }
@@ -241,14 +242,14 @@ fn job(
     })
 }
 
-fn local(settings: &Settings, plan: &plan::Plan) -> Result<Local> {
+fn local(settings: &Settings, plan: &plan::Plan) -> Result<LocalTransport> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     local::choose(settings.text(&setting::LOCAL), settings.recovers(), &plan.nodes, cores)
 }
 
-fn limits(arguments: &RunArguments) -> Limits {
-    let Limits { restarts_max, within_s } = Limits::default();
-    Limits {
+fn limits(arguments: &RunArguments) -> RestartLimits {
+    let RestartLimits { restarts_max, within_s } = RestartLimits::default();
+    RestartLimits {
         restarts_max: arguments.max_restarts.unwrap_or(restarts_max),
         within_s: arguments.max_restarts_within.unwrap_or(within_s),
     }

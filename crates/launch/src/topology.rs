@@ -14,13 +14,13 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::spawn::Spawn;
-use crate::spawn::local::Local;
+use crate::spawn::local::LocalSpawn;
 use crate::spawn::ssh::Ssh;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     pub clusters: Vec<Cluster>,
-    pub links: Vec<Link>,
+    pub links: Vec<TopologyLink>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,13 +57,13 @@ pub struct Host {
     pub slots: Option<u32>,
     /// It has no ranks until another one is lost.
     pub is_spare: bool,
-    pub way: Way,
+    pub access: HostAccess,
 }
 
 /// How a host is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
-    Local(Local),
+pub enum HostAccess {
+    Local(LocalSpawn),
     Ssh(Ssh),
 }
 
@@ -71,16 +71,16 @@ impl Host {
     /// The command that starts an agent here.
     pub fn spawn_command(&self, agent: &[String]) -> Vec<String> {
         let destination = self.login.as_deref().unwrap_or(&self.name);
-        match &self.way {
-            Way::Local(local) => local.command(destination, agent),
-            Way::Ssh(ssh) => ssh.command(destination, agent),
+        match &self.access {
+            HostAccess::Local(local) => local.command(destination, agent),
+            HostAccess::Ssh(ssh) => ssh.command(destination, agent),
         }
     }
 }
 
 /// `from`'s relay dials `to`'s relay; indices of clusters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub struct TopologyLink {
     pub from: usize,
     pub to: usize,
     pub address: Option<String>,
@@ -107,7 +107,7 @@ impl Topology {
             line: line_of(text, error.span().map_or(0, |span| span.start)),
             text: error.message().trim_end().to_string(),
         })?;
-        Reader { text }.topology(file)
+        TopologyReader { text }.topology(file)
     }
 }
 
@@ -169,13 +169,13 @@ struct LinkEntry {
 }
 
 /// Turns entries into a topology, with the text at hand to tell lines.
-struct Reader<'a> {
+struct TopologyReader<'a> {
     text: &'a str,
 }
 
 type Checked<T> = Result<T, TopologyError>;
 
-impl Reader<'_> {
+impl TopologyReader<'_> {
     fn error<T, U>(&self, at: &Spanned<U>, text: String) -> Checked<T> {
         Err(TopologyError { line: line_of(self.text, at.span().start), text })
     }
@@ -196,7 +196,7 @@ impl Reader<'_> {
             clusters.push(self.cluster(entry)?);
         }
         let links = file.link.iter().map(|entry| self.link(entry, &clusters));
-        let links = links.collect::<Checked<Vec<Link>>>()?;
+        let links = links.collect::<Checked<Vec<TopologyLink>>>()?;
         Ok(Topology { clusters, links })
     }
 
@@ -206,7 +206,7 @@ impl Reader<'_> {
             let name = cluster.name.get_ref();
             return self.error(entry, format!("cluster {name:?} has no [[cluster.host]]"));
         }
-        let way = self.way(cluster)?;
+        let access = self.access(cluster)?;
         let mut names = BTreeSet::new();
         let mut hosts = Vec::new();
         for host in &cluster.host {
@@ -214,7 +214,7 @@ impl Reader<'_> {
                 let name = host.name.get_ref();
                 return self.error(&host.name, format!("a second host named {name:?}"));
             }
-            hosts.push(self.host(host, &way)?);
+            hosts.push(self.host(host, &access)?);
         }
         let relay = cluster.relay.as_ref().map(|relay| self.relay(relay, &hosts)).transpose()?;
         if let (Some(entry), Some(relay)) = (&cluster.relay, &relay)
@@ -227,9 +227,9 @@ impl Reader<'_> {
         Ok(Cluster { name, relay, hosts, landbridge: cluster.landbridge.clone() })
     }
 
-    fn way(&self, cluster: &ClusterEntry) -> Checked<Way> {
+    fn access(&self, cluster: &ClusterEntry) -> Checked<HostAccess> {
         match cluster.spawn.as_ref().map(|spawn| (spawn, spawn.get_ref().as_str())) {
-            Some((_, "local")) => Ok(Way::Local(Local::default())),
+            Some((_, "local")) => Ok(HostAccess::Local(LocalSpawn::default())),
             None | Some((_, "ssh")) => {
                 let command = match &cluster.ssh {
                     Some(command) if command.get_ref().is_empty() => {
@@ -239,7 +239,7 @@ impl Reader<'_> {
                     Some(command) => command.get_ref().clone(),
                     None => Ssh::default().command,
                 };
-                Ok(Way::Ssh(Ssh { command, user: cluster.user.clone(), port: cluster.port }))
+                Ok(HostAccess::Ssh(Ssh { command, user: cluster.user.clone(), port: cluster.port }))
             }
             Some((spawn, other)) => {
                 self.error(spawn, format!("spawn is \"ssh\" or \"local\", not {other:?}"))
@@ -247,7 +247,7 @@ impl Reader<'_> {
         }
     }
 
-    fn host(&self, entry: &HostEntry, way: &Way) -> Checked<Host> {
+    fn host(&self, entry: &HostEntry, access: &HostAccess) -> Checked<Host> {
         self.check_name(&entry.name, "host")?;
         if let Some(address) = &entry.address
             && address.get_ref().parse::<IpAddr>().is_err()
@@ -255,12 +255,12 @@ impl Reader<'_> {
             let text = format!("address is an IP address, not {:?}", address.get_ref());
             return self.error(address, text);
         }
-        let way = match &entry.shell {
+        let access = match &entry.shell {
             Some(shell) if shell.get_ref().is_empty() => {
                 return self.error(shell, "`shell` is empty: leave it out".to_string());
             }
-            Some(shell) => Way::Local(Local { prefix: shell.get_ref().clone() }),
-            None => way.clone(),
+            Some(shell) => HostAccess::Local(LocalSpawn { prefix: shell.get_ref().clone() }),
+            None => access.clone(),
         };
         Ok(Host {
             name: entry.name.get_ref().clone(),
@@ -268,7 +268,7 @@ impl Reader<'_> {
             address: entry.address.as_ref().map(|address| address.get_ref().clone()),
             slots: Some(entry.slots.unwrap_or(1)),
             is_spare: entry.spare,
-            way,
+            access,
         })
     }
 
@@ -306,7 +306,7 @@ impl Reader<'_> {
         })
     }
 
-    fn link(&self, entry: &Spanned<LinkEntry>, clusters: &[Cluster]) -> Checked<Link> {
+    fn link(&self, entry: &Spanned<LinkEntry>, clusters: &[Cluster]) -> Checked<TopologyLink> {
         let link = entry.get_ref();
         let from = self.known_cluster(&link.from, clusters)?;
         let to = self.known_cluster(&link.to, clusters)?;
@@ -323,7 +323,7 @@ impl Reader<'_> {
             self.check_dial_address(address, "address")?;
         }
         let address = link.address.as_ref().map(|address| address.get_ref().clone());
-        Ok(Link { from, to, address })
+        Ok(TopologyLink { from, to, address })
     }
 
     fn known_cluster(&self, name: &Spanned<String>, clusters: &[Cluster]) -> Checked<usize> {
@@ -419,7 +419,7 @@ address = "nat.example.org:7711"
         assert_eq!(rennes.hosts[0].spawn_command(&agent), agent);
         assert_eq!(rennes.hosts[0].slots, Some(1));
         let address = Some("nat.example.org:7711".to_string());
-        assert_eq!(topology.links, [Link { from: 1, to: 0, address }]);
+        assert_eq!(topology.links, [TopologyLink { from: 1, to: 0, address }]);
     }
 
     /// Each row: a line of the good file, what it is replaced with, a piece of the error.
@@ -441,7 +441,7 @@ address = "nat.example.org:7711"
     ];
 
     #[test]
-    fn every_mistake_is_told_with_its_line() {
+    fn every_mistake_is_reported_with_its_line() {
         for (good, bad, piece) in MISTAKES {
             let line = 1 + GRID.lines().position(|line| line == good).expect(good);
             let error = Topology::parse(&GRID.replacen(good, bad, 1)).expect_err(bad);
@@ -459,7 +459,7 @@ address = "nat.example.org:7711"
     }
 
     #[test]
-    fn broken_toml_and_missing_parts_are_told_with_their_line() {
+    fn broken_toml_and_missing_parts_are_reported_with_their_line() {
         assert_eq!(Topology::parse("[[cluster]]\nname = \n").unwrap_err().line, 2);
         assert_eq!(Topology::parse("\n\n[[cluster]]\nname = \"a\"\n").unwrap_err().line, 3);
         assert!(Topology::parse("").unwrap_err().text.contains("no [[cluster]]"));

@@ -17,8 +17,8 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::control::Stream;
-use crate::link::BACKLOG_BYTES_MAX;
-use status::Status;
+use crate::control_stream::BACKLOG_BYTES_MAX;
+use status::TerminalStatusLine;
 
 /// A pipe that polls as writable takes this many bytes without blocking (PIPE_BUF).
 const WRITE_BYTES: usize = 4096;
@@ -34,12 +34,12 @@ pub struct Output {
     closed: [bool; 2],
     unread: bool,
     /// Ranks that have said that they lost another one, not taken yet.
-    bereaved: Vec<u32>,
+    lost_peer_ranks: Vec<u32>,
     /// The unfinished line of each rank and stream.
     lines: BTreeMap<(u32, usize), Unfinished>,
     /// What ranks are called whose label is not their number.
     names: BTreeMap<u32, String>,
-    status: Status,
+    status: TerminalStatusLine,
 }
 
 struct Unfinished {
@@ -54,10 +54,10 @@ impl Output {
             queues: Default::default(),
             closed: [false; 2],
             unread: false,
-            bereaved: Vec::new(),
+            lost_peer_ranks: Vec::new(),
             lines: BTreeMap::new(),
             names: BTreeMap::new(),
-            status: Status::new(rustix::termios::isatty(rustix::stdio::stderr())),
+            status: TerminalStatusLine::new(rustix::termios::isatty(rustix::stdio::stderr())),
         }
     }
 
@@ -85,8 +85,8 @@ impl Output {
     }
 
     /// Ranks that have said since that they lost another one.
-    pub fn take_bereaved(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.bereaved)
+    pub fn take_lost_peer_ranks(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.lost_peer_ranks)
     }
 
     /// Labels a rank by a name instead of its number, until it has ended.
@@ -104,8 +104,8 @@ impl Output {
             if piece.ends_with(b"\n") || line.bytes.len() >= LINE_BYTES_MAX {
                 let label = label(self.label, &self.names, rank);
                 push_line(&mut self.queues[index], label, &line.bytes);
-                if stream == Stream::Stderr && tells_a_loss(&line.bytes) {
-                    self.bereaved.push(rank);
+                if stream == Stream::Stderr && reports_peer_loss(&line.bytes) {
+                    self.lost_peer_ranks.push(rank);
                 }
                 *line = fresh();
             }
@@ -251,7 +251,7 @@ fn label(is_labelled: bool, names: &BTreeMap<u32, String>, rank: u32) -> Option<
 /// Whether this line says that another rank cannot be reached any more: the word of our provider,
 /// or, of a rank that had left MPI in good order, the error with which MPICH and Intel MPI hand on
 /// what the provider told them. Nobody else knows, and standard error is where they say so.
-fn tells_a_loss(line: &[u8]) -> bool {
+fn reports_peer_loss(line: &[u8]) -> bool {
     let says = |words: &[u8]| line.windows(words.len()).any(|found| found == words);
     if line.starts_with(b"landbridge[") || line.starts_with(b"libfabric:") {
         return says(b"the connection to rank ") || says(b"the relay cannot reach rank ");
@@ -298,12 +298,12 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_lost_another_are_known() {
+    fn ranks_that_lost_a_peer_are_recorded() {
         let mut output = Output::new(false);
         let now = Instant::now();
         let line = b"landbridge[7]: Warn: the connection to rank 2 is lost: end of file\n";
         output.handle_bytes(0, Stream::Stderr, &line[..20], now);
-        assert!(output.take_bereaved().is_empty());
+        assert!(output.take_lost_peer_ranks().is_empty());
         output.handle_bytes(0, Stream::Stderr, &line[20..], now);
         output.handle_bytes(1, Stream::Stdout, line, now);
         output.handle_bytes(2, Stream::Stderr, b"the connection to rank 2 is lost\n", now);
@@ -313,8 +313,8 @@ mod tests {
         output.handle_bytes(4, Stream::Stderr, mpich, now);
         let other = b"MPIDI_OFI_handle_cq_error(593): OFI poll failed (nic=x: Cannot allocate)\n";
         output.handle_bytes(5, Stream::Stderr, other, now);
-        assert_eq!(output.take_bereaved(), [0, 3, 4]);
-        assert!(output.take_bereaved().is_empty());
+        assert_eq!(output.take_lost_peer_ranks(), [0, 3, 4]);
+        assert!(output.take_lost_peer_ranks().is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! brings about the end of others, who lose a peer, and reports of different nodes come in any
 //! order. So whatever is reported within [`SETTLE`] is gathered, and [`culprit`] tells the cause
 //! from its consequences. A rank that ends with an error after MPI_Finalize gives the others
-//! [`LEFT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever. So
+//! [`EXIT_GRACE`] to end too: it has left the job properly, but they may wait for it for ever. So
 //! does one that ends with exit code 0 without MPI_Finalize, from the moment when another rank says
 //! that it has lost a peer; where ranks that are killed come back, from its own end, for there nobody
 //! notices that it is gone.
@@ -23,9 +23,9 @@ use crate::sys::signal_name;
 pub const SETTLE: Duration = Duration::from_millis(250);
 /// How long others may go on when a rank has ended with an error after MPI_Finalize: enough to
 /// write down results, not so long that a job which hangs keeps its user waiting.
-pub const LEFT_GRACE: Duration = Duration::from_secs(10);
+pub const EXIT_GRACE: Duration = Duration::from_secs(10);
 /// The user is told of that grace after this long: most jobs have ended by then.
-const LEFT_NOTICE: Duration = Duration::from_secs(1);
+const EXIT_GRACE_NOTICE: Duration = Duration::from_secs(1);
 
 /// Exit code of a job that ran out of time, as of timeout(1).
 const TIMEOUT_CODE: i32 = 124;
@@ -47,13 +47,13 @@ pub enum Cause {
         code: i32,
     },
     /// Rank ended with a code other than 0 after MPI_Finalize, and others did not end with it.
-    Left {
+    FailedAfterFinalize {
         rank: u32,
         code: i32,
     },
     /// Rank ended with exit code 0 without having finalized, will not come back, and others did not
     /// end with it.
-    Missing {
+    QuitWithoutFinalize {
         rank: u32,
         /// Nobody notices, for ranks that are killed come back.
         recovers: bool,
@@ -84,22 +84,22 @@ pub enum Cause {
 
 /// How much speaks for a report being the cause of others; a greater one explains a lesser one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Strength {
+enum CausePriority {
     /// A rank left without a word: seen only by others waiting for it.
     Missed,
     /// An abort with an error of the MPI library: what it does when it has lost a peer.
     LibraryError,
     /// An end with exit code 0 without MPI_Finalize: the cause of every loss of a peer that nothing
     /// stronger explains.
-    Quit,
+    QuitWithoutFinalize,
     /// A crash, of the program, or of the library when it has lost a peer.
     Crash,
     /// An error after MPI_Finalize: who has lost a peer does not get through that.
-    Left,
+    FailedAfterFinalize,
     /// The program's own doing: an exit code, MPI_Abort with a code of its choice, abort(3).
-    OwnDoing,
+    ProgramFault,
     /// Nothing that happens to other ranks brings this about.
-    Outside,
+    External,
     /// No rank's doing, and it ends the job whatever ranks do.
     Job,
     Timeout,
@@ -108,25 +108,25 @@ enum Strength {
 }
 
 impl Cause {
-    fn strength(&self) -> Strength {
+    fn priority(&self) -> CausePriority {
         match self {
-            Cause::Stuck { .. } => Strength::Missed,
-            Cause::Exited { .. } => Strength::OwnDoing,
-            Cause::Left { .. } => Strength::Left,
-            Cause::Missing { .. } => Strength::Quit,
-            Cause::Aborted { code, .. } if is_library_code(*code) => Strength::LibraryError,
-            Cause::Aborted { .. } => Strength::OwnDoing,
+            Cause::Stuck { .. } => CausePriority::Missed,
+            Cause::Exited { .. } => CausePriority::ProgramFault,
+            Cause::FailedAfterFinalize { .. } => CausePriority::FailedAfterFinalize,
+            Cause::QuitWithoutFinalize { .. } => CausePriority::QuitWithoutFinalize,
+            Cause::Aborted { code, .. } if is_library_code(*code) => CausePriority::LibraryError,
+            Cause::Aborted { .. } => CausePriority::ProgramFault,
             Cause::Killed { signal, .. } => match *signal {
-                libc::SIGSEGV | libc::SIGBUS | libc::SIGPIPE => Strength::Crash,
+                libc::SIGSEGV | libc::SIGBUS | libc::SIGPIPE => CausePriority::Crash,
                 libc::SIGABRT | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS => {
-                    Strength::OwnDoing
+                    CausePriority::ProgramFault
                 }
-                _ => Strength::Outside,
+                _ => CausePriority::External,
             },
-            Cause::Failed { .. } => Strength::Job,
-            Cause::Timeout { .. } => Strength::Timeout,
-            Cause::Unread => Strength::Unread,
-            Cause::Interrupted { .. } => Strength::Interrupted,
+            Cause::Failed { .. } => CausePriority::Job,
+            Cause::Timeout { .. } => CausePriority::Timeout,
+            Cause::Unread => CausePriority::Unread,
+            Cause::Interrupted { .. } => CausePriority::Interrupted,
         }
     }
 
@@ -135,8 +135,8 @@ impl Cause {
         match self {
             Cause::Stuck { rank }
             | Cause::Exited { rank, .. }
-            | Cause::Left { rank, .. }
-            | Cause::Missing { rank, .. }
+            | Cause::FailedAfterFinalize { rank, .. }
+            | Cause::QuitWithoutFinalize { rank, .. }
             | Cause::Aborted { rank, .. }
             | Cause::Killed { rank, .. } => Some(*rank),
             Cause::Failed { .. }
@@ -146,16 +146,18 @@ impl Cause {
         }
     }
 
-    /// Whether the others have [`LEFT_GRACE`] to end too.
+    /// Whether the others have [`EXIT_GRACE`] to end too.
     fn grants_grace(&self) -> bool {
-        matches!(self, Cause::Left { .. } | Cause::Missing { .. })
+        matches!(self, Cause::FailedAfterFinalize { .. } | Cause::QuitWithoutFinalize { .. })
     }
 
     /// The exit code of the job.
     pub fn code(&self) -> i32 {
         match self {
-            Cause::Stuck { .. } | Cause::Missing { .. } | Cause::Failed { .. } => FAILED_CODE,
-            Cause::Exited { code, .. } | Cause::Left { code, .. } => *code,
+            Cause::Stuck { .. } | Cause::QuitWithoutFinalize { .. } | Cause::Failed { .. } => {
+                FAILED_CODE
+            }
+            Cause::Exited { code, .. } | Cause::FailedAfterFinalize { code, .. } => *code,
             Cause::Aborted { code, .. } => abort_code(*code),
             Cause::Killed { signal, .. } | Cause::Interrupted { signal } => SIGNAL_BASE + signal,
             Cause::Timeout { .. } => TIMEOUT_CODE,
@@ -171,15 +173,15 @@ impl Cause {
                 "{} has ended without MPI_Finalize while others wait for it; ending the job",
                 place(*rank)
             ),
-            Cause::Missing { rank, recovers: true } => format!(
+            Cause::QuitWithoutFinalize { rank, recovers: true } => format!(
                 "{} has ended with exit code 0 without MPI_Finalize, and the others go on; ending the job",
                 place(*rank)
             ),
-            Cause::Missing { rank, recovers: false } => format!(
+            Cause::QuitWithoutFinalize { rank, recovers: false } => format!(
                 "{} has ended with exit code 0 without MPI_Finalize, and others have lost it; ending the job",
                 place(*rank)
             ),
-            Cause::Exited { rank, code } | Cause::Left { rank, code } => {
+            Cause::Exited { rank, code } | Cause::FailedAfterFinalize { rank, code } => {
                 format!("{} ended with exit code {code}; ending the job", place(*rank))
             }
             Cause::Aborted { rank, code, message } => abort_text(&place(*rank), *code, message),
@@ -232,7 +234,7 @@ struct Report {
 /// for one node this is the order in which ranks ended there; for different nodes it says little.
 ///
 /// - What no loss of a rank can bring about is the cause, whenever it is reported.
-/// - A rank that has said that it lost another one (`bereaved`) is not, if any other can be.
+/// - A rank that has said that it lost another one (`lost_peer_ranks`) is not, if any other can be.
 /// - On its node, a culprit ends before those it takes along: of what else a node reports, only
 ///   the first can be the cause. But a rank has left the others at MPI_Finalize already, and exits
 ///   some time after it: that counts wherever it stands. So does an end without MPI_Finalize.
@@ -241,10 +243,11 @@ struct Report {
 /// The second rule is there because the third does not always hold: the kernel closes the
 /// connections of a process before it calls it ended, and on a busy node others may notice the
 /// one, and end, before the other.
-fn culprit<'a>(reports: &'a [Report], bereaved: &BTreeSet<u32>) -> Option<&'a Cause> {
-    let lost_another = |cause: &Cause| cause.rank().is_some_and(|rank| bereaved.contains(&rank));
+fn culprit<'a>(reports: &'a [Report], lost_peer_ranks: &BTreeSet<u32>) -> Option<&'a Cause> {
+    let lost_another =
+        |cause: &Cause| cause.rank().is_some_and(|rank| lost_peer_ranks.contains(&rank));
     let others = reports.iter().filter(|report| {
-        report.cause.strength() >= Strength::Outside || !lost_another(&report.cause)
+        report.cause.priority() >= CausePriority::External || !lost_another(&report.cause)
     });
     strongest(others).or_else(|| strongest(reports.iter()))
 }
@@ -254,11 +257,11 @@ fn strongest<'a>(reports: impl Iterator<Item = &'a Report>) -> Option<&'a Cause>
     let mut nodes = BTreeSet::new();
     let mut found: Option<&Cause> = None;
     for Report { node, cause } in reports {
-        let strength = cause.strength();
+        let priority = cause.priority();
         let has_left = cause.grants_grace();
         let is_first = !has_left && nodes.insert(node);
-        let can_be = is_first || has_left || strength >= Strength::Outside;
-        if can_be && found.is_none_or(|found| found.strength() < strength) {
+        let can_be = is_first || has_left || priority >= CausePriority::External;
+        if can_be && found.is_none_or(|found| found.priority() < priority) {
             found = Some(cause);
         }
     }
@@ -282,23 +285,23 @@ pub struct Watch {
     endings: BTreeMap<u32, Ending>,
     reports: Vec<Report>,
     /// Ranks that have said that they lost another one.
-    bereaved: BTreeSet<u32>,
+    lost_peer_ranks: BTreeSet<u32>,
     /// The first rank that has ended with exit code 0 without MPI_Finalize.
     quit: Option<u32>,
     /// Ranks that are killed come back.
     recovers: bool,
-    left: Option<Left>,
+    grace: Option<ExitGrace>,
 }
 
 /// The first rank that has ended with an error after MPI_Finalize, or without it and will be missed.
 #[derive(Debug, Clone, Copy)]
-struct Left {
+struct ExitGrace {
     rank: u32,
     code: i32,
     /// After MPI_Finalize, or instead of it.
     is_finalized: bool,
     at: Instant,
-    told: bool,
+    is_notified: bool,
 }
 
 impl Watch {
@@ -307,10 +310,10 @@ impl Watch {
             size,
             endings: BTreeMap::new(),
             reports: Vec::new(),
-            bereaved: BTreeSet::new(),
+            lost_peer_ranks: BTreeSet::new(),
             quit: None,
             recovers,
-            left: None,
+            grace: None,
         }
     }
 
@@ -341,14 +344,23 @@ impl Watch {
             Ending::Killed(signal) => self.handle_cause(node, Cause::Killed { rank, signal }),
             Ending::Exited(0) if stage == Stage::Joined => {
                 self.quit.get_or_insert(rank);
-                self.handle_cause(node, Cause::Missing { rank, recovers: self.recovers });
+                self.handle_cause(
+                    node,
+                    Cause::QuitWithoutFinalize { rank, recovers: self.recovers },
+                );
                 self.check_quit(now);
             }
             Ending::Exited(0) => {}
             Ending::Exited(code) if stage == Stage::Finalized => {
                 let is_finalized = true;
-                self.left.get_or_insert(Left { rank, code, is_finalized, at: now, told: false });
-                self.handle_cause(node, Cause::Left { rank, code });
+                self.grace.get_or_insert(ExitGrace {
+                    rank,
+                    code,
+                    is_finalized,
+                    at: now,
+                    is_notified: false,
+                });
+                self.handle_cause(node, Cause::FailedAfterFinalize { rank, code });
             }
             Ending::Exited(code) => self.handle_cause(node, Cause::Exited { rank, code }),
         }
@@ -360,17 +372,23 @@ impl Watch {
     }
 
     /// This rank has said that it lost another one.
-    pub fn handle_loss(&mut self, rank: u32, now: Instant) {
-        self.bereaved.insert(rank);
+    pub fn handle_peer_loss(&mut self, rank: u32, now: Instant) {
+        self.lost_peer_ranks.insert(rank);
         self.check_quit(now);
     }
 
     /// Begins the grace of the others, once a rank that has ended without MPI_Finalize is missed.
     fn check_quit(&mut self, now: Instant) {
         let Some(rank) = self.quit else { return };
-        if self.recovers || !self.bereaved.is_empty() {
+        if self.recovers || !self.lost_peer_ranks.is_empty() {
             let is_finalized = false;
-            self.left.get_or_insert(Left { rank, code: 0, is_finalized, at: now, told: false });
+            self.grace.get_or_insert(ExitGrace {
+                rank,
+                code: 0,
+                is_finalized,
+                at: now,
+                is_notified: false,
+            });
         }
     }
 
@@ -379,22 +397,22 @@ impl Watch {
     }
 
     pub fn verdict(&self, now: Instant) -> Verdict {
-        let is_over = |left: Left| now >= left.at + LEFT_GRACE;
+        let is_over = |grace: ExitGrace| now >= grace.at + EXIT_GRACE;
         let only_left = self.reports.iter().all(|report| report.cause.grants_grace());
         if only_left && self.all_ended() {
             return Verdict::Finished { code: self.left_code() };
         }
-        if only_left && !self.left.is_some_and(is_over) {
+        if only_left && !self.grace.is_some_and(is_over) {
             return Verdict::GoOn;
         }
-        culprit(&self.reports, &self.bereaved)
+        culprit(&self.reports, &self.lost_peer_ranks)
             .map_or(Verdict::GoOn, |cause| Verdict::End(cause.clone()))
     }
 
     /// Of the first rank that left with an error.
     fn left_code(&self) -> i32 {
         let code = |report: &Report| match report.cause {
-            Cause::Left { code, .. } => Some(code),
+            Cause::FailedAfterFinalize { code, .. } => Some(code),
             _ => None,
         };
         self.reports.iter().find_map(code).unwrap_or(0)
@@ -402,20 +420,24 @@ impl Watch {
 
     /// When [`Watch::poll_notice`] or [`Watch::verdict`] will have something new to say.
     pub fn next_time(&self) -> Option<Instant> {
-        self.left.map(|left| left.at + if left.told { LEFT_GRACE } else { LEFT_NOTICE })
+        self.grace
+            .map(|grace| grace.at + if grace.is_notified { EXIT_GRACE } else { EXIT_GRACE_NOTICE })
     }
 
     /// What the user should know while the job still runs; said once.
     pub fn poll_notice(&mut self, now: Instant, place: impl Fn(u32) -> String) -> Option<String> {
-        let left = self.left.as_mut().filter(|left| !left.told && now >= left.at + LEFT_NOTICE)?;
-        left.told = true;
+        let grace = self
+            .grace
+            .as_mut()
+            .filter(|grace| !grace.is_notified && now >= grace.at + EXIT_GRACE_NOTICE)?;
+        grace.is_notified = true;
         Some(format!(
             "{} ended with exit code {} {} MPI_Finalize; unless the others end too, the job is \
              ended in {} s",
-            place(left.rank),
-            left.code,
-            if left.is_finalized { "after" } else { "without" },
-            (LEFT_GRACE - LEFT_NOTICE).as_secs()
+            place(grace.rank),
+            grace.code,
+            if grace.is_finalized { "after" } else { "without" },
+            (EXIT_GRACE - EXIT_GRACE_NOTICE).as_secs()
         ))
     }
 }

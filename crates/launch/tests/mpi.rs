@@ -225,7 +225,7 @@ fn several_programs_know_their_number() {
 
 /// The program goes by tcp, though ranks get FI_PROVIDER=landbridge: only its board tells.
 #[test]
-fn a_script_that_chooses_another_transport_is_told() {
+fn a_script_that_chooses_another_transport_is_reported() {
     let Some(python) = python_of("mpich") else { return };
     let lb = Landbridge::new("past");
     lb.add_provider();

@@ -59,7 +59,7 @@ fn several_programs_are_one_job() {
 
 /// As module files and ~/.bashrc set them, on this host or another one.
 #[test]
-fn another_transport_in_the_environment_is_replaced_and_told() {
+fn another_transport_in_the_environment_is_replaced_and_reported() {
     let lb = Landbridge::new("transport");
     lb.add_provider();
     let script = "echo $FI_PROVIDER $I_MPI_FABRICS $MPIR_CVAR_CH4_NETMOD";
@@ -92,7 +92,7 @@ fn another_transport_in_the_environment_is_replaced_and_told() {
 }
 
 #[test]
-fn an_allocation_of_several_nodes_that_is_not_used_is_told() {
+fn an_unused_allocation_of_several_nodes_is_reported() {
     let lb = Landbridge::new("slurm");
     let told = |arguments: &[&str]| {
         let mut command = lb.command(arguments);

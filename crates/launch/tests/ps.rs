@@ -54,7 +54,7 @@ fn every_rank_is_listed_until_the_job_ends() {
 }
 
 #[test]
-fn a_rank_that_comes_back_is_another_start_with_the_same_process_id_where_that_can_be() {
+fn a_restarted_rank_keeps_its_process_id_where_that_is_possible() {
     let lb = Landbridge::new("ps-back");
     let options = ["--recover", "--set", "recover_clocks=off"];
     let line = [&["run", "-n", "2"], &options[..], &["sh", "-c", PROGRAM]].concat();
@@ -91,10 +91,10 @@ fn may_choose_pids() -> bool {
 /// Rank 0 answers on its board as a provider does; rank 1 is not inside MPI.
 const ANSWERS: &str = r#"echo $PMI_RANK $$
 if [ $PMI_RANK = 1 ]; then exec sleep 600; fi
-board=/proc/self/fd/$LANDBRIDGE_BOARD
+board=/proc/self/fd/$LANDBRIDGE_STATISTICS_PAGE
 put() { dd of=$board bs=1 seek=$1 conv=notrunc 2>/dev/null; }
 text="sum tcp 2 1 1500 20 1 2
-row 1 tcp doubted 10.0.0.1 10.0.0.2 1500 20 1 2 1000000 120000
+row 1 tcp suspected 10.0.0.1 10.0.0.2 1500 20 1 2 1000000 120000
 "
 printf %s "$text" | put 4128
 printf "\\$(printf %o ${#text})\\0\\0\\0\\0\\0\\0\\0" | put 4120
@@ -117,11 +117,11 @@ fn ranks_are_asked_for_their_paths() {
         }
         assert!(Instant::now() < deadline, "{jobs}");
     };
-    assert_eq!(paths["silent"], serde_json::json!([1]));
+    assert_eq!(paths["unanswered"], serde_json::json!([1]));
     assert_eq!((&paths["sums"]["tcp"]["paths"], &paths["left_out"]), (&2.into(), &1.into()));
     let row = &paths["rows"][0];
-    assert_eq!((&row["process"], &row["peer"], &row["spoilt"]), (&0.into(), &1.into(), &1.into()));
-    assert_eq!((&row["state"], &row["is_old"]), (&"doubted".into(), &false.into()));
+    assert_eq!((&row["process"], &row["peer"], &row["corrupt"]), (&0.into(), &1.into(), &1.into()));
+    assert_eq!((&row["state"], &row["is_old"]), (&"suspected".into(), &false.into()));
     let table = stdout(&lb.run(&["ps", "--paths", &name]));
     for words in
         ["2 paths of 1 rank,", "120 us", "10.0.0.1 to 10.0.0.2", "nothing new of 1 rank: 1"]
@@ -134,7 +134,7 @@ fn ranks_are_asked_for_their_paths() {
 }
 
 #[test]
-fn a_launcher_that_is_stopped_is_told_of_and_not_forgotten() {
+fn a_stopped_launcher_is_reported_and_not_forgotten() {
     let lb = Landbridge::new("ps-stopped");
     let mut running = lb.start(&["run", "-n", "1", "sh", "-c", PROGRAM]);
     pids(&mut running, 1);

@@ -332,7 +332,7 @@ fn variables_that_are_not_text_reach_the_ranks() {
 }
 
 #[test]
-fn mistakes_are_told_with_what_to_do() {
+fn mistakes_are_reported_with_what_to_do() {
     let lb = Landbridge::new("mistakes");
     let rows: [(&[&str], &str); 8] = [
         (&["run", "--clusers", "2", "-n", "2", "true"], "no option --clusers"),

@@ -167,7 +167,7 @@ fn nothing_starts_with_a_setting_that_is_wrong() {
 }
 
 #[test]
-fn a_misspelt_variable_is_told_and_the_job_runs() {
+fn a_misspelt_variable_is_reported_and_the_job_runs() {
     let lb = Landbridge::new("settings-misspelt");
     let misspelt = [("LANDBRIDGE_PEER_TIMOUT", "5s")];
     let output = run_with(&lb, &misspelt, &["run", "-n", "1", "true"]);
@@ -217,7 +217,7 @@ fn settings_lists_every_row_and_no_secret() {
     let text = stdout(&output);
     for row in landbridge_proto::setting::SETTINGS {
         assert!(text.contains(row.name) || text.contains(&row.variable()), "{}: {text}", row.name);
-        assert!(text.contains(row.sentence), "{}: {text}", row.name);
+        assert!(text.contains(row.description), "{}: {text}", row.name);
     }
     for row in ["udp on --set", "rails_exclude none default"] {
         assert!(has_row(&text, row), "{row:?} in {text}");

@@ -200,7 +200,7 @@ fn children(parent: u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_host_without_landbridge_is_told() {
+fn a_host_without_landbridge_is_reported() {
     let Some((sshd, lb, _)) = setup("ssh-missing") else { return };
     let grid = sshd.grid().replacen("[cluster.relay]", "landbridge = \"/no/such\"\n$&", 1);
     let grid = grid.replace("$&", "[cluster.relay]");
@@ -215,7 +215,7 @@ fn a_host_without_landbridge_is_told() {
 }
 
 #[test]
-fn a_missing_key_is_told_for_each_host_with_what_to_do() {
+fn a_missing_key_is_reported_for_each_host_with_what_to_do() {
     let Some((sshd, lb, file)) = setup("ssh-key") else { return };
     std::fs::remove_file(sshd.files.0.join("authorized_keys")).unwrap();
     let output = lb.run(&["run", "--topology", &file, "true"]);

@@ -15,10 +15,10 @@ pub struct Credit {
 
 /// The receiver's side.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Lent {
+pub struct GrantedCredit {
     taken: u32,
     released: u32,
-    told: u32,
+    advertised: u32,
 }
 
 impl Credit {
@@ -60,7 +60,7 @@ impl Credit {
     }
 }
 
-impl Lent {
+impl GrantedCredit {
     /// Takes in `bytes` that were sent on credit; false if the sender had no tokens for them out of `window`.
     #[inline]
     pub fn take(&mut self, bytes: u64, window: u32) -> bool {
@@ -80,15 +80,15 @@ impl Lent {
 
     /// The counter for the next frame, which is about to be sent.
     #[inline]
-    pub fn tell(&mut self) -> u32 {
-        self.told = self.released;
+    pub fn advertise(&mut self) -> u32 {
+        self.advertised = self.released;
         self.released
     }
 
-    /// Bytes released and not yet told.
+    /// Bytes released and not yet advertised.
     #[inline]
-    pub fn untold(&self) -> u32 {
-        self.released.wrapping_sub(self.told)
+    pub fn unadvertised(&self) -> u32 {
+        self.released.wrapping_sub(self.advertised)
     }
 }
 
@@ -98,14 +98,14 @@ mod tests {
 
     #[test]
     fn tokens_return_and_wrap() {
-        let (mut credit, mut lent) = (Credit::new(100), Lent::default());
+        let (mut credit, mut granted_credit) = (Credit::new(100), GrantedCredit::default());
         for _ in 0..100_000 {
             credit.spend(90_u32.min(credit.available()));
-            assert!(lent.take(90, 100) && !lent.take(11, 100));
-            lent.release(90);
+            assert!(granted_credit.take(90, 100) && !granted_credit.take(11, 100));
+            granted_credit.release(90);
             assert_eq!(credit.available(), 10);
-            credit.handle_released(lent.tell());
-            assert_eq!((credit.available(), lent.untold()), (100, 0));
+            credit.handle_released(granted_credit.advertise());
+            assert_eq!((credit.available(), granted_credit.unadvertised()), (100, 0));
         }
         credit.used = u32::MAX - 10;
         credit.released = u32::MAX - 10;

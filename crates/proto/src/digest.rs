@@ -24,14 +24,14 @@ pub fn digest(bytes: &[u8]) -> u64 {
         state = mix(state, u64::from_le_bytes(word));
     }
     // The upper bits of the last product hang upon all that has gone into it.
-    state.rotate_right(TURN)
+    state.rotate_right(ROTATION)
 }
 
-const TURN: u32 = 29;
+const ROTATION: u32 = 29;
 
 #[inline]
 fn mix(state: u64, word: u64) -> u64 {
-    (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(TURN)
+    (state ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(ROTATION)
 }
 
 #[cfg(test)]

@@ -12,21 +12,21 @@ pub struct JobKey(pub [u8; 32]);
 
 /// Exit code of a recorded process that our provider ends: what it does is not what an earlier start of it did, or can be
 /// in no record. Another start would not help. Users see 1.
-pub const EXIT_CANNOT_GO_ON: i32 = 183;
+pub const EXIT_UNRECOVERABLE: i32 = 183;
 
 /// Exit code of a recorded process that our provider ends because the connection to its relay, on another node, is broken:
 /// nothing more of what it does can be recorded. Another start takes up what the relay has.
-pub const EXIT_CUT_OFF: i32 = 184;
+pub const EXIT_UPLINK_LOST: i32 = 184;
 
-/// Begins each line that our libraries write to standard error in a process that may be started anew; the name that
+/// Begins each line that our libraries write to standard error in a process that may be restarted; the name that
 /// follows is part of the line. Whoever started the process shows such lines always, and all else that a new start of it
 /// prints only beyond what was printed before. Programs do not print this byte by themselves.
-pub const LINE_MARK: &str = "\x1elandbridge";
+pub const LINE_TAG: &str = "\x1elandbridge";
 
-/// After [`LINE_MARK`], the whole line of a process that is about to end with [`EXIT_CANNOT_GO_ON`] or [`EXIT_CUT_OFF`]; people
+/// After [`LINE_TAG`], the whole line of a process that is about to end with [`EXIT_UNRECOVERABLE`] or [`EXIT_UPLINK_LOST`]; people
 /// are not shown it.
 /// Programs may end with any code.
-pub const LAST_WORD: &str = " cannot go on";
+pub const EXIT_LINE: &str = " cannot go on";
 
 /// An endpoint of a process of the job: 24 bits of process index, 8 bits of endpoint number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,17 +13,17 @@
 //! | [`limit`] | every bound, with the reason for its value |
 //! | [`setting`] | every knob: its row, and how its text is read |
 //! | [`id`] | who is who: jobs, processes, endpoints, clusters |
-//! | [`clocks`] | what a program reads of clocks and chance, and how it is told it again |
-//! | [`board`] | what a process says of its paths to whoever has started it |
+//! | [`nondeterminism`] | what a program reads of clocks and chance, and how it is told it again |
+//! | [`statistics_page`] | shared memory in which a process publishes the statistics of its paths |
 //! | [`range`] | sets of sequence numbers |
 //! | [`digest`] | tells bytes from others |
 //! | [`wire`] | bytes: frames, their heads, the hello |
-//! | [`recent`] | the last intakes of a process whose relay is on another node |
+//! | [`recent_determinants`] | the last determinants of a process whose relay is on another node |
 //! | [`path`] | one way to a peer: delay, rate, congestion, pacing, size of datagrams |
 //! | [`channel`] | what has been sent and not confirmed, what has arrived and not been taken in |
 //! | [`slab`] | numbered places for operations in flight |
 //! | [`credit`] | tokens for eager bytes |
-//! | [`tag`] | matching receives with arrivals |
+//! | [`matching`] | matching receives with arrivals |
 //! | [`route`] | where a frame goes next, and where it waits |
 //! | [`relay`] | one relay: links, queues, back-pressure |
 //! | [`endpoint`] | one process: channels, messages, remote memory |
@@ -35,20 +35,20 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-pub mod board;
 pub mod channel;
-pub mod clocks;
 pub mod credit;
 pub mod digest;
 pub mod endpoint;
 pub mod id;
 pub mod limit;
+pub mod matching;
+pub mod nondeterminism;
 pub mod path;
 pub mod range;
-pub mod recent;
+pub mod recent_determinants;
 pub mod relay;
 pub mod route;
 pub mod setting;
 pub mod slab;
-pub mod tag;
+pub mod statistics_page;
 pub mod wire;

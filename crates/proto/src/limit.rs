@@ -8,10 +8,10 @@ pub const PROTOCOL_VERSION: u16 = 9;
 pub const FRAME_BODY_BYTES_MAX: usize = (1 << 20) + 128;
 
 /// Bytes of the check of a frame's payload, between its head and the payload.
-pub const CHECK_BYTES: usize = 4;
+pub const CHECKSUM_BYTES: usize = 4;
 
 /// Most bytes of a frame's head, over all kinds.
-pub const HEAD_BYTES_MAX: usize = 48;
+pub const KIND_HEADER_BYTES_MAX: usize = 48;
 
 /// Payload of one frame through a relay: the unit in which channels share a link. At 1 Gb/s it
 /// takes 0.25 ms, which bounds how long an urgent small frame waits behind a large one. With header and head
@@ -55,8 +55,8 @@ pub const fn eager_window(processes: u32) -> u32 {
 }
 
 const _: () = {
-    assert!(RELAY_PAYLOAD_BYTES_MAX + HEAD_BYTES_MAX <= FRAME_BODY_BYTES_MAX);
-    assert!(2 * ATOMIC_BYTES_MAX + HEAD_BYTES_MAX <= FRAME_BODY_BYTES_MAX);
+    assert!(RELAY_PAYLOAD_BYTES_MAX + KIND_HEADER_BYTES_MAX <= FRAME_BODY_BYTES_MAX);
+    assert!(2 * ATOMIC_BYTES_MAX + KIND_HEADER_BYTES_MAX <= FRAME_BODY_BYTES_MAX);
     assert!(2 * ATOMIC_BYTES_MAX <= RELAY_PAYLOAD_BYTES_MAX);
     // An inject must always fit the credit of one peer, or it could wait for ever.
     assert!(eager_window(u32::MAX) == EAGER_WINDOW_BYTES_MIN);

@@ -9,37 +9,37 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// All numbers below [`Self::whole`], and some ranges above it.
+/// All numbers below [`Self::contiguous_end`], and some ranges above it.
 ///
 /// `RANGES_MAX` bounds the ranges above.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSet<const RANGES_MAX: usize> {
-    whole: u64,
-    /// Ascending, not empty, not touching each other nor `whole`.
+    contiguous_end: u64,
+    /// Ascending, not empty, not touching each other nor `contiguous_end`.
     above: Vec<Range<u64>>,
 }
 
 /// A set has no room for one more range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct RangeSetFull;
 
 impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
-    /// All numbers below `whole`.
-    pub const fn below(whole: u64) -> Self {
-        Self { whole, above: Vec::new() }
+    /// All numbers below `contiguous_end`.
+    pub const fn below(contiguous_end: u64) -> Self {
+        Self { contiguous_end, above: Vec::new() }
     }
 
     /// Nothing below this number is missing.
-    pub fn whole(&self) -> u64 {
-        self.whole
+    pub fn contiguous_end(&self) -> u64 {
+        self.contiguous_end
     }
 
-    /// The ranges above [`Self::whole`], ascending, with something missing before each.
+    /// The ranges above [`Self::contiguous_end`], ascending, with something missing before each.
     pub fn above(&self) -> &[Range<u64>] {
         &self.above
     }
 
-    /// The range above [`Self::whole`] that has `number`.
+    /// The range above [`Self::contiguous_end`] that has `number`.
     pub fn above_at(&self, number: u64) -> Option<Range<u64>> {
         let place = self.above.partition_point(|range| range.end <= number);
         self.above.get(place).filter(|range| range.start <= number).cloned()
@@ -47,15 +47,15 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
 
     /// One more than the largest number in the set.
     pub fn end(&self) -> u64 {
-        self.above.last().map_or(self.whole, |last| last.end)
+        self.above.last().map_or(self.contiguous_end, |last| last.end)
     }
 
     /// Puts `range` into the set. The numbers of it that were missing are counted.
     ///
     /// # Errors
     /// If it stands alone and there are `RANGES_MAX` ranges already: nothing has changed.
-    pub fn insert(&mut self, range: Range<u64>) -> Result<u64, Full> {
-        let range = range.start.max(self.whole)..range.end;
+    pub fn insert(&mut self, range: Range<u64>) -> Result<u64, RangeSetFull> {
+        let range = range.start.max(self.contiguous_end)..range.end;
         if range.start >= range.end {
             return Ok(0);
         }
@@ -67,8 +67,8 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
         let new = (range.end - range.start) - had;
         let start = touched.first().map_or(range.start, |other| other.start.min(range.start));
         let end = touched.last().map_or(range.end, |other| other.end.max(range.end));
-        if start == self.whole {
-            self.whole = end;
+        if start == self.contiguous_end {
+            self.contiguous_end = end;
             self.above.drain(..last);
         } else if first < last {
             self.above[first] = start..end;
@@ -76,15 +76,15 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
         } else if self.above.len() < RANGES_MAX {
             self.above.insert(first, range);
         } else {
-            return Err(Full);
+            return Err(RangeSetFull);
         }
         Ok(new)
     }
 
     /// Whether all of `range` is in the set.
     pub fn contains(&self, range: &Range<u64>) -> bool {
-        let start = range.start.max(self.whole);
-        range.end <= self.whole
+        let start = range.start.max(self.contiguous_end);
+        range.end <= self.contiguous_end
             || range.is_empty()
             || self.above_at(start).is_some_and(|other| range.end <= other.end)
     }
@@ -93,12 +93,14 @@ impl<const RANGES_MAX: usize> RangeSet<RANGES_MAX> {
     pub fn overlaps(&self, range: &Range<u64>) -> bool {
         let place = self.above.partition_point(|other| other.end <= range.start);
         let is_hit = |other: &Range<u64>| overlap(other, range) > 0;
-        !range.is_empty() && (range.start < self.whole || self.above.get(place).is_some_and(is_hit))
+        !range.is_empty()
+            && (range.start < self.contiguous_end || self.above.get(place).is_some_and(is_hit))
     }
 
     /// What is missing below `end`, ascending.
     pub fn missing(&self, end: u64) -> impl Iterator<Item = Range<u64>> {
-        let starts = core::iter::once(self.whole).chain(self.above.iter().map(|range| range.end));
+        let starts =
+            core::iter::once(self.contiguous_end).chain(self.above.iter().map(|range| range.end));
         let ends = self.above.iter().map(|range| range.start).chain(core::iter::once(u64::MAX));
         starts
             .zip(ends)

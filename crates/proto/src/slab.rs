@@ -1,34 +1,34 @@
-//! Numbered places for operations in flight.
+//! Numbered slots for operations in flight.
 //!
-//! A number names one operation and no later one: it holds the place (24 bits) and how often the
-//! place was used (8 bits), so a stale number finds nothing instead of somebody else's operation.
+//! A number names one operation and no later one: it holds the slot index (24 bits) and the generation of that
+//! slot (8 bits), so a stale number finds nothing instead of somebody else's operation.
 
 use alloc::vec::Vec;
 
 /// Values by number.
 pub struct Slab<T> {
-    places: Vec<Place<T>>,
+    slots: Vec<Slot<T>>,
     free: Vec<u32>,
 }
 
-struct Place<T> {
-    uses: u8,
+struct Slot<T> {
+    generation: u8,
     value: Option<T>,
 }
 
-const PLACE_BITS: u32 = 24;
-const PLACES_MAX: usize = 1 << PLACE_BITS;
+const SLOT_BITS: u32 = 24;
+const SLOTS_MAX: usize = 1 << SLOT_BITS;
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { places: Vec::new(), free: Vec::new() }
+        Self { slots: Vec::new(), free: Vec::new() }
     }
 }
 
 impl<T> Slab<T> {
     /// Values held.
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// True if nothing is held.
@@ -42,29 +42,29 @@ impl<T> Slab<T> {
     /// If 2^24 values are held: the users of this type bound themselves far below.
     #[inline]
     pub fn insert(&mut self, value: T) -> u32 {
-        if let Some(place) = self.free.pop() {
-            let slot = &mut self.places[place as usize];
+        if let Some(index) = self.free.pop() {
+            let slot = &mut self.slots[index as usize];
             slot.value = Some(value);
-            return number(place, slot.uses);
+            return number(index, slot.generation);
         }
-        let place = self.places.len();
-        assert!(place < PLACES_MAX, "a slab is full");
-        self.places.push(Place { uses: 0, value: Some(value) });
-        place as u32
+        let index = self.slots.len();
+        assert!(index < SLOTS_MAX, "a slab is full");
+        self.slots.push(Slot { generation: 0, value: Some(value) });
+        index as u32
     }
 
     /// The value numbered `id`, if it is still there.
     #[inline]
     pub fn at(&self, id: u32) -> Option<&T> {
-        let slot = self.places.get(place(id))?;
-        if slot.uses == uses(id) { slot.value.as_ref() } else { None }
+        let slot = self.slots.get(index(id))?;
+        if slot.generation == generation(id) { slot.value.as_ref() } else { None }
     }
 
     /// See [`Self::at`].
     #[inline]
     pub fn at_mut(&mut self, id: u32) -> Option<&mut T> {
-        let slot = self.places.get_mut(place(id))?;
-        if slot.uses == uses(id) { slot.value.as_mut() } else { None }
+        let slot = self.slots.get_mut(index(id))?;
+        if slot.generation == generation(id) { slot.value.as_mut() } else { None }
     }
 
     /// Takes the value numbered `id` out.
@@ -87,38 +87,38 @@ impl<T> Slab<T> {
     }
 
     #[inline]
-    fn held(&mut self, id: u32) -> Option<&mut Place<T>> {
-        self.places.get_mut(place(id)).filter(|slot| slot.uses == uses(id))
+    fn held(&mut self, id: u32) -> Option<&mut Slot<T>> {
+        self.slots.get_mut(index(id)).filter(|slot| slot.generation == generation(id))
     }
 
-    /// The place of number `id`, which is empty now, is for another.
+    /// The slot of number `id`, which is empty now, is for another.
     #[inline]
     fn release(&mut self, id: u32) {
-        let slot = &mut self.places[place(id)];
-        slot.uses = slot.uses.wrapping_add(1);
-        self.free.push(place(id) as u32);
+        let slot = &mut self.slots[index(id)];
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(index(id) as u32);
     }
 
-    /// The numbers of all values, in order of their places.
+    /// The numbers of all values, in order of their slots.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.places
+        self.slots
             .iter()
             .enumerate()
             .filter(|(_, slot)| slot.value.is_some())
-            .map(|(place, slot)| number(place as u32, slot.uses))
+            .map(|(index, slot)| number(index as u32, slot.generation))
     }
 }
 
-fn number(place: u32, uses: u8) -> u32 {
-    (uses as u32) << PLACE_BITS | place
+fn number(index: u32, generation: u8) -> u32 {
+    (generation as u32) << SLOT_BITS | index
 }
 
-fn place(id: u32) -> usize {
-    (id & (PLACES_MAX as u32 - 1)) as usize
+fn index(id: u32) -> usize {
+    (id & (SLOTS_MAX as u32 - 1)) as usize
 }
 
-fn uses(id: u32) -> u8 {
-    (id >> PLACE_BITS) as u8
+fn generation(id: u32) -> u8 {
+    (id >> SLOT_BITS) as u8
 }
 
 #[cfg(test)]

@@ -4,20 +4,21 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
 use landbridge_proto::endpoint::{
-    Action, Config, Done, Endpoint, Failure, KEPT, Level, Message, Path, Peer, Place, Posting,
-    Remote, Ticket, Work,
+    Action, CompletionKind, CompletionLevel, Config, Endpoint, Failure, Message,
+    OperationCompletion, PathProperties, PayloadDestination, Peer, Posting, REASSEMBLED, Remote,
+    Ticket,
 };
 use landbridge_proto::id::Address;
-use landbridge_proto::limit::HEAD_BYTES_MAX;
+use landbridge_proto::limit::KIND_HEADER_BYTES_MAX;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::kind_header::KindHeader;
 
 use common::Room;
 
 /// It may lose what it carries, and cuts what is longer than ten bytes.
-const PIECES: Path = Path {
+const PIECES: PathProperties = PathProperties {
     payload_max: 10,
     eager_max: 10,
     first_piece: 10,
@@ -26,9 +27,9 @@ const PIECES: Path = Path {
     ahead: true,
     lossless: false,
     spare: false,
-    silent: false,
+    silent_loss: false,
     datagram: None,
-    overtakes: false,
+    reorders: false,
     checked: false,
     copy_max: 100,
 };
@@ -36,7 +37,7 @@ const PIECES: Path = Path {
 #[test]
 fn an_older_ask_that_comes_later_is_not_the_one_that_is_answered() {
     let (mut a, mut b) = pair();
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
     let older = a.next(TWO).unwrap();
@@ -45,9 +46,9 @@ fn an_older_ask_that_comes_later_is_not_the_one_that_is_answered() {
     a.close_path(PEER, TWO);
     let newer = a.next(ONE).unwrap();
     assert_eq!((ask(&older), ask(&newer)), (Some(1), Some(2)));
-    b.take_in(ONE, newer);
-    b.take_in(TWO, older);
-    a.take_in(ONE, b.next(ONE).unwrap());
+    b.deliver(ONE, newer);
+    b.deliver(TWO, older);
+    a.deliver(ONE, b.next(ONE).unwrap());
     let again = a.next(ONE).expect("the message goes again");
     assert_eq!(again.kind(), Kind::Tagged);
 }
@@ -58,7 +59,7 @@ fn what_waits_for_several_paths_leaves_without_an_answer() {
     const MANY: usize = 9;
     let (mut a, _) = pair();
     for _ in 0..MANY {
-        a.send(message(5, Level::Handed)).unwrap();
+        a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     }
     let mut left = [0; 2];
     while a.next_busy().is_some() {
@@ -74,17 +75,17 @@ fn what_waits_for_several_paths_leaves_without_an_answer() {
 fn a_sender_is_free_again_when_all_it_sent_is_confirmed_before_its_ask_is_answered() {
     for is_asked in [false, true] {
         let (mut a, mut b) = pair();
-        a.send(message(5, Level::Delivered)).unwrap();
-        b.take_in(ONE, a.next(ONE).unwrap());
-        b.doubt_path(PEER, ONE, true);
+        a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
+        b.deliver(ONE, a.next(ONE).unwrap());
+        b.suspect_path(PEER, ONE, true);
         let ack = b.next(TWO).unwrap();
         a.close_path(PEER, ONE);
         if is_asked {
             // Whatever becomes of it.
-            assert_eq!(a.next(TWO).unwrap().kind(), Kind::Ask);
+            assert_eq!(a.next(TWO).unwrap().kind(), Kind::StatusRequest);
         }
-        a.take_in(TWO, ack);
-        a.send(message(6, Level::Handed)).unwrap();
+        a.deliver(TWO, ack);
+        a.send(message(6, CompletionLevel::TransmitComplete)).unwrap();
         assert_eq!(a.next(TWO).expect("the next message").kind(), Kind::Tagged);
     }
 }
@@ -96,15 +97,15 @@ fn a_confirmation_that_overtakes_a_refusal_waits_for_it() {
     b.refuse_write(a.next(ONE).unwrap());
     let refusal = b.next(ONE).unwrap();
     // So that the confirmation goes by the other path.
-    a.send(message(5, Level::Handed)).unwrap();
-    b.take_in(TWO, a.next(TWO).unwrap());
+    a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
+    b.deliver(TWO, a.next(TWO).unwrap());
     assert_eq!(a.errors(), [None]);
     let ack = b.next(TWO).unwrap();
     assert_eq!((refusal.kind(), ack.kind()), (Kind::Refused, Kind::Ack));
     assert!(ack.header.delivered > 0);
-    a.take_in(TWO, ack);
+    a.deliver(TWO, ack);
     assert_eq!(a.errors(), []);
-    a.take_in(ONE, refusal);
+    a.deliver(ONE, refusal);
     settle(&mut a, &mut b);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
 }
@@ -117,9 +118,9 @@ fn a_write_that_is_refused_while_its_path_holds_it_waits_once() {
     a.transmitted(PEER, ONE, false, None);
     let header = Header::parse(&front).unwrap();
     b.refuse_write(Frame { header, head: front[HEADER_BYTES..].to_vec() });
-    a.take_in(TWO, b.next(TWO).unwrap());
+    a.deliver(TWO, b.next(TWO).unwrap());
     a.handle_flushed(PEER, ONE);
-    assert_eq!((a.holdings(PEER).awaiting, a.errors()), (1, vec![]));
+    assert_eq!((a.channel_usage(PEER).awaiting, a.errors()), (1, vec![]));
     settle(&mut a, &mut b);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
 }
@@ -128,7 +129,7 @@ fn a_write_that_is_refused_while_its_path_holds_it_waits_once() {
 fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
     let (mut a, mut b) = pair();
     b.close_path(PEER, TWO);
-    b.send(message(5, Level::Handed)).unwrap();
+    b.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     let lost = b.next(ONE).unwrap();
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(ONE).unwrap());
@@ -142,11 +143,11 @@ fn a_frame_sent_again_confirms_nothing_that_a_refusal_is_about() {
         if frame.kind() == Kind::Tagged {
             break frame;
         }
-        a.take_in(TWO, frame);
-        a.next(TWO).into_iter().for_each(|frame| b.take_in(TWO, frame));
+        a.deliver(TWO, frame);
+        a.next(TWO).into_iter().for_each(|frame| b.deliver(TWO, frame));
     };
     assert_eq!(again.header.sequence, lost.header.sequence);
-    a.take_in(TWO, again);
+    a.deliver(TWO, again);
     assert_eq!(a.errors(), []);
     settle(&mut a, &mut b);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
@@ -159,15 +160,15 @@ fn who_may_not_confirm_yet_says_all_the_same_what_need_not_come_again() {
     b.refuse_write(a.next(ONE).unwrap());
     a.close_path(PEER, ONE);
     let ask = a.next(TWO).unwrap();
-    assert_eq!(ask.kind(), Kind::Ask);
-    b.take_in(TWO, ask);
+    assert_eq!(ask.kind(), Kind::StatusRequest);
+    b.deliver(TWO, ask);
     let report = b.next(TWO).unwrap();
-    let Ok(Head::Report { ranges, .. }) = Head::parse(Kind::Report, 0, &report.head) else {
+    let Ok(KindHeader::Sack { ranges, .. }) = KindHeader::parse(Kind::Sack, 0, &report.head) else {
         panic!("{:?}", report.header)
     };
     assert_eq!(report.header.delivered, 0, "the refusal has not left");
     assert!(ranges.contains(&(0, 37)), "{ranges:?}");
-    a.take_in(TWO, report);
+    a.deliver(TWO, report);
     assert!(a.next(TWO).is_none_or(|frame| !frame.kind().is_numbered()), "it would go for ever");
     settle(&mut a, &mut b);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
@@ -180,11 +181,11 @@ fn a_signal_before_a_refusal_confirms_nothing_that_the_refusal_is_about() {
     let write = a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
     b.refuse_write(write);
-    b.take_in(TWO, a.next(TWO).unwrap());
+    b.deliver(TWO, a.next(TWO).unwrap());
     // The answer to the ask overtakes the refusal, which has not left.
     let report = b.next(TWO).unwrap();
-    assert_eq!((report.kind(), report.header.delivered), (Kind::Report, 0));
-    a.take_in(TWO, report);
+    assert_eq!((report.kind(), report.header.delivered), (Kind::Sack, 0));
+    a.deliver(TWO, report);
     assert_eq!(a.errors(), []);
     settle(&mut a, &mut b);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
@@ -193,17 +194,17 @@ fn a_signal_before_a_refusal_confirms_nothing_that_the_refusal_is_about() {
 #[test]
 fn who_may_not_confirm_before_a_refusal_that_has_to_wait_says_nothing() {
     let (mut a, mut b) = pair();
-    b.send(message(5, Level::Handed)).unwrap();
+    b.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     b.next(ONE).unwrap();
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     b.refuse_write(a.next(TWO).unwrap());
     // Until its ask is answered, nothing new goes out: no refusal either.
     b.close_path(PEER, ONE);
     let ask = b.next(TWO).unwrap();
-    assert_eq!(ask.kind(), Kind::Ask);
+    assert_eq!(ask.kind(), Kind::StatusRequest);
     assert!(b.next(TWO).is_none());
     a.close_path(PEER, ONE);
-    a.take_in(TWO, ask);
+    a.deliver(TWO, ask);
     settle(&mut a, &mut b);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
 }
@@ -212,14 +213,14 @@ fn who_may_not_confirm_before_a_refusal_that_has_to_wait_says_nothing() {
 fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
     let (mut a, mut b) = pair();
     b.recv(posting(5));
-    a.send(message(5, Level::Handed)).unwrap();
+    a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     let frame = a.next(ONE).unwrap();
     let place = b.hear(ONE, &frame);
-    assert_eq!(diverted(&mut b), []);
+    assert_eq!(discarded(&mut b), []);
     assert_eq!(b.hear(TWO, &frame), place);
-    assert_eq!(diverted(&mut b), [ONE]);
-    // The first turns out to be spoilt: that harms nothing, and nothing need come again.
-    assert!(b.handle_spoilt(PEER, ONE));
+    assert_eq!(discarded(&mut b), [ONE]);
+    // The first turns out to be corrupt: that harms nothing, and nothing need come again.
+    assert!(b.handle_corrupt(PEER, ONE));
     assert!(b.next(ONE).is_none());
     b.handle_payload(PEER, TWO);
     assert_eq!(b.done().len(), 1);
@@ -229,38 +230,38 @@ fn a_payload_that_comes_again_by_another_path_belongs_to_that_alone() {
 fn what_is_kept_comes_by_one_path_at_a_time() {
     let (mut a, mut b) = pair();
     let [first, second] = two_messages(&mut a);
-    assert!(matches!(b.hear(ONE, &second), Place::Early { .. }));
-    assert!(matches!(b.hear(TWO, &second), Place::Early { .. }));
-    assert_eq!(diverted(&mut b), [ONE]);
-    assert!(b.handle_spoilt(PEER, ONE));
+    assert!(matches!(b.hear(ONE, &second), PayloadDestination::OutOfOrder { .. }));
+    assert!(matches!(b.hear(TWO, &second), PayloadDestination::OutOfOrder { .. }));
+    assert_eq!(discarded(&mut b), [ONE]);
+    assert!(b.handle_corrupt(PEER, ONE));
     b.handle_payload(PEER, TWO);
-    assert_eq!(b.next_kept(PEER), None);
-    b.take_in(ONE, first);
-    assert_eq!(b.next_kept(PEER), Some(second.header.sequence));
+    assert_eq!(b.next_reassembled(PEER), None);
+    b.deliver(ONE, first);
+    assert_eq!(b.next_reassembled(PEER), Some(second.header.sequence));
 }
 
 #[test]
 fn what_is_taken_in_is_not_kept_any_more_though_it_is_still_arriving() {
     let (mut a, mut b) = pair();
     let [first, second] = two_messages(&mut a);
-    assert!(matches!(b.hear(ONE, &second), Place::Early { .. }));
-    b.take_in(TWO, first);
-    assert!(matches!(b.hear(TWO, &second), Place::Store { .. }));
+    assert!(matches!(b.hear(ONE, &second), PayloadDestination::OutOfOrder { .. }));
+    b.deliver(TWO, first);
+    assert!(matches!(b.hear(TWO, &second), PayloadDestination::NewUnexpected { .. }));
     b.handle_payload(PEER, TWO);
     let actions: Vec<_> = std::iter::from_fn(|| b.poll_action()).collect();
     let place = |wanted: fn(&Action<Room>) -> bool| actions.iter().position(wanted);
-    let divert = place(|action| matches!(action, Action::Divert { path: ONE, .. }));
+    let divert = place(|action| matches!(action, Action::DiscardPayload { path: ONE, .. }));
     let release = place(|action| matches!(action, Action::Release { .. }));
     assert!(divert.is_some() && divert < release, "{actions:?}");
     b.handle_payload(PEER, ONE);
-    assert_eq!(b.next_kept(PEER), None);
+    assert_eq!(b.next_reassembled(PEER), None);
 }
 
 #[test]
 fn an_operation_is_not_done_while_another_path_holds_a_piece_of_it() {
     for breaks in [false, true] {
         let (mut a, _) = pair();
-        a.send(message(20, Level::Handed)).unwrap();
+        a.send(message(20, CompletionLevel::TransmitComplete)).unwrap();
         let copy = Some(Room(10));
         assert!(a.poll_transmit(PEER, ONE).unwrap().wants_copy);
         a.transmitted(PEER, ONE, false, copy.clone());
@@ -284,7 +285,7 @@ fn a_refused_operation_is_not_done_while_another_path_holds_a_piece_of_it() {
     assert!(a.poll_transmit(PEER, TWO).is_some());
     a.transmitted(PEER, TWO, false, Some(Room(10)));
     b.refuse_write(first);
-    a.take_in(ONE, b.next(ONE).unwrap());
+    a.deliver(ONE, b.next(ONE).unwrap());
     assert_eq!(a.done(), [], "path two still reads the second half");
     a.handle_flushed(PEER, TWO);
     assert_eq!(a.errors(), [Some(Failure::Errno(13))]);
@@ -293,15 +294,15 @@ fn a_refused_operation_is_not_done_while_another_path_holds_a_piece_of_it() {
 #[test]
 fn a_confirmation_that_is_lost_with_a_spoilt_frame_is_said_again() {
     let (mut a, mut b) = pair();
-    a.send(message(5, Level::Delivered)).unwrap();
-    b.take_in(ONE, a.next(ONE).unwrap());
-    b.send(message(5, Level::Handed)).unwrap();
-    let spoilt = b.next(ONE).unwrap();
-    assert!(spoilt.header.delivered > 0);
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
+    b.deliver(ONE, a.next(ONE).unwrap());
+    b.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
+    let corrupt = b.next(ONE).unwrap();
+    assert!(corrupt.header.delivered > 0);
     assert!(b.next(ONE).is_none(), "the message has confirmed what there was to confirm");
-    assert!(a.handle_spoilt_frame(PEER, &spoilt.header));
+    assert!(a.handle_corrupt_frame(PEER, &corrupt.header));
     settle_by(ONE, &mut a, &mut b);
-    let sent = |done: &&Done| done.work == Work::TaggedSend;
+    let sent = |done: &&OperationCompletion| done.kind == CompletionKind::TaggedSend;
     assert_eq!(a.done().iter().filter(sent).count(), 1);
 }
 
@@ -311,32 +312,32 @@ fn an_answer_that_is_lost_with_a_path_the_asker_has_given_up_is_said_again() {
     a.open_path(PEER, THREE, PIECES);
     b.open_path(PEER, THREE, PIECES);
     a.close_path(PEER, TWO);
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
-    b.take_in(THREE, a.next(THREE).unwrap());
+    b.deliver(THREE, a.next(THREE).unwrap());
     // It does not know yet that path two is gone, and doubts the one that is left.
-    b.doubt_path(PEER, THREE, true);
-    assert_eq!(b.next(TWO).unwrap().kind(), Kind::Report);
+    b.suspect_path(PEER, THREE, true);
+    assert_eq!(b.next(TWO).unwrap().kind(), Kind::Sack);
     b.close_path(PEER, ONE);
     b.close_path(PEER, TWO);
-    a.take_in(THREE, b.next(THREE).expect("the answer again"));
+    a.deliver(THREE, b.next(THREE).expect("the answer again"));
     assert_eq!(a.next(THREE).expect("the message again").kind(), Kind::Tagged);
 }
 
 #[test]
 fn a_payload_that_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
     let (mut a, mut b) = pair();
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     let older = a.next(ONE).unwrap();
     a.close_path(PEER, ONE);
-    b.take_in(TWO, a.next(TWO).unwrap());
-    a.take_in(TWO, b.next(TWO).unwrap());
+    b.deliver(TWO, a.next(TWO).unwrap());
+    a.deliver(TWO, b.next(TWO).unwrap());
     let again = a.next(TWO).unwrap();
     b.hear(TWO, &again);
     // What path one had carried before it broke can still be read, but not to its end.
     b.hear(ONE, &older);
-    assert_eq!(diverted(&mut b), [TWO]);
+    assert_eq!(discarded(&mut b), [TWO]);
     b.handle_payload(PEER, TWO);
     b.close_path(PEER, ONE);
     settle(&mut a, &mut b);
@@ -350,15 +351,15 @@ fn what_is_kept_and_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
     let [first, older] = two_messages(&mut a);
     a.open_path(PEER, TWO, PIECES);
     a.close_path(PEER, ONE);
-    b.take_in(TWO, a.next(TWO).unwrap());
-    a.take_in(TWO, b.next(TWO).unwrap());
+    b.deliver(TWO, a.next(TWO).unwrap());
+    a.deliver(TWO, b.next(TWO).unwrap());
     let [_, again] = [a.next(TWO).unwrap(), a.next(TWO).unwrap()];
     b.hear(TWO, &again);
     b.hear(ONE, &older);
-    assert_eq!(diverted(&mut b), [TWO]);
+    assert_eq!(discarded(&mut b), [TWO]);
     b.handle_payload(PEER, TWO);
     b.close_path(PEER, ONE);
-    b.take_in(TWO, first);
+    b.deliver(TWO, first);
     settle(&mut a, &mut b);
     b.goodbye(PEER);
     a.goodbye(PEER);
@@ -370,32 +371,32 @@ fn what_is_kept_and_was_diverted_to_a_path_that_breaks_is_asked_for_again() {
 fn what_is_diverted_to_a_frame_that_is_diverted_too_is_asked_for_again() {
     let (mut a, mut b) = pair();
     let [first, whole] = two_messages(&mut a);
-    assert!(b.handle_spoilt_frame(PEER, &whole.header));
-    a.take_in(ONE, b.next(ONE).unwrap());
-    a.set_path(PEER, TWO, Path { payload_max: 4, ..PIECES });
+    assert!(b.handle_corrupt_frame(PEER, &whole.header));
+    a.deliver(ONE, b.next(ONE).unwrap());
+    a.set_path(PEER, TWO, PathProperties { payload_max: 4, ..PIECES });
     let [piece, next] = [a.next(TWO).unwrap(), a.next(TWO).unwrap()];
     b.hear(TWO, &piece);
     // An old copy of all comes between two pieces of it.
     b.hear(ONE, &whole);
-    assert_eq!(diverted(&mut b), [TWO]);
+    assert_eq!(discarded(&mut b), [TWO]);
     b.handle_payload(PEER, TWO);
     b.hear(TWO, &next);
-    assert_eq!(diverted(&mut b), [ONE]);
+    assert_eq!(discarded(&mut b), [ONE]);
     b.handle_payload(PEER, ONE);
     b.handle_payload(PEER, TWO);
-    b.take_in(TWO, first);
+    b.deliver(TWO, first);
     settle(&mut a, &mut b);
-    assert_eq!(b.next_kept(PEER), Some(whole.header.sequence));
+    assert_eq!(b.next_reassembled(PEER), Some(whole.header.sequence));
 }
 
 /// The driver had asked it before, and the other path leaves the message to it: nobody would have asked it again.
 #[test]
 fn a_path_that_is_spare_no_longer_is_asked_for_what_waits() {
     let (mut a, _) = pair();
-    a.set_path(PEER, TWO, Path { spare: true, ..PIECES });
-    a.send(message(5, Level::Handed)).unwrap();
+    a.set_path(PEER, TWO, PathProperties { spare: true, ..PIECES });
+    a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     a.next(ONE).unwrap();
-    a.send(message(5, Level::Handed)).unwrap();
+    a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
     while a.next_busy().is_some() {}
     assert!(a.next(TWO).is_none(), "it is spare");
     a.set_path(PEER, TWO, PIECES);
@@ -408,18 +409,18 @@ fn a_path_that_is_spare_no_longer_is_asked_for_what_waits() {
 fn an_answer_takes_the_way_of_the_question() {
     for (dead, alive) in [(ONE, TWO), (TWO, ONE)] {
         let (mut a, mut b) = pair();
-        a.send(message(5, Level::Delivered)).unwrap();
+        a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
         // It was given to a path on which nothing arrives any more, and only this side has noticed.
         assert!(a.next(dead).is_some());
-        a.doubt_path(PEER, dead, true);
+        a.suspect_path(PEER, dead, true);
         assert!(a.next(dead).is_none());
-        b.take_in(alive, a.next(alive).expect("a question"));
+        b.deliver(alive, a.next(alive).expect("a question"));
         assert!(b.next(dead).is_none(), "the answer would be lost");
-        a.take_in(alive, b.next(alive).expect("an answer"));
+        a.deliver(alive, b.next(alive).expect("an answer"));
         assert!(a.next(dead).is_none());
-        b.take_in(alive, a.next(alive).expect("the message goes again"));
+        b.deliver(alive, a.next(alive).expect("the message goes again"));
         assert!(b.next(dead).is_none(), "the confirmation would be lost");
-        a.take_in(alive, b.next(alive).expect("a confirmation"));
+        a.deliver(alive, b.next(alive).expect("a confirmation"));
         assert_eq!(a.errors(), [None]);
     }
 }
@@ -427,13 +428,13 @@ fn an_answer_takes_the_way_of_the_question() {
 #[test]
 fn a_path_that_was_doubted_carries_again_as_soon_as_it_has_healed() {
     let (mut a, mut b) = pair();
-    a.doubt_path(PEER, ONE, true);
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.suspect_path(PEER, ONE, true);
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     assert!(a.next(ONE).is_none());
     settle(&mut a, &mut b);
-    a.doubt_path(PEER, ONE, false);
-    a.send(message(5, Level::Delivered)).unwrap();
-    b.take_in(ONE, a.next(ONE).expect("a message"));
+    a.suspect_path(PEER, ONE, false);
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
+    b.deliver(ONE, a.next(ONE).expect("a message"));
     settle_by(ONE, &mut a, &mut b);
     assert_eq!(a.errors(), [None; 2]);
 }
@@ -441,18 +442,18 @@ fn a_path_that_was_doubted_carries_again_as_soon_as_it_has_healed() {
 #[test]
 fn the_last_path_is_used_though_it_is_doubted() {
     let (mut a, mut b) = pair();
-    a.doubt_path(PEER, ONE, true);
+    a.suspect_path(PEER, ONE, true);
     a.close_path(PEER, TWO);
-    a.send(message(5, Level::Delivered)).unwrap();
-    b.take_in(ONE, a.next(ONE).expect("something goes out"));
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
+    b.deliver(ONE, a.next(ONE).expect("something goes out"));
 }
 
 #[test]
 fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
     let (mut a, mut b) = pair();
-    a.doubt_path(PEER, ONE, true);
+    a.suspect_path(PEER, ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     // It never arrives.
     a.next(ONE).expect("something goes out");
     [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
@@ -463,11 +464,11 @@ fn what_a_doubted_path_took_for_want_of_another_goes_again_when_there_is_one() {
 #[test]
 fn what_a_doubted_path_has_taken_in_part_is_done_when_it_has_come_by_another() {
     let (mut a, mut b) = pair();
-    a.doubt_path(PEER, ONE, true);
+    a.suspect_path(PEER, ONE, true);
     [&mut a, &mut b].into_iter().for_each(|it| it.close_path(PEER, TWO));
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     // The rest of it never leaves, and nobody says so.
-    let lets_go = a.poll_transmit(PEER, ONE).expect("something goes out").must_let_go;
+    let lets_go = a.poll_transmit(PEER, ONE).expect("something goes out").must_release_memory;
     a.transmitted(PEER, ONE, lets_go, None);
     [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, PIECES));
     settle_by(TWO, &mut a, &mut b);
@@ -476,7 +477,7 @@ fn what_a_doubted_path_has_taken_in_part_is_done_when_it_has_come_by_another() {
 
 #[test]
 fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
-    const MANY: usize = SPAN_FRAMES_MAX + 100;
+    const MANY: usize = REORDER_WINDOW_FRAMES_MAX + 100;
     let (mut a, mut b) = pair();
     for end in [&mut a, &mut b] {
         end.close_path(PEER, TWO);
@@ -484,21 +485,22 @@ fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
     let mut frames = Vec::new();
     let mut heads = BTreeMap::new();
     for number in 0..MANY {
-        a.send(message(if number == 0 { 5 } else { 0 }, Level::Handed)).unwrap();
+        a.send(message(if number == 0 { 5 } else { 0 }, CompletionLevel::TransmitComplete))
+            .unwrap();
         let frame = a.next(ONE).unwrap();
         heads.insert(frame.header.sequence, frame.head.clone());
         frames.push(frame);
         a.done();
     }
-    // The path loses nothing, but the first frame arrives spoilt: all behind it is early.
-    assert!(b.handle_spoilt_frame(PEER, &frames[0].header));
-    frames.drain(..).skip(1).for_each(|frame| b.take_in(ONE, frame));
+    // The path loses nothing, but the first frame arrives corrupt: all behind it is early.
+    assert!(b.handle_corrupt_frame(PEER, &frames[0].header));
+    frames.drain(..).skip(1).for_each(|frame| b.deliver(ONE, frame));
     for _ in 0..MANY {
-        b.next(ONE).into_iter().for_each(|frame| a.take_in(ONE, frame));
-        a.next(ONE).into_iter().for_each(|frame| b.take_in(ONE, frame));
-        while let Some(kept) = b.next_kept(PEER) {
-            b.handle_kept(PEER, &heads[&kept]).unwrap();
-            b.handle_payload(PEER, KEPT);
+        b.next(ONE).into_iter().for_each(|frame| a.deliver(ONE, frame));
+        a.next(ONE).into_iter().for_each(|frame| b.deliver(ONE, frame));
+        while let Some(kept) = b.next_reassembled(PEER) {
+            b.handle_reassembled(PEER, &heads[&kept]).unwrap();
+            b.handle_payload(PEER, REASSEMBLED);
         }
         b.done();
     }
@@ -509,36 +511,36 @@ fn what_came_early_and_found_no_room_is_asked_for_when_its_turn_comes() {
 
 #[test]
 fn what_goes_again_stays_within_what_the_peer_keeps() {
-    const MEBI: Path = Path { payload_max: 1 << 20, copy_max: 0, ..PIECES };
+    const MEBI: PathProperties = PathProperties { payload_max: 1 << 20, copy_max: 0, ..PIECES };
     let (mut a, mut b) = pair();
     for end in [&mut a, &mut b] {
         end.close_path(PEER, TWO);
         end.set_path(PEER, ONE, MEBI);
     }
-    a.write(REMOTE, Room(3 * SPAN_BYTES_MAX / 2), None, TICKET).unwrap();
+    a.write(REMOTE, Room(3 * REORDER_WINDOW_BYTES_MAX / 2), None, TICKET).unwrap();
     while a.next(ONE).is_some() {}
     for end in [&mut a, &mut b] {
         end.close_path(PEER, ONE);
         end.open_path(PEER, TWO, MEBI);
         end.open_path(PEER, THREE, MEBI);
     }
-    b.take_in(TWO, a.next(TWO).unwrap());
-    a.take_in(TWO, b.next(TWO).unwrap());
+    b.deliver(TWO, a.next(TWO).unwrap());
+    a.deliver(TWO, b.next(TWO).unwrap());
     // The first goes by one path, all others overtake it by another.
     let first = a.next(TWO).unwrap();
     let mut heads = BTreeMap::new();
     while let Some(frame) = a.next(THREE) {
         heads.insert(frame.header.sequence, frame.head.clone());
-        b.take_in(THREE, frame);
+        b.deliver(THREE, frame);
     }
-    b.take_in(TWO, first);
+    b.deliver(TWO, first);
     for _ in 0..100 {
-        while let Some(kept) = b.next_kept(PEER) {
-            b.handle_kept(PEER, &heads[&kept]).unwrap();
-            b.handle_payload(PEER, KEPT);
+        while let Some(kept) = b.next_reassembled(PEER) {
+            b.handle_reassembled(PEER, &heads[&kept]).unwrap();
+            b.handle_payload(PEER, REASSEMBLED);
         }
-        b.next(TWO).into_iter().for_each(|frame| a.take_in(TWO, frame));
-        a.next(TWO).into_iter().for_each(|frame| b.take_in(TWO, frame));
+        b.next(TWO).into_iter().for_each(|frame| a.deliver(TWO, frame));
+        a.next(TWO).into_iter().for_each(|frame| b.deliver(TWO, frame));
     }
     assert_eq!(a.errors(), [None]);
 }
@@ -567,7 +569,7 @@ fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
     (endpoint(0), endpoint(1))
 }
 
-fn message(bytes: u64, level: Level) -> Message<Room> {
+fn message(bytes: u64, level: CompletionLevel) -> Message<Room> {
     Message { peer: PEER, memory: Room(bytes), tag: Some(1), data: None, ticket: TICKET, level }
 }
 
@@ -578,14 +580,14 @@ fn posting(bytes: u64) -> Posting<Room> {
 /// Two messages, by whatever path, that nobody has heard yet.
 fn two_messages(a: &mut Endpoint<Room>) -> [Frame; 2] {
     [5, 6].map(|bytes| {
-        a.send(message(bytes, Level::Handed)).unwrap();
+        a.send(message(bytes, CompletionLevel::TransmitComplete)).unwrap();
         a.next(ONE).or_else(|| a.next(TWO)).unwrap()
     })
 }
 
 fn ask(frame: &Frame) -> Option<u64> {
     match frame.head() {
-        Head::Ask { number } => Some(number),
+        KindHeader::StatusRequest { number } => Some(number),
         _ => None,
     }
 }
@@ -601,18 +603,18 @@ fn settle_by(path: PathId, a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
         if there.is_none() && back.is_none() {
             return;
         }
-        there.into_iter().for_each(|frame| b.take_in(path, frame));
-        back.into_iter().for_each(|frame| a.take_in(path, frame));
+        there.into_iter().for_each(|frame| b.deliver(path, frame));
+        back.into_iter().for_each(|frame| a.deliver(path, frame));
     }
     panic!("they never come to rest");
 }
 
 /// The paths whose payload is not wanted any more.
-fn diverted(endpoint: &mut Endpoint<Room>) -> Vec<PathId> {
+fn discarded(endpoint: &mut Endpoint<Room>) -> Vec<PathId> {
     let actions = std::iter::from_fn(|| endpoint.poll_action());
     actions
         .filter_map(|action| match action {
-            Action::Divert { path, .. } => Some(path),
+            Action::DiscardPayload { path, .. } => Some(path),
             _ => None,
         })
         .collect()
@@ -630,8 +632,8 @@ impl Frame {
         self.header.kind
     }
 
-    fn head(&self) -> Head {
-        Head::parse(self.header.kind, self.header.flags, &self.head).unwrap()
+    fn head(&self) -> KindHeader {
+        KindHeader::parse(self.header.kind, self.header.flags, &self.head).unwrap()
     }
 }
 
@@ -640,11 +642,11 @@ trait Drive {
     /// The next frame for a path, which takes all of it at once.
     fn next(&mut self, path: PathId) -> Option<Frame>;
     /// A frame comes by a path; its payload is still to come.
-    fn hear(&mut self, path: PathId, frame: &Frame) -> Place;
-    fn take_in(&mut self, path: PathId, frame: Frame);
+    fn hear(&mut self, path: PathId, frame: &Frame) -> PayloadDestination;
+    fn deliver(&mut self, path: PathId, frame: Frame);
     /// A write comes by path one, and there is no such region.
     fn refuse_write(&mut self, frame: Frame);
-    fn done(&mut self) -> Vec<Done>;
+    fn done(&mut self) -> Vec<OperationCompletion>;
     fn errors(&mut self) -> Vec<Option<Failure>>;
 }
 
@@ -658,29 +660,29 @@ impl Drive for Endpoint<Room> {
         Some(Frame { header, head: front[HEADER_BYTES..].to_vec() })
     }
 
-    fn hear(&mut self, path: PathId, frame: &Frame) -> Place {
-        assert!(frame.head.len() <= HEAD_BYTES_MAX);
+    fn hear(&mut self, path: PathId, frame: &Frame) -> PayloadDestination {
+        assert!(frame.head.len() <= KIND_HEADER_BYTES_MAX);
         self.handle_frame(PEER, path, &frame.header, &frame.head).unwrap()
     }
 
-    fn take_in(&mut self, path: PathId, frame: Frame) {
+    fn deliver(&mut self, path: PathId, frame: Frame) {
         self.hear(path, &frame);
         self.handle_payload(PEER, path);
     }
 
     fn refuse_write(&mut self, frame: Frame) {
         let place = self.hear(ONE, &frame);
-        let Place::Region { op, .. } = place else { panic!("{place:?}") };
+        let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
         self.refuse(PEER, op, 13);
         self.handle_payload(PEER, ONE);
     }
 
     /// Completions since the last time.
-    fn done(&mut self) -> Vec<Done> {
+    fn done(&mut self) -> Vec<OperationCompletion> {
         let actions = std::iter::from_fn(|| self.poll_action());
         actions
             .filter_map(|action| match action {
-                Action::Done(done) => Some(done),
+                Action::Complete(done) => Some(done),
                 _ => None,
             })
             .collect()

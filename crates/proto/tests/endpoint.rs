@@ -4,17 +4,18 @@ mod common;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Config, Done, Endpoint, Failure, Fault, Level, Look, Message, Path,
-    Peer, Place, Posting, Remote, Ticket, Work,
+    Action, AtomicRequest, CompletionKind, CompletionLevel, Config, Endpoint, Failure, Fault,
+    Message, OperationCompletion, PathProperties, PayloadDestination, Peek, Peer, Posting, Remote,
+    Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
-use landbridge_proto::wire::head::{Head, Long};
+use landbridge_proto::wire::kind_header::{KindHeader, Long};
 
 use common::Room;
 
 const WINDOW: u32 = 1_000;
-const PIECES: Path = Path {
+const PIECES: PathProperties = PathProperties {
     payload_max: 10,
     eager_max: 10,
     first_piece: 10,
@@ -25,38 +26,38 @@ const PIECES: Path = Path {
     checked: false,
     copy_max: 0,
     spare: false,
-    silent: false,
+    silent_loss: false,
     datagram: None,
-    overtakes: false,
+    reorders: false,
 };
 
 #[test]
 fn a_frame_sent_while_a_payload_arrives_does_not_spend_the_acknowledgement() {
     let (mut a, mut b) = pair();
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     let (header, head) = a.transmit().unwrap();
     b.handle_frame(PEER, PATH, &header, &head).unwrap();
     // Something else leaves between header and payload.
-    b.send(message(1, Level::Handed)).unwrap();
-    a.take_in(b.transmit().unwrap());
+    b.send(message(1, CompletionLevel::TransmitComplete)).unwrap();
+    a.deliver(b.transmit().unwrap());
     b.handle_payload(PEER, PATH);
     let ack = b.transmit().expect("an acknowledgement");
-    a.take_in(ack);
-    assert_eq!(a.done().iter().filter(|done| done.work == Work::TaggedSend).count(), 1);
+    a.deliver(ack);
+    assert_eq!(a.done().iter().filter(|done| done.kind == CompletionKind::TaggedSend).count(), 1);
 }
 
 #[test]
 fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
     let (mut a, mut b) = pair();
-    a.send(message(5, Level::Delivered)).unwrap();
-    b.take_in(a.transmit().unwrap());
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
+    b.deliver(a.transmit().unwrap());
     let late = b.transmit().expect("an acknowledgement");
     assert_eq!((late.0.kind, late.0.length), (Kind::Ack, 0));
     // The path changes: what is sent after the acknowledgement overtakes it, and is still arriving when that comes.
-    b.send(message(7, Level::Handed)).unwrap();
+    b.send(message(7, CompletionLevel::TransmitComplete)).unwrap();
     let (header, head) = b.transmit().unwrap();
     a.handle_frame(PEER, PATH, &header, &head).unwrap();
-    a.take_in(late);
+    a.deliver(late);
     a.handle_payload(PEER, PATH);
     let mut posting = posting(7);
     posting.tag = Some((1, 0));
@@ -71,18 +72,23 @@ fn a_frame_without_bytes_that_comes_late_by_another_path_is_no_gap() {
 fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
     for (size, is_posted) in [(200, true), (200, false), (5_000, true), (5_000, false)] {
         let (mut a, mut b) = pair();
-        let path =
-            Path { payload_max: 100, eager_max: 100, first_piece: 100, ahead: true, ..PIECES };
+        let path = PathProperties {
+            payload_max: 100,
+            eager_max: 100,
+            first_piece: 100,
+            ahead: true,
+            ..PIECES
+        };
         a.set_path(PEER, PATH, path);
         if is_posted {
             b.recv(posting(size));
         }
-        a.send(message(size, Level::Delivered)).unwrap();
+        a.send(message(size, CompletionLevel::DeliveryComplete)).unwrap();
         // Nothing comes back meanwhile.
         let mut unasked = 0;
         while let Some(frame) = a.transmit() {
             unasked += frame.0.length as u64 - frame.1.len() as u64;
-            b.take_in(frame);
+            b.deliver(frame);
         }
         // Half of what is left of the credit behind the first piece.
         let ahead = (WINDOW as u64 - 100) / 2;
@@ -91,9 +97,9 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
             b.recv(posting(size));
         }
         while let Some(frame) = b.transmit() {
-            a.take_in(frame);
+            a.deliver(frame);
             while let Some(frame) = a.transmit() {
-                b.take_in(frame);
+                b.deliver(frame);
             }
         }
         let (sent, received) = (a.done(), b.done());
@@ -106,8 +112,8 @@ fn where_waiting_is_dear_a_long_message_goes_on_without_a_grant() {
 #[test]
 fn a_peer_that_only_asks_is_given_up() {
     let (_, mut b) = pair();
-    let head = Head::Read { op: 0, key: 1, offset: 0, length: 8 };
-    let size = Head::size(Kind::Read, 0) as u64;
+    let head = KindHeader::Read { op: 0, key: 1, offset: 0, length: 8 };
+    let size = KindHeader::size(Kind::Read, 0) as u64;
     let asked = (0..=(1 << 18)).find(|&count| {
         let heard = b.hear(count * size, Kind::Read, 0, head, 0);
         if heard.is_ok() {
@@ -134,7 +140,7 @@ fn the_answer_to_an_atomic_is_one_frame_whatever_the_path_likes() {
         offset: 0,
     };
     a.atomic(PEER, request, Room(64), Some(Room(64)), TICKET).unwrap();
-    b.take_in(a.transmit().unwrap());
+    b.deliver(a.transmit().unwrap());
     let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
     b.answer(PEER, request.op, Room(64));
     let (header, _) = b.transmit().unwrap();
@@ -146,7 +152,8 @@ fn a_refused_write_is_announced_to_nobody() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(5), Some(7), TICKET).unwrap();
     let (header, head) = a.transmit().unwrap();
-    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap() else {
+    let PayloadDestination::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap()
+    else {
         panic!()
     };
     b.refuse(PEER, op, 13);
@@ -161,12 +168,12 @@ fn no_refusal_confirms_the_bytes_of_another() {
         a.write(REMOTE, Room(5), None, TICKET).unwrap();
         let (header, head) = a.transmit().unwrap();
         let place = b.handle_frame(PEER, PATH, &header, &head).unwrap();
-        let Place::Region { op, .. } = place else { panic!("{place:?}") };
+        let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
         b.refuse(PEER, op, 13);
         b.handle_payload(PEER, PATH);
     }
     while let Some(frame) = b.transmit() {
-        a.take_in(frame);
+        a.deliver(frame);
     }
     let errors: Vec<_> = a.done().iter().map(|done| done.error).collect();
     assert_eq!(errors, [Some(Failure::Errno(13)); 2]);
@@ -180,12 +187,12 @@ fn one_refusal_that_waits_is_for_all_pieces_of_a_write() {
     assert!(pieces.len() > 5, "{} pieces", pieces.len());
     for (header, head) in &pieces {
         let place = b.handle_frame(PEER, PATH, header, head).unwrap();
-        let Place::Region { op, .. } = place else { panic!("{place:?}") };
+        let PayloadDestination::Region { op, .. } = place else { panic!("{place:?}") };
         b.refuse(PEER, op, 13);
         b.handle_payload(PEER, PATH);
     }
-    assert_eq!(b.holdings(PEER).queue, 1);
-    a.take_in(b.transmit().unwrap());
+    assert_eq!(b.channel_usage(PEER).queue, 1);
+    a.deliver(b.transmit().unwrap());
     assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
     let rest = b.transmit().map(|(header, _)| (header.kind, header.delivered));
     assert!(rest.is_none_or(|(kind, _)| kind != Kind::Refused), "{rest:?}");
@@ -196,7 +203,8 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     let (mut a, mut b) = pair();
     a.write(REMOTE, Room(25), None, TICKET).unwrap();
     let (header, head) = a.transmit().unwrap();
-    let Place::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap() else {
+    let PayloadDestination::Region { op, .. } = b.handle_frame(PEER, PATH, &header, &head).unwrap()
+    else {
         panic!()
     };
     b.refuse(PEER, op, 13);
@@ -204,7 +212,7 @@ fn a_refused_write_keeps_its_memory_until_the_path_has_let_go_of_it() {
     // The second piece is half sent when the refusal of the first comes.
     assert!(a.poll_transmit(PEER, PATH).is_some());
     a.transmitted(PEER, PATH, false, None);
-    a.take_in(b.transmit().unwrap());
+    a.deliver(b.transmit().unwrap());
     assert_eq!(a.done(), []);
     a.handle_flushed(PEER, PATH);
     assert_eq!(a.done()[0].error, Some(Failure::Errno(13)));
@@ -220,7 +228,8 @@ fn what_waits_for_one_peer_fails_with_it_multi_receives_too() {
     let posting = Posting { multi: true, tag: None, source: Some(PEER), ..self::posting(100) };
     a.recv(posting);
     let done = a.done();
-    let failed = |done: &Done| done.released && done.error == Some(Failure::Errno(103));
+    let failed =
+        |done: &OperationCompletion| done.released && done.error == Some(Failure::Errno(103));
     assert!(done.len() == 2 && done.iter().all(failed), "{done:?}");
     assert!(a.is_idle());
 }
@@ -229,13 +238,13 @@ fn what_waits_for_one_peer_fails_with_it_multi_receives_too() {
 fn a_claim_of_a_message_whose_sender_died_half_way_fails() {
     let (mut a, mut b) = pair();
     for context in [1, 2] {
-        a.send(message(5, Level::Handed)).unwrap();
+        a.send(message(5, CompletionLevel::TransmitComplete)).unwrap();
         let (header, head) = a.transmit().unwrap();
         b.handle_frame(PEER, PATH, &header, &head).unwrap();
         if context == 1 {
             b.handle_payload(PEER, PATH);
         }
-        b.look(Look { source: None, tag: 1, ignore: 0, context, claim: true, discard: false });
+        b.peek(Peek { source: None, tag: 1, ignore: 0, context, claim: true, discard: false });
     }
     assert_eq!(b.done().len(), 2);
     b.fail(PEER, 103);
@@ -261,17 +270,17 @@ fn a_lost_peer_gets_nothing() {
 #[test]
 fn a_message_that_waits_to_be_asked_for_has_not_been_sent() {
     let (mut a, mut b) = pair();
-    a.send(message(50, Level::Handed)).unwrap();
-    b.take_in(a.transmit().unwrap());
+    a.send(message(50, CompletionLevel::TransmitComplete)).unwrap();
+    b.deliver(a.transmit().unwrap());
     a.goodbye(PEER);
-    b.take_in(a.transmit().unwrap());
+    b.deliver(a.transmit().unwrap());
     assert!(b.has_left(PEER) && !a.is_flushed(), "40 bytes wait for a receive");
     b.recv(posting(50));
     while !a.is_flushed() {
         while let Some(frame) = b.transmit() {
-            a.take_in(frame);
+            a.deliver(frame);
         }
-        b.take_in(a.transmit().expect("the rest goes out behind the goodbye"));
+        b.deliver(a.transmit().expect("the rest goes out behind the goodbye"));
     }
     assert_eq!(b.done().iter().map(|done| (done.length, done.error)).next(), Some((50, None)));
 }
@@ -279,26 +288,30 @@ fn a_message_that_waits_to_be_asked_for_has_not_been_sent() {
 #[test]
 fn nobody_waits_for_a_peer_that_has_left_to_ask_for_a_message() {
     let (mut a, mut b) = pair();
-    a.send(message(50, Level::Handed)).unwrap();
+    a.send(message(50, CompletionLevel::TransmitComplete)).unwrap();
     a.transmit().unwrap();
     b.goodbye(PEER);
-    a.take_in(b.transmit().unwrap());
+    a.deliver(b.transmit().unwrap());
     assert!(a.transmit().is_some() && a.is_flushed());
 }
 
 #[test]
 fn a_message_to_a_peer_that_has_left_counts_as_sent() {
     let (mut a, mut b) = pair();
-    a.send(message(5, Level::Delivered)).unwrap();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     a.transmit().unwrap();
     b.goodbye(PEER);
-    a.take_in(b.transmit().unwrap());
+    a.deliver(b.transmit().unwrap());
     a.write(REMOTE, Room(5), None, TICKET).unwrap();
     a.fail(PEER, 104);
-    a.send(message(5, Level::Delivered)).unwrap();
-    let outcomes: Vec<_> = a.done().iter().map(|done| (done.work, done.error)).collect();
+    a.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
+    let outcomes: Vec<_> = a.done().iter().map(|done| (done.kind, done.error)).collect();
     let lost = Some(Failure::Errno(104));
-    let expected = [(Work::TaggedSend, None), (Work::Write, lost), (Work::TaggedSend, None)];
+    let expected = [
+        (CompletionKind::TaggedSend, None),
+        (CompletionKind::Write, lost),
+        (CompletionKind::TaggedSend, None),
+    ];
     assert_eq!(outcomes, expected);
 }
 
@@ -307,9 +320,9 @@ fn goodbye_is_said_once_and_who_says_it_twice_breaks_the_protocol() {
     let (mut a, mut b) = pair();
     a.goodbye(PEER);
     a.goodbye(PEER);
-    b.take_in(a.transmit().unwrap());
+    b.deliver(a.transmit().unwrap());
     assert!(a.transmit().is_none() && b.has_left(PEER));
-    assert!(b.hear(8, Kind::Goodbye, 0, Head::Goodbye, 0).is_err());
+    assert!(b.hear(8, Kind::Goodbye, 0, KindHeader::Goodbye, 0).is_err());
 }
 
 #[test]
@@ -317,23 +330,23 @@ fn who_breaks_the_protocol_has_not_left_in_good_order() {
     let (mut a, mut b) = pair();
     b.recv(Posting { source: Some(PEER), ..posting(5) });
     a.goodbye(PEER);
-    b.take_in(a.transmit().unwrap());
-    assert_eq!(b.awaited_in_vain().collect::<Vec<_>>(), [PEER]);
-    assert!(b.hear(8, Kind::Goodbye, 0, Head::Goodbye, 0).is_err());
+    b.deliver(a.transmit().unwrap());
+    assert_eq!(b.awaited_departed_peers().collect::<Vec<_>>(), [PEER]);
+    assert!(b.hear(8, Kind::Goodbye, 0, KindHeader::Goodbye, 0).is_err());
     b.revoke_goodbye(PEER);
     b.fail(PEER, 104);
-    b.send(message(5, Level::Delivered)).unwrap();
+    b.send(message(5, CompletionLevel::DeliveryComplete)).unwrap();
     b.recv(Posting { source: Some(PEER), ..posting(5) });
     let lost = Some(Failure::Errno(104));
     let errors: Vec<_> = b.done().iter().map(|done| done.error).collect();
     assert_eq!(errors, [lost, lost, lost]);
-    assert_eq!(b.awaited_in_vain().count(), 0);
+    assert_eq!(b.awaited_departed_peers().count(), 0);
 }
 
 #[test]
 fn eager_bytes_beyond_the_window_are_a_fault() {
     let (_, mut b) = pair();
-    let head = Head::Message { tag: 1, data: 0, long: None };
+    let head = KindHeader::Message { tag: 1, data: 0, long: None };
     assert!(b.hear(0, Kind::Tagged, 0, head, WINDOW).is_ok());
     b.handle_payload(PEER, PATH);
     assert!(b.hear(WINDOW as u64 + 16, Kind::Tagged, 0, head, 1).is_err());
@@ -342,9 +355,9 @@ fn eager_bytes_beyond_the_window_are_a_fault() {
 #[test]
 fn traits_no_frame_can_have_are_cut() {
     let (mut a, _) = pair();
-    let huge = Path { payload_max: u32::MAX, eager_max: u32::MAX, window: 0, ..PIECES };
+    let huge = PathProperties { payload_max: u32::MAX, eager_max: u32::MAX, window: 0, ..PIECES };
     a.set_path(PEER, PATH, huge);
-    a.send(message(2 << 20, Level::Handed)).unwrap();
+    a.send(message(2 << 20, CompletionLevel::TransmitComplete)).unwrap();
     let (header, _) = a.transmit().unwrap();
     assert!(header.flags & flag::LONG != 0);
     let bound = landbridge_proto::limit::FRAME_BODY_BYTES_MAX as u32;
@@ -378,10 +391,14 @@ fn data_is_taken_only_where_it_was_granted() {
         for (offset, bytes) in pieces {
             let is_granted = state == Granted && offset == 10 && (1..=100).contains(&bytes);
             let (mut b, sequence) = in_state(state);
-            let outcome = b.hear(sequence, Kind::Data, 0, Head::Data { recv: 0, offset }, bytes);
+            let outcome =
+                b.hear(sequence, Kind::Data, 0, KindHeader::Data { recv: 0, offset }, bytes);
             if state == First {
                 // By another path it may come before the first piece has ended: then it is kept.
-                assert!(matches!(outcome, Ok(Place::Early { .. })), "{outcome:?}");
+                assert!(
+                    matches!(outcome, Ok(PayloadDestination::OutOfOrder { .. })),
+                    "{outcome:?}"
+                );
                 continue;
             }
             assert_eq!(outcome.is_ok(), is_granted, "{state:?} {offset}+{bytes}: {outcome:?}");
@@ -397,7 +414,7 @@ fn data_is_taken_only_where_it_was_granted() {
 fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let (_, mut b) = pair();
     let pull = state == State::Pulling;
-    b.set_path(PEER, PATH, Path { pull, ..PIECES });
+    b.set_path(PEER, PATH, PathProperties { pull, ..PIECES });
     if state != State::Unknown {
         b.recv(posting(500));
     }
@@ -407,7 +424,7 @@ fn in_state(state: State) -> (Endpoint<Room>, u64) {
     let from = if state == State::Foreign { b.peer(Address::new(9, 0)) } else { PEER };
     let memory = if pull { 4096 } else { 0 };
     let long = Some(Long { total: 500, send: 0, memory, ahead: 0 });
-    let head = Head::Message { tag: 1, data: 0, long };
+    let head = KindHeader::Message { tag: 1, data: 0, long };
     let (header, bytes) = frame(0, Kind::Tagged, flag::LONG, head, 10);
     b.handle_frame(from, PATH, &header, &bytes).unwrap();
     if state != State::First {
@@ -440,7 +457,7 @@ fn pair() -> (Endpoint<Room>, Endpoint<Room>) {
     (endpoint(0), endpoint(1))
 }
 
-fn message(bytes: u64, level: Level) -> Message<Room> {
+fn message(bytes: u64, level: CompletionLevel) -> Message<Room> {
     Message { peer: PEER, memory: Room(bytes), tag: Some(1), data: None, ticket: TICKET, level }
 }
 
@@ -448,8 +465,14 @@ fn posting(bytes: u64) -> Posting<Room> {
     Posting { source: None, memory: Room(bytes), tag: Some((1, 0)), ticket: TICKET, multi: false }
 }
 
-fn frame(sequence: u64, kind: Kind, flags: u8, head: Head, payload: u32) -> (Header, Vec<u8>) {
-    let mut bytes = [0; landbridge_proto::limit::HEAD_BYTES_MAX];
+fn frame(
+    sequence: u64,
+    kind: Kind,
+    flags: u8,
+    head: KindHeader,
+    payload: u32,
+) -> (Header, Vec<u8>) {
+    let mut bytes = [0; landbridge_proto::limit::KIND_HEADER_BYTES_MAX];
     let size = head.emit(&mut bytes);
     let header = Header {
         length: size as u32 + payload,
@@ -468,17 +491,17 @@ fn frame(sequence: u64, kind: Kind, flags: u8, head: Head, payload: u32) -> (Hea
 /// What a test does with an endpoint.
 trait Drive {
     fn transmit(&mut self) -> Option<(Header, Vec<u8>)>;
-    fn take_in(&mut self, frame: (Header, Vec<u8>));
+    fn deliver(&mut self, frame: (Header, Vec<u8>));
     /// Takes in a front; its payload is still to come.
     fn hear(
         &mut self,
         sequence: u64,
         kind: Kind,
         flags: u8,
-        head: Head,
+        head: KindHeader,
         payload: u32,
-    ) -> Result<Place, Fault>;
-    fn done(&mut self) -> Vec<Done>;
+    ) -> Result<PayloadDestination, Fault>;
+    fn done(&mut self) -> Vec<OperationCompletion>;
 }
 
 impl Drive for Endpoint<Room> {
@@ -489,7 +512,7 @@ impl Drive for Endpoint<Room> {
         Some((Header::parse(&front).unwrap(), front[HEADER_BYTES..].to_vec()))
     }
 
-    fn take_in(&mut self, (header, head): (Header, Vec<u8>)) {
+    fn deliver(&mut self, (header, head): (Header, Vec<u8>)) {
         self.handle_frame(PEER, PATH, &header, &head).unwrap();
         self.handle_payload(PEER, PATH);
     }
@@ -499,19 +522,19 @@ impl Drive for Endpoint<Room> {
         sequence: u64,
         kind: Kind,
         flags: u8,
-        head: Head,
+        head: KindHeader,
         payload: u32,
-    ) -> Result<Place, Fault> {
+    ) -> Result<PayloadDestination, Fault> {
         let (header, bytes) = frame(sequence, kind, flags, head, payload);
         self.handle_frame(PEER, PATH, &header, &bytes)
     }
 
     /// Completions so far.
-    fn done(&mut self) -> Vec<Done> {
+    fn done(&mut self) -> Vec<OperationCompletion> {
         let actions = std::iter::from_fn(|| self.poll_action());
         actions
             .filter_map(|action| match action {
-                Action::Done(done) => Some(done),
+                Action::Complete(done) => Some(done),
                 _ => None,
             })
             .collect()

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
 use landbridge_proto::endpoint::{
-    Action, Config, Endpoint, KEPT, Level, Memory, Message, Path, Peer, Place, Posting, Ticket,
+    Action, CompletionLevel, Config, Endpoint, Memory, Message, PathProperties, PayloadDestination,
+    Peer, Posting, REASSEMBLED, Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::limit::{EAGER_WINDOW_BYTES_MAX, FRAME_BODY_BYTES_MAX};
@@ -22,10 +23,13 @@ fn a_stream_that_breaks_after_standing_still_for_long_stops_no_message() {
 
 /// One frame of some takes a stream that stands still until nothing else moves.
 fn all_messages_arrive(fate: Fate) {
-    for (bytes, messages) in [(1 << 20, 64), (8, 2 * SPAN_FRAMES_MAX)] {
+    for (bytes, messages) in [(1 << 20, 64), (8, 2 * REORDER_WINDOW_FRAMES_MAX)] {
         for held_every in [1, 7, 100, 1_000] {
             let mut world = World::new(fate, held_every);
-            world.ends.iter_mut().for_each(|end| end.endpoint.open_path(PEER, PATH, Path::RELAY));
+            world
+                .ends
+                .iter_mut()
+                .for_each(|end| end.endpoint.open_path(PEER, PATH, PathProperties::RELAY));
             for _ in 0..messages {
                 world.ends[1].endpoint.recv(posting(bytes));
                 world.ends[0].endpoint.send(message(bytes)).unwrap();
@@ -34,8 +38,8 @@ fn all_messages_arrive(fate: Fate) {
             let done: Vec<usize> = world.ends.iter().map(|end| end.done).collect();
             assert_eq!(done, [messages, messages], "{bytes} bytes, every {held_every}");
             let (most_bytes, most_frames) = world.ends[1].most_early;
-            assert!(most_bytes <= SPAN_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX);
-            assert!(most_frames <= SPAN_FRAMES_MAX);
+            assert!(most_bytes <= REORDER_WINDOW_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX);
+            assert!(most_frames <= REORDER_WINDOW_FRAMES_MAX);
         }
     }
 }
@@ -110,10 +114,10 @@ impl World {
                 Fate::Lost => {
                     // The stream after it does not stand still so soon.
                     self.held_every *= 2;
-                    self.ends[1 - to].endpoint.shake_path(PEER, PATH);
+                    self.ends[1 - to].endpoint.presume_path_lost(PEER, PATH);
                 }
             }
-            self.ends[to].take_in_all();
+            self.ends[to].deliver_all();
             return true;
         }
         false
@@ -130,7 +134,7 @@ impl World {
                 if is_held { &mut end.held } else { &mut end.coming }.push_back(frame);
                 has_moved = true;
             }
-            self.ends[to].take_in_all();
+            self.ends[to].deliver_all();
         }
         has_moved
     }
@@ -175,21 +179,21 @@ impl End {
         Some(Frame { header, head: front[HEADER_BYTES..].to_vec() })
     }
 
-    fn take_in_all(&mut self) {
+    fn deliver_all(&mut self) {
         while let Some(Frame { header, head }) = self.coming.pop_front() {
             let place = self.endpoint.handle_frame(PEER, PATH, &header, &head).unwrap();
-            if let Place::Early { frame, whole, .. } = place {
+            if let PayloadDestination::OutOfOrder { frame, whole, .. } = place {
                 let before = self.early.insert(frame, (head, whole));
                 self.early_bytes += if before.is_none() { whole as usize } else { 0 };
             }
             self.endpoint.handle_payload(PEER, PATH);
             self.act();
-            while let Some(frame) = self.endpoint.next_kept(PEER) {
+            while let Some(frame) = self.endpoint.next_reassembled(PEER) {
                 let (head, _) = self.early[&frame].clone();
                 // Only the head is looked at.
-                self.endpoint.handle_kept(PEER, &head).unwrap();
+                self.endpoint.handle_reassembled(PEER, &head).unwrap();
                 self.act();
-                self.endpoint.handle_payload(PEER, KEPT);
+                self.endpoint.handle_payload(PEER, REASSEMBLED);
                 self.act();
             }
             self.most_early.0 = self.most_early.0.max(self.early_bytes);
@@ -200,7 +204,7 @@ impl End {
     fn act(&mut self) {
         while let Some(action) = self.endpoint.poll_action() {
             match action {
-                Action::Done(done) => {
+                Action::Complete(done) => {
                     assert_eq!(done.error, None);
                     self.done += 1;
                 }
@@ -208,7 +212,7 @@ impl End {
                     let released = self.early.remove(&frame);
                     self.early_bytes -= released.map_or(0, |(_, whole)| whole as usize);
                 }
-                Action::Fill { .. } => panic!("every message has a receive"),
+                Action::CopyUnexpected { .. } => panic!("every message has a receive"),
                 _ => (),
             }
         }
@@ -216,7 +220,7 @@ impl End {
 }
 
 fn message(bytes: u64) -> Message<Room> {
-    let (ticket, level) = (TICKET, Level::Delivered);
+    let (ticket, level) = (TICKET, CompletionLevel::DeliveryComplete);
     Message { peer: PEER, memory: Room(bytes), tag: Some(1), data: None, ticket, level }
 }
 

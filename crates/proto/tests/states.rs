@@ -1,9 +1,12 @@
 //! The state tables of a channel's two sides, whole: every state under every event.
 
-use landbridge_proto::channel::{Inflow, Kept, Outflow, PathId, Retained, Standing, State};
+use landbridge_proto::channel::{
+    ArrivalOrder, BufferedFrame, PathId, ReassemblyBuffer, RetainedFrame, RetainedState,
+    RetransmitBuffer,
+};
 use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::Kind;
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::kind_header::KindHeader;
 
 const OWN: PathId = PathId(0);
 const OTHER: PathId = PathId(1);
@@ -13,78 +16,78 @@ const THIRD: PathId = PathId(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// All below 15 is confirmed.
-    DeliveredInPart,
+    AckedInPart,
     /// All below 20 is confirmed.
-    Delivered,
+    Acked,
     /// A report names them.
-    Arrived,
+    Sacked,
     /// A report names some of them.
-    ArrivedInPart,
+    SackedInPart,
     /// The peer asks for them again.
-    Spoilt,
+    Corrupt,
     /// The peer asks for one of them again.
-    SpoiltInPart,
+    CorruptInPart,
     /// Their path breaks.
     Break,
     /// Another path breaks.
     BreakOfAnother,
     /// What must go again goes by path `OTHER`.
-    SentAgain,
+    Retransmitted,
 }
 
 #[test]
 fn a_range_that_was_sent_in_every_state_under_every_event() {
-    use State::*;
+    use RetainedState::*;
     let rows = [
-        // From Flying, from Lost, from Arrived; none: it is forgotten.
-        (Event::DeliveredInPart, [Some(Flying), Some(Lost), Some(Arrived)]),
-        (Event::Delivered, [None, None, None]),
-        (Event::Arrived, [Some(Arrived), Some(Arrived), Some(Arrived)]),
-        (Event::ArrivedInPart, [Some(Flying), Some(Lost), Some(Arrived)]),
-        (Event::Spoilt, [Some(Lost), Some(Lost), Some(Arrived)]),
-        (Event::SpoiltInPart, [Some(Lost), Some(Lost), Some(Arrived)]),
-        (Event::Break, [Some(Lost), Some(Lost), Some(Arrived)]),
-        (Event::BreakOfAnother, [Some(Flying), Some(Lost), Some(Arrived)]),
-        (Event::SentAgain, [Some(Flying), Some(Flying), Some(Arrived)]),
+        // From InFlight, from Lost, from Sacked; none: it is forgotten.
+        (Event::AckedInPart, [Some(InFlight), Some(Lost), Some(Sacked)]),
+        (Event::Acked, [None, None, None]),
+        (Event::Sacked, [Some(Sacked), Some(Sacked), Some(Sacked)]),
+        (Event::SackedInPart, [Some(InFlight), Some(Lost), Some(Sacked)]),
+        (Event::Corrupt, [Some(Lost), Some(Lost), Some(Sacked)]),
+        (Event::CorruptInPart, [Some(Lost), Some(Lost), Some(Sacked)]),
+        (Event::Break, [Some(Lost), Some(Lost), Some(Sacked)]),
+        (Event::BreakOfAnother, [Some(InFlight), Some(Lost), Some(Sacked)]),
+        (Event::Retransmitted, [Some(InFlight), Some(InFlight), Some(Sacked)]),
     ];
     for (event, expected) in rows {
-        for (state, expected) in [Flying, Lost, Arrived].into_iter().zip(expected) {
+        for (state, expected) in [InFlight, Lost, Sacked].into_iter().zip(expected) {
             let mut out = in_state(state);
             happen(&mut out, event);
-            let goes_by = if (state, event) == (Lost, Event::SentAgain) { OTHER } else { OWN };
+            let goes_by = if (state, event) == (Lost, Event::Retransmitted) { OTHER } else { OWN };
             assert_eq!(state_of(out, goes_by), expected, "{state:?} under {event:?}");
         }
     }
 }
 
-fn in_state(state: State) -> Outflow<()> {
-    let mut out = Outflow::default();
+fn in_state(state: RetainedState) -> RetransmitBuffer<()> {
+    let mut out = RetransmitBuffer::default();
     out.retain(sent(0, THIRD));
     out.retain(sent(10, OWN));
     match state {
-        State::Flying => (),
-        State::Lost => out.handle_spoilt(10, 20, |_| ()),
-        State::Arrived => out.handle_arrived(10, 20, |_| ()),
+        RetainedState::InFlight => (),
+        RetainedState::Lost => out.handle_corrupt(10, 20, |_| ()),
+        RetainedState::Sacked => out.handle_arrived(10, 20, |_| ()),
     }
     out
 }
 
-fn happen(out: &mut Outflow<()>, event: Event) {
+fn happen(out: &mut RetransmitBuffer<()>, event: Event) {
     match event {
-        Event::DeliveredInPart => assert!(out.handle_delivered(15, |_| ())),
-        Event::Delivered => assert!(out.handle_delivered(20, |_| ())),
-        Event::Arrived => out.handle_arrived(10, 20, |_| ()),
-        Event::ArrivedInPart => out.handle_arrived(10, 19, |_| ()),
-        Event::Spoilt => out.handle_spoilt(10, 20, |_| ()),
-        Event::SpoiltInPart => out.handle_spoilt(19, 25, |_| ()),
+        Event::AckedInPart => assert!(out.handle_delivered(15, |_| ())),
+        Event::Acked => assert!(out.handle_delivered(20, |_| ())),
+        Event::Sacked => out.handle_arrived(10, 20, |_| ()),
+        Event::SackedInPart => out.handle_arrived(10, 19, |_| ()),
+        Event::Corrupt => out.handle_corrupt(10, 20, |_| ()),
+        Event::CorruptInPart => out.handle_corrupt(19, 25, |_| ()),
         Event::Break => out.handle_break(OWN),
         Event::BreakOfAnother => out.handle_break(OTHER),
-        Event::SentAgain => out.sent_again(OTHER, 0),
+        Event::Retransmitted => out.mark_retransmitted(OTHER, 0),
     }
 }
 
 /// The state of bytes 10..20, by what becomes of them; `path`: which has them if they fly.
-fn state_of(mut out: Outflow<()>, path: PathId) -> Option<State> {
+fn state_of(mut out: RetransmitBuffer<()>, path: PathId) -> Option<RetainedState> {
     let first = out.delivered() == 0;
     match out.retained() - usize::from(first) {
         0 => {
@@ -96,15 +99,15 @@ fn state_of(mut out: Outflow<()>, path: PathId) -> Option<State> {
     if out.has_lost() {
         assert_eq!(out.next_lost(100).map(|range| (range.start, range.length)), Some((10, 10)));
         assert_eq!(out.first_lost().map(|range| range.start), Some(10));
-        return Some(State::Lost);
+        return Some(RetainedState::Lost);
     }
     assert!(out.next_lost(100).is_none());
     out.handle_break(path);
-    Some(if out.has_lost() { State::Flying } else { State::Arrived })
+    Some(if out.has_lost() { RetainedState::InFlight } else { RetainedState::Sacked })
 }
 
-fn sent(start: u64, path: PathId) -> Retained<()> {
-    Retained {
+fn sent(start: u64, path: PathId) -> RetainedFrame<()> {
+    RetainedFrame {
         start,
         length: 10,
         offset: 0,
@@ -112,12 +115,12 @@ fn sent(start: u64, path: PathId) -> Retained<()> {
         // Without a head, so that numbers are those of the payload.
         kind: Kind::Ack,
         flags: 0,
-        head: Head::Empty,
+        head: KindHeader::Empty,
         memory: None,
         at: 0,
         path,
-        was_spoilt: false,
-        state: State::Flying,
+        was_corrupt: false,
+        state: RetainedState::InFlight,
         sent_at: Time(0),
         order: 0,
     }
@@ -125,56 +128,60 @@ fn sent(start: u64, path: PathId) -> Retained<()> {
 
 /// Who waits for an answer, and what may end that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hush {
+enum StatusWait {
     /// No answer is awaited.
-    Calm,
+    Idle,
     /// That to ask 2, which has not left.
-    Asking,
+    Requesting,
     /// That to ask 2.
-    Asked,
+    Requested,
 }
 
 #[test]
 fn a_hushed_sender_in_every_state_under_every_event() {
-    use Hush::*;
-    type Happen = fn(&mut Outflow<()>);
-    // What happens; then for each state before, whether it is hushed and which ask must leave.
+    use StatusWait::*;
+    type Happen = fn(&mut RetransmitBuffer<()>);
+    // What happens; then for each state before, whether it is awaiting_status and which ask must leave.
     type Row = (&'static str, Happen, [(bool, Option<u64>); 3]);
     let (free, waits) = ((false, None), (true, None));
     let rows: [Row; 7] = [
         ("nothing", |_| (), [free, (true, Some(2)), waits]),
-        ("an old answer", |out| out.handle_answer(1), [free, (true, Some(2)), waits]),
-        ("an answer to no ask", |out| out.handle_answer(0), [free, (true, Some(2)), waits]),
-        ("the right answer", |out| out.handle_answer(2), [free, free, free]),
+        ("an old answer", |out| out.handle_status_reply(1), [free, (true, Some(2)), waits]),
+        ("an answer to no ask", |out| out.handle_status_reply(0), [free, (true, Some(2)), waits]),
+        ("the right answer", |out| out.handle_status_reply(2), [free, free, free]),
         ("all delivered", |out| assert!(out.handle_delivered(20, |_| ())), [free, free, free]),
         (
             "some delivered",
             |out| assert!(out.handle_delivered(10, |_| ())),
             [free, (true, Some(2)), waits],
         ),
-        ("a new break", Outflow::ask, [(true, Some(3)); 3]),
+        ("a new break", RetransmitBuffer::request_status, [(true, Some(3)); 3]),
     ];
     for (what, happen, expected) in rows {
-        for (state, expected) in [Calm, Asking, Asked].into_iter().zip(expected) {
-            let mut out = hushed(state);
+        for (state, expected) in [Idle, Requesting, Requested].into_iter().zip(expected) {
+            let mut out = awaiting_status(state);
             happen(&mut out);
-            assert_eq!((out.is_hushed(), out.due_ask()), expected, "{state:?} under {what}");
+            assert_eq!(
+                (out.is_awaiting_status(), out.due_status_request()),
+                expected,
+                "{state:?} under {what}"
+            );
         }
     }
 }
 
-fn hushed(state: Hush) -> Outflow<()> {
-    let mut out = Outflow::default();
+fn awaiting_status(state: StatusWait) -> RetransmitBuffer<()> {
+    let mut out = RetransmitBuffer::default();
     out.retain(sent(0, OWN));
     out.retain(sent(10, OWN));
-    out.ask();
-    out.asked();
-    out.ask();
-    if state != Hush::Asking {
-        out.asked();
+    out.request_status();
+    out.mark_status_request_sent();
+    out.request_status();
+    if state != StatusWait::Requesting {
+        out.mark_status_request_sent();
     }
-    if state == Hush::Calm {
-        out.handle_answer(2);
+    if state == StatusWait::Idle {
+        out.handle_status_reply(2);
     }
     out
 }
@@ -195,18 +202,18 @@ enum Here {
 
 #[test]
 fn a_frame_or_fragment_stands_as_what_is_here_says() {
-    use Standing::*;
+    use ArrivalOrder::*;
     let rows = [
         // Bytes that come; then how they stand when nothing is here, what is behind, the front, the back, the whole.
-        (0..10, [Ok(Known); 5]),
-        (2..5, [Ok(Known); 5]),
-        (10..20, [Ok(Next), Ok(Next), Ok(Next), Ok(Next), Ok(Known)]),
-        (10..14, [Ok(Next), Ok(Next), Ok(Known), Ok(Next), Ok(Known)]),
-        (14..20, [Ok(Early), Ok(Early), Ok(Early), Ok(Known), Ok(Known)]),
-        (13..20, [Ok(Early), Ok(Early), Ok(Early), Ok(Early), Ok(Known)]),
-        (20..30, [Ok(Early), Ok(Known), Ok(Early), Ok(Early), Ok(Early)]),
-        (22..25, [Ok(Early), Ok(Known), Ok(Early), Ok(Early), Ok(Early)]),
-        (30..40, [Ok(Early); 5]),
+        (0..10, [Ok(Duplicate); 5]),
+        (2..5, [Ok(Duplicate); 5]),
+        (10..20, [Ok(InOrder), Ok(InOrder), Ok(InOrder), Ok(InOrder), Ok(Duplicate)]),
+        (10..14, [Ok(InOrder), Ok(InOrder), Ok(Duplicate), Ok(InOrder), Ok(Duplicate)]),
+        (14..20, [Ok(OutOfOrder), Ok(OutOfOrder), Ok(OutOfOrder), Ok(Duplicate), Ok(Duplicate)]),
+        (13..20, [Ok(OutOfOrder), Ok(OutOfOrder), Ok(OutOfOrder), Ok(OutOfOrder), Ok(Duplicate)]),
+        (20..30, [Ok(OutOfOrder), Ok(Duplicate), Ok(OutOfOrder), Ok(OutOfOrder), Ok(OutOfOrder)]),
+        (22..25, [Ok(OutOfOrder), Ok(Duplicate), Ok(OutOfOrder), Ok(OutOfOrder), Ok(OutOfOrder)]),
+        (30..40, [Ok(OutOfOrder); 5]),
         // No frame reaches from what has been taken in to what has not.
         (5..15, [Err(()); 5]),
     ];
@@ -215,9 +222,9 @@ fn a_frame_or_fragment_stands_as_what_is_here_says() {
         for (here, mut expected) in heres.into_iter().zip(expected) {
             if matches!(here, Here::Whole) && range == (5..15) {
                 // All of it is here, so nothing need be done.
-                expected = Ok(Known);
+                expected = Ok(Duplicate);
             }
-            let found = inflow(here).standing(&range).map_err(drop);
+            let found = reassembly_buffer(here).arrival_order(&range).map_err(drop);
             assert_eq!(found, expected, "{range:?} with {here:?}");
         }
     }
@@ -225,7 +232,9 @@ fn a_frame_or_fragment_stands_as_what_is_here_says() {
 
 #[test]
 fn a_kept_frame_has_its_turn_when_all_of_it_and_before_it_is_here() {
-    let turn = |inflow: &Inflow| inflow.next_kept().map(|(first, _)| first);
+    let turn = |reassembly_buffer: &ReassemblyBuffer| {
+        reassembly_buffer.next_reassembled().map(|(first, _)| first)
+    };
     for (here, before, after) in [
         (Here::Nothing, None, None),
         (Here::Behind, None, Some(20)),
@@ -233,29 +242,32 @@ fn a_kept_frame_has_its_turn_when_all_of_it_and_before_it_is_here() {
         (Here::Back, None, None),
         (Here::Whole, Some(10), None),
     ] {
-        let mut inflow = inflow(here);
-        assert_eq!(turn(&inflow), before, "{here:?}");
-        inflow.release(10);
-        inflow.take_in(10);
-        assert_eq!(turn(&inflow), after, "{here:?} when 10..20 has been taken in");
-        assert_eq!((inflow.taken(), inflow.has(&(0..20))), (20, true));
+        let mut reassembly_buffer = reassembly_buffer(here);
+        assert_eq!(turn(&reassembly_buffer), before, "{here:?}");
+        reassembly_buffer.release(10);
+        reassembly_buffer.deliver(10);
+        assert_eq!(turn(&reassembly_buffer), after, "{here:?} when 10..20 has been taken in");
+        assert_eq!((reassembly_buffer.delivered(), reassembly_buffer.has(&(0..20))), (20, true));
     }
 }
 
-fn inflow(here: Here) -> Inflow {
-    let mut inflow = Inflow::default();
-    inflow.take_in(10);
+fn reassembly_buffer(here: Here) -> ReassemblyBuffer {
+    let mut reassembly_buffer = ReassemblyBuffer::default();
+    reassembly_buffer.deliver(10);
     let (behind, front, back) = (20..30, 10..14, 14..20);
     let (frame, first, second) = match here {
-        Here::Nothing => return inflow,
+        Here::Nothing => return reassembly_buffer,
         Here::Behind => (20, behind, None),
         Here::Front => (10, front, None),
         Here::Back => (10, back, None),
         Here::Whole => (10, back, Some(front)),
     };
     for range in [Some(first), second].into_iter().flatten() {
-        assert_eq!(inflow.keep(frame, Kept::new(Kind::Data, 0, 10)), Ok(true));
-        inflow.handle_kept(frame, range);
+        assert_eq!(
+            reassembly_buffer.reserve(frame, BufferedFrame::new(Kind::Data, 0, 10)),
+            Ok(true)
+        );
+        reassembly_buffer.handle_buffered(frame, range);
     }
-    inflow
+    reassembly_buffer
 }

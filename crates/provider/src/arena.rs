@@ -30,7 +30,7 @@ use crate::sync::RawSpinLock;
 
 /// Sizes tried for the whole stretch, largest first. Address space costs nothing; under a limit
 /// (`ulimit -v`) a smaller one must do, of which the rest of the process has room as well.
-const RESERVATIONS: [usize; 6] = [64 << 30, 16 << 30, 4 << 30, 1 << 30, 256 << 20, 64 << 20];
+const RESERVATION_SIZES: [usize; 6] = [64 << 30, 16 << 30, 4 << 30, 1 << 30, 256 << 20, 64 << 20];
 /// Of a limited address space one part in so many is ours at most: libraries and the program need the rest.
 const LIMIT_SHARE: usize = 4;
 /// The heap grows by at least this: few system calls, little unused.
@@ -46,7 +46,7 @@ static HEAP: Heap = Heap(TalcLock::new(Grow { end: None }));
 /// Reserves the stretch. Called when the library is loaded, so that its place depends on nothing
 /// that happens later; whoever allocates earlier does the same.
 pub fn reserve() {
-    stretch();
+    reservation();
 }
 
 /// Maps the first `len` bytes of a file, shared and writable, at a place of our own.
@@ -67,7 +67,7 @@ pub fn map_fd(fd: BorrowedFd<'_>, len: usize) -> Result<NonNull<u8>, Errno> {
     };
     if mapped == libc::MAP_FAILED {
         let errno = Errno::last();
-        SLOTS.lock().give_back(place);
+        SLOTS.lock().release(place);
         return Err(errno);
     }
     NonNull::new(mapped.cast()).ok_or(Errno::ENOMEM)
@@ -98,22 +98,22 @@ pub unsafe fn unmap(start: NonNull<u8>) {
     let Some(len) = SLOTS.lock().len_of(place) else { return };
     // SAFETY: exactly the slot is covered; the caller has no use for it any more.
     unsafe { map_nothing(place, len) };
-    SLOTS.lock().give_back(place);
+    SLOTS.lock().release(place);
 }
 
 /// Whether an address is one of ours.
 #[cfg(test)]
 fn contains(address: *const u8) -> bool {
-    let Stretch { start, len, .. } = *stretch();
+    let Reservation { start, len, .. } = *reservation();
     (start..start + len).contains(&address.addr())
 }
 
-struct Stretch {
+struct Reservation {
     start: usize,
     len: usize,
 }
 
-impl Stretch {
+impl Reservation {
     fn heap_len(&self) -> usize {
         self.len / 2
     }
@@ -123,22 +123,22 @@ impl Stretch {
     }
 }
 
-fn stretch() -> &'static Stretch {
-    static STRETCH: OnceLock<Stretch> = OnceLock::new();
-    STRETCH.get_or_init(|| {
+fn reservation() -> &'static Reservation {
+    static RESERVATION: OnceLock<Reservation> = OnceLock::new();
+    RESERVATION.get_or_init(|| {
         let mut sizes = sizes(address_space());
         let largest = sizes.find_map(|len| Some((try_reserve(len)?, len)));
         // With nothing reserved every allocation fails, and says so in the usual way.
         let (start, len) = largest.unwrap_or((PAGE, 0));
-        Stretch { start, len }
+        Reservation { start, len }
     })
 }
 
 /// What may be reserved under a limit of address space, largest first.
 fn sizes(limit: Option<usize>) -> impl Iterator<Item = usize> {
     let most = limit.map_or(usize::MAX, |limit| limit / LIMIT_SHARE);
-    let smallest = RESERVATIONS[RESERVATIONS.len() - 1];
-    RESERVATIONS.into_iter().filter(move |&len| len <= most.max(smallest))
+    let smallest = RESERVATION_SIZES[RESERVATION_SIZES.len() - 1];
+    RESERVATION_SIZES.into_iter().filter(move |&len| len <= most.max(smallest))
 }
 
 /// The limit of address space of this process, if there is one.
@@ -149,12 +149,12 @@ fn address_space() -> Option<usize> {
 
 /// There is no memory for this library: most allocations cannot fail, so the process is about to end. Nothing here allocates.
 #[cold]
-fn tell_of_want() {
-    static IS_TOLD: AtomicBool = AtomicBool::new(false);
-    if IS_TOLD.swap(true, Ordering::Relaxed) {
+fn report_out_of_memory() {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    if IS_REPORTED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let mut line = Line { bytes: [0; 256], length: 0 };
+    let mut line = FixedText { bytes: [0; 256], length: 0 };
     let _ = match address_space() {
         Some(limit) => writeln!(
             line,
@@ -169,12 +169,12 @@ fn tell_of_want() {
 }
 
 /// A line of text that is made without memory of the heap. What does not fit is left out.
-struct Line {
+struct FixedText {
     bytes: [u8; 256],
     length: usize,
 }
 
-impl Write for Line {
+impl Write for FixedText {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         let room = &mut self.bytes[self.length..];
         let count = text.len().min(room.len());
@@ -214,7 +214,7 @@ impl Slots {
     /// The first gap that is wide enough.
     fn take(&mut self, len: usize) -> Result<usize, Errno> {
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
-        let room = stretch().slots();
+        let room = reservation().slots();
         let mut place = room.start;
         for (&start, &used) in &self.used {
             if start - place >= len {
@@ -233,7 +233,7 @@ impl Slots {
         self.used.get(&place).copied()
     }
 
-    fn give_back(&mut self, place: usize) {
+    fn release(&mut self, place: usize) {
         self.used.remove(&place);
     }
 }
@@ -291,20 +291,20 @@ unsafe impl Send for Grow {}
 // SAFETY: nothing in here allocates: one `mprotect`, and the reservation's `mmap`.
 unsafe impl Source for Grow {
     fn acquire<B: Binning>(talc: &mut Talc<Self, B>, layout: Layout) -> Result<(), ()> {
-        let room = stretch();
+        let room = reservation();
         let used = talc.source.end.map_or(0, |end| end.as_ptr().addr() - room.start);
         let used = used.next_multiple_of(PAGE);
         let wanted = layout.size().saturating_add(layout.align()).saturating_add(PAGE);
         let grown = wanted.max(GROWTH).min(room.heap_len().saturating_sub(used)) / PAGE * PAGE;
         if grown < wanted.min(GROWTH) || grown < layout.size() {
-            tell_of_want();
+            report_out_of_memory();
             return Err(());
         }
         let start: *mut u8 = ptr::with_exposed_provenance_mut(room.start + used);
         // SAFETY: inside the reservation, not usable before, and from now on talc's alone.
         unsafe {
             if libc::mprotect(start.cast(), grown, libc::PROT_READ | libc::PROT_WRITE) != 0 {
-                tell_of_want();
+                report_out_of_memory();
                 return Err(());
             }
             let end = match talc.source.end {
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn under_a_limit_others_have_room_as_well() {
         let largest = |limit| sizes(limit).next();
-        assert_eq!(largest(None), Some(RESERVATIONS[0]));
+        assert_eq!(largest(None), Some(RESERVATION_SIZES[0]));
         assert_eq!([300 << 20, 1].map(|limit| largest(Some(limit))), [Some(64 << 20); 2]);
         assert_eq!(largest(Some(5 << 30)), Some(1 << 30));
     }
@@ -429,7 +429,7 @@ mod tests {
     fn gaps_are_filled_first() {
         let mut slots = Slots { used: BTreeMap::new() };
         let places: Vec<usize> = (0..3).map(|_| slots.take(PAGE).unwrap()).collect();
-        slots.give_back(places[1]);
+        slots.release(places[1]);
         assert_eq!(slots.take(2 * PAGE).unwrap(), places[2] + PAGE);
         assert_eq!(slots.take(1).unwrap(), places[1]);
     }

@@ -28,7 +28,7 @@ pub fn supports(kind: AtomicKind, datatype: u32, op: u32) -> bool {
         AtomicKind::Fetch => op <= OP_WRITE,
         AtomicKind::Compare => (OP_CSWAP..=OP_MSWAP).contains(&op),
     };
-    fits && dispatch(datatype, Probe { op }).unwrap_or(false)
+    fits && dispatch(datatype, SupportCheck { op }).unwrap_or(false)
 }
 
 /// Applies `op` to `count` elements at `target`. `result`, if not empty, gets the values found
@@ -101,11 +101,11 @@ impl Visit for Size {
     }
 }
 
-struct Probe {
+struct SupportCheck {
     op: u32,
 }
 
-impl Visit for Probe {
+impl Visit for SupportCheck {
     type Output = bool;
     fn visit<T: Element>(self) -> bool {
         T::combine(self.op, T::ZERO, T::ZERO, T::ZERO).is_some()

@@ -13,21 +13,21 @@ use crate::sync::SpinLock;
 /// bytes) is followed by zeros.
 pub const NAME_BYTES: usize = 48;
 
-pub type Name = [u8; NAME_BYTES];
+pub type AvName = [u8; NAME_BYTES];
 
 #[derive(Default)]
 pub struct Av {
-    table: SpinLock<Table>,
+    table: SpinLock<AvTable>,
 }
 
 #[derive(Default)]
-struct Table {
-    entries: Vec<Option<Entry>>,
-    by_name: BTreeMap<Name, FiAddr>,
+struct AvTable {
+    entries: Vec<Option<AvEntry>>,
+    by_name: BTreeMap<AvName, FiAddr>,
 }
 
-struct Entry {
-    name: Name,
+struct AvEntry {
+    name: AvName,
     /// How often it was inserted.
     holders: usize,
 }
@@ -39,14 +39,14 @@ impl Av {
         const RESERVE_MAX: usize = 65_536;
         let count = count.min(RESERVE_MAX);
         Av {
-            table: SpinLock::new(Table {
+            table: SpinLock::new(AvTable {
                 entries: Vec::with_capacity(count),
                 by_name: BTreeMap::new(),
             }),
         }
     }
 
-    pub fn insert(&self, name: Name) -> FiAddr {
+    pub fn insert(&self, name: AvName) -> FiAddr {
         let mut table = self.table.lock();
         if let Some(&known) = table.by_name.get(&name) {
             if let Some(entry) = &mut table.entries[known as usize] {
@@ -55,7 +55,7 @@ impl Av {
             return known;
         }
         let number = table.entries.len() as FiAddr;
-        table.entries.push(Some(Entry { name, holders: 1 }));
+        table.entries.push(Some(AvEntry { name, holders: 1 }));
         table.by_name.insert(name, number);
         number
     }
@@ -75,14 +75,14 @@ impl Av {
     }
 
     /// The name under a number.
-    pub fn name_of(&self, number: FiAddr) -> Option<Name> {
+    pub fn name_of(&self, number: FiAddr) -> Option<AvName> {
         let table = self.table.lock();
         let index = usize::try_from(number).ok()?;
         table.entries.get(index)?.as_ref().map(|entry| entry.name)
     }
 
     /// The number of a name.
-    pub fn addr_of(&self, name: &Name) -> Option<FiAddr> {
+    pub fn addr_of(&self, name: &AvName) -> Option<FiAddr> {
         self.table.lock().by_name.get(name).copied()
     }
 }
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(av.insert(name(1)), 4);
     }
 
-    fn name(i: u8) -> Name {
+    fn name(i: u8) -> AvName {
         [i; NAME_BYTES]
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::port::Ports;
+use crate::engine_set::EngineSet;
 
 #[derive(Default)]
 pub struct Counter {
@@ -10,7 +10,7 @@ pub struct Counter {
     errors: AtomicU64,
     /// It counts more than one-sided operations of this process.
     counts_messages: AtomicBool,
-    pub ports: Ports,
+    pub engines: EngineSet,
 }
 
 impl Counter {
@@ -29,11 +29,11 @@ impl Counter {
 
     /// Makes progress for a program that reads the counter.
     #[inline]
-    pub fn look(&self) {
+    pub fn progress(&self) {
         if self.counts_messages.load(Ordering::Relaxed) {
-            self.ports.progress();
+            self.engines.progress();
         } else {
-            self.ports.glance();
+            self.engines.progress_for_counter();
         }
     }
 

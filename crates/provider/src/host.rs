@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use landbridge_proto::id::{LAST_WORD, LINE_MARK};
+use landbridge_proto::id::{EXIT_LINE, LINE_TAG};
 
 use crate::abi::{self, Provider};
 use crate::param;
@@ -16,7 +16,7 @@ use crate::param;
 /// How much a message matters. Per packet: trace; per state change: debug or info; something the
 /// user should know: warn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum LogLevel {
     Warn,
     Info,
     Debug,
@@ -28,9 +28,9 @@ pub enum Level {
 #[macro_export]
 macro_rules! log {
     ($level:ident, $($text:tt)+) => {
-        if $crate::host::enabled($crate::host::Level::$level) {
+        if $crate::host::enabled($crate::host::LogLevel::$level) {
             $crate::host::write(
-                $crate::host::Level::$level,
+                $crate::host::LogLevel::$level,
                 // SAFETY: the literal ends with the only NUL.
                 unsafe {
                     ::std::ffi::CStr::from_bytes_with_nul_unchecked(
@@ -54,9 +54,9 @@ struct Host {
     log_enabled: Option<LogEnabled>,
     log: Option<Log>,
     /// From `LANDBRIDGE_LOG`.
-    stderr: Option<Level>,
-    /// This process may be started anew: its lines on stderr are marked.
-    is_marked: bool,
+    stderr: Option<LogLevel>,
+    /// This process may be restarted: its lines on stderr are marked.
+    is_tagged: bool,
 }
 
 static HOST: OnceLock<Host> = OnceLock::new();
@@ -77,15 +77,15 @@ pub fn register(provider: *mut Provider) {
     PROVIDER.store(provider, Ordering::Release);
 }
 
-pub fn enabled(level: Level) -> bool {
+pub fn enabled(level: LogLevel) -> bool {
     host().stderr.is_some_and(|limit| level <= limit) || enabled_in_host(level).is_some()
 }
 
 #[cold]
-pub fn write(level: Level, module: &CStr, line: u32, text: fmt::Arguments<'_>) {
+pub fn write(level: LogLevel, module: &CStr, line: u32, text: fmt::Arguments<'_>) {
     let text = text.to_string();
     if host().stderr.is_some_and(|limit| level <= limit) {
-        say(&format!("[{}]: {level:?}: {text}\n", std::process::id()));
+        write_stderr(&format!("[{}]: {level:?}: {text}\n", std::process::id()));
     }
     let Some((log, provider)) = enabled_in_host(level) else { return };
     let Ok(text) = CString::new(text) else { return };
@@ -104,20 +104,20 @@ pub fn write(level: Level, module: &CStr, line: u32, text: fmt::Arguments<'_>) {
 }
 
 /// A line on stderr, but for how lines of ours begin.
-fn say(rest: &str) {
-    let name = if host().is_marked { LINE_MARK } else { "landbridge" };
+fn write_stderr(rest: &str) {
+    let name = if host().is_tagged { LINE_TAG } else { "landbridge" };
     // One write, so that lines of several ranks do not mix.
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{name}{rest}").as_bytes());
 }
 
 /// Tells whoever started this process that it ends because it must, and not by a code of the program's.
-pub fn say_last_word() {
-    if host().is_marked {
-        say(&format!("{LAST_WORD}\n"));
+pub fn report_forced_exit() {
+    if host().is_tagged {
+        write_stderr(&format!("{EXIT_LINE}\n"));
     }
 }
 
-fn enabled_in_host(level: Level) -> Option<(Log, *mut Provider)> {
+fn enabled_in_host(level: LogLevel) -> Option<(Log, *mut Provider)> {
     let provider = PROVIDER.load(Ordering::Acquire);
     let (enabled, log) = (host().log_enabled?, host().log?);
     // SAFETY: `provider` is our static, which the host has registered.
@@ -125,22 +125,22 @@ fn enabled_in_host(level: Level) -> Option<(Log, *mut Provider)> {
     yes.then_some((log, provider))
 }
 
-impl Level {
+impl LogLevel {
     fn code(self) -> c_int {
         match self {
-            Level::Warn => abi::LOG_WARN,
-            Level::Info => abi::LOG_INFO,
-            Level::Debug => abi::LOG_DEBUG,
-            Level::Trace => abi::LOG_TRACE,
+            LogLevel::Warn => abi::LOG_WARN,
+            LogLevel::Info => abi::LOG_INFO,
+            LogLevel::Debug => abi::LOG_DEBUG,
+            LogLevel::Trace => abi::LOG_TRACE,
         }
     }
 
-    fn parse(text: &str) -> Option<Level> {
+    fn parse(text: &str) -> Option<LogLevel> {
         match text.to_ascii_lowercase().as_str() {
-            "warn" => Some(Level::Warn),
-            "info" => Some(Level::Info),
-            "debug" => Some(Level::Debug),
-            "trace" => Some(Level::Trace),
+            "warn" => Some(LogLevel::Warn),
+            "info" => Some(LogLevel::Info),
+            "debug" => Some(LogLevel::Debug),
+            "trace" => Some(LogLevel::Trace),
             _ => None,
         }
     }
@@ -155,11 +155,11 @@ fn find() -> Host {
     let library =
         unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let library = if library.is_null() { libc::RTLD_DEFAULT } else { library };
-    let is_marked = param::INCARNATION.text().is_some();
+    let is_tagged = param::INCARNATION.text().is_some();
     // Why a rank cannot go on must be seen, also where the host's own log is off or goes elsewhere.
     let level = match param::LOG.text() {
-        Some(text) => Level::parse(&text),
-        None => is_marked.then_some(Level::Warn),
+        Some(text) => LogLevel::parse(&text),
+        None => is_tagged.then_some(LogLevel::Warn),
     };
     // SAFETY: the names are libfabric's, the types are those of its headers.
     unsafe {
@@ -168,7 +168,7 @@ fn find() -> Host {
             log_enabled: symbol(library, c"fi_log_enabled"),
             log: symbol(library, c"fi_log"),
             stderr: level,
-            is_marked,
+            is_tagged,
         }
     }
 }
@@ -194,8 +194,8 @@ mod tests {
 
     #[test]
     fn levels_are_read_and_ordered() {
-        assert_eq!(Level::parse("INFO"), Some(Level::Info));
-        assert_eq!(Level::parse("off"), None);
-        assert!(Level::Warn < Level::Trace);
+        assert_eq!(LogLevel::parse("INFO"), Some(LogLevel::Info));
+        assert_eq!(LogLevel::parse("off"), None);
+        assert!(LogLevel::Warn < LogLevel::Trace);
     }
 }

@@ -13,7 +13,7 @@ use landbridge_proto::wire::name::Name;
 use crate::abi::{self, *};
 use crate::av::NAME_BYTES;
 use crate::log;
-use crate::resolve::{self, How, SOCKADDR_BYTES};
+use crate::resolve::{self, ResolveHints, SOCKADDR_BYTES};
 
 pub const NAME: &CStr = c"landbridge";
 
@@ -70,33 +70,33 @@ const MESSAGE_ORDER: u64 =
 
 /// How endpoints are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum AddressFormat {
     /// Our own: 48 bytes that say process, job and ways to reach it.
     Landbridge,
     /// `sockaddr_in`
     Socket,
 }
 
-impl Format {
+impl AddressFormat {
     pub fn code(self) -> u32 {
         match self {
-            Format::Landbridge => FORMAT_LANDBRIDGE,
-            Format::Socket => FORMAT_SOCKADDR_IN,
+            AddressFormat::Landbridge => FORMAT_LANDBRIDGE,
+            AddressFormat::Socket => FORMAT_SOCKADDR_IN,
         }
     }
 
     /// The length of an address.
     pub fn bytes(self) -> usize {
         match self {
-            Format::Landbridge => NAME_BYTES,
-            Format::Socket => SOCKADDR_BYTES,
+            AddressFormat::Landbridge => NAME_BYTES,
+            AddressFormat::Socket => SOCKADDR_BYTES,
         }
     }
 
-    pub fn of_code(code: u32) -> Format {
+    pub fn of_code(code: u32) -> AddressFormat {
         match code {
-            FORMAT_SOCKADDR | FORMAT_SOCKADDR_IN | FORMAT_SOCKADDR_IP => Format::Socket,
-            _ => Format::Landbridge,
+            FORMAT_SOCKADDR | FORMAT_SOCKADDR_IN | FORMAT_SOCKADDR_IP => AddressFormat::Socket,
+            _ => AddressFormat::Landbridge,
         }
     }
 }
@@ -114,8 +114,8 @@ pub unsafe extern "C" fn getinfo(
     info: *mut *mut Info,
 ) -> c_int {
     // SAFETY: the caller's promise, passed on piece by piece.
-    let ask = unsafe { Ask::read(version, node, service, flags, hints) };
-    match offer(&ask) {
+    let request = unsafe { InfoRequest::read(version, node, service, flags, hints) };
+    match offer(&request) {
         Ok(list) => {
             // SAFETY: `info` is where the caller wants the list.
             unsafe { *info = list };
@@ -128,21 +128,21 @@ pub unsafe extern "C" fn getinfo(
     }
 }
 
-struct Refusal {
+struct HintsMismatch {
     errno: Errno,
     why: &'static str,
 }
 
-fn refuse<T>(why: &'static str) -> Result<T, Refusal> {
-    Err(Refusal { errno: Errno::ENODATA, why })
+fn refuse<T>(why: &'static str) -> Result<T, HintsMismatch> {
+    Err(HintsMismatch { errno: Errno::ENODATA, why })
 }
 
-fn demand(met: bool, why: &'static str) -> Result<(), Refusal> {
+fn require(met: bool, why: &'static str) -> Result<(), HintsMismatch> {
     if met { Ok(()) } else { refuse(why) }
 }
 
 /// The question, as references. Absent parts wish for nothing.
-struct Ask<'a> {
+struct InfoRequest<'a> {
     version: u32,
     node: Option<&'a CStr>,
     service: Option<&'a CStr>,
@@ -155,7 +155,7 @@ struct Ask<'a> {
     fabric: Option<&'a FabricAttr>,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> InfoRequest<'a> {
     /// # Safety
     /// As for `getinfo`.
     unsafe fn read(
@@ -164,12 +164,12 @@ impl<'a> Ask<'a> {
         service: *const c_char,
         flags: u64,
         hints: *const Info,
-    ) -> Ask<'a> {
+    ) -> InfoRequest<'a> {
         // SAFETY: null or valid, by the caller's promise; the domain's attributes are read only as
         // far as the oldest host has them.
         unsafe {
             let hints = hints.as_ref();
-            Ask {
+            InfoRequest {
                 version,
                 node: text(node),
                 service: text(service),
@@ -189,92 +189,96 @@ impl<'a> Ask<'a> {
     }
 }
 
-fn offer(ask: &Ask) -> Result<*mut Info, Refusal> {
-    demand(ask.flags & CORE_PROV_ONLY == 0, "a utility provider asks for something to sit on")?;
-    check_caps(ask)?;
-    check_endpoint(ask)?;
-    check_transfers(ask)?;
-    check_domain(ask)?;
-    let format = choose_format(ask)?;
-    let (source, target) = addresses(ask, format)?;
-    build(ask, format, source, target).ok_or(Refusal { errno: Errno::ENOMEM, why: "no memory" })
+fn offer(request: &InfoRequest) -> Result<*mut Info, HintsMismatch> {
+    require(
+        request.flags & CORE_PROV_ONLY == 0,
+        "a utility provider asks for something to sit on",
+    )?;
+    check_caps(request)?;
+    check_endpoint(request)?;
+    check_transfers(request)?;
+    check_domain(request)?;
+    let format = choose_format(request)?;
+    let (source, target) = addresses(request, format)?;
+    build(request, format, source, target)
+        .ok_or(HintsMismatch { errno: Errno::ENOMEM, why: "no memory" })
 }
 
-fn check_caps(ask: &Ask) -> Result<(), Refusal> {
+fn check_caps(request: &InfoRequest) -> Result<(), HintsMismatch> {
     let known = OFFERED_CAPS | SPECIAL_CAPS;
-    demand(ask.caps() & !known == 0, "capabilities we do not have")?;
-    demand(ask.tx.is_none_or(|tx| tx.caps & !known == 0), "transmit capabilities")?;
-    demand(ask.rx.is_none_or(|rx| rx.caps & !known == 0), "receive capabilities")?;
-    demand(ask.domain.is_none_or(|d| d.caps & !DOMAIN_CAPS == 0), "domain capabilities")
+    require(request.caps() & !known == 0, "capabilities we do not have")?;
+    require(request.tx.is_none_or(|tx| tx.caps & !known == 0), "transmit capabilities")?;
+    require(request.rx.is_none_or(|rx| rx.caps & !known == 0), "receive capabilities")?;
+    require(request.domain.is_none_or(|d| d.caps & !DOMAIN_CAPS == 0), "domain capabilities")
 }
 
-fn check_endpoint(ask: &Ask) -> Result<(), Refusal> {
-    let Some(ep) = ask.ep else { return Ok(()) };
-    demand(matches!(ep.kind, EP_UNSPEC | EP_RDM), "an endpoint type other than RDM")?;
-    demand(matches!(ep.protocol, PROTO_UNSPEC | PROTOCOL), "another protocol")?;
-    demand(ep.protocol_version <= PROTOCOL_VERSION, "a newer protocol")?;
-    demand(ep.max_msg_size <= MESSAGE_SIZE_MAX, "longer messages")?;
-    demand(ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1, "scalable or shared contexts")?;
-    demand(ep.auth_key_size == 0, "authorization keys")
+fn check_endpoint(request: &InfoRequest) -> Result<(), HintsMismatch> {
+    let Some(ep) = request.ep else { return Ok(()) };
+    require(matches!(ep.kind, EP_UNSPEC | EP_RDM), "an endpoint type other than RDM")?;
+    require(matches!(ep.protocol, PROTO_UNSPEC | PROTOCOL), "another protocol")?;
+    require(ep.protocol_version <= PROTOCOL_VERSION, "a newer protocol")?;
+    require(ep.max_msg_size <= MESSAGE_SIZE_MAX, "longer messages")?;
+    require(ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1, "scalable or shared contexts")?;
+    require(ep.auth_key_size == 0, "authorization keys")
 }
 
-fn check_transfers(ask: &Ask) -> Result<(), Refusal> {
-    if let Some(tx) = ask.tx {
-        demand(tx.op_flags & !TX_OP_FLAGS == 0, "transmit flags")?;
-        demand(tx.msg_order & !MESSAGE_ORDER == 0, "transmit order")?;
-        demand(tx.comp_order == 0, "completion order")?;
-        demand(tx.inject_size <= INJECT_SIZE, "a larger inject size")?;
-        demand(tx.size <= QUEUE_DEPTH_MAX, "a deeper transmit queue")?;
-        demand(tx.iov_limit <= IOV_MAX, "more vectors")?;
-        demand(tx.rma_iov_limit <= RMA_IOV_MAX, "more remote vectors")?;
+fn check_transfers(request: &InfoRequest) -> Result<(), HintsMismatch> {
+    if let Some(tx) = request.tx {
+        require(tx.op_flags & !TX_OP_FLAGS == 0, "transmit flags")?;
+        require(tx.msg_order & !MESSAGE_ORDER == 0, "transmit order")?;
+        require(tx.comp_order == 0, "completion order")?;
+        require(tx.inject_size <= INJECT_SIZE, "a larger inject size")?;
+        require(tx.size <= QUEUE_DEPTH_MAX, "a deeper transmit queue")?;
+        require(tx.iov_limit <= IOV_MAX, "more vectors")?;
+        require(tx.rma_iov_limit <= RMA_IOV_MAX, "more remote vectors")?;
     }
-    if let Some(rx) = ask.rx {
-        demand(rx.op_flags & !RX_OP_FLAGS == 0, "receive flags")?;
-        demand(rx.msg_order & !MESSAGE_ORDER == 0, "receive order")?;
-        demand(rx.comp_order == 0, "completion order")?;
-        demand(rx.size <= QUEUE_DEPTH_MAX, "a deeper receive queue")?;
-        demand(rx.iov_limit <= IOV_MAX, "more vectors")?;
+    if let Some(rx) = request.rx {
+        require(rx.op_flags & !RX_OP_FLAGS == 0, "receive flags")?;
+        require(rx.msg_order & !MESSAGE_ORDER == 0, "receive order")?;
+        require(rx.comp_order == 0, "completion order")?;
+        require(rx.size <= QUEUE_DEPTH_MAX, "a deeper receive queue")?;
+        require(rx.iov_limit <= IOV_MAX, "more vectors")?;
     }
     Ok(())
 }
 
-fn check_domain(ask: &Ask) -> Result<(), Refusal> {
-    if let Some(fabric) = ask.fabric {
+fn check_domain(request: &InfoRequest) -> Result<(), HintsMismatch> {
+    if let Some(fabric) = request.fabric {
         // SAFETY: hints' strings end with NUL.
-        demand(unsafe { named_like_us(fabric.name) }, "another fabric")?;
+        require(unsafe { named_like_us(fabric.name) }, "another fabric")?;
     }
-    let Some(domain) = ask.domain else { return Ok(()) };
+    let Some(domain) = request.domain else { return Ok(()) };
     // SAFETY: hints' strings end with NUL.
-    demand(unsafe { named_like_us(domain.name) }, "another domain")?;
-    demand(domain.threading <= THREAD_LAST, "an unknown threading model")?;
-    demand(domain.control_progress <= PROGRESS_CONTROL_UNIFIED, "an unknown control progress")?;
-    demand(
+    require(unsafe { named_like_us(domain.name) }, "another domain")?;
+    require(domain.threading <= THREAD_LAST, "an unknown threading model")?;
+    require(domain.control_progress <= PROGRESS_CONTROL_UNIFIED, "an unknown control progress")?;
+    require(
         matches!(domain.data_progress, PROGRESS_UNSPEC | PROGRESS_MANUAL),
         "progress of data without calls",
     )?;
-    demand(domain.resource_mgmt <= RM_ENABLED, "an unknown resource management")?;
-    demand(domain.av_type <= AV_TABLE, "an unknown address vector type")?;
-    demand(domain.mr_mode != MR_BASIC, "MR_BASIC registration")?;
-    demand(domain.mr_key_size <= MR_KEY_BYTES, "longer keys")?;
-    demand(domain.cq_data_size <= CQ_DATA_BYTES_MAX, "more CQ data")?;
-    demand(domain.mr_iov_limit <= MR_IOV_MAX, "vectored registration")?;
-    demand(domain.max_ep_tx_ctx <= 1 && domain.max_ep_rx_ctx <= 1, "scalable endpoints")?;
-    demand(domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0, "shared contexts")?;
+    require(domain.resource_mgmt <= RM_ENABLED, "an unknown resource management")?;
+    require(domain.av_type <= AV_TABLE, "an unknown address vector type")?;
+    require(domain.mr_mode != MR_BASIC, "MR_BASIC registration")?;
+    require(domain.mr_key_size <= MR_KEY_BYTES, "longer keys")?;
+    require(domain.cq_data_size <= CQ_DATA_BYTES_MAX, "more CQ data")?;
+    require(domain.mr_iov_limit <= MR_IOV_MAX, "vectored registration")?;
+    require(domain.max_ep_tx_ctx <= 1 && domain.max_ep_rx_ctx <= 1, "scalable endpoints")?;
+    require(domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0, "shared contexts")?;
     let counts = [domain.cq_cnt, domain.ep_cnt, domain.tx_ctx_cnt, domain.rx_ctx_cnt];
-    demand(counts.iter().all(|&n| n <= OBJECTS_MAX), "more objects")?;
-    demand(domain.cntr_cnt <= OBJECTS_MAX && domain.mr_cnt <= OBJECTS_MAX, "more objects")?;
-    demand(domain.auth_key_size == 0, "authorization keys")
+    require(counts.iter().all(|&n| n <= OBJECTS_MAX), "more objects")?;
+    require(domain.cntr_cnt <= OBJECTS_MAX && domain.mr_cnt <= OBJECTS_MAX, "more objects")?;
+    require(domain.auth_key_size == 0, "authorization keys")
 }
 
 /// Our own format, unless the caller speaks in socket addresses or in node and service strings.
-fn choose_format(ask: &Ask) -> Result<Format, Refusal> {
-    let strings = ask.node.is_some() || ask.service.is_some();
-    match ask.hints.map_or(FORMAT_UNSPEC, |h| h.addr_format) {
-        FORMAT_UNSPEC if strings => Ok(Format::Socket),
-        FORMAT_UNSPEC => Ok(Format::Landbridge),
-        FORMAT_SOCKADDR | FORMAT_SOCKADDR_IN | FORMAT_SOCKADDR_IP => Ok(Format::Socket),
+fn choose_format(request: &InfoRequest) -> Result<AddressFormat, HintsMismatch> {
+    let strings = request.node.is_some() || request.service.is_some();
+    match request.hints.map_or(FORMAT_UNSPEC, |h| h.addr_format) {
+        FORMAT_UNSPEC if strings => Ok(AddressFormat::Socket),
+        FORMAT_UNSPEC => Ok(AddressFormat::Landbridge),
+        FORMAT_SOCKADDR | FORMAT_SOCKADDR_IN | FORMAT_SOCKADDR_IP => Ok(AddressFormat::Socket),
         FORMAT_LANDBRIDGE if strings => refuse("a node string in our own address format"),
-        FORMAT_LANDBRIDGE => Ok(Format::Landbridge),
+        FORMAT_LANDBRIDGE => Ok(AddressFormat::Landbridge),
         _ => refuse("another address format"),
     }
 }
@@ -282,19 +286,19 @@ fn choose_format(ask: &Ask) -> Result<Format, Refusal> {
 type Addresses = (Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Source and destination: from the strings, else from the hints.
-fn addresses(ask: &Ask, format: Format) -> Result<Addresses, Refusal> {
+fn addresses(request: &InfoRequest, format: AddressFormat) -> Result<Addresses, HintsMismatch> {
     let (mut source, mut target) = (None, None);
-    if let Some(hints) = ask.hints {
+    if let Some(hints) = request.hints {
         // SAFETY: hints' addresses are as long as they say.
         unsafe {
             source = hinted(hints.src_addr, hints.src_addrlen, format)?;
             target = hinted(hints.dest_addr, hints.dest_addrlen, format)?;
         }
     }
-    if ask.node.is_some() || ask.service.is_some() {
-        let passive = ask.flags & SOURCE != 0;
-        let how = How { passive, numeric: ask.flags & NUMERICHOST != 0 };
-        let Ok(found) = resolve::resolve(ask.node, ask.service, how) else {
+    if request.node.is_some() || request.service.is_some() {
+        let passive = request.flags & SOURCE != 0;
+        let how = ResolveHints { passive, numeric: request.flags & NUMERICHOST != 0 };
+        let Ok(found) = resolve::resolve(request.node, request.service, how) else {
             return refuse("the node or service is not known");
         };
         let bytes = Some(resolve::sockaddr_bytes(found).to_vec());
@@ -305,13 +309,13 @@ fn addresses(ask: &Ask, format: Format) -> Result<Addresses, Refusal> {
 }
 
 /// The source of an endpoint that is bound nowhere yet: its kind is known, callers look at that.
-fn anywhere(format: Format) -> Vec<u8> {
+fn anywhere(format: AddressFormat) -> Vec<u8> {
     match format {
-        Format::Socket => {
+        AddressFormat::Socket => {
             let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
             resolve::sockaddr_bytes(any).to_vec()
         }
-        Format::Landbridge => {
+        AddressFormat::Landbridge => {
             let nobody = Name {
                 address: Address::ANONYMOUS,
                 unique: 0,
@@ -331,18 +335,18 @@ fn anywhere(format: Format) -> Vec<u8> {
 unsafe fn hinted(
     address: *const c_void,
     len: usize,
-    format: Format,
-) -> Result<Option<Vec<u8>>, Refusal> {
+    format: AddressFormat,
+) -> Result<Option<Vec<u8>>, HintsMismatch> {
     if address.is_null() || len == 0 {
         return Ok(None);
     }
-    demand(len >= format.bytes(), "an address too short for its format")?;
+    require(len >= format.bytes(), "an address too short for its format")?;
     // SAFETY: at least `format.bytes()` bytes are there.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), format.bytes()) };
-    if format == Format::Socket {
+    if format == AddressFormat::Socket {
         // SAFETY: a socket address has this many bytes.
         let known = unsafe { resolve::read_sockaddr(address) };
-        demand(known.is_some(), "an address that is not IPv4")?;
+        require(known.is_some(), "an address that is not IPv4")?;
     }
     Ok(Some(bytes.to_vec()))
 }
@@ -366,12 +370,12 @@ fn granted_caps(asked: u64) -> u64 {
 }
 
 fn build(
-    ask: &Ask,
-    format: Format,
+    request: &InfoRequest,
+    format: AddressFormat,
     source: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
 ) -> Option<*mut Info> {
-    let caps = granted_caps(ask.caps());
+    let caps = granted_caps(request.caps());
     let (src_addr, src_addrlen) = c_bytes(source)?;
     let (dest_addr, dest_addrlen) = c_bytes(target)?;
     c_box(Info {
@@ -384,11 +388,11 @@ fn build(
         src_addr,
         dest_addr,
         handle: std::ptr::null_mut(),
-        tx_attr: c_box(tx_attr(ask.tx, caps))?,
-        rx_attr: c_box(rx_attr(ask.rx, caps))?,
+        tx_attr: c_box(tx_attr(request.tx, caps))?,
+        rx_attr: c_box(rx_attr(request.rx, caps))?,
         ep_attr: c_box(ep_attr())?,
-        domain_attr: c_box(domain_attr(ask)?)?.cast(),
-        fabric_attr: c_box(fabric_attr(ask)?)?,
+        domain_attr: c_box(domain_attr(request)?)?.cast(),
+        fabric_attr: c_box(fabric_attr(request)?)?,
         nic: std::ptr::null_mut(),
     })
 }
@@ -398,7 +402,7 @@ fn tx_attr(hints: Option<&TxAttr>, caps: u64) -> TxAttr {
         caps: caps & TX_CAPS,
         mode: 0,
         op_flags: hints.map_or(0, |h| h.op_flags),
-        msg_order: wish(hints.map(|h| h.msg_order), MESSAGE_ORDER),
+        msg_order: hint_or(hints.map(|h| h.msg_order), MESSAGE_ORDER),
         comp_order: 0,
         inject_size: INJECT_SIZE,
         size: hints.map_or(0, |h| h.size).max(QUEUE_DEPTH),
@@ -413,7 +417,7 @@ fn rx_attr(hints: Option<&RxAttr>, caps: u64) -> RxAttr {
         caps: caps & RX_CAPS,
         mode: 0,
         op_flags: hints.map_or(0, |h| h.op_flags),
-        msg_order: wish(hints.map(|h| h.msg_order), MESSAGE_ORDER),
+        msg_order: hint_or(hints.map(|h| h.msg_order), MESSAGE_ORDER),
         comp_order: 0,
         total_buffered_recv: 0,
         size: hints.map_or(0, |h| h.size).max(QUEUE_DEPTH),
@@ -439,19 +443,19 @@ fn ep_attr() -> EpAttr {
     }
 }
 
-fn domain_attr(ask: &Ask) -> Option<DomainAttr> {
-    let hints = ask.domain;
+fn domain_attr(request: &InfoRequest) -> Option<DomainAttr> {
+    let hints = request.domain;
     let data = hints.map_or(0, |h| h.cq_data_size);
     Some(DomainAttr {
         base: DomainAttrBase {
             domain: hints.map_or(std::ptr::null_mut(), |h| h.domain),
             name: c_text(NAME)?,
-            threading: wish(hints.map(|h| h.threading), THREAD_SAFE),
-            control_progress: wish(hints.map(|h| h.control_progress), PROGRESS_MANUAL),
+            threading: hint_or(hints.map(|h| h.threading), THREAD_SAFE),
+            control_progress: hint_or(hints.map(|h| h.control_progress), PROGRESS_MANUAL),
             data_progress: PROGRESS_MANUAL,
-            resource_mgmt: wish(hints.map(|h| h.resource_mgmt), RM_ENABLED),
+            resource_mgmt: hint_or(hints.map(|h| h.resource_mgmt), RM_ENABLED),
             av_type: hints.map_or(AV_UNSPEC, |h| h.av_type),
-            mr_mode: granted_mr_mode(ask),
+            mr_mode: granted_mr_mode(request),
             mr_key_size: MR_KEY_BYTES,
             cq_data_size: if data > CQ_DATA_BYTES { CQ_DATA_BYTES_MAX } else { CQ_DATA_BYTES },
             cq_cnt: OBJECTS_MAX,
@@ -480,15 +484,15 @@ fn domain_attr(ask: &Ask) -> Option<DomainAttr> {
 }
 
 /// We need no mode bit. Before 1.5 "none" was spelled MR_SCALABLE, and some callers still do.
-fn granted_mr_mode(ask: &Ask) -> i32 {
-    let asked = ask.domain.map_or(0, |d| d.mr_mode);
-    let old = ask.version != 0 && ask.version < abi::version(1, 5);
+fn granted_mr_mode(request: &InfoRequest) -> i32 {
+    let asked = request.domain.map_or(0, |d| d.mr_mode);
+    let old = request.version != 0 && request.version < abi::version(1, 5);
     if old || asked == MR_SCALABLE { MR_SCALABLE } else { 0 }
 }
 
-fn fabric_attr(ask: &Ask) -> Option<FabricAttr> {
+fn fabric_attr(request: &InfoRequest) -> Option<FabricAttr> {
     Some(FabricAttr {
-        fabric: ask.fabric.map_or(std::ptr::null_mut(), |h| h.fabric),
+        fabric: request.fabric.map_or(std::ptr::null_mut(), |h| h.fabric),
         name: c_text(NAME)?,
         // The host writes both.
         prov_name: std::ptr::null_mut(),
@@ -498,7 +502,7 @@ fn fabric_attr(ask: &Ask) -> Option<FabricAttr> {
 }
 
 /// The caller's wish where it has one (0 is "unspecified" in every enumeration here).
-fn wish<T: Default + PartialEq>(asked: Option<T>, otherwise: T) -> T {
+fn hint_or<T: Default + PartialEq>(asked: Option<T>, otherwise: T) -> T {
     asked.filter(|asked| *asked != T::default()).unwrap_or(otherwise)
 }
 
@@ -553,7 +557,7 @@ fn c_bytes(bytes: Option<Vec<u8>>) -> Option<(*mut c_void, usize)> {
 /// # Safety
 /// `info`'s source address is as long as it says.
 pub unsafe fn bind_address(info: &Info) -> Option<SocketAddrV4> {
-    let usable = Format::of_code(info.addr_format) == Format::Socket
+    let usable = AddressFormat::of_code(info.addr_format) == AddressFormat::Socket
         && !info.src_addr.is_null()
         && info.src_addrlen >= SOCKADDR_BYTES;
     // SAFETY: the length was just looked at.

@@ -3,31 +3,31 @@
 //! `ffi` translates libfabric's calls into `engine` requests and is the only place with raw object
 //! pointers; `engine` knows no `fid`. Between them lie the small shared parts: `av` (names by
 //! number), `mr` (memory by key), `queue` and `counter` (finished operations), `sink` (which of
-//! them an endpoint uses), `port` (the engines a queue drives); and what a thread that waits does:
-//! `patience` (how long it polls) and `parking` (an engine behind its lock, and how a thread sleeps in it); `stack` is what
-//! the engine of a process works on that may be started anew; `threads`: which threads call there.
+//! them an endpoint uses), `engine_set` (the engines a queue drives); and what a thread that waits does:
+//! `poll_policy` (how long it polls) and `parking` (an engine behind its lock, and how a thread sleeps in it); `stack` is what
+//! the engine of a process works on that may be restarted; `threads`: which threads call there.
 
 pub mod abi;
 pub mod arena;
 pub mod atomic;
 pub mod av;
-pub mod board;
-pub mod clocks;
 pub mod counter;
+pub mod cpu_placement;
 pub mod engine;
+pub mod engine_set;
 pub mod ffi;
-pub mod home;
 pub mod host;
 pub mod info;
+pub mod interposer;
 pub mod mr;
 pub mod param;
 pub mod parking;
-pub mod patience;
-pub mod port;
+pub mod poll_policy;
 pub mod queue;
 pub mod resolve;
 pub mod sink;
 pub mod stack;
+pub mod statistics_page;
 pub mod sync;
 pub mod threads;
 
@@ -58,7 +58,7 @@ static PROVIDER: Exported = Exported(UnsafeCell::new(abi::Provider {
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut abi::Provider {
     arena::reserve();
-    clocks::join();
+    interposer::init();
     let provider = PROVIDER.0.get();
     // SAFETY: see `Exported`. We follow whatever version has loaded us.
     unsafe { (*provider).fi_version = host::version() };

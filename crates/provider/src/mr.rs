@@ -11,7 +11,7 @@ use crate::abi::{self, Errno};
 use crate::sync::SpinLock;
 
 #[derive(Default)]
-pub struct Table {
+pub struct MrTable {
     regions: SpinLock<BTreeMap<u64, Region>>,
 }
 
@@ -25,7 +25,7 @@ pub struct Region {
     pub access: u64,
 }
 
-impl Table {
+impl MrTable {
     /// `ENOKEY`: the key is in use.
     pub fn insert(&self, key: u64, region: Region) -> Result<(), Errno> {
         match self.regions.lock().entry(key) {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn only_what_lies_inside_is_reached() {
-        let table = Table::default();
+        let table = MrTable::default();
         table.insert(u64::MAX - 1, Region { base: 0x1000, len: 64, access: BOTH }).unwrap();
         let at = |offset, len| table.resolve(u64::MAX - 1, offset, len, BOTH).map(|p| p as usize);
         assert_eq!(at(0, 64), Ok(0x1000));
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn access_is_as_registered() {
-        let table = Table::default();
+        let table = MrTable::default();
         table.insert(7, Region { base: 0x1000, len: 64, access: abi::REMOTE_READ }).unwrap();
         assert!(table.resolve(7, 0, 8, abi::REMOTE_READ).is_ok());
         assert_eq!(table.resolve(7, 0, 8, abi::REMOTE_WRITE), Err(Errno::EACCES));
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_key_is_held_by_one_region_at_a_time() {
-        let table = Table::default();
+        let table = MrTable::default();
         let region = Region { base: 0x1000, len: 8, access: BOTH };
         table.insert(1 << 63 | 0x1f0, region).unwrap();
         assert_eq!(table.insert(1 << 63 | 0x1f0, region), Err(Errno::ENOKEY));
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_whole_address_space_can_be_one_region() {
-        let table = Table::default();
+        let table = MrTable::default();
         table.insert(3, Region { base: 0, len: usize::MAX, access: BOTH }).unwrap();
         let address = 0x7fff_1234_5678;
         assert_eq!(table.resolve(3, address, 8, BOTH).unwrap() as u64, address);

@@ -55,8 +55,8 @@ pub const NODE: Knob = Knob(&setting::NODE);
 pub const NODE_SIZE: Knob = Knob(&setting::NODE_SIZE);
 pub const ADDRESS: Knob = Knob(&setting::ADDRESS);
 pub const RELAY: Knob = Knob(&setting::RELAY);
-pub const BOARD: Knob = Knob(&setting::BOARD);
-pub const ASIDE: Knob = Knob(&setting::ASIDE);
+pub const STATISTICS_PAGE: Knob = Knob(&setting::STATISTICS_PAGE);
+pub const QUIESCE_SOCKET: Knob = Knob(&setting::QUIESCE_SOCKET);
 
 impl Knob {
     pub fn variable(self) -> String {
@@ -178,8 +178,8 @@ mod tests {
             NODE_SIZE,
             ADDRESS,
             RELAY,
-            BOARD,
-            ASIDE,
+            STATISTICS_PAGE,
+            QUIESCE_SOCKET,
         ];
         let is_here = |row: &Setting| here.iter().any(|knob| knob.0.name == row.name);
         for row in setting::SETTINGS {

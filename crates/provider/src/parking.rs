@@ -13,16 +13,16 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::clocks::OwnCalls;
 use crate::engine::{Engine, PARK_MILLIS, timespec};
-use crate::patience::{Advice, Patience};
+use crate::interposer::UnrecordedCalls;
+use crate::poll_policy::{Advice, PollPolicy};
 use crate::stack::{Stack, Top};
 use crate::sync::{Sleep, SpinLock};
 use crate::threads;
 
 /// One enabled endpoint's engine behind its lock, shared by the endpoint (which posts) and by the queues and counters bound
 /// to it (which drive it when they are read).
-pub struct Port {
+pub struct SharedEngine {
     engine: SpinLock<Engine>,
     /// What it works on, if that is not the stack of whoever calls.
     top: Option<Top>,
@@ -30,12 +30,12 @@ pub struct Port {
     _stack: Option<Stack>,
 }
 
-impl Port {
+impl SharedEngine {
     /// `stack`: for an engine that must leave nothing on that of the program.
     pub fn new(engine: Engine, mut stack: Option<Stack>) -> Arc<Self> {
         let top = stack.as_mut().map(Stack::top);
         let port = Arc::new(Self { engine: SpinLock::new(engine), top, _stack: stack });
-        join(&port);
+        register(&port);
         port
     }
 
@@ -59,7 +59,7 @@ impl Port {
             None => work(engine),
             // SAFETY: the stack lives as long as the port, and is that of whoever holds the engine's lock.
             Some(top) => unsafe {
-                let _own = OwnCalls::begin();
+                let _own = UnrecordedCalls::begin();
                 top.run(|| {
                     threads::note_call();
                     work(engine)
@@ -73,61 +73,62 @@ impl Port {
     pub fn close(&self) {
         let mut engine = self.engine.lock();
         engine.close();
-        leave(self, &engine);
-        Patience::of_this_thread(|patience| patience.forget(engine.descriptor().as_raw_fd()));
+        unregister(self, &engine);
+        PollPolicy::of_this_thread(|policy| policy.forget(engine.descriptor().as_raw_fd()));
         std::mem::forget(engine);
     }
 }
 
 // SAFETY: an engine holds pointers to the program's buffers, which belong to no thread; it is only
 // reached through its lock.
-unsafe impl Sync for Port {}
+unsafe impl Sync for SharedEngine {}
 // SAFETY: as above.
-unsafe impl Send for Port {}
+unsafe impl Send for SharedEngine {}
 
 /// All ports of the process.
-static PORTS: SpinLock<Vec<Weak<Port>>> = SpinLock::new(Vec::new());
+static SHARED_ENGINES: SpinLock<Vec<Weak<SharedEngine>>> = SpinLock::new(Vec::new());
 /// What a thread sleeps on where there are several: the descriptor of each engine, and the bell. `None`: no
 /// descriptor was left for it, and each engine is slept in alone.
-static TOGETHER: OnceLock<Option<OwnedFd>> = OnceLock::new();
+static PROCESS_EPOLL: OnceLock<Option<OwnedFd>> = OnceLock::new();
 /// Events taken at once; which they are does not matter.
 const EVENTS: usize = 4;
 
 /// From now on whoever parks is woken for this port too.
-fn join(port: &Arc<Port>) {
-    if let Some(together) = TOGETHER.get_or_init(open) {
+fn register(port: &Arc<SharedEngine>) {
+    if let Some(process_epoll) = PROCESS_EPOLL.get_or_init(open) {
         let engine = port.engine.lock();
         // An engine that cannot be watched is late by one nap at most.
-        let _ = epoll::add(together, engine.descriptor(), EventData::new_u64(0), EventFlags::IN);
+        let _ =
+            epoll::add(process_epoll, engine.descriptor(), EventData::new_u64(0), EventFlags::IN);
     }
-    PORTS.lock().push(Arc::downgrade(port));
+    SHARED_ENGINES.lock().push(Arc::downgrade(port));
 }
 
-/// Undoes [`join`] for the port of this engine.
-fn leave(port: &Port, engine: &Engine) {
-    if let Some(Some(together)) = TOGETHER.get() {
-        let _ = epoll::delete(together, engine.descriptor());
+/// Undoes [`register`] for the port of this engine.
+fn unregister(port: &SharedEngine, engine: &Engine) {
+    if let Some(Some(process_epoll)) = PROCESS_EPOLL.get() {
+        let _ = epoll::delete(process_epoll, engine.descriptor());
     }
-    PORTS.lock().retain(|known| known.as_ptr() != std::ptr::from_ref(port));
+    SHARED_ENGINES.lock().retain(|known| known.as_ptr() != std::ptr::from_ref(port));
 }
 
 fn open() -> Option<OwnedFd> {
     let fd = epoll::create(CreateFlags::CLOEXEC).ok()?;
     // Away from the numbers that programs see.
     let fd = rustix::io::fcntl_dupfd_cloexec(&fd, 512).unwrap_or(fd);
-    let bell = Sleep::bell()?;
-    epoll::add(&fd, bell, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).ok()?;
+    let wakeup_fd = Sleep::wakeup_fd()?;
+    epoll::add(&fd, wakeup_fd, EventData::new_u64(0), EventFlags::IN | EventFlags::ET).ok()?;
     Some(fd)
 }
 
 /// Does as advised after a poll of `engine` in vain.
 #[inline]
-pub fn rest(engine: &mut Engine, advice: Advice) {
+pub fn follow_advice(engine: &mut Engine, advice: Advice) {
     match advice {
         Advice::GoOn => (),
         Advice::Yield => {
             std::thread::yield_now();
-            engine.note_rest(advice, 0);
+            engine.note_advice_taken(advice, 0);
         }
         Advice::Park => park(engine, PARK_MILLIS),
     }
@@ -143,41 +144,41 @@ pub fn wait(engine: &mut Engine, millis: i32) {
 /// Sleeps until something arrives or a full ring has room, in any engine that this thread drives, at most `millis`;
 /// takes it in.
 fn park(engine: &mut Engine, millis: i32) {
-    let me = Patience::of_this_thread(|patience| patience.token()).unwrap_or(0);
-    let ports: Vec<_> = PORTS.lock().iter().filter_map(Weak::upgrade).collect();
+    let me = PollPolicy::of_this_thread(|policy| policy.token()).unwrap_or(0);
+    let ports: Vec<_> = SHARED_ENGINES.lock().iter().filter_map(Weak::upgrade).collect();
     // This engine's own lock is held: that it is passed over here is right.
     let free = ports.iter().filter_map(|port| port.engine.try_lock());
     let mut others: Vec<_> = free.filter(|engine| engine.is_driven_by(me)).collect();
     let mut all: Vec<&mut Engine> = others.iter_mut().map(|other| &mut **other).collect();
-    match TOGETHER.get() {
-        Some(Some(together)) if !all.is_empty() => {
+    match PROCESS_EPOLL.get() {
+        Some(Some(process_epoll)) if !all.is_empty() => {
             all.push(engine);
-            sleep_in_all(together, &mut all, millis);
+            sleep_in_all(process_epoll, &mut all, millis);
         }
         _ => {
             let events = engine.park(millis);
-            engine.note_rest(Advice::Park, events);
+            engine.note_advice_taken(Advice::Park, events);
         }
     }
-    if Sleep::is_unwelcome() {
-        Patience::of_this_thread(Patience::note_unwelcome);
+    if Sleep::is_contended() {
+        PollPolicy::of_this_thread(PollPolicy::note_contended);
     }
 }
 
-fn sleep_in_all(together: &OwnedFd, engines: &mut [&mut Engine], millis: i32) {
+fn sleep_in_all(process_epoll: &OwnedFd, engines: &mut [&mut Engine], millis: i32) {
     if engines.iter_mut().all(|engine| engine.prepare_park())
         && let Some(_sleep) = Sleep::begin()
     {
         let naps = engines.iter().map(|engine| engine.nap_nanos(millis));
         let timeout = timespec(naps.min().unwrap_or(0));
         let nothing = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
-        let _ = epoll::wait(together, &mut [nothing; EVENTS][..], Some(&timeout));
+        let _ = epoll::wait(process_epoll, &mut [nothing; EVENTS][..], Some(&timeout));
     }
     // The kernel wakes one of those that sleep here.
-    Sleep::pass_bell_on();
+    Sleep::pass_wakeup_on();
     for engine in engines {
         engine.unpark();
-        let events = engine.look(0) + engine.poll();
-        engine.note_rest(Advice::Park, events);
+        let events = engine.poll_epoll(0) + engine.poll();
+        engine.note_advice_taken(Advice::Park, events);
     }
 }

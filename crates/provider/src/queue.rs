@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::abi::{CqErrEntry, CqTaggedEntry, Errno, FiAddr};
-use crate::port::Ports;
+use crate::engine_set::EngineSet;
 use crate::sync::SpinLock;
 
 /// Entries a queue has room for from the start: enough for what a polling MPI library leaves
@@ -25,26 +25,26 @@ const ERROR_MARK: u64 = 1 << 63;
 
 /// How entries are laid out for the caller: how many leading bytes of `CqTaggedEntry`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum EntryFormat {
     Context,
     Message,
     Data,
     Tagged,
 }
 
-impl Format {
+impl EntryFormat {
     pub fn bytes(self) -> usize {
         match self {
-            Format::Context => 8,
-            Format::Message => 24,
-            Format::Data => 40,
-            Format::Tagged => size_of::<CqTaggedEntry>(),
+            EntryFormat::Context => 8,
+            EntryFormat::Message => 24,
+            EntryFormat::Data => 40,
+            EntryFormat::Tagged => size_of::<CqTaggedEntry>(),
         }
     }
 }
 
 pub struct Queue {
-    format: Format,
+    format: EntryFormat,
     /// Entries in the ring, readable without the lock: an idle poll touches nothing else.
     waiting: AtomicUsize,
     /// Calls of the program that have read this queue, in vain or not.
@@ -53,16 +53,16 @@ pub struct Queue {
     /// Set by `fi_cq_signal`: the next blocking read returns.
     signaled: AtomicBool,
     /// The endpoints whose progress feeds this queue.
-    pub ports: Ports,
+    pub engines: EngineSet,
 }
 
 struct Ring {
-    entries: VecDeque<Slot>,
+    entries: VecDeque<RingEntry>,
     errors: VecDeque<CqErrEntry>,
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct RingEntry {
     entry: CqTaggedEntry,
     source: FiAddr,
 }
@@ -72,7 +72,7 @@ struct Slot {
 unsafe impl Send for Ring {}
 
 impl Queue {
-    pub fn new(format: Format, size: usize) -> Queue {
+    pub fn new(format: EntryFormat, size: usize) -> Queue {
         let capacity = size.clamp(CAPACITY_MIN, CAPACITY_MAX);
         Queue {
             format,
@@ -83,14 +83,14 @@ impl Queue {
                 errors: VecDeque::new(),
             }),
             signaled: AtomicBool::new(false),
-            ports: Ports::new(),
+            engines: EngineSet::new(),
         }
     }
 
     #[inline]
     pub fn push(&self, entry: CqTaggedEntry, source: FiAddr) {
         let mut ring = self.ring.lock();
-        ring.entries.push_back(Slot { entry, source });
+        ring.entries.push_back(RingEntry { entry, source });
         self.waiting.store(ring.entries.len(), Ordering::Release);
     }
 
@@ -106,7 +106,7 @@ impl Queue {
         };
         let mut ring = self.ring.lock();
         ring.errors.push_back(error);
-        ring.entries.push_back(Slot { entry: mark, source: error.src_addr });
+        ring.entries.push_back(RingEntry { entry: mark, source: error.src_addr });
         self.waiting.store(ring.entries.len(), Ordering::Release);
     }
 
@@ -190,16 +190,16 @@ impl Queue {
 /// # Safety
 /// `target` has room for `index + 1` entries of `format`.
 #[inline]
-unsafe fn copy_entry(entry: &CqTaggedEntry, target: *mut u8, index: usize, format: Format) {
+unsafe fn copy_entry(entry: &CqTaggedEntry, target: *mut u8, index: usize, format: EntryFormat) {
     let from = std::ptr::from_ref(entry).cast::<u8>();
     // SAFETY: every format is a prefix of the tagged entry; constant lengths, so that each arm is a
     // few moves.
     unsafe {
         match format {
-            Format::Tagged => target.add(index * 48).copy_from_nonoverlapping(from, 48),
-            Format::Data => target.add(index * 40).copy_from_nonoverlapping(from, 40),
-            Format::Message => target.add(index * 24).copy_from_nonoverlapping(from, 24),
-            Format::Context => target.add(index * 8).copy_from_nonoverlapping(from, 8),
+            EntryFormat::Tagged => target.add(index * 48).copy_from_nonoverlapping(from, 48),
+            EntryFormat::Data => target.add(index * 40).copy_from_nonoverlapping(from, 40),
+            EntryFormat::Message => target.add(index * 24).copy_from_nonoverlapping(from, 24),
+            EntryFormat::Context => target.add(index * 8).copy_from_nonoverlapping(from, 8),
         }
     }
 }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn entries_come_out_in_order_with_their_senders() {
-        let queue = Queue::new(Format::Tagged, 0);
+        let queue = Queue::new(EntryFormat::Tagged, 0);
         (0..5).for_each(|i| queue.push(entry(i), i as u64 + 100));
         let (taken, sources) = read(&queue, 3);
         assert_eq!(contexts(&taken.unwrap()), [0, 1, 2]);
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn an_error_holds_back_what_follows_until_it_is_taken() {
-        let queue = Queue::new(Format::Tagged, 0);
+        let queue = Queue::new(EntryFormat::Tagged, 0);
         queue.push(entry(1), 0);
         queue.push_error(error(2));
         queue.push(entry(3), 0);
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn it_grows_past_its_first_size() {
-        let queue = Queue::new(Format::Tagged, 0);
+        let queue = Queue::new(EntryFormat::Tagged, 0);
         let many = 3 * CAPACITY_MIN;
         (0..many).for_each(|i| queue.push(entry(i), 0));
         let mut seen = Vec::new();
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_shorter_format_is_a_prefix() {
-        let queue = Queue::new(Format::Message, 0);
+        let queue = Queue::new(EntryFormat::Message, 0);
         queue.push(entry(7), 0);
         queue.push(entry(8), 0);
         let mut words = [0u64; 6];
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_signal_is_seen_once() {
-        let queue = Queue::new(Format::Context, 0);
+        let queue = Queue::new(EntryFormat::Context, 0);
         queue.signal();
         assert!(queue.take_signal());
         assert!(!queue.take_signal());

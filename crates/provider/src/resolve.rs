@@ -10,7 +10,7 @@ pub const SOCKADDR_BYTES: usize = size_of::<libc::sockaddr_in>();
 
 /// How strings are to be understood.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct How {
+pub struct ResolveHints {
     /// The result is to be bound: no node means every interface, not this host.
     pub passive: bool,
     /// The node is an address in digits; no name service is asked.
@@ -21,7 +21,7 @@ pub struct How {
 pub fn resolve(
     node: Option<&CStr>,
     service: Option<&CStr>,
-    how: How,
+    how: ResolveHints,
 ) -> Result<SocketAddrV4, Errno> {
     if node.is_none() && service.is_none() {
         return Err(Errno::EINVAL);
@@ -77,13 +77,14 @@ mod tests {
 
     #[test]
     fn strings_become_addresses() {
-        let to = resolve(Some(c"127.0.0.1"), Some(c"9228"), How::default()).unwrap();
+        let to = resolve(Some(c"127.0.0.1"), Some(c"9228"), ResolveHints::default()).unwrap();
         assert_eq!(to, "127.0.0.1:9228".parse().unwrap());
-        let from = resolve(None, Some(c"9228"), How { passive: true, numeric: false }).unwrap();
+        let from =
+            resolve(None, Some(c"9228"), ResolveHints { passive: true, numeric: false }).unwrap();
         assert_eq!(from, "0.0.0.0:9228".parse().unwrap());
-        let numeric = How { passive: false, numeric: true };
+        let numeric = ResolveHints { passive: false, numeric: true };
         assert_eq!(resolve(Some(c"no.digits"), None, numeric), Err(Errno::ENODATA));
-        assert_eq!(resolve(None, None, How::default()), Err(Errno::EINVAL));
+        assert_eq!(resolve(None, None, ResolveHints::default()), Err(Errno::EINVAL));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::abi::{self, CqErrEntry, CqTaggedEntry};
 use crate::counter::Counter;
-use crate::engine::request::{Completion, Kind};
-use crate::port::Ports;
+use crate::engine::request::{Completion, OperationKind};
+use crate::engine_set::EngineSet;
 use crate::queue::Queue;
 
 /// What is bound to an endpoint. An operation whose queue or counter is absent is simply not told
@@ -49,13 +49,13 @@ impl Sink {
     }
 
     /// Every list of ports that is driven when something bound here is read.
-    pub fn each_ports(&self, mut action: impl FnMut(&Ports)) {
-        [&self.transmit, &self.receive].into_iter().flatten().for_each(|q| action(&q.ports));
+    pub fn each_engine_set(&self, mut action: impl FnMut(&EngineSet)) {
+        [&self.transmit, &self.receive].into_iter().flatten().for_each(|q| action(&q.engines));
         let c = &self.counters;
         [&c.send, &c.recv, &c.read, &c.write, &c.remote_write]
             .into_iter()
             .flatten()
-            .for_each(|counter| action(&counter.ports));
+            .for_each(|counter| action(&counter.engines));
     }
 
     #[inline]
@@ -92,43 +92,47 @@ impl Sink {
     }
 
     #[inline]
-    fn queue(&self, kind: Kind) -> Option<&Queue> {
+    fn queue(&self, kind: OperationKind) -> Option<&Queue> {
         match kind {
-            Kind::Recv | Kind::TaggedRecv | Kind::RemoteWrite => self.receive.as_deref(),
-            Kind::Send | Kind::TaggedSend | Kind::Read | Kind::Write | Kind::Atomic => {
-                self.transmit.as_deref()
+            OperationKind::Recv | OperationKind::TaggedRecv | OperationKind::RemoteWrite => {
+                self.receive.as_deref()
             }
+            OperationKind::Send
+            | OperationKind::TaggedSend
+            | OperationKind::Read
+            | OperationKind::Write
+            | OperationKind::Atomic => self.transmit.as_deref(),
         }
     }
 
     #[inline]
-    fn counter(&self, kind: Kind, flags: u64) -> Option<&Counter> {
+    fn counter(&self, kind: OperationKind, flags: u64) -> Option<&Counter> {
         let counters = &self.counters;
         let counter = match kind {
-            Kind::Send | Kind::TaggedSend => &counters.send,
-            Kind::Recv | Kind::TaggedRecv => &counters.recv,
-            Kind::Read => &counters.read,
-            Kind::Write => &counters.write,
-            Kind::Atomic if flags & abi::READ != 0 => &counters.read,
-            Kind::Atomic => &counters.write,
-            Kind::RemoteWrite => &counters.remote_write,
+            OperationKind::Send | OperationKind::TaggedSend => &counters.send,
+            OperationKind::Recv | OperationKind::TaggedRecv => &counters.recv,
+            OperationKind::Read => &counters.read,
+            OperationKind::Write => &counters.write,
+            OperationKind::Atomic if flags & abi::READ != 0 => &counters.read,
+            OperationKind::Atomic => &counters.write,
+            OperationKind::RemoteWrite => &counters.remote_write,
         };
         counter.as_deref()
     }
 }
 
 #[inline]
-fn base_flags(kind: Kind, given: u64) -> u64 {
+fn base_flags(kind: OperationKind, given: u64) -> u64 {
     match kind {
-        Kind::Send => abi::SEND | abi::MSG,
-        Kind::TaggedSend => abi::SEND | abi::TAGGED,
-        Kind::Recv => abi::RECV | abi::MSG,
-        Kind::TaggedRecv => abi::RECV | abi::TAGGED,
-        Kind::Read => abi::READ | abi::RMA,
-        Kind::Write => abi::WRITE | abi::RMA,
-        Kind::Atomic if given & abi::READ != 0 => abi::ATOMIC,
-        Kind::Atomic => abi::WRITE | abi::ATOMIC,
-        Kind::RemoteWrite => abi::REMOTE_WRITE | abi::RMA,
+        OperationKind::Send => abi::SEND | abi::MSG,
+        OperationKind::TaggedSend => abi::SEND | abi::TAGGED,
+        OperationKind::Recv => abi::RECV | abi::MSG,
+        OperationKind::TaggedRecv => abi::RECV | abi::TAGGED,
+        OperationKind::Read => abi::READ | abi::RMA,
+        OperationKind::Write => abi::WRITE | abi::RMA,
+        OperationKind::Atomic if given & abi::READ != 0 => abi::ATOMIC,
+        OperationKind::Atomic => abi::WRITE | abi::ATOMIC,
+        OperationKind::RemoteWrite => abi::REMOTE_WRITE | abi::RMA,
     }
 }
 
@@ -136,16 +140,16 @@ fn base_flags(kind: Kind, given: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::abi::Errno;
-    use crate::queue::Format;
+    use crate::queue::EntryFormat;
 
     #[test]
     fn flags_are_those_mpi_libraries_expect() {
         let sink = both_queues();
-        sink.complete(Completion { flags: abi::REMOTE_CQ_DATA, ..of(Kind::TaggedRecv) });
+        sink.complete(Completion { flags: abi::REMOTE_CQ_DATA, ..of(OperationKind::TaggedRecv) });
         assert_eq!(next(&sink.receive).unwrap().flags, 0x20408);
-        sink.complete(of(Kind::TaggedSend));
+        sink.complete(of(OperationKind::TaggedSend));
         assert_eq!(next(&sink.transmit).unwrap().flags, 0x808);
-        sink.complete(of(Kind::Recv));
+        sink.complete(of(OperationKind::Recv));
         assert_eq!(next(&sink.receive).unwrap().flags, 0x402);
     }
 
@@ -154,7 +158,7 @@ mod tests {
         let counter = Arc::new(Counter::default());
         let mut sink = both_queues();
         sink.counters.write = Some(Arc::clone(&counter));
-        sink.complete(Completion { notify: false, ..of(Kind::Write) });
+        sink.complete(Completion { notify: false, ..of(OperationKind::Write) });
         assert_eq!((counter.value(), counter.errors()), (1, 0));
         assert_eq!(next(&sink.transmit).unwrap_err(), Errno::EAGAIN);
     }
@@ -163,7 +167,7 @@ mod tests {
     fn an_error_is_told_even_when_quiet() {
         let sink = both_queues();
         let error = Some((Errno::ETRUNC.0, 12));
-        sink.complete(Completion { notify: false, error, len: 4, ..of(Kind::TaggedRecv) });
+        sink.complete(Completion { notify: false, error, len: 4, ..of(OperationKind::TaggedRecv) });
         assert_eq!(next(&sink.receive).unwrap_err(), Errno::EAVAIL);
         let entry = sink.receive.unwrap().read_error().unwrap();
         assert_eq!((entry.err, entry.len, entry.olen), (265, 4, 12));
@@ -175,8 +179,8 @@ mod tests {
         let mut sink = both_queues();
         sink.counters.read = Some(Arc::clone(&reads));
         sink.counters.write = Some(Arc::clone(&writes));
-        sink.complete(Completion { flags: abi::READ, ..of(Kind::Atomic) });
-        sink.complete(of(Kind::Atomic));
+        sink.complete(Completion { flags: abi::READ, ..of(OperationKind::Atomic) });
+        sink.complete(of(OperationKind::Atomic));
         assert_eq!((reads.value(), writes.value()), (1, 1));
         assert_eq!(next(&sink.transmit).unwrap().flags, abi::READ | abi::ATOMIC);
         assert_eq!(next(&sink.transmit).unwrap().flags, abi::WRITE | abi::ATOMIC);
@@ -184,13 +188,13 @@ mod tests {
 
     fn both_queues() -> Sink {
         Sink {
-            transmit: Some(Arc::new(Queue::new(Format::Tagged, 0))),
-            receive: Some(Arc::new(Queue::new(Format::Tagged, 0))),
+            transmit: Some(Arc::new(Queue::new(EntryFormat::Tagged, 0))),
+            receive: Some(Arc::new(Queue::new(EntryFormat::Tagged, 0))),
             counters: Counters::default(),
         }
     }
 
-    fn of(kind: Kind) -> Completion {
+    fn of(kind: OperationKind) -> Completion {
         Completion {
             kind,
             notify: true,

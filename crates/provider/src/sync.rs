@@ -70,7 +70,7 @@ static WAITING: AtomicU32 = AtomicU32::new(0);
 /// and threads that sleep and may hold one.
 static ASLEEP: AtomicU32 = AtomicU32::new(0);
 /// What wakes those: an eventfd. It is only ever written.
-static BELL: OnceLock<Option<OwnedFd>> = OnceLock::new();
+static WAKEUP_FD: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
 /// A thread waits for a lock, whose holder is awake or has been woken.
 struct Waiting;
@@ -93,7 +93,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A sleep of a thread that may hold locks: it must end when [`Sleep::bell`] rings.
+/// A sleep of a thread that may hold locks: it must end when [`Sleep::wakeup_fd`] rings.
 pub struct Sleep;
 
 impl Sleep {
@@ -106,32 +106,32 @@ impl Sleep {
     }
 
     /// For a bell that only one sleeper has heard: rings it for the next, if somebody waits still.
-    pub fn pass_bell_on() {
-        if Self::is_unwelcome() && ASLEEP.load(Ordering::Relaxed) > 0 {
+    pub fn pass_wakeup_on() {
+        if Self::is_contended() && ASLEEP.load(Ordering::Relaxed) > 0 {
             Self::ring();
         }
     }
 
     fn ring() {
-        if let Some(bell) = Self::bell() {
+        if let Some(bell) = Self::wakeup_fd() {
             let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
 
     /// Whether somebody waits for a lock now.
-    pub fn is_unwelcome() -> bool {
+    pub fn is_contended() -> bool {
         WAITING.load(Ordering::Relaxed) > 0
     }
 
     /// Becomes readable anew (edge-triggered) whenever sleepers are to wake. `None`: no descriptor was left for it.
-    pub fn bell() -> Option<BorrowedFd<'static>> {
+    pub fn wakeup_fd() -> Option<BorrowedFd<'static>> {
         use rustix::event::{EventfdFlags, eventfd};
         let open = || {
             let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
             // Away from the numbers that programs see.
             Some(rustix::io::fcntl_dupfd_cloexec(&fd, 512).unwrap_or(fd))
         };
-        BELL.get_or_init(open).as_ref().map(AsFd::as_fd)
+        WAKEUP_FD.get_or_init(open).as_ref().map(AsFd::as_fd)
     }
 }
 

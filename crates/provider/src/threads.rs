@@ -9,11 +9,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use crate::{clocks, log};
+use crate::{interposer, log};
 
 /// What a call tells of the threads of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Finding {
+enum ThreadingProblem {
     /// MPI is called by one thread, and that is not the one whose clocks are recorded.
     OtherThread,
     /// MPI is called by more than one thread.
@@ -35,7 +35,7 @@ impl Callers {
 
     /// `is_recorded`: whether clocks that this thread reads are recorded, if any are.
     #[inline]
-    fn note(&self, thread: usize, is_recorded: impl FnOnce() -> bool) -> Option<Finding> {
+    fn note(&self, thread: usize, is_recorded: impl FnOnce() -> bool) -> Option<ThreadingProblem> {
         if self.first.load(Relaxed) == thread {
             return None;
         }
@@ -43,32 +43,36 @@ impl Callers {
     }
 
     #[cold]
-    fn note_other(&self, thread: usize, is_recorded: impl FnOnce() -> bool) -> Option<Finding> {
+    fn note_other(
+        &self,
+        thread: usize,
+        is_recorded: impl FnOnce() -> bool,
+    ) -> Option<ThreadingProblem> {
         if self.first.compare_exchange(0, thread, Relaxed, Relaxed).is_ok() {
-            return (!is_recorded()).then_some(Finding::OtherThread);
+            return (!is_recorded()).then_some(ThreadingProblem::OtherThread);
         }
-        (!self.are_several.swap(true, Relaxed)).then_some(Finding::SeveralThreads)
+        (!self.are_several.swap(true, Relaxed)).then_some(ThreadingProblem::SeveralThreads)
     }
 }
 
 /// A thread calls, in a process that is recorded.
 #[inline]
 pub fn note_call() {
-    if let Some(finding) = CALLERS.note(this_thread(), clocks::is_of_recorded_thread) {
-        tell(finding);
+    if let Some(problem) = CALLERS.note(this_thread(), interposer::is_of_recorded_thread) {
+        warn_user(problem);
     }
 }
 
 #[cold]
-fn tell(finding: Finding) {
-    match finding {
-        Finding::OtherThread => log!(
+fn warn_user(problem: ThreadingProblem) {
+    match problem {
+        ThreadingProblem::OtherThread => log!(
             Warn,
             "MPI is called by another thread than the one that begins the program: clocks and random numbers that this \
              thread reads are not recorded. If this process is killed and its next incarnation reads others, the \
              difference in what it sends or prints ends the job"
         ),
-        Finding::SeveralThreads => log!(
+        ThreadingProblem::SeveralThreads => log!(
             Warn,
             "a second thread calls MPI: the order of calls of several threads is not recorded. If this process is killed \
              and its threads call in another order, the difference in what it sends or prints ends the job"
@@ -116,9 +120,9 @@ mod tests {
     #[test]
     fn another_thread_and_a_second_one_are_told_once() {
         let callers = Callers::new();
-        assert_eq!(callers.note(7, || false), Some(Finding::OtherThread));
+        assert_eq!(callers.note(7, || false), Some(ThreadingProblem::OtherThread));
         assert_eq!(callers.note(7, || false), None);
-        assert_eq!(callers.note(8, || true), Some(Finding::SeveralThreads));
+        assert_eq!(callers.note(8, || true), Some(ThreadingProblem::SeveralThreads));
         for thread in [7, 8, 9] {
             assert_eq!(callers.note(thread, || true), None);
         }

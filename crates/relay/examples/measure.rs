@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p landbridge-relay --example measure [ROUNDS]`
 //!
-//! For each way between two clients: the time of a round trip of small frames and, per message and
+//! For each path between two clients: the time of a round trip of small frames and, per message and
 //! hop, processor time, calls to the kernel and voluntary context switches of the process in the middle
 //! (the forwarder's and HAProxy's calls are not counted: the forwarder makes three);
 //! then the bandwidth of a stream of the largest frames. Medians of several interleaved rounds, as a table.
@@ -31,8 +31,8 @@ fn main() {
     }
 }
 
-/// A way between two clients, and the processes in the middle.
-struct Way {
+/// A path between two clients, and the processes in the middle.
+struct TestPath {
     name: &'static str,
     ends: [TcpStream; 2],
     indices: [u32; 2],
@@ -65,7 +65,7 @@ struct Results {
 }
 
 fn compare(rounds: usize) {
-    let mut makers: Vec<fn() -> Way> =
+    let mut makers: Vec<fn() -> TestPath> =
         vec![direct, one_forwarder, one_relay, two_forwarders, two_relays];
     if Command::new("haproxy").arg("-v").output().is_ok() {
         makers.push(two_haproxies);
@@ -73,14 +73,14 @@ fn compare(rounds: usize) {
     let mut table: Vec<(&str, Results)> = Vec::new();
     for _ in 0..rounds {
         for (n, make) in makers.iter().enumerate() {
-            let mut way = make();
+            let mut path = make();
             if table.len() <= n {
-                table.push((way.name, Results::default()));
+                table.push((path.name, Results::default()));
             }
-            measure(&mut way, &mut table[n].1);
+            measure(&mut path, &mut table[n].1);
         }
     }
-    println!("| way | round trip, us | CPU, us | switches | calls | stream, MB/s |");
+    println!("| path | round trip, us | CPU, us | switches | calls | stream, MB/s |");
     println!("|---|--:|--:|--:|--:|--:|");
     for (name, mut results) in table {
         println!(
@@ -94,11 +94,11 @@ fn compare(rounds: usize) {
     }
 }
 
-fn measure(way: &mut Way, results: &mut Results) {
-    let [one, two] = way.indices.map(|index| Address::new(index, 0));
+fn measure(path: &mut TestPath, results: &mut Results) {
+    let [one, two] = path.indices.map(|index| Address::new(index, 0));
     let ping = frame(one, two, 0, &pattern(0, SMALL_BYTES));
     let pong = frame(two, one, 0, &pattern(0, SMALL_BYTES));
-    let mut echo = way.ends[1].try_clone().unwrap();
+    let mut echo = path.ends[1].try_clone().unwrap();
     let length = ping.len();
     let echoer = std::thread::spawn(move || {
         let mut buffer = vec![0; length];
@@ -107,29 +107,29 @@ fn measure(way: &mut Way, results: &mut Results) {
             echo.write_all(&pong).unwrap();
         }
     });
-    let before = usage(way);
+    let before = usage(path);
     let start = Instant::now();
     let mut buffer = vec![0; length];
     for _ in 0..PINGS {
-        way.ends[0].write_all(&ping).unwrap();
-        way.ends[0].read_exact(&mut buffer).unwrap();
+        path.ends[0].write_all(&ping).unwrap();
+        path.ends[0].read_exact(&mut buffer).unwrap();
     }
     let elapsed = start.elapsed();
     echoer.join().unwrap();
-    let after = usage(way);
-    let messages = 2.0 * PINGS as f64 * way.processes.len().max(1) as f64;
+    let after = usage(path);
+    let messages = 2.0 * PINGS as f64 * path.processes.len().max(1) as f64;
     results.latency_micros.push(elapsed.as_secs_f64() * 1e6 / PINGS as f64);
     results.cpu_micros.push((after.cpu_nanos - before.cpu_nanos) / 1e3 / messages);
     results.switches.push((after.switches - before.switches) / messages);
     results.calls.push((after.calls - before.calls) / messages);
-    results.bandwidth.push(stream(way, one, two));
+    results.bandwidth.push(stream(path, one, two));
 }
 
 /// Megabytes per second in one direction.
-fn stream(way: &mut Way, one: Address, two: Address) -> f64 {
+fn stream(path: &mut TestPath, one: Address, two: Address) -> f64 {
     let bytes = frame(one, two, 0, &pattern(0, RELAY_PAYLOAD_BYTES_MAX));
     let whole = STREAM_BYTES / bytes.len();
-    let mut reader = way.ends[1].try_clone().unwrap();
+    let mut reader = path.ends[1].try_clone().unwrap();
     let total = whole * bytes.len();
     let start = Instant::now();
     let receiver = std::thread::spawn(move || {
@@ -140,7 +140,7 @@ fn stream(way: &mut Way, one: Address, two: Address) -> f64 {
         }
     });
     for _ in 0..whole {
-        way.ends[0].write_all(&bytes).unwrap();
+        path.ends[0].write_all(&bytes).unwrap();
     }
     receiver.join().unwrap();
     total as f64 / start.elapsed().as_secs_f64() / 1e6
@@ -148,14 +148,14 @@ fn stream(way: &mut Way, one: Address, two: Address) -> f64 {
 
 // ---- ways --------------------------------------------------------------------------------
 
-fn direct() -> Way {
+fn direct() -> TestPath {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let two = listener.accept().unwrap().0;
     for end in [&one, &two] {
         end.set_nodelay(true).unwrap();
     }
-    Way {
+    TestPath {
         name: "direct TCP",
         ends: [one, two],
         indices: [0, 1],
@@ -164,16 +164,16 @@ fn direct() -> Way {
     }
 }
 
-fn one_forwarder() -> Way {
+fn one_forwarder() -> TestPath {
     forwarders("one forwarder", 1)
 }
 
-fn two_forwarders() -> Way {
+fn two_forwarders() -> TestPath {
     forwarders("two forwarders", 2)
 }
 
 /// HAProxy in TCP mode, twice.
-fn two_haproxies() -> Way {
+fn two_haproxies() -> TestPath {
     chain("two HAProxies", 2, |target| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = listener.local_addr().unwrap();
@@ -197,7 +197,7 @@ fn two_haproxies() -> Way {
     })
 }
 
-fn forwarders(name: &'static str, count: usize) -> Way {
+fn forwarders(name: &'static str, count: usize) -> TestPath {
     chain(name, count, |target| {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["forward", &target.to_string()])
@@ -216,7 +216,7 @@ fn chain(
     name: &'static str,
     count: usize,
     start: impl Fn(SocketAddr) -> (Child, SocketAddr),
-) -> Way {
+) -> TestPath {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut target = listener.local_addr().unwrap();
     let mut guards = Guards::default();
@@ -231,25 +231,25 @@ fn chain(
         end.set_nodelay(true).unwrap();
     }
     let processes = guards.children.iter().map(Child::id).collect();
-    Way { name, ends: [one, two], indices: [0, 1], processes, guards }
+    TestPath { name, ends: [one, two], indices: [0, 1], processes, guards }
 }
 
-fn one_relay() -> Way {
+fn one_relay() -> TestPath {
     let relay = RelayProcess::start(&Plan::alone(4));
     let ends = [Rank::attach(&relay, 0).stream, Rank::attach(&relay, 1).stream];
     let processes = vec![relay.child.id()];
     let guards = Guards { relays: vec![relay], children: vec![] };
-    Way { name: "one relay", ends, indices: [0, 1], processes, guards }
+    TestPath { name: "one relay", ends, indices: [0, 1], processes, guards }
 }
 
-fn two_relays() -> Way {
+fn two_relays() -> TestPath {
     let authority = Authority::new();
     let zero = RelayProcess::start(&Plan::new(0, &authority).wan());
     let one = RelayProcess::start(&Plan::new(1, &authority).peer(0, zero.relays.unwrap()));
     let ends = [Rank::attach(&zero, 0).stream, Rank::attach(&one, 4).stream];
     let processes = vec![zero.child.id(), one.child.id()];
     let guards = Guards { relays: vec![zero, one], children: vec![] };
-    Way { name: "two relays, TLS", ends, indices: [0, 4], processes, guards }
+    TestPath { name: "two relays, TLS", ends, indices: [0, 4], processes, guards }
 }
 
 // ---- the bare forwarder ------------------------------------------------------------------
@@ -289,9 +289,9 @@ struct Usage {
     calls: f64,
 }
 
-fn usage(way: &mut Way) -> Usage {
+fn usage(path: &mut TestPath) -> Usage {
     let mut sum = Usage::default();
-    for process in &way.processes {
+    for process in &path.processes {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/{process}/{name}")).unwrap();
         let schedule = read("schedstat");
         sum.cpu_nanos += schedule.split_whitespace().next().unwrap().parse::<f64>().unwrap();
@@ -299,7 +299,7 @@ fn usage(way: &mut Way) -> Usage {
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         sum.switches += line.unwrap().trim().parse::<f64>().unwrap();
     }
-    for relay in &mut way.guards.relays {
+    for relay in &mut path.guards.relays {
         // One line has all of them; asking is itself only a few calls.
         for name in ["waits", "reads", "writes"] {
             sum.calls += relay.counter(name) as f64;

@@ -13,20 +13,22 @@
 //! landbridge-relay: warns: recover_dir cannot be written: No space left on device
 //! ```
 //!
-//! and what they have asked for on its standard input (see `inquiry`).
+//! and what they have input for on its standard input (see `log_query`).
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use landbridge_drive::engine::{Exhibit, Fenced, LinkState, Next, Report, Watch};
+use landbridge_drive::engine::{
+    ControlAction, EngineHost, EngineReport, FencedRecord, LinkState, LogReply,
+};
 use landbridge_drive::sys;
 use landbridge_proto::id::{Address, ClusterId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 
-use crate::inquiry;
+use crate::log_query;
 
 /// What each control means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +41,13 @@ enum Control {
 pub struct Admin {
     controls: Vec<Control>,
     /// What has been said on standard input since the last whole line.
-    asked: Vec<u8>,
+    input: Vec<u8>,
     /// The number of the question that is answered.
     serial: u32,
     /// Whose earlier starts nothing is to be taken of any more.
     fences: VecDeque<(Address, u32)>,
-    log: Log,
-    news: Log,
+    log: LogWriter,
+    events: LogWriter,
 }
 
 impl Admin {
@@ -63,27 +65,27 @@ impl Admin {
             controls.push(Control::Lifeline);
         }
         let name = format!("landbridge-relay[{cluster}]");
-        let log = Log::new(name, own_stream(io::stderr())?);
-        let news = Log::new("landbridge-relay".into(), own_stream(io::stdout())?);
-        let (asked, fences) = (Vec::new(), VecDeque::new());
-        Ok((Self { controls, asked, serial: 0, fences, log, news }, fds))
+        let log = LogWriter::new(name, nonblocking_stream(io::stderr())?);
+        let events = LogWriter::new("landbridge-relay".into(), nonblocking_stream(io::stdout())?);
+        let (input, fences) = (Vec::new(), VecDeque::new());
+        Ok((Self { controls, input, serial: 0, fences, log, events }, fds))
     }
 
     /// The last line of a relay's log.
-    pub fn summarize(&mut self, report: &Report) {
+    pub fn summarize(&mut self, report: &EngineReport) {
         let relay = &report.relay;
         let mut text =
             format!("ended; it has passed on {} frames, {} bytes", relay.frames, relay.bytes);
         let counts = [
             ("malformed", relay.malformed),
-            ("notices_dropped", relay.notices_dropped),
+            ("reports_dropped", relay.reports_dropped),
             ("lost", relay.lost),
             ("lost_bytes", relay.lost_bytes),
             ("refused", report.refused),
-            ("taken_in", relay.taken_in),
-            ("intake_bytes", relay.intake_bytes),
-            ("read_bytes", relay.read_bytes),
-            ("kept_bytes", report.kept_bytes),
+            ("delivered_frames", relay.delivered_frames),
+            ("determinant_bytes", relay.determinant_bytes),
+            ("nondeterminism_bytes", relay.nondeterminism_bytes),
+            ("log_bytes", report.log_bytes),
             ("disk_bytes", report.disk_bytes),
             ("read_back_bytes", relay.read_back_bytes),
             ("disk_waits", relay.disk_waits),
@@ -94,71 +96,71 @@ impl Admin {
         self.log(format_args!("{text}"));
     }
 
-    fn handle_signal(&mut self, fd: &OwnedFd, report: &Report) -> Next {
+    fn handle_signal(&mut self, fd: &OwnedFd, report: &EngineReport) -> ControlAction {
         let mut info = [0; 128];
-        let Ok(128) = rustix::io::read(fd, &mut info) else { return Next::GoOn };
+        let Ok(128) = rustix::io::read(fd, &mut info) else { return ControlAction::Continue };
         match i32::from_ne_bytes([info[0], info[1], info[2], info[3]]) {
             libc::SIGUSR1 => {
                 self.log(format_args!("{report}"));
-                Next::GoOn
+                ControlAction::Continue
             }
-            _ => Next::Stop,
+            _ => ControlAction::Stop,
         }
     }
 
     /// Its end is ours. Of questions that come at once the last is answered; what is no question is ignored.
-    fn handle_lifeline(&mut self, fd: &OwnedFd) -> Next {
+    fn handle_lifeline(&mut self, fd: &OwnedFd) -> ControlAction {
         let mut buffer = [0; 256];
         let count = match rustix::io::read(fd, &mut buffer) {
-            Ok(0) => return Next::Stop,
+            Ok(0) => return ControlAction::Stop,
             Ok(count) => count,
-            Err(rustix::io::Errno::AGAIN) => return Next::GoOn,
-            Err(_) => return Next::Stop,
+            Err(rustix::io::Errno::AGAIN) => return ControlAction::Continue,
+            Err(_) => return ControlAction::Stop,
         };
-        self.asked.extend(&buffer[..count]);
-        self.fences.extend(inquiry::fences(&self.asked));
-        let (question, rest) = inquiry::newest(&self.asked);
+        self.input.extend(&buffer[..count]);
+        self.fences.extend(log_query::fences(&self.input));
+        let (question, rest) = log_query::newest(&self.input);
         // Longer than any question is nothing that will become one.
-        self.asked = if rest.len() > buffer.len() { Vec::new() } else { rest.to_vec() };
-        let Some((serial, inquiry)) = question else { return Next::GoOn };
+        self.input = if rest.len() > buffer.len() { Vec::new() } else { rest.to_vec() };
+        let Some((serial, inquiry)) = question else { return ControlAction::Continue };
         self.serial = serial;
-        Next::Show(inquiry)
+        ControlAction::Query(inquiry)
     }
 }
 
-impl Watch for Admin {
+impl EngineHost for Admin {
     fn log(&mut self, line: fmt::Arguments<'_>) {
         self.log.write(line);
     }
 
     fn warn(&mut self, line: fmt::Arguments<'_>) {
         self.log.write(line);
-        self.news.write(format_args!("warns: {line}"));
+        self.events.write(format_args!("warns: {line}"));
     }
 
     fn poll_fence(&mut self) -> Option<(Address, u32)> {
         self.fences.pop_front()
     }
 
-    fn handle_fenced(&mut self, who: Address, fenced: &Fenced) {
-        self.news.write(format_args!("{}", inquiry::fenced(who, fenced)));
+    fn handle_fenced(&mut self, who: Address, fenced: &FencedRecord) {
+        self.events.write(format_args!("{}", log_query::fenced(who, fenced)));
     }
 
-    fn handle_growth(&mut self, who: Address) {
-        self.news.write(format_args!("grown process={}", who.index()));
+    fn handle_checkpoint_due(&mut self, who: Address) {
+        self.events.write(format_args!("checkpoint-due process={}", who.index()));
     }
 
-    fn handle_giving_up(&mut self, who: Address) {
-        self.news.write(format_args!("given-up process={}", who.index()));
+    fn handle_log_abandoned(&mut self, who: Address) {
+        self.events.write(format_args!("unrecoverable process={}", who.index()));
     }
 
-    fn handle_new_beginning(&mut self, who: Address) {
-        self.news.write(format_args!("begun-anew process={}", who.index()));
+    fn handle_log_resumed(&mut self, who: Address) {
+        self.events.write(format_args!("recoverable process={}", who.index()));
     }
 
-    fn handle_exhibit(&mut self, exhibit: &Exhibit) {
-        for line in inquiry::lines(self.serial, exhibit) {
-            self.news.write(format_args!("log {line}"));
+    fn handle_log_reply(&mut self, exhibit: &LogReply) {
+        for line in log_query::lines(self.serial, exhibit) {
+            self.events.write(format_args!("log {line}"));
         }
     }
 
@@ -168,10 +170,15 @@ impl Watch for Admin {
             LinkState::Down(why) => format!("down why={why}"),
             LinkState::Unreachable(why) => format!("unreachable why={why}"),
         };
-        self.news.write(format_args!("link cluster={} at={remote} is={is}", cluster.0));
+        self.events.write(format_args!("link cluster={} at={remote} is={is}", cluster.0));
     }
 
-    fn handle_control(&mut self, index: usize, fd: &OwnedFd, report: &Report) -> Next {
+    fn handle_control(
+        &mut self,
+        index: usize,
+        fd: &OwnedFd,
+        report: &EngineReport,
+    ) -> ControlAction {
         match self.controls[index] {
             Control::Signals => self.handle_signal(fd, report),
             Control::Lifeline => self.handle_lifeline(fd),
@@ -183,13 +190,13 @@ impl Watch for Admin {
 const LINE_BYTES_MAX: usize = 4096;
 
 /// Lines for somebody who may not read them: those that find no room are dropped and counted.
-struct Log {
+struct LogWriter {
     name: String,
     out: OwnedFd,
     dropped: u64,
 }
 
-impl Log {
+impl LogWriter {
     fn new(name: String, out: OwnedFd) -> Self {
         Self { name, out, dropped: 0 }
     }
@@ -225,7 +232,7 @@ impl Log {
 
 /// Standard output or error, in such a way that writing does not wait. Where that is a property of the open file, it
 /// must not spread to others who have it open: so it is opened anew.
-fn own_stream(stream: impl AsFd) -> io::Result<OwnedFd> {
+fn nonblocking_stream(stream: impl AsFd) -> io::Result<OwnedFd> {
     let shared = stream.as_fd().try_clone_to_owned()?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&shared)?.st_mode);
     if kind != FileType::Fifo && kind != FileType::CharacterDevice {
@@ -243,7 +250,7 @@ mod tests {
     #[test]
     fn a_log_that_nobody_reads_is_dropped_and_counted() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let mut log = Log::new("relay".into(), writer);
+        let mut log = LogWriter::new("relay".into(), writer);
         let mut written = 0;
         while log.dropped < 10 {
             log.write(format_args!("line {written}"));
@@ -266,7 +273,8 @@ mod tests {
     #[test]
     fn a_long_line_is_cut() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        Log::new("relay".into(), writer).write(format_args!("{}", "ä".repeat(LINE_BYTES_MAX)));
+        LogWriter::new("relay".into(), writer)
+            .write(format_args!("{}", "ä".repeat(LINE_BYTES_MAX)));
         let mut bytes = vec![0; 2 * LINE_BYTES_MAX];
         let got = rustix::io::read(&reader, &mut bytes).unwrap();
         assert!(

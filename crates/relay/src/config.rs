@@ -28,7 +28,7 @@ use anyhow::{Context, Result, bail};
 use landbridge_drive::engine::Peer;
 use landbridge_drive::link::tls::Identity;
 use landbridge_proto::id::{ClusterId, JobId, JobKey};
-use landbridge_proto::route::table::{Range, Table};
+use landbridge_proto::route::routing_table::{ClusterRange, RoutingTable};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
@@ -87,7 +87,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<()> {
-        Table::new(ClusterId(self.cluster), self.clusters()).map_err(anyhow::Error::msg)?;
+        RoutingTable::new(ClusterId(self.cluster), self.clusters()).map_err(anyhow::Error::msg)?;
         for peer in &self.peer {
             if peer.cluster == self.cluster || peer.cluster as usize >= self.ranks.len() {
                 bail!("there is no other cluster {} to connect to", peer.cluster);
@@ -114,9 +114,9 @@ impl Config {
     }
 
     /// The processes of each cluster.
-    pub fn clusters(&self) -> Vec<Range> {
+    pub fn clusters(&self) -> Vec<ClusterRange> {
         let spawned = self.spawned;
-        self.ranks.iter().map(|&(first, count)| Range { first, count, spawned }).collect()
+        self.ranks.iter().map(|&(first, count)| ClusterRange { first, count, spawned }).collect()
     }
 
     /// What this relay shows to others, if it talks to any.
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_relay_without_peers_needs_no_certificate() {
         let config = Config::parse(GOOD).unwrap();
-        assert_eq!(config.clusters()[1], Range { first: 4, count: 4, spawned: 0 });
+        assert_eq!(config.clusters()[1], ClusterRange { first: 4, count: 4, spawned: 0 });
         assert!(config.identity().unwrap().is_none() && config.peers().unwrap().is_empty());
         assert!(config.unix.is_none());
     }

@@ -2,7 +2,7 @@
 //! between them. It looks at a frame's header and at nothing behind it.
 
 mod admin;
-mod inquiry;
+mod log_query;
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use clap::Parser;
 use landbridge_drive::engine::disk::Disk;
-use landbridge_drive::engine::{Engine, Peer, Recover, Setup, epoll::Epoll};
+use landbridge_drive::engine::{Engine, Peer, RecoveryConfig, Setup, epoll::Epoll};
 use landbridge_drive::link::tls::Identity;
 use landbridge_drive::sys;
 use landbridge_proto::id::ClusterId;
@@ -58,7 +58,7 @@ struct Arguments {
 }
 
 /// Set by the agent on this host, if ranks of other nodes may be started on third ones.
-const HANDOVER: &str = "LANDBRIDGE_HANDOVER";
+const STATE_TRANSFER: &str = "LANDBRIDGE_STATE_TRANSFER";
 
 /// A configuration that can be used.
 struct Prepared {
@@ -140,7 +140,7 @@ fn prepare(path: &Path, prepared: Prepared) -> Result<(Admin, Setup, String)> {
 }
 
 /// What is kept for processes that may come back, and where.
-fn recover(settings: &Settings) -> Result<Option<Recover>> {
+fn recover(settings: &Settings) -> Result<Option<RecoveryConfig>> {
     let directory = settings.recover_dir.as_deref().filter(|_| settings.recover);
     let open = |path: &Path| {
         let disk = Disk::open(path, settings.recover_disk);
@@ -148,15 +148,21 @@ fn recover(settings: &Settings) -> Result<Option<Recover>> {
     };
     let disk = directory.map(open).transpose()?;
     // 0: whatever it is.
-    let image_bytes = settings.checkpoint_log.checked_sub(1).map_or(u64::MAX, |bytes| bytes + 1);
+    let checkpoint_log_bytes =
+        settings.checkpoint_log.checked_sub(1).map_or(u64::MAX, |bytes| bytes + 1);
     let memory = settings.recover_memory;
-    let handover = handover();
-    Ok(settings.recover.then_some(Recover { memory, disk, image_bytes, handover }))
+    let nondeterminism_file = nondeterminism_file();
+    Ok(settings.recover.then_some(RecoveryConfig {
+        memory,
+        disk,
+        checkpoint_log_bytes,
+        nondeterminism_file,
+    }))
 }
 
 /// Where to write what fenced processes have read of clocks and chance, if whoever has started us has a file for it.
-fn handover() -> Option<File> {
-    let number: u32 = std::env::var(HANDOVER).ok()?.parse().ok()?;
+fn nondeterminism_file() -> Option<File> {
+    let number: u32 = std::env::var(STATE_TRANSFER).ok()?.parse().ok()?;
     File::options().write(true).open(format!("/proc/self/fd/{number}")).ok()
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use landbridge_drive::check::Sum;
+use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::quic::Congestion;
 use landbridge_proto::setting::{
     CHECKPOINT_LOG, CONGESTION, INTEGRITY, PEER_TIMEOUT, RECOVER, RECOVER_DIR, RECOVER_DISK,
@@ -38,7 +38,7 @@ pub struct Settings {
     /// How much may be given to a process before its next image is due; 0: nobody looks.
     pub checkpoint_log: u64,
     /// How frames of processes are checked.
-    pub integrity: Sum,
+    pub integrity: Checksum,
 }
 
 impl Settings {
@@ -78,14 +78,14 @@ impl Settings {
             recover_dir: directory.map(PathBuf::from),
             recover_disk: size(&RECOVER_DISK)?,
             checkpoint_log: size(&CHECKPOINT_LOG)?,
-            integrity: Sum::of_job(word(&INTEGRITY)?, recover),
+            integrity: Checksum::of_job(word(&INTEGRITY)?, recover),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use landbridge_proto::relay::HISTORIES_BYTES_MAX;
+    use landbridge_proto::relay::MESSAGE_LOGS_BYTES_MAX;
 
     use super::*;
 
@@ -99,11 +99,11 @@ mod tests {
             redial_max,
             wan_udp: None,
             recover: false,
-            recover_memory: HISTORIES_BYTES_MAX,
+            recover_memory: MESSAGE_LOGS_BYTES_MAX,
             recover_dir: None,
             recover_disk: 64 << 30,
             checkpoint_log: 1 << 30,
-            integrity: Sum::Crc32c,
+            integrity: Checksum::Crc32c,
         };
         assert_eq!(settings, expected);
         assert_eq!(Settings::from(|_| Some(String::new())).unwrap(), settings);

@@ -34,7 +34,7 @@ fn a_rank_whose_connection_breaks_comes_back_and_its_peers_hear_of_it() {
 
     // The other way round: it comes back before its relay has noticed the break.
     let again = Rank::attach_as(&zero, introduction(1));
-    zero.wait_for("it connects anew");
+    zero.wait_for("it reconnects");
     here = again.unwrap();
     assert_eq!(there.receive().0.kind, Kind::Lost);
     there.send(1, 4, b"once more");
@@ -89,10 +89,10 @@ fn many_streams_share_the_load_and_one_that_breaks_comes_back() {
     let variables = [("LANDBRIDGE_WAN_STREAMS", "4")];
     let mut one = RelayProcess::start_with(&plan, command(&variables));
     for relay in [&mut zero, &mut one] {
-        relay.wait_for_counter("lanes", |lanes| lanes == STREAMS);
+        relay.wait_for_counter("streams", |streams| streams == STREAMS);
     }
     let (sender, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
-    let mut notices = Rank { address: sender.address, stream: sender.stream.try_clone().unwrap() };
+    let mut reports = Rank { address: sender.address, stream: sender.stream.try_clone().unwrap() };
     let body = pattern(0, 30_000);
     let expected = body.clone();
     let mut arrived = BTreeSet::new();
@@ -120,16 +120,16 @@ fn many_streams_share_the_load_and_one_that_breaks_comes_back() {
     });
     assert!(wires.all_have_carried(FRAMES as usize * 30_000 / 20), "{:?}", wires.carried());
     for relay in [&mut zero, &mut one] {
-        relay.wait_for_counter("lanes", |lanes| lanes == STREAMS);
+        relay.wait_for_counter("streams", |streams| streams == STREAMS);
         assert_eq!(relay.counter("breaks"), 2);
     }
     let of_streams = |line: &&String| line.contains(": stream ") && line.contains("others go on");
     assert_eq!(zero.log.iter().filter(of_streams).count(), 2, "{:#?}", zero.log);
     // Frames are missing only if that has been said.
-    let (header, _) = notices.receive();
+    let (header, _) = reports.receive();
     assert_eq!((header.kind, header.source), (Kind::Lost, Address::new(5, 0)));
     assert!(arrived.len() as u64 > FRAMES / 2, "{} of {FRAMES}", arrived.len());
-    notices.send(5, FRAMES, b"on it goes");
+    reports.send(5, FRAMES, b"on it goes");
     there.stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
     assert_eq!(there.receive_frame().1, b"on it goes");
 }
@@ -137,7 +137,7 @@ fn many_streams_share_the_load_and_one_that_breaks_comes_back() {
 #[test]
 fn a_relay_that_is_stopped_for_a_while_loses_nothing() {
     let (mut zero, mut one) = RelayProcess::pair_with(&[("LANDBRIDGE_WAN_STREAMS", "2")]);
-    zero.wait_for_counter("lanes", |lanes| lanes == 2);
+    zero.wait_for_counter("streams", |streams| streams == 2);
     let (mut here, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
     one.signal(libc::SIGSTOP);
     let stopped = Instant::now();

@@ -46,7 +46,7 @@ fn notice_and_heal(cut_seconds: u64, variables: &[(&str, &str)]) -> String {
         return "/udp".into();
     }
     let (mut zero, mut one) = RelayProcess::pair_with(variables);
-    zero.wait_for_counter("lanes", |lanes| lanes == 3);
+    zero.wait_for_counter("streams", |streams| streams == 3);
     let (mut here, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
     let mut sent = send(&mut here, 0, Duration::from_millis(200));
 
@@ -69,7 +69,7 @@ fn notice_and_heal(cut_seconds: u64, variables: &[(&str, &str)]) -> String {
     println!("back {:?} after the cut, which lasted {:?}", healed.elapsed(), healed - start);
     assert!(healed.elapsed() < BACK, "{:?}", healed.elapsed());
     for relay in [&mut zero, &mut one] {
-        relay.wait_for_counter("lanes", |lanes| lanes == 3);
+        relay.wait_for_counter("streams", |streams| streams == 3);
         assert_eq!((relay.counter("unreachable"), relay.counter("breaks")), (0, 3));
     }
 

@@ -111,11 +111,14 @@ fn a_relay_that_is_not_there_yet_is_complained_of_once_and_found() {
     one.wait_for("linked to the relay of cluster 0");
     let complaints = one.log.iter().filter(|line| line.contains("cannot reach"));
     assert_eq!(complaints.count(), 1, "{:#?}", one.log);
-    let news = one.news(2);
-    assert!(news[0].ends_with("is=unreachable why=Connection refused (os error 111)"), "{news:?}");
-    assert_eq!(news[1], format!("landbridge-relay: link cluster=0 at={address} is=up"));
+    let events = one.events(2);
+    assert!(
+        events[0].ends_with("is=unreachable why=Connection refused (os error 111)"),
+        "{events:?}"
+    );
+    assert_eq!(events[1], format!("landbridge-relay: link cluster=0 at={address} is=up"));
     drop(zero);
-    assert!(one.news(1)[0].contains(" is=down why="));
+    assert!(one.events(1)[0].contains(" is=down why="));
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn a_newer_incarnation_takes_the_place_of_an_older_one() {
     let mut newer = introduction(1);
     newer.incarnation = 2;
     let mut new = Rank::attach_as(&relay, newer).unwrap();
-    relay.wait_for("it has been started anew");
+    relay.wait_for("it has been restarted");
     new.send(1, 0, b"me");
     assert_eq!(new.receive().1, b"me");
     assert_eq!(std::io::Read::read(&mut old.stream, &mut [0; 8]).unwrap(), 0);

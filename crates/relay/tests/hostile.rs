@@ -14,11 +14,11 @@ use common::{
     Authority, JOB, KEY, PATIENCE, Plan, Rank, RelayProcess, command, frame, introduction,
     say_hello,
 };
-use landbridge_drive::check::Sum;
+use landbridge_drive::checksum::Checksum;
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit::HELLO_MILLIS_MAX;
-use landbridge_proto::wire::frame::{CHECK_AT, Kind, flag, seal};
-use landbridge_proto::wire::guard::guard;
+use landbridge_proto::wire::frame::{CHECKSUM_AT, Kind, flag, pair_check};
+use landbridge_proto::wire::framing_crc::framing_crc;
 use landbridge_proto::wire::hello::{Dialler, OPEN_BYTES, Role};
 
 /// A relay with two ranks that must not notice what else goes on.
@@ -36,10 +36,10 @@ impl Scene {
     }
 
     /// One more was refused, with exactly one line that says who and why.
-    fn expect_refusal(&mut self, stranger: Option<SocketAddr>, why: &str) {
+    fn expect_refusal(&mut self, dialler: Option<SocketAddr>, why: &str) {
         let line = self.relay.wait_for("refused");
         assert!(line.contains(why), "{line}");
-        if let Some(address) = stranger {
+        if let Some(address) = dialler {
             assert!(line.contains(&format!("refused {address}:")), "{line}");
         }
         self.refused += 1;
@@ -56,7 +56,7 @@ impl Scene {
         assert_eq!(two.receive().1, b"still there?");
     }
 
-    fn knock(&self) -> TcpStream {
+    fn dial(&self) -> TcpStream {
         connect(self.relay.ranks)
     }
 }
@@ -66,7 +66,7 @@ fn strangers_are_refused_one_by_one() {
     let mut scene = Scene::new();
 
     // Garbage, of the kind that port scanners send.
-    let mut stream = scene.knock();
+    let mut stream = scene.dial();
     stream.write_all(&[b'G'; OPEN_BYTES]).unwrap();
     expect_end(&mut stream);
     scene.expect_refusal(
@@ -77,19 +77,19 @@ fn strangers_are_refused_one_by_one() {
     // Another version.
     let mut open = open_message(JOB);
     open[4] = 99;
-    let mut stream = scene.knock();
+    let mut stream = scene.dial();
     stream.write_all(&open).unwrap();
     expect_end(&mut stream);
     scene.expect_refusal(Some(stream.local_addr().unwrap()), "protocol version 99");
 
     // Another job.
-    let mut stream = scene.knock();
+    let mut stream = scene.dial();
     stream.write_all(&open_message(JobId([1; 16]))).unwrap();
     expect_end(&mut stream);
     scene.expect_refusal(Some(stream.local_addr().unwrap()), "another job");
 
     // The wrong key: whoever has it notices first, so it answers with noise.
-    let mut stream = scene.knock();
+    let mut stream = scene.dial();
     stream.write_all(&open_message(JOB)).unwrap();
     let mut reply = [0; landbridge_proto::wire::hello::REPLY_BYTES];
     stream.read_exact(&mut reply).unwrap();
@@ -98,7 +98,7 @@ fn strangers_are_refused_one_by_one() {
     scene.expect_refusal(Some(stream.local_addr().unwrap()), "does not know the key");
 
     // Gone in the middle.
-    let mut stream = scene.knock();
+    let mut stream = scene.dial();
     stream.write_all(&open_message(JOB)[..20]).unwrap();
     let address = stream.local_addr().unwrap();
     drop(stream);
@@ -110,9 +110,9 @@ fn strangers_are_refused_one_by_one() {
         (5, 0, Role::Endpoint, "another cluster"),
         (77, 0, Role::Endpoint, "no process of the job has its address"),
         (1, 0, Role::Endpoint, "attached already"),
-        (3, 1, Role::Relay, "a relay came to the door of the ranks"),
+        (3, 1, Role::Relay, "a relay connected to the listener of the ranks"),
     ] {
-        let mut stream = scene.knock();
+        let mut stream = scene.dial();
         let mut own = introduction(index);
         (own.cluster, own.role) = (ClusterId(cluster), role);
         own.incarnation = 0;
@@ -125,7 +125,7 @@ fn strangers_are_refused_one_by_one() {
 #[test]
 fn a_dialler_with_another_key_recognises_the_relay_as_a_stranger() {
     let scene = Scene::new();
-    let error = say_hello(&mut scene.knock(), introduction(3), JobKey([1; 32])).unwrap_err();
+    let error = say_hello(&mut scene.dial(), introduction(3), JobKey([1; 32])).unwrap_err();
     assert!(error.to_string().contains("does not know the key"), "{error}");
 }
 
@@ -133,8 +133,8 @@ fn a_dialler_with_another_key_recognises_the_relay_as_a_stranger() {
 fn the_silent_and_the_slow_lose_their_place_in_time() {
     let mut scene = Scene::new();
     let start = Instant::now();
-    let silent = scene.knock();
-    let mut slow = scene.knock();
+    let silent = scene.dial();
+    let mut slow = scene.dial();
     slow.write_all(b"LB").unwrap();
     let relays = connect(scene.relay.relays.unwrap());
     scene.still_works();
@@ -151,7 +151,7 @@ fn the_silent_and_the_slow_lose_their_place_in_time() {
         let who = format!("refused {}: {why}", stream.local_addr().unwrap());
         assert!(lines.iter().any(|line| line.ends_with(&who)), "{who} not in {lines:#?}");
     }
-    assert_eq!(scene.relay.counter("strangers"), 0);
+    assert_eq!(scene.relay.counter("pending"), 0);
     scene.still_works();
 }
 
@@ -168,14 +168,15 @@ fn members_that_break_the_protocol_lose_their_link_only() {
     let mut lost = good(1);
     lost[4] = Kind::Lost as u8;
     for bytes in [&mut unreachable, &mut lost] {
-        bytes[16..24].copy_from_slice(&seal(Address::new(3, 0), Address::new(1, 0)).to_le_bytes());
+        bytes[16..24]
+            .copy_from_slice(&pair_check(Address::new(3, 0), Address::new(1, 0)).to_le_bytes());
     }
     let mut travelled = good(1);
     travelled[6] = 16;
     let mut headless = good(1);
     headless[4] = Kind::Tagged as u8;
     for bytes in [&mut absurd, &mut long, &mut unreachable, &mut lost, &mut headless] {
-        bytes[7] = guard(bytes);
+        bytes[7] = framing_crc(bytes);
     }
     for (bytes, why) in [
         (absurd, "longer than frames may be"),
@@ -201,21 +202,21 @@ fn members_that_break_the_protocol_lose_their_link_only() {
 #[test]
 fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
     let plan = Plan::new(0, &Authority::new());
-    let checks = Sum::of_job("crc32c", false);
+    let checks = Checksum::of_job("crc32c", false);
     let mut relay = RelayProcess::start_with(&plan, command(&[("LANDBRIDGE_INTEGRITY", "crc32c")]));
     let mut victim = Rank::attach(&relay, 1);
     let (from, to) = (Address::new(3, 0), Address::new(1, 0));
     let checked = || {
         let mut bytes = frame(from, to, 0, b"");
         bytes[5] = flag::CHECKED;
-        bytes[7] = guard(&bytes);
+        bytes[7] = framing_crc(&bytes);
         let check = checks.of(&bytes);
-        bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
+        bytes[CHECKSUM_AT..].copy_from_slice(&check.to_le_bytes());
         bytes
     };
     let mut changed = checked();
     changed[16] ^= 1;
-    for (bytes, why) in [(frame(from, to, 0, b""), "without a check"), (changed, "arrived spoilt")]
+    for (bytes, why) in [(frame(from, to, 0, b""), "without a check"), (changed, "arrived corrupt")]
     {
         let mut rank = Rank::attach(&relay, 3);
         rank.stream.write_all(&bytes).unwrap();
@@ -236,7 +237,7 @@ fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
         expect_end(&mut rank.stream);
         relay.wait_for("rank 3 at");
     }
-    let warning = relay.news(1).remove(0);
+    let warning = relay.events(1).remove(0);
     assert!(warning.contains("warns: rank 3 sends what no rank sends"), "{warning}");
     let mut refused = Rank::attach(&relay, 3);
     expect_end(&mut refused.stream);
@@ -247,35 +248,35 @@ fn a_frame_without_its_check_ends_the_connection_of_its_sender_alone() {
 fn the_door_of_the_relays_opens_to_certificates_of_the_job_only() {
     let authority = Authority::new();
     let mut relay = RelayProcess::start(&Plan::new(0, &authority).wan());
-    let door = relay.relays.unwrap();
+    let relay_addr = relay.relays.unwrap();
 
     // No TLS at all.
-    let mut stream = connect(door);
+    let mut stream = connect(relay_addr);
     stream.write_all(&[b'G'; 400]).unwrap();
     expect_end(&mut stream);
     relay.wait_for("TLS: ");
 
     // Certificates: none; of another authority; of a relay that speaks for another cluster.
     let foreign = Authority::new();
-    let mut claims_zero = tls(door, &authority, Some(authority.issue(0)));
+    let mut claims_zero = tls(relay_addr, &authority, Some(authority.issue(0)));
     let _ = claims_zero.write_all(&open_message(JOB));
     relay.wait_for("its certificate is that of no other cluster");
-    let mut unnamed = tls(door, &authority, Some(authority.issue(7)));
+    let mut unnamed = tls(relay_addr, &authority, Some(authority.issue(7)));
     let _ = unnamed.write_all(&open_message(JOB));
     relay.wait_for("its certificate is that of no relay of this job");
-    let mut strange = tls(door, &authority, Some(foreign.issue(1)));
+    let mut strange = tls(relay_addr, &authority, Some(foreign.issue(1)));
     let _ = strange.write_all(&open_message(JOB));
     relay.wait_for("TLS: invalid peer certificate");
-    let mut naked = tls(door, &authority, None);
+    let mut naked = tls(relay_addr, &authority, None);
     let _ = naked.write_all(&open_message(JOB));
     relay.wait_for("TLS: ");
 
     // A good certificate, and a hello that does not fit it.
     for (cluster, role, key, why) in [
         (2, Role::Relay, KEY, "but its certificate is for cluster 1"),
-        (1, Role::Endpoint, KEY, "a rank came to the door of the relays"),
+        (1, Role::Endpoint, KEY, "a rank connected to the listener of the relays"),
     ] {
-        let mut stream = tls(door, &authority, Some(authority.issue(1)));
+        let mut stream = tls(relay_addr, &authority, Some(authority.issue(1)));
         let mut own = introduction(4);
         (own.cluster, own.role, own.address) = (ClusterId(cluster), role, Address::ANONYMOUS);
         say_hello(&mut stream, own, key).unwrap();
@@ -283,7 +284,7 @@ fn the_door_of_the_relays_opens_to_certificates_of_the_job_only() {
         relay.wait_for(why);
     }
     assert_eq!(relay.counter("refused"), 7);
-    let mut other = RelayProcess::start(&Plan::new(1, &authority).peer(0, door));
+    let mut other = RelayProcess::start(&Plan::new(1, &authority).peer(0, relay_addr));
     other.wait_for("linked to the relay of cluster 0");
 }
 
@@ -294,7 +295,7 @@ fn a_crowd_at_the_door_does_not_keep_ranks_out() {
     let (mut one, mut two) = (Rank::attach(&relay, 1), Rank::attach(&relay, 2));
     one.send(2, 0, b"through");
     assert_eq!(two.receive().1, b"through");
-    assert!(relay.counter("strangers") <= 1024);
+    assert!(relay.counter("pending") <= 1024);
     relay.wait_for_counter("refused", |refused| refused >= 400);
     drop(crowd);
 }
@@ -356,7 +357,7 @@ fn expect_end(stream: &mut TcpStream) {
 type Tls = rustls::StreamOwned<rustls::ClientConnection, TcpStream>;
 
 /// A TLS client that trusts `authority` and shows `mine`.
-fn tls(door: SocketAddr, authority: &Authority, mine: Option<(String, String)>) -> Tls {
+fn tls(relay_addr: SocketAddr, authority: &Authority, mine: Option<(String, String)>) -> Tls {
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     let mut roots = rustls::RootCertStore::empty();
@@ -376,5 +377,5 @@ fn tls(door: SocketAddr, authority: &Authority, mine: Option<(String, String)>) 
     };
     let name = "relay-0.landbridge".try_into().unwrap();
     let connection = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
-    rustls::StreamOwned::new(connection, connect(door))
+    rustls::StreamOwned::new(connection, connect(relay_addr))
 }

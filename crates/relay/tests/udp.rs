@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Authority, PATIENCE, Plan, Rank, RelayProcess, command, pattern};
-use landbridge_drive::link::quic::{Congestion, LINES_MAX, Pool, QuicHub, QuicLink};
+use landbridge_drive::link::quic::{CONNECTIONS_MAX, Congestion, QuicHub, QuicLink, WindowPool};
 use landbridge_drive::link::tls::Identity;
 use landbridge_proto::id::ClusterId;
 
 const UDP: (&str, &str) = ("LANDBRIDGE_WAN_UDP", "on");
 
-/// So many strangers together are more than are let in without being asked to come again.
+/// So many pending_connections together are more than are let in without being asked to come again.
 const CROWD: usize = 100;
 /// A stranger with a good certificate costs less; without one there is no stream.
-const STRANGER_BYTES_MAX: u64 = 100 << 10;
-const _: () = assert!(CROWD < LINES_MAX);
+const PENDING_CONNECTION_BYTES_MAX: u64 = 100 << 10;
+const _: () = assert!(CROWD < CONNECTIONS_MAX);
 
 fn are_connected(zero: &RelayProcess, one: &RelayProcess) {
     let (mut here, mut there) = (Rank::attach(zero, 1), Rank::attach(one, 5));
@@ -43,7 +43,7 @@ fn frames_pass_both_ways() {
         for relay in [&zero, &one] {
             assert!(relay.log.last().unwrap().ends_with("/udp"), "{:?}", relay.log);
         }
-        assert!(one.news(1)[0].ends_with("/udp is=up"));
+        assert!(one.events(1)[0].ends_with("/udp is=up"));
         are_connected(&zero, &one);
         assert_eq!((zero.counter("breaks"), one.counter("breaks")), (0, 0));
     }
@@ -53,7 +53,7 @@ fn frames_pass_both_ways() {
 fn streams_are_as_many_as_the_user_says_and_share_a_long_message() {
     let (mut zero, mut one) = RelayProcess::pair_with(&[UDP, ("LANDBRIDGE_WAN_STREAMS", "3")]);
     for relay in [&mut zero, &mut one] {
-        relay.wait_for_counter("lanes", |lanes| lanes == 3);
+        relay.wait_for_counter("streams", |streams| streams == 3);
     }
     let (mut here, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
     let body = pattern(0, 30_000);
@@ -145,7 +145,7 @@ fn a_stream_goes_back_to_udp_when_that_gets_through_and_nothing_is_lost() {
     let line = one.wait_for("linked to the relay of cluster 0");
     assert!(!line.contains("/udp"), "{line}");
     for relay in [&mut zero, &mut one] {
-        relay.wait_for_counter("lanes", |lanes| lanes == 2);
+        relay.wait_for_counter("streams", |streams| streams == 2);
     }
     let (mut here, mut there) = (Rank::attach(&zero, 1), Rank::attach(&one, 5));
     let is_done = AtomicBool::new(false);
@@ -173,7 +173,7 @@ fn a_stream_goes_back_to_udp_when_that_gets_through_and_nothing_is_lost() {
             gate.is_shut.store(false, Ordering::Relaxed);
             // Until the old ones have been closed, and for a while after that.
             for _ in 0..2 {
-                one.wait_for("has made way");
+                one.wait_for("was replaced");
             }
             std::thread::sleep(Duration::from_secs(1));
             is_done.store(true, Ordering::Relaxed);
@@ -190,11 +190,11 @@ fn a_stream_goes_back_to_udp_when_that_gets_through_and_nothing_is_lost() {
         }
     }
     for relay in [&mut zero, &mut one] {
-        relay.wait_for_counter("lanes", |lanes| lanes == 2);
+        relay.wait_for_counter("streams", |streams| streams == 2);
         let counters = ["breaks", "lost", "lost_bytes", "unreachable"];
         assert_eq!(counters.map(|name| relay.counter(name)), [0; 4]);
     }
-    assert!(one.news(3).last().unwrap().ends_with("/udp is=up"));
+    assert!(one.events(3).last().unwrap().ends_with("/udp is=up"));
 }
 
 #[test]
@@ -215,10 +215,10 @@ fn a_port_that_is_taken_for_udp_leaves_tcp() {
 fn who_has_no_certificate_of_the_job_is_refused() {
     let (authority, foreign) = (Authority::new(), Authority::new());
     let mut zero = RelayProcess::start_with(&Plan::new(0, &authority).wan(), command(&[UDP]));
-    let door = zero.relays.unwrap();
+    let relay_addr = zero.relays.unwrap();
 
     // It trusts us, and we do not trust it.
-    let mut plan = Plan::new(1, &foreign).peer(0, door);
+    let mut plan = Plan::new(1, &foreign).peer(0, relay_addr);
     plan.text = plan.text.replace(&foreign.pem(), &authority.pem());
     let mut strange = RelayProcess::start_with(&plan, command(&[UDP]));
     let line = zero.wait_for("/udp: ");
@@ -228,12 +228,12 @@ fn who_has_no_certificate_of_the_job_is_refused() {
 
     // A good certificate, but not that of another relay.
     for (cluster, why) in [(0, "of no other cluster"), (7, "of no relay of this job")] {
-        let crowd = Crowd::new(&authority, cluster, door, 1);
+        let crowd = Crowd::new(&authority, cluster, relay_addr, 1);
         zero.wait_for(why);
         drop(crowd);
     }
     assert_eq!(zero.counter("attached"), 0);
-    let plan = Plan::new(1, &authority).peer(0, door);
+    let plan = Plan::new(1, &authority).peer(0, relay_addr);
     let mut one = RelayProcess::start_with(&plan, command(&[UDP]));
     one.wait_for("linked to the relay of cluster 0");
     are_connected(&zero, &one);
@@ -243,7 +243,7 @@ fn who_has_no_certificate_of_the_job_is_refused() {
 fn garbage_and_a_crowd_at_the_door_disturb_nobody() {
     let authority = Authority::new();
     let mut zero = RelayProcess::start_with(&Plan::new(0, &authority).wan(), command(&[UDP]));
-    let door = zero.relays.unwrap();
+    let relay_addr = zero.relays.unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let shout = |rounds: u64| {
         for number in 0..rounds {
@@ -253,23 +253,23 @@ fn garbage_and_a_crowd_at_the_door_disturb_nobody() {
             if number % 3 == 0 && bytes.len() > 5 {
                 bytes[1..5].copy_from_slice(&[0, 0, 0, 1]);
             }
-            socket.send_to(&bytes, door).unwrap();
+            socket.send_to(&bytes, relay_addr).unwrap();
         }
     };
     shout(2_000);
     let memory = zero.memory_bytes();
-    let crowd = Crowd::new(&authority, 1, door, CROWD);
+    let crowd = Crowd::new(&authority, 1, relay_addr, CROWD);
     let each = zero.memory_bytes().saturating_sub(memory) / CROWD as u64;
     println!("each of a crowd costs {each} bytes");
-    assert!(each < STRANGER_BYTES_MAX, "{each} bytes");
-    let plan = Plan::new(1, &authority).peer(0, door);
+    assert!(each < PENDING_CONNECTION_BYTES_MAX, "{each} bytes");
+    let plan = Plan::new(1, &authority).peer(0, relay_addr);
     let mut one = RelayProcess::start_with(&plan, command(&[UDP]));
     let line = one.wait_for("linked to the relay of cluster 0");
     assert!(line.contains("/udp"), "{line}");
     shout(2_000);
     are_connected(&zero, &one);
     drop(crowd);
-    zero.wait_for_counter("strangers", |strangers| strangers == 0);
+    zero.wait_for_counter("pending", |pending| pending == 0);
     assert_eq!(zero.counter("breaks"), 0);
 }
 
@@ -281,12 +281,13 @@ struct Crowd {
 
 impl Crowd {
     /// All of them are through the handshake.
-    fn new(authority: &Authority, cluster: u16, door: SocketAddr, count: usize) -> Self {
+    fn new(authority: &Authority, cluster: u16, relay_addr: SocketAddr, count: usize) -> Self {
         let (certificate, key) = authority.issue(cluster);
         let identity = Identity::new(&authority.pem(), &certificate, &key).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        let hub = QuicHub::bind(any, &identity, Congestion::Bbr, false, &Pool::default()).unwrap();
-        let dial = |_| hub.dial(ClusterId(0), door, Instant::now()).unwrap();
+        let hub =
+            QuicHub::bind(any, &identity, Congestion::Bbr, false, &WindowPool::default()).unwrap();
+        let dial = |_| hub.dial(ClusterId(0), relay_addr, Instant::now()).unwrap();
         let mut crowd = Self { links: (0..count).map(dial).collect(), hub };
         let start = Instant::now();
         while !crowd.links.iter().all(QuicLink::is_ready) {
@@ -337,7 +338,7 @@ struct Translator {
 }
 
 impl Translator {
-    fn to(door: SocketAddr) -> Self {
+    fn to(relay_addr: SocketAddr) -> Self {
         let open = || {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             socket.set_nonblocking(true).unwrap();
@@ -352,7 +353,7 @@ impl Translator {
                 let back = &backs[changes.load(Ordering::Relaxed)];
                 while let Ok((size, from)) = front.recv_from(&mut bytes) {
                     inside = Some(from);
-                    back.send_to(&bytes[..size], door).unwrap();
+                    back.send_to(&bytes[..size], relay_addr).unwrap();
                 }
                 // What still comes to the old address comes in vain.
                 while let Ok((size, _)) = back.recv_from(&mut bytes) {
@@ -386,14 +387,14 @@ struct Gate {
 }
 
 impl Gate {
-    fn to(door: SocketAddr) -> Self {
+    fn to(relay_addr: SocketAddr) -> Self {
         let (listener, front) = both_at_one_port();
         let address = listener.local_addr().unwrap();
         let back = UdpSocket::bind("127.0.0.1:0").unwrap();
         let is_shut = Arc::new(AtomicBool::new(false));
         std::thread::spawn(move || {
             for near in listener.incoming() {
-                let (near, far) = (near.unwrap(), TcpStream::connect(door).unwrap());
+                let (near, far) = (near.unwrap(), TcpStream::connect(relay_addr).unwrap());
                 for (mut from, mut to) in [(&near, &far), (&far, &near)]
                     .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
                 {
@@ -410,7 +411,7 @@ impl Gate {
                 let is_open = !is_shut.load(Ordering::Relaxed);
                 while let Ok((size, from)) = front.recv_from(&mut bytes) {
                     inside = Some(from);
-                    let _ = is_open.then(|| back.send_to(&bytes[..size], door).unwrap());
+                    let _ = is_open.then(|| back.send_to(&bytes[..size], relay_addr).unwrap());
                 }
                 while let Ok((size, _)) = back.recv_from(&mut bytes) {
                     let to = inside.unwrap();

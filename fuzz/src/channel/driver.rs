@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
+use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Endpoint, KEPT, Memory, Path, Peer, Place,
+    Action, AtomicRequest, Endpoint, REASSEMBLED, Memory, PathProperties, Peer, PayloadDestination,
 };
 use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 use landbridge_proto::path::congestion;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::World;
 use super::memory::Piece;
@@ -41,16 +41,16 @@ pub struct Side {
 
 /// A path in one direction.
 #[derive(Default)]
-pub struct Lane {
-    pub frames: VecDeque<Flying>,
+pub struct PathQueue {
+    pub frames: VecDeque<FrameInFlight>,
     /// What the last frame still has in its sender's memory: where, from which byte on, how much.
     rest: Option<(Piece, u64, u64)>,
-    reading: Option<Reading>,
+    incoming: Option<IncomingFrame>,
 }
 
 /// A frame on its way.
 #[derive(Clone)]
-pub struct Flying {
+pub struct FrameInFlight {
     header: Header,
     head: Vec<u8>,
     /// As far as it has left.
@@ -59,12 +59,12 @@ pub struct Flying {
 }
 
 /// A frame whose payload is on its way into its place.
-struct Reading {
-    target: Target,
+struct IncomingFrame {
+    target: PayloadTarget,
     done: u64,
 }
 
-enum Target {
+enum PayloadTarget {
     Piece { piece: Piece, at: u64, take: u64 },
     Store { store: u32, at: u64 },
     Early { frame: u64, at: u64 },
@@ -73,15 +73,15 @@ enum Target {
 }
 
 impl Side {
-    pub fn new(endpoint: Endpoint<Piece>, region: Piece, lanes: usize) -> Self {
+    pub fn new(endpoint: Endpoint<Piece>, region: Piece, path_count: usize) -> Self {
         Self {
             endpoint,
             stores: BTreeMap::new(),
             early: BTreeMap::new(),
             region,
             scratch: Vec::new(),
-            up: vec![false; lanes],
-            ready: vec![false; lanes],
+            up: vec![false; path_count],
+            ready: vec![false; path_count],
         }
     }
 }
@@ -92,20 +92,20 @@ impl World {
         let mut asked = Vec::new();
         while let Some(action) = self.sides[at].endpoint.poll_action() {
             match action {
-                Action::Done(done) => self.finish(at, &done),
-                Action::Fill { store, memory, at: start, length } => {
+                Action::Complete(done) => self.finish(at, &done),
+                Action::CopyUnexpected { store, memory, at: start, length } => {
                     let bytes = self.sides[at].stores.remove(&store).expect("a store");
                     self.arena.write(&memory, start, &bytes[..length as usize]);
                 }
-                Action::Forget { store } => {
+                Action::DropUnexpected { store } => {
                     assert!(self.sides[at].stores.remove(&store).is_some(), "no store {store}");
                 }
-                Action::Divert { path, .. } => {
-                    let reading = self.lanes[1 - at][path.0 as usize].reading.as_mut();
-                    reading.expect("nothing to divert").target = Target::Skip;
+                Action::DiscardPayload { path, .. } => {
+                    let incoming = self.queues[1 - at][path.0 as usize].incoming.as_mut();
+                    incoming.expect("nothing to divert").target = PayloadTarget::Skip;
                 }
                 Action::Release { frame, .. } => drop(self.sides[at].early.remove(&frame)),
-                Action::Door { .. } => panic!("nobody has opened a door"),
+                Action::AddressAdvertisement { .. } => panic!("nobody has advertised an address"),
                 Action::Pull { .. } => panic!("a pull of memory without an address"),
                 Action::Serve { .. } | Action::Atomic { .. } => asked.push(action),
             }
@@ -131,8 +131,8 @@ impl World {
         let stored: usize = side.stores.values().map(Vec::len).sum();
         assert!(stored <= self.eager_window as usize, "{stored} unexpected bytes are stored");
         let early: usize = side.early.values().map(Vec::len).sum();
-        assert!(early <= SPAN_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX, "{early} early bytes");
-        assert!(side.early.len() <= SPAN_FRAMES_MAX, "{} early frames", side.early.len());
+        assert!(early <= REORDER_WINDOW_BYTES_MAX as usize + FRAME_BODY_BYTES_MAX, "{early} early bytes");
+        assert!(side.early.len() <= REORDER_WINDOW_FRAMES_MAX, "{} early frames", side.early.len());
     }
 
     fn serve(&mut self, at: usize, op: u32, key: u64, offset: u64, length: u64) {
@@ -161,54 +161,54 @@ impl World {
     }
 
     /// One end of a path opens, unless the other has still to find out that the last one is gone.
-    pub fn open(&mut self, at: usize, lane: usize) {
-        if self.stale[lane] || self.sides[at].up[lane] {
+    pub fn open(&mut self, at: usize, path_id: usize) {
+        if self.stale[path_id] || self.sides[at].up[path_id] {
             return;
         }
-        self.sides[at].up[lane] = true;
-        self.sides[at].endpoint.open_path(PEER, PathId(lane as u8), self.traits[lane]);
+        self.sides[at].up[path_id] = true;
+        self.sides[at].endpoint.open_path(PEER, PathId(path_id as u8), self.traits[path_id]);
         self.drain(at);
     }
 
     /// One end of a path closes. What the other end has sent is lost, and what it will send; it may still read.
-    pub fn close(&mut self, at: usize, lane: usize) {
-        if self.traits[lane].lossless || !self.sides[at].up[lane] {
+    pub fn close(&mut self, at: usize, path_id: usize) {
+        if self.traits[path_id].lossless || !self.sides[at].up[path_id] {
             return;
         }
-        self.sides[at].up[lane] = false;
-        self.lanes[at][lane].rest = None;
-        let coming = &mut self.lanes[1 - at][lane];
-        (coming.reading, coming.frames) = (None, VecDeque::new());
-        self.stale[lane] = self.sides[1 - at].up[lane];
-        if !self.stale[lane] {
-            self.lanes[at][lane] = Lane::default();
-            self.lanes[1 - at][lane] = Lane::default();
+        self.sides[at].up[path_id] = false;
+        self.queues[at][path_id].rest = None;
+        let coming = &mut self.queues[1 - at][path_id];
+        (coming.incoming, coming.frames) = (None, VecDeque::new());
+        self.stale[path_id] = self.sides[1 - at].up[path_id];
+        if !self.stale[path_id] {
+            self.queues[at][path_id] = PathQueue::default();
+            self.queues[1 - at][path_id] = PathQueue::default();
         }
-        self.sides[at].endpoint.close_path(PEER, PathId(lane as u8));
+        self.sides[at].endpoint.close_path(PEER, PathId(path_id as u8));
         self.drain(at);
     }
 
     /// The next frame of a path leaves, at first with no more than `most` bytes of its payload.
-    pub fn transmit(&mut self, from: usize, lane: usize, most: u64) -> bool {
+    pub fn transmit(&mut self, from: usize, path_id: usize, most: u64) -> bool {
         let side = &mut self.sides[from];
-        if !side.up[lane] || !side.ready[lane] || self.lanes[from][lane].rest.is_some() {
+        if !side.up[path_id] || !side.ready[path_id] || self.queues[from][path_id].rest.is_some() {
             return false;
         }
-        let path = PathId(lane as u8);
+        let path = PathId(path_id as u8);
         let Some(frame) = side.endpoint.poll_transmit(PEER, path) else {
-            side.ready[lane] = false;
+            side.ready[path_id] = false;
             return true;
         };
-        let (mut flying, left) = (Flying::new(frame.front()), frame.payload);
-        let is_datagram = self.traits[lane].datagram.is_some();
+        let (mut flying, left) = (FrameInFlight::new(frame.front()), frame.payload);
+        let is_datagram = self.traits[path_id].datagram.is_some();
         let most = if is_datagram { u64::MAX } else { most };
-        let fits = flying.size <= self.traits[lane].payload_max as u64;
+        let fits = flying.size <= self.traits[path_id].payload_max as u64;
         assert!(fits || !is_datagram, "{:?} does not fit", flying.header);
         let is_ack = flying.header.kind == Kind::Ack;
         self.acks[from] = if is_ack { self.acks[from] + 1 } else { 0 };
         assert!(self.acks[from] <= ACKS_MAX, "talks without having anything to say");
         let left = left.map(|(piece, at, length)| (piece.clone(), at, length));
-        let (wants_copy, must_let_go) = (frame.wants_copy, frame.must_let_go);
+        let (wants_copy, must_release_memory) = (frame.wants_copy, frame.must_release_memory);
         let held = left.as_ref().map_or(0, |(.., length)| *length);
         assert_eq!(flying.payload.len() as u64 + held, flying.size, "{:?}", flying.header);
         let mut copy = None;
@@ -218,88 +218,88 @@ impl World {
             copy = wants_copy.then(|| self.arena.copy(&bytes));
             let now = length.min(most);
             flying.payload.extend_from_slice(&bytes[..now as usize]);
-            let own = must_let_go.then(|| (self.arena.copy(&bytes[now as usize..]), 0, length - now));
+            let own = must_release_memory.then(|| (self.arena.copy(&bytes[now as usize..]), 0, length - now));
             rest = own.or(Some((piece, at + now, length - now))).filter(|(.., left)| *left > 0);
         }
-        let flushed = rest.is_none() || must_let_go;
-        self.lanes[from][lane].rest = rest;
-        self.push(from, lane, flying);
+        let flushed = rest.is_none() || must_release_memory;
+        self.queues[from][path_id].rest = rest;
+        self.push(from, path_id, flying);
         self.sides[from].endpoint.transmitted(PEER, path, flushed, copy);
         self.drain(from);
         true
     }
 
     /// A frame enters a path; nowhere if nobody will ever read it.
-    pub fn push(&mut self, from: usize, lane: usize, frame: Flying) {
-        if !self.stale[lane] || self.sides[1 - from].up[lane] {
-            self.lanes[from][lane].frames.push_back(frame);
+    pub fn push(&mut self, from: usize, path_id: usize, frame: FrameInFlight) {
+        if !self.stale[path_id] || self.sides[1 - from].up[path_id] {
+            self.queues[from][path_id].frames.push_back(frame);
         }
     }
 
     /// The frame that has not quite left goes on.
-    pub fn resume(&mut self, from: usize, lane: usize, most: u64) -> bool {
-        let link = &mut self.lanes[from][lane];
-        let Some((piece, at, left)) = link.rest.take() else {
+    pub fn resume(&mut self, from: usize, path_id: usize, most: u64) -> bool {
+        let queue = &mut self.queues[from][path_id];
+        let Some((piece, at, left)) = queue.rest.take() else {
             return false;
         };
         let now = left.min(most);
         let bytes = self.arena.read(&piece, at, now);
-        if let Some(last) = link.frames.back_mut() {
+        if let Some(last) = queue.frames.back_mut() {
             last.payload.extend_from_slice(bytes);
         }
         if now < left {
-            link.rest = Some((piece, at + now, left - now));
+            queue.rest = Some((piece, at + now, left - now));
             return true;
         }
         let endpoint = &mut self.sides[from].endpoint;
-        endpoint.handle_flushed(PEER, PathId(lane as u8));
+        endpoint.handle_flushed(PEER, PathId(path_id as u8));
         endpoint.mark_busy(PEER);
         self.drain(from);
         true
     }
 
     /// The first frame of a path gets its place, or up to `most` bytes of its payload get there.
-    pub fn deliver(&mut self, from: usize, lane: usize, most: u64) -> bool {
+    pub fn deliver(&mut self, from: usize, path_id: usize, most: u64) -> bool {
         let to = 1 - from;
-        let link = &mut self.lanes[from][lane];
-        let Some(frame) = link.frames.front().filter(|_| self.sides[to].up[lane]) else {
+        let queue = &mut self.queues[from][path_id];
+        let Some(frame) = queue.frames.front().filter(|_| self.sides[to].up[path_id]) else {
             return false;
         };
         let size = frame.size;
-        let Some(reading) = &mut link.reading else {
-            self.begin(from, lane);
+        let Some(incoming) = &mut queue.incoming else {
+            self.begin(from, path_id);
             if size == 0 {
-                self.end(from, lane);
+                self.end(from, path_id);
             }
             return true;
         };
-        let start = reading.done as usize;
+        let start = incoming.done as usize;
         // A datagram comes whole.
-        let most = if self.traits[lane].datagram.is_some() { u64::MAX } else { most };
+        let most = if self.traits[path_id].datagram.is_some() { u64::MAX } else { most };
         let now = most.min((frame.payload.len() - start) as u64);
         if now == 0 {
             return false;
         }
-        reading.done += now;
-        let is_whole = reading.done == size;
+        incoming.done += now;
+        let is_whole = incoming.done == size;
         let bytes = frame.payload[start..start + now as usize].to_vec();
-        self.put(from, lane, start as u64, &bytes);
+        self.put(from, path_id, start as u64, &bytes);
         if is_whole {
-            self.end(from, lane);
+            self.end(from, path_id);
         }
         true
     }
 
-    fn begin(&mut self, from: usize, lane: usize) {
+    fn begin(&mut self, from: usize, path_id: usize) {
         let to = 1 - from;
         self.acks[to] = 0;
-        let Flying { header, head, size, .. } = &self.lanes[from][lane].frames[0];
+        let FrameInFlight { header, head, size, .. } = &self.queues[from][path_id].frames[0];
         let (header, head, size) = (*header, head.clone(), *size);
         let endpoint = &mut self.sides[to].endpoint;
-        let place = endpoint.handle_frame(PEER, PathId(lane as u8), &header, &head);
+        let place = endpoint.handle_frame(PEER, PathId(path_id as u8), &header, &head);
         let place = place.unwrap_or_else(|fault| panic!("{}: {header:?}", fault.0));
         self.drain(to);
-        if let Place::Early { frame, whole, at } = place {
+        if let PayloadDestination::OutOfOrder { frame, whole, at } = place {
             let early = &mut self.sides[to].early;
             let buffer = early.entry(frame).or_insert_with(|| vec![0; whole as usize]);
             if header.kind != Kind::Fragment {
@@ -307,181 +307,181 @@ impl World {
             }
         }
         let target = self.target(to, place, size);
-        self.lanes[from][lane].reading = Some(Reading { target, done: 0 });
+        self.queues[from][path_id].incoming = Some(IncomingFrame { target, done: 0 });
     }
 
-    fn target(&mut self, to: usize, place: Place, size: u64) -> Target {
+    fn target(&mut self, to: usize, place: PayloadDestination, size: u64) -> PayloadTarget {
         let side = &mut self.sides[to];
         match place {
-            Place::Nowhere => Target::Skip,
-            Place::Receive { .. } | Place::Answer { .. } => {
+            PayloadDestination::Discard => PayloadTarget::Skip,
+            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
                 let (piece, at, take) = side.endpoint.place_memory(place).expect("memory");
                 let take = take.min(size);
                 assert!(at + take <= piece.size(), "{place:?} outside {piece:?}");
-                Target::Piece { piece: piece.clone(), at, take }
+                PayloadTarget::Piece { piece: piece.clone(), at, take }
             }
-            Place::Store { store, size } => {
+            PayloadDestination::NewUnexpected { store, size } => {
                 if size > 0 {
                     let before = side.stores.insert(store, vec![0; size as usize]);
                     assert!(before.is_none(), "store {store} is in use");
                 }
-                Target::Store { store, at: 0 }
+                PayloadTarget::Store { store, at: 0 }
             }
-            Place::Stored { store, at } => Target::Store { store, at },
-            Place::Region { op, key, offset } => {
+            PayloadDestination::Unexpected { store, at } => PayloadTarget::Store { store, at },
+            PayloadDestination::Region { op, key, offset } => {
                 if key == KEY {
-                    return Target::Piece { piece: side.region.clone(), at: offset, take: size };
+                    return PayloadTarget::Piece { piece: side.region.clone(), at: offset, take: size };
                 }
                 side.endpoint.refuse(PEER, op, REFUSED);
                 self.drain(to);
-                Target::Skip
+                PayloadTarget::Skip
             }
-            Place::Scratch => Target::Scratch(Vec::new()),
-            Place::Early { frame, at, .. } => Target::Early { frame, at: at as u64 },
+            PayloadDestination::Scratch => PayloadTarget::Scratch(Vec::new()),
+            PayloadDestination::OutOfOrder { frame, at, .. } => PayloadTarget::Early { frame, at: at as u64 },
         }
     }
 
-    fn put(&mut self, from: usize, lane: usize, start: u64, bytes: &[u8]) {
-        if let Some(mut reading) = self.lanes[from][lane].reading.take() {
-            self.put_to(1 - from, &mut reading.target, start, bytes);
-            self.lanes[from][lane].reading = Some(reading);
+    fn put(&mut self, from: usize, path_id: usize, start: u64, bytes: &[u8]) {
+        if let Some(mut incoming) = self.queues[from][path_id].incoming.take() {
+            self.put_to(1 - from, &mut incoming.target, start, bytes);
+            self.queues[from][path_id].incoming = Some(incoming);
         }
     }
 
     /// The bytes from `start` on of a payload get to their place.
-    fn put_to(&mut self, to: usize, target: &mut Target, start: u64, bytes: &[u8]) {
+    fn put_to(&mut self, to: usize, target: &mut PayloadTarget, start: u64, bytes: &[u8]) {
         let side = &mut self.sides[to];
         let into = |buffer: &mut Vec<u8>, at: u64| {
             let at = (at + start) as usize;
             buffer[at..at + bytes.len()].copy_from_slice(bytes);
         };
         match target {
-            Target::Piece { piece, at, take } => {
+            PayloadTarget::Piece { piece, at, take } => {
                 let left = take.saturating_sub(start).min(bytes.len() as u64);
                 if left > 0 {
                     self.arena.write(piece, *at + start, &bytes[..left as usize]);
                 }
             }
-            Target::Store { store, at } if !bytes.is_empty() => {
+            PayloadTarget::Store { store, at } if !bytes.is_empty() => {
                 into(side.stores.get_mut(store).expect("a store"), *at);
             }
-            Target::Early { frame, at } => {
+            PayloadTarget::Early { frame, at } => {
                 into(side.early.get_mut(frame).expect("what is kept"), *at);
             }
-            Target::Scratch(scratch) => scratch.extend_from_slice(bytes),
-            Target::Store { .. } | Target::Skip => (),
+            PayloadTarget::Scratch(scratch) => scratch.extend_from_slice(bytes),
+            PayloadTarget::Store { .. } | PayloadTarget::Skip => (),
         }
     }
 
-    fn end(&mut self, from: usize, lane: usize) {
+    fn end(&mut self, from: usize, path_id: usize) {
         let to = 1 - from;
-        let link = &mut self.lanes[from][lane];
-        link.frames.pop_front();
-        if let Some(Reading { target: Target::Scratch(scratch), .. }) = link.reading.take() {
+        let queue = &mut self.queues[from][path_id];
+        queue.frames.pop_front();
+        if let Some(IncomingFrame { target: PayloadTarget::Scratch(scratch), .. }) = queue.incoming.take() {
             self.sides[to].scratch = scratch;
         }
-        self.sides[to].endpoint.handle_payload(PEER, PathId(lane as u8));
-        if self.traits[lane].datagram.is_some() && self.sides[to].up[lane] {
-            self.sides[to].endpoint.end_batch(PEER, PathId(lane as u8));
+        self.sides[to].endpoint.handle_payload(PEER, PathId(path_id as u8));
+        if self.traits[path_id].datagram.is_some() && self.sides[to].up[path_id] {
+            self.sides[to].endpoint.end_batch(PEER, PathId(path_id as u8));
         }
         self.drain(to);
-        while let Some(frame) = self.sides[to].endpoint.next_kept(PEER) {
-            self.take_kept(to, frame);
+        while let Some(frame) = self.sides[to].endpoint.next_reassembled(PEER) {
+            self.deliver_early_frame(to, frame);
         }
     }
 
-    fn take_kept(&mut self, to: usize, frame: u64) {
+    fn deliver_early_frame(&mut self, to: usize, frame: u64) {
         let side = &mut self.sides[to];
         let body = side.early.remove(&frame).expect("the frame whose turn has come");
-        let kept = side.endpoint.handle_kept(PEER, &body);
+        let kept = side.endpoint.handle_reassembled(PEER, &body);
         let (place, head) = kept.unwrap_or_else(|fault| panic!("a kept frame: {}", fault.0));
         self.drain(to);
         let mut target = self.target(to, place, (body.len() - head) as u64);
         self.put_to(to, &mut target, 0, &body[head..]);
-        if let Target::Scratch(scratch) = target {
+        if let PayloadTarget::Scratch(scratch) = target {
             self.sides[to].scratch = scratch;
         }
-        self.sides[to].endpoint.handle_payload(PEER, KEPT);
+        self.sides[to].endpoint.handle_payload(PEER, REASSEMBLED);
         self.drain(to);
     }
 
-    /// The first payload of a path turns out to be spoilt: before it has a place, or when it is there.
-    pub fn spoil(&mut self, from: usize, lane: usize) {
+    /// The first payload of a path turns out to be corrupt: before it has a place, or when it is there.
+    pub fn corrupt(&mut self, from: usize, path_id: usize) {
         let to = 1 - from;
-        let link = &mut self.lanes[from][lane];
-        let Some(frame) = link.frames.front() else { return };
+        let queue = &mut self.queues[from][path_id];
+        let Some(frame) = queue.frames.front() else { return };
         let is_whole = frame.payload.len() as u64 == frame.size && frame.size > 0;
-        if !is_whole || !self.sides[to].up[lane] || self.traits[lane].lossless {
+        if !is_whole || !self.sides[to].up[path_id] || self.traits[path_id].lossless {
             return;
         }
         let (header, size) = (frame.header, frame.size);
-        let is_bearable = if let Some(reading) = &mut link.reading {
-            reading.done = 0;
-            if let Target::Scratch(scratch) = &mut reading.target {
+        let is_bearable = if let Some(incoming) = &mut queue.incoming {
+            incoming.done = 0;
+            if let PayloadTarget::Scratch(scratch) = &mut incoming.target {
                 scratch.clear();
             }
-            self.put(from, lane, 0, &vec![0xee; size as usize]);
-            self.sides[to].endpoint.handle_spoilt(PEER, PathId(lane as u8))
+            self.put(from, path_id, 0, &vec![0xee; size as usize]);
+            self.sides[to].endpoint.handle_corrupt(PEER, PathId(path_id as u8))
         } else {
-            self.sides[to].endpoint.handle_spoilt_frame(PEER, &header)
+            self.sides[to].endpoint.handle_corrupt_frame(PEER, &header)
         };
-        let link = &mut self.lanes[from][lane];
-        link.reading = None;
-        link.frames.pop_front();
+        let queue = &mut self.queues[from][path_id];
+        queue.incoming = None;
+        queue.frames.pop_front();
         self.drain(to);
         if !is_bearable {
-            self.close(to, lane);
+            self.close(to, path_id);
         }
     }
 
     /// Frames of a path that nobody reads yet, and that have quite left.
-    fn loose(&self, from: usize, lane: usize) -> std::ops::Range<usize> {
-        let link = &self.lanes[from][lane];
-        let first = usize::from(link.reading.is_some());
-        first..link.frames.len() - usize::from(link.rest.is_some() && !link.frames.is_empty())
+    fn movable(&self, from: usize, path_id: usize) -> std::ops::Range<usize> {
+        let queue = &self.queues[from][path_id];
+        let first = usize::from(queue.incoming.is_some());
+        first..queue.frames.len() - usize::from(queue.rest.is_some() && !queue.frames.is_empty())
     }
 
     /// A frame of a path that loses in silence is lost.
-    pub fn lose(&mut self, from: usize, lane: usize, which: usize) {
-        let loose = self.loose(from, lane);
-        if self.traits[lane].silent && !loose.is_empty() {
-            let at = loose.start + which % loose.len();
-            self.lanes[from][lane].frames.remove(at);
+    pub fn lose(&mut self, from: usize, path_id: usize, which: usize) {
+        let movable = self.movable(from, path_id);
+        if self.traits[path_id].silent_loss && !movable.is_empty() {
+            let at = movable.start + which % movable.len();
+            self.queues[from][path_id].frames.remove(at);
         }
     }
 
     /// A datagram arrives twice.
-    pub fn double(&mut self, from: usize, lane: usize, which: usize) {
-        let loose = self.loose(from, lane);
-        if self.traits[lane].datagram.is_some() && !loose.is_empty() {
-            let frames = &mut self.lanes[from][lane].frames;
-            let twin = frames[loose.start + which % loose.len()].clone();
+    pub fn duplicate(&mut self, from: usize, path_id: usize, which: usize) {
+        let movable = self.movable(from, path_id);
+        if self.traits[path_id].datagram.is_some() && !movable.is_empty() {
+            let frames = &mut self.queues[from][path_id].frames;
+            let twin = frames[movable.start + which % movable.len()].clone();
             frames.push_back(twin);
         }
     }
 
     /// Two frames of one path change places.
-    pub fn swap(&mut self, from: usize, lane: usize, which: usize) {
-        let loose = self.loose(from, lane);
-        if !self.traits[lane].lossless && loose.len() >= 2 {
-            let at = loose.start + which % (loose.len() - 1);
-            self.lanes[from][lane].frames.swap(at, at + 1);
+    pub fn reorder(&mut self, from: usize, path_id: usize, which: usize) {
+        let movable = self.movable(from, path_id);
+        if !self.traits[path_id].lossless && movable.len() >= 2 {
+            let at = movable.start + which % (movable.len() - 1);
+            self.queues[from][path_id].frames.swap(at, at + 1);
         }
     }
 }
 
-impl Lane {
+impl PathQueue {
     /// Its last frame has not quite left.
     pub fn is_held(&self) -> bool {
         self.rest.is_some()
     }
 }
 
-impl Flying {
+impl FrameInFlight {
     /// A frame without those bytes of its payload that lie in memory.
     pub fn new(front: &[u8]) -> Self {
         let header = Header::parse(front).expect("a header");
-        let head = Head::size(header.kind, header.flags);
+        let head = KindHeader::size(header.kind, header.flags);
         let (size, check) = header.payload(head).expect("a payload");
         let (head, payload) = front[HEADER_BYTES..].split_at(head);
         Self { header, head: head.to_vec(), payload: payload[check..].to_vec(), size }
@@ -495,11 +495,11 @@ impl Flying {
 }
 
 /// Traits of a path out of one byte and the least sizes.
-pub fn traits(byte: u8, more: u8, least: u32) -> Path {
+pub fn traits(byte: u8, more: u8, least: u32) -> PathProperties {
     let pick = |choices: [u32; 4], shift: u32| choices[(byte >> shift) as usize & 3];
-    let datagram = [None, None, Some(congestion::Kind::Cubic), Some(congestion::Kind::Bbr)]
+    let datagram = [None, None, Some(congestion::CongestionAlgorithm::Cubic), Some(congestion::CongestionAlgorithm::Bbr)]
         [more as usize >> 6];
-    Path {
+    PathProperties {
         payload_max: pick([5, 64, 500, 8_192], 0).max(least),
         eager_max: pick([0, 50, 500, 8_192], 2),
         first_piece: pick([0, 30, 400, 8_192], 4),
@@ -508,9 +508,9 @@ pub fn traits(byte: u8, more: u8, least: u32) -> Path {
         ahead: more & 1 != 0,
         lossless: more & 6 == 6 && more >> 6 == 0,
         spare: false,
-        silent: more >> 6 != 0,
+        silent_loss: more >> 6 != 0,
         datagram,
-        overtakes: more & 1 == 0,
+        reorders: more & 1 == 0,
         checked: more & 8 != 0,
         copy_max: [0, 10, 1_000, 1 << 20][(more >> 4) as usize & 3],
     }

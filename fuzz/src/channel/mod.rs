@@ -1,7 +1,7 @@
 //! Two endpoints and up to three paths between them, driven by a list of operations.
 //!
 //! The first bytes of the input choose the paths, every three that follow an operation: something the application
-//! wants, or some bytes of some path that move, change places, are spoilt, or are lost with it. At last every path is
+//! wants, or some bytes of some path that move, change places, are corrupt, or are lost with it. At last every path is
 //! mended, and everything moves until nothing is left to move.
 //!
 //! What may never happen, and panics: a message comes twice, never, cut, damaged or before an earlier one of its tag; an
@@ -13,13 +13,13 @@ mod memory;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    AtomicRequest, Config, Done, Endpoint, Failure, Level, Memory, Message, Passing, Path, Posting,
-    Remote, Ticket, Work,
+    AtomicRequest, Config, OperationCompletion, Endpoint, Failure, CompletionLevel, Memory, Message, InjectMessage, PathProperties, Posting,
+    Remote, Ticket, CompletionKind,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::{MILLISECOND, Time};
 
-use driver::{Flying, KEY, Lane, PEER, REFUSED, Side, traits};
+use driver::{FrameInFlight, KEY, PathQueue, PEER, REFUSED, Side, traits};
 use memory::{Arena, Piece, content};
 
 const TAGS: usize = 3;
@@ -35,8 +35,8 @@ const CONSTANT_BYTES: u64 = 16 << 10;
 pub struct World {
     sides: [Side; 2],
     /// By sender and path.
-    lanes: [Vec<Lane>; 2],
-    traits: Vec<Path>,
+    queues: [Vec<PathQueue>; 2],
+    traits: Vec<PathProperties>,
     /// One end of this path has closed, the other has yet to.
     stale: Vec<bool>,
     arena: Arena,
@@ -44,7 +44,7 @@ pub struct World {
     acks: [usize; 2],
     eager_window: u32,
     sizes: [u64; 8],
-    tickets: Vec<Asked>,
+    operations: Vec<PendingOperation>,
     /// Messages by sender and tag, receives by receiver and tag.
     sent: [[Vec<usize>; TAGS]; 2],
     received: [[Vec<usize>; TAGS]; 2],
@@ -54,20 +54,20 @@ pub struct World {
 }
 
 /// What the application wants; its number is the context, and that of its bytes.
-struct Asked {
+struct PendingOperation {
     side: usize,
-    what: What,
+    what: OperationKind,
     piece: Piece,
     result: Option<Piece>,
     /// Its key is wrong.
     is_refused: bool,
     is_done: bool,
-    /// Times that the target was told.
-    told: u32,
+    /// Times that the target was notified.
+    notifications: u32,
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum OperationKind {
     Send { size: u64, data: Option<u64> },
     Recv { tag: usize, nth: usize },
     Write { at: u64, data: Option<u64> },
@@ -82,21 +82,21 @@ pub fn run(bytes: &[u8]) {
     for operation in operations.chunks_exact(3).take(OPERATIONS_MAX) {
         world.operate(operation[0], operation[1], operation[2]);
     }
-    world.heal();
-    world.settle();
+    world.restore_paths();
+    world.run_until_idle();
     world.check_done();
-    world.part();
-    world.check_rest();
+    world.say_goodbye();
+    world.check_idle();
 }
 
 impl World {
     fn new(setup: &[u8]) -> Self {
         let largest = [60, 500, 3_000, 9_000][setup[0] as usize >> 2 & 3];
         let eager_window = [16, 100, 1_000, 60_000][setup[0] as usize >> 4 & 3];
-        let lanes = 1 + setup[0] as usize % 3;
+        let path_count = 1 + setup[0] as usize % 3;
         let least = (largest / 40) as u32;
-        let traits: Vec<Path> = (0..lanes)
-            .map(|lane| traits(setup[1 + 2 * lane], setup[2 + 2 * lane], least))
+        let traits: Vec<PathProperties> = (0..path_count)
+            .map(|path_id| traits(setup[1 + 2 * path_id], setup[2 + 2 * path_id], least))
             .collect();
         let mut arena = Arena::default();
         let sides = [0, 1].map(|index: u32| {
@@ -110,35 +110,35 @@ impl World {
             assert_eq!(endpoint.peer(Address::new(1 - index, 0)), PEER);
             let mut region = content(9_000 + index as usize, CONSTANT_BYTES);
             region.resize(REGION_BYTES as usize, 0);
-            Side::new(endpoint, arena.keep(region), lanes)
+            Side::new(endpoint, arena.keep(region), path_count)
         });
-        let empty = || (0..lanes).map(|_| Lane::default()).collect();
+        let empty = || (0..path_count).map(|_| PathQueue::default()).collect();
         let mut world = Self {
             sides,
-            lanes: [empty(), empty()],
+            queues: [empty(), empty()],
             traits,
-            stale: vec![false; lanes],
+            stale: vec![false; path_count],
             arena,
             acks: [0; 2],
             eager_window,
             sizes: [0, 1, 7, 40, 60, largest / 9, largest / 2, largest],
-            tickets: Vec::new(),
+            operations: Vec::new(),
             sent: Default::default(),
             received: Default::default(),
             fresh: [CONSTANT_BYTES; 2],
             now: Time(0),
         };
-        let opened = if setup[7] & 1 == 0 { 1 } else { lanes };
-        for lane in 0..opened {
-            world.open(0, lane);
-            world.open(1, lane);
+        let opened = if setup[7] & 1 == 0 { 1 } else { path_count };
+        for path_id in 0..opened {
+            world.open(0, path_id);
+            world.open(1, path_id);
         }
         world
     }
 
     fn operate(&mut self, what: u8, first: u8, second: u8) {
         let side = what as usize >> 7;
-        let lane = first as usize % self.traits.len();
+        let path_id = first as usize % self.traits.len();
         let most = if second < 200 { second as u64 + 1 } else { u64::MAX };
         match what & 31 {
             0..=3 => self.send(side, first, second),
@@ -146,49 +146,49 @@ impl World {
             8 => self.write(side, first, second),
             9 => self.read(side, first, second),
             10 => self.atomic(side, first, second),
-            11 => self.pass(side, lane, first, second),
-            12..=15 => _ = self.transmit(side, lane, most),
-            16 => _ = self.resume(side, lane, most),
-            17..=20 => _ = self.deliver(side, lane, most),
-            21 => self.spoil(side, lane),
-            22 => self.swap(side, lane, second as usize),
-            23 | 24 => self.close(side, lane),
-            25 => (0..2).for_each(|end| self.close(end, lane)),
-            26 => self.open(side, lane),
-            27 => (0..2).for_each(|end| self.open(end, lane)),
-            28 => self.end_deferral(side),
-            29 => self.send_all(side, lane, second as usize),
-            30 => self.take_all(side, lane, second as usize),
+            11 => self.pass(side, path_id, first, second),
+            12..=15 => _ = self.transmit(side, path_id, most),
+            16 => _ = self.resume(side, path_id, most),
+            17..=20 => _ = self.deliver(side, path_id, most),
+            21 => self.corrupt(side, path_id),
+            22 => self.reorder(side, path_id, second as usize),
+            23 | 24 => self.close(side, path_id),
+            25 => (0..2).for_each(|end| self.close(end, path_id)),
+            26 => self.open(side, path_id),
+            27 => (0..2).for_each(|end| self.open(end, path_id)),
+            28 => self.flush_deferred_acks(side),
+            29 => self.send_all(side, path_id, second as usize),
+            30 => self.deliver_all(side, path_id, second as usize),
             _ if second & 16 == 0 => self.steps(second & 15),
             _ => match second >> 5 & 3 {
-                0 => self.lose(side, lane, second as usize & 15),
-                1 => self.double(side, lane, second as usize & 15),
+                0 => self.lose(side, path_id, second as usize & 15),
+                1 => self.duplicate(side, path_id, second as usize & 15),
                 2 => self.pass_time(second & 15),
                 _ => _ = self.sleep(),
             },
         }
     }
 
-    fn ask(&mut self, side: usize, what: What, piece: Piece) -> Ticket {
-        let context = self.tickets.len();
-        self.tickets.push(Asked {
+    fn start_operation(&mut self, side: usize, what: OperationKind, piece: Piece) -> Ticket {
+        let context = self.operations.len();
+        self.operations.push(PendingOperation {
             side,
             what,
             piece,
             result: None,
             is_refused: false,
             is_done: false,
-            told: 0,
+            notifications: 0,
         });
         Ticket { context, notify: true }
     }
 
     fn send(&mut self, side: usize, first: u8, second: u8) {
         let (tag, size) = (first as usize % TAGS, self.sizes[second as usize & 7]);
-        let level = if second & 8 == 0 { Level::Handed } else { Level::Delivered };
-        let data = (second & 16 != 0).then_some(self.tickets.len() as u64);
-        let memory = self.arena.keep(content(self.tickets.len(), size));
-        let ticket = self.ask(side, What::Send { size, data }, memory.clone());
+        let level = if second & 8 == 0 { CompletionLevel::TransmitComplete } else { CompletionLevel::DeliveryComplete };
+        let data = (second & 16 != 0).then_some(self.operations.len() as u64);
+        let memory = self.arena.keep(content(self.operations.len(), size));
+        let ticket = self.start_operation(side, OperationKind::Send { size, data }, memory.clone());
         self.sent[side][tag].push(ticket.context);
         let message = Message { peer: PEER, memory, tag: Some(tag as u64), data, ticket, level };
         self.sides[side].endpoint.send(message).expect("few operations");
@@ -196,30 +196,30 @@ impl World {
     }
 
     /// Sends a message the short way, if nothing is in its way.
-    fn pass(&mut self, side: usize, lane: usize, first: u8, second: u8) {
-        let link = &self.lanes[side][lane];
+    fn pass(&mut self, side: usize, path_id: usize, first: u8, second: u8) {
+        let queue = &self.queues[side][path_id];
         let (tag, size) = (first as usize / 3 % TAGS, self.sizes[second as usize & 7]);
-        let passing = Passing { peer: PEER, tag: Some(tag as u64), data: None, size };
-        let path = PathId(lane as u8);
-        let Some(frame) = self.sides[side].endpoint.pass(&passing, path) else { return };
-        if link.is_held() {
+        let passing = InjectMessage { peer: PEER, tag: Some(tag as u64), data: None, size };
+        let path = PathId(path_id as u8);
+        let Some(frame) = self.sides[side].endpoint.inject(&passing, path) else { return };
+        if queue.is_held() {
             return;
         }
-        let bytes = content(self.tickets.len(), size);
+        let bytes = content(self.operations.len(), size);
         let copy = frame.wants_copy.then(|| self.arena.copy(&bytes));
-        self.push(side, lane, Flying::new(frame.front()).with(&bytes));
+        self.push(side, path_id, FrameInFlight::new(frame.front()).with(&bytes));
         let memory = self.arena.keep(Vec::new());
-        let ticket = self.ask(side, What::Send { size, data: None }, memory);
-        self.tickets[ticket.context].is_done = true;
+        let ticket = self.start_operation(side, OperationKind::Send { size, data: None }, memory);
+        self.operations[ticket.context].is_done = true;
         self.sent[side][tag].push(ticket.context);
-        self.sides[side].endpoint.passed(&passing, path, copy);
+        self.sides[side].endpoint.injected(&passing, path, copy);
         self.drain(side);
     }
 
     fn recv(&mut self, side: usize, tag: usize, size: u64) {
         let memory = self.arena.keep(vec![0xa5; size as usize]);
         let nth = self.received[side][tag].len();
-        let ticket = self.ask(side, What::Recv { tag, nth }, memory.clone());
+        let ticket = self.start_operation(side, OperationKind::Recv { tag, nth }, memory.clone());
         self.received[side][tag].push(ticket.context);
         let tag = Some((tag as u64, 0));
         let posting = Posting { source: Some(PEER), memory, tag, ticket, multi: false };
@@ -237,16 +237,16 @@ impl World {
     }
 
     fn remote(&mut self, context: usize, is_right: bool, offset: u64) -> Remote {
-        self.tickets[context].is_refused = !is_right;
+        self.operations[context].is_refused = !is_right;
         Remote { peer: PEER, key: if is_right { KEY } else { KEY + 1 }, offset }
     }
 
     fn write(&mut self, side: usize, first: u8, second: u8) {
         let size = self.sizes[second as usize & 7];
         let Some(at) = self.reserve(side, size) else { return };
-        let data = (first & 1 != 0).then_some(self.tickets.len() as u64);
-        let memory = self.arena.keep(content(self.tickets.len(), size));
-        let ticket = self.ask(side, What::Write { at, data }, memory.clone());
+        let data = (first & 1 != 0).then_some(self.operations.len() as u64);
+        let memory = self.arena.keep(content(self.operations.len(), size));
+        let ticket = self.start_operation(side, OperationKind::Write { at, data }, memory.clone());
         let remote = self.remote(ticket.context, first & 6 != 0, at);
         let endpoint = &mut self.sides[side].endpoint;
         endpoint.write(remote, memory, data, ticket).expect("few operations");
@@ -256,7 +256,7 @@ impl World {
     fn read(&mut self, side: usize, first: u8, second: u8) {
         let (at, size) = (first as u64, self.sizes[second as usize & 7]);
         let memory = self.arena.keep(vec![0; size as usize]);
-        let ticket = self.ask(side, What::Read { at }, memory.clone());
+        let ticket = self.start_operation(side, OperationKind::Read { at }, memory.clone());
         let remote = self.remote(ticket.context, second & 24 != 0, at);
         self.sides[side].endpoint.read(remote, memory, ticket).expect("few operations");
         self.drain(side);
@@ -264,11 +264,11 @@ impl World {
 
     fn atomic(&mut self, side: usize, first: u8, second: u8) {
         let Some(offset) = self.reserve(side, 8) else { return };
-        let operands = self.arena.keep(content(self.tickets.len(), 8));
+        let operands = self.arena.keep(content(self.operations.len(), 8));
         let fetch = first & 1 != 0;
         let result = fetch.then(|| self.arena.keep(vec![1; 8]));
-        let ticket = self.ask(side, What::Atomic { at: offset }, operands.clone());
-        self.tickets[ticket.context].result = result.clone();
+        let ticket = self.start_operation(side, OperationKind::Atomic { at: offset }, operands.clone());
+        self.operations[ticket.context].result = result.clone();
         let Remote { key, .. } = self.remote(ticket.context, second & 3 != 0, offset);
         let request = AtomicRequest {
             op: 0,
@@ -286,36 +286,36 @@ impl World {
     }
 
     /// Something is done, as the endpoint of `side` says.
-    fn finish(&mut self, side: usize, done: &Done) {
-        if done.work == Work::RemoteWrite {
+    fn finish(&mut self, side: usize, done: &OperationCompletion) {
+        if done.kind == CompletionKind::RemoteWrite {
             let context = done.data.expect("data of a write") as usize;
-            let asked = &mut self.tickets[context];
-            asked.told += 1;
-            assert!(asked.told == 1 && asked.side != side && !asked.is_refused, "{done:?}");
+            let operation = &mut self.operations[context];
+            operation.notifications += 1;
+            assert!(operation.notifications == 1 && operation.side != side && !operation.is_refused, "{done:?}");
             return;
         }
         let context = done.ticket.context;
-        let asked = &mut self.tickets[context];
-        assert!(asked.side == side && !asked.is_done, "{done:?} is not due");
-        asked.is_done = true;
-        let (what, told) = (asked.what, asked.told);
-        let (memory, result) = (asked.piece.clone(), asked.result.clone());
+        let operation = &mut self.operations[context];
+        assert!(operation.side == side && !operation.is_done, "{done:?} is not due");
+        operation.is_done = true;
+        let (what, notifications) = (operation.what, operation.notifications);
+        let (memory, result) = (operation.piece.clone(), operation.result.clone());
         let bytes = self.arena.free(&memory);
         let result = result.map(|result| self.arena.free(&result));
-        let expected = asked_failure(asked);
+        let expected = expected_failure(operation);
         let there = self.sides[1 - side].region.clone();
         match what {
-            What::Recv { tag, nth } => return self.check_message(side, tag, nth, done, &bytes),
+            OperationKind::Recv { tag, nth } => return self.check_message(side, tag, nth, done, &bytes),
             _ if expected.is_some() => (),
-            What::Send { .. } => (),
-            What::Write { at, data } => {
+            OperationKind::Send { .. } => (),
+            OperationKind::Write { at, data } => {
                 assert!(self.arena.read(&there, at, memory.size()) == bytes, "{done:?} too early");
-                assert!(data.is_none() || told == 1, "{done:?}: its target was not told");
+                assert!(data.is_none() || notifications == 1, "{done:?}: its target was not notified");
             }
-            What::Read { at } => {
+            OperationKind::Read { at } => {
                 assert!(bytes == self.arena.read(&there, at, memory.size()), "{done:?}: wrong");
             }
-            What::Atomic { at } => {
+            OperationKind::Atomic { at } => {
                 assert!(self.arena.read(&there, at, 8) == bytes, "{done:?}: not once");
                 assert!(result.is_none_or(|old| old == [0; 8]), "{done:?}: not once");
             }
@@ -324,9 +324,9 @@ impl World {
     }
 
     /// The receive that was the `nth` of its tag has the message that was the `nth`.
-    fn check_message(&self, side: usize, tag: usize, nth: usize, done: &Done, bytes: &[u8]) {
+    fn check_message(&self, side: usize, tag: usize, nth: usize, done: &OperationCompletion, bytes: &[u8]) {
         let context = *self.sent[1 - side][tag].get(nth).expect("a message that was sent");
-        let What::Send { size, data } = self.tickets[context].what else {
+        let OperationKind::Send { size, data } = self.operations[context].what else {
             unreachable!("only messages are sent")
         };
         let take = size.min(bytes.len() as u64);
@@ -337,15 +337,15 @@ impl World {
         assert!(back.iter().all(|&byte| byte == 0xa5), "{done:?} is longer than said");
     }
 
-    fn end_deferral(&mut self, side: usize) {
-        self.sides[side].endpoint.end_deferral();
+    fn flush_deferred_acks(&mut self, side: usize) {
+        self.sides[side].endpoint.flush_deferred_acks();
         self.drain(side);
     }
 
     /// Several frames of a path leave.
-    fn send_all(&mut self, from: usize, lane: usize, frames: usize) {
+    fn send_all(&mut self, from: usize, path_id: usize, frames: usize) {
         for _ in 0..=frames {
-            let moved = self.resume(from, lane, u64::MAX) || self.transmit(from, lane, u64::MAX);
+            let moved = self.resume(from, path_id, u64::MAX) || self.transmit(from, path_id, u64::MAX);
             if !moved {
                 return;
             }
@@ -353,9 +353,9 @@ impl World {
     }
 
     /// Several frames of a path get to their places.
-    fn take_all(&mut self, from: usize, lane: usize, frames: usize) {
+    fn deliver_all(&mut self, from: usize, path_id: usize, frames: usize) {
         for _ in 0..=2 * frames {
-            if !self.deliver(from, lane, u64::MAX) {
+            if !self.deliver(from, path_id, u64::MAX) {
                 return;
             }
         }
@@ -370,11 +370,11 @@ impl World {
     /// Whatever can move does, once; false if nothing can.
     fn step(&mut self) -> bool {
         let mut moved = false;
-        for lane in 0..self.traits.len() {
+        for path_id in 0..self.traits.len() {
             for from in 0..2 {
-                moved |= self.resume(from, lane, u64::MAX);
-                moved |= self.transmit(from, lane, u64::MAX);
-                moved |= self.deliver(from, lane, u64::MAX);
+                moved |= self.resume(from, path_id, u64::MAX);
+                moved |= self.transmit(from, path_id, u64::MAX);
+                moved |= self.deliver(from, path_id, u64::MAX);
             }
         }
         moved
@@ -383,7 +383,7 @@ impl World {
     /// Time goes on by up to seventeen seconds.
     fn pass_time(&mut self, bits: u8) {
         self.now = self.now.after(MILLISECOND << bits >> 1);
-        self.tell_time();
+        self.handle_time();
     }
 
     /// Time goes on until somebody has something to do; false if nobody ever will.
@@ -391,11 +391,11 @@ impl World {
         let wakes = self.sides.iter().filter_map(|side| side.endpoint.next_wake());
         let Some(wake) = wakes.min() else { return false };
         self.now = self.now.max(wake);
-        self.tell_time();
+        self.handle_time();
         true
     }
 
-    fn tell_time(&mut self) {
+    fn handle_time(&mut self) {
         for side in 0..2 {
             self.sides[side].endpoint.handle_time(self.now);
             self.drain(side);
@@ -403,12 +403,12 @@ impl World {
     }
 
     /// Mends everything, gives every message a receive and every receive a message.
-    fn heal(&mut self) {
-        for lane in 0..self.traits.len() {
-            if self.stale[lane] {
-                (0..2).for_each(|end| self.close(end, lane));
+    fn restore_paths(&mut self) {
+        for path_id in 0..self.traits.len() {
+            if self.stale[path_id] {
+                (0..2).for_each(|end| self.close(end, path_id));
             }
-            (0..2).for_each(|end| self.open(end, lane));
+            (0..2).for_each(|end| self.open(end, path_id));
         }
         for side in 0..2 {
             for tag in 0..TAGS {
@@ -423,10 +423,10 @@ impl World {
     }
 
     /// Lets everything move.
-    fn settle(&mut self) {
+    fn run_until_idle(&mut self) {
         for _ in 0..STEPS_MAX {
             if !self.step() {
-                (0..2).for_each(|side| self.end_deferral(side));
+                (0..2).for_each(|side| self.flush_deferred_acks(side));
                 if !self.step() && !self.sleep() {
                     return;
                 }
@@ -436,30 +436,30 @@ impl World {
     }
 
     /// Both leave, each when the other has confirmed everything.
-    fn part(&mut self) {
+    fn say_goodbye(&mut self) {
         for side in 0..2 {
             self.sides[side].endpoint.goodbye(PEER);
             self.drain(side);
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     fn check_done(&self) {
-        for (context, asked) in self.tickets.iter().enumerate() {
-            assert!(asked.is_done, "{context} of {} never ends", asked.side);
-            let is_told =
-                !asked.is_refused && matches!(asked.what, What::Write { data: Some(_), .. });
-            assert_eq!(asked.told, u32::from(is_told), "{context}: its target was not told");
+        for (context, operation) in self.operations.iter().enumerate() {
+            assert!(operation.is_done, "{context} of {} never ends", operation.side);
+            let is_notified =
+                !operation.is_refused && matches!(operation.what, OperationKind::Write { data: Some(_), .. });
+            assert_eq!(operation.notifications, u32::from(is_notified), "{context}: its target was not notified");
         }
     }
 
-    fn check_rest(&mut self) {
+    fn check_idle(&mut self) {
         for side in &mut self.sides {
             assert!(side.endpoint.is_idle() && side.endpoint.is_drained(), "something is held");
             assert!(side.stores.is_empty() && side.early.is_empty(), "something is kept");
-            for lane in 0..self.traits.len() {
-                let frame = side.endpoint.poll_transmit(PEER, PathId(lane as u8));
-                assert!(frame.is_none(), "a frame that nobody was told of");
+            for path_id in 0..self.traits.len() {
+                let frame = side.endpoint.poll_transmit(PEER, PathId(path_id as u8));
+                assert!(frame.is_none(), "a frame that nobody was notified of");
             }
         }
         assert_eq!(self.arena.copies(), 0, "copies that nobody needs are kept");
@@ -467,8 +467,8 @@ impl World {
 }
 
 /// The failure with which an operation on remote memory must end.
-fn asked_failure(asked: &Asked) -> Option<Failure> {
-    asked.is_refused.then_some(Failure::Errno(REFUSED))
+fn expected_failure(operation: &PendingOperation) -> Option<Failure> {
+    operation.is_refused.then_some(Failure::Errno(REFUSED))
 }
 
 /// Good input: a few lists of operations.
@@ -519,7 +519,7 @@ const LISTS: [List; 7] = [
         ],
     ),
     (
-        "spoilt",
+        "corrupt",
         [0b11_10_10, 0xaa, 0x38, 0xfa, 0x09, 0xff, 0x30, 1],
         &[
             [8, 3, 6],

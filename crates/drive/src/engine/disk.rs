@@ -1,7 +1,7 @@
 //! The disk on which a relay lays what it keeps for its processes and has no memory for: one file, written and read by a
 //! thread of its own.
 //!
-//! What enters: orders of the relay ([`landbridge_proto::relay::Order`]). What leaves: what has become of them, and a bell
+//! What enters: orders of the relay ([`landbridge_proto::relay::DiskRequest`]). What leaves: what has become of them, and an eventfd
 //! that says so. How many orders wait is bounded by whoever gives them: a few writes, and a few reads for each process that
 //! comes back. Reads go first.
 //!
@@ -20,20 +20,20 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use landbridge_proto::relay::{Order, SEGMENT_BYTES, SegmentId};
+use landbridge_proto::relay::{DiskRequest, SEGMENT_BYTES, SegmentId};
 use rustix::event::EventfdFlags;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::check::Sum;
+use crate::checksum::Checksum;
 use crate::sys;
 
 /// Segments that may be on their way from the system's memory to the disk: what keeps it busy.
-const UNDER_WAY_MAX: usize = 16;
+const WRITEBACK_SEGMENTS_MAX: usize = 16;
 
 /// What has become of an order.
 #[derive(Debug)]
-pub enum Done {
+pub enum DiskCompletion {
     /// It has been written, or why not.
     Written(SegmentId, io::Result<()>),
     /// It has been read as it was written, or why not.
@@ -42,22 +42,22 @@ pub enum Done {
 
 /// See the module head.
 pub struct Disk {
-    shared: Arc<Shared>,
+    shared: Arc<DiskShared>,
     bytes_max: u64,
 }
 
-struct Shared {
-    orders: Mutex<Orders>,
+struct DiskShared {
+    orders: Mutex<DiskQueue>,
     work: Condvar,
-    done: Mutex<Vec<Done>>,
-    bell: OwnedFd,
+    done: Mutex<Vec<DiskCompletion>>,
+    completion_fd: OwnedFd,
 }
 
 #[derive(Default)]
-struct Orders {
-    reads: VecDeque<Order>,
-    others: VecDeque<Order>,
-    is_over: bool,
+struct DiskQueue {
+    reads: VecDeque<DiskRequest>,
+    others: VecDeque<DiskRequest>,
+    is_closed: bool,
 }
 
 impl Disk {
@@ -66,12 +66,12 @@ impl Disk {
     /// # Errors
     /// If there can be none.
     pub fn open(directory: &Path, bytes_max: u64) -> io::Result<Self> {
-        let file = nameless(directory)?;
+        let file = open_unnamed(directory)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = rustix::event::eventfd(0, flags)?;
+        let completion_fd = rustix::event::eventfd(0, flags)?;
         let (orders, work, done) = Default::default();
-        let shared = Arc::new(Shared { orders, work, done, bell });
-        let worker = Worker::new(file, shared.clone());
+        let shared = Arc::new(DiskShared { orders, work, done, completion_fd });
+        let worker = DiskWorker::new(file, shared.clone());
         std::thread::Builder::new().name("record".into()).spawn(move || worker.run())?;
         Ok(Self { shared, bytes_max })
     }
@@ -82,23 +82,23 @@ impl Disk {
     }
 
     /// Readable when something is done.
-    pub fn bell(&self) -> &OwnedFd {
-        &self.shared.bell
+    pub fn completion_fd(&self) -> &OwnedFd {
+        &self.shared.completion_fd
     }
 
     /// To be done as soon as possible.
-    pub fn order(&self, order: Order) {
+    pub fn submit(&self, order: DiskRequest) {
         let mut orders = lock(&self.shared.orders);
         match order {
-            Order::Read(..) => orders.reads.push_back(order),
+            DiskRequest::Read(..) => orders.reads.push_back(order),
             _ => orders.others.push_back(order),
         }
         self.shared.work.notify_one();
     }
 
     /// What has been done since the last call.
-    pub fn take_done(&self) -> Vec<Done> {
-        let _ = rustix::io::read(&self.shared.bell, &mut [0; 8]);
+    pub fn take_completions(&self) -> Vec<DiskCompletion> {
+        let _ = rustix::io::read(&self.shared.completion_fd, &mut [0; 8]);
         std::mem::take(&mut *lock(&self.shared.done))
     }
 }
@@ -106,7 +106,7 @@ impl Disk {
 impl Drop for Disk {
     /// Nobody waits for the thread: it may be waiting for a disk that does not answer.
     fn drop(&mut self) {
-        lock(&self.shared.orders).is_over = true;
+        lock(&self.shared.orders).is_closed = true;
         self.shared.work.notify_one();
     }
 }
@@ -117,51 +117,55 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Where a segment lies.
-struct Slot {
+struct DiskSlot {
     number: u64,
     bytes: usize,
     sum: u32,
 }
 
 /// What the thread owns.
-struct Worker {
+struct DiskWorker {
     file: File,
-    shared: Arc<Shared>,
-    slots: BTreeMap<SegmentId, Slot>,
+    shared: Arc<DiskShared>,
+    slots: BTreeMap<SegmentId, DiskSlot>,
     /// Slots that nobody uses, before `end`.
     free: Vec<u64>,
     end: u64,
     /// Where what was written last begins, in the order of its writing.
-    under_way: VecDeque<u64>,
+    in_writeback: VecDeque<u64>,
 }
 
-impl Worker {
-    fn new(file: File, shared: Arc<Shared>) -> Self {
-        let (slots, free, under_way) = Default::default();
-        Self { file, shared, slots, free, end: 0, under_way }
+impl DiskWorker {
+    fn new(file: File, shared: Arc<DiskShared>) -> Self {
+        let (slots, free, in_writeback) = Default::default();
+        Self { file, shared, slots, free, end: 0, in_writeback }
     }
 
     fn run(mut self) {
         while let Some(order) = self.next() {
             let done = match order {
-                Order::Write(id, bytes) => Some(Done::Written(id, self.write(id, &bytes))),
-                Order::Read(id, length, into) => Some(Done::Read(id, self.read(id, length, into))),
-                Order::Forget(id) => {
+                DiskRequest::Write(id, bytes) => {
+                    Some(DiskCompletion::Written(id, self.write(id, &bytes)))
+                }
+                DiskRequest::Read(id, length, into) => {
+                    Some(DiskCompletion::Read(id, self.read(id, length, into)))
+                }
+                DiskRequest::Delete(id) => {
                     self.forget(id);
                     None
                 }
             };
             if let Some(done) = done {
                 lock(&self.shared.done).push(done);
-                let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+                let _ = rustix::io::write(&self.shared.completion_fd, &1u64.to_ne_bytes());
             }
         }
     }
 
-    fn next(&self) -> Option<Order> {
+    fn next(&self) -> Option<DiskRequest> {
         let mut orders = lock(&self.shared.orders);
         loop {
-            if orders.is_over {
+            if orders.is_closed {
                 return None;
             }
             let order = orders.reads.pop_front();
@@ -180,20 +184,20 @@ impl Worker {
             self.free.push(number);
             return Err(error);
         }
-        self.pass_on(at);
-        let sum = Sum::Crc32c.of(bytes);
-        self.slots.insert(id, Slot { number, bytes: bytes.len(), sum });
+        self.start_writeback(at);
+        let sum = Checksum::Crc32c.of(bytes);
+        self.slots.insert(id, DiskSlot { number, bytes: bytes.len(), sum });
         Ok(())
     }
 
     /// From the system's memory to the disk.
-    fn pass_on(&mut self, at: u64) {
+    fn start_writeback(&mut self, at: u64) {
         sys::begin_writeback(&self.file, at, SEGMENT_BYTES as u64);
-        self.under_way.push_back(at);
-        if self.under_way.len() > UNDER_WAY_MAX
-            && let Some(first) = self.under_way.pop_front()
+        self.in_writeback.push_back(at);
+        if self.in_writeback.len() > WRITEBACK_SEGMENTS_MAX
+            && let Some(first) = self.in_writeback.pop_front()
         {
-            sys::let_go_of_written(&self.file, first, SEGMENT_BYTES as u64);
+            sys::drop_written_pages(&self.file, first, SEGMENT_BYTES as u64);
         }
     }
 
@@ -204,8 +208,8 @@ impl Worker {
         into.resize(length, 0);
         let at = slot.number * SEGMENT_BYTES as u64;
         self.file.read_exact_at(&mut into, at)?;
-        sys::let_go_of_written(&self.file, at, SEGMENT_BYTES as u64);
-        match Sum::Crc32c.of(&into) == slot.sum {
+        sys::drop_written_pages(&self.file, at, SEGMENT_BYTES as u64);
+        match Checksum::Crc32c.of(&into) == slot.sum {
             true => Ok(into),
             false => Err(torn("what the disk gives back is not what was written: its check fails")),
         }
@@ -222,7 +226,7 @@ impl Worker {
 }
 
 /// A file without a name.
-fn nameless(directory: &Path) -> io::Result<File> {
+fn open_unnamed(directory: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
     match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
@@ -247,10 +251,10 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    fn done(disk: &Disk) -> Done {
+    fn done(disk: &Disk) -> DiskCompletion {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(done) = disk.take_done().pop() {
+            if let Some(done) = disk.take_completions().pop() {
                 return done;
             }
             assert!(Instant::now() < deadline, "the disk does not answer");
@@ -259,17 +263,17 @@ mod tests {
     }
 
     fn write(disk: &Disk, id: u64, bytes: &[u8]) -> io::Result<()> {
-        disk.order(Order::Write(SegmentId(id), Arc::new(bytes.to_vec())));
+        disk.submit(DiskRequest::Write(SegmentId(id), Arc::new(bytes.to_vec())));
         match done(disk) {
-            Done::Written(SegmentId(other), result) if other == id => result,
+            DiskCompletion::Written(SegmentId(other), result) if other == id => result,
             other => panic!("{other:?}"),
         }
     }
 
     fn read(disk: &Disk, id: u64, length: usize) -> io::Result<Vec<u8>> {
-        disk.order(Order::Read(SegmentId(id), length, Vec::new()));
+        disk.submit(DiskRequest::Read(SegmentId(id), length, Vec::new()));
         match done(disk) {
-            Done::Read(SegmentId(other), result) if other == id => result,
+            DiskCompletion::Read(SegmentId(other), result) if other == id => result,
             other => panic!("{other:?}"),
         }
     }
@@ -282,7 +286,7 @@ mod tests {
         for id in 0..5 {
             write(&disk, id, &content(id)).unwrap();
         }
-        disk.order(Order::Forget(SegmentId(2)));
+        disk.submit(DiskRequest::Delete(SegmentId(2)));
         write(&disk, 7, &content(7)).unwrap();
         for id in [0, 1, 3, 4, 7] {
             assert!(read(&disk, id, SEGMENT_BYTES - id as usize).unwrap() == content(id), "{id}");
@@ -291,16 +295,16 @@ mod tests {
         assert!(read(&disk, 1, 5).is_err(), "another length");
     }
 
-    fn worker(file: File) -> Worker {
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    fn worker(file: File) -> DiskWorker {
+        let completion_fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let (orders, work, done) = Default::default();
-        let shared = Arc::new(Shared { orders, work, done, bell });
-        Worker::new(file, shared)
+        let shared = Arc::new(DiskShared { orders, work, done, completion_fd });
+        DiskWorker::new(file, shared)
     }
 
     #[test]
     fn what_is_torn_is_not_handed_out() {
-        let mut worker = worker(nameless(&std::env::temp_dir()).unwrap());
+        let mut worker = worker(open_unnamed(&std::env::temp_dir()).unwrap());
         let bytes: Vec<u8> = (0..SEGMENT_BYTES).map(|at| at as u8).collect();
         worker.write(SegmentId(0), &bytes).unwrap();
         worker.write(SegmentId(1), &bytes).unwrap();

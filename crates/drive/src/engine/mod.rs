@@ -5,7 +5,7 @@
 
 pub mod disk;
 pub mod epoll;
-pub mod stock;
+pub mod segment_pool;
 
 use std::fmt;
 use std::fs::File;
@@ -16,10 +16,10 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
-use landbridge_proto::relay::{Counters, Excerpt, Holding};
-use landbridge_proto::route::table::Range;
+use landbridge_proto::relay::{Counters, LogExcerpt, LogStatus};
+use landbridge_proto::route::routing_table::ClusterRange;
 
-use crate::check::Sum;
+use crate::checksum::Checksum;
 use crate::link::quic::Congestion;
 use crate::link::tls::Identity;
 use disk::Disk;
@@ -33,7 +33,7 @@ pub struct Setup {
     /// The relay's own cluster.
     pub own: ClusterId,
     /// The processes of each cluster of the job.
-    pub clusters: Vec<Range>,
+    pub clusters: Vec<ClusterRange>,
     /// Where endpoints of the own cluster attach.
     pub ranks: TcpListener,
     /// Where endpoints of the own node attach.
@@ -44,7 +44,7 @@ pub struct Setup {
     pub identity: Option<Identity>,
     /// The relays to connect to.
     pub peers: Vec<Peer>,
-    /// Descriptors of the program: [`Watch::handle_control`] is called when one is readable.
+    /// Descriptors of the program: [`EngineHost::handle_control`] is called when one is readable.
     pub controls: Vec<OwnedFd>,
     /// How long frames wait for an endpoint whose link has broken.
     pub peer_timeout: Duration,
@@ -55,29 +55,29 @@ pub struct Setup {
     /// Longest pause before a relay is dialled again.
     pub redial_max: Duration,
     /// Endpoints that were killed may come back: what is kept for them.
-    pub recover: Option<Recover>,
+    pub recover: Option<RecoveryConfig>,
     /// How frames of endpoints are checked.
-    pub integrity: Sum,
+    pub integrity: Checksum,
     /// How long to spin before sleeping; `None`: as long as it pays on this machine.
     pub spin: Option<Duration>,
 }
 
 /// What is kept for endpoints that may come back.
-pub struct Recover {
+pub struct RecoveryConfig {
     /// Bytes of memory for it.
     pub memory: u64,
     /// Where the rest goes, if anywhere.
     pub disk: Option<Disk>,
     /// Given to an endpoint since its last image that much, another one is due.
-    pub image_bytes: u64,
+    pub checkpoint_log_bytes: u64,
     /// Endpoints of other nodes may be started on third ones: what they have read of clocks and chance is kept, and written here
     /// when one of them is fenced.
-    pub handover: Option<File>,
+    pub nondeterminism_file: Option<File>,
 }
 
 /// What is kept of the reads of an endpoint that has been fenced, and lies at the beginning of the file for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fenced {
+pub struct FencedRecord {
     /// Where it begins in the endpoint's record,
     pub first: u64,
     /// and how much it is.
@@ -98,15 +98,15 @@ pub struct Peer {
 }
 
 /// The program around an engine.
-pub trait Watch {
+pub trait EngineHost {
     /// One line for the log.
     fn log(&mut self, line: fmt::Arguments<'_>);
 
     /// One line that the user should read.
     fn warn(&mut self, line: fmt::Arguments<'_>);
 
-    /// What somebody wanted to know: see [`Next::Show`].
-    fn handle_exhibit(&mut self, exhibit: &Exhibit);
+    /// What somebody wanted to know: see [`ControlAction::Query`].
+    fn handle_log_reply(&mut self, reply: &LogReply);
 
     /// Somebody wants nothing more to be taken of starts of an endpoint before this one. Asked for after each control that was
     /// readable, until there is none.
@@ -115,26 +115,31 @@ pub trait Watch {
     }
 
     /// Nothing is; and what is known of its reads.
-    fn handle_fenced(&mut self, _who: Address, _fenced: &Fenced) {}
+    fn handle_fenced(&mut self, _who: Address, _fenced: &FencedRecord) {}
 
     /// So much was given to an endpoint since its last image that another would be good.
-    fn handle_growth(&mut self, _who: Address) {}
+    fn handle_checkpoint_due(&mut self, _who: Address) {}
 
     /// Nothing is kept of an endpoint any more.
-    fn handle_giving_up(&mut self, _who: Address) {}
+    fn handle_log_abandoned(&mut self, _who: Address) {}
 
     /// Of an endpoint of which too much was given to be kept all is kept again, from where it stands for an image.
-    fn handle_new_beginning(&mut self, _who: Address) {}
+    fn handle_log_resumed(&mut self, _who: Address) {}
 
     /// The link to the relay of `cluster`, at the other end of which is `remote`, is up, or there is none
     /// for this reason. Of attempts that fail for the same reason only the first is told.
     fn handle_link(&mut self, cluster: ClusterId, remote: &dyn fmt::Display, state: LinkState<'_>);
 
     /// The control with this index is readable.
-    fn handle_control(&mut self, index: usize, control: &OwnedFd, report: &Report) -> Next;
+    fn handle_control(
+        &mut self,
+        index: usize,
+        control: &OwnedFd,
+        report: &EngineReport,
+    ) -> ControlAction;
 }
 
-/// See [`Watch::handle_link`].
+/// See [`EngineHost::handle_link`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState<'a> {
     /// Frames pass both ways.
@@ -147,21 +152,21 @@ pub enum LinkState<'a> {
 
 /// Whether an engine goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum ControlAction {
     /// It does.
-    GoOn,
+    Continue,
     /// It ends.
     Stop,
     /// It goes on, and says what it keeps of its endpoints.
-    Show(Inquiry),
+    Query(LogQuery),
 }
 
 /// What of that somebody wants to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inquiry {
+pub enum LogQuery {
     /// How much it is, of endpoints from this one on: as many as fit into an answer.
     All(Address),
-    /// So many intakes of this endpoint, and their frames.
+    /// So many determinants of this endpoint, and their frames.
     One {
         /// Whose.
         address: Address,
@@ -172,18 +177,18 @@ pub enum Inquiry {
     },
 }
 
-/// The answer to an [`Inquiry`].
+/// The answer to an [`LogQuery`].
 #[derive(Clone, Debug)]
-pub enum Exhibit {
+pub enum LogReply {
     /// Of each endpoint, and where there are more.
-    All(Vec<Holding>, Option<Address>),
+    All(Vec<LogStatus>, Option<Address>),
     /// Of one, if anything is kept of it.
-    One(Option<Excerpt>),
+    One(Option<LogExcerpt>),
 }
 
 /// What an engine has done so far, and what it holds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Report {
+pub struct EngineReport {
     /// Frames and bytes.
     pub relay: Counters,
     /// Connections accepted.
@@ -195,13 +200,13 @@ pub struct Report {
     /// Links now.
     pub links: usize,
     /// Connections still in their hello.
-    pub strangers: usize,
+    pub pending: usize,
     /// Streams to other relays, of those.
-    pub lanes: usize,
+    pub streams: usize,
     /// Bytes in queues.
     pub queued_bytes: usize,
     /// Bytes kept for endpoints that may come back: in memory,
-    pub kept_bytes: u64,
+    pub log_bytes: u64,
     /// and on the disk.
     pub disk_bytes: u64,
     /// Streams to other relays that broke.
@@ -214,27 +219,27 @@ pub struct Report {
     pub writes: u64,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for EngineReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { relay, .. } = self;
+        let EngineReport { relay, .. } = self;
         write!(
             f,
-            "frames={} bytes={} unreachable={} lost={} notices_dropped={} malformed={} pauses={} \
-             lost_bytes={} taken_in={} intake_bytes={} read_bytes={} \
-             kept_bytes={} disk_bytes={} read_back_bytes={} disk_waits={} accepted={} refused={} attached={} links={} lanes={} strangers={} \
+            "frames={} bytes={} unreachable={} lost={} reports_dropped={} malformed={} pauses={} \
+             lost_bytes={} delivered_frames={} determinant_bytes={} nondeterminism_bytes={} \
+             log_bytes={} disk_bytes={} read_back_bytes={} disk_waits={} accepted={} refused={} attached={} links={} streams={} pending={} \
              queued_bytes={} breaks={} waits={} reads={} writes={}",
             relay.frames,
             relay.bytes,
             relay.unreachable,
             relay.lost,
-            relay.notices_dropped,
+            relay.reports_dropped,
             relay.malformed,
             relay.pauses,
             relay.lost_bytes,
-            relay.taken_in,
-            relay.intake_bytes,
-            relay.read_bytes,
-            self.kept_bytes,
+            relay.delivered_frames,
+            relay.determinant_bytes,
+            relay.nondeterminism_bytes,
+            self.log_bytes,
             self.disk_bytes,
             relay.read_back_bytes,
             relay.disk_waits,
@@ -242,8 +247,8 @@ impl fmt::Display for Report {
             self.refused,
             self.attached,
             self.links,
-            self.lanes,
-            self.strangers,
+            self.streams,
+            self.pending,
             self.queued_bytes,
             self.breaks,
             self.waits,
@@ -255,9 +260,9 @@ impl fmt::Display for Report {
 
 /// A way to run a relay.
 pub trait Engine {
-    /// Runs until [`Watch::handle_control`] says stop.
+    /// Runs until [`EngineHost::handle_control`] says stop.
     ///
     /// # Errors
     /// If the system refuses what the engine cannot do without.
-    fn run(setup: Setup, watch: &mut dyn Watch) -> io::Result<Report>;
+    fn run(setup: Setup, host: &mut dyn EngineHost) -> io::Result<EngineReport>;
 }

@@ -11,7 +11,7 @@
 //! notices come from ICMP messages, which anybody can forge, so they are a reason to look, not a verdict.
 
 mod batch;
-mod notice;
+mod destination_notice;
 
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -21,10 +21,10 @@ use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt;
 
 use self::batch::{Batch, Run};
-use self::notice::Notices;
-pub use self::notice::{Notice, Trouble};
+use self::destination_notice::DestinationNotices;
+pub use self::destination_notice::{DestinationError, DestinationNotice};
 use super::stream::{Piece, Sent};
-use crate::check::Sum;
+use crate::checksum::Checksum;
 
 /// Largest datagram: what IPv4 has room for.
 pub const DATAGRAM_BYTES_MAX: usize = 65_507;
@@ -51,7 +51,7 @@ pub struct DatagramLink {
     offload: Offload,
     batch: Batch,
     arrived: Box<[u8]>,
-    notices: Notices,
+    notices: DestinationNotices,
     #[cfg(test)]
     refused: usize,
 }
@@ -61,7 +61,7 @@ pub struct DatagramLink {
 enum Offload {
     On,
     /// A run was refused. The next datagram, sent alone, tells whether offload is to blame.
-    Doubted,
+    Suspected,
     Off,
 }
 
@@ -95,7 +95,7 @@ impl DatagramLink {
             offload,
             batch: Batch::default(),
             arrived: vec![0; SLOTS * SLOT_BYTES].into_boxed_slice(),
-            notices: Notices::default(),
+            notices: DestinationNotices::default(),
             #[cfg(test)]
             refused: 0,
         })
@@ -128,7 +128,7 @@ impl DatagramLink {
     /// As setsockopt(2).
     pub fn forbid_offload(&mut self) -> io::Result<()> {
         self.offload = Offload::Off;
-        notice::set_option(&self.socket, libc::SOL_UDP, libc::UDP_GRO, 0)
+        destination_notice::set_option(&self.socket, libc::SOL_UDP, libc::UDP_GRO, 0)
     }
 
     /// Datagrams of `size` bytes that go out with one call: worth being pushed before [`Self::flush`].
@@ -158,11 +158,11 @@ impl DatagramLink {
     #[inline]
     pub unsafe fn push(&mut self, front: &[u8], payload: &[Piece]) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { self.push_summed(Sum::Off, front, payload) }
+        unsafe { self.push_summed(Checksum::Off, front, payload) }
     }
 
     /// As [`Self::push`], with the sum of the payload between both: four bytes, the lowest first; none with
-    /// [`Sum::Off`].
+    /// [`Checksum::Off`].
     ///
     /// # Safety
     /// As [`Self::push`].
@@ -170,7 +170,7 @@ impl DatagramLink {
     /// # Panics
     /// As [`Self::push`].
     #[inline]
-    pub unsafe fn push_summed(&mut self, sum: Sum, front: &[u8], payload: &[Piece]) -> bool {
+    pub unsafe fn push_summed(&mut self, sum: Checksum, front: &[u8], payload: &[Piece]) -> bool {
         // SAFETY: the caller's promise.
         unsafe { self.batch.push(sum, front, payload) }
     }
@@ -193,7 +193,7 @@ impl DatagramLink {
                 Ok(()) => {
                     self.batch.advance(bytes);
                     is_again = false;
-                    if self.offload == Offload::Doubted {
+                    if self.offload == Offload::Suspected {
                         self.offload = Offload::Off;
                     }
                 }
@@ -230,13 +230,13 @@ impl DatagramLink {
         error: io::Error,
         is_again: bool,
     ) -> io::Result<bool> {
-        if notice::is_fatal(&error) {
+        if destination_notice::is_fatal(&error) {
             return Err(error);
         }
         let mtu = self.notices.collect(&self.socket)?;
         let is_halted = self.offload != Offload::Off && self.state.max_gso_segments() <= 1;
         if is_halted && bytes > run.size {
-            self.offload = Offload::Doubted;
+            self.offload = Offload::Suspected;
             return Ok(false);
         }
         if is_halted {
@@ -246,9 +246,9 @@ impl DatagramLink {
         } else if !is_again {
             return Ok(true);
         }
-        let trouble = notice::trouble(&error, run.size.min(bytes), mtu);
-        self.notices.add(run.to, trouble);
-        let is_too_large = matches!(trouble, Trouble::TooLarge { .. });
+        let error = destination_notice::destination_error(&error, run.size.min(bytes), mtu);
+        self.notices.add(run.to, error);
+        let is_too_large = matches!(error, DestinationError::TooLarge { .. });
         let smaller_end = if is_too_large && bytes > run.size { bytes % run.size } else { 0 };
         let bytes = bytes - smaller_end;
         self.batch.advance(bytes);
@@ -269,7 +269,7 @@ impl DatagramLink {
                     received.drained = true;
                     break;
                 }
-                Err(error) if notice::is_fatal(&error) => return Err(error),
+                Err(error) if destination_notice::is_fatal(&error) => return Err(error),
                 Err(_) => {
                     self.notices.collect(&self.socket)?;
                     continue;
@@ -302,7 +302,7 @@ impl DatagramLink {
 
     /// What was learned about destinations since the last call, the oldest first. New notices come up in
     /// [`Self::flush`] and [`Self::receive`].
-    pub fn take_notices(&mut self) -> impl Iterator<Item = Notice> + '_ {
+    pub fn take_notices(&mut self) -> impl Iterator<Item = DestinationNotice> + '_ {
         self.notices.take()
     }
 }
@@ -327,9 +327,9 @@ fn tuned(socket: &UdpSocket) -> io::Result<UdpSocketState> {
     let state = UdpSocketState::new(UdpSockRef::from(socket))?;
     state.enable_transport_errors(UdpSockRef::from(socket))?;
     // Asked for by the crate, at a price for every datagram. Where an option is unknown there is nothing to turn off.
-    let _ = notice::set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0);
-    let _ = notice::set_option(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 0);
-    let _ = notice::set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 0);
+    let _ = destination_notice::set_option(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 0);
+    let _ = destination_notice::set_option(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 0);
+    let _ = destination_notice::set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 0);
     Ok(state)
 }
 

@@ -1,10 +1,10 @@
 //! Ways to carry frames between two processes.
 
 pub mod datagram;
-pub mod near;
 pub mod quic;
+pub mod recorded;
+pub mod relay_shm;
 pub mod shm;
 pub mod socket;
 pub mod stream;
 pub mod tls;
-pub mod whole;

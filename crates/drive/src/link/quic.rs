@@ -10,15 +10,15 @@
 //! are served, [`QuicHub::transmit`] after that. In between links are read and written, which sends nothing yet.
 //!
 //! What may never happen: plaintext on the wire; a byte of a stream from whom the job's authority has made no certificate;
-//! more than [`LINES_MAX`] connections, or more kept of them than [`share`] allows.
+//! more than [`CONNECTIONS_MAX`] connections, or more kept of them than [`window_share`] allows.
 
+mod config;
+mod connection;
 mod ending;
-mod line;
-mod share;
 mod socket;
-mod terms;
 #[cfg(test)]
 mod tests;
+mod window_share;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -34,19 +34,19 @@ use quinn_proto::{
 };
 use rustls::pki_types::CertificateDer;
 
-use super::socket::{Read, Written};
+use super::socket::{SocketRead, SocketWrite};
 use super::tls::{Identity, certified_cluster, relay_name};
-use line::Line;
-pub use share::Pool;
+pub use config::Congestion;
+use config::QuicConfig;
+use connection::QuicConnection;
 use socket::QuicSocket;
-pub use terms::Congestion;
-use terms::Terms;
+pub use window_share::WindowPool;
 
 /// Connections through one socket, those that are ending included. Beyond, strangers get no answer.
-pub const LINES_MAX: usize = 2048;
+pub const CONNECTIONS_MAX: usize = 2048;
 /// With so many connections, who comes must show first that it is where it says it is, and a stranger that goes leaves
 /// nothing behind.
-const LINES_CALM_MAX: usize = 64;
+const CONNECTIONS_UNVALIDATED_MAX: usize = 64;
 /// Receiving calls before others have their turn.
 const RECEIVES_MAX: usize = 4;
 /// Runs of datagrams that one connection sends before others have their turn.
@@ -58,7 +58,7 @@ pub struct QuicHub(Rc<RefCell<Hub>>);
 
 /// What has happened to a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub struct QuicEvents {
     /// There is something to read, or a handshake has moved on.
     pub is_readable: bool,
     /// It takes more.
@@ -71,16 +71,16 @@ struct Hub {
     socket: QuicSocket,
     endpoint: Endpoint,
     client: ClientConfig,
-    pool: Pool,
+    pool: WindowPool,
     /// By handle.
-    lines: Vec<Option<Box<Line>>>,
-    lines_count: usize,
+    connections: Vec<Option<Box<QuicConnection>>>,
+    connections_count: usize,
     /// Lines that may have something to tell or to send.
     touched: Vec<usize>,
     timers: BTreeSet<(Instant, usize)>,
     /// Lines with news.
-    told: Vec<usize>,
-    arrived: Vec<usize>,
+    with_events: Vec<usize>,
+    accepted: Vec<usize>,
     outgoing: Vec<u8>,
 }
 
@@ -94,23 +94,23 @@ impl QuicHub {
         identity: &Identity,
         congestion: Congestion,
         listens: bool,
-        pool: &Pool,
+        pool: &WindowPool,
     ) -> io::Result<Self> {
-        let terms = Terms::new(identity, congestion).map_err(io::Error::other)?;
+        let config = QuicConfig::new(identity, congestion).map_err(io::Error::other)?;
         let socket = QuicSocket::bind(local)?;
-        let server = listens.then_some(terms.server);
-        let endpoint = Endpoint::new(terms.endpoint, server, socket.finds_mtu(), None);
+        let server = listens.then_some(config.server);
+        let endpoint = Endpoint::new(config.endpoint, server, socket.finds_mtu(), None);
         Ok(Self(Rc::new(RefCell::new(Hub {
             socket,
             endpoint,
-            client: terms.client,
+            client: config.client,
             pool: pool.clone(),
-            lines: Vec::new(),
-            lines_count: 0,
+            connections: Vec::new(),
+            connections_count: 0,
             touched: Vec::new(),
             timers: BTreeSet::new(),
-            told: Vec::new(),
-            arrived: Vec::new(),
+            with_events: Vec::new(),
+            accepted: Vec::new(),
             outgoing: Vec::new(),
         }))))
     }
@@ -137,7 +137,7 @@ impl QuicHub {
         now: Instant,
     ) -> Result<QuicLink, String> {
         let hub = &mut *self.0.borrow_mut();
-        if hub.lines_count >= LINES_MAX {
+        if hub.connections_count >= CONNECTIONS_MAX {
             return Err("too many connections over UDP".into());
         }
         let (handle, connection) = hub
@@ -153,29 +153,29 @@ impl QuicHub {
         self.0.borrow_mut().receive(now)
     }
 
-    /// Looks at what has come and at the clock. Afterwards [`Self::take_arrivals`] and [`Self::take_news`] say what has
+    /// Looks at what has come and at the clock. Afterwards [`Self::take_accepted`] and [`Self::take_events`] say what has
     /// happened.
     pub fn collect(&self, now: Instant) {
         self.0.borrow_mut().collect(now);
     }
 
     /// Links that strangers have opened, and where they are.
-    pub fn take_arrivals(&self) -> Vec<(QuicLink, SocketAddr)> {
+    pub fn take_accepted(&self) -> Vec<(QuicLink, SocketAddr)> {
         let mut hub = self.0.borrow_mut();
-        let arrived = std::mem::take(&mut hub.arrived);
-        let remote = |index: usize| Some(hub.line(index)?.connection.remote_address());
-        let known = arrived.into_iter().filter_map(|index| Some((index, remote(index)?)));
+        let accepted = std::mem::take(&mut hub.accepted);
+        let remote = |index: usize| Some(hub.connection(index)?.connection.remote_address());
+        let known = accepted.into_iter().filter_map(|index| Some((index, remote(index)?)));
         known.map(|(index, at)| (QuicLink { hub: self.clone(), index }, at)).collect()
     }
 
     /// What has happened, and to whom: the tokens are those of [`QuicLink::set_token`].
-    pub fn take_news(&self) -> Vec<(u64, News)> {
-        self.0.borrow_mut().take_news()
+    pub fn take_events(&self) -> Vec<(u64, QuicEvents)> {
+        self.0.borrow_mut().take_events()
     }
 
-    /// Whether there is something for [`Self::take_news`].
-    pub fn has_news(&self) -> bool {
-        !self.0.borrow().told.is_empty()
+    /// Whether there is something for [`Self::take_events`].
+    pub fn has_events(&self) -> bool {
+        !self.0.borrow().with_events.is_empty()
     }
 
     /// Sends what may leave now. Whether the socket must be waited for: it takes no more.
@@ -196,26 +196,26 @@ impl QuicHub {
 }
 
 impl Hub {
-    fn line(&self, index: usize) -> Option<&Line> {
-        self.lines.get(index)?.as_deref()
+    fn connection(&self, index: usize) -> Option<&QuicConnection> {
+        self.connections.get(index)?.as_deref()
     }
 
     /// A link is going to hold it.
     fn insert(&mut self, handle: ConnectionHandle, connection: Connection) {
-        if self.lines.len() <= handle.0 {
-            self.lines.resize_with(handle.0 + 1, || None);
+        if self.connections.len() <= handle.0 {
+            self.connections.resize_with(handle.0 + 1, || None);
         }
-        self.lines[handle.0] = Some(Box::new(Line::new(connection)));
-        self.lines_count += 1;
+        self.connections[handle.0] = Some(Box::new(QuicConnection::new(connection)));
+        self.connections_count += 1;
         self.touch(handle.0);
     }
 
     /// It may have something to tell or to send.
     fn touch(&mut self, index: usize) {
-        if let Some(line) = self.lines.get_mut(index).and_then(Option::as_mut)
-            && !line.is_touched
+        if let Some(quic) = self.connections.get_mut(index).and_then(Option::as_mut)
+            && !quic.is_touched
         {
-            line.is_touched = true;
+            quic.is_touched = true;
             self.touched.push(index);
         }
     }
@@ -259,24 +259,26 @@ impl Hub {
     fn handle(&mut self, event: DatagramEvent, now: Instant) {
         match event {
             DatagramEvent::ConnectionEvent(handle, event) => {
-                if let Some(line) = self.lines.get_mut(handle.0).and_then(Option::as_mut) {
-                    line.connection.handle_event(event);
+                if let Some(quic) = self.connections.get_mut(handle.0).and_then(Option::as_mut) {
+                    quic.connection.handle_event(event);
                     self.touch(handle.0);
                 }
             }
-            DatagramEvent::NewConnection(incoming) => self.answer(incoming, now),
+            DatagramEvent::NewConnection(incoming) => self.handle_incoming(incoming, now),
             DatagramEvent::Response(_) => (),
         }
     }
 
     /// Somebody has knocked.
-    fn answer(&mut self, incoming: Incoming, now: Instant) {
-        if self.lines_count >= LINES_MAX {
+    fn handle_incoming(&mut self, incoming: Incoming, now: Instant) {
+        if self.connections_count >= CONNECTIONS_MAX {
             self.endpoint.ignore(incoming);
             return;
         }
         let mut bytes = Vec::new();
-        if self.lines_count >= LINES_CALM_MAX && !incoming.remote_address_validated() {
+        if self.connections_count >= CONNECTIONS_UNVALIDATED_MAX
+            && !incoming.remote_address_validated()
+        {
             match self.endpoint.retry(incoming, &mut bytes) {
                 Ok(transmit) => self.respond(&transmit, &bytes),
                 Err(error) => self.endpoint.ignore(error.into_incoming()),
@@ -286,7 +288,7 @@ impl Hub {
         match self.endpoint.accept(incoming, now, &mut bytes, None) {
             Ok((handle, connection)) => {
                 self.insert(handle, connection);
-                self.arrived.push(handle.0);
+                self.accepted.push(handle.0);
             }
             Err(error) => {
                 if let Some(transmit) = error.response {
@@ -311,44 +313,44 @@ impl Hub {
                 break;
             }
             self.timers.pop_first();
-            if let Some(line) = &mut self.lines[index] {
-                line.timer = None;
-                line.connection.handle_timeout(now);
+            if let Some(quic) = &mut self.connections[index] {
+                quic.timer = None;
+                quic.connection.handle_timeout(now);
                 self.touch(index);
             }
         }
         for place in 0..self.touched.len() {
-            self.look(self.touched[place]);
+            self.poll_events(self.touched[place]);
         }
     }
 
     /// What a connection has to tell, to its endpoint and to its link.
-    fn look(&mut self, index: usize) {
-        let Some(line) = &mut self.lines[index] else { return };
-        while let Some(event) = line.connection.poll_endpoint_events() {
+    fn poll_events(&mut self, index: usize) {
+        let Some(quic) = &mut self.connections[index] else { return };
+        while let Some(event) = quic.connection.poll_endpoint_events() {
             if event.is_drained() {
                 // Its number is free for another one only when nobody holds this one.
-                line.is_drained = true;
+                quic.is_drained = true;
             } else if let Some(event) = self.endpoint.handle_event(ConnectionHandle(index), event) {
-                line.connection.handle_event(event);
+                quic.connection.handle_event(event);
             }
         }
-        line.tune();
-        while let Some(event) = line.connection.poll() {
-            line.handle(event, &self.pool);
+        quic.tune();
+        while let Some(event) = quic.connection.poll() {
+            quic.handle(event, &self.pool);
         }
-        if line.news != News::default() && line.token.is_some() {
-            self.told.push(index);
+        if quic.events != QuicEvents::default() && quic.token.is_some() {
+            self.with_events.push(index);
         }
     }
 
-    fn take_news(&mut self) -> Vec<(u64, News)> {
+    fn take_events(&mut self) -> Vec<(u64, QuicEvents)> {
         let mut all = Vec::new();
-        for index in std::mem::take(&mut self.told) {
-            let Some(line) = &mut self.lines[index] else { continue };
-            let news = std::mem::take(&mut line.news);
-            if let Some(token) = line.token.filter(|_| news != News::default()) {
-                all.push((token, news));
+        for index in std::mem::take(&mut self.with_events) {
+            let Some(quic) = &mut self.connections[index] else { continue };
+            let events = std::mem::take(&mut quic.events);
+            if let Some(token) = quic.token.filter(|_| events != QuicEvents::default()) {
+                all.push((token, events));
             }
         }
         all
@@ -361,16 +363,16 @@ impl Hub {
             return true;
         }
         for index in std::mem::take(&mut self.touched) {
-            let Some(line) = &mut self.lines[index] else { continue };
-            line.is_touched = false;
+            let Some(quic) = &mut self.connections[index] else { continue };
+            quic.is_touched = false;
             let mut is_done = false;
             for _ in 0..RUNS_MAX {
                 if self.socket.is_blocked() {
                     break;
                 }
                 self.outgoing.clear();
-                let run_max = self.socket.run_max(line.connection.current_mtu().into(), now);
-                match line.connection.poll_transmit(now, run_max, &mut self.outgoing) {
+                let run_max = self.socket.run_max(quic.connection.current_mtu().into(), now);
+                match quic.connection.poll_transmit(now, run_max, &mut self.outgoing) {
                     Some(transmit) => self.socket.send(&transmit, &self.outgoing[..transmit.size]),
                     None => {
                         is_done = true;
@@ -388,16 +390,16 @@ impl Hub {
     }
 
     fn set_timer(&mut self, index: usize) {
-        let Some(line) = &mut self.lines[index] else { return };
-        let timer = line.connection.poll_timeout();
-        if timer == line.timer {
+        let Some(quic) = &mut self.connections[index] else { return };
+        let timer = quic.connection.poll_timeout();
+        if timer == quic.timer {
             return;
         }
-        if let Some(old) = line.timer {
+        if let Some(old) = quic.timer {
             self.timers.remove(&(old, index));
         }
         self.timers.extend(timer.map(|at| (at, index)));
-        line.timer = timer;
+        quic.timer = timer;
     }
 }
 
@@ -408,30 +410,30 @@ pub struct QuicLink {
 }
 
 impl QuicLink {
-    /// Lets `f` work on the line. There is one as long as there is a link.
-    fn with<T>(&self, f: impl FnOnce(&mut Line) -> T) -> T {
+    /// Lets `f` work on the connection. There is one as long as there is a link.
+    fn with<T>(&self, f: impl FnOnce(&mut QuicConnection) -> T) -> T {
         let mut hub = self.hub.0.borrow_mut();
-        f(hub.lines[self.index].as_mut().expect("a line that is held stays"))
+        f(hub.connections[self.index].as_mut().expect("a connection that is held stays"))
     }
 
     fn touch(&self) {
         self.hub.0.borrow_mut().touch(self.index);
     }
 
-    /// Whom [`QuicHub::take_news`] is to name from now on. What has happened before is news once more.
+    /// Whom [`QuicHub::take_events`] is to name from now on. What has happened before is news once more.
     pub fn set_token(&self, token: u64) {
-        self.with(|line| line.token = Some(token));
-        self.hub.0.borrow_mut().told.push(self.index);
+        self.with(|quic| quic.token = Some(token));
+        self.hub.0.borrow_mut().with_events.push(self.index);
     }
 
     /// Whether the handshake is over: the peer's certificate is good.
     pub fn is_ready(&self) -> bool {
-        self.with(|line| line.is_connected && line.stream.is_some())
+        self.with(|quic| quic.is_connected && quic.stream.is_some())
     }
 
     /// Which of `clusters` clusters the peer's certificate is made for.
     pub fn peer_cluster(&self, clusters: usize) -> Option<ClusterId> {
-        let identity = self.with(|line| line.connection.crypto_session().peer_identity())?;
+        let identity = self.with(|quic| quic.connection.crypto_session().peer_identity())?;
         let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
         certified_cluster(chain.first()?, clusters)
     }
@@ -441,15 +443,15 @@ impl QuicLink {
     /// # Errors
     /// If the peer breaks it off, is not heard, or its certificate is refused.
     pub fn advance(&self) -> io::Result<()> {
-        self.with(|line| line.end().map_or(Ok(()), Err))
+        self.with(|quic| quic.end().map_or(Ok(()), Err))
     }
 
     /// Reads what has come, as much as there is room for.
     ///
     /// # Errors
     /// `WouldBlock` if nothing is there, else the link is broken.
-    pub fn read(&self, buffer: &mut [u8]) -> io::Result<Read> {
-        let (result, credit) = self.with(|line| line.read(buffer));
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<SocketRead> {
+        let (result, credit) = self.with(|quic| quic.read(buffer));
         if credit {
             self.touch();
         }
@@ -460,8 +462,8 @@ impl QuicLink {
     ///
     /// # Errors
     /// If the link is broken.
-    pub fn write<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<Written> {
-        let written = self.with(|line| line.write(slices));
+    pub fn write<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<SocketWrite> {
+        let written = self.with(|quic| quic.write(slices));
         self.touch();
         written
     }

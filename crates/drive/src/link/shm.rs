@@ -76,17 +76,17 @@ pub struct ShmLink {
     memory: NonNull<u8>,
     mapper: Mapper,
     /// Control words and ring in which this side writes.
-    out: Half,
+    out: ShmRing,
     /// And in which it reads.
-    into: Half,
+    into: ShmRing,
     /// Bytes ever written and, as far as known, read by the other side.
     written: u64,
     freed: u64,
     /// What the last frame that found no room needed; 0: there was room.
-    lacking: usize,
+    needed_bytes: usize,
     /// Bytes ever read, and how many it were when this side last looked for a writer that waits.
     read: u64,
-    room_told: u64,
+    room_reported: u64,
     /// Bytes of the frame that [`Self::peek`] showed.
     shown: usize,
     /// The other side says it has read what cannot be. [`Self::peek`] tells.
@@ -94,15 +94,15 @@ pub struct ShmLink {
 }
 
 #[derive(Clone, Copy)]
-struct Half {
-    control: NonNull<Control>,
+struct ShmRing {
+    control: NonNull<RingControl>,
     ring: NonNull<u8>,
 }
 
 /// Control words of one ring; each on its own cache line, so that one side's stores do not disturb what the
 /// other polls.
 #[repr(C, align(128))]
-struct Control {
+struct RingControl {
     /// Bytes the reader has done with.
     read: AtomicU64,
     _line: [u64; 15],
@@ -112,7 +112,7 @@ struct Control {
     /// Not 0: the writer found the ring full and sleeps, or is about to.
     wants_room: AtomicU32,
     /// What the writer says last, and 1 more; 0: nothing.
-    last_word: AtomicU64,
+    close_code: AtomicU64,
 }
 
 const _: () = {
@@ -120,7 +120,7 @@ const _: () = {
     // holds more than a reader reads until it looks for a waiting writer, wherever it looked last.
     let most = 2 * FRAME_BYTES_MAX;
     assert!(ROOM_BYTES + most < RING_BYTES - most - SLOT);
-    assert!(2 * size_of::<Control>() <= CONTROL_BYTES);
+    assert!(2 * size_of::<RingControl>() <= CONTROL_BYTES);
     assert!(RING_BYTES.is_power_of_two() && FRAME_BYTES_MAX.is_multiple_of(SLOT));
 };
 
@@ -184,9 +184,9 @@ impl ShmLink {
     fn new(socket: OwnedFd, file: &OwnedFd, mapper: Mapper, side: usize) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let memory = (mapper.map)(file.as_fd(), FILE_BYTES)?;
-        let half = |index: usize| Half {
+        let half = |index: usize| ShmRing {
             // SAFETY: both stay inside the FILE_BYTES just mapped.
-            control: unsafe { memory.cast::<Control>().add(index) },
+            control: unsafe { memory.cast::<RingControl>().add(index) },
             // SAFETY: see above.
             ring: unsafe { memory.add(CONTROL_BYTES + index * RING_BYTES) },
         };
@@ -198,9 +198,9 @@ impl ShmLink {
             into: half(1 - side),
             written: 0,
             freed: 0,
-            lacking: 0,
+            needed_bytes: 0,
             read: 0,
-            room_told: 0,
+            room_reported: 0,
             shown: 0,
             is_broken: false,
         })
@@ -264,10 +264,10 @@ impl ShmLink {
         let skip = if starts_over { to_end } else { 0 };
         let needed = skip + span + SLOT;
         if !self.has_room(needed) {
-            self.lacking = needed;
+            self.needed_bytes = needed;
             return None;
         }
-        self.lacking = 0;
+        self.needed_bytes = 0;
         if skip == 0 {
             return Some(at);
         }
@@ -283,7 +283,7 @@ impl ShmLink {
     /// Whether the reader is done with everything.
     #[inline]
     fn is_all_read(&mut self) -> bool {
-        self.look_at_reader();
+        self.refresh_freed();
         self.freed == self.written
     }
 
@@ -292,7 +292,7 @@ impl ShmLink {
         if self.unread() + bytes <= RING_BYTES {
             return true;
         }
-        self.look_at_reader();
+        self.refresh_freed();
         self.unread() + bytes <= RING_BYTES && !self.is_broken
     }
 
@@ -304,7 +304,7 @@ impl ShmLink {
 
     /// Takes note of what the reader is done with: never less than before, never more than was written.
     #[inline]
-    fn look_at_reader(&mut self) {
+    fn refresh_freed(&mut self) {
         // SAFETY: the control words live as long as the mapping.
         let read = unsafe { self.out.control.as_ref() }.read.load(Ordering::Acquire);
         if (self.freed..=self.written).contains(&read) {
@@ -318,19 +318,19 @@ impl ShmLink {
     #[inline]
     fn wake(&self) {
         // SAFETY: the control words live as long as the mapping.
-        self.ring_bell_if(&unsafe { self.out.control.as_ref() }.parked);
+        self.ring_doorbell_if(&unsafe { self.out.control.as_ref() }.parked);
     }
 
     /// Rings the other side's bell if it sleeps until there is room.
     #[cold]
-    fn tell_of_room(&mut self) {
-        self.room_told = self.read;
+    fn notify_room(&mut self) {
+        self.room_reported = self.read;
         // SAFETY: the control words live as long as the mapping.
-        self.ring_bell_if(&unsafe { self.into.control.as_ref() }.wants_room);
+        self.ring_doorbell_if(&unsafe { self.into.control.as_ref() }.wants_room);
     }
 
     #[inline]
-    fn ring_bell_if(&self, sleeps: &AtomicU32) {
+    fn ring_doorbell_if(&self, sleeps: &AtomicU32) {
         // Pairs with the fence in `prepare_park`: either we see that it sleeps, or it sees what we did.
         fence(Ordering::SeqCst);
         if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0 {
@@ -387,8 +387,8 @@ impl ShmLink {
         self.shown = 0;
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.into.control.as_ref() }.read.store(self.read, Ordering::Release);
-        if self.read - self.room_told >= ROOM_BYTES as u64 {
-            self.tell_of_room();
+        if self.read - self.room_reported >= ROOM_BYTES as u64 {
+            self.notify_room();
         }
     }
 
@@ -406,15 +406,15 @@ impl ShmLink {
 
     /// As [`Self::prepare_park`], for a side that takes no frames for now.
     pub fn prepare_wait_for_room(&mut self) -> bool {
-        if self.lacking > 0 {
+        if self.needed_bytes > 0 {
             // SAFETY: the control words live as long as the mapping.
             unsafe { self.out.control.as_ref() }.wants_room.store(1, Ordering::Relaxed);
         }
-        // Pairs with the fence in `ring_bell_if`.
+        // Pairs with the fence in `ring_doorbell_if`.
         fence(Ordering::SeqCst);
-        if self.lacking > 0 && self.has_room(self.lacking) {
+        if self.needed_bytes > 0 && self.has_room(self.needed_bytes) {
             // Told once: the frame may not be wanted any more.
-            self.lacking = 0;
+            self.needed_bytes = 0;
             self.unpark();
             return false;
         }
@@ -437,17 +437,17 @@ impl ShmLink {
     }
 
     /// Leaves a number for the other side, to be found when this one is gone, however full the ring is.
-    pub fn leave_word(&mut self, number: u64) {
+    pub fn set_close_code(&mut self, number: u64) {
         // SAFETY: the control words live as long as the mapping.
         unsafe { self.out.control.as_ref() }
-            .last_word
+            .close_code
             .store(number.wrapping_add(1), Ordering::Release);
     }
 
     /// The number that the other side has left, if it has. Whoever uses it must have it for possible.
-    pub fn word_left(&self) -> Option<u64> {
+    pub fn close_code(&self) -> Option<u64> {
         // SAFETY: the control words live as long as the mapping.
-        unsafe { self.into.control.as_ref() }.last_word.load(Ordering::Acquire).checked_sub(1)
+        unsafe { self.into.control.as_ref() }.close_code.load(Ordering::Acquire).checked_sub(1)
     }
 
     /// Becomes readable when the bell rings or the other side is gone.

@@ -8,7 +8,7 @@ const SLICES_MAX: usize = 64;
 
 /// What a read brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Read {
+pub struct SocketRead {
     /// Bytes read; 0 at the end of the stream.
     pub bytes: usize,
     /// There may be more, which nothing will announce: read again.
@@ -17,7 +17,7 @@ pub struct Read {
 
 /// What a write achieved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct SocketWrite {
     /// Bytes taken.
     pub bytes: usize,
     /// The socket takes no more for now; it will become writable.
@@ -38,10 +38,10 @@ impl Socket {
     ///
     /// # Errors
     /// `WouldBlock` if nothing is there, else the link is broken.
-    pub fn read(&self, buffer: &mut [u8]) -> io::Result<Read> {
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<SocketRead> {
         loop {
             match rustix::io::read(&self.0, &mut *buffer) {
-                Ok(bytes) => return Ok(Read { bytes, more: bytes == buffer.len() }),
+                Ok(bytes) => return Ok(SocketRead { bytes, more: bytes == buffer.len() }),
                 Err(rustix::io::Errno::INTR) => (),
                 Err(error) => return Err(error.into()),
             }
@@ -52,7 +52,7 @@ impl Socket {
     ///
     /// # Errors
     /// If the link is broken.
-    pub fn write<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<Written> {
+    pub fn write<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<SocketWrite> {
         let mut vector = [IoSlice::new(&[]); SLICES_MAX];
         let (mut count, mut bytes) = (0, 0);
         for (place, slice) in vector.iter_mut().zip(slices) {
@@ -73,6 +73,6 @@ impl Socket {
                 Err(error) => return Err(error.into()),
             }
         };
-        Ok(Written { bytes: taken, blocked: taken < bytes })
+        Ok(SocketWrite { bytes: taken, blocked: taken < bytes })
     }
 }

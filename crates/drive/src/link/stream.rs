@@ -6,7 +6,7 @@
 //!
 //! A frame that the socket takes only in part is *held*: the stream remembers the rest, and nothing else goes out
 //! before it. What may never happen: bytes of two frames mix; a held frame's memory is read after
-//! [`StreamLink::own_held`] was called for it.
+//! [`StreamLink::copy_held`] was called for it.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -37,7 +37,7 @@ pub enum Sent {
 /// One side of a stream.
 pub struct StreamLink {
     socket: OwnedFd,
-    held: Option<Held>,
+    held: Option<PartialFrame>,
     /// Where the payload under way goes; empty between frames.
     target: Vec<Piece>,
     /// Bytes of it that go nowhere, after `target`.
@@ -46,11 +46,11 @@ pub struct StreamLink {
     rest: Vec<u8>,
     /// Bytes read ahead between payloads: many while frames are small, few while they are large, whose payload would
     /// otherwise be copied once more.
-    ahead: usize,
+    read_ahead: usize,
 }
 
 /// The rest of a frame.
-struct Held {
+struct PartialFrame {
     front: Vec<u8>,
     pieces: Vec<Piece>,
     owned: Vec<u8>,
@@ -72,7 +72,7 @@ impl StreamLink {
             target: Vec::new(),
             skip: 0,
             rest: Vec::new(),
-            ahead: usize::MAX,
+            read_ahead: usize::MAX,
         })
     }
 
@@ -85,7 +85,7 @@ impl StreamLink {
     ///
     /// # Safety
     /// The payload's memory stays valid until the frame has left: at once with [`Sent::All`], else when
-    /// [`Self::flush`] says so or [`Self::own_held`] is called.
+    /// [`Self::flush`] says so or [`Self::copy_held`] is called.
     ///
     /// # Errors
     /// If the stream is broken.
@@ -111,7 +111,8 @@ impl StreamLink {
     fn hold(&mut self, front: &[u8], payload: &[Piece], written: usize) {
         let in_front = written.min(front.len());
         let pieces = advance(payload, written - in_front);
-        self.held = Some(Held { front: front[in_front..].to_vec(), pieces, owned: Vec::new() });
+        self.held =
+            Some(PartialFrame { front: front[in_front..].to_vec(), pieces, owned: Vec::new() });
     }
 
     /// Whether a frame is held.
@@ -139,7 +140,7 @@ impl StreamLink {
     }
 
     /// Takes a copy of what is held, so that the caller's memory is no longer needed.
-    pub fn own_held(&mut self) {
+    pub fn copy_held(&mut self) {
         let Some(held) = self.held.as_mut() else {
             return;
         };
@@ -159,7 +160,7 @@ impl StreamLink {
     /// # Errors
     /// `WouldBlock` if nothing is there, `UnexpectedEof` at the end, or as recvmsg(2).
     #[inline]
-    pub fn read(&mut self, stage: &mut [u8]) -> io::Result<Read> {
+    pub fn read(&mut self, stage: &mut [u8]) -> io::Result<StreamRead> {
         let kept = self.rest.len();
         stage[..kept].copy_from_slice(&self.rest);
         self.rest.clear();
@@ -173,14 +174,19 @@ impl StreamLink {
     }
 
     #[inline]
-    fn receive(&mut self, stage: &mut [u8], kept: usize) -> io::Result<Read> {
+    fn receive(&mut self, stage: &mut [u8], kept: usize) -> io::Result<StreamRead> {
         let is_inside = self.is_inside();
         if !is_inside {
-            let end = stage.len().min(self.ahead.max(kept + AHEAD_BYTES));
+            let end = stage.len().min(self.read_ahead.max(kept + READ_AHEAD_BYTES));
             let asked = end - kept;
             let got = self.receive_plainly(&mut stage[kept..end])?;
-            self.ahead = usize::MAX;
-            return Ok(Read { start: 0, end: kept + got, ended: false, drained: got < asked });
+            self.read_ahead = usize::MAX;
+            return Ok(StreamRead {
+                start: 0,
+                end: kept + got,
+                ended: false,
+                drained: got < asked,
+            });
         }
         let mut vector = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
         let mut count = 0;
@@ -192,7 +198,7 @@ impl StreamLink {
         }
         // While a payload is under way little more than the next header is read with it, so that the payload after it
         // can again go where it belongs.
-        let ahead = AHEAD_BYTES.min(stage.len());
+        let ahead = READ_AHEAD_BYTES.min(stage.len());
         let room = if self.target.len() < PIECES_MAX { &mut stage[kept..ahead] } else { &mut [] };
         vector[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let asked = wanted + room.len();
@@ -223,7 +229,7 @@ impl StreamLink {
         }
         staged = staged.max(start);
         let ended = !self.is_inside();
-        Ok(Read { start, end: staged, ended, drained: got < asked })
+        Ok(StreamRead { start, end: staged, ended, drained: got < asked })
     }
 
     /// The usual case, with the cheaper of the two system calls.
@@ -265,7 +271,7 @@ impl StreamLink {
         let skipped = if self.target.is_empty() { skip.min(staged.len() - used) } else { 0 };
         self.skip = skip - skipped;
         if target.iter().map(|piece| piece.len).sum::<usize>() > BULK_BYTES {
-            self.ahead = AHEAD_BYTES;
+            self.read_ahead = READ_AHEAD_BYTES;
         }
         used + skipped
     }
@@ -288,13 +294,13 @@ impl StreamLink {
 
     /// Bytes of the payload under way that have not arrived, but for those that go nowhere.
     #[inline]
-    pub fn awaited(&self) -> usize {
+    pub fn payload_left(&self) -> usize {
         self.target.iter().map(|piece| piece.len).sum()
     }
 
     /// What is still to come of the payload under way goes nowhere: its memory is somebody else's from now on.
-    pub fn divert(&mut self) {
-        self.skip += self.awaited();
+    pub fn discard_rest(&mut self) {
+        self.skip += self.payload_left();
         self.target.clear();
     }
 
@@ -309,11 +315,11 @@ impl StreamLink {
 const BULK_BYTES: usize = 16 << 10;
 
 /// Staged bytes read along with the end of a payload: a header and head, and a small payload.
-const AHEAD_BYTES: usize = 512;
+const READ_AHEAD_BYTES: usize = 512;
 
 /// What a [`StreamLink::read`] brought: `stage[start..end]` are new frames.
 #[derive(Clone, Copy, Debug)]
-pub struct Read {
+pub struct StreamRead {
     /// First staged byte.
     pub start: usize,
     /// End of the staged bytes.
@@ -452,9 +458,9 @@ mod tests {
         let (mut a, mut b) = pair();
         let mut payload = vec![7u8; 4 << 20];
         let whole = Piece { base: payload.as_mut_ptr(), len: payload.len() };
-        // SAFETY: `own_held` is called before the memory goes.
+        // SAFETY: `copy_held` is called before the memory goes.
         assert_eq!(unsafe { a.send(b"f", &[whole]) }.unwrap(), Sent::Held);
-        a.own_held();
+        a.copy_held();
         payload.fill(0);
         // SAFETY: nothing is taken while a frame is held.
         assert_eq!(unsafe { a.send(b"g", &[]) }.unwrap(), Sent::Busy);

@@ -17,7 +17,7 @@ use rustls::server::{ParsedCertificate, UnbufferedServerConnection, WebPkiClient
 use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use super::socket::{Read, Socket, Written};
+use super::socket::{Socket, SocketRead, SocketWrite};
 
 /// Plaintext of a full record (RFC 8446, 5.1).
 const RECORD_BYTES: usize = 16 << 10;
@@ -124,14 +124,14 @@ pub fn certified_cluster(certificate: &CertificateDer<'_>, clusters: usize) -> O
     })
 }
 
-enum Connection {
+enum TlsConnection {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
 }
 
 /// See the module head.
 pub struct TlsLink {
-    connection: Connection,
+    connection: TlsConnection,
     socket: Socket,
     /// Ciphertext `input[input_start..input_end]` has not been looked at.
     input: Vec<u8>,
@@ -150,7 +150,7 @@ pub struct TlsLink {
 }
 
 /// What one look at the ciphertext gave.
-enum Step {
+enum TlsStep {
     Plain(usize),
     Again,
     Sealed,
@@ -171,7 +171,7 @@ impl TlsLink {
         let name = ServerName::try_from(relay_name(cluster))
             .map_err(|_| rustls::Error::General("the relay's name is no DNS name".into()))?;
         let client = UnbufferedClientConnection::new(identity.client.clone(), name)?;
-        Ok(Self::new(Connection::Client(client), socket))
+        Ok(Self::new(TlsConnection::Client(client), socket))
     }
 
     /// Answers a connection.
@@ -180,10 +180,10 @@ impl TlsLink {
     /// If the configuration does not allow it.
     pub fn accept(identity: &Identity, socket: OwnedFd) -> Result<Self, rustls::Error> {
         let server = UnbufferedServerConnection::new(identity.server.clone())?;
-        Ok(Self::new(Connection::Server(server), socket))
+        Ok(Self::new(TlsConnection::Server(server), socket))
     }
 
-    fn new(connection: Connection, socket: OwnedFd) -> Self {
+    fn new(connection: TlsConnection, socket: OwnedFd) -> Self {
         Self {
             connection,
             socket: Socket(socket),
@@ -221,8 +221,8 @@ impl TlsLink {
     /// Which of `clusters` clusters the peer's certificate is made for.
     pub fn peer_cluster(&self, clusters: usize) -> Option<ClusterId> {
         let certificates = match &self.connection {
-            Connection::Client(connection) => connection.peer_certificates(),
-            Connection::Server(connection) => connection.peer_certificates(),
+            TlsConnection::Client(connection) => connection.peer_certificates(),
+            TlsConnection::Server(connection) => connection.peer_certificates(),
         };
         certified_cluster(certificates?.first()?, clusters)
     }
@@ -233,17 +233,17 @@ impl TlsLink {
     /// If the peer breaks it off, or its certificate is refused.
     pub fn advance(&mut self) -> io::Result<()> {
         while !self.is_ready {
-            match self.shake_hands()? {
-                Step::Plain(_) | Step::Again | Step::Sealed => continue,
-                Step::Ended => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Step::Idle => (),
+            match self.advance_handshake()? {
+                TlsStep::Plain(_) | TlsStep::Again | TlsStep::Sealed => continue,
+                TlsStep::Ended => return Err(io::ErrorKind::UnexpectedEof.into()),
+                TlsStep::Idle => (),
             }
             self.flush()?;
             if self.is_ready {
                 break;
             }
             match self.fill() {
-                Ok(Read { bytes: 0, .. }) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(SocketRead { bytes: 0, .. }) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => (),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -256,11 +256,11 @@ impl TlsLink {
     ///
     /// # Errors
     /// `WouldBlock` if no whole record is there, else the link is broken.
-    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<Read> {
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<SocketRead> {
         let mut bytes = self.take_spill(buffer);
         bytes += self.open_records(&mut buffer[bytes..])?;
         if bytes > 0 || self.at_end {
-            return Ok(Read { bytes, more: !self.at_end });
+            return Ok(SocketRead { bytes, more: !self.at_end });
         }
         let filled = self.fill()?;
         if filled.bytes == 0 {
@@ -272,18 +272,18 @@ impl TlsLink {
             self.flush()?;
         }
         match bytes {
-            0 if self.at_end => Ok(Read { bytes: 0, more: false }),
+            0 if self.at_end => Ok(SocketRead { bytes: 0, more: false }),
             0 if !filled.more => Err(io::ErrorKind::WouldBlock.into()),
             0 => self.read(buffer),
             _ => {
                 let more = filled.more || bytes == buffer.len() || self.at_end;
-                Ok(Read { bytes, more })
+                Ok(SocketRead { bytes, more })
             }
         }
     }
 
     /// One step; that a certificate is refused is also told to the peer, so that both logs say why.
-    fn shake_hands(&mut self) -> io::Result<Step> {
+    fn advance_handshake(&mut self) -> io::Result<TlsStep> {
         let step = self.step(&mut [], None);
         if step.as_ref().is_err_and(is_about_certificate) {
             // The one message that waits to be sent comes before anything else is looked at; after
@@ -308,10 +308,10 @@ impl TlsLink {
         let mut bytes = 0;
         while self.input_end > self.input_start && bytes < buffer.len() {
             match self.step(&mut buffer[bytes..], None)? {
-                Step::Plain(more) => bytes += more,
-                Step::Again | Step::Sealed => (),
-                Step::Idle => break,
-                Step::Ended => {
+                TlsStep::Plain(more) => bytes += more,
+                TlsStep::Again | TlsStep::Sealed => (),
+                TlsStep::Idle => break,
+                TlsStep::Ended => {
                     self.at_end = true;
                     break;
                 }
@@ -321,7 +321,7 @@ impl TlsLink {
     }
 
     /// Reads ciphertext once.
-    fn fill(&mut self) -> io::Result<Read> {
+    fn fill(&mut self) -> io::Result<SocketRead> {
         if self.input_start > 0 {
             self.input.copy_within(self.input_start..self.input_end, 0);
             self.input_end -= self.input_start;
@@ -336,12 +336,12 @@ impl TlsLink {
     }
 
     /// Deals with the next record that has arrived; when there is none, encrypts `to_seal`.
-    fn step(&mut self, plain: &mut [u8], to_seal: Option<&[u8]>) -> io::Result<Step> {
+    fn step(&mut self, plain: &mut [u8], to_seal: Option<&[u8]>) -> io::Result<TlsStep> {
         if self.is_broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let input = &mut self.input[self.input_start..self.input_end];
-        let room = &mut Room {
+        let room = &mut RecordBuffers {
             output: &mut self.output,
             output_end: &mut self.output_end,
             spill: &mut self.spill,
@@ -349,8 +349,8 @@ impl TlsLink {
             to_seal,
         };
         let (used, step) = match &mut self.connection {
-            Connection::Client(client) => look(client.process_tls_records(input), plain, room),
-            Connection::Server(server) => look(server.process_tls_records(input), plain, room),
+            TlsConnection::Client(client) => look(client.process_tls_records(input), plain, room),
+            TlsConnection::Server(server) => look(server.process_tls_records(input), plain, room),
         };
         self.input_start += used;
         self.is_broken = step.is_err();
@@ -361,11 +361,11 @@ impl TlsLink {
     ///
     /// # Errors
     /// If the link is broken.
-    pub fn write<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<Written> {
+    pub fn write<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>) -> io::Result<SocketWrite> {
         // With nothing left from before there is room, so that not being blocked means progress.
         self.flush()?;
         if self.output_end > self.output_start {
-            return Ok(Written { bytes: 0, blocked: true });
+            return Ok(SocketWrite { bytes: 0, blocked: true });
         }
         let mut bytes = 0;
         let mut stage = std::mem::take(&mut self.stage);
@@ -400,7 +400,7 @@ impl TlsLink {
         stage.clear();
         self.stage = stage;
         self.flush()?;
-        Ok(Written { bytes, blocked: self.output_end > self.output_start })
+        Ok(SocketWrite { bytes, blocked: self.output_end > self.output_start })
     }
 
     /// Encrypts one record. False: no room.
@@ -410,9 +410,9 @@ impl TlsLink {
         }
         loop {
             match self.step(&mut [], Some(plain))? {
-                Step::Sealed => return Ok(true),
-                Step::Plain(_) | Step::Again => (),
-                Step::Idle | Step::Ended => return Ok(false),
+                TlsStep::Sealed => return Ok(true),
+                TlsStep::Plain(_) | TlsStep::Again => (),
+                TlsStep::Idle | TlsStep::Ended => return Ok(false),
             }
         }
     }
@@ -439,7 +439,7 @@ fn is_about_certificate(error: &io::Error) -> bool {
     )
 }
 
-struct Room<'a> {
+struct RecordBuffers<'a> {
     output: &'a mut Vec<u8>,
     output_end: &'a mut usize,
     spill: &'a mut Vec<u8>,
@@ -450,8 +450,8 @@ struct Room<'a> {
 fn look<D>(
     status: UnbufferedStatus<'_, '_, D>,
     plain: &mut [u8],
-    room: &mut Room<'_>,
-) -> (usize, Result<Step, Box<dyn std::error::Error + Send + Sync>>) {
+    room: &mut RecordBuffers<'_>,
+) -> (usize, Result<TlsStep, Box<dyn std::error::Error + Send + Sync>>) {
     let UnbufferedStatus { mut discard, state, .. } = status;
     let step = match state {
         Err(error) => Err(error.into()),
@@ -470,7 +470,7 @@ fn look<D>(
                     Err(error) => result = Err(error.into()),
                 }
             }
-            result.map(|()| Step::Plain(bytes))
+            result.map(|()| TlsStep::Plain(bytes))
         }
         Ok(ConnectionState::EncodeTlsData(mut data)) => {
             // Rare, and what rustls says of its own accord is short.
@@ -480,30 +480,30 @@ fn look<D>(
             match data.encode(&mut room.output[*room.output_end..]) {
                 Ok(bytes) => {
                     *room.output_end += bytes;
-                    Ok(Step::Again)
+                    Ok(TlsStep::Again)
                 }
                 Err(error) => Err(error.to_string().into()),
             }
         }
         Ok(ConnectionState::TransmitTlsData(data)) => {
             data.done();
-            Ok(Step::Again)
+            Ok(TlsStep::Again)
         }
         Ok(ConnectionState::WriteTraffic(mut traffic)) => {
             *room.is_ready = true;
             match room.to_seal {
-                None => Ok(Step::Idle),
+                None => Ok(TlsStep::Idle),
                 Some(bytes) => match traffic.encrypt(bytes, &mut room.output[*room.output_end..]) {
                     Ok(sealed) => {
                         *room.output_end += sealed;
-                        Ok(Step::Sealed)
+                        Ok(TlsStep::Sealed)
                     }
                     Err(error) => Err(error.to_string().into()),
                 },
             }
         }
-        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Ended),
-        Ok(_) => Ok(Step::Idle),
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(TlsStep::Ended),
+        Ok(_) => Ok(TlsStep::Idle),
     };
     (discard, step)
 }

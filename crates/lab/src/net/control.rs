@@ -234,9 +234,9 @@ fn change(emulator: &mut Emulator, link: &str, changes: &[&str]) -> Result<Strin
 
 /// Changes one thing about a shape. On the way up to a rail's switch nothing happens by chance and
 /// there is no delay: all of that comes once, on the way down.
-fn apply(shape: &mut Shape, change: &str, is_way_up: bool) -> Result<(), String> {
+fn apply(shape: &mut Shape, change: &str, is_uplink: bool) -> Result<(), String> {
     let (key, value) = change.split_once('=').unwrap_or((change, ""));
-    if is_way_up && !matches!(key, "rate" | "queue" | "down" | "up") {
+    if is_uplink && !matches!(key, "rate" | "queue" | "down" | "up") {
         return apply(&mut shape.clone(), change, false);
     }
     match key {

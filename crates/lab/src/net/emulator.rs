@@ -28,12 +28,12 @@ pub enum Port {
 /// The links of a lab and everything on its way through them.
 pub struct Emulator {
     links: Vec<NamedLink>,
-    ways: Vec<Way>,
+    link_paths: Vec<LinkPath>,
     /// Per device, by where packets go.
     routes: Vec<Routes>,
-    on_the_way: BinaryHeap<Reverse<Parcel>>,
-    /// Counts parcels, so that equal times keep their order.
-    parcels: u64,
+    in_flight: BinaryHeap<Reverse<ScheduledPacket>>,
+    /// Counts scheduled packets, so that equal times keep their order.
+    scheduled: u64,
     unroutable: u64,
 }
 
@@ -44,11 +44,11 @@ struct NamedLink {
     link: Link,
     /// As the lab file has it.
     original: Shape,
-    /// Grows when the link is cut: parcels of an earlier epoch are lost.
+    /// Grows when the link is cut: packets of an earlier epoch are lost.
     epoch: u32,
 }
 
-struct Way {
+struct LinkPath {
     links: Vec<usize>,
     exit: usize,
 }
@@ -60,25 +60,25 @@ struct Routes {
 }
 
 /// A packet between two links or between the last one and its device.
-struct Parcel {
+struct ScheduledPacket {
     at: Nanos,
     order: u64,
     began: Nanos,
     /// The link that it is leaving.
-    step: Step,
+    step: Hop,
     epoch: u32,
     packet: Packet,
 }
 
 /// A link on a way: the way's number and the link's place in it.
 #[derive(Clone, Copy)]
-struct Step {
-    way: usize,
+struct Hop {
+    link_path: usize,
     hop: usize,
 }
 
 /// Segments of one packet that arrive one after the other, from number `first`.
-struct Run {
+struct SegmentRun {
     first: usize,
     /// Of the last one, begun when the first one begins.
     arrival: Arrival,
@@ -90,10 +90,10 @@ impl Emulator {
         let ports = ports_of(plan);
         let mut emulator = Emulator {
             links: Vec::new(),
-            ways: Vec::new(),
+            link_paths: Vec::new(),
             routes: ports.iter().map(|_| Routes::default()).collect(),
-            on_the_way: BinaryHeap::new(),
-            parcels: 0,
+            in_flight: BinaryHeap::new(),
+            scheduled: 0,
             unroutable: 0,
         };
         for link in &plan.links {
@@ -113,7 +113,7 @@ impl Emulator {
     pub fn handle_packet(&mut self, now: Nanos, device: usize, packet: Packet) {
         let way = packet.destination().and_then(|to| self.routes[device].find(to));
         match way {
-            Some(way) => self.send(now, now, Step { way, hop: 0 }, packet),
+            Some(way) => self.send(now, now, Hop { link_path: way, hop: 0 }, packet),
             None => self.unroutable += 1,
         }
     }
@@ -122,30 +122,30 @@ impl Emulator {
     pub fn poll_output(&mut self, now: Nanos) -> Option<(usize, Packet)> {
         while self.next_output()? <= now {
             // `next_output` has seen it.
-            let Reverse(parcel) = self.on_the_way.pop()?;
-            let Step { way: number, hop } = parcel.step;
-            let way = &self.ways[number];
-            if self.links[way.links[hop]].epoch != parcel.epoch {
+            let Reverse(scheduled_packet) = self.in_flight.pop()?;
+            let Hop { link_path: number, hop } = scheduled_packet.step;
+            let way = &self.link_paths[number];
+            if self.links[way.links[hop]].epoch != scheduled_packet.epoch {
                 continue;
             }
             if hop + 1 == way.links.len() {
-                return Some((way.exit, parcel.packet));
+                return Some((way.exit, scheduled_packet.packet));
             }
-            // At `parcel.at`, not `now`: lateness of the caller does not add up over links.
-            let next = Step { way: number, hop: hop + 1 };
-            self.send(parcel.at, parcel.began, next, parcel.packet);
+            // At `scheduled_packet.at`, not `now`: lateness of the caller does not add up over links.
+            let next = Hop { link_path: number, hop: hop + 1 };
+            self.send(scheduled_packet.at, scheduled_packet.began, next, scheduled_packet.packet);
         }
         None
     }
 
     /// When `poll_output` will have something, if nothing else comes in.
     pub fn next_output(&self) -> Option<Nanos> {
-        self.on_the_way.peek().map(|Reverse(parcel)| parcel.at)
+        self.in_flight.peek().map(|Reverse(scheduled_packet)| scheduled_packet.at)
     }
 
     /// Packets that are somewhere on a link. Those of one TCP burst count as one.
-    pub fn on_the_way(&self) -> usize {
-        self.on_the_way.len()
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
     /// Every direction of every link: name such as `north>south`, shape, what it has done.
@@ -207,21 +207,21 @@ impl Emulator {
 
     /// Hands a packet to the `hop`-th link of its way. What the link must see as single packets is
     /// offered to it one by one; neighbours that pass unharmed go on together, as they came.
-    fn send(&mut self, now: Nanos, began: Nanos, step: Step, packet: Packet) {
-        let link = &mut self.links[self.ways[step.way].links[step.hop]].link;
+    fn send(&mut self, now: Nanos, began: Nanos, step: Hop, packet: Packet) {
+        let link = &mut self.links[self.link_paths[step.link_path].links[step.hop]].link;
         let bytes = packet.wire_bytes();
         if !link.shape().is_per_packet() && link.has_room(now, bytes) {
             let fate = link.handle_packet(now, began, bytes);
             return self.deliver(fate, step, packet);
         }
-        let mut run: Option<Run> = None;
+        let mut run: Option<SegmentRun> = None;
         for index in 0..packet.segment_count() {
             let segment = packet.segments(index, 1);
-            let link = &mut self.links[self.ways[step.way].links[step.hop]].link;
+            let link = &mut self.links[self.link_paths[step.link_path].links[step.hop]].link;
             let fate = link.handle_packet(now, began, segment.wire_bytes());
             match fate {
                 Fate::Arrives(arrival) if arrival.is_plain() => {
-                    run.get_or_insert(Run { first: index, arrival }).arrival.at = arrival.at;
+                    run.get_or_insert(SegmentRun { first: index, arrival }).arrival.at = arrival.at;
                 }
                 _ => {
                     self.deliver_run(run.take(), index, step, &packet);
@@ -232,38 +232,38 @@ impl Emulator {
         self.deliver_run(run, packet.segment_count(), step, &packet);
     }
 
-    fn deliver_run(&mut self, run: Option<Run>, end: usize, step: Step, packet: &Packet) {
-        if let Some(Run { first, arrival }) = run {
+    fn deliver_run(&mut self, run: Option<SegmentRun>, end: usize, step: Hop, packet: &Packet) {
+        if let Some(SegmentRun { first, arrival }) = run {
             self.deliver(Fate::Arrives(arrival), step, packet.segments(first, end - first));
         }
     }
 
-    fn deliver(&mut self, fate: Fate, step: Step, packet: Packet) {
+    fn deliver(&mut self, fate: Fate, step: Hop, packet: Packet) {
         match fate {
-            Fate::Arrives(arrival) => self.put_on_the_way(arrival, step, packet),
+            Fate::Arrives(arrival) => self.schedule(arrival, step, packet),
             Fate::ArrivesTwice(first, second) => {
-                self.put_on_the_way(first, step, packet.clone());
-                self.put_on_the_way(second, step, packet);
+                self.schedule(first, step, packet.clone());
+                self.schedule(second, step, packet);
             }
             Fate::Lost | Fate::Overflowed | Fate::Oversized | Fate::Cut => {}
         }
     }
 
-    fn put_on_the_way(&mut self, arrival: Arrival, step: Step, mut packet: Packet) {
-        let named = &self.links[self.ways[step.way].links[step.hop]];
-        if let Some(luck) = arrival.damage {
-            packet.damage(luck, named.link.shape().repair_checksums);
+    fn schedule(&mut self, arrival: Arrival, step: Hop, mut packet: Packet) {
+        let named = &self.links[self.link_paths[step.link_path].links[step.hop]];
+        if let Some(random) = arrival.corruption {
+            packet.corrupt(random, named.link.shape().repair_checksums);
         }
-        self.parcels += 1;
-        let (order, epoch) = (self.parcels, named.epoch);
+        self.scheduled += 1;
+        let (order, epoch) = (self.scheduled, named.epoch);
         let Arrival { at, began, .. } = arrival;
-        self.on_the_way.push(Reverse(Parcel { at, order, began, step, epoch, packet }));
+        self.in_flight.push(Reverse(ScheduledPacket { at, order, began, step, epoch, packet }));
     }
 
     fn add_wan_direction(&mut self, plan: &Plan, [from, to]: [usize; 2], shape: &Shape) {
         let link = self.add_link(plan, plan.direction_name(from, to), shape.clone());
         // Devices of the WAN come first, in the order of sites.
-        let way = self.add_way(vec![link], to);
+        let way = self.add_link_path(vec![link], to);
         let routes = &mut self.routes[from];
         routes.hosts.insert(plan.sites[to].wan_address, way);
         routes.subnets.push((plan.sites[to].subnet(), way));
@@ -292,14 +292,14 @@ impl Emulator {
             for (target, machine) in
                 machines.iter().enumerate().filter(|&(target, _)| target != source)
             {
-                let way = self.add_way(vec![up, down[target]], first + target);
+                let way = self.add_link_path(vec![up, down[target]], first + target);
                 let address = home.address_on(rail, machine);
                 self.routes[first + source].hosts.insert(address, way);
             }
             let gateway = machines.len() - 1;
             // Machines route what is not theirs over the first rail.
             if source != gateway && rail == 0 {
-                let way = self.add_way(vec![up, down[gateway]], first + gateway);
+                let way = self.add_link_path(vec![up, down[gateway]], first + gateway);
                 let everything = Subnet { base: Ipv4Addr::UNSPECIFIED, prefix: 0 };
                 self.routes[first + source].subnets.push((everything, way));
             }
@@ -312,9 +312,9 @@ impl Emulator {
         self.links.len() - 1
     }
 
-    fn add_way(&mut self, links: Vec<usize>, exit: usize) -> usize {
-        self.ways.push(Way { links, exit });
-        self.ways.len() - 1
+    fn add_link_path(&mut self, links: Vec<usize>, exit: usize) -> usize {
+        self.link_paths.push(LinkPath { links, exit });
+        self.link_paths.len() - 1
     }
 }
 
@@ -345,25 +345,25 @@ fn ports_of(plan: &Plan) -> Vec<Port> {
     ports
 }
 
-impl Ord for Parcel {
-    fn cmp(&self, other: &Parcel) -> std::cmp::Ordering {
+impl Ord for ScheduledPacket {
+    fn cmp(&self, other: &ScheduledPacket) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
 }
 
-impl PartialOrd for Parcel {
-    fn partial_cmp(&self, other: &Parcel) -> Option<std::cmp::Ordering> {
+impl PartialOrd for ScheduledPacket {
+    fn partial_cmp(&self, other: &ScheduledPacket) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Parcel {
-    fn eq(&self, other: &Parcel) -> bool {
+impl PartialEq for ScheduledPacket {
+    fn eq(&self, other: &ScheduledPacket) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Parcel {}
+impl Eq for ScheduledPacket {}
 
 #[cfg(test)]
 mod tests {
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn doubled_packets_come_twice() {
+    fn duplicated_packets_arrive_twice() {
         let (mut emulator, _) = emulator();
         emulator.reshape("a>b", |shape| Shape { duplicate: Share { fraction: 1.0 }, ..shape });
         emulator.handle_packet(0, 0, packet_to([192, 0, 2, 2], 1000));

@@ -93,7 +93,7 @@ pub struct Arrival {
     /// When its first byte gets there: the next link may begin to send it on from then.
     pub began: Nanos,
     /// Random number that says which bits are damaged; None: intact.
-    pub damage: Option<u64>,
+    pub corruption: Option<u64>,
     /// Held back to be overtaken.
     pub reordered: bool,
 }
@@ -101,7 +101,7 @@ pub struct Arrival {
 impl Arrival {
     /// Nothing has happened to it but time.
     pub fn is_plain(&self) -> bool {
-        self.damage.is_none() && !self.reordered
+        self.corruption.is_none() && !self.reordered
     }
 }
 
@@ -139,7 +139,7 @@ pub struct Link {
     shape: Shape,
     queue_bytes_max: u64,
     seed: u64,
-    /// Packets offered so far; with the seed it decides each packet's luck.
+    /// Packets offered so far; with the seed it decides each packet's draws.
     offered: u64,
     /// When the wire will have sent everything it accepted.
     wire_free: Nanos,
@@ -189,7 +189,7 @@ impl Link {
     /// A packet of `bytes` on the wire has come completely at `now`, its first byte at `began` <=
     /// `now`.
     pub fn handle_packet(&mut self, now: Nanos, began: Nanos, bytes: u64) -> Fate {
-        let luck = Luck { seed: self.seed, packet: self.offered };
+        let draws = PacketDraws { seed: self.seed, packet: self.offered };
         self.offered += 1;
         if self.shape.down {
             self.counts.cut += 1;
@@ -206,11 +206,11 @@ impl Link {
         let (first, sent) = self.serialise(now, began, bytes);
         self.counts.packets += 1;
         self.counts.bytes += bytes;
-        if luck.strikes(Event::Loss, self.shape.loss) {
+        if draws.happens(ChanceEvent::Loss, self.shape.loss) {
             self.counts.lost += 1;
             return Fate::Lost;
         }
-        self.arrive(first, sent, luck)
+        self.arrive(first, sent, draws)
     }
 
     /// Gives the packet its time on the wire: when its first byte goes and when its last has gone.
@@ -224,15 +224,17 @@ impl Link {
         (first, sent)
     }
 
-    fn arrive(&mut self, first: Nanos, sent: Nanos, luck: Luck) -> Fate {
-        let delay = self.shape.delay.nanos + luck.within(Event::Jitter, self.shape.jitter.nanos);
+    fn arrive(&mut self, first: Nanos, sent: Nanos, draws: PacketDraws) -> Fate {
+        let delay =
+            self.shape.delay.nanos + draws.within(ChanceEvent::Jitter, self.shape.jitter.nanos);
         let in_turn = (sent + delay).max(self.last_arrival);
-        let damage =
-            luck.strikes(Event::Damage, self.shape.corrupt).then(|| luck.draw(Event::Where));
-        self.counts.corrupted += u64::from(damage.is_some());
+        let corruption = draws
+            .happens(ChanceEvent::Corrupt, self.shape.corrupt)
+            .then(|| draws.draw(ChanceEvent::CorruptBits));
+        self.counts.corrupted += u64::from(corruption.is_some());
         let began = in_turn - (sent - first);
-        let mut arrival = Arrival { at: in_turn, began, damage, reordered: false };
-        if luck.strikes(Event::Reorder, self.shape.reorder) {
+        let mut arrival = Arrival { at: in_turn, began, corruption, reordered: false };
+        if draws.happens(ChanceEvent::Reorder, self.shape.reorder) {
             arrival.reordered = true;
             arrival.at += self.shape.reorder_by.nanos;
             arrival.began += self.shape.reorder_by.nanos;
@@ -240,9 +242,9 @@ impl Link {
         } else {
             self.last_arrival = in_turn;
         }
-        if luck.strikes(Event::Duplicate, self.shape.duplicate) {
+        if draws.happens(ChanceEvent::Duplicate, self.shape.duplicate) {
             self.counts.duplicated += 1;
-            return Fate::ArrivesTwice(arrival, Arrival { damage: None, ..arrival });
+            return Fate::ArrivesTwice(arrival, Arrival { corruption: None, ..arrival });
         }
         Fate::Arrives(arrival)
     }
@@ -267,42 +269,42 @@ pub fn seed_of(lab_seed: u64, direction: &str) -> u64 {
 /// The random draws of one packet. Each event has a draw of its own, so that changing one chance of
 /// a link changes nothing about the others.
 #[derive(Clone, Copy)]
-struct Luck {
+struct PacketDraws {
     seed: u64,
     packet: u64,
 }
 
 #[derive(Clone, Copy)]
-enum Event {
+enum ChanceEvent {
     Loss,
     Jitter,
-    Damage,
-    Where,
+    Corrupt,
+    CorruptBits,
     Reorder,
     Duplicate,
 }
 
-/// Draws set aside per packet; more than `Event` has, so that adding one changes no earlier
+/// Draws set aside per packet; more than `ChanceEvent` has, so that adding one changes no earlier
 /// packet's fate.
 const DRAWS_PER_PACKET: u64 = 16;
-const _: () = assert!((Event::Duplicate as u64) < DRAWS_PER_PACKET);
+const _: () = assert!((ChanceEvent::Duplicate as u64) < DRAWS_PER_PACKET);
 
-impl Luck {
-    fn draw(self, event: Event) -> u64 {
+impl PacketDraws {
+    fn draw(self, event: ChanceEvent) -> u64 {
         let index = self.packet.wrapping_mul(DRAWS_PER_PACKET).wrapping_add(event as u64);
         mix(self.seed.wrapping_add(index.wrapping_mul(GOLDEN)))
     }
 
-    fn strikes(self, event: Event, share: Share) -> bool {
+    fn happens(self, event: ChanceEvent, share: Share) -> bool {
         share.fraction > 0.0 && self.unit(event) < share.fraction
     }
 
-    fn within(self, event: Event, nanos: u64) -> u64 {
+    fn within(self, event: ChanceEvent, nanos: u64) -> u64 {
         if nanos == 0 { 0 } else { (self.unit(event) * nanos as f64) as u64 }
     }
 
     /// Uniform from 0 to 1, 1 left out: the top 53 bits fill a double exactly.
-    fn unit(self, event: Event) -> f64 {
+    fn unit(self, event: ChanceEvent) -> f64 {
         (self.draw(event) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
@@ -513,6 +515,6 @@ mod tests {
     }
 
     fn arrives(at: Nanos, began: Nanos) -> Fate {
-        Fate::Arrives(Arrival { at, began, damage: None, reordered: false })
+        Fate::Arrives(Arrival { at, began, corruption: None, reordered: false })
     }
 }

@@ -84,13 +84,13 @@ impl Packet {
         part
     }
 
-    /// Flips one to three bits as `luck` says. With `repair` they are bits of the transport's
+    /// Flips one to three bits as `random` says. With `repair` they are bits of the transport's
     /// payload and all checksums stay valid; without, any bits of the packet after its checksums
     /// have been filled in, as on a bad wire. The checksum over a datagram in fragments is in the
     /// first of them: in these, `repair` means two bits whose changes cancel out in the sum.
-    pub fn damage(&mut self, luck: u64, repair: bool) {
+    pub fn corrupt(&mut self, random: u64, repair: bool) {
         if repair && self.is_fragment() {
-            return self.damage_in_balance(luck);
+            return self.corrupt_keeping_checksum(random);
         }
         let layout = self.layout();
         self.fill_in_checksum();
@@ -103,8 +103,8 @@ impl Packet {
         if bits == 0 {
             return;
         }
-        let mut place = luck >> 2;
-        for _ in 0..1 + luck % 3 {
+        let mut place = random >> 2;
+        for _ in 0..1 + random % 3 {
             let bit = (place % bits) as usize;
             self.bytes[start + bit / 8] ^= 1 << (bit % 8);
             // An odd step, so that no bit is flipped back: three bits in a row of any size above
@@ -119,18 +119,19 @@ impl Packet {
     /// Flips the same bit of two 16-bit words, from 0 to 1 in one and from 1 to 0 in the other: the
     /// Internet checksum of both together stays what it was. Does nothing where it finds no such
     /// words.
-    fn damage_in_balance(&mut self, luck: u64) {
+    fn corrupt_keeping_checksum(&mut self, random: u64) {
         const TRIES: u64 = 64;
         let header = usize::from(self.ip()[0] & 15) * 4;
         let start = self.layout().map_or(header, |layout| layout.payload);
         let ip = self.ip_mut();
         let words = (ip.len().saturating_sub(start) / 2) as u64;
-        for luck in (0..TRIES).map(|turn| luck.wrapping_add(turn.wrapping_mul(0x1_0001_0003))) {
+        for random in (0..TRIES).map(|turn| random.wrapping_add(turn.wrapping_mul(0x1_0001_0003))) {
             if words < 2 {
                 return;
             }
-            let [a, b] = [luck >> 8, luck >> 32].map(|place| start + 2 * (place % words) as usize);
-            let bit = 1u16 << (luck % 16);
+            let [a, b] =
+                [random >> 8, random >> 32].map(|place| start + 2 * (place % words) as usize);
+            let bit = 1u16 << (random % 16);
             let (one, other) = (be_u16(ip, a), be_u16(ip, b));
             if (one ^ other) & bit != 0 {
                 put_u16(ip, a, one ^ bit);
@@ -324,21 +325,21 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn damage_on_the_wire_breaks_a_checksum() {
-        for luck in 0..200 {
+    fn corruption_on_the_wire_breaks_a_checksum() {
+        for random in 0..200 {
             let mut packet = tcp_packet(500, 0);
-            packet.damage(luck * 7919, false);
+            packet.corrupt(random * 7919, false);
             let headers_hold = fold(sum(&packet.ip()[..20])) == 0xffff;
-            assert!(!headers_hold || !transport_checksum_holds(&packet), "{luck}");
+            assert!(!headers_hold || !transport_checksum_holds(&packet), "{random}");
         }
     }
 
     #[test]
-    fn repaired_damage_keeps_checksums_and_headers() {
-        for luck in 0..200 {
+    fn repaired_corruption_keeps_checksums_and_headers() {
+        for random in 0..200 {
             let mut intact = tcp_packet(500, 0);
             let mut packet = intact.clone();
-            packet.damage(luck * 7919, true);
+            packet.corrupt(random * 7919, true);
             intact.fill_in_checksum();
             assert!(transport_checksum_holds(&packet));
             assert_eq!(packet.ip()[..36], intact.ip()[..36]);
@@ -347,17 +348,17 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn repaired_damage_of_a_fragment_keeps_its_share_of_the_checksum() {
+    fn repaired_corruption_of_a_fragment_keeps_its_share_of_the_checksum() {
         for offset_and_more in [0x2000u16, 0x2064, 0x0064] {
-            for luck in 0..200u64 {
+            for random in 0..200u64 {
                 let mut intact = tcp_packet(500, 0);
                 intact.fill_in_checksum();
                 put_u16(intact.ip_mut(), 6, offset_and_more);
                 let mut packet = intact.clone();
-                packet.damage(luck.wrapping_mul(0x9E37_79B9_7F4A_7C15), true);
+                packet.corrupt(random.wrapping_mul(0x9E37_79B9_7F4A_7C15), true);
                 assert_eq!(packet.ip()[..20], intact.ip()[..20]);
                 assert_eq!(fold(sum(&packet.ip()[20..])), fold(sum(&intact.ip()[20..])));
-                assert_ne!(packet.ip()[20..], intact.ip()[20..], "{luck}");
+                assert_ne!(packet.ip()[20..], intact.ip()[20..], "{random}");
             }
         }
     }
@@ -366,14 +367,14 @@ pub(super) mod tests {
         #[test]
         fn no_bytes_make_it_panic(
             bytes in prop::collection::vec(any::<u8>(), 11..200),
-            luck: u64,
+            random: u64,
             repair: bool,
         ) {
             let mut packet = Packet::new(&bytes).unwrap();
             prop_assert!(packet.wire_bytes() >= (bytes.len() - OFFLOAD_BYTES) as u64);
             packet.destination();
             cut(&packet);
-            packet.damage(luck, repair);
+            packet.corrupt(random, repair);
         }
 
         #[test]
@@ -382,7 +383,7 @@ pub(super) mod tests {
             value: u8,
             payload in 0usize..5000,
             segment in 0u16..3000,
-            luck: u64,
+            random: u64,
             repair: bool,
         ) {
             let mut packet = tcp_packet(payload, segment);
@@ -391,7 +392,7 @@ pub(super) mod tests {
             let wire: u64 = packet.wire_bytes();
             let segments = cut(&packet);
             prop_assert_eq!(segments.iter().map(|s| s.ip().len() as u64).sum::<u64>(), wire);
-            packet.damage(luck, repair);
+            packet.corrupt(random, repair);
         }
     }
 

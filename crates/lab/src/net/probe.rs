@@ -100,13 +100,13 @@ pub fn rate(server: SocketAddr, time: Duration) -> anyhow::Result<f64> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Echoes {
     /// All that came, each of them accepted by the kernel.
-    pub came: u32,
+    pub received: u32,
     /// Those of which a byte is not what it was.
-    pub damaged: u32,
+    pub corrupted: u32,
     /// Those that had come before.
-    pub doubled: u32,
+    pub duplicated: u32,
     /// Those that came after one that was sent later.
-    pub overtaken: u32,
+    pub reordered: u32,
 }
 
 /// Sends numbered datagrams of `bytes` at a steady pace and compares what comes back.
@@ -123,13 +123,13 @@ fn judge(datagrams: &[Vec<u8>], bytes: usize) -> Echoes {
     let mut echoes = Echoes::default();
     let mut seen = BTreeSet::new();
     for datagram in datagrams {
-        echoes.came += 1;
+        echoes.received += 1;
         match number_of(datagram) {
             Some(number) if *datagram == numbered(number, bytes) => {
-                echoes.overtaken += u32::from(seen.last().is_some_and(|&last| last > number));
-                echoes.doubled += u32::from(!seen.insert(number));
+                echoes.reordered += u32::from(seen.last().is_some_and(|&last| last > number));
+                echoes.duplicated += u32::from(!seen.insert(number));
             }
-            _ => echoes.damaged += 1,
+            _ => echoes.corrupted += 1,
         }
     }
     echoes
@@ -196,11 +196,11 @@ mod tests {
 
     #[test]
     fn what_comes_back_is_judged() {
-        let mut damaged = numbered(3, 40);
-        damaged[30] ^= 4;
+        let mut corrupted = numbered(3, 40);
+        corrupted[30] ^= 4;
         let datagrams =
-            [numbered(0, 40), numbered(2, 40), numbered(1, 40), numbered(2, 40), damaged];
-        let wanted = Echoes { came: 5, damaged: 1, doubled: 1, overtaken: 1 };
+            [numbered(0, 40), numbered(2, 40), numbered(1, 40), numbered(2, 40), corrupted];
+        let wanted = Echoes { received: 5, corrupted: 1, duplicated: 1, reordered: 1 };
         assert_eq!(judge(&datagrams, 40), wanted);
     }
 }

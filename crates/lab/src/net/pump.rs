@@ -29,7 +29,7 @@ const TICK: Nanos = 50_000;
 
 /// More packets than this on the way are a crowd: beyond what programs that wait for each other's
 /// messages keep on a link, far below what a stream of datagrams does.
-const CROWD: usize = 64;
+const COALESCE_ABOVE: usize = 64;
 
 /// Work that others ask of the pump's thread.
 pub type Request = Box<dyn FnOnce(&mut Emulator) + Send>;
@@ -79,28 +79,28 @@ impl Pump {
 
     /// Carries packets until the process ends; returns only an error of the kernel.
     pub fn run(mut self) -> io::Error {
-        favour_this_thread();
+        raise_priority();
         let mut scratch = vec![0; PACKET_BYTES_MAX];
         let mut ready = vec![false; self.devices.len()];
         let mut woken = 0;
         loop {
             self.deliver();
-            self.rest_in_crowd(woken);
+            self.coalesce_wakeups(woken);
             if let Err(error) = self.wait(&mut ready) {
                 return error;
             }
             woken = self.now();
             self.deliver();
             for device in (0..ready.len()).filter(|&device| ready[device]) {
-                self.take_in(device, &mut scratch);
+                self.read_device(device, &mut scratch);
                 self.deliver();
             }
         }
     }
 
-    fn rest_in_crowd(&self, woken: Nanos) {
+    fn coalesce_wakeups(&self, woken: Nanos) {
         let rest = (woken + TICK).saturating_sub(self.now());
-        if rest > 0 && self.emulator.on_the_way() > CROWD {
+        if rest > 0 && self.emulator.in_flight() > COALESCE_ABOVE {
             // Cut short by a signal, it only rests less.
             let _ = rustix::thread::nanosleep(&timespec(rest));
         }
@@ -118,7 +118,7 @@ impl Pump {
         }
     }
 
-    fn take_in(&mut self, device: usize, scratch: &mut [u8]) {
+    fn read_device(&mut self, device: usize, scratch: &mut [u8]) {
         for _ in 0..READS_PER_TURN {
             // A read error means that the interface is down; it will be polled again.
             let Ok(Some(packet)) = self.devices[device].read(scratch) else { return };
@@ -162,7 +162,7 @@ impl Pump {
 /// Timers to the nanosecond, and first in line for a core: a link does not get slower because its
 /// ends are busy. The thread does a bounded piece of work per packet and otherwise sleeps, so
 /// nobody starves. Without the privilege, links are as punctual as the scheduler lets them be.
-fn favour_this_thread() {
+fn raise_priority() {
     const TIMER_SLACK_NANOS: libc::c_ulong = 1;
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: both calls take plain values and a pointer that is alive during the call; failure

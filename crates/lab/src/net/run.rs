@@ -1,14 +1,14 @@
 //! The life of a lab: two processes of ours around the user's command.
 //!
-//! The *keeper* is the process that the user started. It stays where it was, starts the *init* of a
+//! The *monitor* is the process that the user started. It stays where it was, starts the *init* of a
 //! new PID namespace, passes signals on and returns the command's exit code. The init makes the
 //! lab, carries its packets, runs the command on the first host and reaps what others leave. When
 //! the init ends, the kernel kills every process in the lab, and with the last of them go
-//! namespaces, interfaces, mounts and sockets. The init is killed by the kernel when the keeper
-//! dies, whatever killed it. So nothing outlives the keeper, and there is no clean-up code that
+//! namespaces, interfaces, mounts and sockets. The init is killed by the kernel when the monitor
+//! dies, whatever killed it. So nothing outlives the monitor, and there is no clean-up code that
 //! could fail to run.
 //!
-//! A signal that a process sends to the keeper is passed to the command, which then has `GRACE` to
+//! A signal that a process sends to the monitor is passed to the command, which then has `GRACE` to
 //! end. One that comes from the terminal has reached the command already and is left to it; three
 //! within `IMPATIENCE` end everything.
 
@@ -53,23 +53,23 @@ const IMPATIENT_COUNT: usize = 3;
 const FORWARDED: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// What `run` was asked to do.
-pub struct Run {
+pub struct LabRun {
     pub file: PathBuf,
     /// Instead of the name in the file.
     pub name: Option<String>,
     pub command: Vec<OsString>,
 }
 
-/// Descriptors that the init gets from the keeper.
+/// Descriptors that the init gets from the monitor.
 pub struct Inherited {
-    /// Reads end-of-file when the keeper has died.
+    /// Reads end-of-file when the monitor has died.
     pub lifeline: RawFd,
     /// Listens for `landbridge lab link` from outside.
     pub control: RawFd,
 }
 
-/// The keeper: builds the lab, runs the command in it, returns the exit code.
-pub fn keep(run: &Run) -> anyhow::Result<u8> {
+/// The monitor: builds the lab, runs the command in it, returns the exit code.
+pub fn run_lab(run: &LabRun) -> anyhow::Result<u8> {
     let plan = load(run)?;
     namespace::check_tools()?;
     tun::check_available()?;
@@ -80,9 +80,9 @@ pub fn keep(run: &Run) -> anyhow::Result<u8> {
     let mut init = start_init(run, lifeline, control)?;
     loop {
         poll(&mut [PollFd::new(&signals, PollFlags::IN)], None).or_else(ignore_interruption)?;
-        while let Some(notice) = signals.poll_notice() {
-            if FORWARDED.contains(&notice.number) && !notice.from_terminal {
-                send(init.id() as i32, notice.number);
+        while let Some(received) = signals.poll_signal() {
+            if FORWARDED.contains(&received.number) && !received.from_terminal {
+                send(init.id() as i32, received.number);
             }
         }
         if let Some(status) = init.try_wait()? {
@@ -91,7 +91,7 @@ pub fn keep(run: &Run) -> anyhow::Result<u8> {
     }
 }
 
-fn load(run: &Run) -> anyhow::Result<Plan> {
+fn load(run: &LabRun) -> anyhow::Result<Plan> {
     let mut plan = file::load(&run.file)?;
     if let Some(name) = &run.name {
         if !file::is_name(name) {
@@ -103,7 +103,7 @@ fn load(run: &Run) -> anyhow::Result<Plan> {
 }
 
 /// Starts this program again as the first process of the PID namespace.
-fn start_init(run: &Run, lifeline: OwnedFd, control: UnixListener) -> anyhow::Result<Child> {
+fn start_init(run: &LabRun, lifeline: OwnedFd, control: UnixListener) -> anyhow::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("landbridge-lab").arg("inside").arg("--file").arg(&run.file);
     if let Some(name) = &run.name {
@@ -125,7 +125,7 @@ fn start_init(run: &Run, lifeline: OwnedFd, control: UnixListener) -> anyhow::Re
 
 /// The init: makes the lab and runs the command in it. Never returns to the caller's world but by
 /// exit code.
-pub fn inside(run: &Run, inherited: &Inherited) -> anyhow::Result<u8> {
+pub fn inside(run: &LabRun, inherited: &Inherited) -> anyhow::Result<u8> {
     let lifeline = adopt(inherited)?;
     // Otherwise `ps` calls it `exe`, after the link by which it was started.
     let _ = rustix::thread::set_name(c"landbridge-lab");
@@ -143,7 +143,7 @@ pub fn inside(run: &Run, inherited: &Inherited) -> anyhow::Result<u8> {
         eprintln!("landbridge-lab: the link emulator has stopped: {error}");
         std::process::exit(i32::from(EXIT_LAB_FAILED));
     })?;
-    // SAFETY: the keeper passed this descriptor to us and nothing else in this process knows it.
+    // SAFETY: the monitor passed this descriptor to us and nothing else in this process knows it.
     let outside = unsafe { UnixListener::from_raw_fd(inherited.control) };
     control::serve(handle, &plan, outside, control::listen_inside()?)?;
 
@@ -158,7 +158,7 @@ pub fn inside(run: &Run, inherited: &Inherited) -> anyhow::Result<u8> {
     }
 }
 
-/// Ties the init's life to the keeper's, and keeps inherited descriptors from the command.
+/// Ties the init's life to the monitor's, and keeps inherited descriptors from the command.
 fn adopt(inherited: &Inherited) -> anyhow::Result<OwnedFd> {
     set_close_on_exec(inherited.lifeline, true)?;
     set_close_on_exec(inherited.control, true)?;
@@ -168,7 +168,7 @@ fn adopt(inherited: &Inherited) -> anyhow::Result<OwnedFd> {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         OwnedFd::from_raw_fd(inherited.lifeline)
     };
-    // The keeper may have died before the line above; then the pipe's other end is closed already.
+    // The monitor may have died before the line above; then the pipe's other end is closed already.
     let mut fds = [PollFd::new(&lifeline, PollFlags::IN)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     if poll(&mut fds, Some(&at_once))? > 0 {
@@ -178,7 +178,7 @@ fn adopt(inherited: &Inherited) -> anyhow::Result<OwnedFd> {
 }
 
 fn start_command(
-    run: &Run,
+    run: &LabRun,
     plan: &Plan,
     machines: &Machines,
     topology_path: &Path,
@@ -215,17 +215,17 @@ fn supervise(child: Child, signals: &Signals, lifeline: &OwnedFd) -> anyhow::Res
         ];
         poll(&mut fds, timeout.as_ref()).or_else(ignore_interruption)?;
         if !fds[1].revents().is_empty() {
-            // The keeper has died; nobody is left to tell.
+            // The monitor has died; nobody is left to tell.
             return Ok(EXIT_LAB_FAILED);
         }
-        while let Some(notice) =
-            signals.poll_notice().filter(|notice| FORWARDED.contains(&notice.number))
+        while let Some(received) =
+            signals.poll_signal().filter(|received| FORWARDED.contains(&received.number))
         {
-            if notice.from_terminal {
+            if received.from_terminal {
                 terminal_signals.retain(|at| at.elapsed() < IMPATIENCE);
                 terminal_signals.push(Instant::now());
             } else {
-                send(command.as_raw_nonzero().get(), notice.number);
+                send(command.as_raw_nonzero().get(), received.number);
                 deadline.get_or_insert_with(|| Instant::now() + GRACE);
             }
         }

@@ -11,7 +11,7 @@ pub struct Signals {
 
 /// A signal that has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Notice {
+pub struct ReceivedSignal {
     pub number: i32,
     /// Sent by a terminal to its whole foreground process group, not by a process to this one.
     pub from_terminal: bool,
@@ -35,7 +35,7 @@ impl Signals {
     }
 
     /// The next signal that has come; None when there is none now.
-    pub fn poll_notice(&self) -> Option<Notice> {
+    pub fn poll_signal(&self) -> Option<ReceivedSignal> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let size = size_of::<libc::signalfd_siginfo>();
         // SAFETY: the buffer is `size` bytes, and is only taken as initialised when the kernel has
@@ -48,7 +48,7 @@ impl Signals {
             info.assume_init()
         };
         let from_terminal = info.ssi_code == libc::SI_KERNEL;
-        Some(Notice { number: info.ssi_signo as i32, from_terminal })
+        Some(ReceivedSignal { number: info.ssi_signo as i32, from_terminal })
     }
 }
 

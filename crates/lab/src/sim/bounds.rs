@@ -5,17 +5,17 @@
 
 use std::collections::BTreeSet;
 
-use landbridge_proto::channel::{PathId, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
-use landbridge_proto::endpoint::{Flying, Holdings};
+use landbridge_proto::channel::{PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX};
+use landbridge_proto::endpoint::{ChannelUsage, InFlightUsage};
 use landbridge_proto::limit::FRAME_BODY_BYTES_MAX;
 
 use super::world::World;
 use super::{Violation, require};
 
-/// Asks of one path that are remembered (`ASKS_MAX` of the endpoint's flows).
-const ASKS_MAX: usize = 16;
-/// Spoilt ranges at once (`SPOILT_MAX`).
-const SPOILT_MAX: usize = 64;
+/// Asks of one path that are remembered (`STATUS_REQUESTS_MAX` of the endpoint's flows).
+const STATUS_REQUESTS_MAX: usize = 16;
+/// Spoilt ranges at once (`CORRUPT_RANGES_MAX`).
+const CORRUPT_RANGES_MAX: usize = 64;
 /// Datagrams that may overtake one before it is lost (`OVERTAKEN_MAX`).
 const OVERTAKEN_MAX: usize = 1 << 10;
 /// Answers that one operation of the peer may have waiting: a grant or a refusal, and the bytes that it has asked for; and as
@@ -38,38 +38,38 @@ impl World {
     pub fn check_bounds_of(&mut self, node: usize) -> Result<(), Violation> {
         self.reap(node)?;
         let endpoint = &self.nodes[node].endpoint;
-        require!(endpoint.alarms() <= endpoint.peers(), "{node} wants to be woken too often");
+        require!(endpoint.armed_timers() <= endpoint.peers(), "{node} wants to be woken too often");
         for other in 0..self.nodes.len() {
             let Some(peer) = self.nodes[node].peers[other] else { continue };
             if self.model.failed[node][other] || self.model.failed[other][node] {
                 continue;
             }
-            self.check_held(node, other, &self.nodes[node].endpoint.holdings(peer))?;
-            for lane in 0..self.links[node][other].len() {
-                let flying = self.nodes[node].endpoint.flying(peer, PathId(lane as u8));
-                flying.map_or(Ok(()), |flying| check_flying((node, other, lane), &flying))?;
+            self.check_held(node, other, &self.nodes[node].endpoint.channel_usage(peer))?;
+            for path_id in 0..self.pipes[node][other].len() {
+                let flying = self.nodes[node].endpoint.in_flight_usage(peer, PathId(path_id as u8));
+                flying.map_or(Ok(()), |flying| check_in_flight((node, other, path_id), &flying))?;
             }
         }
         Ok(())
     }
 
-    fn check_held(&self, node: usize, other: usize, held: &Holdings) -> Result<(), Violation> {
+    fn check_held(&self, node: usize, other: usize, held: &ChannelUsage) -> Result<(), Violation> {
         let say = |what: &str| format!("{node} has too much for {other}: {what}: {held:?}");
-        let lanes = self.links[node][other].len();
+        let path_count = self.pipes[node][other].len();
         let operations = |node: usize| self.nodes[node].config.operations_max;
         let answers = ANSWERS_MAX * operations(other);
         // One goodbye, too.
         require!(held.queue <= operations(node) + answers + 1, "{}", say("queue"));
         require!(held.awaiting <= operations(node), "{}", say("awaiting"));
         // Reports and asks by each path and by none.
-        require!(held.errands <= 2 * (lanes + 1), "{}", say("errands"));
-        require!(held.spoilt <= SPOILT_MAX, "{}", say("spoilt"));
-        require!(held.keeping <= lanes, "{}", say("keeping"));
+        require!(held.control_frames <= 2 * (path_count + 1), "{}", say("control_frames"));
+        require!(held.corrupt <= CORRUPT_RANGES_MAX, "{}", say("corrupt"));
+        require!(held.out_of_order <= path_count, "{}", say("out_of_order"));
         let window = self.nodes[node].config.eager_window as usize;
         require!(held.announced <= window, "{}", say("announced"));
         require!(held.lost <= held.kept, "{}", say("lost"));
-        let span = SPAN_BYTES_MAX + FRAME_BODY_BYTES_MAX as u64;
-        require!(!held.may_overtake || held.unconfirmed <= span, "{}", say("unconfirmed"));
+        let span = REORDER_WINDOW_BYTES_MAX + FRAME_BODY_BYTES_MAX as u64;
+        require!(!held.may_reorder || held.unconfirmed <= span, "{}", say("unconfirmed"));
         // What nothing keeps has no place in the outgoing: its bytes are all confirmed.
         require!(held.unconfirmed > 0 || held.kept == 0, "{}", say("kept"));
         Ok(())
@@ -83,7 +83,7 @@ impl World {
         }
         let peers = state.peers.iter().flatten();
         let kept: BTreeSet<u32> = peers
-            .flat_map(|&peer| state.endpoint.kept_memory(peer))
+            .flat_map(|&peer| state.endpoint.retained_memory(peer))
             .map(|piece| piece.slot())
             .collect();
         let (kept, free) =
@@ -106,18 +106,21 @@ impl World {
     }
 }
 
-fn check_flying((from, to, lane): (usize, usize, usize), flying: &Flying) -> Result<(), Violation> {
-    let say = |what: &str| format!("from {from} to {to} by {lane}: {what}: {flying:?}");
+fn check_in_flight(
+    (from, to, path_id): (usize, usize, usize),
+    flying: &InFlightUsage,
+) -> Result<(), Violation> {
+    let say = |what: &str| format!("from {from} to {to} by {path_id}: {what}: {flying:?}");
     require!(flying.counted == flying.kept, "{}", say("under way and kept differ"));
-    require!(flying.asks <= ASKS_MAX, "{}", say("asks"));
+    require!(flying.status_requests <= STATUS_REQUESTS_MAX, "{}", say("status_requests"));
     // Those behind the oldest of which nothing is known; that is lost when enough of them have arrived.
-    let notes = SPAN_FRAMES_MAX + OVERTAKEN_MAX + ASKS_MAX;
-    require!(flying.notes <= notes, "{}", say("notes"));
+    let tracked_datagrams = REORDER_WINDOW_FRAMES_MAX + OVERTAKEN_MAX + STATUS_REQUESTS_MAX;
+    require!(flying.tracked_datagrams <= tracked_datagrams, "{}", say("tracked_datagrams"));
     Ok(())
 }
 
 /// What has just left by a path of datagrams had room there.
-pub fn check_window(before: &Flying, after: &Flying) -> Result<(), Violation> {
+pub fn check_window(before: &InFlightUsage, after: &InFlightUsage) -> Result<(), Violation> {
     let grows = after.counted > before.counted;
     let most = before.window.max(after.window).max(before.datagram);
     require!(

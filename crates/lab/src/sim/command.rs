@@ -24,7 +24,7 @@ pub struct Simulate {
     /// Tell every step of every seed on standard error
     #[arg(long)]
     trace: bool,
-    /// Instead, measure what datagrams carry over a simulated line with delay and losses
+    /// Instead, measure what datagrams carry over a simulated link with delay and losses
     #[arg(long)]
     throughput: bool,
 }
@@ -52,9 +52,9 @@ impl Simulate {
             run_all(self.seeds.clone(), mode, self.jobs)
         };
         match outcome {
-            Ok(tally) => {
+            Ok(counts) => {
                 println!("seeds {}..{} ({mode}): nothing found", self.seeds.start, self.seeds.end);
-                print!("{tally}");
+                print!("{counts}");
                 0
             }
             Err(found) => {

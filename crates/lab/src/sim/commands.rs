@@ -2,21 +2,21 @@
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    AtomicRequest, Level, Look, Message, Path, Posting, Remote, Ticket as Call,
+    AtomicRequest, CompletionLevel, Message, PathProperties, Peek, Posting, Remote, Ticket,
 };
 use landbridge_proto::limit::ATOMIC_BYTES_MAX;
 
 use super::datagrams::with_datagrams;
-use super::lanes::LANES_MAX;
+use super::frame_transfer::PATHS_MAX;
 use super::memory::{BLANK, Piece, content};
-use super::model::{self, Ticket, Wish};
+use super::model::{self, PendingOperation, ReceiveMatch};
 use super::node::random_path;
 use super::remote::{
-    Announced, CONSTANT_BYTES, READ, REGION_BASE, REGION_BYTES, RemoteTicket, SUM, SWAP_IF_EQUAL,
-    WRITE_BYTES_MAX, What,
+    CONSTANT_BYTES, READ, REGION_BASE, REGION_BYTES, RemoteKind, RemoteOperation, SUM,
+    SWAP_IF_EQUAL, WRITE_BYTES_MAX, WriteWithData,
 };
 use super::world::World;
-use super::{Tally, Violation, require};
+use super::{EventCounts, Violation, require};
 
 /// Tags are few, so that they meet.
 const TAGS: u64 = 4;
@@ -27,7 +27,7 @@ const TAG_HIGH: u64 = 0xffff_ffff_0000_0000;
 
 impl World {
     /// Runs the world from its seed to its end.
-    pub fn run(mut self) -> Result<Tally, Violation> {
+    pub fn run(mut self) -> Result<EventCounts, Violation> {
         let commands = self.random.pick(&[5, 10, 20, 40, 100]);
         let eagerness = self.random.within(5..=80);
         let (losses, largest) = (self.random.pick(&[0, 0, 0, 1, 3]), self.largest);
@@ -36,15 +36,15 @@ impl World {
             if self.random.percent(eagerness) || !self.step()? {
                 left -= 1;
                 self.command(losses, largest)?;
-                if self.random.percent(self.sieges) {
-                    self.besiege()?;
-                    self.settle()?;
-                    self.lift_siege()?;
+                if self.random.percent(self.single_path_percent) {
+                    self.begin_single_path()?;
+                    self.run_until_idle()?;
+                    self.end_single_path()?;
                 }
             }
         }
         self.finish_all()?;
-        Ok(self.tally)
+        Ok(self.counts)
     }
 
     fn command(&mut self, losses: u64, largest: u64) -> Result<(), Violation> {
@@ -59,7 +59,7 @@ impl World {
             84..95 => self.remote(node),
             95 => self.volley(node),
             96 => self.change_path(node),
-            _ if self.random.percent(losses * 20) => self.break_link(node),
+            _ if self.random.percent(losses * 20) => self.break_connection(node),
             _ => Ok(()),
         }
     }
@@ -68,8 +68,8 @@ impl World {
         self.random.index(self.nodes.len())
     }
 
-    fn call(&mut self) -> Call {
-        Call { context: self.next_context(), notify: self.random.percent(80) }
+    fn ticket(&mut self) -> Ticket {
+        Ticket { context: self.next_context(), notify: self.random.percent(80) }
     }
 
     fn send(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
@@ -78,7 +78,11 @@ impl World {
         let high = if self.random.percent(20) { 1 << 40 } else { 0 };
         let tag = tagged.then(|| self.random.below(TAGS) | high);
         let data = self.random.percent(40).then(|| self.random.next());
-        let level = if self.random.percent(50) { Level::Handed } else { Level::Delivered };
+        let level = if self.random.percent(50) {
+            CompletionLevel::TransmitComplete
+        } else {
+            CompletionLevel::DeliveryComplete
+        };
         self.send_one(node, to, length, (tag, data), level)
     }
 
@@ -87,8 +91,8 @@ impl World {
         let (mut from, mut to) = (node, self.other());
         for _ in 0..self.random.within(10..=60) {
             let tag = self.random.below(TAGS);
-            self.post(to, Wish { source: Some(from), tag: Some((tag, 0)) }, 8)?;
-            self.send_one(from, to, 8, (Some(tag), None), Level::Delivered)?;
+            self.post(to, ReceiveMatch { source: Some(from), tag: Some((tag, 0)) }, 8)?;
+            self.send_one(from, to, 8, (Some(tag), None), CompletionLevel::DeliveryComplete)?;
             for _ in 0..VOLLEY_STEPS {
                 let is_under_way = !self.model.flight[from][to].is_empty();
                 if !is_under_way || !self.step()? {
@@ -106,7 +110,7 @@ impl World {
         to: usize,
         length: u64,
         (tag, data): (Option<u64>, Option<u64>),
-        level: Level,
+        level: CompletionLevel,
     ) -> Result<(), Violation> {
         let next = self.model.messages.len();
         if self.random.percent(25) && self.pass(node, to, (tag, data), &content(next, length))? {
@@ -114,7 +118,8 @@ impl World {
             return Ok(());
         }
         let visible = self.random.percent(60);
-        let (peer, ticket, message) = (self.peer(node, to), self.call(), self.model.messages.len());
+        let (peer, ticket, message) =
+            (self.peer(node, to), self.ticket(), self.model.messages.len());
         let piece = self.arena.keep(content(message, length), visible);
         let sent = self.nodes[node].endpoint.send(Message {
             peer,
@@ -124,20 +129,20 @@ impl World {
             ticket,
             level,
         });
-        if !self.accepted(node, sent.is_ok())? {
+        if !self.check_accepted(node, sent.is_ok())? {
             return self.arena.free(piece).map(drop);
         }
-        self.say(|| {
+        self.log_step(|| {
             format!(
                 "{node}: message {message} to {to}: {length} bytes, {tag:x?} {data:x?} {level:?}"
             )
         });
         self.note_message(node, to, length, (tag, data));
-        let ticket_of = Ticket::Send { node, message, piece, level };
-        self.model.tickets.insert(ticket.context, ticket_of);
+        let operation = PendingOperation::Send { node, message, piece, level };
+        self.model.operations.insert(ticket.context, operation);
         self.drain(node)?;
         if let (Ok(op), false) = (sent, visible) {
-            self.maybe_copy(node, op, ticket.context, piece)?;
+            self.copy_as_inject(node, op, ticket.context, piece)?;
         }
         Ok(())
     }
@@ -157,9 +162,9 @@ impl World {
             tag,
             data,
             length,
-            is_taken: false,
+            is_delivered: false,
             is_whole: false,
-            is_settled: false,
+            is_received: false,
         });
         if !self.model.failed[from][to] {
             self.model.flight[from][to].push_back(message);
@@ -167,7 +172,7 @@ impl World {
     }
 
     /// Puts a copy in the place of a message's bytes, as an inject does.
-    fn maybe_copy(
+    fn copy_as_inject(
         &mut self,
         node: usize,
         op: u32,
@@ -181,32 +186,33 @@ impl World {
         let bytes = self.arena.free(old)?;
         let copy = self.arena.keep(bytes, false);
         *memory = copy;
-        if let Some(Ticket::Send { piece, .. }) = self.model.tickets.get_mut(&context) {
+        if let Some(PendingOperation::Send { piece, .. }) = self.model.operations.get_mut(&context)
+        {
             *piece = copy;
         }
-        self.tally.count("copies in the place of memory");
+        self.counts.count("memory replaced by copies");
         Ok(())
     }
 
     /// Checks a command's [`Full`](landbridge_proto::endpoint::Full) against the bound.
-    fn accepted(&mut self, node: usize, is_accepted: bool) -> Result<bool, Violation> {
-        let tickets = self.model.tickets.values();
-        let flying = tickets.filter(|t| t.node() == node && t.is_operation()).count();
+    fn check_accepted(&mut self, node: usize, is_accepted: bool) -> Result<bool, Violation> {
+        let operations = self.model.operations.values();
+        let flying = operations.filter(|t| t.node() == node && t.is_operation()).count();
         let is_full = flying >= self.nodes[node].config.operations_max;
         require!(is_full != is_accepted, "{node}: {flying} in flight, accepted: {is_accepted}");
         if !is_accepted {
-            self.tally.count("commands refused as too many");
+            self.counts.count("commands refused as too many");
         }
         Ok(is_accepted)
     }
 
-    fn wish(&mut self, tagged: bool) -> Wish {
+    fn wanted(&mut self, tagged: bool) -> ReceiveMatch {
         let source = self.random.percent(50).then(|| self.other());
         let tag = tagged.then(|| {
             let ignore = self.random.pick(&[0, 0, 1, TAG_HIGH, u64::MAX]);
             (self.random.below(TAGS), ignore)
         });
-        Wish { source, tag }
+        ReceiveMatch { source, tag }
     }
 
     fn blank(&mut self, length: u64) -> Piece {
@@ -216,42 +222,48 @@ impl World {
 
     fn receive(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
         let tagged = self.random.percent(70);
-        let wish = self.wish(tagged);
+        let wanted = self.wanted(tagged);
         let length = if self.random.percent(70) { largest } else { self.random.size(largest) };
-        self.post(node, wish, length)
+        self.post(node, wanted, length)
     }
 
-    fn post(&mut self, node: usize, wish: Wish, length: u64) -> Result<(), Violation> {
-        let (ticket, memory) = (self.call(), self.blank(length));
-        self.say(|| format!("{node}: receive {} of {length} bytes: {wish:x?}", ticket.context));
-        self.model.tickets.insert(ticket.context, Ticket::recv(node, wish, memory));
-        self.model.post(node, wish, ticket.context);
-        let source = wish.source.map(|other| self.peer(node, other));
-        let posting = Posting { source, memory, tag: wish.tag, ticket, multi: false };
+    fn post(&mut self, node: usize, wanted: ReceiveMatch, length: u64) -> Result<(), Violation> {
+        let (ticket, memory) = (self.ticket(), self.blank(length));
+        self.log_step(|| {
+            format!("{node}: receive {} of {length} bytes: {wanted:x?}", ticket.context)
+        });
+        self.model.operations.insert(ticket.context, PendingOperation::recv(node, wanted, memory));
+        self.model.post(node, wanted, ticket.context);
+        let source = wanted.source.map(|other| self.peer(node, other));
+        let posting = Posting { source, memory, tag: wanted.tag, ticket, multi: false };
         self.nodes[node].endpoint.recv(posting);
         self.drain(node)
     }
 
     fn receive_many(&mut self, node: usize, largest: u64) -> Result<(), Violation> {
-        let (ticket, mut wish) = (self.call(), self.wish(false));
-        wish.source = wish.source.filter(|_| self.random.percent(30));
+        let (ticket, mut wanted) = (self.ticket(), self.wanted(false));
+        wanted.source = wanted.source.filter(|_| self.random.percent(30));
         let length = self.random.size(largest * 3).max(1);
         let memory = self.blank(length);
-        self.say(|| format!("{node}: multi-receive {} of {length} bytes", ticket.context));
+        self.log_step(|| format!("{node}: multi-receive {} of {length} bytes", ticket.context));
         let least = self.nodes[node].config.min_multi_recv;
-        self.model.tickets.insert(ticket.context, Ticket::multi(node, wish.source, memory, least));
-        self.model.post(node, wish, ticket.context);
-        let source = wish.source.map(|other| self.peer(node, other));
+        self.model
+            .operations
+            .insert(ticket.context, PendingOperation::multi(node, wanted.source, memory, least));
+        self.model.post(node, wanted, ticket.context);
+        let source = wanted.source.map(|other| self.peer(node, other));
         let posting = Posting { source, memory, tag: None, ticket, multi: true };
         self.nodes[node].endpoint.recv(posting);
         self.drain(node)
     }
 
     fn cancel(&mut self, node: usize) -> Result<(), Violation> {
-        let is_recv = |t: &Ticket| matches!(t, Ticket::Recv(_) | Ticket::Multi(_));
+        let is_recv = |t: &PendingOperation| {
+            matches!(t, PendingOperation::Recv(_) | PendingOperation::Multi(_))
+        };
         let mine: Vec<usize> = self
             .model
-            .tickets
+            .operations
             .iter()
             .filter(|(_, ticket)| ticket.node() == node && is_recv(ticket))
             .map(|(context, _)| *context)
@@ -264,7 +276,7 @@ impl World {
     }
 
     fn cancel_one(&mut self, node: usize, context: usize) -> Result<(), Violation> {
-        self.say(|| format!("{node}: cancel {context}"));
+        self.log_step(|| format!("{node}: cancel {context}"));
         let waits = self.model.cancel(node, context);
         let cancelled = self.nodes[node].endpoint.cancel(context);
         require!(waits == cancelled, "cancel of {context}: {cancelled} instead of {waits}");
@@ -272,26 +284,26 @@ impl World {
     }
 
     fn look(&mut self, node: usize) -> Result<(), Violation> {
-        let (wish, context) = (self.wish(true), self.next_context());
+        let (wanted, context) = (self.wanted(true), self.next_context());
         let (claim, discard) = self.random.pick(&[(false, false), (true, false), (false, true)]);
-        let found = self.model.look(node, &wish);
-        self.say(|| format!("{node}: look {context} {wish:x?} finds {found:?}"));
-        self.tally.count("looks");
+        let found = self.model.look(node, &wanted);
+        self.log_step(|| format!("{node}: look {context} {wanted:x?} finds {found:?}"));
+        self.counts.count("looks");
         if let (Some(message), true) = (found, claim || discard) {
-            self.model.withdraw(node, message);
+            self.model.remove_unexpected(node, message);
             if claim {
                 self.model.claimed[node].insert(context, (message, false));
             } else {
-                self.model.messages[message].is_settled = true;
+                self.model.messages[message].is_received = true;
             }
         }
-        self.model.tickets.insert(context, Ticket::Look { node, found });
-        let source = wish.source.map(|other| self.peer(node, other));
-        let (tag, ignore) = wish.tag.unwrap_or((0, 0));
-        let look = Look { source, tag, ignore, context, claim, discard };
-        self.nodes[node].endpoint.look(look);
+        self.model.operations.insert(context, PendingOperation::Look { node, found });
+        let source = wanted.source.map(|other| self.peer(node, other));
+        let (tag, ignore) = wanted.tag.unwrap_or((0, 0));
+        let look = Peek { source, tag, ignore, context, claim, discard };
+        self.nodes[node].endpoint.peek(look);
         self.drain(node)?;
-        require!(!self.model.tickets.contains_key(&context), "look {context} is not answered");
+        require!(!self.model.operations.contains_key(&context), "look {context} is not answered");
         Ok(())
     }
 
@@ -299,24 +311,27 @@ impl World {
         let Some((context, (message, is_lost))) = self.model.claimed[node].pop_first() else {
             return Ok(());
         };
-        self.tally.count("claims");
-        self.say(|| format!("{node}: claim {context}, message {message}"));
-        let ticket = Call { context, notify: true };
+        self.counts.count("claims");
+        self.log_step(|| format!("{node}: claim {context}, message {message}"));
+        let ticket = Ticket { context, notify: true };
         if self.random.percent(30) {
-            self.model.tickets.insert(context, Ticket::Discard { node, message, is_lost });
+            self.model
+                .operations
+                .insert(context, PendingOperation::Discard { node, message, is_lost });
             let was_there = self.nodes[node].endpoint.claim_discard(ticket);
             require!(was_there, "claim {context} finds nothing");
             return self.drain(node);
         }
         let length = self.random.size(largest);
         let memory = self.blank(length);
-        let wish = Wish { source: Some(self.model.messages[message].from), tag: Some((0, 0)) };
-        let mut ticket_of = Ticket::recv(node, wish, memory);
-        if let Ticket::Recv(recv) = &mut ticket_of {
+        let wanted =
+            ReceiveMatch { source: Some(self.model.messages[message].from), tag: Some((0, 0)) };
+        let mut operation = PendingOperation::recv(node, wanted, memory);
+        if let PendingOperation::Recv(recv) = &mut operation {
             recv.message = Some(message);
             recv.is_lost = is_lost;
         }
-        self.model.tickets.insert(context, ticket_of);
+        self.model.operations.insert(context, operation);
         let posting = Posting { source: None, memory, tag: Some((0, 0)), ticket, multi: false };
         let was_there = self.nodes[node].endpoint.claim(posting);
         require!(was_there, "claim {context} finds nothing");
@@ -325,28 +340,29 @@ impl World {
 
     fn change_path(&mut self, node: usize) -> Result<(), Violation> {
         let other = self.other();
-        let (peer, lane) = (self.peer(node, other), self.random.index(LANES_MAX));
+        let (peer, path_id) = (self.peer(node, other), self.random.index(PATHS_MAX));
         let path = random_path(&mut self.random, self.largest);
-        if let Some(known) = self.nodes[node].paths[other].get_mut(lane) {
-            let path = Path { lossless: known.lossless, silent: known.silent, ..path };
+        if let Some(known) = self.nodes[node].paths[other].get_mut(path_id) {
+            let path =
+                PathProperties { lossless: known.lossless, silent_loss: known.silent_loss, ..path };
             let path = with_datagrams(path, known.datagram);
             *known = path;
-            self.nodes[node].endpoint.set_path(peer, PathId(lane as u8), path);
+            self.nodes[node].endpoint.set_path(peer, PathId(path_id as u8), path);
         }
         Ok(())
     }
 
-    /// Breaks the link to another process. Each side learns of it; the other perhaps later.
-    fn break_link(&mut self, node: usize) -> Result<(), Violation> {
+    /// Breaks the pipe to another process. Each side learns of it; the other perhaps later.
+    fn break_connection(&mut self, node: usize) -> Result<(), Violation> {
         let other = self.other();
         if other == node || self.model.failed[node][other] {
             return Ok(());
         }
-        self.lose(node, other)?;
+        self.lose_peer(node, other)?;
         for _ in 0..self.random.below(30) {
             self.step()?;
         }
-        self.lose(other, node)
+        self.lose_peer(other, node)
     }
 
     fn remote(&mut self, node: usize) -> Result<(), Violation> {
@@ -384,38 +400,50 @@ impl World {
         let Some(at) = self.nodes[to].region.reserve(length) else {
             return Ok(());
         };
-        let (peer, ticket) = (self.peer(node, to), self.call());
+        let (peer, ticket) = (self.peer(node, to), self.ticket());
         let (remote, is_refused) = self.aim(to, at, length, peer);
-        let data = self.random.percent(40).then_some(self.announced.len());
+        let data = self.random.percent(40).then_some(self.writes_with_data.len());
         let piece = self.arena.keep(content(ticket.context, length), false);
-        self.say(|| format!("{node}: write {} of {length} to {to}: {remote:?}", ticket.context));
+        self.log_step(|| {
+            format!("{node}: write {} of {length} to {to}: {remote:?}", ticket.context)
+        });
         let number = data.map(|data| data as u64);
         let begun = self.nodes[node].endpoint.write(remote, piece, number, ticket);
-        if !self.accepted(node, begun.is_ok())? {
+        if !self.check_accepted(node, begun.is_ok())? {
             return self.arena.free(piece).map(drop);
         }
         if data.is_some() {
-            self.announced.push(Announced { from: node, to, is_refused, times: 0 });
+            self.writes_with_data.push(WriteWithData { from: node, to, is_refused, times: 0 });
         }
-        let what = What::Write(data);
-        let of = RemoteTicket { node, to, piece, result: None, at, is_refused, what };
-        self.model.tickets.insert(ticket.context, Ticket::Remote(of));
+        let what = RemoteKind::Write(data);
+        let of = RemoteOperation { node, to, piece, result: None, at, is_refused, what };
+        self.model.operations.insert(ticket.context, PendingOperation::Remote(of));
         self.drain(node)
     }
 
     fn remote_read(&mut self, node: usize, to: usize) -> Result<(), Violation> {
         let length = self.random.size(CONSTANT_BYTES);
         let at = self.random.within(0..=CONSTANT_BYTES - length);
-        let (peer, ticket) = (self.peer(node, to), self.call());
+        let (peer, ticket) = (self.peer(node, to), self.ticket());
         let (remote, is_refused) = self.aim(to, at, length, peer);
         let piece = self.blank(length);
-        self.say(|| format!("{node}: read {} of {length} from {to}: {remote:?}", ticket.context));
+        self.log_step(|| {
+            format!("{node}: read {} of {length} from {to}: {remote:?}", ticket.context)
+        });
         let begun = self.nodes[node].endpoint.read(remote, piece, ticket);
-        if !self.accepted(node, begun.is_ok())? {
+        if !self.check_accepted(node, begun.is_ok())? {
             return self.arena.free(piece).map(drop);
         }
-        let of = RemoteTicket { node, to, piece, result: None, at, is_refused, what: What::Read };
-        self.model.tickets.insert(ticket.context, Ticket::Remote(of));
+        let of = RemoteOperation {
+            node,
+            to,
+            piece,
+            result: None,
+            at,
+            is_refused,
+            what: RemoteKind::Read,
+        };
+        self.model.operations.insert(ticket.context, PendingOperation::Remote(of));
         self.drain(node)
     }
 
@@ -425,7 +453,7 @@ impl World {
         let Some(at) = self.nodes[to].region.reserve(length) else {
             return Ok(());
         };
-        let (peer, ticket) = (self.peer(node, to), self.call());
+        let (peer, ticket) = (self.peer(node, to), self.ticket());
         let (remote, is_refused) = self.aim(to, at, length, peer);
         let (operation, fetch, parts) = self.random.pick(&[
             (SUM, false, 1),
@@ -446,15 +474,15 @@ impl World {
             key: remote.key,
             offset: remote.offset,
         };
-        self.say(|| format!("{node}: atomic {} at {to}: {request:?}", ticket.context));
+        self.log_step(|| format!("{node}: atomic {} at {to}: {request:?}", ticket.context));
         let begun = self.nodes[node].endpoint.atomic(peer, request, piece, result, ticket);
-        if !self.accepted(node, begun.is_ok())? {
+        if !self.check_accepted(node, begun.is_ok())? {
             result.map_or(Ok(Vec::new()), |result| self.arena.free(result))?;
             return self.arena.free(piece).map(drop);
         }
-        let what = What::Atomic { request, operands };
-        let of = RemoteTicket { node, to, piece, result, at, is_refused, what };
-        self.model.tickets.insert(ticket.context, Ticket::Remote(of));
+        let what = RemoteKind::Atomic { request, operands };
+        let of = RemoteOperation { node, to, piece, result, at, is_refused, what };
+        self.model.operations.insert(ticket.context, PendingOperation::Remote(of));
         self.drain(node)
     }
 
@@ -470,16 +498,16 @@ impl World {
 
     /// Lets everything that was begun come to its end, and checks that it does.
     fn finish_all(&mut self) -> Result<(), Violation> {
-        self.say(|| "the end".into());
+        self.log_step(|| "the end".into());
         if self.random.percent(40) {
-            self.besiege()?;
+            self.begin_single_path()?;
         }
-        self.settle()?;
+        self.run_until_idle()?;
         while self.receive_what_waits()? {
-            self.settle()?;
+            self.run_until_idle()?;
         }
         self.cancel_what_waits()?;
-        if let Some((context, ticket)) = self.model.tickets.first_key_value() {
+        if let Some((context, ticket)) = self.model.operations.first_key_value() {
             let (node, what) = (ticket.node(), ticket.describe());
             return Err(Violation(format!("operation {context} of {node} is stuck: {what}")));
         }
@@ -491,10 +519,10 @@ impl World {
                 }
             }
         }
-        self.settle()?;
-        self.lift_siege()?;
-        self.settle()?;
-        self.check_rest()
+        self.run_until_idle()?;
+        self.end_single_path()?;
+        self.run_until_idle()?;
+        self.check_idle()
     }
 
     /// Receives, claims or drops every message that waits; false if there is none.
@@ -506,12 +534,12 @@ impl World {
                 found = true;
             }
             for class in 0..2 {
-                while let Some(&id) = self.model.boxes[node][class].arrived.first() {
+                while let Some(&id) = self.model.match_queues[node][class].unexpected.first() {
                     let message = &self.model.messages[id];
                     let tag = message.tag.map(|tag| (tag, 0));
-                    let wish = Wish { source: Some(message.from), tag };
+                    let wanted = ReceiveMatch { source: Some(message.from), tag };
                     let length = message.length;
-                    self.post(node, wish, length)?;
+                    self.post(node, wanted, length)?;
                     found = true;
                 }
             }
@@ -522,7 +550,7 @@ impl World {
     fn cancel_what_waits(&mut self) -> Result<(), Violation> {
         for node in 0..self.nodes.len() {
             for class in 0..2 {
-                while let Some(posted) = self.model.boxes[node][class].posted.first() {
+                while let Some(posted) = self.model.match_queues[node][class].posted.first() {
                     let context = posted.context;
                     self.cancel_one(node, context)?;
                 }

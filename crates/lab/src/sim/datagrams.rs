@@ -1,13 +1,13 @@
-//! Paths of datagrams: each frame is one, and may be lost, doubled, late or overtaken without a word, by itself or with all
+//! Paths of datagrams: each frame is one, and may be lost, duplicated, late or reordered without a word, by itself or with all
 //! others for a while ([`super::outages`]).
 //!
-//! What arrives is read through the pipe of its lane, a whole datagram at a time, some of them before the endpoint is told
+//! What arrives is read through the pipe of its path, a whole datagram at a time, some of them before the endpoint is told
 //! that the batch is over.
 
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::Path;
-use landbridge_proto::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
-use landbridge_proto::path::congestion::Kind;
+use landbridge_proto::endpoint::PathProperties;
+use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
+use landbridge_proto::path::congestion::CongestionAlgorithm;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time};
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
@@ -16,15 +16,15 @@ use super::world::World;
 use super::{Violation, require};
 
 /// What is under way in one direction, and what may happen to it.
-pub struct Air {
+pub struct LossyNetwork {
     /// When it arrives; in no order.
     packets: Vec<(Time, Vec<u8>)>,
     /// Of a thousand datagrams.
     lost: u64,
-    doubled: u64,
-    overtaken: u64,
+    duplicated: u64,
+    reordered: u64,
     delay: u64,
-    /// When the last that was not overtaken arrives.
+    /// When the last that was not reordered arrives.
     last: Time,
 }
 
@@ -37,13 +37,13 @@ const DELAY_MAX: u64 = 100 * SECOND;
 /// Datagrams that one receiving call brings at most.
 const BATCH_MAX: u64 = 4;
 
-impl Air {
+impl LossyNetwork {
     pub fn random(random: &mut Random) -> Self {
         Self {
             packets: Vec::new(),
             lost: random.pick(&[0, 0, 5, 20, 100]),
-            doubled: random.pick(&[0, 0, 10, 100]),
-            overtaken: random.pick(&[0, 0, 10, 300]),
+            duplicated: random.pick(&[0, 0, 10, 100]),
+            reordered: random.pick(&[0, 0, 10, 300]),
             delay: random.pick(&[0, 100 * MICROSECOND, MILLISECOND, 30 * MILLISECOND]),
             last: Time(0),
         }
@@ -55,11 +55,11 @@ impl Air {
         if is_full || random.below(1_000) < self.lost {
             return Some("datagrams lost");
         }
-        if random.below(1_000) < self.doubled {
+        if random.below(1_000) < self.duplicated {
             let at = self.arrival(now, random);
             self.packets.push((at, bytes.clone()));
             self.packets.push((now.after(self.delay + random.below(self.delay * 3 + 1)), bytes));
-            return Some("datagrams doubled");
+            return Some("datagrams duplicated");
         }
         let at = self.arrival(now, random);
         self.packets.push((at, bytes));
@@ -68,7 +68,7 @@ impl Air {
 
     fn arrival(&mut self, now: Time, random: &mut Random) -> Time {
         let at = now.after(self.delay + random.below(self.delay / 8 + 1));
-        if random.below(1_000) < self.overtaken {
+        if random.below(1_000) < self.reordered {
             return at.after(random.below(4 * self.delay + MILLISECOND));
         }
         // A clock that jumps takes nothing with it.
@@ -77,7 +77,7 @@ impl Air {
     }
 
     /// Nothing is lost from now on, but what overflows.
-    pub fn lose_nothing(&mut self) {
+    pub fn stop_losses(&mut self) {
         self.lost = 0;
     }
 
@@ -95,45 +95,48 @@ impl Air {
     }
 }
 
-/// A path of datagrams, for both directions of a lane; most lanes are none.
-pub fn random_kind(random: &mut Random) -> Option<Kind> {
-    random.pick(&[None, None, Some(Kind::Cubic), Some(Kind::Bbr)])
+/// A path of datagrams, for both directions of a path; most paths are none.
+pub fn random_kind(random: &mut Random) -> Option<CongestionAlgorithm> {
+    random.pick(&[None, None, Some(CongestionAlgorithm::Cubic), Some(CongestionAlgorithm::Bbr)])
 }
 
 /// The traits with which frames go as datagrams.
-pub fn with_datagrams(path: Path, datagram: Option<Kind>) -> Path {
+pub fn with_datagrams(
+    path: PathProperties,
+    datagram: Option<CongestionAlgorithm>,
+) -> PathProperties {
     match datagram {
         None => path,
-        Some(_) => Path { datagram, lossless: false, silent: true, ..path },
+        Some(_) => PathProperties { datagram, lossless: false, silent_loss: true, ..path },
     }
 }
 
 impl World {
-    pub fn has_datagrams(&self, from: usize, to: usize, lane: usize) -> bool {
-        self.links[from][to][lane].air.is_some()
+    pub fn has_datagrams(&self, from: usize, to: usize, path_id: usize) -> bool {
+        self.pipes[from][to][path_id].network.is_some()
     }
 
     /// A frame leaves as a datagram.
     pub fn send_datagram(
         &mut self,
-        (from, to, lane): (usize, usize, usize),
+        (from, to, path_id): (usize, usize, usize),
         bytes: Vec<u8>,
     ) -> Result<(), Violation> {
-        let most = self.nodes[from].paths[to][lane].payload_max as usize;
-        let most = most.max(1) + HEADER_BYTES + HEAD_BYTES_MAX + CHECK_BYTES;
+        let most = self.nodes[from].paths[to][path_id].payload_max as usize;
+        let most = most.max(1) + HEADER_BYTES + KIND_HEADER_BYTES_MAX + CHECKSUM_BYTES;
         require!(bytes.len() <= most, "a datagram of {} bytes where {most} fit", bytes.len());
-        let link = &mut self.links[from][to][lane];
-        let Some(air) = link.air.as_mut().filter(|_| !link.is_cut) else {
+        let pipe = &mut self.pipes[from][to][path_id];
+        let Some(network) = pipe.network.as_mut().filter(|_| !pipe.is_cut) else {
             return Ok(());
         };
-        if self.dead[from][to][lane] {
-            self.tally.count("datagrams lost");
-            self.has_swallowed = true;
+        if self.blackholed[from][to][path_id] {
+            self.counts.count("datagrams lost");
+            self.has_silent_loss = true;
             return Ok(());
         }
-        if let Some(event) = air.send(self.now, bytes, &mut self.random) {
-            self.tally.count(event);
-            self.say(|| format!("from {from} to {to} by {lane}: {event}:"));
+        if let Some(event) = network.send(self.now, bytes, &mut self.random) {
+            self.counts.count(event);
+            self.log_step(|| format!("from {from} to {to} by {path_id}: {event}:"));
         }
         Ok(())
     }
@@ -143,37 +146,38 @@ impl World {
         &mut self,
         from: usize,
         to: usize,
-        lane: usize,
+        path_id: usize,
     ) -> Result<bool, Violation> {
         let mut moved = false;
         for _ in 0..self.random.within(1..=BATCH_MAX) {
-            let link = &mut self.links[from][to][lane];
-            let Some(bytes) = link.air.as_mut().and_then(|air| air.receive(self.now)) else {
+            let pipe = &mut self.pipes[from][to][path_id];
+            let Some(bytes) = pipe.network.as_mut().and_then(|network| network.receive(self.now))
+            else {
                 break;
             };
             moved = true;
-            link.pipe.extend(bytes);
-            self.read_datagram(from, to, lane)?;
+            pipe.bytes.extend(bytes);
+            self.read_datagram(from, to, path_id)?;
         }
-        if moved && self.links[from][to][lane].air.is_some() {
+        if moved && self.pipes[from][to][path_id].network.is_some() {
             let peer = self.peer(to, from);
-            self.nodes[to].endpoint.end_batch(peer, PathId(lane as u8));
+            self.nodes[to].endpoint.end_batch(peer, PathId(path_id as u8));
             self.drain(to)?;
         }
         Ok(moved)
     }
 
     /// Takes one datagram out of the pipe.
-    fn read_datagram(&mut self, from: usize, to: usize, lane: usize) -> Result<(), Violation> {
+    fn read_datagram(&mut self, from: usize, to: usize, path_id: usize) -> Result<(), Violation> {
         loop {
             // A path that is found too bad in between is broken, and its pipe is empty.
-            let is_reading = self.links[from][to][lane].reading.is_some();
-            if self.links[from][to][lane].pipe.is_empty() && !is_reading {
+            let has_incoming = self.pipes[from][to][path_id].incoming.is_some();
+            if self.pipes[from][to][path_id].bytes.is_empty() && !has_incoming {
                 return Ok(());
             }
-            let moved = match is_reading {
-                true => self.read_payload(from, to, lane)?,
-                false => self.read_front(from, to, lane)?,
+            let moved = match has_incoming {
+                true => self.read_payload(from, to, path_id)?,
+                false => self.read_front(from, to, path_id)?,
             };
             require!(moved, "a datagram of {from} to {to} is cut off");
         }

@@ -1,6 +1,6 @@
 //! A peer that sends whatever it likes: random frames, and honest ones with something changed.
 //!
-//! One endpoint lives with an honest peer and with liars. What may never happen: it panics; a payload would be
+//! One endpoint lives with an honest peer and with attackers. What may never happen: it panics; a payload would be
 //! placed outside the memory that was posted; its unexpected bytes exceed the credit it gave; the honest
 //! peer's messages suffer.
 
@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Config, Endpoint, Level, Look, Memory, Message, Path, Peer, Place,
-    Posting, Remote, Ticket,
+    Action, AtomicRequest, CompletionLevel, Config, Endpoint, Memory, Message, PathProperties,
+    PayloadDestination, Peek, Peer, Posting, Remote, Ticket,
 };
 use landbridge_proto::id::Address;
-use landbridge_proto::limit::{FRAME_BODY_BYTES_MAX, HEAD_BYTES_MAX};
+use landbridge_proto::limit::{FRAME_BODY_BYTES_MAX, KIND_HEADER_BYTES_MAX};
 use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
-use landbridge_proto::wire::head::{Door, Head, Long};
+use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader, Long};
 
 use super::datagrams::{random_kind, with_datagrams};
 use super::node::random_path;
 use super::random::Random;
-use super::{Tally, Violation, require};
+use super::{EventCounts, Violation, require};
 
 /// Steps of a run.
 const STEPS: u64 = 300;
 /// Eager credit of every peer.
 const WINDOW: u32 = 1_000;
 /// The honest peer.
-const FRIEND: usize = 0;
+const HONEST: usize = 0;
 /// All peers.
 const PEERS: usize = 3;
 /// The only path of each.
@@ -35,9 +35,9 @@ const PATH: PathId = PathId(0);
 
 /// Memory that only has a size.
 #[derive(Clone, Debug)]
-struct Room(u64);
+struct FakeMemory(u64);
 
-impl Memory for Room {
+impl Memory for FakeMemory {
     fn size(&self) -> u64 {
         self.0
     }
@@ -47,35 +47,35 @@ impl Memory for Room {
     }
 }
 
-/// What the victim knows of a peer, as the liar would.
+/// What the victim knows of a peer, as the attacker would.
 struct Victim {
-    endpoint: Endpoint<Room>,
+    endpoint: Endpoint<FakeMemory>,
     peers: [Peer; PEERS],
     /// Number of the next byte from each peer, and of the next to it.
     sequence: [u64; PEERS],
     sent: [u64; PEERS],
     stores: BTreeMap<u32, (usize, u64)>,
-    /// Numbers that frames to a liar have named.
-    heard: [Heard; PEERS],
+    /// Numbers that frames to an attacker have named.
+    known: [KnownNumbers; PEERS],
     /// Pulls begun and not done.
     pulls: Vec<u32>,
     /// Contexts of the honest peer's receives that are not done.
-    friendly: usize,
+    honest_pending: usize,
     now: Time,
     random: Random,
-    tally: Tally,
+    counts: EventCounts,
     trace: bool,
 }
 
-pub fn run(seed: u64, trace: bool) -> Result<Tally, Violation> {
+pub fn run(seed: u64, trace: bool) -> Result<EventCounts, Violation> {
     let mut victim = Victim::new(seed, trace);
     for _ in 0..STEPS {
         if victim.random.percent(40) {
             victim.command();
         } else {
-            let liar = victim.random.within(1..=PEERS as u64 - 1) as usize;
-            let (header, head) = victim.lie(liar);
-            victim.frame(liar, header, &head)?;
+            let attacker = victim.random.within(1..=PEERS as u64 - 1) as usize;
+            let (header, head) = victim.forge_frame(attacker);
+            victim.frame(attacker, header, &head)?;
         }
         victim.drain()?;
         if victim.random.percent(30) {
@@ -83,9 +83,9 @@ pub fn run(seed: u64, trace: bool) -> Result<Tally, Violation> {
         }
         victim.pass_time();
     }
-    victim.serve_friend()?;
-    victim.check_friend()?;
-    Ok(victim.tally)
+    victim.serve_honest_peer()?;
+    victim.check_honest_peer()?;
+    Ok(victim.counts)
 }
 
 impl Victim {
@@ -99,7 +99,7 @@ impl Victim {
         });
         let peers = [0, 1, 2].map(|index| endpoint.peer(Address::new(index, 0)));
         for peer in peers {
-            endpoint.open_path(peer, PATH, any_path(&mut random));
+            endpoint.open_path(peer, PATH, random_datagram_path(&mut random));
         }
         Self {
             endpoint,
@@ -107,12 +107,12 @@ impl Victim {
             sequence: [0; PEERS],
             sent: [0; PEERS],
             stores: BTreeMap::new(),
-            heard: Default::default(),
+            known: Default::default(),
             pulls: Vec::new(),
-            friendly: 0,
+            honest_pending: 0,
             now: Time(0),
             random,
-            tally: Tally::default(),
+            counts: EventCounts::default(),
             trace,
         }
     }
@@ -121,61 +121,62 @@ impl Victim {
         Ticket { context: 1_000 + self.random.index(20), notify: true }
     }
 
-    /// Something for the liars to interfere with. Nothing of it concerns the friend.
+    /// Something for the attackers to interfere with. Nothing of it concerns the honest peer.
     fn command(&mut self) {
         let (ticket, size) = (self.ticket(), self.random.size(5_000));
-        let liar = self.random.within(1..=PEERS as u64 - 1) as usize;
-        let (peer, tag) = (self.peers[liar], self.random.below(3));
+        let attacker = self.random.within(1..=PEERS as u64 - 1) as usize;
+        let (peer, tag) = (self.peers[attacker], self.random.below(3));
         let remote = Remote { peer, key: 1, offset: 0 };
         let random = &mut self.random;
         let endpoint = &mut self.endpoint;
         match random.below(9) {
             0 | 1 => {
                 let tag = random.percent(70).then_some(tag);
-                let level = random.pick(&[Level::Handed, Level::Delivered]);
-                let memory = Room(size);
+                let level = random
+                    .pick(&[CompletionLevel::TransmitComplete, CompletionLevel::DeliveryComplete]);
+                let memory = FakeMemory(size);
                 let _ = endpoint.send(Message { peer, memory, tag, data: None, ticket, level });
             }
             2..=4 => {
                 let multi = random.percent(20);
                 let tag = (!multi && random.percent(70)).then_some((tag, 0));
-                // Not from anyone: the liars may not take what the friend's receives are for.
+                // Not from anyone: the attackers may not take what the honest peer's receives are for.
                 endpoint.recv(Posting {
                     source: Some(peer),
-                    memory: Room(size),
+                    memory: FakeMemory(size),
                     tag,
                     ticket,
                     multi,
                 });
             }
-            5 => drop(endpoint.write(remote, Room(size), Some(5), ticket)),
-            6 => drop(endpoint.read(remote, Room(size), ticket)),
+            5 => drop(endpoint.write(remote, FakeMemory(size), Some(5), ticket)),
+            6 => drop(endpoint.read(remote, FakeMemory(size), ticket)),
             7 => drop(endpoint.atomic(
                 peer,
-                an_atomic(size),
-                Room(size % 64),
-                Some(Room(size % 64)),
+                sample_atomic(size),
+                FakeMemory(size % 64),
+                Some(FakeMemory(size % 64)),
                 ticket,
             )),
             _ => {
                 let (claim, discard) = random.pick(&[(true, false), (false, true), (false, false)]);
                 let context = ticket.context + 1_000_000 + random.next() as usize % 1_000_000_000;
-                endpoint.look(Look { source: Some(peer), tag, ignore: 0, context, claim, discard });
+                endpoint.peek(Peek { source: Some(peer), tag, ignore: 0, context, claim, discard });
             }
         }
     }
 
-    /// A frame by `liar`, more or less likely to pass for honest.
-    fn lie(&mut self, liar: usize) -> (Header, Vec<u8>) {
+    /// A frame by `attacker`, more or less likely to pass for honest.
+    fn forge_frame(&mut self, attacker: usize) -> (Header, Vec<u8>) {
         let random = &mut self.random;
         let mut kind = random.pick(&Kind::ALL);
-        let needs_number = Heard::needs_number(kind);
-        if needs_number && self.heard[liar].pool(kind).is_empty() && random.percent(90) {
+        let needs_number = KnownNumbers::needs_number(kind);
+        if needs_number && self.known[attacker].pool(kind).is_empty() && random.percent(90) {
             kind = random.pick(&[Kind::Message, Kind::Tagged]);
         }
         let mut flags = random.below(32) as u8;
-        let head = a_head(kind, &mut flags, &self.heard[liar], random);
-        let mut front = [0; HEAD_BYTES_MAX];
+        let head = random_head(kind, &mut flags, &self.known[attacker], random);
+        let mut front = [0; KIND_HEADER_BYTES_MAX];
         let size = head.emit(&mut front);
         let payload = match kind {
             Kind::Message
@@ -192,17 +193,17 @@ impl Victim {
         };
         let delivered = match random.below(60) {
             0 => random.next(),
-            1..30 => self.sent[liar],
-            _ => random.below(self.sent[liar] + 1),
+            1..30 => self.sent[attacker],
+            _ => random.below(self.sent[attacker] + 1),
         };
         let header = Header {
             length: size as u32 + payload as u32,
             kind,
             flags,
             hops: 0,
-            source: Address::new(liar as u32, 0),
+            source: Address::new(attacker as u32, 0),
             target: Address::new(100, 0),
-            sequence: self.sequence[liar] + random.pick(&[0, 0, 0, 0, 0, 0, 0, 16, 100]),
+            sequence: self.sequence[attacker] + random.pick(&[0, 0, 0, 0, 0, 0, 0, 16, 100]),
             delivered,
             credit: if random.percent(10) { random.next() as u32 } else { 0 },
         };
@@ -231,16 +232,19 @@ impl Victim {
         let peer = self.peers[from];
         let mut head = head.to_vec();
         // The driver has read as many bytes as the header asks for.
-        head.resize(Head::size(header.kind, header.flags).max(head.len()), 0);
+        head.resize(KindHeader::size(header.kind, header.flags).max(head.len()), 0);
         if self.trace {
-            eprintln!("{from}: {header:?} {:?}", Head::parse(header.kind, header.flags, &head));
+            eprintln!(
+                "{from}: {header:?} {:?}",
+                KindHeader::parse(header.kind, header.flags, &head)
+            );
         }
         let place = match self.endpoint.handle_frame(peer, PATH, &header, &head) {
             Ok(place) => place,
-            Err(fault) => return self.blame(from, fault.0),
+            Err(fault) => return self.handle_fault(from, fault.0),
         };
-        self.tally.count("frames taken in");
-        let head_size = Head::size(header.kind, header.flags);
+        self.counts.count("frames taken in");
+        let head_size = KindHeader::size(header.kind, header.flags);
         let payload = header.payload(head_size).map_or(0, |(payload, _)| payload);
         let is_next = header.kind.is_numbered() && header.sequence == self.sequence[from];
         if is_next && header.kind != Kind::Fragment {
@@ -251,7 +255,7 @@ impl Victim {
         match self.random.below(20) {
             // Meanwhile …
             0 => self.command(),
-            1 => return self.give_up(from),
+            1 => return self.replace_peer(from),
             _ => (),
         }
         self.drain()?;
@@ -273,18 +277,23 @@ impl Victim {
         self.endpoint.end_batch(peer, PATH);
     }
 
-    fn check_place(&mut self, from: usize, place: Place, payload: u64) -> Result<(), Violation> {
+    fn check_place(
+        &mut self,
+        from: usize,
+        place: PayloadDestination,
+        payload: u64,
+    ) -> Result<(), Violation> {
         require!(payload <= FRAME_BODY_BYTES_MAX as u64, "a payload of {payload} bytes");
         match place {
-            Place::Receive { .. } | Place::Answer { .. } => {
+            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
                 let memory = self.endpoint.place_memory(place);
-                let Some((room, at, take)) = memory else {
+                let Some((memory, at, take)) = memory else {
                     return Err(Violation(format!("{place:?} has no memory")));
                 };
                 let end = at.checked_add(take.min(payload));
-                require!(end.is_some_and(|end| end <= room.0), "{place:?} is outside {room:?}");
+                require!(end.is_some_and(|end| end <= memory.0), "{place:?} is outside {memory:?}");
             }
-            Place::Store { store, size } if size > 0 => {
+            PayloadDestination::NewUnexpected { store, size } if size > 0 => {
                 require!(payload <= size, "{payload} bytes into a store of {size}");
                 let before = self.stores.insert(store, (from, size));
                 require!(before.is_none(), "store {store} is in use");
@@ -292,12 +301,12 @@ impl Victim {
                     self.stores.values().filter(|(of, _)| *of == from).map(|(_, size)| size).sum();
                 require!(stored <= WINDOW as u64, "{from} makes us store {stored} bytes");
             }
-            Place::Stored { store, at } => {
+            PayloadDestination::Unexpected { store, at } => {
                 let size = self.stores.get(&store).map(|&(_, size)| size);
                 let fits = size.is_some_and(|size| at + payload <= size);
                 require!(fits, "{payload} bytes at {at} of store {store} of {size:?}");
             }
-            Place::Region { op, .. } if self.random.percent(50) => {
+            PayloadDestination::Region { op, .. } if self.random.percent(50) => {
                 self.endpoint.refuse(self.peers[from], op, 13);
             }
             _ => (),
@@ -305,22 +314,22 @@ impl Victim {
         Ok(())
     }
 
-    fn blame(&mut self, from: usize, why: &'static str) -> Result<(), Violation> {
-        require!(from != FRIEND, "the honest peer is blamed: {why}");
-        self.tally.count("faults");
-        self.tally.count(why);
-        self.give_up(from)
+    fn handle_fault(&mut self, from: usize, why: &'static str) -> Result<(), Violation> {
+        require!(from != HONEST, "the honest peer is blamed: {why}");
+        self.counts.count("faults");
+        self.counts.count(why);
+        self.replace_peer(from)
     }
 
     /// Closes the link to `from`, and lets it come back under a new number.
-    fn give_up(&mut self, from: usize) -> Result<(), Violation> {
+    fn replace_peer(&mut self, from: usize) -> Result<(), Violation> {
         self.endpoint.fail(self.peers[from], 103);
         require!(!self.endpoint.has_work_for(self.peers[from]), "work for {from}, which is lost");
         self.drain()?;
         self.peers[from] = self.endpoint.peer(Address::ANONYMOUS);
-        let path = any_path(&mut self.random);
+        let path = random_datagram_path(&mut self.random);
         self.endpoint.open_path(self.peers[from], PATH, path);
-        self.heard[from] = Heard::default();
+        self.known[from] = KnownNumbers::default();
         (self.sequence[from], self.sent[from]) = (0, 0);
         for (of, _) in self.stores.values_mut().filter(|(of, _)| *of == from) {
             // What the old number left behind has credit of its own.
@@ -330,18 +339,18 @@ impl Victim {
     }
 
     fn drain(&mut self) -> Result<(), Violation> {
-        let mut chores = Vec::new();
+        let mut deferred = Vec::new();
         while let Some(action) = self.endpoint.poll_action() {
             match action {
-                Action::Done(done) => {
+                Action::Complete(done) => {
                     if done.ticket.context < 1_000
                         && done.error.is_none()
-                        && done.source == Some(self.peers[FRIEND])
+                        && done.source == Some(self.peers[HONEST])
                     {
-                        self.friendly -= 1;
+                        self.honest_pending -= 1;
                     }
                 }
-                Action::Fill { store, memory, at, length } => {
+                Action::CopyUnexpected { store, memory, at, length } => {
                     let kept = self.stores.remove(&store);
                     require!(
                         kept.is_some_and(|(_, size)| length <= size),
@@ -352,7 +361,7 @@ impl Victim {
                         "fill outside"
                     );
                 }
-                Action::Forget { store } => {
+                Action::DropUnexpected { store } => {
                     require!(self.stores.remove(&store).is_some(), "store {store} forgotten twice");
                 }
                 Action::Pull { recv, memory, at, length, .. } => {
@@ -362,17 +371,17 @@ impl Victim {
                     );
                     self.pulls.push(recv);
                 }
-                other => chores.push(other),
+                other => deferred.push(other),
             }
         }
-        for chore in chores {
-            match chore {
+        for deferred_action in deferred {
+            match deferred_action {
                 Action::Serve { peer, op, length, .. } if length <= 10_000 => {
-                    self.endpoint.serve(peer, op, Room(length))
+                    self.endpoint.serve(peer, op, FakeMemory(length))
                 }
                 Action::Serve { peer, op, .. } => self.endpoint.refuse(peer, op, 13),
                 Action::Atomic { peer, request } if request.fetch => {
-                    self.endpoint.answer(peer, request.op, Room(request.length as u64));
+                    self.endpoint.answer(peer, request.op, FakeMemory(request.length as u64));
                 }
                 _ => (),
             }
@@ -387,7 +396,7 @@ impl Victim {
         Ok(())
     }
 
-    /// Sends what is to be sent to a liar; sometimes only half of it.
+    /// Sends what is to be sent to an attacker; sometimes only half of it.
     fn transmit(&mut self) -> Result<(), Violation> {
         for index in 1..PEERS {
             let peer = self.peers[index];
@@ -397,12 +406,12 @@ impl Victim {
                 let Some(frame) = self.endpoint.poll_transmit(peer, PATH) else { break };
                 let bytes = frame.front();
                 let header = Header::parse(bytes).map_err(|bad| Violation(bad.0.into()))?;
-                if let Some((room, at, length)) = frame.payload {
-                    require!(at + length <= room.0, "{header:?} reads outside {room:?}");
+                if let Some((memory, at, length)) = frame.payload {
+                    require!(at + length <= memory.0, "{header:?} reads outside {memory:?}");
                 }
-                self.heard[index].learn(&header, &bytes[HEADER_BYTES..]);
+                self.known[index].learn(&header, &bytes[HEADER_BYTES..]);
                 if header.kind.is_numbered() {
-                    let head_size = Head::size(header.kind, header.flags);
+                    let head_size = KindHeader::size(header.kind, header.flags);
                     let payload = header.payload(head_size).map_or(0, |(payload, _)| payload);
                     self.sent[index] = header.sequence + head_size as u64 + payload;
                 }
@@ -414,36 +423,44 @@ impl Victim {
         Ok(())
     }
 
-    /// The friend sends messages into receives that only it can match.
-    fn serve_friend(&mut self) -> Result<(), Violation> {
+    /// The honest peer sends messages into receives that only it can match.
+    fn serve_honest_peer(&mut self) -> Result<(), Violation> {
         for tag in 0..5 {
             let ticket = Ticket { context: tag as usize, notify: true };
-            let source = Some(self.peers[FRIEND]);
-            let posting =
-                Posting { source, memory: Room(100), tag: Some((tag, 0)), ticket, multi: false };
+            let source = Some(self.peers[HONEST]);
+            let posting = Posting {
+                source,
+                memory: FakeMemory(100),
+                tag: Some((tag, 0)),
+                ticket,
+                multi: false,
+            };
             self.endpoint.recv(posting);
-            self.friendly += 1;
+            self.honest_pending += 1;
             self.drain()?;
-            let head = Head::Message { tag, data: 0, long: None };
-            let mut front = [0; HEAD_BYTES_MAX];
+            let head = KindHeader::Message { tag, data: 0, long: None };
+            let mut front = [0; KIND_HEADER_BYTES_MAX];
             let size = head.emit(&mut front);
             let header = Header {
                 length: size as u32 + 50,
                 kind: Kind::Tagged,
                 flags: 0,
                 hops: 0,
-                source: Address::new(FRIEND as u32, 0),
+                source: Address::new(HONEST as u32, 0),
                 target: Address::new(100, 0),
-                sequence: self.sequence[FRIEND],
+                sequence: self.sequence[HONEST],
                 delivered: 0,
                 credit: 0,
             };
-            let peer = self.peers[FRIEND];
+            let peer = self.peers[HONEST];
             let place = self.endpoint.handle_frame(peer, PATH, &header, &front[..size]);
-            let place =
-                place.map_err(|fault| Violation(format!("a friend's fault: {}", fault.0)))?;
-            require!(matches!(place, Place::Receive { take: 50, .. }), "a friend's {place:?}");
-            self.sequence[FRIEND] += header.length as u64;
+            let place = place
+                .map_err(|fault| Violation(format!("the honest peer's fault: {}", fault.0)))?;
+            require!(
+                matches!(place, PayloadDestination::Receive { take: 50, .. }),
+                "the honest peer's {place:?}"
+            );
+            self.sequence[HONEST] += header.length as u64;
             self.drain()?;
             self.endpoint.handle_payload(peer, PATH);
             self.drain()?;
@@ -451,41 +468,45 @@ impl Victim {
         Ok(())
     }
 
-    fn check_friend(&self) -> Result<(), Violation> {
-        require!(self.friendly == 0, "{} messages of the friend are lost", self.friendly);
-        let friend = self.peers[FRIEND];
-        require!(self.endpoint.failed(friend).is_none(), "the friend is given up");
+    fn check_honest_peer(&self) -> Result<(), Violation> {
+        require!(
+            self.honest_pending == 0,
+            "{} messages of the honest peer are lost",
+            self.honest_pending
+        );
+        let honest = self.peers[HONEST];
+        require!(self.endpoint.failed(honest).is_none(), "the honest peer is given up");
         Ok(())
     }
 }
 
-/// Numbers that a liar remembers.
-const HEARD: usize = 3;
+/// Numbers that an attacker remembers.
+const KNOWN_NUMBERS_MAX: usize = 3;
 
-/// Numbers a liar has heard, by what they are good for.
+/// Numbers that an attacker knows, by what they are good for.
 #[derive(Default)]
-struct Heard {
+struct KnownNumbers {
     messages: Vec<u32>,
     receives: Vec<u32>,
-    questions: Vec<u32>,
+    requests: Vec<u32>,
 }
 
-impl Heard {
+impl KnownNumbers {
     /// Notes the numbers that a frame gives its receiver.
     fn learn(&mut self, header: &Header, head: &[u8]) {
-        let Ok(head) = Head::parse(header.kind, header.flags, head) else {
+        let Ok(head) = KindHeader::parse(header.kind, header.flags, head) else {
             return;
         };
         let (pool, number) = match head {
-            Head::Message { long: Some(long), .. } => (&mut self.messages, long.send),
-            Head::Grant { recv, .. } => (&mut self.receives, recv),
-            Head::Write { op, .. } | Head::Read { op, .. } | Head::Atomic { op, .. } => {
-                (&mut self.questions, op)
-            }
+            KindHeader::Message { long: Some(long), .. } => (&mut self.messages, long.send),
+            KindHeader::Grant { recv, .. } => (&mut self.receives, recv),
+            KindHeader::Write { op, .. }
+            | KindHeader::Read { op, .. }
+            | KindHeader::Atomic { op, .. } => (&mut self.requests, op),
             _ => return,
         };
         pool.push(number);
-        let old = pool.len().saturating_sub(HEARD);
+        let old = pool.len().saturating_sub(KNOWN_NUMBERS_MAX);
         pool.drain(..old);
     }
 
@@ -498,26 +519,26 @@ impl Heard {
         match kind {
             Kind::Grant | Kind::Pulled => &self.messages,
             Kind::Data => &self.receives,
-            Kind::ReadData | Kind::AtomicReply | Kind::Refused => &self.questions,
+            Kind::ReadData | Kind::AtomicReply | Kind::Refused => &self.requests,
             _ => &[],
         }
     }
 }
 
-fn any_path(random: &mut Random) -> Path {
+fn random_datagram_path(random: &mut Random) -> PathProperties {
     let path = random_path(random, 0);
     with_datagrams(path, random_kind(random))
 }
 
-fn operand_bytes(head: &Head) -> u64 {
+fn operand_bytes(head: &KindHeader) -> u64 {
     match *head {
-        Head::Atomic { wants, length, .. } if wants & 2 != 0 => 2 * length as u64,
-        Head::Atomic { length, .. } => length as u64,
+        KindHeader::Atomic { wants, length, .. } if wants & 2 != 0 => 2 * length as u64,
+        KindHeader::Atomic { length, .. } => length as u64,
         _ => 0,
     }
 }
 
-fn an_atomic(size: u64) -> AtomicRequest {
+fn sample_atomic(size: u64) -> AtomicRequest {
     AtomicRequest {
         op: 0,
         operation: 2,
@@ -531,10 +552,15 @@ fn an_atomic(size: u64) -> AtomicRequest {
 }
 
 /// A head of `kind` that names numbers as they are likely to be in use.
-fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Head {
+fn random_head(
+    kind: Kind,
+    flags: &mut u8,
+    known: &KnownNumbers,
+    random: &mut Random,
+) -> KindHeader {
     let guess = random.below(6) as u32 | (random.pick(&[0, 0, 0, 1, 2]) << 24);
     let other = random.below(6) as u32 | (random.pick(&[0, 0, 0, 1, 2]) << 24);
-    let pool = heard.pool(kind);
+    let pool = known.pool(kind);
     let op = if !pool.is_empty() && random.percent(85) { random.pick(pool) } else { guess };
     let number = random.pick(&[0, 1, 10, 100, 1_000, 10_000, u64::MAX, u64::MAX / 2]);
     let offset = if random.percent(50) { 0 } else { random.size(5_000) };
@@ -551,37 +577,41 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
                 memory,
                 ahead: random.pick(&[0, 0, 1, 100, 3_000, u32::MAX]),
             });
-            Head::Message { tag: random.below(3), data: number, long }
+            KindHeader::Message { tag: random.below(3), data: number, long }
         }
         Kind::Grant => {
             let limit = if random.percent(70) { random.size(6_000) } else { number };
-            Head::Grant { send: op, recv: other, limit }
+            KindHeader::Grant { send: op, recv: other, limit }
         }
-        Kind::Data => Head::Data { recv: op, offset },
+        Kind::Data => KindHeader::Data { recv: op, offset },
         Kind::Ahead => {
             let offset = if random.percent(50) { random.pick(&[0, 100, 200]) } else { offset };
-            Head::Ahead { send: random.below(4) as u32, offset }
+            KindHeader::Ahead { send: random.below(4) as u32, offset }
         }
-        Kind::Pulled => Head::Pulled { send: op },
-        Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Intake | Kind::Clocks => Head::Empty,
-        Kind::Door => Head::Door(Door { ip: [7; 16], port: 7, token: 7 }),
-        Kind::Goodbye => Head::Goodbye,
-        Kind::Fragment => Head::Fragment {
+        Kind::Pulled => KindHeader::Pulled { send: op },
+        Kind::Ack | Kind::Unreachable | Kind::Lost | Kind::Determinant | Kind::Nondeterminism => {
+            KindHeader::Empty
+        }
+        Kind::AddressAdvertisement => {
+            KindHeader::AddressAdvertisement(AdvertisedAddress { ip: [7; 16], port: 7, token: 7 })
+        }
+        Kind::Goodbye => KindHeader::Goodbye,
+        Kind::Fragment => KindHeader::Fragment {
             kind: random.pick(&[Kind::Tagged, Kind::Write, Kind::Grant, Kind::Data]),
             flags: random.below(16) as u8,
             offset: random.below(20) as u32,
             whole: random.within(1..=5_000) as u32,
         },
-        Kind::Report => Head::Report {
+        Kind::Sack => KindHeader::Sack {
             answers: random.below(3),
             ranges: [(offset, random.below(200) as u32), (number, 9), (0, 0)],
         },
-        Kind::Ask => Head::Ask { number },
-        Kind::Again => Head::Again { start: offset, end: number },
-        Kind::Write => Head::Write { op, total: 7, key: 1, offset: number, data: 7 },
-        Kind::Read => Head::Read { op, key: 1, offset: number, length: number },
-        Kind::ReadData => Head::ReadData { op, offset },
-        Kind::Atomic => Head::Atomic {
+        Kind::StatusRequest => KindHeader::StatusRequest { number },
+        Kind::Nack => KindHeader::Nack { start: offset, end: number },
+        Kind::Write => KindHeader::Write { op, total: 7, key: 1, offset: number, data: 7 },
+        Kind::Read => KindHeader::Read { op, key: 1, offset: number, length: number },
+        Kind::ReadData => KindHeader::ReadData { op, offset },
+        Kind::Atomic => KindHeader::Atomic {
             op,
             operation: 2,
             datatype: 1,
@@ -590,7 +620,7 @@ fn a_head(kind: Kind, flags: &mut u8, heard: &Heard, random: &mut Random) -> Hea
             key: 1,
             offset: number,
         },
-        Kind::AtomicReply => Head::AtomicReply { op },
-        Kind::Refused => Head::Refused { op, error: number as u32 },
+        Kind::AtomicReply => KindHeader::AtomicReply { op },
+        Kind::Refused => KindHeader::Refused { op, error: number as u32 },
     }
 }

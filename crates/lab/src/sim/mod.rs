@@ -1,7 +1,7 @@
 //! A simulator that runs endpoints against each other under a seed and checks all they say.
 //!
 //! Two to six [`Endpoint`](landbridge_proto::endpoint::Endpoint)s are joined by pipes that keep order (as shared
-//! memory and streams do), one or several between any two, which break and come back and spoil what they carry ([`lanes`]).
+//! memory and streams do), one or several between any two, which break and come back and corrupt what they carry ([`frame_transfer`]).
 //! Everything else is left to chance: what paths can do, how full the pipes are, in
 //! which pieces bytes move, in which order commands and deliveries come, who fails when. A model that knows
 //! only the definition of matching says what must come out ([`model`], [`remote`]).
@@ -12,17 +12,17 @@
 //! panics, whatever a peer sends ([`hostile`]).
 
 mod bounds;
-mod breaks;
 pub mod command;
 mod commands;
 mod datagrams;
+mod frame_transfer;
 mod hostile;
-mod lanes;
-mod link;
 mod memory;
 mod model;
 mod node;
 mod outages;
+mod path_faults;
+mod pipe;
 mod random;
 mod recovery;
 mod remote;
@@ -53,7 +53,7 @@ pub enum Mode {
 
 /// A seed that found something.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FailedSeed {
     /// The seed.
     pub seed: u64,
     /// In which mode.
@@ -64,7 +64,7 @@ pub struct Found {
 
 /// How often interesting things happened.
 #[derive(Clone, Debug, Default)]
-pub struct Tally(BTreeMap<&'static str, u64>);
+pub struct EventCounts(BTreeMap<&'static str, u64>);
 
 /// Fails the enclosing function with a [`Violation`] unless the condition holds.
 macro_rules! require {
@@ -76,7 +76,7 @@ macro_rules! require {
 }
 pub(crate) use require;
 
-impl Tally {
+impl EventCounts {
     fn count(&mut self, event: &'static str) {
         self.add_some(event, 1);
     }
@@ -86,7 +86,7 @@ impl Tally {
     }
 
     /// Adds the counts of another run.
-    pub fn add(&mut self, other: &Tally) {
+    pub fn add(&mut self, other: &EventCounts) {
         for (event, times) in &other.0 {
             *self.0.entry(event).or_default() += times;
         }
@@ -98,7 +98,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for EventCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|(event, times)| writeln!(f, "{times:>12}  {event}"))
     }
@@ -114,15 +114,15 @@ impl fmt::Display for Mode {
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for FailedSeed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, mode, violation } = self;
-        write!(f, "seed {seed} ({mode}): {}\n  replay: {}", violation.0, replay(*seed, *mode))
+        write!(f, "seed {seed} ({mode}): {}\n  rerun: {}", violation.0, rerun_command(*seed, *mode))
     }
 }
 
 /// The command that runs one seed again.
-fn replay(seed: u64, mode: Mode) -> String {
+fn rerun_command(seed: u64, mode: Mode) -> String {
     let option = match mode {
         Mode::Honest => "",
         Mode::Hostile => " --hostile",
@@ -136,7 +136,7 @@ fn replay(seed: u64, mode: Mode) -> String {
 ///
 /// # Errors
 /// What it found.
-pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<Tally, Found> {
+pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<EventCounts, FailedSeed> {
     RUNNING.set(Some((seed, mode)));
     let outcome = match mode {
         Mode::Honest => world::World::new(seed, trace).run(),
@@ -144,21 +144,21 @@ pub fn run(seed: u64, mode: Mode, trace: bool) -> Result<Tally, Found> {
         Mode::Recovery => recovery::run(seed, trace),
     };
     RUNNING.set(None);
-    outcome.map_err(|violation| Found { seed, mode, violation })
+    outcome.map_err(|violation| FailedSeed { seed, mode, violation })
 }
 
 /// Runs many seeds on `jobs` threads, until one finds something.
 ///
 /// # Errors
 /// What the first one found.
-pub fn run_all(seeds: Range<u64>, mode: Mode, jobs: usize) -> Result<Tally, Found> {
+pub fn run_all(seeds: Range<u64>, mode: Mode, jobs: usize) -> Result<EventCounts, FailedSeed> {
     let next = AtomicU64::new(seeds.start);
     let stop = AtomicBool::new(false);
-    let outcome = Mutex::new(Ok(Tally::default()));
+    let outcome = Mutex::new(Ok(EventCounts::default()));
     std::thread::scope(|scope| {
         for _ in 0..jobs.max(1) {
             scope.spawn(|| {
-                let mine = run_some(&next, seeds.end, mode, &stop);
+                let mine = run_worker(&next, seeds.end, mode, &stop);
                 // Poisoned only if another thread panicked, which ends the scope anyway.
                 let mut outcome = outcome.lock().unwrap_or_else(|poison| poison.into_inner());
                 match (&mut *outcome, mine) {
@@ -172,22 +172,27 @@ pub fn run_all(seeds: Range<u64>, mode: Mode, jobs: usize) -> Result<Tally, Foun
     outcome.into_inner().unwrap_or_else(|poison| poison.into_inner())
 }
 
-fn run_some(next: &AtomicU64, end: u64, mode: Mode, stop: &AtomicBool) -> Result<Tally, Found> {
-    let mut tally = Tally::default();
+fn run_worker(
+    next: &AtomicU64,
+    end: u64,
+    mode: Mode,
+    stop: &AtomicBool,
+) -> Result<EventCounts, FailedSeed> {
+    let mut counts = EventCounts::default();
     while !stop.load(Ordering::Relaxed) {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         if seed >= end {
             break;
         }
         match run(seed, mode, false) {
-            Ok(run) => tally.add(&run),
+            Ok(run) => counts.add(&run),
             Err(found) => {
                 stop.store(true, Ordering::Relaxed);
                 return Err(found);
             }
         }
     }
-    Ok(tally)
+    Ok(counts)
 }
 
 thread_local! {
@@ -199,7 +204,7 @@ pub fn name_seed_in_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if let Some((seed, mode)) = RUNNING.get() {
-            eprintln!("seed {seed} ({mode}) panics\n  replay: {}", replay(seed, mode));
+            eprintln!("seed {seed} ({mode}) panics\n  rerun: {}", rerun_command(seed, mode));
         }
         before(info);
     }));
@@ -216,17 +221,17 @@ mod tests {
     #[test]
     fn honest_endpoints_do_what_the_model_says() {
         name_seed_in_panics();
-        let tally = run_all(0..SEEDS, Mode::Honest, 2).unwrap_or_else(|found| panic!("{found}"));
+        let counts = run_all(0..SEEDS, Mode::Honest, 2).unwrap_or_else(|found| panic!("{found}"));
         for event in EVENTS {
-            assert!(tally.of(event) > 0, "{event}: never happened\n{tally}");
+            assert!(counts.of(event) > 0, "{event}: never happened\n{counts}");
         }
     }
 
     #[test]
     fn a_hostile_peer_harms_nobody_else() {
         name_seed_in_panics();
-        let tally = run_all(0..SEEDS, Mode::Hostile, 2).unwrap_or_else(|found| panic!("{found}"));
-        assert!(tally.of("faults") > 0, "no fault\n{tally}");
+        let counts = run_all(0..SEEDS, Mode::Hostile, 2).unwrap_or_else(|found| panic!("{found}"));
+        assert!(counts.of("faults") > 0, "no fault\n{counts}");
     }
 
     #[test]
@@ -239,18 +244,18 @@ mod tests {
 
     const EVENTS: [&str; 32] = [
         "datagrams lost",
-        "datagrams doubled",
-        "silences",
-        "half-open paths",
-        "silent paths made spare",
-        "sieges",
-        "frames that vanished",
+        "datagrams duplicated",
+        "outages in both directions",
+        "outages in one direction",
+        "unresponsive paths made spare",
+        "single-path periods",
+        "frames lost silently",
         "sleeps",
         "paths broken",
-        "paths doubted",
-        "payloads spoilt",
-        "frames spoilt",
-        "frames sent again",
+        "paths suspected",
+        "payloads corrupted",
+        "frames corrupted",
+        "frames retransmitted",
         "frames that came early",
         "fragments",
         "messages passed the short way",

@@ -9,11 +9,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use landbridge_proto::endpoint::{Done, Failure, Level, Memory, Work};
+use landbridge_proto::endpoint::{
+    CompletionKind, CompletionLevel, Failure, Memory, OperationCompletion,
+};
 
 use super::memory::{Arena, BLANK, Piece, content};
-use super::remote::RemoteTicket;
-use super::{Tally, Violation, require};
+use super::remote::RemoteOperation;
+use super::{EventCounts, Violation, require};
 
 /// A message, from its send on.
 pub struct Message {
@@ -23,21 +25,21 @@ pub struct Message {
     pub data: Option<u64>,
     pub length: u64,
     /// Its first piece has been taken in.
-    pub is_taken: bool,
+    pub is_delivered: bool,
     /// The first piece was all of it.
     pub is_whole: bool,
     /// The receiver has all it wants of it.
-    pub is_settled: bool,
+    pub is_received: bool,
 }
 
 /// What an unfinished operation waits for.
-pub enum Ticket {
-    Send { node: usize, message: usize, piece: Piece, level: Level },
+pub enum PendingOperation {
+    Send { node: usize, message: usize, piece: Piece, level: CompletionLevel },
     Recv(Recv),
     Multi(Multi),
     Look { node: usize, found: Option<usize> },
     Discard { node: usize, message: usize, is_lost: bool },
-    Remote(RemoteTicket),
+    Remote(RemoteOperation),
 }
 
 /// A receive.
@@ -62,13 +64,13 @@ pub struct Multi {
     is_closed: bool,
     is_cancelled: bool,
     /// Its only source was lost before it was posted: it ends on its own after what had arrived.
-    is_orphan: bool,
+    has_lost_source: bool,
     /// Where each unfinished message starts.
     parts: Vec<(u64, usize)>,
 }
 
 /// A receive that waits.
-pub struct Posted {
+pub struct PostedReceive {
     pub context: usize,
     source: Option<usize>,
     tag: u64,
@@ -77,7 +79,7 @@ pub struct Posted {
 
 /// What a receive or a look accepts.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct ReceiveMatch {
     pub source: Option<usize>,
     /// `None`: untagged.
     pub tag: Option<(u64, u64)>,
@@ -85,9 +87,9 @@ pub struct Wish {
 
 /// The two lists of one process and class.
 #[derive(Default)]
-pub struct Mailbox {
-    pub posted: Vec<Posted>,
-    pub arrived: Vec<usize>,
+pub struct MatchQueues {
+    pub posted: Vec<PostedReceive>,
+    pub unexpected: Vec<usize>,
 }
 
 /// See the module head.
@@ -95,10 +97,10 @@ pub struct Model {
     pub messages: Vec<Message>,
     /// Sent and not arrived: `[from][to]`.
     pub flight: Vec<Vec<VecDeque<usize>>>,
-    pub boxes: Vec<[Mailbox; 2]>,
+    pub match_queues: Vec<[MatchQueues; 2]>,
     /// Set aside, by context; true: its sender was lost before it was complete.
     pub claimed: Vec<BTreeMap<usize, (usize, bool)>>,
-    pub tickets: BTreeMap<usize, Ticket>,
+    pub operations: BTreeMap<usize, PendingOperation>,
     /// `[at][peer]`.
     pub failed: Vec<Vec<bool>>,
 }
@@ -106,7 +108,7 @@ pub struct Model {
 /// The errno of a lost peer.
 pub const LOST: i32 = 103;
 
-impl Wish {
+impl ReceiveMatch {
     fn accepts(&self, message: &Message) -> bool {
         let (tag, ignore) = self.tag.unwrap_or((0, 0));
         self.tag.is_some() == message.tag.is_some()
@@ -119,19 +121,19 @@ impl Wish {
     }
 }
 
-impl Posted {
-    fn wish(&self, tagged: bool) -> Wish {
-        Wish { source: self.source, tag: tagged.then_some((self.tag, self.ignore)) }
+impl PostedReceive {
+    fn wanted(&self, tagged: bool) -> ReceiveMatch {
+        ReceiveMatch { source: self.source, tag: tagged.then_some((self.tag, self.ignore)) }
     }
 }
 
-impl Ticket {
-    pub fn recv(node: usize, wish: Wish, piece: Piece) -> Self {
-        Ticket::Recv(Recv {
+impl PendingOperation {
+    pub fn recv(node: usize, wanted: ReceiveMatch, piece: Piece) -> Self {
+        PendingOperation::Recv(Recv {
             node,
-            source: wish.source,
+            source: wanted.source,
             piece,
-            tagged: wish.tag.is_some(),
+            tagged: wanted.tag.is_some(),
             message: None,
             is_cancelled: false,
             is_lost: false,
@@ -139,7 +141,7 @@ impl Ticket {
     }
 
     pub fn multi(node: usize, source: Option<usize>, piece: Piece, least: u64) -> Self {
-        Ticket::Multi(Multi {
+        PendingOperation::Multi(Multi {
             node,
             source,
             piece,
@@ -147,34 +149,36 @@ impl Ticket {
             used: 0,
             is_closed: false,
             is_cancelled: false,
-            is_orphan: false,
+            has_lost_source: false,
             parts: Vec::new(),
         })
     }
 
     pub fn describe(&self) -> String {
         match self {
-            Ticket::Send { message, level, .. } => format!("message {message}, {level:?}"),
-            Ticket::Recv(recv) => format!("receive of {:?}", recv.message),
-            Ticket::Multi(_) => "multi-receive".into(),
-            Ticket::Look { .. } | Ticket::Discard { .. } => "look".into(),
-            Ticket::Remote(remote) => format!("remote memory of {}", remote.to),
+            PendingOperation::Send { message, level, .. } => {
+                format!("message {message}, {level:?}")
+            }
+            PendingOperation::Recv(recv) => format!("receive of {:?}", recv.message),
+            PendingOperation::Multi(_) => "multi-receive".into(),
+            PendingOperation::Look { .. } | PendingOperation::Discard { .. } => "look".into(),
+            PendingOperation::Remote(remote) => format!("remote memory of {}", remote.to),
         }
     }
 
     pub fn node(&self) -> usize {
         match self {
-            Ticket::Send { node, .. } | Ticket::Look { node, .. } => *node,
-            Ticket::Discard { node, .. } => *node,
-            Ticket::Recv(recv) => recv.node,
-            Ticket::Multi(multi) => multi.node,
-            Ticket::Remote(remote) => remote.node,
+            PendingOperation::Send { node, .. } | PendingOperation::Look { node, .. } => *node,
+            PendingOperation::Discard { node, .. } => *node,
+            PendingOperation::Recv(recv) => recv.node,
+            PendingOperation::Multi(multi) => multi.node,
+            PendingOperation::Remote(remote) => remote.node,
         }
     }
 
     /// Counts against the bound on operations in flight.
     pub fn is_operation(&self) -> bool {
-        matches!(self, Ticket::Send { .. } | Ticket::Remote(_))
+        matches!(self, PendingOperation::Send { .. } | PendingOperation::Remote(_))
     }
 }
 
@@ -183,44 +187,44 @@ impl Model {
         Self {
             messages: Vec::new(),
             flight: (0..nodes).map(|_| vec![VecDeque::new(); nodes]).collect(),
-            boxes: (0..nodes).map(|_| Default::default()).collect(),
+            match_queues: (0..nodes).map(|_| Default::default()).collect(),
             claimed: vec![BTreeMap::new(); nodes],
-            tickets: BTreeMap::new(),
+            operations: BTreeMap::new(),
             failed: vec![vec![false; nodes]; nodes],
         }
     }
 
     /// A receive is posted under `context`, whose ticket is there already.
-    pub fn post(&mut self, node: usize, wish: Wish, context: usize) {
-        while let Some(at) = self.find_arrived(node, &wish) {
-            let message = self.boxes[node][wish.class()].arrived.remove(at);
+    pub fn post(&mut self, node: usize, wanted: ReceiveMatch, context: usize) {
+        while let Some(at) = self.find_unexpected(node, &wanted) {
+            let message = self.match_queues[node][wanted.class()].unexpected.remove(at);
             if !self.bind(context, message) {
                 return;
             }
         }
-        if wish.source.is_some_and(|source| self.failed[node][source]) {
+        if wanted.source.is_some_and(|source| self.failed[node][source]) {
             self.close(context);
             return;
         }
-        let (tag, ignore) = wish.tag.unwrap_or((0, 0));
-        let posted = Posted { context, source: wish.source, tag, ignore };
-        self.boxes[node][wish.class()].posted.push(posted);
+        let (tag, ignore) = wanted.tag.unwrap_or((0, 0));
+        let posted = PostedReceive { context, source: wanted.source, tag, ignore };
+        self.match_queues[node][wanted.class()].posted.push(posted);
     }
 
-    fn find_arrived(&self, node: usize, wish: &Wish) -> Option<usize> {
-        let arrived = &self.boxes[node][wish.class()].arrived;
-        arrived.iter().position(|&message| wish.accepts(&self.messages[message]))
+    fn find_unexpected(&self, node: usize, wanted: &ReceiveMatch) -> Option<usize> {
+        let unexpected = &self.match_queues[node][wanted.class()].unexpected;
+        unexpected.iter().position(|&message| wanted.accepts(&self.messages[message]))
     }
 
     /// Gives a message to the receive of `context`; true if that takes more.
     fn bind(&mut self, context: usize, message: usize) -> bool {
         let length = self.messages[message].length;
-        match self.tickets.get_mut(&context) {
-            Some(Ticket::Recv(recv)) => {
+        match self.operations.get_mut(&context) {
+            Some(PendingOperation::Recv(recv)) => {
                 recv.message = Some(message);
                 false
             }
-            Some(Ticket::Multi(multi)) => {
+            Some(PendingOperation::Multi(multi)) => {
                 multi.parts.push((multi.used, message));
                 multi.used += length.min(multi.piece.size() - multi.used);
                 multi.is_closed |= multi.piece.size() - multi.used < multi.least;
@@ -231,20 +235,21 @@ impl Model {
     }
 
     fn close(&mut self, context: usize) {
-        if let Some(Ticket::Multi(multi)) = self.tickets.get_mut(&context) {
+        if let Some(PendingOperation::Multi(multi)) = self.operations.get_mut(&context) {
             multi.is_closed = true;
-            multi.is_orphan = true;
+            multi.has_lost_source = true;
         }
     }
 
     /// The oldest waiting message that a look finds.
-    pub fn look(&self, node: usize, wish: &Wish) -> Option<usize> {
-        self.find_arrived(node, wish).map(|at| self.boxes[node][wish.class()].arrived[at])
+    pub fn look(&self, node: usize, wanted: &ReceiveMatch) -> Option<usize> {
+        self.find_unexpected(node, wanted)
+            .map(|at| self.match_queues[node][wanted.class()].unexpected[at])
     }
 
     /// A message is no longer to be found.
-    pub fn withdraw(&mut self, node: usize, message: usize) {
-        self.boxes[node][1].arrived.retain(|&other| other != message);
+    pub fn remove_unexpected(&mut self, node: usize, message: usize) {
+        self.match_queues[node][1].unexpected.retain(|&other| other != message);
     }
 
     /// The first frame of the next message from `from` is here; true if a receive waits for it.
@@ -264,30 +269,30 @@ impl Model {
         require!(unasked <= message.length, "message {id} grows");
         message.is_whole = unasked == message.length;
         require!(message.is_whole || is_long, "message {id} has the wrong head");
-        let mailbox = &self.boxes[node][tagged as usize];
-        let at = mailbox
+        let queues = &self.match_queues[node][tagged as usize];
+        let at = queues
             .posted
             .iter()
-            .position(|posted| posted.wish(tagged).accepts(&self.messages[id]));
+            .position(|posted| posted.wanted(tagged).accepts(&self.messages[id]));
         let Some(at) = at else {
-            self.boxes[node][tagged as usize].arrived.push(id);
+            self.match_queues[node][tagged as usize].unexpected.push(id);
             return Ok((id, false));
         };
-        if !self.bind(mailbox.posted[at].context, id) {
-            self.boxes[node][tagged as usize].posted.remove(at);
+        if !self.bind(queues.posted[at].context, id) {
+            self.match_queues[node][tagged as usize].posted.remove(at);
         }
         Ok((id, true))
     }
 
     /// Cancels a receive; whether that must work.
     pub fn cancel(&mut self, node: usize, context: usize) -> bool {
-        let waits = self.boxes[node].iter_mut().any(|mailbox| {
-            let at = mailbox.posted.iter().position(|posted| posted.context == context);
-            at.map(|at| mailbox.posted.remove(at)).is_some()
+        let waits = self.match_queues[node].iter_mut().any(|queues| {
+            let at = queues.posted.iter().position(|posted| posted.context == context);
+            at.map(|at| queues.posted.remove(at)).is_some()
         });
-        match self.tickets.get_mut(&context) {
-            Some(Ticket::Recv(recv)) if waits => recv.is_cancelled = true,
-            Some(Ticket::Multi(multi)) if waits => {
+        match self.operations.get_mut(&context) {
+            Some(PendingOperation::Recv(recv)) if waits => recv.is_cancelled = true,
+            Some(PendingOperation::Multi(multi)) if waits => {
                 multi.is_closed = true;
                 multi.is_cancelled = true;
             }
@@ -299,14 +304,16 @@ impl Model {
     /// `node` gives `peer` up while the first frame of `unfinished` was on its way in.
     pub fn fail(&mut self, node: usize, peer: usize, unfinished: &[usize]) {
         self.failed[node][peer] = true;
-        for mailbox in &mut self.boxes[node] {
-            mailbox.arrived.retain(|message| !unfinished.contains(message));
-            for posted in mailbox.posted.iter().filter(|posted| posted.source == Some(peer)) {
-                if let Some(Ticket::Multi(multi)) = self.tickets.get_mut(&posted.context) {
+        for queues in &mut self.match_queues[node] {
+            queues.unexpected.retain(|message| !unfinished.contains(message));
+            for posted in queues.posted.iter().filter(|posted| posted.source == Some(peer)) {
+                if let Some(PendingOperation::Multi(multi)) =
+                    self.operations.get_mut(&posted.context)
+                {
                     multi.is_closed = true;
                 }
             }
-            mailbox.posted.retain(|posted| posted.source != Some(peer));
+            queues.posted.retain(|posted| posted.source != Some(peer));
         }
         for (message, is_lost) in self.claimed[node].values_mut() {
             *is_lost |= unfinished.contains(message);
@@ -315,16 +322,18 @@ impl Model {
 
     /// Nothing of `node` may wait for `peer` any more.
     pub fn check_failed(&self, node: usize, peer: usize) -> Result<(), Violation> {
-        for (context, ticket) in self.tickets.iter().filter(|(_, t)| t.node() == node) {
+        for (context, ticket) in self.operations.iter().filter(|(_, t)| t.node() == node) {
             let from = |message: &usize| self.messages[*message].from == peer;
             let waits = match ticket {
-                Ticket::Send { message, .. } => self.messages[*message].to == peer,
-                Ticket::Remote(remote) => remote.to == peer,
-                Ticket::Recv(recv) => recv.message.as_ref().map_or(recv.source == Some(peer), from),
-                Ticket::Multi(multi) => {
+                PendingOperation::Send { message, .. } => self.messages[*message].to == peer,
+                PendingOperation::Remote(remote) => remote.to == peer,
+                PendingOperation::Recv(recv) => {
+                    recv.message.as_ref().map_or(recv.source == Some(peer), from)
+                }
+                PendingOperation::Multi(multi) => {
                     multi.source == Some(peer) || multi.parts.iter().any(|(_, m)| from(m))
                 }
-                Ticket::Look { .. } | Ticket::Discard { .. } => true,
+                PendingOperation::Look { .. } | PendingOperation::Discard { .. } => true,
             };
             require!(!waits, "operation {context} of {node} still waits for {peer}, which is lost");
         }
@@ -334,29 +343,33 @@ impl Model {
     /// A message operation is done.
     pub fn finish(
         &mut self,
-        done: &Done,
+        done: &OperationCompletion,
         source: Option<usize>,
         arena: &mut Arena,
-        tally: &mut Tally,
+        counts: &mut EventCounts,
     ) -> Result<(), Violation> {
         let context = done.ticket.context;
-        let ticket = self.tickets.remove(&context);
+        let ticket = self.operations.remove(&context);
         match ticket {
-            Some(Ticket::Send { node, message, piece, level }) => {
-                self.finish_send(done, node, message, level, tally)?;
+            Some(PendingOperation::Send { node, message, piece, level }) => {
+                self.finish_send(done, node, message, level, counts)?;
                 arena.free(piece).map(drop)
             }
-            Some(Ticket::Recv(recv)) => self.finish_recv(done, source, recv, arena, tally),
-            Some(Ticket::Multi(multi)) => {
-                self.finish_multi(done, source, multi, context, arena, tally)
+            Some(PendingOperation::Recv(recv)) => {
+                self.finish_recv(done, source, recv, arena, counts)
             }
-            Some(Ticket::Look { node: _, found }) => self.finish_look(done, source, found),
-            Some(Ticket::Discard { node, message, is_lost }) => {
+            Some(PendingOperation::Multi(multi)) => {
+                self.finish_multi(done, source, multi, context, arena, counts)
+            }
+            Some(PendingOperation::Look { node: _, found }) => {
+                self.finish_look(done, source, found)
+            }
+            Some(PendingOperation::Discard { node, message, is_lost }) => {
                 if is_lost {
                     return self.expect_lost(done, node, self.messages[message].from);
                 }
-                self.messages[message].is_settled = true;
-                self.describes(done, source, message, 0)
+                self.messages[message].is_received = true;
+                self.check_completion(done, source, message, 0)
             }
             _ => Err(Violation(format!("{done:?} is of no operation in flight"))),
         }
@@ -364,26 +377,35 @@ impl Model {
 
     fn finish_send(
         &self,
-        done: &Done,
+        done: &OperationCompletion,
         node: usize,
         id: usize,
-        level: Level,
-        tally: &mut Tally,
+        level: CompletionLevel,
+        counts: &mut EventCounts,
     ) -> Result<(), Violation> {
         let message = &self.messages[id];
-        let work = if message.tag.is_some() { Work::TaggedSend } else { Work::Send };
-        require!(done.work == work, "{done:?} is not of kind {work:?}");
+        let work =
+            if message.tag.is_some() { CompletionKind::TaggedSend } else { CompletionKind::Send };
+        require!(done.kind == work, "{done:?} is not of kind {work:?}");
         if done.error.is_some() {
-            tally.count("sends failed");
+            counts.count("sends failed");
             return self.expect_lost(done, node, message.to);
         }
-        tally.count("sends done");
-        let is_in = message.is_settled || (message.is_taken && message.is_whole);
-        require!(level == Level::Handed || is_in, "message {id} is not delivered: {done:?}");
+        counts.count("sends done");
+        let is_in = message.is_received || (message.is_delivered && message.is_whole);
+        require!(
+            level == CompletionLevel::TransmitComplete || is_in,
+            "message {id} is not delivered: {done:?}"
+        );
         Ok(())
     }
 
-    fn expect_lost(&self, done: &Done, node: usize, peer: usize) -> Result<(), Violation> {
+    fn expect_lost(
+        &self,
+        done: &OperationCompletion,
+        node: usize,
+        peer: usize,
+    ) -> Result<(), Violation> {
         require!(done.error == Some(Failure::Errno(LOST)), "{done:?} hides a lost peer");
         require!(self.failed[node][peer], "{done:?} although {peer} lives");
         Ok(())
@@ -391,61 +413,61 @@ impl Model {
 
     fn finish_recv(
         &mut self,
-        done: &Done,
+        done: &OperationCompletion,
         source: Option<usize>,
         recv: Recv,
         arena: &mut Arena,
-        tally: &mut Tally,
+        counts: &mut EventCounts,
     ) -> Result<(), Violation> {
         let bytes = arena.free(recv.piece)?;
-        let work = if recv.tagged { Work::TaggedRecv } else { Work::Recv };
-        require!(done.work == work, "{done:?} is not of kind {work:?}");
+        let work = if recv.tagged { CompletionKind::TaggedRecv } else { CompletionKind::Recv };
+        require!(done.kind == work, "{done:?} is not of kind {work:?}");
         require!(!done.released, "{done:?} gives a plain receive's memory back");
         if recv.is_cancelled {
-            tally.count("receives cancelled");
+            counts.count("receives cancelled");
             require!(done.error == Some(Failure::Cancelled), "{done:?} was cancelled");
             return Ok(());
         }
         let from = recv.message.map(|id| self.messages[id].from).or(recv.source);
         if let (Some(Failure::Errno(_)), Some(from)) = (done.error, from) {
-            tally.count("receives failed");
+            counts.count("receives failed");
             return self.expect_lost(done, recv.node, from);
         }
         require!(!recv.is_lost, "{done:?} of a message whose sender was lost");
         let Some(id) = recv.message else {
             return Err(Violation(format!("{done:?} without a message")));
         };
-        require!(done.place == recv.piece.address(), "{done:?} is elsewhere");
+        require!(done.buffer_address == recv.piece.address(), "{done:?} is elsewhere");
         let room = recv.piece.size();
-        self.received(done, source, id, room, tally)?;
+        self.check_received(done, source, id, room, counts)?;
         check_bytes(&bytes, id, done.length)
     }
 
     /// Message `id` was received into `room` bytes.
-    fn received(
+    fn check_received(
         &mut self,
-        done: &Done,
+        done: &OperationCompletion,
         source: Option<usize>,
         id: usize,
         room: u64,
-        tally: &mut Tally,
+        counts: &mut EventCounts,
     ) -> Result<(), Violation> {
         let message = &mut self.messages[id];
-        require!(message.is_taken, "{done:?} before message {id} is in");
-        require!(!message.is_settled, "message {id} is received twice");
-        message.is_settled = true;
+        require!(message.is_delivered, "{done:?} before message {id} is in");
+        require!(!message.is_received, "message {id} is received twice");
+        message.is_received = true;
         let excess = message.length.saturating_sub(room);
         let error = (excess > 0).then_some(Failure::Truncated(excess));
         require!(done.error == error, "{done:?} should say {error:?}");
-        tally.count(if error.is_some() { "receives truncated" } else { "receives done" });
+        counts.count(if error.is_some() { "receives truncated" } else { "receives done" });
         let length = message.length.min(room);
-        let error_free = Done { error: None, ..*done };
-        self.describes(&error_free, source, id, length)
+        let error_free = OperationCompletion { error: None, ..*done };
+        self.check_completion(&error_free, source, id, length)
     }
 
-    fn describes(
+    fn check_completion(
         &self,
-        done: &Done,
+        done: &OperationCompletion,
         source: Option<usize>,
         id: usize,
         length: u64,
@@ -459,12 +481,12 @@ impl Model {
 
     fn finish_look(
         &self,
-        done: &Done,
+        done: &OperationCompletion,
         source: Option<usize>,
         found: Option<usize>,
     ) -> Result<(), Violation> {
         match found {
-            Some(id) => self.describes(done, source, id, self.messages[id].length),
+            Some(id) => self.check_completion(done, source, id, self.messages[id].length),
             None => {
                 require!(
                     done.error == Some(Failure::NoMessage),
@@ -477,14 +499,14 @@ impl Model {
 
     fn finish_multi(
         &mut self,
-        done: &Done,
+        done: &OperationCompletion,
         source: Option<usize>,
         mut multi: Multi,
         context: usize,
         arena: &mut Arena,
-        tally: &mut Tally,
+        counts: &mut EventCounts,
     ) -> Result<(), Violation> {
-        require!(done.work == Work::Recv, "{done:?} of a multi-receive");
+        require!(done.kind == CompletionKind::Recv, "{done:?} of a multi-receive");
         if multi.parts.is_empty() {
             require!(done.released && multi.is_closed, "{done:?} ends an open multi-receive");
             let is_lost = done.error == Some(Failure::Errno(LOST))
@@ -493,7 +515,7 @@ impl Model {
             require!(is_lost || is_cancelled, "{done:?} ends an idle multi-receive");
             return arena.free(multi.piece).map(drop);
         }
-        let base = done.place.wrapping_sub(multi.piece.address());
+        let base = done.buffer_address.wrapping_sub(multi.piece.address());
         let room = |at: u64| multi.piece.size() - at;
         let at = multi.parts.iter().position(|&(at, id)| {
             let message = &self.messages[id];
@@ -505,20 +527,20 @@ impl Model {
             return Err(Violation(format!("{done:?} is no part of its multi-receive")));
         };
         let (base, id) = multi.parts.remove(at);
-        let is_last = multi.is_closed && multi.parts.is_empty() && !multi.is_orphan;
+        let is_last = multi.is_closed && multi.parts.is_empty() && !multi.has_lost_source;
         require!(done.released == is_last, "{done:?}: memory given back: {is_last}");
-        tally.count("multi-receive parts");
+        counts.count("multi-receive parts");
         if let Some(Failure::Errno(_)) = done.error {
             self.expect_lost(done, multi.node, self.messages[id].from)?;
         } else {
-            self.received(done, source, id, room(base), tally)?;
+            self.check_received(done, source, id, room(base), counts)?;
             let bytes = arena.read(multi.piece, base, done.length)?;
             require!(bytes == content(id, done.length), "message {id} has wrong bytes");
         }
         if is_last {
             return arena.free(multi.piece).map(drop);
         }
-        self.tickets.insert(context, Ticket::Multi(multi));
+        self.operations.insert(context, PendingOperation::Multi(multi));
         Ok(())
     }
 }

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use landbridge_proto::endpoint::{Config, Endpoint, Memory, Path, Peer};
+use landbridge_proto::endpoint::{Config, Endpoint, Memory, PathProperties, Peer};
 use landbridge_proto::id::Address;
 use landbridge_proto::wire::frame::Header;
 
-use super::datagrams::Air;
-use super::link::Link;
+use super::datagrams::LossyNetwork;
 use super::memory::Piece;
+use super::pipe::Pipe;
 use super::random::Random;
 use super::remote::Region;
 use super::{Violation, require};
@@ -20,11 +20,11 @@ pub struct Node {
     /// Its numbers of the others, once it has numbered them.
     pub peers: Vec<Option<Peer>>,
     /// By process and number.
-    pub paths: Vec<Vec<Path>>,
+    pub paths: Vec<Vec<PathProperties>>,
     pub region: Region,
-    pub stores: BTreeMap<u32, Store>,
+    pub stores: BTreeMap<u32, UnexpectedPayload>,
     /// Frames that came early, by sender and first byte.
-    pub early: BTreeMap<(usize, u64), Early>,
+    pub early: BTreeMap<(usize, u64), EarlyFrame>,
     pub scratch: Vec<Vec<u8>>,
     /// Copies of what may have to go again, by their slots, and how many bytes of them there may be before no more are
     /// made.
@@ -33,20 +33,20 @@ pub struct Node {
     /// Reads of other processes' memory that are to be done.
     pub pulls: VecDeque<Pull>,
     /// Requests of peers that are to be answered.
-    pub serves: VecDeque<Serve>,
+    pub read_requests: VecDeque<ReadRequest>,
     /// Peers with frames to send, and the paths that may take some.
     pub ready: BTreeSet<(usize, usize)>,
 }
 
 /// Unexpected payload.
-pub struct Store {
+pub struct UnexpectedPayload {
     pub from: usize,
     pub size: u64,
     pub bytes: Vec<u8>,
 }
 
 /// A frame that came early.
-pub struct Early {
+pub struct EarlyFrame {
     pub header: Header,
     pub bytes: Vec<u8>,
 }
@@ -62,7 +62,7 @@ pub struct Pull {
 }
 
 /// A read request that is to be answered.
-pub struct Serve {
+pub struct ReadRequest {
     pub to: usize,
     pub op: u32,
     pub key: u64,
@@ -71,7 +71,12 @@ pub struct Serve {
 }
 
 impl Node {
-    pub fn new(config: Config, paths: Vec<Vec<Path>>, region: Region, copies_max: u64) -> Self {
+    pub fn new(
+        config: Config,
+        paths: Vec<Vec<PathProperties>>,
+        region: Region,
+        copies_max: u64,
+    ) -> Self {
         Self {
             endpoint: Endpoint::new(config),
             config,
@@ -84,7 +89,7 @@ impl Node {
             stores: BTreeMap::new(),
             early: BTreeMap::new(),
             pulls: VecDeque::new(),
-            serves: VecDeque::new(),
+            read_requests: VecDeque::new(),
             ready: BTreeSet::new(),
         }
     }
@@ -100,7 +105,7 @@ impl Node {
     }
 
     pub fn take_store(&mut self, store: u32) -> Result<Vec<u8>, Violation> {
-        let Some(Store { bytes, size, .. }) = self.stores.remove(&store) else {
+        let Some(UnexpectedPayload { bytes, size, .. }) = self.stores.remove(&store) else {
             return Err(Violation(format!("store {store} is filled from twice")));
         };
         require!(bytes.len() as u64 == size, "store {store} is used before it is filled");
@@ -119,13 +124,13 @@ pub fn random_config(address: Address, eager_window: u32, random: &mut Random) -
 }
 
 /// A path with traits of its own; sometimes those of a relay.
-pub fn random_path(random: &mut Random, largest: u64) -> Path {
+pub fn random_path(random: &mut Random, largest: u64) -> PathProperties {
     // Fewer frames than this for one message, or a run takes for ever.
     let least = largest / 200;
     if random.percent(20) {
-        return Path::RELAY;
+        return PathProperties::RELAY;
     }
-    Path {
+    PathProperties {
         payload_max: random.pick(&[1, 7, 64, 1_000, 8_192, 1 << 20]).max(least as u32),
         eager_max: random.pick(&[0, 1, 50, 500, 8_192, 1 << 20]),
         first_piece: random.pick(&[0, 1, 30, 400, 8_192]),
@@ -136,16 +141,16 @@ pub fn random_path(random: &mut Random, largest: u64) -> Path {
         checked: random.percent(50),
         copy_max: random.pick(&[0, 0, 10, 1_000, 1 << 20]),
         spare: random.percent(20),
-        silent: false,
+        silent_loss: false,
         datagram: None,
-        overtakes: random.percent(20),
+        reorders: random.percent(20),
     }
 }
 
-/// A pipe from nearly nothing to roomy, or the air.
-pub fn random_link(path: &Path, random: &mut Random) -> Link {
+/// A pipe from nearly nothing to roomy, or the network.
+pub fn random_pipe(path: &PathProperties, random: &mut Random) -> Pipe {
     let capacity = random.pick(&[100, 200, 1_000, 10_000, 200_000]);
-    let mut link = Link::new(capacity, random.percent(60));
-    link.air = path.datagram.map(|_| Air::random(random));
-    link
+    let mut pipe = Pipe::new(capacity, random.percent(60));
+    pipe.network = path.datagram.map(|_| LossyNetwork::random(random));
+    pipe
 }

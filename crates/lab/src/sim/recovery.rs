@@ -17,15 +17,15 @@ mod disk;
 mod process;
 
 use landbridge_proto::id::{Address, ClusterId};
-use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, Remark, Stop};
-use landbridge_proto::route::table::{LinkId, Range};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, LogEvent, Relay, Stop};
+use landbridge_proto::route::routing_table::{ClusterRange, LinkId};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
-use landbridge_proto::wire::hello::Standing;
+use landbridge_proto::wire::hello::LogPosition;
 
 use super::random::Random;
-use super::{Tally, Violation, require};
+use super::{EventCounts, Violation, require};
 use disk::Disk;
-use process::{Event, Image, Need, Process, Task};
+use process::{CheckpointImage, Process, ProgramEvent, StepResult, Task};
 
 /// More steps than any run takes.
 const STEPS_MAX: usize = 3_000_000;
@@ -33,78 +33,78 @@ const STEPS_MAX: usize = 3_000_000;
 const STEP_MICROS: u64 = 400;
 const SLEEP_MICROS: u64 = 2_000_000;
 /// Images of a process that are kept.
-const IMAGES: usize = 2;
+const CHECKPOINTS_MAX: usize = 2;
 
 /// One process, whichever start of it there is.
-struct Rank {
+struct SimulatedRank {
     task: Task,
     process: Option<Process>,
     incarnation: u32,
     link: Option<LinkId>,
     /// What a killed start has left in its ring.
-    last_words: Vec<u8>,
+    unread_output: Vec<u8>,
     polls: u64,
     /// What the start that came furthest has seen.
-    events: Vec<Event>,
+    events: Vec<ProgramEvent>,
     is_paused: bool,
     /// Something for it has found no room in its ring.
     is_full: bool,
     is_done: bool,
     /// The newest ones, oldest first.
-    images: Vec<Image>,
-    /// It will never stand before so many intakes any more.
-    kept: u64,
+    checkpoints: Vec<CheckpointImage>,
+    /// It will never stand before so many determinants any more.
+    released: u64,
     /// It can come back no longer.
-    is_given_up: bool,
+    is_unrecoverable: bool,
 }
 
 /// One side: its relay and the stream to the other.
 struct Side {
     relay: Relay,
     disk: Disk,
-    lane: Option<LinkId>,
+    stream: Option<LinkId>,
     /// Bytes from the other side.
     wire: Vec<u8>,
     is_paused: bool,
     /// What its relay keeps may be too much.
-    is_tight: bool,
+    has_tight_memory: bool,
 }
 
-struct World {
+struct RecoveryWorld {
     random: Random,
     sides: [Side; 2],
-    ranks: Vec<Rank>,
+    ranks: Vec<SimulatedRank>,
     per_side: usize,
     ring_bytes: usize,
     micros: u64,
-    /// Of a thousand steps, in how many somebody is killed, the stream breaks, or an image is taken.
-    kills: u64,
-    breaks: u64,
-    images: u64,
+    /// Of a thousand steps, in how many somebody is killed, the stream is broken, or a checkpoint is taken.
+    kill_permille: u64,
+    break_permille: u64,
+    checkpoint_permille: u64,
     kills_left: u32,
     /// Somebody who was killed cannot come back.
     has_ended: bool,
-    tally: Tally,
+    counts: EventCounts,
     trace: bool,
 }
 
 /// Runs one seed.
-pub fn run(seed: u64, trace: bool) -> Result<Tally, Violation> {
-    let mut world = World::new(seed, trace)?;
+pub fn run(seed: u64, trace: bool) -> Result<EventCounts, Violation> {
+    let mut world = RecoveryWorld::new(seed, trace)?;
     for _ in 0..STEPS_MAX {
         if world.has_ended {
-            world.tally.count("jobs ended by too little memory");
-            return Ok(world.tally);
+            world.counts.count("jobs ended by too little memory");
+            return Ok(world.counts);
         }
         if world.ranks.iter().all(|rank| rank.is_done && rank.process.is_some()) {
-            return Ok(world.tally);
+            return Ok(world.counts);
         }
         world.step()?;
     }
     Err(Violation("the programs never end".into()))
 }
 
-impl World {
+impl RecoveryWorld {
     fn new(seed: u64, trace: bool) -> Result<Self, Violation> {
         let mut random = Random::new(seed);
         let per_side = random.pick(&[1, 1, 2]);
@@ -113,40 +113,51 @@ impl World {
         let each = random.pick(&[3, 20, 60]).min(4_000_000 / bytes_max.max(1) as u32);
         let window = random.pick(&[100, 5_000, 100_000]);
         let task = |index| Task { index, count, each, bytes_max, seed, window };
-        let rank = |index| Rank {
+        let rank = |index| SimulatedRank {
             task: task(index),
             process: None,
             incarnation: 0,
             link: None,
-            last_words: Vec::new(),
+            unread_output: Vec::new(),
             polls: 0,
             events: Vec::new(),
             is_paused: false,
             is_full: false,
             is_done: false,
-            images: Vec::new(),
-            kept: 0,
-            is_given_up: false,
+            checkpoints: Vec::new(),
+            released: 0,
+            is_unrecoverable: false,
         };
-        let range =
-            |first| Range { first: first * per_side as u32, count: per_side as u32, spawned: 0 };
+        let range = |first| ClusterRange {
+            first: first * per_side as u32,
+            count: per_side as u32,
+            spawned: 0,
+        };
         let micros = random.below(1 << 40);
         let side = |own, random: &mut Random| {
             let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);
             let mut relay = relay.map_err(|why| Violation(why.into()))?;
             let (disk, room) = Disk::new(random);
-            let is_tight = room.is_none() && seed.is_multiple_of(3);
+            let has_tight_memory = room.is_none() && seed.is_multiple_of(3);
             match room {
-                Some(room) => relay.set_recovering_within(room),
-                None if is_tight => relay.set_recovering_within(Disk::tight(seed)),
-                None => relay.set_recovering(),
+                Some(room) => relay.enable_recovery_within(room),
+                None if has_tight_memory => relay.enable_recovery_within(Disk::tight_room(seed)),
+                None => relay.enable_recovery(),
             }
-            Ok(Side { relay, disk, lane: None, wire: Vec::new(), is_paused: false, is_tight })
+            Ok(Side {
+                relay,
+                disk,
+                stream: None,
+                wire: Vec::new(),
+                is_paused: false,
+                has_tight_memory,
+            })
         };
         let ring_bytes = random.pick(&[FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX, 256 << 10]);
-        let (kills, breaks) = (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 0, 1, 10]));
+        let (kill_permille, break_permille) =
+            (random.pick(&[1, 5, 20, 100]), random.pick(&[0, 0, 1, 10]));
         let kills_left = random.pick(&[1, 3, 10, 30]);
-        let images = random.pick(&[0, 0, 1, 10, 100]);
+        let checkpoint_permille = random.pick(&[0, 0, 1, 10, 100]);
         let sides = [side(0, &mut random)?, side(1, &mut random)?];
         let mut world = Self {
             sides,
@@ -154,20 +165,20 @@ impl World {
             per_side,
             ring_bytes,
             micros,
-            kills,
-            breaks,
-            images,
+            kill_permille,
+            break_permille,
+            checkpoint_permille,
             kills_left,
             has_ended: false,
             random,
-            tally: Tally::default(),
+            counts: EventCounts::default(),
             trace,
         };
-        world.join()?;
+        world.connect_relays()?;
         Ok(world)
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
+    fn log_step(&self, what: impl FnOnce() -> String) {
         if self.trace {
             eprintln!("{}", what());
         }
@@ -185,15 +196,15 @@ impl World {
             false => (),
             true => self.work(rank)?,
         }
-        if self.random.below(1_000) < self.breaks {
-            self.part()?;
+        if self.random.below(1_000) < self.break_permille {
+            self.break_stream()?;
         }
-        if self.sides[0].lane.is_none() && self.random.percent(2) {
-            self.join()?;
+        if self.sides[0].stream.is_none() && self.random.percent(2) {
+            self.connect_relays()?;
         }
         for side in 0..2 {
             if self.random.percent(50) {
-                self.serve(side)?;
+                self.run_relay(side)?;
             }
         }
         // A jump now and then, so that somebody asks because of the time.
@@ -211,105 +222,105 @@ impl World {
     fn start(&mut self, rank: usize) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let micros = self.micros;
-        self.hear_out(rank)?;
-        self.hear_remarks(side)?;
+        self.read_unread_output(rank)?;
+        self.handle_remarks(side)?;
         if self.has_ended {
             return Ok(());
         }
-        let image = self.newest_image(rank);
-        let Rank { task, incarnation, polls, .. } = self.ranks[rank];
+        let image = self.newest_checkpoint(rank);
+        let SimulatedRank { task, incarnation, polls, .. } = self.ranks[rank];
         let process = match &image {
-            Some(image) => Process::of_image(task, image, polls, micros)?,
+            Some(image) => Process::restore(task, image, polls, micros)?,
             None => Process::new(task, polls, micros),
         };
-        let standing = image.map_or(Standing::default(), |image| image.standing);
-        self.say(|| format!("{rank} begins for the {incarnation}th time: {standing:?}"));
+        let log_position = image.map_or(LogPosition::default(), |image| image.log_position);
+        self.log_step(|| format!("{rank} begins for the {incarnation}th time: {log_position:?}"));
         let it = &mut self.ranks[rank];
         it.incarnation += 1;
         it.process = Some(process);
-        self.attach(rank, standing)?;
+        self.attach(rank, log_position)?;
         self.drain(side, &[])
     }
 
     /// The present start of a process is there, and stands there in what is on record.
-    fn attach(&mut self, rank: usize, standing: Standing) -> Result<(), Violation> {
+    fn attach(&mut self, rank: usize, log_position: LogPosition) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let it = &mut self.ranks[rank];
-        let standing = Standing { kept: it.kept, ..standing };
+        let log_position = LogPosition { kept: it.released, ..log_position };
         let (address, start) = (Address::new(it.task.index, 0), it.incarnation - 1);
-        let link = self.sides[side].relay.attach_at(address, start, standing);
+        let link = self.sides[side].relay.attach_at(address, start, log_position);
         let link = link.map_err(|why| Violation(format!("{rank} cannot come back: {why}")))?;
         self.ranks[rank].link = Some(link);
         Ok(())
     }
 
     /// The image with which the next start begins: the newest, unless that is torn; or none.
-    fn newest_image(&mut self, rank: usize) -> Option<Image> {
+    fn newest_checkpoint(&mut self, rank: usize) -> Option<CheckpointImage> {
         let it = &mut self.ranks[rank];
-        if it.kept == 0 && self.random.percent(10) {
+        if it.released == 0 && self.random.percent(10) {
             return None;
         }
-        if it.images.len() == IMAGES && self.random.percent(20) {
-            it.images.pop();
-            self.tally.count("images torn");
+        if it.checkpoints.len() == CHECKPOINTS_MAX && self.random.percent(20) {
+            it.checkpoints.pop();
+            self.counts.count("checkpoints torn");
         }
-        let image = it.images.last()?;
-        self.tally.count("starts from an image");
+        let image = it.checkpoints.last()?;
+        self.counts.count("restores from a checkpoint");
         Some(image.clone())
     }
 
-    fn take_image(&mut self, rank: usize) -> Result<(), Violation> {
+    fn take_checkpoint(&mut self, rank: usize) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let it = &mut self.ranks[rank];
-        let Some(process) = it.process.as_mut().filter(|it| it.may_stand_aside()) else {
+        let Some(process) = it.process.as_mut().filter(|it| it.may_quiesce()) else {
             return Ok(());
         };
-        let image = process.stand_aside();
-        it.last_words = std::mem::take(&mut process.up);
-        if it.images.len() == IMAGES {
-            it.kept = it.kept.max(it.images[0].standing.intakes);
-            it.images.remove(0);
+        let image = process.quiesce();
+        it.unread_output = std::mem::take(&mut process.up);
+        if it.checkpoints.len() == CHECKPOINTS_MAX {
+            it.released = it.released.max(it.checkpoints[0].log_position.determinants);
+            it.checkpoints.remove(0);
         }
-        let standing = image.standing;
-        it.images.push(image);
-        self.tally.count("images taken");
-        self.say(|| format!("an image of {rank}: {standing:?}"));
-        self.hear_out(rank)?;
-        self.attach(rank, standing)?;
+        let log_position = image.log_position;
+        it.checkpoints.push(image);
+        self.counts.count("checkpoints taken");
+        self.log_step(|| format!("an image of {rank}: {log_position:?}"));
+        self.read_unread_output(rank)?;
+        self.attach(rank, log_position)?;
         self.drain(side, &[])?;
-        self.hear_remarks(side)
+        self.handle_remarks(side)
     }
 
     /// Of whom there is too much to be kept, and of whom no longer.
-    fn hear_remarks(&mut self, side: usize) -> Result<(), Violation> {
-        let Side { relay, is_tight, .. } = &mut self.sides[side];
-        while let Some(remark) = Disk::hear(relay, *is_tight)? {
-            let (Remark::GivenUp(who, _) | Remark::BegunAnew(who)) = remark else {
+    fn handle_remarks(&mut self, side: usize) -> Result<(), Violation> {
+        let Side { relay, has_tight_memory, .. } = &mut self.sides[side];
+        while let Some(remark) = Disk::poll_log_event(relay, *has_tight_memory)? {
+            let (LogEvent::Unrecoverable(who, _) | LogEvent::Recoverable(who)) = remark else {
                 return Err(Violation(format!("{remark:?}")));
             };
             let rank = &mut self.ranks[who.index() as usize];
-            rank.is_given_up = matches!(remark, Remark::GivenUp(..));
-            if rank.is_given_up {
-                self.tally.count("processes given up");
+            rank.is_unrecoverable = matches!(remark, LogEvent::Unrecoverable(..));
+            if rank.is_unrecoverable {
+                self.counts.count("processes that became unrecoverable");
                 self.has_ended |= rank.process.is_none();
                 continue;
             }
-            self.tally.count("processes recorded anew");
+            self.counts.count("recordings restarted");
             // Those before are of no use.
-            rank.images.drain(..rank.images.len() - 1);
-            rank.kept = rank.images[0].standing.intakes;
+            rank.checkpoints.drain(..rank.checkpoints.len() - 1);
+            rank.released = rank.checkpoints[0].log_position.determinants;
         }
         Ok(())
     }
 
     /// The ring of a start that was killed is read to its end.
-    fn hear_out(&mut self, rank: usize) -> Result<(), Violation> {
+    fn read_unread_output(&mut self, rank: usize) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let Some(link) = self.ranks[rank].link.take() else { return Ok(()) };
-        let mut bytes = std::mem::take(&mut self.ranks[rank].last_words);
+        let mut bytes = std::mem::take(&mut self.ranks[rank].unread_output);
         self.ranks[rank].is_paused = false;
         let relay = &mut self.sides[side].relay;
-        relay.hear_out(link);
+        relay.begin_drain(link);
         let taken = relay.handle_input(link, &mut bytes);
         require!(taken.stop == Stop::Partial, "the last words of {rank}: {:?}", taken.stop);
         self.drain(side, &bytes)?;
@@ -319,14 +330,14 @@ impl World {
 
     fn work(&mut self, rank: usize) -> Result<(), Violation> {
         let micros = self.micros;
-        self.hear_remarks(self.side_of(rank))?;
-        let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.kills;
-        let is_killed = is_killed && !self.ranks[rank].is_given_up;
+        self.handle_remarks(self.side_of(rank))?;
+        let is_killed = self.kills_left > 0 && self.random.below(1_000) < self.kill_permille;
+        let is_killed = is_killed && !self.ranks[rank].is_unrecoverable;
         let it = &mut self.ranks[rank];
         let Some(process) = &mut it.process else { return Ok(()) };
         let (said, seen) = (process.up.len(), it.events.len());
-        if process.step(micros)? == Need::Relay {
-            self.tally.count("waits for the relay");
+        if process.step(micros)? == StepResult::NeedsRelay {
+            self.counts.count("waits for the relay");
         }
         it.polls = it.polls.max(process.polls);
         let known = it.events.len().min(process.events.len());
@@ -336,8 +347,8 @@ impl World {
         if is_killed {
             it.events.truncate(seen.max(known));
             self.kill(rank, said);
-        } else if self.random.below(1_000) < self.images {
-            self.take_image(rank)?;
+        } else if self.random.below(1_000) < self.checkpoint_permille {
+            self.take_checkpoint(rank)?;
         }
         Ok(())
     }
@@ -354,27 +365,27 @@ impl World {
             ends.push(at);
         }
         let end = self.random.pick(&ends);
-        let is_again = process.intakes_again > 0;
-        it.last_words = process.up[..end].to_vec();
+        let is_again = process.replayed_determinants > 0;
+        it.unread_output = process.up[..end].to_vec();
         it.is_done = false;
-        self.tally.count("processes killed");
-        self.tally.add_some("intakes done again", process.intakes_again);
+        self.counts.count("processes killed");
+        self.counts.add_some("determinants replayed", process.replayed_determinants);
         if is_again && process.polls < it.polls {
-            self.tally.count("processes killed while they come back");
+            self.counts.count("processes killed during replay");
         }
         if end < at {
-            self.tally.count("processes killed in the middle of what they say");
+            self.counts.count("processes killed in the middle of a write");
         }
-        self.say(|| format!("{rank} is killed"));
+        self.log_step(|| format!("{rank} is killed"));
     }
 
     // --- relays
 
-    fn serve(&mut self, side: usize) -> Result<(), Violation> {
+    fn run_relay(&mut self, side: usize) -> Result<(), Violation> {
         for rank in side * self.per_side..(side + 1) * self.per_side {
-            self.hand_over(rank)?;
+            self.read_rank_output(rank)?;
         }
-        self.hand_over_wire(side)?;
+        self.read_stream(side)?;
         // Full outputs may have room again; others are written when the relay says so.
         for rank in side * self.per_side..(side + 1) * self.per_side {
             let it = &self.ranks[rank];
@@ -382,8 +393,8 @@ impl World {
                 self.write(side, link, &[])?;
             }
         }
-        if let Some(lane) = self.sides[side].lane {
-            self.write(side, lane, &[])?;
+        if let Some(stream) = self.sides[side].stream {
+            self.write(side, stream, &[])?;
         }
         self.drain(side, &[])?;
         while let Some(link) = self.sides[side].relay.poll_resume() {
@@ -392,26 +403,26 @@ impl World {
             match own.find(|rank| self.ranks[*rank].link == Some(link)) {
                 Some(rank) => {
                     self.ranks[rank].is_paused = false;
-                    self.hand_over(rank)?;
+                    self.read_rank_output(rank)?;
                 }
                 None => {
                     self.sides[side].is_paused = false;
-                    self.hand_over_wire(side)?;
+                    self.read_stream(side)?;
                 }
             }
         }
-        if self.sides[side].relay.has_to_tell() {
-            self.tally.count("pieces told");
-            self.sides[side].relay.tell();
+        if self.sides[side].relay.has_replay_work() {
+            self.counts.count("replay pieces sent");
+            self.sides[side].relay.replay_next();
             self.drain(side, &[])?;
         }
         let Side { relay, disk, .. } = &mut self.sides[side];
-        disk.work(relay, &mut self.random, &mut self.tally)?;
+        disk.work(relay, &mut self.random, &mut self.counts)?;
         Ok(())
     }
 
     /// The relay reads some of what a process has said.
-    fn hand_over(&mut self, rank: usize) -> Result<(), Violation> {
+    fn read_rank_output(&mut self, rank: usize) -> Result<(), Violation> {
         let side = self.side_of(rank);
         let it = &mut self.ranks[rank];
         let (Some(link), Some(process), false) = (it.link, &mut it.process, it.is_paused) else {
@@ -430,12 +441,12 @@ impl World {
         Ok(())
     }
 
-    fn hand_over_wire(&mut self, side: usize) -> Result<(), Violation> {
-        let (Some(lane), false) = (self.sides[side].lane, self.sides[side].is_paused) else {
+    fn read_stream(&mut self, side: usize) -> Result<(), Violation> {
+        let (Some(stream), false) = (self.sides[side].stream, self.sides[side].is_paused) else {
             return Ok(());
         };
         let mut bytes = self.sides[side].wire.clone();
-        let taken = self.sides[side].relay.handle_input(lane, &mut bytes);
+        let taken = self.sides[side].relay.handle_input(stream, &mut bytes);
         self.drain(side, &bytes)?;
         self.sides[side].wire.drain(..taken.bytes);
         self.sides[side].is_paused = taken.stop == Stop::Full;
@@ -461,39 +472,40 @@ impl World {
         let (own, far) = if side == 0 { (one, other) } else { (other, one) };
         let first = side * self.per_side;
         let ranks = &mut self.ranks[first..first + self.per_side];
-        if own.lane == Some(link) {
-            fill(&mut own.relay, link, buffer, &mut far.wire, 4 * FRAME_BYTES_MAX);
+        if own.stream == Some(link) {
+            write_queued(&mut own.relay, link, buffer, &mut far.wire, 4 * FRAME_BYTES_MAX);
         } else if let Some(rank) = ranks.iter_mut().find(|rank| rank.link == Some(link))
             && let Some(process) = &mut rank.process
         {
-            rank.is_full = fill(&mut own.relay, link, buffer, &mut process.down, self.ring_bytes);
+            rank.is_full =
+                write_queued(&mut own.relay, link, buffer, &mut process.down, self.ring_bytes);
         }
         Ok(())
     }
 
     // --- the stream between them
 
-    fn part(&mut self) -> Result<(), Violation> {
+    fn break_stream(&mut self) -> Result<(), Violation> {
         let [one, other] = &mut self.sides;
         for side in [one, other] {
-            if let Some(lane) = side.lane.take() {
-                side.relay.disconnect(lane);
+            if let Some(stream) = side.stream.take() {
+                side.relay.disconnect(stream);
             }
             side.wire.clear();
             side.is_paused = false;
         }
-        self.tally.count("streams broken");
+        self.counts.count("streams broken");
         self.drain(0, &[])?;
         self.drain(1, &[])
     }
 
-    fn join(&mut self) -> Result<(), Violation> {
+    fn connect_relays(&mut self) -> Result<(), Violation> {
         for side in 0..2 {
             let relay = &mut self.sides[side].relay;
             let peer = relay.peer(ClusterId(1 - side as u16));
             let Some(peer) = peer else { return Err(Violation("there is no other relay".into())) };
-            let reunion = relay.connect(peer, 1).map_err(|why| Violation(why.into()))?;
-            self.sides[side].lane = Some(reunion.lane);
+            let new_stream = relay.connect(peer, 1).map_err(|why| Violation(why.into()))?;
+            self.sides[side].stream = Some(new_stream.stream);
         }
         self.drain(0, &[])?;
         self.drain(1, &[])
@@ -501,7 +513,13 @@ impl World {
 }
 
 /// Writes what waits for a link, as a driver does. Whether there was more than room for it.
-fn fill(relay: &mut Relay, link: LinkId, buffer: &[u8], to: &mut Vec<u8>, capacity: usize) -> bool {
+fn write_queued(
+    relay: &mut Relay,
+    link: LinkId,
+    buffer: &[u8],
+    to: &mut Vec<u8>,
+    capacity: usize,
+) -> bool {
     loop {
         let before = to.len();
         let mut is_full = false;
@@ -528,29 +546,29 @@ mod tests {
     const SEEDS: u64 = if cfg!(debug_assertions) { 60 } else { 600 };
 
     #[test]
-    fn whoever_crashes_comes_back_to_where_it_was() {
-        let mut all = Tally::default();
+    fn killed_processes_recover_their_state() {
+        let mut all = EventCounts::default();
         for seed in 0..SEEDS {
             match run(seed, false) {
-                Ok(tally) => all.add(&tally),
+                Ok(counts) => all.add(&counts),
                 Err(violation) => panic!("seed {seed}: {}", violation.0),
             }
         }
         for event in [
             "processes killed",
-            "processes killed while they come back",
-            "processes killed in the middle of what they say",
-            "intakes done again",
-            "pieces told",
+            "processes killed during replay",
+            "processes killed in the middle of a write",
+            "determinants replayed",
+            "replay pieces sent",
             "segments written",
             "segments read back",
             "waits for the relay",
             "streams broken",
-            "images taken",
-            "images torn",
-            "starts from an image",
-            "processes given up",
-            "processes recorded anew",
+            "checkpoints taken",
+            "checkpoints torn",
+            "restores from a checkpoint",
+            "processes that became unrecoverable",
+            "recordings restarted",
         ] {
             assert!(all.of(event) > 0, "{event}: never happened\n{all}");
         }

@@ -3,10 +3,12 @@
 //! Every operation works on bytes of its own, so its effect can be checked exactly: done means there,
 //! once; refused means untouched.
 
-use landbridge_proto::endpoint::{AtomicRequest, Done, Failure, Memory, Work};
+use landbridge_proto::endpoint::{
+    AtomicRequest, CompletionKind, Failure, Memory, OperationCompletion,
+};
 
 use super::memory::{Arena, Piece, content};
-use super::{Tally, Violation, require};
+use super::{EventCounts, Violation, require};
 
 /// Bytes of each process's region.
 pub const REGION_BYTES: u64 = 24 << 10;
@@ -29,7 +31,7 @@ pub struct Region {
 }
 
 /// An operation on remote memory.
-pub struct RemoteTicket {
+pub struct RemoteOperation {
     pub node: usize,
     pub to: usize,
     /// Memory here.
@@ -38,11 +40,11 @@ pub struct RemoteTicket {
     /// Place in the region, from 0.
     pub at: u64,
     pub is_refused: bool,
-    pub what: What,
+    pub what: RemoteKind,
 }
 
 /// What it does.
-pub enum What {
+pub enum RemoteKind {
     /// With the number of its completion data, if it has some.
     Write(Option<usize>),
     Read,
@@ -54,16 +56,16 @@ pub enum What {
 
 /// What is around an operation when it is done.
 #[derive(Clone, Copy)]
-pub struct Scene<'a> {
+pub struct CompletionContext<'a> {
     /// The region it was for.
     pub target: Piece,
     pub is_lost: bool,
-    pub announced: &'a [Announced],
+    pub writes_with_data: &'a [WriteWithData],
     pub arena: &'a Arena,
 }
 
 /// A write that announces itself at its target.
-pub struct Announced {
+pub struct WriteWithData {
     pub from: usize,
     pub to: usize,
     pub is_refused: bool,
@@ -137,46 +139,46 @@ fn combine(request: &AtomicRequest, operands: &[u8], old: &[u8]) -> Result<Vec<u
     })
 }
 
-impl RemoteTicket {
+impl RemoteOperation {
     /// Checks what the operation left behind.
     pub fn finish(
         &self,
-        done: &Done,
+        done: &OperationCompletion,
         id: usize,
-        scene: &Scene<'_>,
-        tally: &mut Tally,
+        surroundings: &CompletionContext<'_>,
+        counts: &mut EventCounts,
     ) -> Result<(), Violation> {
-        let Scene { target, is_lost, announced, arena } = *scene;
-        require!(done.work == self.work(), "{done:?} is of another kind");
+        let CompletionContext { target, is_lost, writes_with_data, arena } = *surroundings;
+        require!(done.kind == self.work(), "{done:?} is of another kind");
         match done.error {
             Some(Failure::Errno(errno)) if errno != REFUSED => {
-                tally.count("remote operations failed");
+                counts.count("remote operations failed");
                 require!(is_lost, "{done:?} although the peer lives");
                 return Ok(());
             }
             Some(error) => {
-                tally.count("remote operations refused");
+                counts.count("remote operations refused");
                 let is_right = self.is_refused && error == Failure::Errno(REFUSED);
                 require!(is_right, "{done:?} is refused");
                 return Ok(());
             }
             None => require!(!self.is_refused, "{done:?} should have been refused"),
         }
-        tally.count("remote operations done");
+        counts.count("remote operations done");
         let length = self.piece.size();
         match &self.what {
-            What::Write(data) => {
+            RemoteKind::Write(data) => {
                 let bytes = arena.read(target, self.at, length)?;
                 require!(bytes == content(id, length), "write {id} is not in place");
-                let times = data.map(|data| announced[data].times);
+                let times = data.map(|data| writes_with_data[data].times);
                 require!(times.is_none_or(|times| times == 1), "write {id} is not announced");
             }
-            What::Read => {
+            RemoteKind::Read => {
                 let right = &content(pattern(self.to), REGION_BYTES)[self.at as usize..];
                 let bytes = arena.read(self.piece, 0, length)?;
                 require!(bytes == &right[..length as usize], "read {id} brought wrong bytes");
             }
-            What::Atomic { request, operands } => {
+            RemoteKind::Atomic { request, operands } => {
                 self.check_atomic(id, request, operands, target, arena)?
             }
         }
@@ -203,12 +205,12 @@ impl RemoteTicket {
         Ok(())
     }
 
-    fn work(&self) -> Work {
+    fn work(&self) -> CompletionKind {
         match &self.what {
-            What::Write(_) => Work::Write,
-            What::Read => Work::Read,
-            What::Atomic { request, .. } if request.fetch => Work::FetchAtomic,
-            What::Atomic { .. } => Work::Atomic,
+            RemoteKind::Write(_) => CompletionKind::Write,
+            RemoteKind::Read => CompletionKind::Read,
+            RemoteKind::Atomic { request, .. } if request.fetch => CompletionKind::FetchAtomic,
+            RemoteKind::Atomic { .. } => CompletionKind::Atomic,
         }
     }
 }

@@ -1,21 +1,22 @@
-//! What one path of datagrams brings: messages from one endpoint to another over a simulated line of 1 Gb/s.
+//! What one path of datagrams brings: messages from one endpoint to another over a simulated link of 1 Gb/s.
 //!
-//! The line has a queue that overflows, delay, and losses after a seed; both ends are told of time and datagrams as a
+//! The link has a queue that overflows, delay, and losses after a seed; both ends are told of time and datagrams as a
 //! driver would, a little late. What comes out is a table: for each delay, loss and congestion control, how fast messages
-//! are delivered at first and later on, and how much went again without need.
+//! are delivered at first and later on, and how much was retransmitted needlessly.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, Config, Endpoint, KEPT, Level, Memory, Message, Path, Peer, Place, Posting, Ticket,
+    Action, CompletionLevel, Config, Endpoint, Memory, Message, PathProperties, PayloadDestination,
+    Peer, Posting, REASSEMBLED, Ticket,
 };
 use landbridge_proto::id::Address;
-use landbridge_proto::path::congestion::Kind;
+use landbridge_proto::path::congestion::CongestionAlgorithm;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time, nanos_for};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::random::Random;
 
@@ -35,7 +36,7 @@ const SLICE: u64 = 3 * MILLISECOND;
 const LONGEST: u64 = 200 * SECOND;
 
 /// Turns of ping-pong before those that are measured, and those.
-const TURNS: [usize; 2] = [4, 30];
+const PING_PONGS: [usize; 2] = [4, 30];
 
 /// Contexts of operations.
 const SENT: usize = 0;
@@ -46,12 +47,12 @@ const PATH: PathId = PathId(0);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Line {
+pub struct ThroughputCase {
     /// Without queue.
     pub round_trip: u64,
     /// Of ten thousand datagrams, how many get lost.
     pub lost: u64,
-    pub kind: Kind,
+    pub kind: CongestionAlgorithm,
     /// Bytes of a message.
     pub size: u64,
     /// Other processes want the processors too: each end has one for so long, then is away for as long, and so on.
@@ -60,19 +61,19 @@ pub struct Line {
 
 /// How it went.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
+pub struct ThroughputResult {
     /// Nanoseconds until the first message was delivered, and on average until one of the later ones was.
     pub first: u64,
     pub later: u64,
     /// Datagrams with payload that were sent, and that had been there before.
     pub sent: u64,
-    pub needless: u64,
+    pub spurious: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Room(u64);
+struct SizedMemory(u64);
 
-impl Memory for Room {
+impl Memory for SizedMemory {
     fn size(&self) -> u64 {
         self.0
     }
@@ -82,12 +83,12 @@ impl Memory for Room {
     }
 }
 
-struct End {
-    endpoint: Endpoint<Room>,
+struct SimulatedEnd {
+    endpoint: Endpoint<SizedMemory>,
     arrived: VecDeque<Vec<u8>>,
     /// Heads of frames that came early.
     early: BTreeMap<u64, Vec<u8>>,
-    /// When its line is free.
+    /// When its link is free.
     free_at: Time,
     reads_at: Option<Time>,
     wakes_at: Option<Time>,
@@ -97,51 +98,51 @@ struct End {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum EndEvent {
     Arrive(Vec<u8>),
     Read,
     Wake,
 }
 
-struct Model {
-    line: Line,
+struct LinkModel {
+    case: ThroughputCase,
     now: Time,
     random: Random,
-    ends: [End; 2],
-    events: BinaryHeap<Reverse<(Time, u64, usize, Event)>>,
+    ends: [SimulatedEnd; 2],
+    events: BinaryHeap<Reverse<(Time, u64, usize, EndEvent)>>,
     count: u64,
     sent: u64,
-    needless: u64,
+    spurious: u64,
 }
 
-/// Runs one line.
+/// Runs one case.
 ///
 /// # Panics
 /// If a message is never delivered.
-pub fn run(line: Line, seed: u64) -> Outcome {
-    let mut model = Model::new(line, seed);
+pub fn run(case: ThroughputCase, seed: u64) -> ThroughputResult {
+    let mut model = LinkModel::new(case, seed);
     let first = model.message();
     let started = model.now;
     for _ in 0..MORE {
         model.message();
     }
     let later = model.now.nanos_since(started) / MORE as u64;
-    Outcome { first, later, sent: model.sent, needless: model.needless }
+    ThroughputResult { first, later, sent: model.sent, spurious: model.spurious }
 }
 
 /// Nanoseconds of one message of those that go there and back in turn.
 ///
 /// # Panics
 /// If a message is never delivered.
-pub fn ping_pong(line: Line, seed: u64) -> u64 {
-    let mut model = Model::new(line, seed);
-    let [before, counted] = TURNS;
-    (0..before).for_each(|_| _ = model.turn());
-    (0..counted).map(|_| model.turn()).sum::<u64>() / (2 * counted as u64)
+pub fn ping_pong(case: ThroughputCase, seed: u64) -> u64 {
+    let mut model = LinkModel::new(case, seed);
+    let [before, counted] = PING_PONGS;
+    (0..before).for_each(|_| _ = model.ping());
+    (0..counted).map(|_| model.ping()).sum::<u64>() / (2 * counted as u64)
 }
 
-impl Model {
-    fn new(line: Line, seed: u64) -> Self {
+impl LinkModel {
+    fn new(case: ThroughputCase, seed: u64) -> Self {
         let end = |index: u32| {
             let mut endpoint = Endpoint::new(Config {
                 address: Address::new(index, 0),
@@ -150,8 +151,8 @@ impl Model {
                 operations_max: 100,
             });
             endpoint.peer(Address::new(1 - index, 0));
-            endpoint.open_path(PEER, PATH, path(line.kind));
-            End {
+            endpoint.open_path(PEER, PATH, path(case.kind));
+            SimulatedEnd {
                 endpoint,
                 arrived: VecDeque::new(),
                 early: BTreeMap::new(),
@@ -163,14 +164,14 @@ impl Model {
             }
         };
         Self {
-            line,
+            case,
             now: Time(SECOND),
             random: Random::new(seed),
             ends: [end(0), end(1)],
             events: BinaryHeap::new(),
             count: 0,
             sent: 0,
-            needless: 0,
+            spurious: 0,
         }
     }
 
@@ -182,7 +183,7 @@ impl Model {
     }
 
     /// Sends one message there and one back when it has come, as IMB's PingPong does; says how long that took.
-    fn turn(&mut self) -> u64 {
+    fn ping(&mut self) -> u64 {
         let start = self.now;
         for from in [0, 1] {
             let received = self.ends[1 - from].received + 1;
@@ -196,7 +197,7 @@ impl Model {
         let ticket = |context| Ticket { context, notify: true };
         let posting = Posting {
             source: None,
-            memory: Room(self.line.size),
+            memory: SizedMemory(self.case.size),
             tag: Some((1, 0)),
             ticket: ticket(RECEIVED),
             multi: false,
@@ -204,11 +205,11 @@ impl Model {
         self.ends[1 - from].endpoint.recv(posting);
         let message = Message {
             peer: PEER,
-            memory: Room(self.line.size),
+            memory: SizedMemory(self.case.size),
             tag: Some(1),
             data: None,
             ticket: ticket(SENT),
-            level: Level::Delivered,
+            level: CompletionLevel::DeliveryComplete,
         };
         self.ends[from].endpoint.send(message).expect("one operation");
         self.pump(from);
@@ -222,31 +223,31 @@ impl Model {
             let Reverse((at, _, end, event)) = self.events.pop().expect("something that happens");
             self.now = self.now.max(at);
             let taken = self.now.nanos_since(start);
-            assert!(taken < LONGEST, "{:?}: a message is never there", self.line);
+            assert!(taken < LONGEST, "{:?}: a message is never there", self.case);
             self.handle(end, event);
         }
         self.now.nanos_since(start)
     }
 
-    fn handle(&mut self, at: usize, event: Event) {
+    fn handle(&mut self, at: usize, event: EndEvent) {
         let now = self.now;
         let late = self.late(at, now);
         let end = &mut self.ends[at];
         match event {
-            Event::Arrive(packet) => {
+            EndEvent::Arrive(packet) => {
                 end.arrived.push_back(packet);
                 if end.reads_at.is_none() {
                     end.reads_at = Some(late);
-                    self.push(late, at, Event::Read);
+                    self.push(late, at, EndEvent::Read);
                 }
                 return;
             }
-            Event::Read => {
+            EndEvent::Read => {
                 end.reads_at = None;
                 self.read(at);
             }
-            Event::Wake if end.wakes_at != Some(now) => return,
-            Event::Wake => {
+            EndEvent::Wake if end.wakes_at != Some(now) => return,
+            EndEvent::Wake => {
                 end.wakes_at = None;
                 end.endpoint.handle_time(now);
             }
@@ -257,30 +258,30 @@ impl Model {
     fn read(&mut self, at: usize) {
         self.ends[at].endpoint.set_time(self.now);
         while let Some(packet) = self.ends[at].arrived.pop_front() {
-            self.take_in(at, &packet);
+            self.handle_datagram(at, &packet);
         }
         self.ends[at].endpoint.end_batch(PEER, PATH);
     }
 
-    fn take_in(&mut self, at: usize, packet: &[u8]) {
+    fn handle_datagram(&mut self, at: usize, packet: &[u8]) {
         let header = Header::parse(packet).expect("a header");
-        let size = Head::size(header.kind, header.flags);
+        let size = KindHeader::size(header.kind, header.flags);
         let head = &packet[HEADER_BYTES..HEADER_BYTES + size];
         let endpoint = &mut self.ends[at].endpoint;
         let place = endpoint.handle_frame(PEER, PATH, &header, head).expect("no fault");
-        if header.length as usize > size && place == Place::Nowhere {
-            self.needless += 1;
+        if header.length as usize > size && place == PayloadDestination::Discard {
+            self.spurious += 1;
         }
-        if let Place::Early { frame, .. } = place {
+        if let PayloadDestination::OutOfOrder { frame, .. } = place {
             self.ends[at].early.insert(frame, head.to_vec());
         }
         self.ends[at].endpoint.handle_payload(PEER, PATH);
         self.drain(at);
-        while let Some(frame) = self.ends[at].endpoint.next_kept(PEER) {
+        while let Some(frame) = self.ends[at].endpoint.next_reassembled(PEER) {
             let head = self.ends[at].early.remove(&frame).expect("a kept frame");
             // Only its head is looked at; the length is known.
-            self.ends[at].endpoint.handle_kept(PEER, &head).expect("no fault");
-            self.ends[at].endpoint.handle_payload(PEER, KEPT);
+            self.ends[at].endpoint.handle_reassembled(PEER, &head).expect("no fault");
+            self.ends[at].endpoint.handle_payload(PEER, REASSEMBLED);
             self.drain(at);
         }
     }
@@ -288,14 +289,14 @@ impl Model {
     fn drain(&mut self, at: usize) {
         while let Some(action) = self.ends[at].endpoint.poll_action() {
             match action {
-                Action::Done(done) => {
+                Action::Complete(done) => {
                     assert_eq!(done.error, None);
                     let end = &mut self.ends[at];
                     *if done.ticket.context == SENT { &mut end.done } else { &mut end.received } +=
                         1;
                 }
                 Action::Release { frame, .. } => drop(self.ends[at].early.remove(&frame)),
-                Action::Fill { .. } | Action::Forget { .. } => (),
+                Action::CopyUnexpected { .. } | Action::DropUnexpected { .. } => (),
                 other => panic!("{other:?}"),
             }
         }
@@ -305,7 +306,7 @@ impl Model {
     fn pump(&mut self, at: usize) {
         self.ends[at].endpoint.set_time(self.now);
         self.drain(at);
-        self.ends[at].endpoint.end_deferral();
+        self.ends[at].endpoint.flush_deferred_acks();
         while self.ends[at].endpoint.next_busy().is_some() {
             while self.transmit(at) {}
         }
@@ -313,7 +314,7 @@ impl Model {
         let wake = self.late(at, wake.max(self.now));
         if self.ends[at].wakes_at.is_none_or(|other| wake < other || other < self.now) {
             self.ends[at].wakes_at = Some(wake);
-            self.push(wake, at, Event::Wake);
+            self.push(wake, at, EndEvent::Wake);
         }
     }
 
@@ -321,7 +322,7 @@ impl Model {
         let Some(frame) = self.ends[at].endpoint.poll_transmit(PEER, PATH) else { return false };
         let front = frame.front().to_vec();
         let payload = frame.payload.map_or(0, |(_, _, length)| length);
-        let copy = frame.wants_copy.then_some(Room(payload));
+        let copy = frame.wants_copy.then_some(SizedMemory(payload));
         self.ends[at].endpoint.transmitted(PEER, PATH, true, copy);
         self.drain(at);
         self.sent += (payload > 0) as u64;
@@ -332,21 +333,21 @@ impl Model {
         }
         let free_at = self.now.after(waiting + nanos);
         self.ends[at].free_at = free_at;
-        if self.random.below(10_000) >= self.line.lost {
-            self.push(free_at.after(self.line.round_trip / 2), 1 - at, Event::Arrive(front));
+        if self.random.below(10_000) >= self.case.lost {
+            self.push(free_at.after(self.case.round_trip / 2), 1 - at, EndEvent::Arrive(front));
         }
         true
     }
 
-    /// The queue holds what the line does, but at least what a small switch has for a port.
+    /// The queue holds what the link does, but at least what a small switch has for a port.
     fn queue_bytes(&self) -> u64 {
-        (RATE / SECOND.div_ceil(self.line.round_trip)).max(256 << 10)
+        (RATE / SECOND.div_ceil(self.case.round_trip)).max(256 << 10)
     }
 
     /// When the process at this end notices what happens then.
     fn late(&mut self, end: usize, then: Time) -> Time {
         let noticed = then.after(self.random.below(LATE_MAX));
-        let slice = self.line.slice;
+        let slice = self.case.slice;
         if slice == 0 {
             return noticed;
         }
@@ -355,14 +356,14 @@ impl Model {
         if into < slice { noticed } else { noticed.after(2 * slice - into) }
     }
 
-    fn push(&mut self, at: Time, end: usize, event: Event) {
+    fn push(&mut self, at: Time, end: usize, event: EndEvent) {
         self.count += 1;
         self.events.push(Reverse((at, self.count, end, event)));
     }
 }
 
-fn path(kind: Kind) -> Path {
-    Path {
+fn path(kind: CongestionAlgorithm) -> PathProperties {
+    PathProperties {
         payload_max: PAYLOAD_MAX,
         eager_max: PAYLOAD_MAX,
         first_piece: PAYLOAD_MAX,
@@ -373,8 +374,8 @@ fn path(kind: Kind) -> Path {
         checked: true,
         copy_max: PAYLOAD_MAX,
         spare: false,
-        overtakes: true,
-        silent: true,
+        reorders: true,
+        silent_loss: true,
         datagram: Some(kind),
     }
 }
@@ -382,42 +383,43 @@ fn path(kind: Kind) -> Path {
 /// Prints the tables.
 pub fn print() {
     println!("Mb/s of payload over 1 Gb/s, one way: the first message, and the eight after it");
-    println!("| size | round trip | lost | Cubic | Bbr | Cubic again in vain | Bbr |");
+    println!("| size | round trip | lost | Cubic | Bbr | Cubic: spurious retransmissions | Bbr |");
     println!("|---|---|---|---|---|---|---|");
-    for (name, line) in lines() {
-        let of = |kind| run(Line { kind, ..line }, 7);
-        let [cubic, bbr] = [of(Kind::Cubic), of(Kind::Bbr)];
-        let vain = |it: Outcome| 100.0 * it.needless as f64 / it.sent as f64;
+    for (name, case) in cases() {
+        let of = |kind| run(ThroughputCase { kind, ..case }, 7);
+        let [cubic, bbr] = [of(CongestionAlgorithm::Cubic), of(CongestionAlgorithm::Bbr)];
+        let spurious_percent = |it: ThroughputResult| 100.0 * it.spurious as f64 / it.sent as f64;
         println!(
             "{name} {}, {} | {}, {} | {:.3} % | {:.3} % |",
-            rate(line, cubic.first),
-            rate(line, cubic.later),
-            rate(line, bbr.first),
-            rate(line, bbr.later),
-            vain(cubic),
-            vain(bbr)
+            rate(case, cubic.first),
+            rate(case, cubic.later),
+            rate(case, bbr.first),
+            rate(case, bbr.later),
+            spurious_percent(cubic),
+            spurious_percent(bbr)
         );
     }
     println!(
         "\nThe same there and back in turn, behind {} turns; \"bound\": half a round trip,",
-        TURNS[0]
+        PING_PONGS[0]
     );
     println!(
-        "and the time that the line takes for a message that is sent at once and not lost. Second numbers: ends that"
+        "and the time that the link takes for a message that is sent at once and not lost. Second numbers: ends that"
     );
     println!("have a processor for {} ms, then none for as long.", SLICE / MILLISECOND);
     println!("| size | round trip | lost | Cubic | Bbr | bound |");
     println!("|---|---|---|---|---|---|");
-    for (name, line) in lines() {
-        let of = |kind, slice| rate(line, ping_pong(Line { kind, slice, ..line }, 7));
-        let [cubic, bbr] = [Kind::Cubic, Kind::Bbr].map(|kind| [of(kind, 0), of(kind, SLICE)]);
-        let bound = rate(line, bound(line));
+    for (name, case) in cases() {
+        let of = |kind, slice| rate(case, ping_pong(ThroughputCase { kind, slice, ..case }, 7));
+        let [cubic, bbr] = [CongestionAlgorithm::Cubic, CongestionAlgorithm::Bbr]
+            .map(|kind| [of(kind, 0), of(kind, SLICE)]);
+        let bound = rate(case, bound(case));
         println!("{name} {}, {} | {}, {} | {bound} |", cubic[0], cubic[1], bbr[0], bbr[1]);
     }
 }
 
-/// Every size, delay and loss, and the beginning of its line in a table.
-fn lines() -> impl Iterator<Item = (String, Line)> {
+/// Every size, delay and loss, and the beginning of its row in a table.
+fn cases() -> impl Iterator<Item = (String, ThroughputCase)> {
     let sizes = [1u64, 4, 16].into_iter();
     let trips = sizes.flat_map(|size| [1, 10, 50].map(|millis| (size, millis)));
     trips.flat_map(|(size, millis)| [0, 10, 100, 500].map(|lost| (size, millis, lost))).map(
@@ -425,18 +427,27 @@ fn lines() -> impl Iterator<Item = (String, Line)> {
             let percent = lost as f64 / 100.0;
             let name = format!("| {size} MiB | {millis} ms | {percent} % |");
             let round_trip = millis * MILLISECOND;
-            (name, Line { round_trip, lost, kind: Kind::Bbr, size: size << 20, slice: 0 })
+            (
+                name,
+                ThroughputCase {
+                    round_trip,
+                    lost,
+                    kind: CongestionAlgorithm::Bbr,
+                    size: size << 20,
+                    slice: 0,
+                },
+            )
         },
     )
 }
 
 /// Mb/s if a message takes so long.
-fn rate(line: Line, nanos: u64) -> u64 {
-    line.size * 8 * 1_000 / nanos.max(1)
+fn rate(case: ThroughputCase, nanos: u64) -> u64 {
+    case.size * 8 * 1_000 / nanos.max(1)
 }
 
-fn bound(line: Line) -> u64 {
-    let datagrams = line.size.div_ceil(PAYLOAD_MAX as u64);
-    line.round_trip / 2
-        + nanos_for(line.size + datagrams * (HEADER_BYTES as u64 + 20 + OVERHEAD), RATE)
+fn bound(case: ThroughputCase) -> u64 {
+    let datagrams = case.size.div_ceil(PAYLOAD_MAX as u64);
+    case.round_trip / 2
+        + nanos_for(case.size + datagrams * (HEADER_BYTES as u64 + 20 + OVERHEAD), RATE)
 }

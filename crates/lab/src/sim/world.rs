@@ -1,60 +1,62 @@
-//! The simulated world: processes, links between them, and the driver that moves bytes and does what endpoints want.
+//! The simulated world: processes, pipes between them, and the driver that moves bytes and does what endpoints want.
 
 use std::collections::BTreeMap;
 
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Peer, Work};
+use landbridge_proto::endpoint::{
+    Action, AtomicRequest, CompletionKind, OperationCompletion, Peer,
+};
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::Time;
 
-use super::lanes::{LANES_MAX, random_lanes};
-use super::link::{Link, Target};
+use super::frame_transfer::{PATHS_MAX, random_pipes};
 use super::memory::{Arena, Piece};
-use super::model::{Model, Ticket};
-use super::node::{Node, Pull, Serve, random_config};
-use super::outages::{Outage, Siege};
+use super::model::{Model, PendingOperation};
+use super::node::{Node, Pull, ReadRequest, random_config};
+use super::outages::{Outage, SinglePathPeriod};
+use super::pipe::{Pipe, Target};
 use super::random::Random;
-use super::remote::{self, Announced, REFUSED, Region, Scene};
-use super::{Tally, Violation, require};
+use super::remote::{self, CompletionContext, REFUSED, Region, WriteWithData};
+use super::{EventCounts, Violation, require};
 
 /// The first byte of a frame, and the message it starts.
-pub type Opened = (u64, Option<usize>);
+pub type PlacedFrame = (u64, Option<usize>);
 
 /// See the module head.
 pub struct World {
     pub random: Random,
     pub nodes: Vec<Node>,
     /// `[from][to]`, by the number of the path.
-    pub links: Vec<Vec<Vec<Link>>>,
+    pub pipes: Vec<Vec<Vec<Pipe>>>,
     /// Paths that are broken, to be mended: between whom, and which.
     pub broken: Vec<(usize, usize, usize)>,
     /// Paths by which nothing arrives, and nobody is told; also by direction and number of the path: `[from][to]`.
     pub outages: Vec<Outage>,
-    pub dead: Vec<Vec<[bool; LANES_MAX]>>,
+    pub blackholed: Vec<Vec<[bool; PATHS_MAX]>>,
     /// Every two processes have one path left.
-    pub siege: Option<Siege>,
+    pub single_path: Option<SinglePathPeriod>,
     pub arena: Arena,
     pub model: Model,
-    pub announced: Vec<Announced>,
-    pub tally: Tally,
+    pub writes_with_data: Vec<WriteWithData>,
+    pub counts: EventCounts,
     /// Eager bytes under way or stored, by what the frames say: `[from][to]` sent, and heard back.
     pub eager: Vec<Vec<(u32, u32)>>,
-    /// Numbers given out so far: `[from][to]`. Frames below are sent again.
-    pub numbered: Vec<Vec<u64>>,
-    /// All below has been taken in, and the end of the frame that is being taken in: `[from][to]`.
-    pub taken: Vec<Vec<u64>>,
-    pub ends: Vec<Vec<u64>>,
+    /// Sequence numbers given out so far: `[from][to]`. Frames below are sent again.
+    pub next_sequence: Vec<Vec<u64>>,
+    /// All below has been delivered, and the end of the frame that is being delivered: `[from][to]`.
+    pub delivered_up_to: Vec<Vec<u64>>,
+    pub frame_ends: Vec<Vec<u64>>,
     /// The frame that has its place but not its bytes, and the message it starts: `[from][to]`.
-    pub opened: Vec<Vec<Option<Opened>>>,
+    pub placed_frame: Vec<Vec<Option<PlacedFrame>>>,
     /// Messages of which announced bytes are still to come, and up to where: by sender, receiver and number.
     pub ahead: BTreeMap<(usize, usize, u32), (usize, u64)>,
-    pulls_fail: u64,
-    /// Of a hundred payloads, how many are spoilt on the way.
-    pub spoils: u64,
+    pull_failure_percent: u64,
+    /// Of a hundred payloads, how many are corrupt on the way.
+    pub corrupt_percent: u64,
     /// Of a thousand steps, in how many a path breaks.
-    breaks: u64,
+    break_permille: u64,
     /// Of a thousand frames by a path that loses in silence, how many vanish.
-    pub vanishes: u64,
+    pub silent_loss_permille: u64,
     /// The largest message.
     pub largest: u64,
     /// Contexts given out.
@@ -62,10 +64,10 @@ pub struct World {
     pub now: Time,
     /// The latest that it has ever been.
     pub latest: Time,
-    /// Of a hundred commands, before how many there is a siege.
-    pub sieges: u64,
+    /// Of a hundred commands, before how many a single-path period begins.
+    pub single_path_percent: u64,
     /// Something has vanished that nobody was told of.
-    pub has_swallowed: bool,
+    pub has_silent_loss: bool,
     /// Steps so far.
     pub steps: usize,
     trace: bool,
@@ -96,45 +98,46 @@ impl World {
                 Node::new(config, paths, Region::new(index, &mut arena), copies_max)
             })
             .collect();
-        let links = random_lanes(&mut nodes, &mut random, largest);
-        let pulls_fail = random.pick(&[0, 0, 20, 100]);
-        let (spoils, breaks) = (random.pick(&[0, 0, 1, 10]), random.pick(&[0, 0, 2, 20]));
-        let vanishes = random.pick(&[0, 5, 50, 100]);
-        let sieges = random.pick(&[0, 0, 0, 2, 10]);
+        let pipes = random_pipes(&mut nodes, &mut random, largest);
+        let pull_failure_percent = random.pick(&[0, 0, 20, 100]);
+        let (corrupt_percent, break_permille) =
+            (random.pick(&[0, 0, 1, 10]), random.pick(&[0, 0, 2, 20]));
+        let silent_loss_permille = random.pick(&[0, 5, 50, 100]);
+        let single_path_percent = random.pick(&[0, 0, 0, 2, 10]);
         Self {
             random,
             nodes,
-            links,
+            pipes,
             arena,
             model: Model::new(count),
-            announced: Vec::new(),
-            tally: Tally::default(),
+            writes_with_data: Vec::new(),
+            counts: EventCounts::default(),
             broken: Vec::new(),
             outages: Vec::new(),
-            dead: vec![vec![[false; LANES_MAX]; count]; count],
-            siege: None,
+            blackholed: vec![vec![[false; PATHS_MAX]; count]; count],
+            single_path: None,
             eager: vec![vec![(0, 0); count]; count],
-            numbered: vec![vec![0; count]; count],
-            taken: vec![vec![0; count]; count],
-            ends: vec![vec![0; count]; count],
-            opened: vec![vec![None; count]; count],
+            next_sequence: vec![vec![0; count]; count],
+            delivered_up_to: vec![vec![0; count]; count],
+            frame_ends: vec![vec![0; count]; count],
+            placed_frame: vec![vec![None; count]; count],
             ahead: BTreeMap::new(),
-            pulls_fail,
-            spoils,
-            breaks,
-            vanishes,
+            pull_failure_percent,
+            corrupt_percent,
+            break_permille,
+            silent_loss_permille,
             largest,
             contexts: 0,
             now: Time(0),
             latest: Time(0),
-            sieges,
-            has_swallowed: vanishes > 0,
+            single_path_percent,
+            has_silent_loss: silent_loss_permille > 0,
             steps: 0,
             trace,
         }
     }
 
-    pub fn say(&self, what: impl FnOnce() -> String) {
+    pub fn log_step(&self, what: impl FnOnce() -> String) {
         if self.trace {
             eprintln!("{}", what());
         }
@@ -149,13 +152,13 @@ impl World {
         let node = &mut self.nodes[index];
         let peer = node.endpoint.peer(address);
         node.peers[other] = Some(peer);
-        for lane in 0..node.paths[other].len() {
+        for path_id in 0..node.paths[other].len() {
             let is_broken = |&(a, b, l): &(usize, usize, usize)| {
-                l == lane && ((a, b) == (index, other) || (b, a) == (index, other))
+                l == path_id && ((a, b) == (index, other) || (b, a) == (index, other))
             };
             if !self.broken.iter().any(is_broken) {
-                let path = node.paths[other][lane];
-                node.endpoint.open_path(peer, PathId(lane as u8), path);
+                let path = node.paths[other][path_id];
+                node.endpoint.open_path(peer, PathId(path_id as u8), path);
             }
         }
         peer
@@ -172,8 +175,8 @@ impl World {
         }
         while let Some(peer) = self.nodes[node].endpoint.next_busy() {
             let other = self.nodes[node].index_of(peer);
-            let lanes = self.links[node][other].len();
-            self.nodes[node].ready.extend((0..lanes).map(|lane| (other, lane)));
+            let path_count = self.pipes[node][other].len();
+            self.nodes[node].ready.extend((0..path_count).map(|path_id| (other, path_id)));
         }
         Ok(())
     }
@@ -184,16 +187,16 @@ impl World {
         action: Action<Piece>,
         atomics: &mut Vec<(usize, AtomicRequest)>,
     ) -> Result<(), Violation> {
-        self.say(|| format!("  {index}: {action:?}"));
+        self.log_step(|| format!("  {index}: {action:?}"));
         let node = &mut self.nodes[index];
         match action {
-            Action::Done(done) => return self.finish(index, done),
-            Action::Fill { store, memory, at, length } => {
+            Action::Complete(done) => return self.finish(index, done),
+            Action::CopyUnexpected { store, memory, at, length } => {
                 let bytes = node.take_store(store)?;
                 require!(length <= bytes.len() as u64, "fill of {length} out of store {store}");
                 self.arena.write(memory, at, &bytes[..length as usize])?;
             }
-            Action::Forget { store } => {
+            Action::DropUnexpected { store } => {
                 let forgotten = node.stores.remove(&store);
                 require!(forgotten.is_some(), "store {store} is forgotten twice");
             }
@@ -203,19 +206,21 @@ impl World {
             }
             Action::Serve { peer, op, key, offset, length } => {
                 let to = node.index_of(peer);
-                node.serves.push_back(Serve { to, op, key, offset, length });
+                node.read_requests.push_back(ReadRequest { to, op, key, offset, length });
             }
-            Action::Divert { peer, path } => {
+            Action::DiscardPayload { peer, path } => {
                 let from = node.index_of(peer);
-                let reading = self.links[from][index][path.0 as usize].reading.as_mut();
-                let Some(reading) = reading else {
+                let incoming = self.pipes[from][index][path.0 as usize].incoming.as_mut();
+                let Some(incoming) = incoming else {
                     return Err(Violation(format!("{path:?} has nothing to divert")));
                 };
-                reading.target = Target::Skip;
-                reading.is_elsewhere = true;
-                self.tally.count("payloads diverted");
+                incoming.target = Target::Skip;
+                incoming.is_duplicate = true;
+                self.counts.count("payloads diverted");
             }
-            Action::Door { .. } => return Err(Violation("a door that nobody has".into())),
+            Action::AddressAdvertisement { .. } => {
+                return Err(Violation("a door that nobody has".into()));
+            }
             Action::Release { peer, frame } => {
                 let from = node.index_of(peer);
                 node.early.remove(&(from, frame));
@@ -225,39 +230,39 @@ impl World {
         Ok(())
     }
 
-    fn finish(&mut self, node: usize, done: Done) -> Result<(), Violation> {
+    fn finish(&mut self, node: usize, done: OperationCompletion) -> Result<(), Violation> {
         let source = done.source.map(|peer| self.nodes[node].index_of(peer));
-        if done.work == Work::RemoteWrite {
-            return self.hear_of_write(node, source, &done);
+        if done.kind == CompletionKind::RemoteWrite {
+            return self.finish_remote_write(node, source, &done);
         }
         let context = done.ticket.context;
-        let ticket = self.model.tickets.get(&context);
+        let ticket = self.model.operations.get(&context);
         require!(ticket.is_none_or(|ticket| ticket.node() == node), "{done:?} of another process");
-        let Some(Ticket::Remote(ticket)) = ticket else {
-            return self.model.finish(&done, source, &mut self.arena, &mut self.tally);
+        let Some(PendingOperation::Remote(ticket)) = ticket else {
+            return self.model.finish(&done, source, &mut self.arena, &mut self.counts);
         };
-        let scene = Scene {
+        let surroundings = CompletionContext {
             target: self.nodes[ticket.to].region.piece,
             is_lost: self.model.failed[node][ticket.to],
-            announced: &self.announced,
+            writes_with_data: &self.writes_with_data,
             arena: &self.arena,
         };
-        ticket.finish(&done, context, &scene, &mut self.tally)?;
+        ticket.finish(&done, context, &surroundings, &mut self.counts)?;
         self.arena.free(ticket.piece)?;
         if let Some(result) = ticket.result {
             self.arena.free(result)?;
         }
-        self.model.tickets.remove(&context);
+        self.model.operations.remove(&context);
         Ok(())
     }
 
-    fn hear_of_write(
+    fn finish_remote_write(
         &mut self,
         node: usize,
         source: Option<usize>,
-        done: &Done,
+        done: &OperationCompletion,
     ) -> Result<(), Violation> {
-        let write = done.data.and_then(|data| self.announced.get_mut(data as usize));
+        let write = done.data.and_then(|data| self.writes_with_data.get_mut(data as usize));
         let Some(write) = write else {
             return Err(Violation(format!("{done:?} without a write")));
         };
@@ -293,7 +298,8 @@ impl World {
 
     /// Answers the oldest read request at `node`; false if there is none.
     fn serve(&mut self, index: usize) -> Result<bool, Violation> {
-        let Some(Serve { to, op, key, offset, length }) = self.nodes[index].serves.pop_front()
+        let Some(ReadRequest { to, op, key, offset, length }) =
+            self.nodes[index].read_requests.pop_front()
         else {
             return Ok(false);
         };
@@ -318,11 +324,11 @@ impl World {
         };
         // Who has given us up has its memory back: the driver must not find it any more.
         let is_gone = self.model.failed[pull.from][index];
-        let outcome = if is_gone || self.random.percent(self.pulls_fail) {
-            self.tally.count("pulls that failed");
+        let outcome = if is_gone || self.random.percent(self.pull_failure_percent) {
+            self.counts.count("pulls that failed");
             Err(())
         } else {
-            self.tally.count("pulls");
+            self.counts.count("pulls");
             let bytes = self.arena.read_address(pull.address, pull.length)?.to_vec();
             self.arena.write(pull.memory, pull.at, &bytes)?;
             Ok(())
@@ -338,38 +344,38 @@ impl World {
         self.check_bounds()?;
         if self.random.percent(10) {
             let node = self.random.index(self.nodes.len());
-            self.end_deferral(node)?;
+            self.flush_deferred_acks(node)?;
         }
-        if self.siege.is_none() {
-            self.go_wrong()?;
+        if self.single_path.is_none() {
+            self.inject_fault()?;
         }
-        self.tend_outages()?;
+        self.update_outages()?;
         if !self.broken.is_empty() && self.random.percent(2) {
-            self.mend()?;
+            self.reopen_path()?;
         }
         if self.move_one()? {
             return Ok(true);
         }
         let mut wakes = false;
         for node in 0..self.nodes.len() {
-            wakes |= self.end_deferral(node)?;
+            wakes |= self.flush_deferred_acks(node)?;
         }
-        if wakes || self.mend()? {
+        if wakes || self.reopen_path()? {
             return Ok(true);
         }
-        // In a siege questions about what nobody misses go on for ever.
-        let is_over = self.siege.is_some() && self.is_through();
+        // In a single-path period questions about what nobody misses go on for ever.
+        let is_over = self.single_path.is_some() && self.is_all_delivered();
         Ok(!is_over && self.sleep()?)
     }
 
     /// Something may happen to a path.
-    fn go_wrong(&mut self) -> Result<(), Violation> {
-        if self.random.below(1_000) < self.breaks {
-            self.break_some()?;
+    fn inject_fault(&mut self) -> Result<(), Violation> {
+        if self.random.below(1_000) < self.break_permille {
+            self.break_random_path()?;
         }
-        if self.random.below(1_000) < self.breaks {
-            self.fall_silent();
-            self.doubt_some()?;
+        if self.random.below(1_000) < self.break_permille {
+            self.begin_random_outage();
+            self.suspect_random_path()?;
         }
         Ok(())
     }
@@ -377,15 +383,16 @@ impl World {
     /// Nothing moves: time goes on to when somebody wants to be woken; false if nobody does.
     fn sleep(&mut self) -> Result<bool, Violation> {
         let wakes = self.nodes.iter().filter_map(|node| node.endpoint.next_wake());
-        let airs = self.links.iter().flatten().flatten().filter_map(|link| link.air.as_ref());
-        let times = wakes.chain(airs.filter_map(|air| air.next()));
-        let Some(wake) = times.chain(self.next_outage_event()).min() else {
+        let networks =
+            self.pipes.iter().flatten().flatten().filter_map(|pipe| pipe.network.as_ref());
+        let times = wakes.chain(networks.filter_map(|network| network.next()));
+        let Some(wake) = times.chain(self.next_outage_change()).min() else {
             return Ok(false);
         };
         self.now = self.now.max(wake);
         self.latest = self.latest.max(self.now);
-        self.say(|| format!("it is {:?}", self.now));
-        self.tally.count("sleeps");
+        self.log_step(|| format!("it is {:?}", self.now));
+        self.counts.count("sleeps");
         for node in 0..self.nodes.len() {
             self.nodes[node].endpoint.handle_time(self.now);
             self.drain(node)?;
@@ -396,7 +403,7 @@ impl World {
     /// Time goes on; once in a while it jumps, also back.
     fn tick(&mut self) -> Result<(), Violation> {
         let now = self.now.0 + self.random.below(200_000);
-        let jumps = self.siege.is_none() && self.random.below(2_000) == 0;
+        let jumps = self.single_path.is_none() && self.random.below(2_000) == 0;
         self.now = Time(if jumps { self.random.next() >> 20 } else { now });
         self.latest = self.latest.max(self.now);
         let wakes = self.random.percent(5);
@@ -411,29 +418,29 @@ impl World {
     }
 
     /// The application of `node` asks for progress; true if that brings frames about.
-    fn end_deferral(&mut self, node: usize) -> Result<bool, Violation> {
+    fn flush_deferred_acks(&mut self, node: usize) -> Result<bool, Violation> {
         let before = self.nodes[node].ready.len();
-        self.nodes[node].endpoint.end_deferral();
+        self.nodes[node].endpoint.flush_deferred_acks();
         self.drain(node)?;
         let wakes = self.nodes[node].ready.len() > before;
         if wakes {
-            self.tally.count("deferred confirmations");
+            self.counts.count("deferred confirmations");
         }
         Ok(wakes)
     }
 
     fn move_one(&mut self) -> Result<bool, Violation> {
         let count = self.nodes.len();
-        let places = count * count * 4 * LANES_MAX;
+        let places = count * count * 4 * PATHS_MAX;
         let first = self.random.index(places);
         for place in (first..places).chain(0..first) {
-            let (lane, place) = (place % LANES_MAX, place / LANES_MAX);
+            let (path_id, place) = (place % PATHS_MAX, place / PATHS_MAX);
             let (what, from, to) = (place % 4, place / 4 % count, place / 4 / count);
             let moved = match what {
-                0 => self.write(from, to, lane)?,
-                1 => self.read(from, to, lane)?,
-                2 => to == 0 && lane == 0 && self.pull(from)?,
-                _ => to == 0 && lane == 0 && self.serve(from)?,
+                0 => self.write(from, to, path_id)?,
+                1 => self.read(from, to, path_id)?,
+                2 => to == 0 && path_id == 0 && self.pull(from)?,
+                _ => to == 0 && path_id == 0 && self.serve(from)?,
             };
             if moved {
                 return Ok(true);
@@ -443,9 +450,9 @@ impl World {
     }
 
     /// Runs until nothing moves.
-    pub fn settle(&mut self) -> Result<(), Violation> {
-        if self.siege.is_some() {
-            return self.endure();
+    pub fn run_until_idle(&mut self) -> Result<(), Violation> {
+        if self.single_path.is_some() {
+            return self.run_single_path();
         }
         for _ in 0..STEPS_MAX {
             if !self.step()? {
@@ -456,7 +463,7 @@ impl World {
     }
 
     /// At the end: nothing is held, nothing is owed.
-    pub fn check_rest(&mut self) -> Result<(), Violation> {
+    pub fn check_idle(&mut self) -> Result<(), Violation> {
         for node in 0..self.nodes.len() {
             self.check_bounds_of(node)?;
         }
@@ -472,8 +479,8 @@ impl World {
                 let (sent, heard) = self.eager[index][other];
                 let is_live = !self.model.failed[index][other];
                 // The last word about it may vanish, when nothing else need be said.
-                let is_silent = node.paths[other].iter().any(|path| path.silent);
-                let has_credit = sent == heard || (is_silent && self.has_swallowed);
+                let is_silent = node.paths[other].iter().any(|path| path.silent_loss);
+                let has_credit = sent == heard || (is_silent && self.has_silent_loss);
                 require!(!is_live || has_credit, "{index} has lost credit with {other}");
             }
         }

@@ -12,16 +12,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use super::fault::{Kind, Places};
-use super::program::{Place, Program, Tools, Way};
-use super::run::{Orders, Soak};
+use super::fault::{FaultKind, FaultLocations};
+use super::network_faults::NetworkFaults;
+use super::program::{FaultMode, Placement, Program, Tools};
+use super::run::{Soak, SoakOptions};
 use super::schedule::Schedule;
 use super::tally::Tally;
-use super::weather::Weather;
 use crate::net::file;
 use crate::net::namespace::LAB_DIR;
 use crate::net::plan::Plan;
-use crate::net::run::{self, Run};
+use crate::net::run::{self, LabRun};
 
 /// The lab of a soak that is given none.
 pub const DEFAULT_LAB: &str = include_str!("../../../../labs/two-rails.toml");
@@ -33,7 +33,7 @@ const EXIT_INTERRUPTED: u8 = 130;
 
 /// Arguments of `landbridge lab soak`.
 #[derive(Args)]
-pub struct Soaking {
+pub struct SoakArguments {
     /// How long faults come; the last program then runs to its end
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
@@ -65,7 +65,7 @@ pub struct Soaking {
     inside: bool,
 }
 
-impl Soaking {
+impl SoakArguments {
     /// 0 if every program ended right, 1 if one did not, 2 if the arguments are wrong, 130 if a
     /// signal ended it.
     pub fn execute(&self) -> anyhow::Result<u8> {
@@ -78,7 +78,7 @@ impl Soaking {
             }
         };
         let seed = self.seed.unwrap_or_else(new_seed);
-        let schedule = Schedule::new(seed, &kinds, &Places::of(&plan));
+        let schedule = Schedule::new(seed, &kinds, &FaultLocations::of(&plan));
         if self.schedule {
             self.print(seed, schedule);
             return Ok(0);
@@ -86,22 +86,22 @@ impl Soaking {
         if self.inside { self.soak(seed, &plan, schedule) } else { self.enter(seed) }
     }
 
-    fn check(&self) -> anyhow::Result<(Plan, Vec<Kind>)> {
+    fn check(&self) -> anyhow::Result<(Plan, Vec<FaultKind>)> {
         let plan = match &self.lab {
             Some(path) => file::load(path)?,
             None => file::parse(DEFAULT_LAB, "soak")
                 .map_err(|error| anyhow::anyhow!("{}", error.message))?,
         };
         let kinds = match &self.faults[..] {
-            [] => Kind::ALL.to_vec(),
+            [] => FaultKind::ALL.to_vec(),
             [none] if none == "none" => Vec::new(),
             names => names
                 .iter()
                 .map(|name| name.parse().map_err(anyhow::Error::msg))
-                .collect::<anyhow::Result<Vec<Kind>>>()?,
+                .collect::<anyhow::Result<Vec<FaultKind>>>()?,
         };
-        let places = Places::of(&plan);
-        let impossible = kinds.iter().find(|kind| kind.troubles(&places).is_empty());
+        let places = FaultLocations::of(&plan);
+        let impossible = kinds.iter().find(|kind| kind.specs(&places).is_empty());
         if let (Some(kind), false) = (impossible, self.faults.is_empty()) {
             bail!("`{}` can strike nowhere in this lab", kind.name());
         }
@@ -119,7 +119,7 @@ impl Soaking {
     }
 
     fn programs(&self) -> Vec<Program> {
-        chosen(&self.program, Way::Soak)
+        chosen(&self.program, FaultMode::Soak)
     }
 
     fn tools(&self, plan: &Plan) -> anyhow::Result<Tools> {
@@ -129,9 +129,9 @@ impl Soaking {
             venvs,
             dir: Path::new(LAB_DIR).join("soak"),
             ranks: plan.sites.iter().map(|site| site.hosts.len()).sum(),
-            way: Way::Soak,
-            words: ["--ranks-per-node", "1"].map(String::from).to_vec(),
-            place: Place::Hosts,
+            mode: FaultMode::Soak,
+            run_options: ["--ranks-per-node", "1"].map(String::from).to_vec(),
+            placement: Placement::Hosts,
         })
     }
 
@@ -139,7 +139,7 @@ impl Soaking {
         println!("seed {seed}");
         for fault in schedule.take_while(|fault| fault.from < self.time()) {
             let [from, until] = [fault.from, fault.until].map(|time| time.as_secs_f64());
-            let (place, what) = (&fault.trouble.place, fault.trouble.kind.what());
+            let (place, what) = (&fault.spec.location, fault.spec.kind.what());
             let number = fault.number;
             let line = format!("{number:4} {from:8.1} s to {until:8.1} s  {place}: {what}");
             if writeln!(std::io::stdout(), "{line}").is_err() {
@@ -151,11 +151,11 @@ impl Soaking {
 
     /// Makes the lab around a soak with this seed.
     fn enter(&self, seed: u64) -> anyhow::Result<u8> {
-        enter("soak", self.lab.as_deref(), DEFAULT_LAB, self.words(seed))
+        enter("soak", self.lab.as_deref(), DEFAULT_LAB, self.arguments(seed))
     }
 
     /// The arguments that say the same as these.
-    fn words(&self, seed: u64) -> Vec<OsString> {
+    fn arguments(&self, seed: u64) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["--seed".into(), seed.to_string().into()];
         let mut add = |name: &str, value: OsString| words.extend([name.into(), value]);
         add("--minutes", self.minutes.to_string().into());
@@ -176,19 +176,19 @@ impl Soaking {
     }
 
     fn soak(&self, seed: u64, plan: &Plan, schedule: Schedule) -> anyhow::Result<u8> {
-        let replay = replay("soak", &self.words(seed));
+        let replay = rerun_command("soak", &self.arguments(seed));
         let lab = std::env::var("LANDBRIDGE_LAB").unwrap_or_default();
         println!("soak: {replay}\nsoak: `landbridge lab link {lab}` shows the links meanwhile");
-        let orders = Orders {
+        let options = SoakOptions {
             tools: self.tools(plan)?,
             programs: self.programs(),
             time: self.time(),
             limit: Duration::from_secs_f64(self.limit),
-            replay,
+            rerun_command: replay,
         };
-        let tally = Tally::new(Kind::ALL.map(|kind| (kind.name(), kind.what())));
-        let weather = Weather::new(schedule, self.time());
-        let (tally, is_interrupted) = Soak::run(&orders, weather, tally)?;
+        let tally = Tally::new(FaultKind::ALL.map(|kind| (kind.name(), kind.what())));
+        let network_faults = NetworkFaults::new(schedule, self.time());
+        let (tally, is_interrupted) = Soak::run(&options, network_faults, tally)?;
         Ok(conclude("soak", seed, &tally, is_interrupted))
     }
 }
@@ -196,8 +196,8 @@ impl Soaking {
 // --- what `punish` needs as well
 
 /// The programs that are asked for, or all that there are for this.
-pub(super) fn chosen(programs: &[Program], way: Way) -> Vec<Program> {
-    if programs.is_empty() { way.programs().to_vec() } else { programs.to_vec() }
+pub(super) fn chosen(programs: &[Program], mode: FaultMode) -> Vec<Program> {
+    if programs.is_empty() { mode.programs().to_vec() } else { programs.to_vec() }
 }
 
 /// Where `landbridge` is, and the virtual environments.
@@ -230,11 +230,11 @@ pub(super) fn enter(
     command.extend([name, "--inside"].map(OsString::from));
     command.extend(words);
     let lab_name = format!("{name}-{}", std::process::id());
-    run::keep(&Run { file, name: Some(lab_name), command })
+    run::run_lab(&LabRun { file, name: Some(lab_name), command })
 }
 
 /// The command that does the same again.
-pub(super) fn replay(name: &str, words: &[OsString]) -> String {
+pub(super) fn rerun_command(name: &str, words: &[OsString]) -> String {
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     format!("landbridge lab {name} {}", words.join(" "))
 }
@@ -287,18 +287,19 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct SoakCli {
         #[command(flatten)]
-        soak: Soaking,
+        soak: SoakArguments,
     }
 
     #[test]
-    fn the_words_of_a_replay_say_the_same() {
+    fn the_arguments_of_a_rerun_say_the_same() {
         let line = "x --minutes 0.5 --seed 9 --faults loss1,wan-cut --program heat --lab a.toml";
-        let soak = Line::parse_from(line.split(' ')).soak;
-        let words = soak.words(9);
-        let again = Line::parse_from([OsString::from("x")].into_iter().chain(words.clone())).soak;
-        assert_eq!(again.words(9), words);
+        let soak = SoakCli::parse_from(line.split(' ')).soak;
+        let words = soak.arguments(9);
+        let again =
+            SoakCli::parse_from([OsString::from("x")].into_iter().chain(words.clone())).soak;
+        assert_eq!(again.arguments(9), words);
         assert_eq!(again.seed, Some(9));
         assert_eq!(again.faults, ["loss1", "wan-cut"]);
         assert_eq!(again.time(), Duration::from_secs(30));
@@ -307,7 +308,7 @@ mod tests {
     #[test]
     fn the_default_lab_can_fail_in_every_way() {
         let plan = file::parse(DEFAULT_LAB, "soak").unwrap();
-        let places = Places::of(&plan);
-        assert!(Kind::ALL.iter().all(|kind| !kind.troubles(&places).is_empty()));
+        let places = FaultLocations::of(&plan);
+        assert!(FaultKind::ALL.iter().all(|kind| !kind.specs(&places).is_empty()));
     }
 }

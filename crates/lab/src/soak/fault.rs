@@ -1,6 +1,6 @@
 //! What can fail in a lab, and the requests that make it fail and heal.
 //!
-//! Pure. A kind of fault is a row of the table in `Kind::row`; `Places` says where in a plan it can
+//! Pure. A kind of fault is a row of the table in `FaultKind::row`; `FaultLocations` says where in a plan it can
 //! strike. Each fault is undone by a request of its own, so faults in different places do not know
 //! of each other.
 
@@ -13,7 +13,7 @@ use crate::net::units::Rate;
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Kind {
+pub enum FaultKind {
     Loss1,
     Loss5,
     Corrupt,
@@ -41,7 +41,7 @@ const SLOW: Rate = Rate { bits_per_second: 100_000_000 };
 
 /// Where faults of a lab can strike.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Places {
+pub struct FaultLocations {
     /// Emulated rails with their rates.
     pub rails: Vec<(String, Option<Rate>)>,
     pub wan_links: Vec<String>,
@@ -53,25 +53,25 @@ pub struct Places {
 
 /// Something that fails: in words, and as requests to the lab.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Trouble {
-    pub kind: Kind,
-    /// Two troubles of the same place may not overlap.
-    pub place: String,
+pub struct FaultSpec {
+    pub kind: FaultKind,
+    /// Two faults of the same location may not overlap.
+    pub location: String,
     pub begin: String,
     pub end: String,
 }
 
-impl Kind {
-    pub const ALL: [Kind; 9] = [
-        Kind::Loss1,
-        Kind::Loss5,
-        Kind::Corrupt,
-        Kind::Reorder,
-        Kind::Duplicate,
-        Kind::Interface,
-        Kind::SlowRail,
-        Kind::WanCut,
-        Kind::RelayStop,
+impl FaultKind {
+    pub const ALL: [FaultKind; 9] = [
+        FaultKind::Loss1,
+        FaultKind::Loss5,
+        FaultKind::Corrupt,
+        FaultKind::Reorder,
+        FaultKind::Duplicate,
+        FaultKind::Interface,
+        FaultKind::SlowRail,
+        FaultKind::WanCut,
+        FaultKind::RelayStop,
     ];
 
     /// As the command line writes it.
@@ -89,12 +89,12 @@ impl Kind {
         self.row().lasts_ms
     }
 
-    /// Every trouble of this kind that a lab with these places can have.
-    pub fn troubles(self, places: &Places) -> Vec<Trouble> {
+    /// Every fault of this kind that a lab with these places can have.
+    pub fn specs(self, places: &FaultLocations) -> Vec<FaultSpec> {
         let row = self.row();
-        let trouble = |place: &str, begin: String, end: String| Trouble {
+        let spec = |place: &str, begin: String, end: String| FaultSpec {
             kind: self,
-            place: place.to_owned(),
+            location: place.to_owned(),
             begin,
             end,
         };
@@ -103,21 +103,21 @@ impl Kind {
         let links = rails.chain(places.wan_links.iter().map(|name| (name, row.wan)));
         for (name, change) in links.filter(|(_, change)| !change.is_empty()) {
             let begin = format!("set {name} {change}");
-            found.push(trouble(name, begin, format!("set {name} restore")));
+            found.push(spec(name, begin, format!("set {name} restore")));
         }
         match self {
-            Kind::SlowRail => found.extend(places.rails.iter().map(|(name, rate)| {
+            FaultKind::SlowRail => found.extend(places.rails.iter().map(|(name, rate)| {
                 let begin = format!("set {name} rate={}", tenth(*rate).bits_per_second);
-                trouble(name, begin, format!("set {name} restore"))
+                spec(name, begin, format!("set {name} restore"))
             })),
-            Kind::Interface => found.extend(places.interfaces.iter().map(|(host, device)| {
+            FaultKind::Interface => found.extend(places.interfaces.iter().map(|(host, device)| {
                 let request = format!("interface {host} {device}");
                 let place = format!("{host} {device}");
-                trouble(&place, format!("{request} down"), format!("{request} up"))
+                spec(&place, format!("{request} down"), format!("{request} up"))
             })),
-            Kind::RelayStop => found.extend(places.relays.iter().map(|site| {
+            FaultKind::RelayStop => found.extend(places.relays.iter().map(|site| {
                 let place = format!("relay of {site}");
-                trouble(&place, format!("relay {site} stop"), format!("relay {site} continue"))
+                spec(&place, format!("relay {site} stop"), format!("relay {site} continue"))
             })),
             _ => {}
         }
@@ -126,34 +126,42 @@ impl Kind {
 
     fn row(self) -> Row {
         let (name, what, lasts_ms, rail, wan) = match self {
-            Kind::Loss1 => ("loss1", "1 % of packets lost", 2_000..=10_000, "loss=1%", "loss=1%"),
-            Kind::Loss5 => ("loss5", "5 % of packets lost", 2_000..=10_000, "loss=5%", "loss=5%"),
+            FaultKind::Loss1 => {
+                ("loss1", "1 % of packets lost", 2_000..=10_000, "loss=1%", "loss=1%")
+            }
+            FaultKind::Loss5 => {
+                ("loss5", "5 % of packets lost", 2_000..=10_000, "loss=5%", "loss=5%")
+            }
             // Between relays one damaged packet ends a TLS connection: fewer, so that some get on.
-            Kind::Corrupt => (
+            FaultKind::Corrupt => (
                 "corrupt",
                 "bits flipped behind valid checksums",
                 2_000..=10_000,
                 "corrupt=1% repair_checksums=true",
                 "corrupt=0.02% repair_checksums=true",
             ),
-            Kind::Reorder => (
+            FaultKind::Reorder => (
                 "reorder",
                 "5 % of packets overtaken by others",
                 2_000..=10_000,
                 "reorder=5% reorder_by=1ms",
                 "reorder=5% reorder_by=5ms",
             ),
-            Kind::Duplicate => (
+            FaultKind::Duplicate => (
                 "duplicate",
                 "5 % of packets twice",
                 2_000..=10_000,
                 "duplicate=5%",
                 "duplicate=5%",
             ),
-            Kind::Interface => ("interface", "an interface is down", 200..=5_000, "", ""),
-            Kind::SlowRail => ("slow", "a rail at a tenth of its rate", 2_000..=10_000, "", ""),
-            Kind::WanCut => ("wan-cut", "nothing passes between sites", 1_000..=20_000, "", "down"),
-            Kind::RelayStop => {
+            FaultKind::Interface => ("interface", "an interface is down", 200..=5_000, "", ""),
+            FaultKind::SlowRail => {
+                ("slow", "a rail at a tenth of its rate", 2_000..=10_000, "", "")
+            }
+            FaultKind::WanCut => {
+                ("wan-cut", "nothing passes between sites", 1_000..=20_000, "", "down")
+            }
+            FaultKind::RelayStop => {
                 ("relay-stop", "a relay is stopped (SIGSTOP)", 5_000..=5_000, "", "")
             }
         };
@@ -161,18 +169,18 @@ impl Kind {
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for FaultKind {
     type Err = String;
-    fn from_str(text: &str) -> Result<Kind, String> {
-        let names = Kind::ALL.map(Kind::name).join(", ");
-        let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    fn from_str(text: &str) -> Result<FaultKind, String> {
+        let names = FaultKind::ALL.map(FaultKind::name).join(", ");
+        let found = FaultKind::ALL.into_iter().find(|kind| kind.name() == text);
         found.ok_or_else(|| format!("there is no fault `{text}`; there are {names}"))
     }
 }
 
-impl Places {
-    pub fn of(plan: &Plan) -> Places {
-        let mut places = Places::default();
+impl FaultLocations {
+    pub fn of(plan: &Plan) -> FaultLocations {
+        let mut places = FaultLocations::default();
         for site in &plan.sites {
             for (number, rail) in site.rails.iter().enumerate() {
                 let Some(shape) = &rail.shape else { continue };
@@ -203,30 +211,33 @@ mod tests {
 
     #[test]
     fn every_kind_can_be_named() {
-        for kind in Kind::ALL {
+        for kind in FaultKind::ALL {
             assert_eq!(kind.name().parse(), Ok(kind));
             assert!(!kind.lasts_ms().is_empty());
         }
-        assert!("los".parse::<Kind>().unwrap_err().contains("loss1, loss5"));
+        assert!("los".parse::<FaultKind>().unwrap_err().contains("loss1, loss5"));
     }
 
     #[test]
     fn places_are_those_of_the_plan() {
         let lab = "[[site]]\nname='a'\nhosts=2\nrails=2\nrail.1={rate='1 Gbit/s'}\n\
                    [[site]]\nname='b'\nhosts=1\n[[link]]\nbetween=['a','b']\n";
-        let places = Places::of(&file::parse(lab, "x").unwrap());
-        let count = |kind: Kind| kind.troubles(&places).len();
-        assert_eq!(count(Kind::Loss1), 3, "two rails and the WAN");
-        assert_eq!(count(Kind::Interface), 4);
-        assert_eq!((count(Kind::SlowRail), count(Kind::WanCut), count(Kind::RelayStop)), (2, 1, 2));
-        let slow = Kind::SlowRail.troubles(&places);
+        let places = FaultLocations::of(&file::parse(lab, "x").unwrap());
+        let count = |kind: FaultKind| kind.specs(&places).len();
+        assert_eq!(count(FaultKind::Loss1), 3, "two rails and the WAN");
+        assert_eq!(count(FaultKind::Interface), 4);
+        assert_eq!(
+            (count(FaultKind::SlowRail), count(FaultKind::WanCut), count(FaultKind::RelayStop)),
+            (2, 1, 2)
+        );
+        let slow = FaultKind::SlowRail.specs(&places);
         assert_eq!(slow[0].begin, "set a-LAN0 rate=100000000");
         assert_eq!(slow[1].begin, "set a-LAN1 rate=100000000");
-        let down = &Kind::Interface.troubles(&places)[3];
+        let down = &FaultKind::Interface.specs(&places)[3];
         let [begin, end] = ["interface a-2 lan1 down", "interface a-2 lan1 up"];
         assert_eq!((down.begin.as_str(), down.end.as_str()), (begin, end));
         let alone = file::parse("[[site]]\nname='a'\nhosts=2\n", "x").unwrap();
-        let none = Places::of(&alone);
-        assert!(Kind::ALL.iter().all(|kind| kind.troubles(&none).is_empty()));
+        let none = FaultLocations::of(&alone);
+        assert!(FaultKind::ALL.iter().all(|kind| kind.specs(&none).is_empty()));
     }
 }

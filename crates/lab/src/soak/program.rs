@@ -15,7 +15,7 @@ use landbridge_proto::setting::{RECOVER_CLOCKS, Value};
 
 const HEAT: &str = include_str!("../../../../examples/heat.py");
 const SUMS: &str = include_str!("sums.py");
-const WHATEVER: &str = include_str!("whatever.py");
+const WILDCARDS: &str = include_str!("wildcards.py");
 const RING: &str = include_str!("../../../../tests/system/programs/ring.py");
 const FILES: &str = include_str!("../../../../tests/system/programs/random_files.py");
 
@@ -31,7 +31,7 @@ const PUNISHED_BENCHMARK: [&str; 6] = ["-msglog", "0:12", "-iter", "1000", "-tim
 const PUNISHED_SUMS: [&str; 4] = ["--turns", "25", "--largest", "70000"];
 const PUNISHED_HEAT: [&str; 4] = ["--size", "128", "--steps", "1500"];
 const PUNISHED_RING: [&str; 2] = ["--rounds", "600"];
-const PUNISHED_WHATEVER: [&str; 2] = ["--rounds", "300"];
+const PUNISHED_WILDCARDS: [&str; 2] = ["--rounds", "300"];
 const PUNISHED_FILES: [&str; 2] = ["--plans", "250"];
 /// In which a lab tells `landbridge run` of its clusters.
 const TOPOLOGY: &str = "LANDBRIDGE_TOPOLOGY";
@@ -49,14 +49,14 @@ pub enum Program {
     /// Numbers that go around and into sums, all of them printed.
     Ring,
     /// Messages that are taken as they come.
-    Whatever,
+    Wildcards,
     /// Random file programs, each answer of which is known.
     Files,
 }
 
 /// What is done to programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum FaultMode {
     /// The network fails.
     Soak,
     /// Ranks are killed.
@@ -71,15 +71,15 @@ pub struct Tools {
     /// A folder of the soak's own.
     pub dir: PathBuf,
     pub ranks: usize,
-    pub way: Way,
+    pub mode: FaultMode,
     /// What `landbridge run` is told beside the number of ranks.
-    pub words: Vec<String>,
-    pub place: Place,
+    pub run_options: Vec<String>,
+    pub placement: Placement,
 }
 
 /// Where in the lab programs run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum Placement {
     /// On the host on which the lab's command is.
     One,
     /// Over its hosts.
@@ -88,17 +88,17 @@ pub enum Place {
     Gateways,
 }
 
-impl Way {
+impl FaultMode {
     /// What is run that way.
     pub fn programs(self) -> &'static [Program] {
         match self {
-            Way::Soak => &[Program::Imb, Program::Sums, Program::Udp, Program::Heat],
-            Way::Punish => &[
+            FaultMode::Soak => &[Program::Imb, Program::Sums, Program::Udp, Program::Heat],
+            FaultMode::Punish => &[
                 Program::Imb,
                 Program::Heat,
                 Program::Sums,
                 Program::Ring,
-                Program::Whatever,
+                Program::Wildcards,
                 Program::Files,
             ],
         }
@@ -112,7 +112,7 @@ impl Program {
         Program::Udp,
         Program::Heat,
         Program::Ring,
-        Program::Whatever,
+        Program::Wildcards,
         Program::Files,
     ];
 
@@ -124,7 +124,7 @@ impl Program {
             Program::Udp => "udp",
             Program::Heat => "heat",
             Program::Ring => "ring",
-            Program::Whatever => "whatever",
+            Program::Wildcards => "wildcards",
             Program::Files => "files",
         }
     }
@@ -132,11 +132,11 @@ impl Program {
     /// `landbridge run` of it.
     pub fn command(self, tools: &Tools) -> Command {
         let mut command = Command::new(&tools.landbridge);
-        command.args(["run", "-n", &tools.ranks.to_string()]).args(&tools.words);
-        match tools.place {
-            Place::One => _ = command.env_remove(TOPOLOGY),
-            Place::Hosts => (),
-            Place::Gateways => _ = command.env(TOPOLOGY, tools.dir.join("gateways.toml")),
+        command.args(["run", "-n", &tools.ranks.to_string()]).args(&tools.run_options);
+        match tools.placement {
+            Placement::One => _ = command.env_remove(TOPOLOGY),
+            Placement::Hosts => (),
+            Placement::Gateways => _ = command.env(TOPOLOGY, tools.dir.join("gateways.toml")),
         }
         if self == Program::Udp {
             command.args(["--set", "udp=on"]);
@@ -155,7 +155,7 @@ impl Program {
             }
             Program::Sums | Program::Udp => {
                 // One that is punished must not let the time decide how much it does.
-                let is_soak = tools.way == Way::Soak;
+                let is_soak = tools.mode == FaultMode::Soak;
                 let bounds = if is_soak { &SUMS_BOUNDS[..] } else { &PUNISHED_SUMS };
                 command.arg(tools.dir.join("sums.py")).args(bounds);
             }
@@ -167,8 +167,8 @@ impl Program {
             Program::Ring => {
                 command.arg(tools.dir.join("ring.py")).args(PUNISHED_RING);
             }
-            Program::Whatever => {
-                command.arg(tools.dir.join("whatever.py")).args(PUNISHED_WHATEVER);
+            Program::Wildcards => {
+                command.arg(tools.dir.join("wildcards.py")).args(PUNISHED_WILDCARDS);
             }
             Program::Files => {
                 command.arg(tools.dir.join("random_files.py")).arg(self.folder(&tools.dir));
@@ -176,7 +176,7 @@ impl Program {
             }
         }
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("OPENBLAS_NUM_THREADS", "1");
-        if tools.way == Way::Soak || !records_chance() {
+        if tools.mode == FaultMode::Soak || !records_nondeterminism() {
             // Of Python's own chance, which decides the order of its sets.
             command.env("PYTHONHASHSEED", "0");
         }
@@ -212,7 +212,7 @@ impl Program {
             }
             Program::Files if output.contains(" calls, wrong 0, ") => Ok(()),
             Program::Files => Err("it did not reach its end".to_owned()),
-            Program::Whatever => one_history(output),
+            Program::Wildcards => check_delivery_order(output),
         }
     }
 
@@ -268,21 +268,21 @@ fn on_gateways(topology: &str, ranks: usize) -> String {
 }
 
 /// Whether a new start of a rank is told the same chance, as it is unless the user says otherwise.
-fn records_chance() -> bool {
+fn records_nondeterminism() -> bool {
     let said = std::env::var(RECOVER_CLOCKS.variable()).unwrap_or_default();
     said.is_empty() || RECOVER_CLOCKS.parse(&said) != Ok(Value::Switch(false))
 }
 
 /// Whether what was taken, as the taker tells it, is what the senders were told: every place once, and no gap.
-fn one_history(output: &str) -> Result<(), String> {
-    let told = |word: &str| {
+fn check_delivery_order(output: &str) -> Result<(), String> {
+    let printed = |word: &str| {
         let lines = output.lines().filter_map(|line| line.strip_prefix(word)?.split_once(": "));
         let mut all: Vec<(u64, &str)> =
             lines.filter_map(|(place, what)| Some((place.parse().ok()?, what))).collect();
         all.sort_unstable();
         all
     };
-    let (heard, places) = (told("heard "), told("place "));
+    let (heard, places) = (printed("heard "), printed("place "));
     let is_whole = heard.iter().zip(0..).all(|((place, _), number)| *place == number);
     match (heard.is_empty(), is_whole, heard == places) {
         (true, ..) => Err("nothing was taken".to_owned()),
@@ -323,22 +323,22 @@ impl Tools {
     /// Makes the folder with the scripts in it.
     pub fn unpack(&self) -> io::Result<()> {
         fs::create_dir_all(&self.dir)?;
-        if self.place == Place::Gateways {
+        if self.placement == Placement::Gateways {
             let topology = fs::read_to_string(std::env::var_os(TOPOLOGY).unwrap_or_default())?;
             fs::write(self.dir.join("gateways.toml"), on_gateways(&topology, self.ranks))?;
         }
         fs::write(self.dir.join("heat.py"), HEAT)?;
         fs::write(self.dir.join("ring.py"), RING)?;
-        fs::write(self.dir.join("whatever.py"), WHATEVER)?;
+        fs::write(self.dir.join("wildcards.py"), WILDCARDS)?;
         fs::write(self.dir.join("random_files.py"), FILES)?;
         fs::write(self.dir.join("sums.py"), SUMS)
     }
 
     fn either<'a>(&self, soak: &'a [&'a str], punish: &'a [&'a str]) -> &'a [&'a str] {
         // Over a line between clusters, too, less is long enough.
-        match (self.way, self.place) {
-            (Way::Soak, _) | (Way::Punish, Place::Gateways) => soak,
-            (Way::Punish, _) => punish,
+        match (self.mode, self.placement) {
+            (FaultMode::Soak, _) | (FaultMode::Punish, Placement::Gateways) => soak,
+            (FaultMode::Punish, _) => punish,
         }
     }
 }
@@ -355,16 +355,16 @@ mod tests {
     }
 
     #[test]
-    fn a_history_is_one_if_both_sides_tell_the_same() {
+    fn delivery_order_must_agree_on_both_sides() {
         let one = "heard 0: rank 2 message 0\nplace 1: rank 1 message 0\nlandbridge: x\n\
                    place 0: rank 2 message 0\nheard 1: rank 1 message 0\n";
-        assert_eq!(Program::Whatever.judge(one), Ok(()));
+        assert_eq!(Program::Wildcards.judge(one), Ok(()));
         let other = one.replace("heard 1: rank 1 message 0", "heard 1: rank 1 message 1");
-        assert!(Program::Whatever.judge(&other).unwrap_err().contains("not one"));
+        assert!(Program::Wildcards.judge(&other).unwrap_err().contains("not one"));
         let twice = format!("{one}heard 1: rank 1 message 0\n");
-        assert!(Program::Whatever.judge(&twice).unwrap_err().contains("twice"));
+        assert!(Program::Wildcards.judge(&twice).unwrap_err().contains("twice"));
         let gap = one.replace("1:", "2:");
-        assert!(Program::Whatever.judge(&gap).is_err());
+        assert!(Program::Wildcards.judge(&gap).is_err());
     }
 
     #[test]

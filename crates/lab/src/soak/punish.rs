@@ -11,13 +11,13 @@ use anyhow::bail;
 use clap::Args;
 
 use super::command::{self, EXIT_USAGE};
-use super::fault::{self, Places};
-use super::kills::{Killer, Kills, Whom};
-use super::program::{Place, Program, Tools, Way};
-use super::run::{Both, Orders, Soak};
+use super::fault::{self, FaultLocations};
+use super::network_faults::NetworkFaults;
+use super::program::{FaultMode, Placement, Program, Tools};
+use super::rank_killer::{KillSchedule, KillTarget, RankKiller};
+use super::run::{CombinedInjector, Soak, SoakOptions};
 use super::schedule::Schedule;
 use super::tally::Tally;
-use super::weather::Weather;
 use crate::net::file;
 use crate::net::namespace::LAB_DIR;
 
@@ -26,7 +26,7 @@ const DEFAULT_LAB: &str = "name = \"punish\"\n\n[[site]]\nname = \"here\"\nhosts
 
 /// Arguments of `landbridge lab punish`.
 #[derive(Args)]
-pub struct Punishing {
+pub struct PunishArguments {
     /// How long ranks are killed; the last program then runs to its end
     #[arg(long, default_value_t = 3.0)]
     minutes: f64,
@@ -36,7 +36,7 @@ pub struct Punishing {
     /// Of all chance; default: another one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
-    /// Programs: imb, heat, sums, ring, whatever, files; default: all
+    /// Programs: imb, heat, sums, ring, wildcards, files; default: all
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     program: Vec<Program>,
     /// Ranks of each program
@@ -73,7 +73,7 @@ pub struct Punishing {
     inside: bool,
 }
 
-impl Punishing {
+impl PunishArguments {
     /// 0 if every program ended right, 1 if one did not, 2 if the arguments are wrong, 130 if a
     /// signal ended it.
     pub fn execute(&self) -> anyhow::Result<u8> {
@@ -90,7 +90,7 @@ impl Punishing {
             true => self.punish(seed),
             false => {
                 let lab = if self.faults.is_empty() { DEFAULT_LAB } else { command::DEFAULT_LAB };
-                command::enter("punish", self.lab.as_deref(), lab, self.words(seed))
+                command::enter("punish", self.lab.as_deref(), lab, self.arguments(seed))
             }
         }
     }
@@ -107,13 +107,13 @@ impl Punishing {
         };
         // All ranks are on gateways: nothing goes over the rails of a site.
         let (rails, interfaces) = (Vec::new(), Vec::new());
-        let places = Places { rails, interfaces, ..Places::of(&plan) };
+        let places = FaultLocations { rails, interfaces, ..FaultLocations::of(&plan) };
         let named = self.faults.iter().filter(|name| *name != "all");
-        let named: Result<Vec<fault::Kind>, String> = named.map(|name| name.parse()).collect();
+        let named: Result<Vec<fault::FaultKind>, String> = named.map(|name| name.parse()).collect();
         let mut kinds = named.map_err(anyhow::Error::msg)?;
         if kinds.is_empty() {
-            kinds = fault::Kind::ALL.to_vec();
-        } else if let Some(kind) = kinds.iter().find(|kind| kind.troubles(&places).is_empty()) {
+            kinds = fault::FaultKind::ALL.to_vec();
+        } else if let Some(kind) = kinds.iter().find(|kind| kind.specs(&places).is_empty()) {
             bail!("`{}` can strike nowhere between the clusters of this lab", kind.name());
         }
         Ok(Some(Schedule::new(seed, &kinds, &places)))
@@ -133,7 +133,7 @@ impl Punishing {
         if self.mean < 0.05 {
             bail!("--mean {}: no rank comes back so soon", self.mean);
         }
-        let can = Way::Punish.programs();
+        let can = FaultMode::Punish.programs();
         if let Some(other) = self.program.iter().find(|program| !can.contains(program)) {
             bail!("{} goes over UDP, which is not recorded", other.name());
         }
@@ -146,11 +146,11 @@ impl Punishing {
     }
 
     fn programs(&self) -> Vec<Program> {
-        command::chosen(&self.program, Way::Punish)
+        command::chosen(&self.program, FaultMode::Punish)
     }
 
-    fn kills(&self, seed: u64) -> Kills {
-        Kills::new(seed, Duration::from_secs_f64(self.mean))
+    fn kills(&self, seed: u64) -> KillSchedule {
+        KillSchedule::new(seed, Duration::from_secs_f64(self.mean))
     }
 
     fn tools(&self) -> anyhow::Result<Tools> {
@@ -167,25 +167,25 @@ impl Punishing {
             venvs,
             dir: Path::new(LAB_DIR).join("punish"),
             ranks: self.ranks,
-            way: Way::Punish,
-            words,
-            place: match (self.faults.is_empty(), &self.lab) {
-                (false, _) => Place::Gateways,
-                (true, Some(_)) => Place::Hosts,
-                (true, None) => Place::One,
+            mode: FaultMode::Punish,
+            run_options: words,
+            placement: match (self.faults.is_empty(), &self.lab) {
+                (false, _) => Placement::Gateways,
+                (true, Some(_)) => Placement::Hosts,
+                (true, None) => Placement::One,
             },
         })
     }
 
     fn print(&self, seed: u64) {
         println!("seed {seed}");
-        for blow in self.kills(seed).take_while(|blow| blow.at < self.time()) {
-            println!("{:8.1} s  {}", blow.at.as_secs_f64(), blow.whom.kind().1);
+        for kill in self.kills(seed).take_while(|kill| kill.at < self.time()) {
+            println!("{:8.1} s  {}", kill.at.as_secs_f64(), kill.target.kind().1);
         }
     }
 
     /// The arguments that say the same as these.
-    fn words(&self, seed: u64) -> Vec<OsString> {
+    fn arguments(&self, seed: u64) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
         let mut add = |name: &str, value: OsString| words.extend([name.into(), value]);
         add("--seed", seed.to_string().into());
@@ -216,24 +216,24 @@ impl Punishing {
     }
 
     fn punish(&self, seed: u64) -> anyhow::Result<u8> {
-        let replay = command::replay("punish", &self.words(seed));
+        let replay = command::rerun_command("punish", &self.arguments(seed));
         println!("punish: {replay}");
         let tools = self.tools()?;
-        let killer = Killer::new(tools.landbridge.clone(), self.kills(seed), self.time());
-        let orders = Orders {
+        let killer = RankKiller::new(tools.landbridge.clone(), self.kills(seed), self.time());
+        let options = SoakOptions {
             tools,
             programs: self.programs(),
             time: self.time(),
             limit: Duration::from_secs_f64(self.limit),
-            replay,
+            rerun_command: replay,
         };
-        let mut kinds = Whom::ALL.map(Whom::kind).to_vec();
+        let mut kinds = KillTarget::ALL.map(KillTarget::kind).to_vec();
         let (tally, is_interrupted) = match self.schedule(seed)? {
-            None => Soak::run(&orders, killer, Tally::new(kinds))?,
+            None => Soak::run(&options, killer, Tally::new(kinds))?,
             Some(schedule) => {
-                kinds.extend(fault::Kind::ALL.map(|kind| (kind.name(), kind.what())));
-                let weather = Weather::new(schedule, self.time());
-                Soak::run(&orders, Both(weather, killer), Tally::new(kinds))?
+                kinds.extend(fault::FaultKind::ALL.map(|kind| (kind.name(), kind.what())));
+                let network_faults = NetworkFaults::new(schedule, self.time());
+                Soak::run(&options, CombinedInjector(network_faults, killer), Tally::new(kinds))?
             }
         };
         Ok(command::conclude("punish", seed, &tally, is_interrupted))
@@ -247,37 +247,38 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct PunishCli {
         #[command(flatten)]
-        punish: Punishing,
+        punish: PunishArguments,
     }
 
     #[test]
-    fn the_words_of_a_replay_say_the_same() {
+    fn the_arguments_of_a_rerun_say_the_same() {
         let line = "x --minutes 0.5 --mean 2.5 --seed 9 --program ring,heat -n 3 --clusters 2 \
                     --checkpoint 1.5 --criu /c/criu";
-        let punish = Line::parse_from(line.split_whitespace()).punish;
-        let words = punish.words(9);
-        let again = Line::parse_from([OsString::from("x")].into_iter().chain(words.clone()));
-        assert_eq!(again.punish.words(9), words);
+        let punish = PunishCli::parse_from(line.split_whitespace()).punish;
+        let words = punish.arguments(9);
+        let again = PunishCli::parse_from([OsString::from("x")].into_iter().chain(words.clone()));
+        assert_eq!(again.punish.arguments(9), words);
         assert_eq!((again.punish.seed, again.punish.ranks), (Some(9), 3));
         assert_eq!((again.punish.clusters, again.punish.checkpoint), (Some(2), Some(1.5)));
         let line = "x --faults wan-cut,loss1";
-        let punish = Line::parse_from(line.split(' ')).punish;
-        let words = punish.words(9);
-        let again = Line::parse_from([OsString::from("x")].into_iter().chain(words)).punish;
+        let punish = PunishCli::parse_from(line.split(' ')).punish;
+        let words = punish.arguments(9);
+        let again = PunishCli::parse_from([OsString::from("x")].into_iter().chain(words)).punish;
         assert_eq!(again.faults, ["wan-cut", "loss1"]);
         assert!(again.schedule(9).unwrap().is_some());
-        let rail = Line::parse_from(["x", "--faults", "slow"]).punish;
+        let rail = PunishCli::parse_from(["x", "--faults", "slow"]).punish;
         assert!(rail.schedule(9).is_err_and(|error| error.to_string().contains("nowhere")));
     }
 
     #[test]
-    fn what_goes_another_way_is_not_punished() {
-        let punish = |program| Line::parse_from(["x", "--schedule", "--program", program]).punish;
+    fn unrecorded_programs_are_not_punished() {
+        let punish =
+            |program| PunishCli::parse_from(["x", "--schedule", "--program", program]).punish;
         assert!(punish("udp").check().unwrap_err().to_string().contains("over UDP"));
         assert!(punish("imb").check().is_ok(), "what it reads of clocks is recorded");
-        assert!(Line::parse_from(["x", "--schedule"]).punish.check().is_ok());
+        assert!(PunishCli::parse_from(["x", "--schedule"]).punish.check().is_ok());
         assert!(file::parse(DEFAULT_LAB, "punish").is_ok());
     }
 }

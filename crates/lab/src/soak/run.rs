@@ -22,41 +22,41 @@ const GRACE: Duration = Duration::from_secs(7);
 /// Lines of a failed program that are shown.
 const TAIL_LINES: usize = 25;
 /// Of these, about starts of a rank.
-const STARTS_SHOWN: usize = 3;
+const RESTARTS_SHOWN: usize = 3;
 const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 /// What is to be done.
-pub struct Orders {
+pub struct SoakOptions {
     pub tools: Tools,
     pub programs: Vec<Program>,
     pub time: Duration,
     /// For one run of a program.
     pub limit: Duration,
     /// The command that does the same again.
-    pub replay: String,
+    pub rerun_command: String,
 }
 
 /// What disturbs programs. All times are since the first of them began.
-pub trait Trouble {
+pub trait FaultInjector {
     /// When it has something to do.
     fn next_time(&mut self) -> Option<Duration>;
     /// Does what is due.
-    fn act(&mut self, now: Duration, scene: &mut Scene);
+    fn act(&mut self, now: Duration, context: &mut SoakContext);
     /// No program runs any more.
     fn end(&mut self);
 }
 
-/// Both come.
-pub struct Both<A, B>(pub A, pub B);
+/// Two fault injectors, one after the other.
+pub struct CombinedInjector<A, B>(pub A, pub B);
 
-impl<A: Trouble, B: Trouble> Trouble for Both<A, B> {
+impl<A: FaultInjector, B: FaultInjector> FaultInjector for CombinedInjector<A, B> {
     fn next_time(&mut self) -> Option<Duration> {
         self.0.next_time().into_iter().chain(self.1.next_time()).min()
     }
 
-    fn act(&mut self, now: Duration, scene: &mut Scene) {
-        self.0.act(now, scene);
-        self.1.act(now, scene);
+    fn act(&mut self, now: Duration, context: &mut SoakContext) {
+        self.0.act(now, context);
+        self.1.act(now, context);
     }
 
     fn end(&mut self) {
@@ -66,7 +66,7 @@ impl<A: Trouble, B: Trouble> Trouble for Both<A, B> {
 }
 
 /// Where trouble happens, and is told of.
-pub struct Scene {
+pub struct SoakContext {
     /// The process of `landbridge run`.
     pub program: u32,
     pub tally: Tally,
@@ -74,8 +74,8 @@ pub struct Scene {
     time: Duration,
 }
 
-impl Scene {
-    pub fn say(&self, what: &str) {
+impl SoakContext {
+    pub fn log_line(&self, what: &str) {
         let (now, all) = (self.began.elapsed().as_secs_f64(), self.time.as_secs());
         println!("[{now:7.1} of {all} s] {what}");
     }
@@ -83,16 +83,16 @@ impl Scene {
 
 /// A soak that is running.
 pub struct Soak<'a, T> {
-    orders: &'a Orders,
+    options: &'a SoakOptions,
     signals: Signals,
-    trouble: T,
-    scene: Scene,
+    injector: T,
+    context: SoakContext,
     /// What undisturbed runs have written.
     results: Vec<(Program, Option<Vec<u8>>)>,
 }
 
 /// Why a program is no longer waited for.
-enum End {
+enum RunEnd {
     Exited(ExitStatus),
     Overdue,
     /// The user wants to stop.
@@ -100,44 +100,44 @@ enum End {
 }
 
 /// What became of one run.
-enum Outcome {
+enum RunOutcome {
     /// With what there is to say of it besides.
     Right(Duration, String),
     Wrong(String, String),
     Signalled,
 }
 
-impl<T: Trouble> Soak<'_, T> {
+impl<T: FaultInjector> Soak<'_, T> {
     /// Runs everything; the tally, and whether a signal ended it early. `tally`: the one to count in.
-    pub fn run(orders: &Orders, trouble: T, tally: Tally) -> anyhow::Result<(Tally, bool)> {
+    pub fn run(options: &SoakOptions, injector: T, tally: Tally) -> anyhow::Result<(Tally, bool)> {
         let signals = Signals::take(&[&ENDING[..], &[libc::SIGCHLD]].concat())?;
-        orders.tools.unpack().context("cannot write the programs")?;
+        options.tools.unpack().context("cannot write the programs")?;
         let mut soak = Soak {
-            orders,
+            options,
             signals,
-            trouble,
-            scene: Scene { program: 0, tally, began: Instant::now(), time: orders.time },
+            injector,
+            context: SoakContext { program: 0, tally, began: Instant::now(), time: options.time },
             results: Vec::new(),
         };
         let is_signalled = soak.try_undisturbed()? || soak.disturb()?;
-        soak.trouble.end();
-        Ok((soak.scene.tally, is_signalled))
+        soak.injector.end();
+        Ok((soak.context.tally, is_signalled))
     }
 
     /// Each program once; true when a signal came.
     fn try_undisturbed(&mut self) -> anyhow::Result<bool> {
-        for program in self.orders.programs.clone() {
+        for program in self.options.programs.clone() {
             match self.run_program(program, None)? {
-                Outcome::Signalled => return Ok(true),
-                Outcome::Right(took, _) => {
+                RunOutcome::Signalled => return Ok(true),
+                RunOutcome::Right(took, _) => {
                     println!("undisturbed: {} ended right in {}", program.name(), seconds(took));
-                    let result = program.outcome(&self.orders.tools.dir);
+                    let result = program.outcome(&self.options.tools.dir);
                     self.results.push((program, result));
                 }
-                Outcome::Wrong(why, output) => {
+                RunOutcome::Wrong(why, output) => {
                     let name = program.name();
                     println!("undisturbed: {name} FAILED: {why}\n{}", tail(&output));
-                    self.scene.tally.failed(program, format!("{name}, undisturbed: {why}"));
+                    self.context.tally.failed(program, format!("{name}, undisturbed: {why}"));
                 }
             }
         }
@@ -146,25 +146,26 @@ impl<T: Trouble> Soak<'_, T> {
 
     /// Programs in turns while trouble comes; true when a signal came.
     fn disturb(&mut self) -> anyhow::Result<bool> {
-        self.scene.began = Instant::now();
+        self.context.began = Instant::now();
         let programs: Vec<Program> = self.results.iter().map(|(program, _)| *program).collect();
         let mut turns = programs.iter().copied().cycle();
         for number in 1.. {
             let Some(program) = turns.next().filter(|_| self.is_time_left()) else { break };
             match self.run_program(program, Some(number))? {
-                Outcome::Signalled => return Ok(true),
-                Outcome::Right(took, note) => {
+                RunOutcome::Signalled => return Ok(true),
+                RunOutcome::Right(took, note) => {
                     let (name, took_s) = (program.name(), seconds(took));
-                    self.scene.say(&format!("run {number}: {name} ended right in {took_s}{note}"));
-                    self.scene.tally.right(program, took);
+                    self.context
+                        .log_line(&format!("run {number}: {name} ended right in {took_s}{note}"));
+                    self.context.tally.right(program, took);
                 }
-                Outcome::Wrong(why, output) => {
+                RunOutcome::Wrong(why, output) => {
                     let what = format!("run {number}: {}: {why}", program.name());
                     let shown = tail(&output);
-                    self.scene.say(&format!("{what}\n{shown}"));
-                    let replay = &self.orders.replay;
-                    let again = format!("{what}\n        again: {replay}\n{shown}");
-                    self.scene.tally.failed(program, again);
+                    self.context.log_line(&format!("{what}\n{shown}"));
+                    let rerun_command = &self.options.rerun_command;
+                    let failure = format!("{what}\n        rerun: {rerun_command}\n{shown}");
+                    self.context.tally.failed(program, failure);
                 }
             }
         }
@@ -172,8 +173,8 @@ impl<T: Trouble> Soak<'_, T> {
     }
 
     /// Runs a program to its end; trouble comes only if the run has a number.
-    fn run_program(&mut self, program: Program, number: Option<u32>) -> anyhow::Result<Outcome> {
-        let tools = &self.orders.tools;
+    fn run_program(&mut self, program: Program, number: Option<u32>) -> anyhow::Result<RunOutcome> {
+        let tools = &self.options.tools;
         program.prepare(&tools.dir).context("cannot make a folder for the program")?;
         let log = tools.dir.join(OUTPUT);
         let output = File::create(&log)?;
@@ -185,20 +186,22 @@ impl<T: Trouble> Soak<'_, T> {
         unsafe { command.pre_exec(signal::restore_in_child) };
         let started = Instant::now();
         let mut child = command.spawn().context("cannot start landbridge")?;
-        self.scene.program = child.id();
+        self.context.program = child.id();
         let end = self.wait(&mut child, started, number.is_some())?;
         let took = started.elapsed();
         let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         let verdict = match end {
-            End::Signalled => return Ok(Outcome::Signalled),
-            End::Overdue => Err(format!("still running after {}", seconds(took))),
-            End::Exited(status) if status.success() => program.judge(&output),
-            End::Exited(status) => Err(format!("{} after {}", words(status), seconds(took))),
+            RunEnd::Signalled => return Ok(RunOutcome::Signalled),
+            RunEnd::Overdue => Err(format!("still running after {}", seconds(took))),
+            RunEnd::Exited(status) if status.success() => program.judge(&output),
+            RunEnd::Exited(status) => {
+                Err(format!("{} after {}", describe_status(status), seconds(took)))
+            }
         };
         let verdict = verdict.and_then(|()| self.compare(program));
         Ok(match verdict {
-            Ok(()) => Outcome::Right(took, starts(&output)),
-            Err(why) => Outcome::Wrong(why, output),
+            Ok(()) => RunOutcome::Right(took, restarts(&output)),
+            Err(why) => RunOutcome::Wrong(why, output),
         })
     }
 
@@ -207,30 +210,35 @@ impl<T: Trouble> Soak<'_, T> {
         let Some((_, Some(wanted))) = self.results.iter().find(|(of, _)| *of == program) else {
             return Ok(());
         };
-        let found = program.outcome(&self.orders.tools.dir).unwrap_or_default();
+        let found = program.outcome(&self.options.tools.dir).unwrap_or_default();
         if found == *wanted { Ok(()) } else { Err("its result DIFFERS from the first one".into()) }
     }
 
-    fn wait(&mut self, child: &mut Child, started: Instant, troubled: bool) -> anyhow::Result<End> {
+    fn wait(
+        &mut self,
+        child: &mut Child,
+        started: Instant,
+        is_disturbed: bool,
+    ) -> anyhow::Result<RunEnd> {
         loop {
             if let Some(status) = child.try_wait()? {
-                return Ok(End::Exited(status));
+                return Ok(RunEnd::Exited(status));
             }
-            if started.elapsed() >= self.orders.limit {
+            if started.elapsed() >= self.options.limit {
                 end_group(child)?;
-                return Ok(End::Overdue);
+                return Ok(RunEnd::Overdue);
             }
-            let mut pause = self.orders.limit.saturating_sub(started.elapsed());
-            if troubled {
-                let began = self.scene.began;
-                self.trouble.act(began.elapsed(), &mut self.scene);
-                let next = self.trouble.next_time();
+            let mut pause = self.options.limit.saturating_sub(started.elapsed());
+            if is_disturbed {
+                let began = self.context.began;
+                self.injector.act(began.elapsed(), &mut self.context);
+                let next = self.injector.next_time();
                 let until = |next: Duration| next.saturating_sub(began.elapsed());
                 pause = next.map_or(pause, |next| pause.min(until(next)));
             }
             if self.sleep(pause)? {
                 end_group(child)?;
-                return Ok(End::Signalled);
+                return Ok(RunEnd::Signalled);
             }
         }
     }
@@ -244,14 +252,14 @@ impl<T: Trouble> Soak<'_, T> {
             Err(error) => return Err(error.into()),
         }
         let mut is_end = false;
-        while let Some(notice) = self.signals.poll_notice() {
-            is_end |= ENDING.contains(&notice.number);
+        while let Some(received) = self.signals.poll_signal() {
+            is_end |= ENDING.contains(&received.number);
         }
         Ok(is_end)
     }
 
     fn is_time_left(&self) -> bool {
-        self.scene.began.elapsed() < self.orders.time
+        self.context.began.elapsed() < self.options.time
     }
 }
 
@@ -272,7 +280,7 @@ fn end_group(child: &mut Child) -> anyhow::Result<()> {
 }
 
 /// Whether this is a line such as `MPIC_Wait(91)......: `, and says no more than that.
-fn is_call(line: &str) -> bool {
+fn is_call_stack_line(line: &str) -> bool {
     if line.starts_with("landbridge") {
         return false;
     }
@@ -280,17 +288,17 @@ fn is_call(line: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(':')) && !line.contains("poll failed")
 }
 
-/// How often ranks were started anew, and from images of them.
-fn starts(output: &str) -> String {
-    let (all, images) = (": started anew", ": started anew from checkpoint");
+/// How often ranks were restarted, and from images of them.
+fn restarts(output: &str) -> String {
+    let (all, images) = (": restarted", ": restarted from checkpoint");
     match (output.matches(all).count(), output.matches(images).count()) {
         (0, _) => String::new(),
-        (starts, 0) => format!(", new starts: {starts}"),
-        (starts, images) => format!(", new starts: {starts}, {images} of them from images"),
+        (starts, 0) => format!(", restarts: {starts}"),
+        (starts, images) => format!(", restarts: {starts}, {images} of them from checkpoints"),
     }
 }
 
-fn words(status: ExitStatus) -> String {
+fn describe_status(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(number)) => format!("killed by signal {number}"),
@@ -306,9 +314,10 @@ pub(super) fn seconds(time: Duration) -> String {
 /// only the last ones: what led to that stands in front of them.
 fn tail(output: &str) -> String {
     let is_start = |line: &&str| line.starts_with("  start ");
-    let lines: Vec<&str> = output.trim_end().lines().filter(|line| !is_call(line)).collect();
+    let lines: Vec<&str> =
+        output.trim_end().lines().filter(|line| !is_call_stack_line(line)).collect();
     let mut earlier =
-        lines.iter().filter(|line| is_start(line)).count().saturating_sub(STARTS_SHOWN);
+        lines.iter().filter(|line| is_start(line)).count().saturating_sub(RESTARTS_SHOWN);
     let is_shown = |line: &&&str| {
         let is_earlier = is_start(line) && earlier > 0;
         earlier -= is_earlier as usize;
@@ -324,12 +333,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_starts_are_counted() {
-        let one = "landbridge: rank 1 was killed by SIGKILL: started anew\n";
-        let image = "landbridge: rank 1 was killed by SIGKILL: started anew from checkpoint 3\n";
-        assert_eq!((starts("x"), starts(one)), (String::new(), ", new starts: 1".to_string()));
+    fn restarts_are_counted() {
+        let one = "landbridge: rank 1 was killed by SIGKILL: restarted\n";
+        let image = "landbridge: rank 1 was killed by SIGKILL: restarted from checkpoint 3\n";
+        assert_eq!((restarts("x"), restarts(one)), (String::new(), ", restarts: 1".to_string()));
         let both = format!("{one}{image}{one}");
-        assert_eq!(starts(&both), ", new starts: 3, 1 of them from images");
+        assert_eq!(restarts(&both), ", restarts: 3, 1 of them from checkpoints");
     }
 
     #[test]

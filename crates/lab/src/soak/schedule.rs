@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::fault::{Kind, Places, Trouble};
+use super::fault::{FaultKind, FaultLocations, FaultSpec};
 use crate::net::link::mix;
 
 /// From the beginning of one fault to that of the next: programs are rarely undisturbed, and many
@@ -17,13 +17,13 @@ const GAP_MS: RangeInclusive<u64> = 400..=4_000;
 /// A place rests for this long between two faults.
 const REST_MS: u64 = 200;
 
-/// A trouble with its times since the soak began.
+/// A fault with its times since the soak began.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
     pub number: u64,
     pub from: Duration,
     pub until: Duration,
-    pub trouble: Trouble,
+    pub spec: FaultSpec,
 }
 
 /// Faults to come.
@@ -34,15 +34,15 @@ pub struct Schedule {
     faults: u64,
     now_ms: u64,
     /// What can happen, by kind; none of these is empty.
-    choices: Vec<Vec<Trouble>>,
-    /// Places and when they are free again.
+    choices: Vec<Vec<FaultSpec>>,
+    /// Locations and when they are free again.
     busy: BTreeMap<String, u64>,
 }
 
 impl Schedule {
-    pub fn new(seed: u64, kinds: &[Kind], places: &Places) -> Schedule {
-        let choices = kinds.iter().map(|kind| kind.troubles(places));
-        let choices = choices.filter(|troubles| !troubles.is_empty()).collect();
+    pub fn new(seed: u64, kinds: &[FaultKind], places: &FaultLocations) -> Schedule {
+        let choices = kinds.iter().map(|kind| kind.specs(places));
+        let choices = choices.filter(|specs| !specs.is_empty()).collect();
         Schedule { seed, draws: 0, faults: 0, now_ms: 0, choices, busy: BTreeMap::new() }
     }
 
@@ -57,7 +57,7 @@ impl Schedule {
         range.start() + bits % (range.end() - range.start() + 1)
     }
 
-    fn pick<'a>(&mut self, from: &'a [Trouble]) -> &'a Trouble {
+    fn pick<'a>(&mut self, from: &'a [FaultSpec]) -> &'a FaultSpec {
         let index = self.draw(&(0..=from.len() as u64 - 1));
         &from[index as usize]
     }
@@ -73,17 +73,17 @@ impl Iterator for Schedule {
         loop {
             self.now_ms += self.draw(&GAP_MS);
             let kind = self.draw(&(0..=self.choices.len() as u64 - 1));
-            let troubles = self.choices[kind as usize].clone();
-            let trouble = self.pick(&troubles).clone();
-            let lasts_ms = self.draw(&trouble.kind.lasts_ms());
-            if self.busy.get(&trouble.place).is_some_and(|&until| until > self.now_ms) {
+            let specs = self.choices[kind as usize].clone();
+            let spec = self.pick(&specs).clone();
+            let lasts_ms = self.draw(&spec.kind.lasts_ms());
+            if self.busy.get(&spec.location).is_some_and(|&until| until > self.now_ms) {
                 continue;
             }
             let (from, until) = (self.now_ms, self.now_ms + lasts_ms);
-            self.busy.insert(trouble.place.clone(), until + REST_MS);
+            self.busy.insert(spec.location.clone(), until + REST_MS);
             self.faults += 1;
             let [from, until] = [from, until].map(Duration::from_millis);
-            return Some(Fault { number: self.faults, from, until, trouble });
+            return Some(Fault { number: self.faults, from, until, spec });
         }
     }
 }
@@ -98,31 +98,31 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_faults_for_ever() {
-        let take = |seed| schedule(seed, &Kind::ALL).take(200).collect::<Vec<Fault>>();
+        let take = |seed| schedule(seed, &FaultKind::ALL).take(200).collect::<Vec<Fault>>();
         assert_eq!(take(7), take(7));
         assert_ne!(take(7), take(8));
         // A seed that somebody has written down must go on to mean what it meant.
         let first = &take(7)[0];
-        let said = (first.from.as_millis(), first.until.as_millis(), first.trouble.begin.as_str());
+        let said = (first.from.as_millis(), first.until.as_millis(), first.spec.begin.as_str());
         assert_eq!(said, FIRST_OF_SEED_7);
     }
 
     #[test]
     fn every_kind_strikes_everywhere_and_nothing_overlaps_in_one_place() {
-        let faults: Vec<Fault> = schedule(3, &Kind::ALL).take(2_000).collect();
+        let faults: Vec<Fault> = schedule(3, &FaultKind::ALL).take(2_000).collect();
         let mut free: BTreeMap<&str, Duration> = BTreeMap::new();
         let mut last = Duration::ZERO;
         for fault in &faults {
             assert!(fault.from > last, "in order");
             last = fault.from;
             let lasts = (fault.until - fault.from).as_millis() as u64;
-            assert!(fault.trouble.kind.lasts_ms().contains(&lasts), "{fault:?}");
-            let until = free.insert(&fault.trouble.place, fault.until);
+            assert!(fault.spec.kind.lasts_ms().contains(&lasts), "{fault:?}");
+            let until = free.insert(&fault.spec.location, fault.until);
             assert!(until.is_none_or(|until| until < fault.from), "{fault:?}");
         }
-        let seen: BTreeSet<&str> = faults.iter().map(|f| f.trouble.begin.as_str()).collect();
-        let places = Places::of(&file::parse(DEFAULT_LAB, "x").unwrap());
-        let possible: usize = Kind::ALL.iter().map(|kind| kind.troubles(&places).len()).sum();
+        let seen: BTreeSet<&str> = faults.iter().map(|f| f.spec.begin.as_str()).collect();
+        let places = FaultLocations::of(&file::parse(DEFAULT_LAB, "x").unwrap());
+        let possible: usize = FaultKind::ALL.iter().map(|kind| kind.specs(&places).len()).sum();
         assert_eq!(seen.len(), possible);
         let numbers: Vec<u64> = faults.iter().map(|fault| fault.number).collect();
         assert_eq!(numbers, (1..=2_000).collect::<Vec<u64>>());
@@ -130,16 +130,16 @@ mod tests {
 
     #[test]
     fn only_wanted_kinds_come() {
-        let kinds = [Kind::Interface, Kind::Loss5];
+        let kinds = [FaultKind::Interface, FaultKind::Loss5];
         let mut faults = schedule(1, &kinds).take(100);
-        assert!(faults.all(|fault| kinds.contains(&fault.trouble.kind)));
-        assert!(Schedule::new(1, &Kind::ALL, &Places::default()).next().is_none());
+        assert!(faults.all(|fault| kinds.contains(&fault.spec.kind)));
+        assert!(Schedule::new(1, &FaultKind::ALL, &FaultLocations::default()).next().is_none());
     }
 
     const FIRST_OF_SEED_7: (u128, u128, &str) =
         (3_512, 9_707, "set near-far reorder=5% reorder_by=5ms");
 
-    fn schedule(seed: u64, kinds: &[Kind]) -> Schedule {
-        Schedule::new(seed, kinds, &Places::of(&file::parse(DEFAULT_LAB, "x").unwrap()))
+    fn schedule(seed: u64, kinds: &[FaultKind]) -> Schedule {
+        Schedule::new(seed, kinds, &FaultLocations::of(&file::parse(DEFAULT_LAB, "x").unwrap()))
     }
 }

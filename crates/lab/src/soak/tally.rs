@@ -7,18 +7,18 @@ use std::time::Duration;
 use super::program::Program;
 
 /// A kind of fault: its name, and what it is in a few words.
-pub type Kind = (&'static str, &'static str);
+pub type FaultLabel = (&'static str, &'static str);
 
 /// Counts of a soak.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    programs: BTreeMap<Program, Runs>,
-    faults: Vec<(Kind, Times)>,
+    programs: BTreeMap<Program, ProgramCounts>,
+    faults: Vec<(FaultLabel, FaultCounts)>,
     failures: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Runs {
+struct ProgramCounts {
     right: u32,
     failed: u32,
     /// Of those that ended right.
@@ -26,15 +26,15 @@ struct Runs {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Times {
+struct FaultCounts {
     count: u32,
     total: Duration,
 }
 
 impl Tally {
     /// In which these kinds of faults are counted.
-    pub fn new(kinds: impl IntoIterator<Item = Kind>) -> Tally {
-        let faults = kinds.into_iter().map(|kind| (kind, Times::default())).collect();
+    pub fn new(kinds: impl IntoIterator<Item = FaultLabel>) -> Tally {
+        let faults = kinds.into_iter().map(|kind| (kind, FaultCounts::default())).collect();
         Tally { faults, ..Tally::default() }
     }
 

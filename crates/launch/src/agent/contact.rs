@@ -18,28 +18,28 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Agent;
-use super::board::Board;
 use super::rank::LocalRank;
+use super::statistics_page::StatisticsPage;
 use crate::control::{Ending, Message};
-use crate::mpi::Plan;
+use crate::mpi::ProgramPlan;
 use crate::mpi::detect::{self, Family};
 use crate::pmi::server::Stage;
 
 /// The first look at a wrapper comes after this long; MPI libraries need several times as long to start.
-const LOOK_MIN: Duration = Duration::from_millis(20);
+const SCAN_MIN: Duration = Duration::from_millis(20);
 /// Looks come after a tenth of the rank's age, at least so often.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+const SCAN_MAX: Duration = Duration::from_secs(5);
 /// A stranger that lives so long is told of at once, and not only at its end.
-const STRANGER_TOLD_AFTER: Duration = Duration::from_secs(2);
+const UNMANAGED_REPORT_AFTER: Duration = Duration::from_secs(2);
 /// A rank that has been told all it asked for and has not opened the provider this long after is told
 /// of: it may wait for ever. Between these two an MPI library needs some milliseconds.
-const PAST_TOLD_AFTER: Duration = Duration::from_secs(10);
+const BYPASS_REPORT_AFTER: Duration = Duration::from_secs(10);
 /// Processes of one rank that are looked at.
 const PROCESSES_MAX: usize = 64;
 
 /// An MPI process that does not know its process manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stranger {
+struct UnmanagedProcess {
     library: PathBuf,
     family: Family,
     /// It takes itself for a job of one process. Open MPI does not where it finds our variables.
@@ -51,62 +51,62 @@ struct Stranger {
 pub struct Contact {
     begun: Option<Instant>,
     /// The next look at the rank's processes.
-    look_at: Option<Instant>,
-    stranger: Option<(Stranger, Instant)>,
+    next_scan: Option<Instant>,
+    unmanaged: Option<(UnmanagedProcess, Instant)>,
     /// All its messages are to go through the provider.
     is_ours: bool,
     /// Its last word to its process manager.
-    spoken: Option<Instant>,
-    is_told: bool,
+    last_pmi_line: Option<Instant>,
+    is_reported: bool,
 }
 
 impl Contact {
     /// `size`: ranks of the job. A single one is right to take itself for one.
-    pub fn new(plan: &Plan, size: u32, now: Instant) -> Contact {
+    pub fn new(plan: &ProgramPlan, size: u32, now: Instant) -> Contact {
         if size < 2 {
             return Contact::default();
         }
-        let look_at = (!plan.is_direct).then_some(now + LOOK_MIN);
-        Contact { begun: Some(now), look_at, is_ours: plan.is_ours, ..Contact::default() }
+        let next_scan = (!plan.is_direct).then_some(now + SCAN_MIN);
+        Contact { begun: Some(now), next_scan, is_ours: plan.is_ours, ..Contact::default() }
     }
 
     /// Whether it is time for a look at the rank's processes, of which it has been silent so far.
     fn is_due(&mut self, now: Instant) -> bool {
-        let (Some(begun), Some(at)) = (self.begun, self.look_at) else { return false };
+        let (Some(begun), Some(at)) = (self.begun, self.next_scan) else { return false };
         if now < at {
             return false;
         }
         let age = now.saturating_duration_since(begun);
-        self.look_at = Some(now + (age / 10).clamp(LOOK_MIN, LOOK_MAX));
+        self.next_scan = Some(now + (age / 10).clamp(SCAN_MIN, SCAN_MAX));
         true
     }
 
-    fn handle_sight(&mut self, stranger: Option<Stranger>, now: Instant) {
-        let Some(stranger) = stranger else { return };
-        let since = self.stranger.as_ref().map_or(now, |(_, since)| *since);
-        self.stranger = Some((stranger, since));
+    fn handle_scan(&mut self, unmanaged: Option<UnmanagedProcess>, now: Instant) {
+        let Some(unmanaged) = unmanaged else { return };
+        let since = self.unmanaged.as_ref().map_or(now, |(_, since)| *since);
+        self.unmanaged = Some((unmanaged, since));
     }
 
     /// The stranger that runs for long enough to be told of, once.
-    fn poll_stranger(&mut self, now: Instant) -> Option<Stranger> {
-        let (stranger, since) = self.stranger.as_ref()?;
-        let is_long = now.saturating_duration_since(*since) >= STRANGER_TOLD_AFTER;
-        let stranger = stranger.clone();
-        (is_long && !std::mem::replace(&mut self.is_told, true)).then_some(stranger)
+    fn poll_unmanaged(&mut self, now: Instant) -> Option<UnmanagedProcess> {
+        let (unmanaged, since) = self.unmanaged.as_ref()?;
+        let is_long = now.saturating_duration_since(*since) >= UNMANAGED_REPORT_AFTER;
+        let unmanaged = unmanaged.clone();
+        (is_long && !std::mem::replace(&mut self.is_reported, true)).then_some(unmanaged)
     }
 
-    fn handle_word(&mut self, now: Instant) {
-        (self.spoken, self.look_at, self.stranger) = (Some(now), None, None);
+    fn handle_pmi_line(&mut self, now: Instant) {
+        (self.last_pmi_line, self.next_scan, self.unmanaged) = (Some(now), None, None);
     }
 
     /// When it has to be known whether the provider was opened.
-    fn past_time(&self) -> Option<Instant> {
-        let spoken = self.spoken.filter(|_| self.is_ours && !self.is_told);
-        spoken.map(|spoken| spoken + PAST_TOLD_AFTER)
+    fn bypass_check_time(&self) -> Option<Instant> {
+        let last_pmi_line = self.last_pmi_line.filter(|_| self.is_ours && !self.is_reported);
+        last_pmi_line.map(|last_pmi_line| last_pmi_line + BYPASS_REPORT_AFTER)
     }
 
     fn next_time(&self) -> Option<Instant> {
-        self.look_at.or_else(|| self.past_time())
+        self.next_scan.or_else(|| self.bypass_check_time())
     }
 }
 
@@ -117,15 +117,15 @@ impl LocalRank {
     }
 
     fn has_opened(&self) -> bool {
-        self.board.as_ref().is_none_or(|board| board.is_opened())
+        self.statistics_page.as_ref().is_none_or(|statistics_page| statistics_page.is_opened())
     }
 }
 
-const PAST: &str = "ranks are in MPI and have not opened Landbridge: their messages go by another transport, past \
+const BYPASS: &str = "ranks are in MPI and have not opened Landbridge: their messages go by another transport, past \
 the relays. The program, or a script in front of it, sets FI_PROVIDER or a variable of its MPI library \
 (MPIR_CVAR_CH4_NETMOD, I_MPI_FABRICS, I_MPI_OFI_PROVIDER), or brings a libfabric that loads no provider: take that out";
 
-impl Stranger {
+impl UnmanagedProcess {
     fn why(&self) -> &'static str {
         match self.family {
             Family::OpenMpi => {
@@ -152,16 +152,16 @@ impl Agent {
     /// A rank has said this to its process manager.
     pub(super) fn handle_contact(&mut self, index: usize, line: &str) {
         let rank = &mut self.ranks[index];
-        rank.contact.handle_word(Instant::now());
+        rank.contact.handle_pmi_line(Instant::now());
         let is_last = Stage::Silent.after(line) == Stage::Finalized;
-        if is_last && rank.contact.past_time().is_some() && !rank.has_opened() {
-            self.tell_past(index);
+        if is_last && rank.contact.bypass_check_time().is_some() && !rank.has_opened() {
+            self.report_bypass(index);
         }
     }
 
-    fn tell_past(&mut self, index: usize) {
-        self.ranks[index].contact.is_told = true;
-        self.advise(PAST.to_string());
+    fn report_bypass(&mut self, index: usize) {
+        self.ranks[index].contact.is_reported = true;
+        self.advise(BYPASS.to_string());
     }
 
     fn advise(&mut self, text: String) {
@@ -178,19 +178,19 @@ impl Agent {
                 continue;
             }
             if rank.contact.is_due(now) {
-                let stranger = self.libraries.stranger(rank.pid);
-                rank.contact.handle_sight(stranger, now);
-                if let Some(stranger) = rank.contact.poll_stranger(now) {
-                    self.advise(stranger.advice());
+                let unmanaged = self.libraries.unmanaged(rank.pid);
+                rank.contact.handle_scan(unmanaged, now);
+                if let Some(unmanaged) = rank.contact.poll_unmanaged(now) {
+                    self.advise(unmanaged.advice());
                 }
-            } else if rank.contact.past_time().is_some_and(|at| now >= at) {
+            } else if rank.contact.bypass_check_time().is_some_and(|at| now >= at) {
                 let (number, has_opened) = (rank.rank, rank.has_opened());
                 let group = self.groups.get(&rank.group);
                 let waits = group.is_none_or(|group| group.server.is_waiting(number));
                 match (has_opened, waits) {
                     // It need not be looked at again, or only when it says something more.
-                    (true, _) | (false, true) => self.ranks[index].contact.spoken = None,
-                    (false, false) => self.tell_past(index),
+                    (true, _) | (false, true) => self.ranks[index].contact.last_pmi_line = None,
+                    (false, false) => self.report_bypass(index),
                 }
             }
         }
@@ -200,18 +200,18 @@ impl Agent {
     /// result is that of another job than the one that was asked for.
     pub(super) fn check_contact(&mut self, index: usize, ending: Ending) {
         let rank = &mut self.ranks[index];
-        let Some((stranger, _)) = rank.contact.stranger.take() else { return };
+        let Some((unmanaged, _)) = rank.contact.unmanaged.take() else { return };
         let number = rank.rank;
         let size = self.assignment.as_ref().map_or(0, |own| own.job.size);
         match ending {
-            Ending::Exited(0) if stranger.is_alone => self.fail(format!(
+            Ending::Exited(0) if unmanaged.is_alone => self.fail(format!(
                 "rank {number} has ended without a word to its process manager: it has used {} and was alone, not one of \
                  {size}; {}",
-                stranger.name(),
-                stranger.why()
+                unmanaged.name(),
+                unmanaged.why()
             )),
             Ending::Exited(0) | Ending::Killed(_) => {}
-            Ending::Exited(_) => self.advise(stranger.advice()),
+            Ending::Exited(_) => self.advise(unmanaged.advice()),
         }
     }
 }
@@ -222,12 +222,12 @@ pub struct Libraries(BTreeMap<PathBuf, Option<Family>>);
 
 impl Libraries {
     /// An MPI process below `pid`, or that one, which does not know its process manager.
-    fn stranger(&mut self, pid: u32) -> Option<Stranger> {
-        let found = family_tree(pid).into_iter().filter_map(|pid| self.stranger_at(pid));
-        found.max_by_key(|stranger| stranger.is_alone)
+    fn unmanaged(&mut self, pid: u32) -> Option<UnmanagedProcess> {
+        let found = family_tree(pid).into_iter().filter_map(|pid| self.unmanaged_at(pid));
+        found.max_by_key(|unmanaged| unmanaged.is_alone)
     }
 
-    fn stranger_at(&mut self, pid: u32) -> Option<Stranger> {
+    fn unmanaged_at(&mut self, pid: u32) -> Option<UnmanagedProcess> {
         let maps = std::fs::read(format!("/proc/{pid}/maps")).ok()?;
         let maps = String::from_utf8_lossy(&maps);
         let (library, family) = mapped_libraries(&maps).into_iter().find_map(|path| {
@@ -236,8 +236,8 @@ impl Libraries {
             Some((path, family?))
         })?;
         let is_alone = !has_manager(pid)?;
-        let is_stranger = is_alone || family == Family::OpenMpi;
-        is_stranger.then_some(Stranger { library, family, is_alone })
+        let is_unmanaged = is_alone || family == Family::OpenMpi;
+        is_unmanaged.then_some(UnmanagedProcess { library, family, is_alone })
     }
 }
 
@@ -283,10 +283,10 @@ fn family_tree(pid: u32) -> Vec<u32> {
     found
 }
 
-impl Board {
+impl StatisticsPage {
     /// Whether an endpoint of the provider was ever opened.
     fn is_opened(&self) -> bool {
-        self.word(landbridge_proto::board::OPENED_AT) != 0
+        self.word(landbridge_proto::statistics_page::OPENED_AT) != 0
     }
 }
 
@@ -295,8 +295,8 @@ mod tests {
     use super::*;
 
     fn contact(now: Instant) -> Contact {
-        let (look_at, is_ours) = (Some(now + LOOK_MIN), true);
-        Contact { begun: Some(now), look_at, is_ours, ..Contact::default() }
+        let (next_scan, is_ours) = (Some(now + SCAN_MIN), true);
+        Contact { begun: Some(now), next_scan, is_ours, ..Contact::default() }
     }
 
     #[test]
@@ -311,25 +311,25 @@ mod tests {
             looks += 1;
         }
         assert!((100..300).contains(&looks), "{looks}");
-        contact.handle_word(now);
-        assert_eq!(contact.next_time(), Some(now + PAST_TOLD_AFTER));
-        assert!(!contact.is_due(now + LOOK_MAX));
+        contact.handle_pmi_line(now);
+        assert_eq!(contact.next_time(), Some(now + BYPASS_REPORT_AFTER));
+        assert!(!contact.is_due(now + SCAN_MAX));
     }
 
     #[test]
-    fn a_stranger_that_stays_is_told_of_once() {
+    fn an_unmanaged_process_is_reported_once() {
         let now = Instant::now();
         let mut contact = contact(now);
         let library = PathBuf::from("/opt/lib/libmpi.so.40");
-        let stranger = Stranger { library, family: Family::OpenMpi, is_alone: true };
-        contact.handle_sight(Some(stranger.clone()), now);
-        contact.handle_sight(None, now);
-        assert_eq!(contact.poll_stranger(now), None);
-        contact.handle_sight(Some(stranger.clone()), now + STRANGER_TOLD_AFTER);
-        let later = now + STRANGER_TOLD_AFTER;
-        assert_eq!(contact.poll_stranger(later), Some(stranger.clone()));
-        assert_eq!(contact.poll_stranger(later), None);
-        assert!(stranger.advice().contains("landbridge env --mpi openmpi"));
+        let unmanaged = UnmanagedProcess { library, family: Family::OpenMpi, is_alone: true };
+        contact.handle_scan(Some(unmanaged.clone()), now);
+        contact.handle_scan(None, now);
+        assert_eq!(contact.poll_unmanaged(now), None);
+        contact.handle_scan(Some(unmanaged.clone()), now + UNMANAGED_REPORT_AFTER);
+        let later = now + UNMANAGED_REPORT_AFTER;
+        assert_eq!(contact.poll_unmanaged(later), Some(unmanaged.clone()));
+        assert_eq!(contact.poll_unmanaged(later), None);
+        assert!(unmanaged.advice().contains("landbridge env --mpi openmpi"));
     }
 
     #[test]
@@ -359,6 +359,6 @@ mod tests {
             crate::sys::kill(pid, libc::SIGKILL);
         }
         child.wait().unwrap();
-        assert_eq!(Libraries::default().stranger(child.id()), None);
+        assert_eq!(Libraries::default().unmanaged(child.id()), None);
     }
 }

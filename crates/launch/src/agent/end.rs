@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Agent;
-use super::keeper::Keeper;
+use super::checkpoint_scheduler::CheckpointScheduler;
 use super::rank::LocalRank;
 use crate::cleanup;
 use crate::control::Message;
@@ -18,7 +18,7 @@ use crate::sys;
 use crate::watch::is_library_code;
 
 /// Time for ranks to end by themselves after SIGTERM.
-const GRACE: Duration = Duration::from_secs(2);
+const TERM_GRACE: Duration = Duration::from_secs(2);
 /// Time for agents below to follow; they have the same grace and a network between.
 const CHILD_GRACE: Duration = Duration::from_secs(6);
 /// The relay ends at its stdin's end; after this long it is killed.
@@ -39,7 +39,7 @@ pub(super) enum Phase {
 impl Agent {
     pub(super) fn begin_end(&mut self, at_once: bool) {
         if self.phase == Phase::Working {
-            self.phase = Phase::Ending(Instant::now() + GRACE);
+            self.phase = Phase::Ending(Instant::now() + TERM_GRACE);
             self.signal_ranks(libc::SIGTERM);
             self.end_children(at_once);
         }
@@ -51,7 +51,7 @@ impl Agent {
 
     /// This rank has called for the end of the job: neither it nor, if that was the program's own doing, any other one here does or
     /// prints anything more. With an error of the library one of the others may be the cause, and is yet to say so.
-    pub(super) fn hold(&self, aborting: u32, code: i32) {
+    pub(super) fn stop_aborting(&self, aborting: u32, code: i32) {
         let stands = |rank: &&LocalRank| rank.rank == aborting || !is_library_code(code);
         for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()).filter(stands) {
             sys::kill_group(rank.pid, libc::SIGSTOP);
@@ -59,21 +59,21 @@ impl Agent {
     }
 
     /// Nobody is above any more, or nobody who knows of this agent.
-    pub(super) fn end_cut_off(&mut self) {
-        self.is_cut_off |= self.phase == Phase::Working;
+    pub(super) fn end_orphaned(&mut self) {
+        self.is_orphaned |= self.phase == Phase::Working;
         self.begin_end(false);
     }
 
     fn end_children(&mut self, at_once: bool) {
         for child in &mut self.children {
-            child.process.link.send(&Message::End { at_once });
+            child.process.stream.send(&Message::End { at_once });
             // It has started nothing yet: its connection can just go.
-            if !child.process.link.has_answered() {
+            if !child.process.stream.has_answered() {
                 child.kill(libc::SIGTERM);
             }
             if self.parent.at_end() {
-                child.process.link.flush();
-                child.process.link.close_output();
+                child.process.stream.flush();
+                child.process.stream.close_output();
             }
         }
     }
@@ -142,25 +142,25 @@ impl Agent {
         }
         self.groups.keys().for_each(|&group| self.remove_files(group));
         // Whoever has taken its ranks over needs their images; what nobody claims goes all the same.
-        let may_be_needed = self.is_cut_off && self.may_move();
-        let keepers = self.ranks.iter_mut().filter_map(|rank| rank.keeper.as_mut());
-        let end = |keeper: &mut Keeper| match may_be_needed {
-            true => keeper.leave_all(),
-            false => keeper.remove_all(),
+        let may_be_needed = self.is_orphaned && self.may_move();
+        let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
+        let end = |scheduler: &mut CheckpointScheduler| match may_be_needed {
+            true => scheduler.leave_images(),
+            false => scheduler.remove_all(),
         };
-        let mut removals: Vec<_> = keepers.filter_map(end).collect();
-        removals.extend(self.end_signing());
+        let mut removals: Vec<_> = schedulers.filter_map(end).collect();
+        removals.extend(self.end_announcing());
         let deadline = Instant::now() + REMOVAL_MAX;
         while Instant::now() < deadline && !removals.iter().all(JoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(5));
         }
         // Agents that were lost have left theirs.
-        let is_over = !self.is_cut_off;
-        self.claim.take().into_iter().for_each(|claim| claim.end(is_over));
+        let is_over = !self.is_orphaned;
+        self.lease.take().into_iter().for_each(|lease| lease.end(is_over));
         if self.assignment.is_some() {
             cleanup::remove_stale_intel_files(self.started_at);
         }
-        self.children.iter_mut().for_each(|child| child.process.link.close_output());
+        self.children.iter_mut().for_each(|child| child.process.stream.close_output());
         self.done = true;
         self.parent.send(&Message::Done);
     }

@@ -6,30 +6,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::again::{Again, Asked, EXCHANGED_BYTES_MAX};
-use super::board::Board;
-use super::clocks::Clocks;
-use super::keeper::Keeper;
-use super::rank::{LocalRank, Start};
-use super::revive::Revival;
-use super::spares::OfThisNode;
+use super::checkpoint_scheduler::CheckpointScheduler;
+use super::node_failover::NodeSpecificError;
+use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay, RequestReplay};
+use super::rank::{LaunchSpec, LocalRank};
+use super::rank_recording::RankRecording;
+use super::restore::Restore;
+use super::statistics_page::StatisticsPage;
 use super::{Agent, Phase};
 use crate::cleanup;
-use crate::control::moved::Talk;
-use crate::control::order::{Block, Order};
+use crate::control::rank_state::RankUpdate;
+use crate::control::spawn_order::{Block, SpawnOrder};
 use crate::control::{Assignment, Ending, Job, Message, Node};
 use crate::limits;
 use crate::mpi;
 use crate::pmi::kvs::Delta;
-use crate::pmi::server::{Event, Facts, Server};
+use crate::pmi::server::{Server, ServerConfig, ServerEvent};
 use crate::pmi::wire::{Input, block_text, is_answered_later};
-use crate::restart::{self, Decision, Limits, Why};
+use crate::restart::{self, Decision, GiveUpReason, RestartLimits};
 use crate::sys;
 
 /// How often it is told how far ranks are on their way back.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-pub(super) struct Group {
+pub(super) struct AgentGroup {
     pub server: Server,
     /// Processes here and below that have not ended.
     living: u32,
@@ -37,10 +37,10 @@ pub(super) struct Group {
     revoked: bool,
 }
 
-impl Group {
+impl AgentGroup {
     /// The job's first processes.
-    pub fn first(job: &Job, node: &Node) -> Group {
-        let facts = Facts {
+    pub fn first(job: &Job, node: &Node) -> AgentGroup {
+        let config = ServerConfig {
             group: 0,
             kvsname: job.kvsname.clone(),
             universe: job.universe,
@@ -50,17 +50,17 @@ impl Group {
         let ranks = ranks.map(|rank| (rank, job.application(rank).0));
         // Spare nodes take no part until they have ranks.
         let below = node.children.iter().enumerate().filter(|(_, child)| child.total_ranks() > 0);
-        let server = Server::new(facts, ranks, below.map(|(index, _)| index), &Delta::new());
-        Group { server, living: node.total_ranks(), revoked: false }
+        let server = Server::new(config, ranks, below.map(|(index, _)| index), &Delta::new());
+        AgentGroup { server, living: node.total_ranks(), revoked: false }
     }
 
     /// Ranks of a node that is lost.
-    pub fn adopted(server: Server, living: u32) -> Group {
-        Group { server, living, revoked: false }
+    pub fn adopted(server: Server, living: u32) -> AgentGroup {
+        AgentGroup { server, living, revoked: false }
     }
 
-    fn spawned(job: &Job, node: &Node, order: &Order, children: &[usize]) -> Group {
-        let facts = Facts {
+    fn spawned(job: &Job, node: &Node, order: &SpawnOrder, children: &[usize]) -> AgentGroup {
+        let config = ServerConfig {
             group: order.group,
             kvsname: order.kvsname.clone(),
             universe: job.universe,
@@ -71,9 +71,9 @@ impl Group {
             block.indices().map(move |index| (index, appnum))
         };
         let own = order.on(node).flat_map(ranks);
-        let server = Server::new(facts, own, children.iter().copied(), &order.keys);
+        let server = Server::new(config, own, children.iter().copied(), &order.keys);
         let living = order.below(node).map(|block| block.count).sum();
-        Group { server, living, revoked: false }
+        AgentGroup { server, living, revoked: false }
     }
 
     pub fn handle_ended(&mut self, rank: u32) {
@@ -83,27 +83,34 @@ impl Group {
 }
 
 /// A rank runs as well without.
-pub(super) fn new_board() -> Option<Rc<Board>> {
-    Board::new().ok().map(Rc::new)
+pub(super) fn new_statistics_page() -> Option<Rc<StatisticsPage>> {
+    StatisticsPage::new().ok().map(Rc::new)
 }
 
-/// Whether ranks that are killed are to be started anew.
+/// Whether ranks that are killed are to be restarted.
 pub(super) fn recovers(job: &Job) -> bool {
     mpi::recovers(&job.environment)
 }
 
 /// Which process a rank has now.
-pub(super) fn alive(rank: &LocalRank, is_back: bool) -> Message {
-    let again = rank.again.as_ref();
-    let start = again.map_or(0, |again| again.starts);
-    let percent = again.and_then(|again| again.percent(rank.looks()));
-    Message::Alive { group: rank.group, rank: rank.rank, pid: rank.pid, start, is_back, percent }
+pub(super) fn alive_message(rank: &LocalRank, is_live: bool) -> Message {
+    let replay = rank.replay.as_ref();
+    let incarnation = replay.map_or(0, |replay| replay.restarts);
+    let percent = replay.and_then(|replay| replay.percent(rank.poll_counts()));
+    Message::Alive {
+        group: rank.group,
+        rank: rank.rank,
+        pid: rank.pid,
+        incarnation,
+        is_live,
+        percent,
+    }
 }
 
 fn asked_too_much(rank: u32) -> String {
     let most = EXCHANGED_BYTES_MAX >> 20;
     format!(
-        "rank {rank} has asked its process manager more than {most} MiB, with the answers: if it is killed it cannot be started anew"
+        "rank {rank} has asked its process manager more than {most} MiB, with the answers: if it is killed it cannot be restarted"
     )
 }
 
@@ -114,21 +121,22 @@ impl Agent {
         let Assignment { job, node } = assignment;
         if node.rank_count == 0 {
             // What others see of it tells them that it sees their images.
-            self.spare_wish = if node.is_spare { self.wish(job, node) } else { None };
-            self.begin_signing(job, node);
+            self.spare_config = if node.is_spare { self.config(job, node) } else { None };
+            self.begin_announcing(job, node);
             return Ok(());
         }
-        cleanup::remove_forgotten_mpich_files();
+        cleanup::remove_orphaned_mpich_files();
         let plans = self.plans(job, node)?;
-        let wish = self.wish(job, node);
-        let ships = job.has_spares && node.relay_unix.is_none();
+        let config = self.config(job, node);
+        let waits_for_replica = job.has_spares && node.relay_unix.is_none();
         for rank in node.first_rank..node.first_rank + node.rank_count {
-            let clocks = if recovers(job) { Clocks::new(job, ships)? } else { None };
-            let clocks = clocks.map(Rc::new);
+            let recording =
+                if recovers(job) { RankRecording::new(job, waits_for_replica)? } else { None };
+            let recording = recording.map(Rc::new);
             let (appnum, task) = job.application(rank);
-            let start = Start {
-                clocks,
-                board: new_board(),
+            let start = LaunchSpec {
+                recording,
+                statistics_page: new_statistics_page(),
                 group: 0,
                 index: rank,
                 rank,
@@ -137,56 +145,59 @@ impl Agent {
                 plan: &plans[&appnum],
                 neighbours: None,
                 incarnation: recovers(job).then_some(0),
-                has_images: wish.is_some(),
+                has_images: config.is_some(),
                 pid: None,
             };
-            let keeper = wish.clone().filter(|_| start.clocks.is_some() && start.has_images);
+            let scheduler =
+                config.clone().filter(|_| start.recording.is_some() && start.has_images);
             self.start_rank(job, node, &start)?;
             if let Some(local) = self.ranks.last_mut() {
                 let turn = (rank - node.first_rank, node.rank_count);
-                local.keeper = keeper.map(|wish| Keeper::new(wish, rank, 0, turn));
+                local.scheduler =
+                    scheduler.map(|config| CheckpointScheduler::new(config, rank, 0, turn));
             }
         }
         Ok(())
     }
 
     /// A rank has ended: starts it anew if it is to come back. Nobody else hears of it.
-    pub(super) fn start_again(&mut self, index: usize, ending: Ending) -> bool {
-        if self.phase != Phase::Working || self.ranks[index].again.is_none() {
+    pub(super) fn restart_rank(&mut self, index: usize, ending: Ending) -> bool {
+        if self.phase != Phase::Working || self.ranks[index].replay.is_none() {
             return false;
         }
         // All that it has said, to whomever, is part of where it was.
         self.handle_pmi(index);
         self.drain_servers();
         self.handle_output(index);
-        if !self.is_to_come_back(index, ending) {
+        if !self.decide_restart(index, ending) {
             return false;
         }
         // Whatever it has started would do its part twice.
         sys::kill_group(self.ranks[index].pid, libc::SIGKILL);
         // It may have been killed before it had given its shared memory's name back: its next start takes the same one.
         self.remove_files_of(index);
-        let is_cut_off = self.ranks[index].again.as_ref().is_some_and(Again::was_cut_off);
+        let has_lost_relay =
+            self.ranks[index].replay.as_ref().is_some_and(PmiReplay::has_lost_relay);
         let how = match ending {
-            _ if is_cut_off => "was cut off from its relay".to_string(),
+            _ if has_lost_relay => "lost the connection to its relay".to_string(),
             Ending::Killed(signal) => format!("was killed by {}", sys::signal_name(signal)),
             Ending::Exited(code) => format!("ended with exit code {code} before MPI_Finalize"),
         };
-        let outcome = match self.begin_anew(index) {
-            Ok(()) if self.ranks[index].keeper.is_some() => {
+        let outcome = match self.prepare_restart(index) {
+            Ok(()) if self.ranks[index].scheduler.is_some() => {
                 let rank = &mut self.ranks[index];
-                rank.revival = Some(Revival::begin(rank, Some(how), &[]));
+                rank.restore = Some(Restore::begin(rank, Some(how), &[]));
                 return true;
             }
-            Ok(()) => self.begin_with_program(index).map(|()| None),
+            Ok(()) => self.restart_from_start(index).map(|()| None),
             Err(error) => Err(error),
         };
-        self.tell_start(index, Some(&how), outcome)
+        self.report_restart(index, Some(&how), outcome)
     }
 
     /// Tells the user of a new start, from an image of this number or with the program. Whether there is one. `how`: the last one
     /// has ended; of a rank that has come from another node that was said.
-    pub(super) fn tell_start(
+    pub(super) fn report_restart(
         &mut self,
         index: usize,
         how: Option<&str>,
@@ -195,26 +206,26 @@ impl Agent {
         let number = self.ranks[index].rank;
         let node = self.assignment.as_ref().map_or("?", |own| &own.node.name).to_string();
         let text = match (&outcome, how) {
-            (Ok(None), Some(how)) => format!("rank {number} {how}: started anew"),
+            (Ok(None), Some(how)) => format!("rank {number} {how}: restarted"),
             (Ok(Some(image)), Some(how)) => {
-                format!("rank {number} {how}: started anew from checkpoint {image}")
+                format!("rank {number} {how}: restarted from checkpoint {image}")
             }
-            (Err(error), how) if self.may_ask_for_another_node(error) => {
+            (Err(error), how) if self.may_request_other_node(error) => {
                 let why = match how {
                     Some(how) => {
-                        format!("rank {number} {how} and cannot be started anew there: {error:#}")
+                        format!("rank {number} {how} and cannot be restarted there: {error:#}")
                     }
                     None => format!("on node {node}: rank {number} cannot be started: {error:#}"),
                 };
-                self.ask_for_another_node(number, why);
+                self.request_other_node(number, why);
                 return true;
             }
             (Err(error), Some(how)) => {
-                format!("rank {number} {how} and cannot be started anew: {error:#}")
+                format!("rank {number} {how} and cannot be restarted: {error:#}")
             }
             (Ok(None), None) => return true,
             (Ok(Some(image)), None) => {
-                format!("rank {number} goes on from checkpoint {image} on {node}")
+                format!("rank {number} is restored from checkpoint {image} on {node}")
             }
             (Err(error), None) => {
                 format!("rank {number} cannot be started on {node}: {error:#}")
@@ -232,30 +243,32 @@ impl Agent {
     }
 
     /// What the rule says; the user hears why a rank is given up.
-    fn is_to_come_back(&mut self, index: usize, ending: Ending) -> bool {
-        let is_ward = self.is_ward();
-        let limits = self.assignment.as_ref().map_or(Limits::default(), |own| own.job.limits);
+    fn decide_restart(&mut self, index: usize, ending: Ending) -> bool {
+        let is_replicated = self.is_replicated();
+        let limits =
+            self.assignment.as_ref().map_or(RestartLimits::default(), |own| own.job.limits);
         let rank = &mut self.ranks[index];
-        let looks = rank.looks();
-        let Some(again) = rank.again.as_mut().filter(|again| !again.has_aborted) else {
+        let polls = rank.poll_counts();
+        let Some(replay) = rank.replay.as_mut().filter(|replay| !replay.has_aborted) else {
             return false;
         };
-        let lives = again.end(ending, looks, Instant::now());
-        match restart::decide(lives, limits) {
-            Decision::StartAnew => {
-                if let (true, Some(life)) = (is_ward, lives.last()) {
-                    let talk = Talk::Ended { rank: rank.rank, life: *life };
-                    self.parent.send(&Message::Talk(Box::new(talk)));
+        let incarnations = replay.end(ending, polls, Instant::now());
+        match restart::decide(incarnations, limits) {
+            Decision::Restart => {
+                if let (true, Some(incarnation)) = (is_replicated, incarnations.last()) {
+                    let update =
+                        RankUpdate::IncarnationEnded { rank: rank.rank, incarnation: *incarnation };
+                    self.parent.send(&Message::RankUpdate(Box::new(update)));
                 }
                 true
             }
-            Decision::Over => {
+            Decision::Ended => {
                 self.check_output(index);
                 false
             }
             Decision::GiveUp(why) => {
-                let text = restart::told(rank.rank, lives, limits, &why);
-                if matches!(why, Why::CannotGoOn | Why::CutOff) {
+                let text = restart::give_up_text(rank.rank, incarnations, limits, &why);
+                if matches!(why, GiveUpReason::Unrecoverable | GiveUpReason::RelayLost) {
                     rank.ending = Some(Ending::Exited(1));
                 }
                 self.parent.send(&Message::Note { text });
@@ -265,30 +278,31 @@ impl Agent {
     }
 
     /// Another start of the rank begins, if one can.
-    fn begin_anew(&mut self, index: usize) -> Result<()> {
+    fn prepare_restart(&mut self, index: usize) -> Result<()> {
         let old = &mut self.ranks[index];
-        if old.clocks.as_ref().is_some_and(|clocks| clocks.is_full()) {
-            bail!("its record of clocks and chance is full");
+        if old.recording.as_ref().is_some_and(|recording| recording.is_full()) {
+            bail!("its nondeterminism record is full");
         }
-        if let Some(why) = old.clocks.as_ref().and_then(|clocks| clocks.refusal()) {
+        if let Some(why) = old.recording.as_ref().and_then(|recording| recording.refusal()) {
             bail!("{why}");
         }
-        if old.again.as_ref().is_some_and(Again::has_asked_too_much) {
+        if old.replay.as_ref().is_some_and(PmiReplay::has_asked_too_much) {
             bail!("it has asked its process manager more than is kept");
         }
         // What its children may still print belongs to no incarnation.
         old.close_output();
-        let looks = old.clocks.as_ref().map(|clocks| clocks.rest());
-        old.again.iter_mut().for_each(|again| again.begin(looks, Instant::now()));
+        let polls = old.recording.as_ref().map(|recording| recording.end_incarnation());
+        old.replay.iter_mut().for_each(|replay| replay.begin(polls, Instant::now()));
         Ok(())
     }
 
     /// The new start of the rank is one of the program, for there is no image of it that serves.
-    pub(super) fn begin_with_program(&mut self, index: usize) -> Result<()> {
+    pub(super) fn restart_from_start(&mut self, index: usize) -> Result<()> {
         let old = &self.ranks[index];
-        let may_begin = old.keeper.as_ref().is_none_or(Keeper::may_begin)
-            && old.clocks.as_ref().is_none_or(|clocks| clocks.may_begin());
-        if !may_begin {
+        let can_replay_from_start =
+            old.scheduler.as_ref().is_none_or(CheckpointScheduler::can_replay_from_start)
+                && old.recording.as_ref().is_none_or(|recording| recording.can_replay_from_start());
+        if !can_replay_from_start {
             bail!(
                 "none of its checkpoints can be used, and what it did before them is not kept any more"
             );
@@ -301,13 +315,13 @@ impl Agent {
         let assignment = self.assignment.as_ref().context("there is no job")?;
         let Assignment { job, node } = assignment;
         let (_, task) = job.application(self.ranks[index].rank);
-        let plan = mpi::prepare(task, job).map_err(OfThisNode::error)?;
+        let plan = mpi::prepare(task, job).map_err(NodeSpecificError::error)?;
         let old = &mut self.ranks[index];
-        let again = old.again.as_ref().context("it does not come back")?;
-        let start = Start {
-            clocks: old.clocks.clone(),
-            board: old.board.clone(),
-            has_images: old.keeper.is_some(),
+        let replay = old.replay.as_ref().context("it does not come back")?;
+        let start = LaunchSpec {
+            recording: old.recording.clone(),
+            statistics_page: old.statistics_page.clone(),
+            has_images: old.scheduler.is_some(),
             pid: Some(old.pid).filter(|pid| *pid > 0),
             group: 0,
             index: old.rank,
@@ -316,12 +330,12 @@ impl Agent {
             task,
             plan: &plan,
             neighbours: None,
-            incarnation: Some(again.incarnation()),
+            incarnation: Some(replay.incarnation()),
         };
         let rank = LocalRank::start(job, node, &self.relay_address, &start);
-        let mut rank = rank.map_err(OfThisNode::error)?;
-        rank.again = old.again.take();
-        rank.keeper = old.keeper.take();
+        let mut rank = rank.map_err(NodeSpecificError::error)?;
+        rank.replay = old.replay.take();
+        rank.scheduler = old.scheduler.take();
         rank.inherit_input(old, 0);
         self.put_in_place(index, rank);
         Ok(())
@@ -329,39 +343,39 @@ impl Agent {
 
     pub(super) fn put_in_place(&mut self, index: usize, rank: LocalRank) {
         self.exits.watch(rank.pid);
-        self.parent.send(&alive(&rank, false));
+        self.parent.send(&alive_message(&rank, false));
         self.ranks[index] = rank;
         self.write_rank_input(index);
     }
 
-    /// Tells of ranks that have been started anew how far they have come, and once that they are where they were.
-    pub(super) fn report_returned(&mut self) {
-        let is_time = self.progress_told.elapsed() >= PROGRESS_INTERVAL;
-        let mut is_told = false;
-        for rank in self.ranks.iter_mut().filter(|rank| rank.is_away()) {
-            let looks = rank.looks();
-            if rank.again.as_mut().is_some_and(|again| again.returns(looks)) {
-                self.parent.send(&alive(rank, true));
+    /// Tells of ranks that have been restarted how far they have come, and once that they are where they were.
+    pub(super) fn report_replayed(&mut self) {
+        let is_time = self.progress_reported_at.elapsed() >= PROGRESS_INTERVAL;
+        let mut is_reported = false;
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
+            let polls = rank.poll_counts();
+            if rank.replay.as_mut().is_some_and(|replay| replay.take_replayed(polls)) {
+                self.parent.send(&alive_message(rank, true));
             } else if is_time {
-                is_told = true;
-                self.parent.send(&alive(rank, false));
+                is_reported = true;
+                self.parent.send(&alive_message(rank, false));
             }
         }
-        if is_told {
-            self.progress_told = Instant::now();
-            self.end_hanging();
+        if is_reported {
+            self.progress_reported_at = Instant::now();
+            self.kill_hung_replays();
         }
     }
 
-    /// Ends new starts that hang on their way back, so that there is another one. One that somebody has stopped is waited for.
-    fn end_hanging(&mut self) {
-        for rank in self.ranks.iter_mut().filter(|rank| rank.is_away()) {
-            let looks = rank.looks();
-            let still = rank.again.as_mut().and_then(|again| again.hangs(looks, Instant::now()));
+    /// Ends restarts that hang on their way back, so that there is another one. One that somebody has stopped is waited for.
+    fn kill_hung_replays(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| rank.is_replaying()) {
+            let polls = rank.poll_counts();
+            let still = rank.replay.as_mut().and_then(|replay| replay.hangs(polls, Instant::now()));
             let Some(still) = still.filter(|_| !sys::is_stopped(rank.pid)) else { continue };
             let (number, seconds) = (rank.rank, still.as_secs());
             let text = format!(
-                "rank {number} has come no further for {seconds} s on its way back: it is ended, and started anew"
+                "rank {number} has come no further for {seconds} s on its way back: it is ended, and restarted"
             );
             self.parent.send(&Message::Note { text });
             sys::kill_group(rank.pid, libc::SIGKILL);
@@ -370,20 +384,21 @@ impl Agent {
 
     /// What a rank says to its process manager: a line, or a block ([`block_text`]).
     fn handle_question(&mut self, index: usize, line: &str) {
-        let is_ward = self.is_ward();
+        let is_replicated = self.is_replicated();
         let rank = &mut self.ranks[index];
         let number = rank.rank;
-        let had_room = rank.again.as_ref().is_some_and(|again| !again.has_asked_too_much());
-        let asked = rank.again.as_mut().map_or(Asked::New, |again| again.ask(line));
-        if had_room && rank.again.as_ref().is_some_and(Again::has_asked_too_much) {
+        let had_room = rank.replay.as_ref().is_some_and(|replay| !replay.has_asked_too_much());
+        let asked = rank.replay.as_mut().map_or(RequestReplay::New, |replay| replay.ask(line));
+        if had_room && rank.replay.as_ref().is_some_and(PmiReplay::has_asked_too_much) {
             self.parent.send(&Message::Note { text: asked_too_much(number) });
         }
         match asked {
-            Asked::New => {
-                if is_ward && rank.again.is_some() {
-                    self.tell_known(index);
-                    let talk = Talk::Asked { rank: number, question: line.to_string() };
-                    self.parent.send(&Message::Talk(Box::new(talk)));
+            RequestReplay::New => {
+                if is_replicated && rank.replay.is_some() {
+                    self.send_recording_updates(index);
+                    let update =
+                        RankUpdate::PmiRequest { rank: number, question: line.to_string() };
+                    self.parent.send(&Message::RankUpdate(Box::new(update)));
                 }
                 if let Some(group) = self.groups.get_mut(&self.ranks[index].group) {
                     group.server.handle_question(number, line);
@@ -392,38 +407,39 @@ impl Agent {
                     self.reply(number, "");
                 }
             }
-            Asked::Known(answer) => {
+            RequestReplay::Answered(answer) => {
                 if let Some(pmi) = &mut rank.pmi {
                     pmi.send(&answer);
                 }
             }
-            Asked::Awaited => (),
-            Asked::Other { before } => {
-                let again = rank.again.as_ref();
-                let (start, asked) = again.map_or((0, 0), |it| (it.starts, it.standing().0));
+            RequestReplay::Pending => (),
+            RequestReplay::Diverged { before } => {
+                let replay = rank.replay.as_ref();
+                let (incarnation, asked) =
+                    replay.map_or((0, 0), |it| (it.restarts, it.position().0));
                 self.fail(format!(
-                    "start {start} of rank {number} does not repeat what was done before: as question {asked} it asked its \
+                    "incarnation {incarnation} of rank {number} does not repeat what was done before: as question {asked} it asked its \
                      process manager {line:?}, before {before:?}"
                 ));
             }
         }
     }
 
-    fn start_rank(&mut self, job: &Job, node: &Node, start: &Start) -> Result<()> {
+    fn start_rank(&mut self, job: &Job, node: &Node, start: &LaunchSpec) -> Result<()> {
         let rank = LocalRank::start(job, node, &self.relay_address, start)?;
         self.exits.watch(rank.pid);
-        self.parent.send(&alive(&rank, true));
+        self.parent.send(&alive_message(&rank, true));
         self.ranks.push(rank);
         Ok(())
     }
 
     /// Starts the part of a new group that is here, and hands the order on to those below.
-    pub(super) fn handle_order(&mut self, order: Order) {
+    pub(super) fn handle_order(&mut self, order: SpawnOrder) {
         let Some(assignment) = self.assignment.take() else { return };
         if self.phase == Phase::Working {
-            self.refuse_for_the_lost(&order);
-            let children = self.hand_on(&order);
-            let group = Group::spawned(&assignment.job, &assignment.node, &order, &children);
+            self.refuse_for_lost_nodes(&order);
+            let children = self.forward_order(&order);
+            let group = AgentGroup::spawned(&assignment.job, &assignment.node, &order, &children);
             self.groups.insert(order.group, group);
             if order.on(&assignment.node).next().is_some() {
                 let problem = match self.start_group(&assignment, &order) {
@@ -437,7 +453,7 @@ impl Agent {
     }
 
     /// The launcher does not know yet that a node is lost, and wants processes there.
-    fn refuse_for_the_lost(&mut self, order: &Order) {
+    fn refuse_for_lost_nodes(&mut self, order: &SpawnOrder) {
         let lost = self.children.iter().filter(|child| child.is_lost);
         for child in lost.filter(|child| order.below(&child.node).next().is_some()) {
             let problem = format!("node {} is lost", child.node.name);
@@ -446,7 +462,7 @@ impl Agent {
     }
 
     /// The agents below that take part.
-    fn hand_on(&mut self, order: &Order) -> Vec<usize> {
+    fn forward_order(&mut self, order: &SpawnOrder) -> Vec<usize> {
         let mut children = Vec::new();
         let all = self.children.iter_mut().enumerate();
         for (index, child) in all.filter(|(_, child)| !child.is_lost) {
@@ -454,14 +470,14 @@ impl Agent {
             let before = child.spawned.len();
             child.spawned.extend(blocks);
             if child.spawned.len() > before {
-                child.process.link.send(&Message::Order(Box::new(order.clone())));
+                child.process.stream.send(&Message::SpawnOrder(Box::new(order.clone())));
                 children.push(index);
             }
         }
         children
     }
 
-    fn start_group(&mut self, assignment: &Assignment, order: &Order) -> Result<()> {
+    fn start_group(&mut self, assignment: &Assignment, order: &SpawnOrder) -> Result<()> {
         let Assignment { job, node } = assignment;
         let plans = order.on(node).map(|block| {
             let task = &order.tasks[block.appnum as usize];
@@ -472,7 +488,7 @@ impl Agent {
         let living = self.ranks.iter().filter(|rank| rank.ending.is_none()).count() as u32;
         for (block, task, plan) in plans {
             for (number, index) in block.indices().enumerate() {
-                let start = Start {
+                let start = LaunchSpec {
                     group: order.group,
                     index,
                     rank: block.first_rank + number as u32,
@@ -481,8 +497,8 @@ impl Agent {
                     plan: &plan,
                     neighbours: Some(living + own),
                     incarnation: None,
-                    clocks: None,
-                    board: new_board(),
+                    recording: None,
+                    statistics_page: new_statistics_page(),
                     has_images: false,
                     pid: None,
                 };
@@ -497,7 +513,7 @@ impl Agent {
         let Some(group) = self.groups.get_mut(&number) else { return };
         group.revoked = true;
         for child in group.server.children() {
-            self.children[child].process.link.send(&Message::Revoke { group: number });
+            self.children[child].process.stream.send(&Message::Revoke { group: number });
         }
         let own = self.ranks.iter().filter(|rank| rank.group == number && rank.ending.is_none());
         own.for_each(|rank| sys::kill_group(rank.pid, libc::SIGKILL));
@@ -506,7 +522,7 @@ impl Agent {
     /// Forgets groups of which nothing is left here or below: a job may spawn for a long time.
     pub(super) fn retire_groups(&mut self) {
         let ranks = &self.ranks;
-        let is_over = |number: u32, group: &Group| {
+        let is_over = |number: u32, group: &AgentGroup| {
             let own = || ranks.iter().filter(|rank| rank.group == number);
             number != 0 && (group.revoked || group.living == 0) && own().all(|rank| rank.reported)
         };
@@ -538,8 +554,8 @@ impl Agent {
         let Some(group) = self.groups.get_mut(&number) else { return };
         // The server knows what any start of it has said, and the rank itself what the last one has.
         let local = self.ranks.iter().find(|local| (local.group, local.rank) == (number, rank));
-        let again = local.and_then(|local| local.again.as_ref());
-        let stage = again.map_or_else(|| group.server.stage(rank), Again::stage);
+        let replay = local.and_then(|local| local.replay.as_ref());
+        let stage = replay.map_or_else(|| group.server.stage(rank), PmiReplay::stage);
         group.handle_ended(rank);
         if !group.revoked {
             self.parent.send(&Message::Exited { group: number, rank, ending, stage });
@@ -601,26 +617,28 @@ impl Agent {
         }
     }
 
-    fn handle_event(&mut self, event: Event) {
+    fn handle_event(&mut self, event: ServerEvent) {
         match event {
-            Event::Reply { rank, line } => self.reply(rank, &line),
-            Event::BarrierUp { group, delta } => {
+            ServerEvent::Reply { rank, line } => self.reply(rank, &line),
+            ServerEvent::BarrierUp { group, delta } => {
                 self.parent.send(&Message::BarrierUp { group, delta });
             }
-            Event::BarrierDown { group, delta } => self.pass_down(group, delta),
-            Event::Abort { rank, code, message } => {
+            ServerEvent::BarrierDown { group, delta } => self.pass_down(group, delta),
+            ServerEvent::Abort { rank, code, message } => {
                 // It wants the job to end, and must not come back.
                 let aborting = self.ranks.iter_mut().find(|local| local.rank == rank);
-                let again = aborting.and_then(|local| local.again.as_mut());
-                again.into_iter().for_each(Again::abort);
-                self.hold(rank, code);
+                let replay = aborting.and_then(|local| local.replay.as_mut());
+                replay.into_iter().for_each(PmiReplay::abort);
+                self.stop_aborting(rank, code);
                 self.parent.send(&Message::Abort { rank, code, message });
             }
-            Event::Name { rank, request } => self.parent.send(&Message::Name { rank, request }),
-            Event::Spawn { rank, request } => {
+            ServerEvent::Name { rank, request } => {
+                self.parent.send(&Message::Name { rank, request })
+            }
+            ServerEvent::Spawn { rank, request } => {
                 self.parent.send(&Message::Spawn { rank, request: Box::new(request) });
             }
-            Event::SpawnRefused { rank, problem } => {
+            ServerEvent::SpawnRefused { rank, problem } => {
                 let text = format!("rank {rank} cannot spawn: {problem}");
                 self.parent.send(&Message::Note { text });
             }
@@ -637,18 +655,18 @@ impl Agent {
         let Some(group) = self.groups.get(&number) else { return };
         let message = Message::BarrierDown { group: number, delta };
         for child in group.server.children() {
-            self.children[child].process.link.send(&message);
+            self.children[child].process.stream.send(&message);
         }
     }
 
     pub(super) fn reply(&mut self, rank: u32, line: &str) {
-        let is_ward = self.is_ward();
+        let is_replicated = self.is_replicated();
         let Some(local) = self.ranks.iter_mut().find(|local| local.rank == rank) else { return };
-        if is_ward && local.again.is_some() {
-            let talk = Talk::Heard { rank, answer: line.to_string() };
-            self.parent.send(&Message::Talk(Box::new(talk)));
+        if is_replicated && local.replay.is_some() {
+            let update = RankUpdate::PmiReply { rank, answer: line.to_string() };
+            self.parent.send(&Message::RankUpdate(Box::new(update)));
         }
-        if local.again.as_mut().is_some_and(|again| !again.answer(line)) {
+        if local.replay.as_mut().is_some_and(|replay| !replay.answer(line)) {
             return;
         }
         if let Some(pmi) = &mut local.pmi {
@@ -658,9 +676,9 @@ impl Agent {
 
     pub(super) fn deliver_answer(&mut self, rank: u32, line: String) {
         // Its node may be lost: then the next one knows it with the rest.
-        self.wards.handle_answer(rank, &line);
+        self.replicas.handle_answer(rank, &line);
         match self.children.iter_mut().find(|child| child.holds(rank)) {
-            Some(child) => child.process.link.send(&Message::Answer { rank, line }),
+            Some(child) => child.process.stream.send(&Message::Answer { rank, line }),
             None => self.reply(rank, &line),
         }
     }

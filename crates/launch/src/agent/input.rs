@@ -3,7 +3,7 @@
 //! In: bytes from the launcher, in order; starts of the rank, each from the first byte or from where an image of it stood. Out: bytes
 //! into the pipe of the present start, and how many of them no start was given before, for which the launcher then sends more.
 //!
-//! Of a rank that does not come back nothing is kept; of one that does, the last [`KEPT_BYTES_MAX`] and what may still be asked for.
+//! Of a rank that does not come back nothing is kept; of one that does, the last [`STDIN_RETAINED_BYTES_MAX`] and what may still be asked for.
 //!
 //! What may never happen: a start is given other bytes than the one before it in the same place; the agent waits for a reader.
 
@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 /// Most that is kept of what has been given to some start already.
-pub const KEPT_BYTES_MAX: usize = 64 << 20;
+pub const STDIN_RETAINED_BYTES_MAX: usize = 64 << 20;
 
 /// See the module head.
 #[derive(Default)]
@@ -22,7 +22,7 @@ pub struct Stdin {
     /// The agent's end of the pipe.
     to: Option<OwnedFd>,
     /// From byte `first` on.
-    kept: VecDeque<u8>,
+    retained: VecDeque<u8>,
     first: u64,
     /// The present start has been given all bytes before this one,
     given: u64,
@@ -33,8 +33,8 @@ pub struct Stdin {
     /// There may be another start.
     is_repeated: bool,
     /// Some of it had to be dropped that another start could need, and nobody was told.
-    is_loss_untold: bool,
-    is_loss_told: bool,
+    is_loss_unreported: bool,
+    is_loss_reported: bool,
 }
 
 impl Stdin {
@@ -43,7 +43,7 @@ impl Stdin {
     }
 
     pub fn queue(&mut self, bytes: &[u8]) {
-        self.kept.extend(bytes);
+        self.retained.extend(bytes);
     }
 
     /// All has come.
@@ -72,23 +72,23 @@ impl Stdin {
     }
 
     /// No start will read what lies before byte `at`.
-    pub fn forget(&mut self, at: u64) {
+    pub fn trim(&mut self, at: u64) {
         let count = at.min(self.given).saturating_sub(self.first);
         // A start on another node may have read what has not come there yet.
-        let count = count.min(self.kept.len() as u64);
-        self.kept.drain(..count as usize);
+        let count = count.min(self.retained.len() as u64);
+        self.retained.drain(..count as usize);
         self.first += count;
     }
 
     /// Said once.
     pub fn take_loss(&mut self) -> bool {
-        let is_news = std::mem::take(&mut self.is_loss_untold);
-        self.is_loss_told |= is_news;
+        let is_news = std::mem::take(&mut self.is_loss_unreported);
+        self.is_loss_reported |= is_news;
         is_news
     }
 
     pub fn wants_write(&self) -> Option<BorrowedFd<'_>> {
-        let is_behind = self.given < self.first + self.kept.len() as u64;
+        let is_behind = self.given < self.first + self.retained.len() as u64;
         self.to.as_ref().filter(|_| is_behind).map(AsFd::as_fd)
     }
 
@@ -96,7 +96,7 @@ impl Stdin {
     /// everything.
     pub fn write(&mut self) -> u32 {
         while let Some(to) = self.to.as_ref().filter(|_| self.wants_write().is_some()) {
-            let (before, after) = self.kept.as_slices();
+            let (before, after) = self.retained.as_slices();
             let place = (self.given - self.first) as usize;
             let bytes = before.get(place..).filter(|some| !some.is_empty());
             match rustix::io::write(to, bytes.unwrap_or_else(|| &after[place - before.len()..])) {
@@ -106,7 +106,7 @@ impl Stdin {
                 Err(_) => self.to = None,
             }
         }
-        let end = self.first + self.kept.len() as u64;
+        let end = self.first + self.retained.len() as u64;
         if self.to.is_none() {
             self.given = end;
         }
@@ -120,12 +120,12 @@ impl Stdin {
     }
 
     fn drop_oldest(&mut self) {
-        let most = if self.is_repeated { KEPT_BYTES_MAX } else { 0 };
-        let count = self.kept.len().saturating_sub(most);
+        let most = if self.is_repeated { STDIN_RETAINED_BYTES_MAX } else { 0 };
+        let count = self.retained.len().saturating_sub(most);
         if count > 0 {
             let before = self.first;
-            self.forget(before + count as u64);
-            self.is_loss_untold |= self.is_repeated && !self.is_loss_told;
+            self.trim(before + count as u64);
+            self.is_loss_unreported |= self.is_repeated && !self.is_loss_reported;
         }
     }
 }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn another_start_is_given_the_same_and_the_launcher_hears_of_each_byte_once() {
+    fn another_incarnation_is_given_the_same_and_each_byte_is_reported_once() {
         let (from, mut input) = pipe();
         input.queue(b"one ");
         assert_eq!((input.write(), read(&from)), (4, Some(b"one ".to_vec())));
@@ -193,16 +193,16 @@ mod tests {
     }
 
     #[test]
-    fn what_no_start_needs_is_forgotten_and_what_is_too_much_is_told_once() {
+    fn what_no_incarnation_needs_is_trimmed_and_an_overflow_is_reported_once() {
         let (from, mut input) = pipe();
         input.queue(b"12345678");
         input.write();
-        input.forget(3);
+        input.trim(3);
         assert!(input.has(3) && !input.has(2) && !input.take_loss());
         let (_, mut input) = pipe();
         drop(from);
         // It has closed its standard input, and takes all.
-        let (piece, pieces) = (vec![7; 1 << 20], KEPT_BYTES_MAX >> 20);
+        let (piece, pieces) = (vec![7; 1 << 20], STDIN_RETAINED_BYTES_MAX >> 20);
         for number in 0..pieces + 3 {
             input.close();
             input.queue(&piece);
@@ -214,7 +214,7 @@ mod tests {
         let (_from, mut input) = pipe();
         input.queue(b"12345678");
         input.write();
-        input.forget(3);
+        input.trim(3);
         input.close();
         for number in 0..pieces + 2 {
             input.queue(&piece);
@@ -223,7 +223,7 @@ mod tests {
         }
         let mut passing = Stdin::new(None, false);
         passing.queue(&piece);
-        assert_eq!((passing.write() as usize, passing.kept.len()), (piece.len(), 0));
+        assert_eq!((passing.write() as usize, passing.retained.len()), (piece.len(), 0));
         assert!(!passing.take_loss(), "nobody comes back");
     }
 
@@ -239,12 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn a_start_may_have_read_elsewhere_what_has_not_come_here_yet() {
+    fn an_incarnation_may_have_read_elsewhere_what_has_not_arrived_here_yet() {
         let (from, mut input) = pipe();
         let to = input.to.take();
         input.begin(5, Stdin::new(to, true));
         input.queue(b"123");
-        input.forget(4);
+        input.trim(4);
         input.queue(b"4567");
         input.write();
         assert_eq!(read(&from), Some(b"67".to_vec()));

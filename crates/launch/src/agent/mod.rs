@@ -5,31 +5,31 @@
 //! stdout. When that stream ends, for whatever reason, everything the agent has started ends with
 //! it; nothing it has started ever outlives it. One loop: every descriptor is non-blocking, and
 //! every pass handles signals, messages, PMI lines and output, in this order. (What host commands such
-//! as ssh say on standard error is read by a small thread for each, `spawn/said.rs`.)
+//! as ssh say on standard error is read by a small thread for each, `spawn/command_stderr.rs`.)
 //! What it reports about its ranks is in the order in which it happened to them.
 
-mod again;
-mod board;
-mod clocks;
+mod checkpoint_scheduler;
 mod contact;
+mod durable_effects;
 mod end;
 mod exits;
+mod forwarded_input;
 mod groups;
-mod handover;
-mod held;
+mod held_files;
 mod input;
-mod keeper;
-mod marked;
-mod passed;
+mod node_failover;
+mod pmi_replay;
 mod prepare;
 pub mod rank;
-mod reach;
+mod rank_recording;
 pub mod relay;
-mod revive;
-mod ships;
-mod spares;
-mod streams;
-mod wards;
+mod replicated_rank_state;
+mod restore;
+mod spare_reachability;
+mod state_transfer;
+mod statistics_page;
+mod stdio;
+mod tagged_output;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -41,31 +41,31 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::checkpoint::Wish;
-use crate::checkpoint::claim::Claim;
-use crate::control::moved::Talk;
+use crate::agent_startup::{self, AgentStartup, StartupNotice};
+use crate::checkpoint::CheckpointConfig;
+use crate::checkpoint::lease::Lease;
+use crate::control::rank_state::RankUpdate;
 use crate::control::{
     ALIVE_INTERVAL, Assignment, Ending, Job, Message, Node, PING_INTERVAL, SILENCE_MAX,
 };
-use crate::gather::{self, Gather, Word};
+use crate::control_stream::{BACKLOG_BYTES_MAX, ControlStream};
 use crate::limits::{self, ResourceLimits};
-use crate::link::{BACKLOG_BYTES_MAX, Link};
 use crate::spawn::{self, AgentProcess};
 use crate::sys::{self, Signals};
-use board::Look;
-use clocks::Clocks;
+use checkpoint_scheduler::CheckpointRequester;
 use contact::Libraries;
+use durable_effects::DurableEffects;
 use end::Phase;
 use exits::Exits;
-use groups::Group;
-use handover::Handover;
-use keeper::Asker;
-use passed::Passed;
+use forwarded_input::ForwardedInput;
+use groups::AgentGroup;
 use rank::LocalRank;
+use rank_recording::RankRecording;
 use relay::RelayProcess;
-use revive::Revival;
-use ships::Ships;
-use wards::Wards;
+use replicated_rank_state::ReplicatedRankStates;
+use restore::Restore;
+use state_transfer::StateTransfer;
+use statistics_page::PathQuery;
 
 /// The shortest wait, so that a time that is due is past when it is looked at.
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -82,7 +82,7 @@ pub fn main() -> Result<()> {
     Ok(())
 }
 
-struct Child {
+struct ChildAgent {
     process: AgentProcess,
     node: Node,
     /// Group and indices of processes spawned there.
@@ -95,7 +95,7 @@ struct Child {
     is_lost: bool,
 }
 
-impl Child {
+impl ChildAgent {
     fn holds(&self, rank: u32) -> bool {
         self.node.holds(rank) || self.spawned.iter().any(|(_, indices)| indices.contains(&rank))
     }
@@ -112,59 +112,59 @@ impl Child {
 }
 
 struct Agent {
-    parent: Link,
+    parent: ControlStream,
     signals: Signals,
     assignment: Option<Assignment>,
     /// The process groups that have ranks here or below, by number.
-    groups: BTreeMap<u32, Group>,
-    children: Vec<Child>,
+    groups: BTreeMap<u32, AgentGroup>,
+    children: Vec<ChildAgent>,
     ranks: Vec<LocalRank>,
     exits: Exits,
     /// Ranks of agents below, if they may go on elsewhere,
-    wards: Wards,
+    replicas: ReplicatedRankStates,
     /// and of nodes below that are lost.
-    handovers: Vec<Handover>,
+    transfers: Vec<StateTransfer>,
     /// Ranks that wait until the agent above knows what they have recorded.
-    ships: Ships,
+    effects: DurableEffects,
     /// What is known of ranks that are to be taken over.
-    laid: BTreeMap<u32, Rc<Clocks>>,
+    received_recordings: BTreeMap<u32, Rc<RankRecording>>,
     /// Places of ranks that have ended in this pass, in the order in which they did.
     unreported: Vec<usize>,
     relay: Option<RelayProcess>,
     /// `HOST:PORT` of the cluster's relay, empty without one.
     relay_address: String,
     phase: Phase,
-    gather: Option<Gather>,
+    startup: Option<AgentStartup>,
     ready_sent: bool,
     stuck_sent: bool,
     done: bool,
     started_at: std::time::SystemTime,
     pinged_at: Instant,
     /// When the agent above was told last that we are there.
-    shown_at: Instant,
+    keepalive_sent_at: Instant,
     /// MPI libraries that processes of ranks have been seen with.
     libraries: Libraries,
     /// Of standard input, to rank 0 below.
-    passed: Passed,
+    forwarded_input: ForwardedInput,
     /// Somebody wants to know how the paths of the ranks are.
-    look: Option<Look>,
+    path_query: Option<PathQuery>,
     /// On the folder of images.
-    claim: Option<Claim>,
+    lease: Option<Lease>,
     limits: ResourceLimits,
     /// What is wanted of images of ranks that may come to this node.
-    spare_wish: Option<Wish>,
+    spare_config: Option<CheckpointConfig>,
     /// The nodes that may take over ranks of this one, by their names.
     spares: Vec<String>,
     /// A spare node says in the store that it reaches that.
-    signing: Option<JoinHandle<Result<()>>>,
+    announcing: Option<JoinHandle<Result<()>>>,
     /// Nobody has said that the job is over: its ranks may go on elsewhere.
-    is_cut_off: bool,
+    is_orphaned: bool,
     /// The store has not taken the last image.
     is_store_gone: bool,
     /// It was said that other nodes do not see the images of this one.
-    is_reach_told: bool,
+    is_reachability_reported: bool,
     /// When it was said last how far ranks are on their way back.
-    progress_told: Instant,
+    progress_reported_at: Instant,
 }
 
 /// What a descriptor in the poll set belongs to.
@@ -175,8 +175,8 @@ enum Source {
     Pmi(usize),
     Output(usize),
     RankInput(usize),
-    Ship(usize),
-    Line,
+    EffectRequest(usize),
+    Readiness,
     Relay,
     Wake,
 }
@@ -187,40 +187,40 @@ impl Agent {
         let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
         close_standard_streams()?;
         Ok(Agent {
-            parent: Link::to_parent(input, output)?,
+            parent: ControlStream::to_parent(input, output)?,
             signals,
             assignment: None,
             groups: BTreeMap::new(),
             children: Vec::new(),
             ranks: Vec::new(),
             exits: Exits::new(),
-            wards: Wards::default(),
-            handovers: Vec::new(),
-            ships: Ships::default(),
-            laid: BTreeMap::new(),
+            replicas: ReplicatedRankStates::default(),
+            transfers: Vec::new(),
+            effects: DurableEffects::default(),
+            received_recordings: BTreeMap::new(),
             unreported: Vec::new(),
             relay: None,
             relay_address: String::new(),
             phase: Phase::Working,
-            gather: None,
+            startup: None,
             ready_sent: false,
             stuck_sent: false,
             done: false,
             started_at: std::time::SystemTime::now(),
             pinged_at: Instant::now(),
-            shown_at: Instant::now(),
+            keepalive_sent_at: Instant::now(),
             libraries: Libraries::default(),
-            passed: Passed::default(),
-            look: None,
-            claim: None,
+            forwarded_input: ForwardedInput::default(),
+            path_query: None,
+            lease: None,
             limits: ResourceLimits::default(),
-            spare_wish: None,
+            spare_config: None,
             spares: Vec::new(),
-            signing: None,
-            is_cut_off: false,
+            announcing: None,
+            is_orphaned: false,
             is_store_gone: false,
-            is_reach_told: false,
-            progress_told: Instant::now(),
+            is_reachability_reported: false,
+            progress_reported_at: Instant::now(),
         })
     }
 
@@ -236,24 +236,24 @@ impl Agent {
                 self.handle_source(source);
             }
             self.drain_servers();
-            self.advance_returns();
-            self.report_returned();
-            self.advance_images();
-            self.advance_signing();
-            self.claim.iter_mut().for_each(Claim::renew);
+            self.advance_restores();
+            self.report_replayed();
+            self.advance_checkpoints();
+            self.advance_announcing();
+            self.lease.iter_mut().for_each(Lease::renew);
             self.report_stuck();
             self.watch_contacts();
             self.retire_groups();
-            self.keep_in_touch();
-            self.show_life();
-            self.look_for_the_lost();
-            self.advance_handovers();
-            self.look_for_the_silent();
-            self.advance_look();
+            self.check_parent();
+            self.send_keepalive();
+            self.check_lost_nodes();
+            self.advance_transfers();
+            self.check_unanswered();
+            self.advance_path_query();
             self.advance_end();
             self.parent.flush();
             self.relay.iter_mut().for_each(RelayProcess::flush);
-            self.children.iter_mut().for_each(|child| child.process.link.flush());
+            self.children.iter_mut().for_each(|child| child.process.stream.flush());
             if self.done && (self.parent.output().is_none() || self.parent.at_end()) {
                 return;
             }
@@ -282,9 +282,9 @@ impl Agent {
         let (read, write) = (PollFlags::IN, PollFlags::OUT);
         let room = self.has_room();
         add(Source::Wake, self.signals.as_fd(), read);
-        add_link(&self.parent, Source::Parent, true, add);
+        add_stream(&self.parent, Source::Parent, true, add);
         for (index, child) in self.children.iter().enumerate() {
-            add_link(&child.process.link, Source::Child(index), room, add);
+            add_stream(&child.process.stream, Source::Child(index), room, add);
         }
         for (index, rank) in self.ranks.iter().enumerate() {
             if let Some(pmi) = &rank.pmi {
@@ -293,13 +293,14 @@ impl Agent {
             for fd in rank.outputs().filter(|_| room) {
                 add(Source::Output(index), fd, read);
             }
-            if let Some(held) = rank.clocks.as_ref().and_then(|clocks| clocks.held()) {
-                add(Source::Ship(index), held.ships(), read);
+            if let Some(held) = rank.recording.as_ref().and_then(|recording| recording.held_files())
+            {
+                add(Source::EffectRequest(index), held.effects(), read);
             }
-            if let Some(fd) = rank.line() {
-                add(Source::Line, fd, read);
+            if let Some(fd) = rank.quiesce_fd() {
+                add(Source::Readiness, fd, read);
             }
-            if let Some(fd) = rank.input.wants_write().filter(|_| rank.revival.is_none()) {
+            if let Some(fd) = rank.input.wants_write().filter(|_| rank.restore.is_none()) {
                 add(Source::RankInput(index), fd, write);
             }
         }
@@ -307,7 +308,7 @@ impl Agent {
             add(Source::Relay, fd, read);
         }
         if let Some(fd) = self.relay.as_ref().and_then(RelayProcess::wants_write) {
-            add(Source::Line, fd, write);
+            add(Source::Readiness, fd, write);
         }
     }
 
@@ -319,17 +320,17 @@ impl Agent {
     fn timeout(&self) -> Option<Duration> {
         match self.phase {
             Phase::Working => {
-                let notice = self.gather.as_ref().and_then(Gather::next_time);
-                let look = self.look.as_ref().map(Look::next_time);
-                let images = self.ranks.iter().filter_map(LocalRank::image_time);
-                let returns = self.ranks.iter().filter_map(|rank| rank.revival.as_ref());
-                let returns = returns.map(Revival::next_time);
+                let notice = self.startup.as_ref().and_then(AgentStartup::next_time);
+                let path_query = self.path_query.as_ref().map(PathQuery::next_time);
+                let images = self.ranks.iter().filter_map(LocalRank::checkpoint_time);
+                let returns = self.ranks.iter().filter_map(|rank| rank.restore.as_ref());
+                let returns = returns.map(Restore::next_time);
                 let contacts = self.ranks.iter().filter_map(LocalRank::contact_time);
-                let times = notice.into_iter().chain(look).chain(images);
+                let times = notice.into_iter().chain(path_query).chain(images);
                 let notice = times.chain(returns).chain(contacts).min();
                 let wait = |at: Instant| at.saturating_duration_since(Instant::now());
-                let is_away = self.ranks.iter().any(LocalRank::is_away);
-                let most = if is_away { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
+                let is_replaying = self.ranks.iter().any(LocalRank::is_replaying);
+                let most = if is_replaying { groups::PROGRESS_INTERVAL } else { PING_INTERVAL };
                 let most = if self.may_move() { most.min(ALIVE_INTERVAL) } else { most };
                 Some(notice.map_or(PING_INTERVAL, wait).clamp(MILLISECOND, most))
             }
@@ -343,9 +344,9 @@ impl Agent {
             Source::Pmi(index) => self.handle_pmi(index),
             Source::Output(index) => self.handle_output(index),
             Source::RankInput(index) => self.write_rank_input(index),
-            Source::Ship(index) => self.handle_ship(index),
+            Source::EffectRequest(index) => self.handle_effect_request(index),
             Source::Relay => self.handle_relay(),
-            Source::Parent | Source::Child(_) | Source::Wake | Source::Line => {}
+            Source::Parent | Source::Child(_) | Source::Wake | Source::Readiness => {}
         }
     }
 
@@ -364,7 +365,7 @@ impl Agent {
                 self.handle_ending(index, ending);
             } else if let Some(child) = self.children.iter_mut().find(|child| child.runs_as(pid)) {
                 child.is_reaped = true;
-            } else if self.note_criu(pid, ending) || self.note_return(pid, ending) {
+            } else if self.note_criu(pid, ending) || self.note_restore_exit(pid, ending) {
                 // Of no other interest.
             } else if let Some(relay) = self.relay.as_mut().filter(|relay| relay.pid == pid) {
                 relay.ended = true;
@@ -380,7 +381,7 @@ impl Agent {
     fn handle_ending(&mut self, index: usize, ending: Ending) {
         self.ranks[index].ending = Some(ending);
         self.explain_ending(ending);
-        if !self.start_again(index, ending) {
+        if !self.restart_rank(index, ending) {
             self.unreported.push(index);
         }
     }
@@ -396,7 +397,7 @@ impl Agent {
             rank.reported = true;
             rank.input.close();
             let (number, group) = (rank.rank, rank.group);
-            self.let_go_of(index);
+            self.release_rank(index);
             self.check_contact(index, ending);
             self.report_ending(group, number, ending);
         }
@@ -435,36 +436,37 @@ impl Agent {
             }
         }
         if self.parent.at_end() {
-            self.end_cut_off();
+            self.end_orphaned();
         }
     }
 
     /// Tells agents below that we are there, and notices when no one above is any more.
-    fn keep_in_touch(&mut self) {
+    fn check_parent(&mut self) {
         self.ping_children();
         let remote = self.assignment.as_ref().is_some_and(|a| a.node.remote);
-        if remote && self.parent.heard_at().elapsed() > SILENCE_MAX {
+        if remote && self.parent.last_received_at().elapsed() > SILENCE_MAX {
             self.parent.close_output();
-            self.end_cut_off();
+            self.end_orphaned();
         }
     }
 
     fn ping_children(&mut self) {
         if self.pinged_at.elapsed() >= PING_INTERVAL {
             self.pinged_at = Instant::now();
-            self.children.iter_mut().for_each(|child| child.process.link.send(&Message::Ping));
+            self.children.iter_mut().for_each(|child| child.process.stream.send(&Message::Ping));
         }
     }
 
-    fn look_for_the_silent(&mut self) {
-        let Some(gather) = self.gather.as_mut().filter(|_| self.phase == Phase::Working) else {
+    fn check_unanswered(&mut self) {
+        let Some(startup) = self.startup.as_mut().filter(|_| self.phase == Phase::Working) else {
             return;
         };
-        let links = self.children.iter().map(|child| (&child.node, &child.process.link));
-        let silent: Vec<_> = links.filter_map(|(node, link)| gather::silent(node, link)).collect();
-        match gather.poll(Instant::now(), &silent) {
-            Some(Word::Notice(text)) => self.parent.send(&Message::Note { text }),
-            Some(Word::GiveUp(text)) => self.fail(text),
+        let links = self.children.iter().map(|child| (&child.node, &child.process.stream));
+        let unanswered: Vec<_> =
+            links.filter_map(|(node, stream)| agent_startup::unanswered(node, stream)).collect();
+        match startup.poll(Instant::now(), &unanswered) {
+            Some(StartupNotice::Notice(text)) => self.parent.send(&Message::Note { text }),
+            Some(StartupNotice::GiveUp(text)) => self.fail(text),
             None => {}
         }
     }
@@ -476,9 +478,9 @@ impl Agent {
             Message::Start { relay } => self.start_ranks(&relay),
             Message::BarrierDown { group, delta } => self.handle_barrier_down(group, delta),
             Message::Answer { rank, line } => self.deliver_answer(rank, line),
-            Message::Order(order) => self.handle_order(*order),
-            Message::Known(known) => self.lay(&known),
-            Message::Shipped { serial, .. } => self.handle_shipped(serial),
+            Message::SpawnOrder(order) => self.handle_order(*order),
+            Message::RecordingUpdate(update) => self.apply_update(&update),
+            Message::Durable { serial, .. } => self.handle_durable(serial),
             Message::Adopt(adoption) => self.handle_adoption(&adoption),
             Message::Spares(spares) => self.handle_spares(spares.names),
             Message::Revoke { group } => self.revoke(group),
@@ -486,17 +488,19 @@ impl Agent {
             Message::StdinEnd => self.deliver_stdin_end(),
             Message::End { at_once } => self.begin_end(at_once),
             Message::Ping => {}
-            Message::Look { serial, rows_max } => self.begin_look(serial, rows_max),
-            Message::Inquire { serial, question } => self.inquire(serial, &question),
-            Message::TakeImages { rank } => self.want_images(rank, Asker::User),
+            Message::QueryPaths { serial, rows_max } => self.begin_path_query(serial, rows_max),
+            Message::QueryLog { serial, question } => self.query_log(serial, &question),
+            Message::TakeCheckpoints { rank } => {
+                self.request_checkpoints(rank, CheckpointRequester::User)
+            }
             other => self.fail(format!("the agent was sent {other:?}")),
         }
     }
 
     fn handle_assignment(&mut self, assignment: Assignment) {
         let (job, node) = (&assignment.job, &assignment.node);
-        self.groups.insert(0, Group::first(job, node));
-        self.gather = Some(Gather::new(Instant::now()));
+        self.groups.insert(0, AgentGroup::first(job, node));
+        self.startup = Some(AgentStartup::new(Instant::now()));
         for child in &node.children {
             match start_child(job, child) {
                 Ok(child) => self.children.push(child),
@@ -514,7 +518,7 @@ impl Agent {
     fn check_ready(&mut self) {
         if self.assignment.is_some() && !self.ready_sent && self.children.iter().all(|c| c.ready) {
             self.ready_sent = true;
-            self.gather = None;
+            self.startup = None;
             self.parent.send(&Message::Ready);
         }
     }
@@ -523,8 +527,8 @@ impl Agent {
         let assignment = self.assignment.as_ref();
         let cluster = assignment.map_or("?", |a| a.node.cluster_name.as_str());
         let variables = assignment.map_or(&[][..], |a| &a.job.environment);
-        let hands_over = self.may_move() && self.has_spares();
-        match RelayProcess::start(config, cluster, variables, hands_over) {
+        let may_move_ranks = self.may_move() && self.has_spares();
+        match RelayProcess::start(config, cluster, variables, may_move_ranks) {
             Ok(relay) => self.relay = Some(relay),
             Err(error) => self.fail(format!("cannot start the relay of {cluster}: {error:#}")),
         }
@@ -533,7 +537,7 @@ impl Agent {
     fn start_ranks(&mut self, relay: &str) {
         self.relay_address = relay.to_string();
         for child in &mut self.children {
-            child.process.link.send(&Message::Start { relay: relay.to_string() });
+            child.process.stream.send(&Message::Start { relay: relay.to_string() });
         }
         let Some(assignment) = self.assignment.take() else { return };
         if let Err(error) = self.start_own_ranks(&assignment) {
@@ -547,13 +551,13 @@ impl Agent {
     fn handle_children(&mut self) {
         let room = self.has_room() || self.phase != Phase::Working;
         for index in 0..self.children.len() {
-            let link = &mut self.children[index].process.link;
-            if link.at_end() || !room {
+            let stream = &mut self.children[index].process.stream;
+            if stream.at_end() || !room {
                 continue;
             }
-            let mut problem = link.fill().err();
+            let mut problem = stream.fill().err();
             while problem.is_none() {
-                match self.children[index].process.link.poll_message() {
+                match self.children[index].process.stream.poll_message() {
                     Ok(Some(message)) => self.handle_child_message(index, message),
                     Ok(None) => break,
                     Err(error) => problem = Some(error),
@@ -565,16 +569,16 @@ impl Agent {
 
     fn check_child_end(&mut self, index: usize, problem: Option<anyhow::Error>) {
         let child = &mut self.children[index];
-        if child.process.link.at_end() && !child.done {
+        if child.process.stream.at_end() && !child.done {
             if problem.is_none() && self.is_running() {
-                return self.lose_child(index, "the connection to its agent has ended");
+                return self.handle_lost_node(index, "the connection to its agent has ended");
             }
             let child = &mut self.children[index];
             child.done = true;
             if self.phase == Phase::Working {
                 let here = self.assignment.as_ref().map(|own| own.node.name.as_str());
                 let child = &self.children[index];
-                let text = spawn::lost::text(&child.node, &child.process, problem, here);
+                let text = spawn::agent_failure::text(&child.node, &child.process, problem, here);
                 self.fail(text);
             }
         }
@@ -597,34 +601,34 @@ impl Agent {
                 if let Some(group) = self.groups.get_mut(&group) {
                     group.handle_ended(rank);
                 }
-                self.wards.handle_end(rank);
+                self.replicas.handle_end(rank);
                 self.parent.send(&message);
             }
             Message::Ping => {}
             Message::StdinTaken { bytes } => {
-                let bytes = self.passed.take(bytes);
+                let bytes = self.forwarded_input.take(bytes);
                 self.parent.send(&Message::StdinTaken { bytes });
             }
-            Message::Talk(talk) => match *talk {
-                Talk::Unstartable { rank, why } => self.handle_unstartable(index, rank, &why),
-                talk => self.wards.handle_talk(talk),
+            Message::RankUpdate(update) => match *update {
+                RankUpdate::Unstartable { rank, why } => self.handle_unstartable(index, rank, &why),
+                update => self.replicas.handle_update(update),
             },
-            Message::Known(known) => self.wards.handle_known(*known),
-            Message::Ship { rank, serial } => {
-                self.children[index].process.link.send(&Message::Shipped { rank, serial });
+            Message::RecordingUpdate(update) => self.replicas.handle_recording_update(*update),
+            Message::MakeDurable { rank, serial } => {
+                self.children[index].process.stream.send(&Message::Durable { rank, serial });
             }
             Message::Name { rank, .. } | Message::Spawn { rank, .. }
-                if self.was_asked_before(index, rank) => {}
+                if self.is_repeated_request(index, rank) => {}
             Message::Output { rank, stream, ref bytes, own } => {
-                self.keep_print(rank, stream, bytes, own);
+                self.record_output(rank, stream, bytes, own);
                 self.parent.send(&message);
             }
-            Message::Image { rank, number, .. } => {
+            Message::Checkpoint { rank, number, .. } => {
                 self.parent.send(&message);
-                self.tell_begun_anew(rank, number);
+                self.report_recoverable_again(rank, number);
             }
-            Message::Alive { group: 0, rank, start, .. } => {
-                self.wards.handle_start(rank, start, Instant::now());
+            Message::Alive { group: 0, rank, incarnation, .. } => {
+                self.replicas.handle_incarnation(rank, incarnation, Instant::now());
                 self.parent.send(&message);
             }
             // Everything else is for the launcher.
@@ -633,9 +637,9 @@ impl Agent {
     }
 
     /// Where there is no relay nothing is kept.
-    fn inquire(&mut self, serial: u32, question: &str) {
-        if !self.relay.as_mut().is_some_and(|relay| relay.inquire(serial, question)) {
-            self.parent.send(&Message::Record { serial, lines: String::new() });
+    fn query_log(&mut self, serial: u32, question: &str) {
+        if !self.relay.as_mut().is_some_and(|relay| relay.query_log(serial, question)) {
+            self.parent.send(&Message::LogStatus { serial, lines: String::new() });
         }
     }
 
@@ -645,33 +649,35 @@ impl Agent {
         for message in relay.read(room) {
             match message {
                 // It knows how much was given to a rank since its last image.
-                Message::TakeImages { rank } => self.want_images(rank, Asker::Relay),
+                Message::TakeCheckpoints { rank } => {
+                    self.request_checkpoints(rank, CheckpointRequester::Relay)
+                }
                 message => self.parent.send(&message),
             }
         }
-        self.look_for_begun_anew();
+        self.check_recoverable_again();
     }
 }
 
-fn add_link<'a>(
-    link: &'a Link,
+fn add_stream<'a>(
+    stream: &'a ControlStream,
     source: Source,
     read: bool,
     add: &mut dyn FnMut(Source, BorrowedFd<'a>, PollFlags),
 ) {
-    if let Some(fd) = link.input().filter(|_| read) {
+    if let Some(fd) = stream.input().filter(|_| read) {
         add(source, fd, PollFlags::IN);
     }
-    if let Some(fd) = link.output() {
+    if let Some(fd) = stream.output() {
         add(source, fd, PollFlags::OUT);
     }
 }
 
-fn start_child(job: &Job, node: &Node) -> Result<Child> {
+fn start_child(job: &Job, node: &Node) -> Result<ChildAgent> {
     let mut process = spawn::start(&node.spawn)?;
     let assignment = Assignment { job: job.clone(), node: node.clone() };
-    process.link.send(&Message::Assign(Box::new(assignment)));
-    Ok(Child {
+    process.stream.send(&Message::Assign(Box::new(assignment)));
+    Ok(ChildAgent {
         process,
         node: node.clone(),
         spawned: Vec::new(),

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail};
 
 use super::Agent;
-use crate::control::order::Task;
+use crate::control::spawn_order::Task;
 use crate::control::{Job, Message, Node};
-use crate::mpi::{self, Plan};
+use crate::mpi::{self, ProgramPlan};
 
 impl Agent {
     /// By application number, those of which ranks are here.
-    pub(super) fn plans(&mut self, job: &Job, node: &Node) -> Result<BTreeMap<u32, Plan>> {
+    pub(super) fn plans(&mut self, job: &Job, node: &Node) -> Result<BTreeMap<u32, ProgramPlan>> {
         let mut plans = BTreeMap::new();
         for rank in node.first_rank..node.first_rank + node.rank_count {
             let (appnum, task) = job.application(rank);
@@ -22,7 +22,7 @@ impl Agent {
             let plan = self.plan(task, job, node)?;
             // One node speaks for all: the one that holds the first rank of the program.
             if rank == 0 || job.application(rank - 1).0 != appnum {
-                let told = plan.doubt.iter().chain(job.verbose.then_some(&plan.note));
+                let told = plan.warning.iter().chain(job.verbose.then_some(&plan.note));
                 told.for_each(|text| self.parent.send(&Message::Note { text: text.clone() }));
             }
             plans.insert(appnum, plan);
@@ -32,7 +32,7 @@ impl Agent {
     }
 
     /// The plan of one program.
-    pub(super) fn plan(&mut self, task: &Task, job: &Job, node: &Node) -> Result<Plan> {
+    pub(super) fn plan(&mut self, task: &Task, job: &Job, node: &Node) -> Result<ProgramPlan> {
         let plan = mpi::prepare(task, job)?;
         if let Some(text) = plan.advice.clone() {
             self.parent.send(&Message::Advice { node: node.name.clone(), text });
@@ -42,8 +42,8 @@ impl Agent {
 }
 
 /// Ranks of different MPI libraries do not understand each other.
-fn check_one_library<'a>(plans: impl Iterator<Item = &'a Plan>) -> Result<()> {
-    let mut known: Option<&Plan> = None;
+fn check_one_library<'a>(plans: impl Iterator<Item = &'a ProgramPlan>) -> Result<()> {
+    let mut known: Option<&ProgramPlan> = None;
     for plan in plans.filter(|plan| plan.family.is_some()) {
         let first = *known.get_or_insert(plan);
         if let (Some(one), Some(other)) = (first.family, plan.family)
@@ -68,11 +68,11 @@ mod tests {
 
     #[test]
     fn programs_of_two_libraries_are_no_job() {
-        let plan = |family| Plan {
+        let plan = |family| ProgramPlan {
             program: "/a.out".into(),
             environment: Default::default(),
             note: String::new(),
-            doubt: None,
+            warning: None,
             advice: None,
             family,
             is_direct: true,

@@ -16,18 +16,18 @@ use anyhow::{Context, Result, bail};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::again::{Again, Looks};
-use super::board::Board;
-use super::clocks::Clocks;
+use super::checkpoint_scheduler::{CheckpointScheduler, QuiesceSocket};
 use super::contact::Contact;
 use super::input::Stdin;
-use super::keeper::{Keeper, Line};
-use super::revive::Revival;
-use crate::checkpoint::criu::{self, Ends, Given};
-use crate::checkpoint::store::{Image, Layout, Standing};
-use crate::control::order::Task;
+use super::pmi_replay::{PmiReplay, PollCounts};
+use super::rank_recording::RankRecording;
+use super::restore::Restore;
+use super::statistics_page::StatisticsPage;
+use crate::checkpoint::checkpoint_image::{CheckpointImage, ReplayPosition, UnpackedImage};
+use crate::checkpoint::criu::{self, ExternalInodes, InheritedFds};
+use crate::control::spawn_order::Task;
 use crate::control::{Ending, Job, Node, PIECE_BYTES_MAX, Stream};
-use crate::link::set_nonblocking;
+use crate::control_stream::set_nonblocking;
 use crate::mpi;
 use crate::pmi::wire::{Input, LineReader, WireError};
 use crate::sys;
@@ -41,7 +41,7 @@ const PIECES_PER_TURN: usize = 4;
 const PIECES_OF_A_PIPE: usize = 1024 * 1024 / PIECE_BYTES_MAX;
 
 /// Which rank to start, and with what.
-pub struct Start<'a> {
+pub struct LaunchSpec<'a> {
     /// Its process group; 0: the job's first processes.
     pub group: u32,
     /// Its process index in the job.
@@ -50,15 +50,15 @@ pub struct Start<'a> {
     pub rank: u32,
     pub size: u32,
     pub task: &'a Task,
-    pub plan: &'a mpi::Plan,
+    pub plan: &'a mpi::ProgramPlan,
     /// Processes of the job on this host, if somebody has counted them.
     pub neighbours: Option<u32>,
-    /// Of a rank that may be started anew: how often it has been.
+    /// Of a rank that may be restarted: how often it has been.
     pub incarnation: Option<u32>,
     /// And what it reads of clocks.
-    pub clocks: Option<Rc<Clocks>>,
+    pub recording: Option<Rc<RankRecording>>,
     /// Where it says how its paths are: the same for all its starts.
-    pub board: Option<Rc<Board>>,
+    pub statistics_page: Option<Rc<StatisticsPage>>,
     /// Images are taken of it.
     pub has_images: bool,
     /// Of its start before, which programs may have let others know.
@@ -74,15 +74,15 @@ pub struct LocalRank {
     pub pid: u32,
     pub ending: Option<Ending>,
     pub reported: bool,
-    /// Of a rank that may be started anew.
-    pub again: Option<Again>,
-    pub clocks: Option<Rc<Clocks>>,
-    pub board: Option<Rc<Board>>,
+    /// Of a rank that may be restarted.
+    pub replay: Option<PmiReplay>,
+    pub recording: Option<Rc<RankRecording>>,
+    pub statistics_page: Option<Rc<StatisticsPage>>,
     /// Of a rank of which images are taken.
-    pub keeper: Option<Keeper>,
+    pub scheduler: Option<CheckpointScheduler>,
     /// It has ended, and is brought back from one.
-    pub revival: Option<Revival>,
-    pub line: Option<Line>,
+    pub restore: Option<Restore>,
+    pub quiesce_socket: Option<QuiesceSocket>,
     /// Whether it has spoken to its process manager, and what it runs until then.
     pub contact: Contact,
     pub pmi: Option<PmiSocket>,
@@ -93,24 +93,25 @@ pub struct LocalRank {
 }
 
 impl LocalRank {
-    pub fn start(job: &Job, node: &Node, relay: &str, start: &Start) -> Result<LocalRank> {
+    pub fn start(job: &Job, node: &Node, relay: &str, start: &LaunchSpec) -> Result<LocalRank> {
         let (ours, theirs) = socket_pair()?;
         let mut command = command(job, node, relay, start, sys::raw(&theirs));
-        let aside = if start.has_images { Some(aside(&mut command)?) } else { None };
-        let aside_fd = aside.as_ref().map(|(_, theirs)| sys::raw(theirs));
-        let board = start.board.as_ref().map(|board| sys::raw(&board.fd()));
-        let record = start.clocks.as_ref().map(|clocks| sys::raw(&clocks.record()));
+        let quiesce_pair = if start.has_images { Some(quiesce_pair(&mut command)?) } else { None };
+        let quiesce_fd = quiesce_pair.as_ref().map(|(_, theirs)| sys::raw(theirs));
+        let statistics_page =
+            start.statistics_page.as_ref().map(|statistics_page| sys::raw(&statistics_page.fd()));
+        let record = start.recording.as_ref().map(|recording| sys::raw(&recording.fd()));
         let stdin = if start.index == 0 { Stdio::piped() } else { Stdio::null() };
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (parent, pmi_fd) = (std::process::id(), sys::raw(&theirs));
         let is_repeatable = start.incarnation.is_some();
         let open_files = sys::rank_open_files();
-        let wish = Arc::new(AtomicU32::new(0));
-        let wished = wish.clone();
+        let wanted_pid = Arc::new(AtomicU32::new(0));
+        let wanted_by_child = wanted_pid.clone();
         // SAFETY: all of it only makes async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
-                match wished.load(Relaxed) {
+                match wanted_by_child.load(Relaxed) {
                     0 => {}
                     pid => sys::become_process(pid)?,
                 }
@@ -123,14 +124,16 @@ impl LocalRank {
                     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)?;
                 }
                 record.map_or(Ok(()), sys::keep_over_exec)?;
-                board.map_or(Ok(()), sys::keep_over_exec)?;
-                aside_fd.map_or(Ok(()), sys::keep_over_exec)?;
+                statistics_page.map_or(Ok(()), sys::keep_over_exec)?;
+                quiesce_fd.map_or(Ok(()), sys::keep_over_exec)?;
                 sys::keep_over_exec(pmi_fd)
             });
         }
         let (pid, mut child) =
-            spawn(&mut command, start.pid, &wish).with_context(|| cannot_start(start))?;
-        let line = aside.map(|aside| line(aside, &theirs, &child)).transpose()?;
+            spawn(&mut command, start.pid, &wanted_pid).with_context(|| cannot_start(start))?;
+        let quiesce_socket = quiesce_pair
+            .map(|quiesce_pair| new_quiesce_socket(quiesce_pair, &theirs, &child))
+            .transpose()?;
         Ok(LocalRank {
             rank: start.index,
             group: start.group,
@@ -138,12 +141,12 @@ impl LocalRank {
             pid,
             ending: None,
             reported: false,
-            again: start.incarnation.map(|_| Again::new(Instant::now())),
-            clocks: start.clocks.clone(),
-            board: start.board.clone(),
-            keeper: None,
-            revival: None,
-            line,
+            replay: start.incarnation.map(|_| PmiReplay::new(Instant::now())),
+            recording: start.recording.clone(),
+            statistics_page: start.statistics_page.clone(),
+            scheduler: None,
+            restore: None,
+            quiesce_socket,
             contact: Contact::new(start.plan, job.size, Instant::now()),
             pmi: Some(PmiSocket::new(ours.into())?),
             input: Stdin::new(
@@ -157,23 +160,27 @@ impl LocalRank {
 
     /// Begins to make a process of `image`, as the next start of this rank, which has ended. What that start will be, and CRIU,
     /// which is at work; once that has ended well the start takes over ([`LocalRank::take_over`]).
-    pub fn begin_restore(&mut self, image: &Image, layout: &Layout) -> Result<(LocalRank, u32)> {
-        let Standing { read, clocks, .. } = image.about.standing;
+    pub fn begin_restore(
+        &mut self,
+        image: &CheckpointImage,
+        unpacked: &UnpackedImage,
+    ) -> Result<(LocalRank, u32)> {
+        let ReplayPosition { read, recording_bytes, .. } = image.header.replay_position;
         if !self.input.has(read) {
             bail!("what it had read of standard input since is not kept any more");
         }
-        self.clocks.as_ref().map_or(Ok(()), |record| record.check_place(clocks))?;
-        let start = self.again.as_ref().context("it does not come back")?.incarnation();
-        let keeper = self.keeper.as_mut().context("no images are taken of it")?;
-        let (tool, kept) = (keeper.tool(), keeper.promise());
-        let ends = image.about.ends;
+        self.recording.as_ref().map_or(Ok(()), |record| record.check_position(recording_bytes))?;
+        let start = self.replay.as_ref().context("it does not come back")?.incarnation();
+        let scheduler = self.scheduler.as_mut().context("no images are taken of it")?;
+        let (tool, kept) = (scheduler.tool(), scheduler.trim_position());
+        let inodes = image.header.inodes;
         let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
         let (control, their_control) = UnixStream::pair().context("no socket pair")?;
         let (stdout, their_stdout) = pipe()?;
         let (stderr, their_stderr) = pipe()?;
-        let stdin = ends.stdin.map(|_| pipe()).transpose()?;
+        let stdin = inodes.stdin.map(|_| pipe()).transpose()?;
         let (their_stdin, stdin) = stdin.map_or((None, None), |(from, to)| (Some(from), Some(to)));
-        let given = Given {
+        let inherited = InheritedFds {
             stdin: their_stdin,
             stdout: their_stdout,
             stderr: their_stderr,
@@ -183,35 +190,42 @@ impl LocalRank {
         let rank = LocalRank {
             group: self.group,
             group_rank: self.group_rank,
-            pid: image.about.pid,
+            pid: image.header.pid,
             ending: None,
             // As the next image will name them.
-            line: Some(Line { socket: control.into(), ends: given.ends()? }),
+            quiesce_socket: Some(QuiesceSocket {
+                socket: control.into(),
+                inodes: inherited.inodes()?,
+            }),
             pmi: Some(PmiSocket::new(ours.into())?),
             input: Stdin::new(stdin.map(nonblocking).transpose()?, true),
             stdout: Some(nonblocking(stdout)?),
             stderr: Some(nonblocking(stderr)?),
-            ..LocalRank::vacant(self.rank, self.clocks.clone(), self.board.clone())
+            ..LocalRank::vacant(self.rank, self.recording.clone(), self.statistics_page.clone())
         };
-        rank.send_on(image.about.number, start, kept)?;
-        image.put_shared_back(layout)?;
-        let criu = criu::restore(&tool, &layout.folder, &ends, &given)?;
+        rank.resume(image.header.number, start, kept)?;
+        image.restore_shared_memory(unpacked)?;
+        let criu = criu::restore(&tool, &unpacked.folder, &inodes, &inherited)?;
         Ok((rank, criu.id()))
     }
 
     /// A process of an image that stood here has been made: it takes the place of `old`.
-    pub fn take_over(mut self, old: &mut LocalRank, standing: &Standing) -> LocalRank {
-        self.again = old.again.take();
-        if let Some(again) = &mut self.again {
-            again.begin_at(standing.asked, standing.stage, standing.printed);
+    pub fn take_over(mut self, old: &mut LocalRank, replay_position: &ReplayPosition) -> LocalRank {
+        self.replay = old.replay.take();
+        if let Some(replay) = &mut self.replay {
+            replay.begin_at(replay_position.asked, replay_position.stage, replay_position.printed);
         }
-        self.keeper = old.keeper.take();
-        self.inherit_input(old, standing.read);
+        self.scheduler = old.scheduler.take();
+        self.inherit_input(old, replay_position.read);
         self
     }
 
     /// A rank of the job's first group that has no process here yet, or none any more.
-    pub fn vacant(rank: u32, clocks: Option<Rc<Clocks>>, board: Option<Rc<Board>>) -> LocalRank {
+    pub fn vacant(
+        rank: u32,
+        recording: Option<Rc<RankRecording>>,
+        statistics_page: Option<Rc<StatisticsPage>>,
+    ) -> LocalRank {
         LocalRank {
             rank,
             group: 0,
@@ -219,12 +233,12 @@ impl LocalRank {
             pid: 0,
             ending: Some(Ending::Killed(libc::SIGKILL)),
             reported: false,
-            again: None,
-            clocks,
-            board,
-            keeper: None,
-            revival: None,
-            line: None,
+            replay: None,
+            recording,
+            statistics_page,
+            scheduler: None,
+            restore: None,
+            quiesce_socket: None,
             contact: Contact::default(),
             pmi: None,
             input: Stdin::new(None, true),
@@ -234,13 +248,13 @@ impl LocalRank {
     }
 
     /// How often it has looked for messages, if that is counted.
-    pub fn looks(&self) -> Option<Looks> {
-        self.clocks.as_ref().map(|clocks| clocks.looks())
+    pub fn poll_counts(&self) -> Option<PollCounts> {
+        self.recording.as_ref().map(|recording| recording.poll_counts())
     }
 
     /// Whether it runs, and is on its way back to where it was.
-    pub fn is_away(&self) -> bool {
-        self.ending.is_none() && self.again.as_ref().is_some_and(Again::is_away)
+    pub fn is_replaying(&self) -> bool {
+        self.ending.is_none() && self.replay.as_ref().is_some_and(PmiReplay::is_replaying)
     }
 
     pub fn outputs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
@@ -269,9 +283,9 @@ impl LocalRank {
 }
 
 /// The two ends of the socket over which a process says that its image can be taken.
-fn aside(command: &mut Command) -> Result<(UnixStream, UnixStream)> {
+fn quiesce_pair(command: &mut Command) -> Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = socket_pair()?;
-    command.env("LANDBRIDGE_ASIDE", same_length(sys::raw(&theirs)));
+    command.env("LANDBRIDGE_QUIESCE_SOCKET", same_length(sys::raw(&theirs)));
     Ok((ours, theirs))
 }
 
@@ -282,17 +296,21 @@ fn socket_pair() -> Result<(UnixStream, UnixStream)> {
 }
 
 /// What is needed to take images of a process that has just been started.
-fn line(aside: (UnixStream, UnixStream), pmi: &UnixStream, child: &Child) -> Result<Line> {
-    let (socket, theirs) = aside;
+fn new_quiesce_socket(
+    quiesce_pair: (UnixStream, UnixStream),
+    pmi: &UnixStream,
+    child: &Child,
+) -> Result<QuiesceSocket> {
+    let (socket, theirs) = quiesce_pair;
     let missing = || "a rank without standard output";
-    let ends = Ends {
+    let inodes = ExternalInodes {
         stdin: child.stdin.as_ref().map(criu::inode).transpose()?,
         stdout: criu::inode(child.stdout.as_ref().with_context(missing)?)?,
         stderr: criu::inode(child.stderr.as_ref().with_context(missing)?)?,
         pmi: criu::inode(pmi)?,
         control: criu::inode(&theirs)?,
     };
-    Ok(Line { socket: socket.into(), ends })
+    Ok(QuiesceSocket { socket: socket.into(), inodes })
 }
 
 /// To read from, and to write into.
@@ -301,8 +319,8 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The program of a rank, with its arguments and environment.
-fn command(job: &Job, node: &Node, relay: &str, start: &Start, pmi: RawFd) -> Command {
-    let &Start { task, plan, .. } = start;
+fn command(job: &Job, node: &Node, relay: &str, start: &LaunchSpec, pmi: RawFd) -> Command {
+    let &LaunchSpec { task, plan, .. } = start;
     let mut command = Command::new(&plan.program);
     command.args(&task.arguments).current_dir(&task.wdir).env_clear().envs(&plan.environment);
     command.envs(contract_variables(job, node, relay, start));
@@ -313,20 +331,25 @@ fn command(job: &Job, node: &Node, relay: &str, start: &Start, pmi: RawFd) -> Co
     if start.group > 0 {
         command.env("PMI_SPAWNED", "1");
     }
-    if let Some(clocks) = &start.clocks {
-        command.envs(clocks.variables(&plan.environment));
+    if let Some(recording) = &start.recording {
+        command.envs(recording.variables(&plan.environment));
     }
-    if let Some(board) = &start.board {
-        command.env("LANDBRIDGE_BOARD", descriptor(start, sys::raw(&board.fd())));
+    if let Some(statistics_page) = &start.statistics_page {
+        command
+            .env("LANDBRIDGE_STATISTICS_PAGE", descriptor(start, sys::raw(&statistics_page.fd())));
     }
     command
 }
 
-/// Starts a process, with this id if the system allows that and the id is free. `wish`: what the child looks at before it becomes
+/// Starts a process, with this id if the system allows that and the id is free. `wanted_pid`: what the child looks at before it becomes
 /// another program.
-fn spawn(command: &mut Command, pid: Option<u32>, wish: &AtomicU32) -> io::Result<(u32, Child)> {
+fn spawn(
+    command: &mut Command,
+    pid: Option<u32>,
+    wanted_pid: &AtomicU32,
+) -> io::Result<(u32, Child)> {
     if let Some(pid) = pid {
-        wish.store(pid, Relaxed);
+        wanted_pid.store(pid, Relaxed);
         if let Ok(between) = command.spawn() {
             // The first child has ended as soon as the second one had the id.
             sys::bury(between.id());
@@ -335,11 +358,11 @@ fn spawn(command: &mut Command, pid: Option<u32>, wish: &AtomicU32) -> io::Resul
         // One that had the id, and could not become the program, has ended as well.
         let _ = sys::reap(pid);
     }
-    wish.store(0, Relaxed);
+    wanted_pid.store(0, Relaxed);
     command.spawn().map(|child| (child.id(), child))
 }
 
-fn cannot_start(start: &Start) -> String {
+fn cannot_start(start: &LaunchSpec) -> String {
     format!("cannot start {} in {}", start.plan.program.display(), start.task.wdir)
 }
 
@@ -363,9 +386,9 @@ fn read_pieces(slot: &mut Option<OwnedFd>, pieces: usize, mut take: impl FnMut(V
     }
 }
 
-/// The number of a descriptor, for the environment of a rank. What may be started anew has the same length every time: it lies
+/// The number of a descriptor, for the environment of a rank. What may be restarted has the same length every time: it lies
 /// on the stack, and all that comes after it would be elsewhere.
-fn descriptor(start: &Start, number: RawFd) -> String {
+fn descriptor(start: &LaunchSpec, number: RawFd) -> String {
     match start.incarnation {
         Some(_) => same_length(number),
         None => number.to_string(),
@@ -383,7 +406,12 @@ const NAME_BYTES: usize = 64;
 
 /// What the provider inside the rank has to know. The size is that of the job's first processes for
 /// all of them: both ends of a channel through relays compute their window from it.
-fn contract_variables(job: &Job, node: &Node, relay: &str, start: &Start) -> Vec<(String, String)> {
+fn contract_variables(
+    job: &Job,
+    node: &Node,
+    relay: &str,
+    start: &LaunchSpec,
+) -> Vec<(String, String)> {
     let mut variables = vec![
         ("LANDBRIDGE_JOB", job.id.clone()),
         ("LANDBRIDGE_KEY", job.key.clone()),

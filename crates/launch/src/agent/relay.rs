@@ -15,11 +15,11 @@ use landbridge_proto::setting::{RECOVER, RECOVER_DIR, Setting, Value};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
-use super::handover::Fenced;
+use super::state_transfer::FencedRecording;
 
 use crate::control::{Ending, Message};
+use crate::control_stream::set_nonblocking;
 use crate::folder;
-use crate::link::set_nonblocking;
 use crate::settings;
 use crate::sys;
 
@@ -30,14 +30,14 @@ const READY: &str = "landbridge-relay: ready ";
 const LINK: &str = "landbridge-relay: link ";
 const WARNS: &str = "landbridge-relay: warns: ";
 const LOG: &str = "landbridge-relay: log ";
-const GROWN: &str = "landbridge-relay: grown process=";
-const BEGUN_ANEW: &str = "landbridge-relay: begun-anew process=";
-const GIVEN_UP: &str = "landbridge-relay: given-up process=";
+const CHECKPOINT_DUE: &str = "landbridge-relay: checkpoint-due process=";
+const RECOVERABLE: &str = "landbridge-relay: recoverable process=";
+const UNRECOVERABLE: &str = "landbridge-relay: unrecoverable process=";
 const FENCED: &str = "landbridge-relay: fenced ";
 /// Of what is to be said to a relay that takes nothing; a question more is not asked.
-const UNSAID_BYTES_MAX: usize = 64 * 1024;
+const UNSENT_BYTES_MAX: usize = 64 * 1024;
 /// What a relay says to one question; more is left out.
-const RECORD_BYTES_MAX: usize = 16 * 1024 * 1024;
+const LOG_STATUS_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 pub struct RelayProcess {
     pub pid: u32,
@@ -45,46 +45,46 @@ pub struct RelayProcess {
     cluster: String,
     lifeline: Option<ChildStdin>,
     /// What it has not taken of what is said to it.
-    unsaid: VecDeque<u8>,
+    unsent: VecDeque<u8>,
     stdout: Lines,
     stderr: Lines,
     last_lines: VecDeque<String>,
     /// Lines of its log that were left out since the last one that was not.
     left_out: u64,
-    inquiry: Option<Inquiry>,
+    log_query: Option<RunningLogQuery>,
     /// Processes whose record it has begun anew as they stood for an image, and which nobody was told of.
-    pub begun_anew: BTreeSet<u32>,
+    pub recoverable: BTreeSet<u32>,
     /// Where it writes what it knows of ranks that are fenced, and what it has said of the last one.
-    handover: Option<File>,
-    fenced: Option<Fenced>,
+    transfer_file: Option<File>,
+    fenced: Option<FencedRecording>,
 }
 
 /// A question that the relay has been asked, and what it has said so far.
-struct Inquiry {
+struct RunningLogQuery {
     serial: u32,
     lines: String,
 }
 
 impl RelayProcess {
     /// `variables`: those of the job. The relay gets its settings out of them, and the rest of our own
-    /// environment. `hands_over`: ranks of other nodes may be started on third ones.
+    /// environment. `may_move_ranks`: ranks of other nodes may be started on third ones.
     pub fn start(
         config: &str,
         cluster: &str,
         variables: &[(String, String)],
-        hands_over: bool,
+        may_move_ranks: bool,
     ) -> Result<RelayProcess> {
         let program = crate::sibling::path("landbridge-relay")?;
-        if let Some(path) = record_folder(variables) {
+        if let Some(path) = log_folder(variables) {
             folder::check(&path).context("recover_dir")?;
         }
         let mut command = Command::new(&program);
         command.args(["--config", "-"]).envs(settings::for_relays(variables));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let handover = hands_over.then(handover).transpose()?;
-        let shared = handover.as_ref().map(sys::raw);
+        let transfer_file = may_move_ranks.then(new_transfer_file).transpose()?;
+        let shared = transfer_file.as_ref().map(sys::raw);
         if let Some(number) = shared {
-            command.env("LANDBRIDGE_HANDOVER", number.to_string());
+            command.env("LANDBRIDGE_STATE_TRANSFER", number.to_string());
         }
         let parent = std::process::id();
         // SAFETY: all only make async-signal-safe calls.
@@ -111,14 +111,14 @@ impl RelayProcess {
             ended: false,
             cluster: cluster.to_string(),
             lifeline: Some(lifeline),
-            unsaid: VecDeque::new(),
+            unsent: VecDeque::new(),
             stdout: Lines::new(stdout)?,
             stderr: Lines::new(stderr)?,
             last_lines: VecDeque::new(),
             left_out: 0,
-            inquiry: None,
-            begun_anew: BTreeSet::new(),
-            handover,
+            log_query: None,
+            recoverable: BTreeSet::new(),
+            transfer_file,
             fenced: None,
         })
     }
@@ -136,10 +136,10 @@ impl RelayProcess {
         let mut messages = Vec::new();
         for line in self.stdout.read() {
             if let Some(line) = line.strip_prefix(LOG) {
-                messages.extend(self.take_in(line));
+                messages.extend(self.take_answer_line(line));
                 continue;
             }
-            if self.note_record(&line) {
+            if self.note_log_event(&line) {
                 continue;
             }
             if let Some(rest) = line.strip_prefix(FENCED) {
@@ -147,11 +147,15 @@ impl RelayProcess {
                 continue;
             }
             let warning = || parse_warning(&line, &self.cluster);
-            let grown = || {
-                let rank = line.strip_prefix(GROWN)?.parse().ok()?;
-                Some(Message::TakeImages { rank: Some(rank) })
+            let checkpoint_due = || {
+                let rank = line.strip_prefix(CHECKPOINT_DUE)?.parse().ok()?;
+                Some(Message::TakeCheckpoints { rank: Some(rank) })
             };
-            match parse_ready(&line).or_else(|| parse_link(&line)).or_else(warning).or_else(grown) {
+            match parse_ready(&line)
+                .or_else(|| parse_link(&line))
+                .or_else(warning)
+                .or_else(checkpoint_due)
+            {
                 Some(message) => messages.push(message),
                 None => messages.extend(self.log(line, room)),
             }
@@ -163,47 +167,47 @@ impl RelayProcess {
     }
 
     /// Whether the line is about the record of a process that has begun anew, or is none any more.
-    fn note_record(&mut self, line: &str) -> bool {
+    fn note_log_event(&mut self, line: &str) -> bool {
         let number = |start| line.strip_prefix(start).and_then(|rest| rest.parse::<u32>().ok());
-        if let Some(process) = number(GIVEN_UP) {
-            self.begun_anew.remove(&process);
+        if let Some(process) = number(UNRECOVERABLE) {
+            self.recoverable.remove(&process);
         }
-        self.begun_anew.extend(number(BEGUN_ANEW));
-        number(GIVEN_UP).or_else(|| number(BEGUN_ANEW)).is_some()
+        self.recoverable.extend(number(RECOVERABLE));
+        number(UNRECOVERABLE).or_else(|| number(RECOVERABLE)).is_some()
     }
 
     /// Asks it what it keeps of its processes. What was asked before is answered no more: if the relay still does, its answer has
     /// another number. False: it cannot be asked.
-    pub fn inquire(&mut self, serial: u32, question: &str) -> bool {
-        self.inquiry = Some(Inquiry { serial, lines: String::new() });
+    pub fn query_log(&mut self, serial: u32, question: &str) -> bool {
+        self.log_query = Some(RunningLogQuery { serial, lines: String::new() });
         self.ask(serial, question)
     }
 
     /// A question is so short that a pipe takes it whole or not at all.
     fn ask(&mut self, serial: u32, question: &str) -> bool {
-        self.say(&format!("log {serial} {question}\n"))
+        self.send_line(&format!("log {serial} {question}\n"))
     }
 
     /// It is to take nothing more of starts of the rank before this one; [`RelayProcess::take_fenced`] gives what it knows of it.
-    pub fn fence(&mut self, rank: u32, start: u32) {
+    pub fn fence(&mut self, rank: u32, incarnation: u32) {
         self.fenced = None;
-        self.say(&format!("fence {rank} {start}\n"));
+        self.send_line(&format!("fence {rank} {incarnation}\n"));
     }
 
-    pub fn take_fenced(&mut self, rank: u32) -> Option<Fenced> {
+    pub fn take_fenced(&mut self, rank: u32) -> Option<FencedRecording> {
         self.fenced.take_if(|fenced| fenced.rank == rank)
     }
 
     /// Where what it knows of that one lies.
-    pub fn handover(&self) -> Result<&File> {
-        self.handover.as_ref().context("the relay was not told that ranks may move")
+    pub fn transfer_file(&self) -> Result<&File> {
+        self.transfer_file.as_ref().context("the relay was not told that ranks may move")
     }
 
     /// False: it takes nothing any more.
-    fn say(&mut self, line: &str) -> bool {
-        let has_room = self.lifeline.is_some() && self.unsaid.len() < UNSAID_BYTES_MAX;
+    fn send_line(&mut self, line: &str) -> bool {
+        let has_room = self.lifeline.is_some() && self.unsent.len() < UNSENT_BYTES_MAX;
         if has_room {
-            self.unsaid.extend(line.as_bytes());
+            self.unsent.extend(line.as_bytes());
             self.flush();
         }
         has_room
@@ -211,39 +215,39 @@ impl RelayProcess {
 
     /// Writes what it takes now.
     pub fn flush(&mut self) {
-        while let (Some(lifeline), false) = (&self.lifeline, self.unsaid.is_empty()) {
-            match rustix::io::write(lifeline, self.unsaid.as_slices().0) {
-                Ok(written) => drop(self.unsaid.drain(..written)),
+        while let (Some(lifeline), false) = (&self.lifeline, self.unsent.is_empty()) {
+            match rustix::io::write(lifeline, self.unsent.as_slices().0) {
+                Ok(written) => drop(self.unsent.drain(..written)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 // Its end is noticed elsewhere.
-                Err(_) => self.unsaid.clear(),
+                Err(_) => self.unsent.clear(),
             }
         }
     }
 
     /// To be told when it takes more, if there is more.
     pub fn wants_write(&self) -> Option<BorrowedFd<'_>> {
-        self.lifeline.as_ref().filter(|_| !self.unsaid.is_empty()).map(AsFd::as_fd)
+        self.lifeline.as_ref().filter(|_| !self.unsent.is_empty()).map(AsFd::as_fd)
     }
 
     /// A line of an answer, behind the number of its question. The last one may say that there is more.
-    fn take_in(&mut self, line: &str) -> Option<Message> {
+    fn take_answer_line(&mut self, line: &str) -> Option<Message> {
         let (number, line) = line.split_once(' ')?;
-        let inquiry = self.inquiry.as_mut().filter(|it| number.parse() == Ok(it.serial))?;
-        let serial = inquiry.serial;
+        let log_query = self.log_query.as_mut().filter(|it| number.parse() == Ok(it.serial))?;
+        let serial = log_query.serial;
         let Some(next) = line.strip_prefix("end ") else {
-            if inquiry.lines.len() + line.len() < RECORD_BYTES_MAX {
-                inquiry.lines.push_str(line);
-                inquiry.lines.push('\n');
+            if log_query.lines.len() + line.len() < LOG_STATUS_BYTES_MAX {
+                log_query.lines.push_str(line);
+                log_query.lines.push('\n');
             }
             return None;
         };
         if next != "-" && self.ask(serial, &format!("all {next}")) {
             return None;
         }
-        let Inquiry { lines, .. } = self.inquiry.take()?;
-        Some(Message::Record { serial, lines })
+        let RunningLogQuery { lines, .. } = self.log_query.take()?;
+        Some(Message::LogStatus { serial, lines })
     }
 
     fn log(&mut self, line: String, room: bool) -> Vec<Message> {
@@ -325,7 +329,7 @@ fn parse_warning(line: &str, cluster: &str) -> Option<Message> {
 }
 
 /// Where the relay lays what it keeps and has no memory for.
-fn record_folder(variables: &[(String, String)]) -> Option<PathBuf> {
+fn log_folder(variables: &[(String, String)]) -> Option<PathBuf> {
     let text = |row: &Setting| {
         let name = row.variable();
         let said = variables.iter().find(|(known, _)| *known == name);
@@ -336,17 +340,17 @@ fn record_folder(variables: &[(String, String)]) -> Option<PathBuf> {
     (recovers && path != RECOVER_DIR.default).then(|| path.into())
 }
 
-fn handover() -> Result<File> {
-    let file = rustix::fs::memfd_create("landbridge-handover", MemfdFlags::CLOEXEC);
+fn new_transfer_file() -> Result<File> {
+    let file = rustix::fs::memfd_create("landbridge-state-transfer", MemfdFlags::CLOEXEC);
     Ok(File::from(file.context("no memory file")?))
 }
 
 /// `process=N first=N bytes=N polls=N full=0`, or 1.
-fn parse_fenced(facts: &str) -> Option<Fenced> {
+fn parse_fenced(facts: &str) -> Option<FencedRecording> {
     let value = |key| -> Option<u64> {
         facts.split(' ').find_map(|word| word.strip_prefix(key))?.strip_prefix('=')?.parse().ok()
     };
-    Some(Fenced {
+    Some(FencedRecording {
         rank: u32::try_from(value("process")?).ok()?,
         first: value("first")?,
         bytes: value("bytes")?,
@@ -408,28 +412,28 @@ mod tests {
     use super::*;
 
     /// One that has said nothing and is read from nowhere.
-    fn silent() -> RelayProcess {
+    fn idle_relay() -> RelayProcess {
         let empty = || Lines { fd: None, pending: Vec::new() };
         RelayProcess {
             pid: 0,
             ended: false,
             cluster: "c0".to_string(),
             lifeline: None,
-            unsaid: VecDeque::new(),
-            handover: None,
+            unsent: VecDeque::new(),
+            transfer_file: None,
             fenced: None,
             stdout: empty(),
             stderr: empty(),
             last_lines: VecDeque::new(),
             left_out: 0,
-            inquiry: None,
-            begun_anew: BTreeSet::new(),
+            log_query: None,
+            recoverable: BTreeSet::new(),
         }
     }
 
     #[test]
     fn a_log_nobody_takes_is_left_out_and_counted() {
-        let mut relay = silent();
+        let mut relay = idle_relay();
         let mut say = |text: &str, room| {
             relay.stderr.pending.extend(text.bytes());
             let messages = relay.read(room).into_iter();
@@ -449,23 +453,23 @@ mod tests {
     }
 
     #[test]
-    fn of_whom_much_is_kept_an_image_is_wanted() {
-        let mut relay = silent();
-        relay.stdout.pending.extend(b"landbridge-relay: grown process=12\n");
-        assert_eq!(relay.read(true), [Message::TakeImages { rank: Some(12) }]);
-        relay.stdout.pending.extend(b"landbridge-relay: begun-anew process=7\n");
-        assert!(relay.read(true).is_empty() && relay.begun_anew.contains(&7));
-        relay.stdout.pending.extend(b"landbridge-relay: given-up process=7\n");
-        assert!(relay.read(true).is_empty() && relay.begun_anew.is_empty());
+    fn a_grown_log_requests_a_checkpoint() {
+        let mut relay = idle_relay();
+        relay.stdout.pending.extend(b"landbridge-relay: checkpoint-due process=12\n");
+        assert_eq!(relay.read(true), [Message::TakeCheckpoints { rank: Some(12) }]);
+        relay.stdout.pending.extend(b"landbridge-relay: recoverable process=7\n");
+        assert!(relay.read(true).is_empty() && relay.recoverable.contains(&7));
+        relay.stdout.pending.extend(b"landbridge-relay: unrecoverable process=7\n");
+        assert!(relay.read(true).is_empty() && relay.recoverable.is_empty());
     }
 
     #[test]
-    fn what_it_knows_of_one_that_is_fenced_is_taken_once() {
-        let mut relay = silent();
+    fn the_state_of_a_fenced_rank_is_taken_once() {
+        let mut relay = idle_relay();
         let line = b"landbridge-relay: fenced process=3 first=1 bytes=2 polls=4 full=0\n";
         relay.stdout.pending.extend(line);
         assert_eq!(relay.read(true), []);
-        let expected = Fenced { rank: 3, first: 1, bytes: 2, polls: 4, is_full: false };
+        let expected = FencedRecording { rank: 3, first: 1, bytes: 2, polls: 4, is_full: false };
         assert_eq!((relay.take_fenced(2), relay.take_fenced(3)), (None, Some(expected)));
         relay.stdout.pending.extend(line);
         relay.read(true);
@@ -474,13 +478,13 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_takes_nothing_holds_nobody_up() {
-        let mut relay = silent();
+    fn a_relay_that_reads_nothing_blocks_nobody() {
+        let mut relay = idle_relay();
         let mut child = Command::new("sleep").arg("60").stdin(Stdio::piped()).spawn().unwrap();
         relay.lifeline = child.stdin.take();
         set_nonblocking(relay.lifeline.as_ref().unwrap()).unwrap();
-        let asked = (0..20_000).take_while(|serial| relay.inquire(*serial, "all 0")).count();
-        assert!(asked > 5_000 && relay.unsaid.len() >= UNSAID_BYTES_MAX, "{asked}");
+        let asked = (0..20_000).take_while(|serial| relay.query_log(*serial, "all 0")).count();
+        assert!(asked > 5_000 && relay.unsent.len() >= UNSENT_BYTES_MAX, "{asked}");
         assert!(relay.wants_write().is_some());
         child.kill().unwrap();
         child.wait().unwrap();
@@ -489,8 +493,8 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_of_its_record_is_put_together() {
-        let mut relay = silent();
+    fn an_answer_of_several_parts_is_put_together() {
+        let mut relay = idle_relay();
         let say = |relay: &mut RelayProcess, lines: &[&str]| {
             for line in lines {
                 relay.stdout.pending.extend(format!("landbridge-relay: log {line}\n").bytes());
@@ -498,14 +502,15 @@ mod tests {
             relay.read(true)
         };
         assert_eq!(say(&mut relay, &["7 {\"process\":0}"]), [], "nobody has asked");
-        assert!(!relay.inquire(7, "all 0"), "it has no standard input any more");
-        let answer = |serial, lines: &str| [Message::Record { serial, lines: lines.to_string() }];
+        assert!(!relay.query_log(7, "all 0"), "it has no standard input any more");
+        let answer =
+            |serial, lines: &str| [Message::LogStatus { serial, lines: lines.to_string() }];
         assert_eq!(say(&mut relay, &["7 {}", "7 end -"]), answer(7, "{}\n"));
         assert_eq!(say(&mut relay, &["7 {}", "7 end -"]), [], "it is answered");
-        relay.inquire(8, "all 0");
+        relay.query_log(8, "all 0");
         assert_eq!(say(&mut relay, &["8 {\"process\":1}"]), []);
         // Somebody asks something else before all of that is said.
-        relay.inquire(9, "one 3 4 5");
+        relay.query_log(9, "one 3 4 5");
         let late = ["8 {\"process\":2}", "8 end -", "9 {}", "{}", "end -"];
         assert_eq!(say(&mut relay, &late), [], "what is late is the answer to nothing");
         assert_eq!(say(&mut relay, &["9 end -"]), answer(9, "{}\n"));

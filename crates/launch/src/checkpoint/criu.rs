@@ -25,7 +25,7 @@ use crate::sys;
 
 /// The other ends of what a process has open towards its agent, by the kernel's numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ends {
+pub struct ExternalInodes {
     pub stdin: Option<u64>,
     pub stdout: u64,
     pub stderr: u64,
@@ -33,8 +33,8 @@ pub struct Ends {
     pub control: u64,
 }
 
-/// Descriptors to be handed in for [`Ends`].
-pub struct Given {
+/// Descriptors to be handed in for [`ExternalInodes`].
+pub struct InheritedFds {
     pub stdin: Option<OwnedFd>,
     pub stdout: OwnedFd,
     pub stderr: OwnedFd,
@@ -42,10 +42,10 @@ pub struct Given {
     pub control: OwnedFd,
 }
 
-impl Given {
+impl InheritedFds {
     /// How the kernel numbers them.
-    pub fn ends(&self) -> io::Result<Ends> {
-        Ok(Ends {
+    pub fn inodes(&self) -> io::Result<ExternalInodes> {
+        Ok(ExternalInodes {
             stdin: self.stdin.as_ref().map(inode).transpose()?,
             stdout: inode(&self.stdout)?,
             stderr: inode(&self.stderr)?,
@@ -84,13 +84,13 @@ pub fn inode(fd: &impl AsFd) -> io::Result<u64> {
 }
 
 /// Begins to take an image of `pid` and all that it has started.
-pub fn dump(tool: &Path, pid: u32, ends: &Ends, folder: &Path) -> Result<Child> {
+pub fn dump(tool: &Path, pid: u32, inodes: &ExternalInodes, folder: &Path) -> Result<Child> {
     let mut command = quiet(tool);
     command
         .args(["dump", "--leave-running", "--tree", &pid.to_string(), "--images-dir"])
         .arg(folder);
     command.args(["--log-file", DUMP_LOG, "-v1", "--manage-cgroups=ignore"]);
-    for socket in [ends.pmi, ends.control] {
+    for socket in [inodes.pmi, inodes.control] {
         command.args(["--external", &format!("unix[{socket}]")]);
     }
     command.spawn().with_context(|| cannot_run(tool))
@@ -98,7 +98,12 @@ pub fn dump(tool: &Path, pid: u32, ends: &Ends, folder: &Path) -> Result<Child> 
 
 /// Begins to make a child of this process of an image: it runs once CRIU has ended well. If that fails there may be something of it
 /// all the same. To be called by a thread that lives as long as the process: with its parent's thread ends the child.
-pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: &Given) -> Result<Child> {
+pub fn restore(
+    tool: &Path,
+    folder: &Path,
+    inodes: &ExternalInodes,
+    inherited: &InheritedFds,
+) -> Result<Child> {
     let mut command = quiet(tool);
     command
         .args(["restore", "--restore-detached", "--restore-sibling", "--images-dir"])
@@ -107,15 +112,15 @@ pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: &Given) -> Result
     let mut inherit = |fd: BorrowedFd<'_>, kind: &str, inode: u64| {
         command.args(["--inherit-fd", &format!("fd[{}]:{kind}:[{inode}]", sys::raw(&fd))]);
     };
-    inherit(given.stdout.as_fd(), "pipe", ends.stdout);
-    inherit(given.stderr.as_fd(), "pipe", ends.stderr);
-    inherit(given.pmi.as_fd(), "socket", ends.pmi);
-    inherit(given.control.as_fd(), "socket", ends.control);
-    if let (Some(stdin), Some(inode)) = (&given.stdin, ends.stdin) {
+    inherit(inherited.stdout.as_fd(), "pipe", inodes.stdout);
+    inherit(inherited.stderr.as_fd(), "pipe", inodes.stderr);
+    inherit(inherited.pmi.as_fd(), "socket", inodes.pmi);
+    inherit(inherited.control.as_fd(), "socket", inodes.control);
+    if let (Some(stdin), Some(inode)) = (&inherited.stdin, inodes.stdin) {
         inherit(stdin.as_fd(), "pipe", inode);
     }
-    let all = [&given.stdout, &given.stderr, &given.pmi, &given.control];
-    let numbers: Vec<_> = all.into_iter().chain(&given.stdin).map(sys::raw).collect();
+    let all = [&inherited.stdout, &inherited.stderr, &inherited.pmi, &inherited.control];
+    let numbers: Vec<_> = all.into_iter().chain(&inherited.stdin).map(sys::raw).collect();
     // SAFETY: only async-signal-safe calls.
     unsafe {
         command.pre_exec(move || numbers.iter().try_for_each(|fd| sys::keep_over_exec(*fd)));
@@ -125,7 +130,7 @@ pub fn restore(tool: &Path, folder: &Path, ends: &Ends, given: &Given) -> Result
 
 /// Why it could not.
 pub fn restore_error(folder: &Path) -> anyhow::Error {
-    let why = last_words(&folder.join(RESTORE_LOG));
+    let why = last_error(&folder.join(RESTORE_LOG));
     anyhow::anyhow!("CRIU could not make a process of it: {why}")
 }
 
@@ -159,7 +164,7 @@ pub fn works(tool: &Path) -> Result<()> {
 }
 
 /// What CRIU's log says last of errors.
-pub fn last_words(log: &Path) -> String {
+pub fn last_error(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     // It always says that it may not raise its limit of files, where it may not, and goes on.
     let errors = text.lines().filter(|line| line.contains("Error") && !line.contains("rlimit"));

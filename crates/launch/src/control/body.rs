@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::moved::Known;
+use super::rank_state::RecordingUpdate;
 use super::{Ending, Stage};
 use crate::pmi::kvs::Delta;
 use crate::pmi::server::NameRequest;
@@ -13,15 +13,15 @@ use crate::pmi::server::NameRequest;
 /// Bits of what is said of a record: there is no more room in it;
 const FULL: u32 = 1;
 /// more of the same batch follows.
-const GOES_ON: u32 = 2;
+const CONTINUES: u32 = 2;
 
 /// In the place of a share that nobody knows.
-const UNKNOWN: u32 = u32::MAX;
+const PERCENT_UNKNOWN: u32 = u32::MAX;
 
 /// Appends values to the body of a message.
-pub(super) struct Writer<'a>(pub &'a mut Vec<u8>);
+pub(super) struct BodyWriter<'a>(pub &'a mut Vec<u8>);
 
-impl Writer<'_> {
+impl BodyWriter<'_> {
     pub fn number(&mut self, value: u32) {
         self.0.extend(value.to_le_bytes());
     }
@@ -61,22 +61,22 @@ impl Writer<'_> {
         self.0.push(value as u8);
     }
 
-    pub fn known(&mut self, known: &Known) {
-        self.number(known.rank);
-        let full = if known.is_full { FULL } else { 0 };
-        self.number(full | if known.goes_on { GOES_ON } else { 0 });
-        self.long(known.polls);
-        self.long(known.base);
-        self.long(known.from);
-        self.bytes(&known.reads);
-        self.long(known.first_intake);
-        self.number(u32::try_from(known.intakes.len()).unwrap_or(u32::MAX));
-        known.intakes.iter().flatten().for_each(|&number| self.short(number));
-        self.bytes(&known.files);
+    pub fn recording_update(&mut self, update: &RecordingUpdate) {
+        self.number(update.rank);
+        let full = if update.is_full { FULL } else { 0 };
+        self.number(full | if update.continues { CONTINUES } else { 0 });
+        self.long(update.polls);
+        self.long(update.base);
+        self.long(update.from);
+        self.bytes(&update.reads);
+        self.long(update.first_determinant);
+        self.number(u32::try_from(update.determinants.len()).unwrap_or(u32::MAX));
+        update.determinants.iter().flatten().for_each(|&number| self.short(number));
+        self.bytes(&update.files);
     }
 
     pub fn percent(&mut self, share: Option<u8>) {
-        self.number(share.map_or(UNKNOWN, u32::from));
+        self.number(share.map_or(PERCENT_UNKNOWN, u32::from));
     }
 
     pub fn ending(&mut self, ending: Ending) {
@@ -101,9 +101,9 @@ impl Writer<'_> {
 }
 
 /// Takes values from the front of one. `None`: it is no such value.
-pub(super) struct Reader<'a>(pub &'a [u8]);
+pub(super) struct BodyReader<'a>(pub &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> BodyReader<'a> {
     pub fn number(&mut self) -> Option<u32> {
         let (number, rest) = self.0.split_first_chunk::<4>()?;
         self.0 = rest;
@@ -159,21 +159,29 @@ impl<'a> Reader<'a> {
         None
     }
 
-    pub fn known(&mut self) -> Option<Known> {
+    pub fn recording_update(&mut self) -> Option<RecordingUpdate> {
         let rank = self.number()?;
         let bits = self.number()?;
-        let (is_full, goes_on) = (bits & FULL != 0, bits & GOES_ON != 0);
+        let (is_full, continues) = (bits & FULL != 0, bits & CONTINUES != 0);
         let polls = self.long()?;
         let base = self.long()?;
         let from = self.long()?;
         let reads = self.bytes()?.to_vec();
-        let first_intake = self.long()?;
+        let first_determinant = self.long()?;
         let count = self.number()?;
         let one = |body: &mut Self| Some([body.short()?, body.short()?, body.short()?]);
-        let intakes = (0..count).map(|_| one(self)).collect::<Option<_>>()?;
+        let determinants = (0..count).map(|_| one(self)).collect::<Option<_>>()?;
         let files = self.bytes()?.to_vec();
-        let rest = Known { rank, base, is_full, goes_on, polls, from, ..Known::default() };
-        Some(Known { reads, first_intake, intakes, files, ..rest })
+        let rest = RecordingUpdate {
+            rank,
+            base,
+            is_full,
+            continues,
+            polls,
+            from,
+            ..RecordingUpdate::default()
+        };
+        Some(RecordingUpdate { reads, first_determinant, determinants, files, ..rest })
     }
 
     /// Whether all of it was taken.
@@ -183,7 +191,7 @@ impl<'a> Reader<'a> {
 
     pub fn percent(&mut self) -> Option<Option<u8>> {
         match self.number()? {
-            UNKNOWN => Some(None),
+            PERCENT_UNKNOWN => Some(None),
             share => u8::try_from(share).ok().filter(|share| *share <= 100).map(Some),
         }
     }

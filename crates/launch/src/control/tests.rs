@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::output_log::OutputLog;
-use crate::restart::Life;
-use order::Task;
+use crate::restart::IncarnationRecord;
+use spawn_order::Task;
 
 fn node(name: &str, first_rank: u32, children: Vec<Node>) -> Node {
     Node {
@@ -33,8 +33,8 @@ fn task() -> Task {
     }
 }
 
-fn order() -> Order {
-    let block = order::Block {
+fn order() -> SpawnOrder {
+    let block = spawn_order::Block {
         cluster: 1,
         node: "n2".into(),
         appnum: 0,
@@ -42,7 +42,7 @@ fn order() -> Order {
         first_index: 70,
         count: 2,
     };
-    Order {
+    SpawnOrder {
         group: 3,
         kvsname: "kvs_3".into(),
         mapping: "(vector,(0,1,2))".into(),
@@ -62,13 +62,13 @@ fn assignment() -> Assignment {
             kvsname: "kvs".into(),
             mapping: "(vector,(0,2,2))".into(),
             universe: 6,
-            applications: vec![order::Application { ranks: 4, task: task() }],
+            applications: vec![spawn_order::Application { ranks: 4, task: task() }],
             provider: Some("tcp".into()),
             environment: vec![("NAME".into(), "multi\nline = \"x\"".into())],
             verbose: true,
-            limits: Limits { restarts_max: 3, within_s: 9 },
+            limits: RestartLimits { restarts_max: 3, within_s: 9 },
             has_spares: true,
-            local: Local::Library,
+            local: LocalTransport::Library,
         },
         node: node("n1", 0, vec![node("n2", 2, vec![])]),
     }
@@ -76,7 +76,7 @@ fn assignment() -> Assignment {
 
 fn every_message() -> Vec<Message> {
     let delta = vec![("k".to_string(), "v".to_string()), (String::new(), "w".repeat(3000))];
-    let command = crate::pmi::spawn::Command {
+    let command = crate::pmi::spawn::SpawnCommand {
         program: "p".into(),
         arguments: vec!["\u{1}".into(), String::new()],
         count: 2,
@@ -90,16 +90,16 @@ fn every_message() -> Vec<Message> {
         Message::Start { relay: "h:1".into() },
         Message::BarrierDown { group: 3, delta: delta.clone() },
         Message::Answer { rank: 9, line: "cmd=x\n".into() },
-        Message::Order(Box::new(order())),
+        Message::SpawnOrder(Box::new(order())),
         Message::Revoke { group: 3 },
         Message::Stdin { bytes: vec![0, 255] },
         Message::StdinEnd,
         Message::End { at_once: true },
         Message::Ping,
-        Message::TakeImages { rank: None },
-        Message::TakeImages { rank: Some(7) },
-        Message::Look { serial: 3, rows_max: 9 },
-        Message::Inquire { serial: 3, question: "all 0".into() },
+        Message::TakeCheckpoints { rank: None },
+        Message::TakeCheckpoints { rank: Some(7) },
+        Message::QueryPaths { serial: 3, rows_max: 9 },
+        Message::QueryLog { serial: 3, question: "all 0".into() },
         Message::Ready,
         Message::RelayReady { ranks: "a:1".into(), relays: "-".into() },
         Message::RelayLink { cluster: 3, address: "a:1".into(), problem: "x".into() },
@@ -111,29 +111,49 @@ fn every_message() -> Vec<Message> {
         Message::Abort { rank: 3, code: -1, message: "m".into() },
         Message::Adopt(Box::new(adoption())),
         Message::Spares(Spares { names: vec!["n3".into(), String::new()] }),
-        Message::Talk(Box::new(Talk::Asked { rank: 4, question: "cmd=get\n".to_string() })),
-        Message::Talk(Box::new(Talk::Unstartable { rank: 4, why: "no".to_string() })),
-        Message::Talk(Box::new(Talk::Ended { rank: 4, life: adoption().ranks[0].lives[0] })),
-        Message::Talk(Box::new(Talk::Heard { rank: 4, answer: "cmd=got\n".to_string() })),
-        Message::Known(Box::new(known())),
-        Message::Known(Box::new(Known { is_full: false, goes_on: true, ..known() })),
-        Message::Ship { rank: 4, serial: 7 },
-        Message::Shipped { rank: 4, serial: 7 },
+        Message::RankUpdate(Box::new(RankUpdate::PmiRequest {
+            rank: 4,
+            question: "cmd=get\n".to_string(),
+        })),
+        Message::RankUpdate(Box::new(RankUpdate::Unstartable { rank: 4, why: "no".to_string() })),
+        Message::RankUpdate(Box::new(RankUpdate::IncarnationEnded {
+            rank: 4,
+            incarnation: adoption().ranks[0].incarnations[0],
+        })),
+        Message::RankUpdate(Box::new(RankUpdate::PmiReply {
+            rank: 4,
+            answer: "cmd=got\n".to_string(),
+        })),
+        Message::RecordingUpdate(Box::new(recording_update())),
+        Message::RecordingUpdate(Box::new(RecordingUpdate {
+            is_full: false,
+            continues: true,
+            ..recording_update()
+        })),
+        Message::MakeDurable { rank: 4, serial: 7 },
+        Message::Durable { rank: 4, serial: 7 },
         Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
         Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
         Message::StdinTaken { bytes: 7 },
         Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
         Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
-        Message::Alive { group: 3, rank: 2, pid: 70, start: 1, is_back: true, percent: None },
-        Message::Alive { group: 0, rank: 2, pid: 70, start: 1, is_back: false, percent: Some(43) },
-        Message::Image { rank: 2, number: 7, bytes: 1 << 40 },
+        Message::Alive { group: 3, rank: 2, pid: 70, incarnation: 1, is_live: true, percent: None },
+        Message::Alive {
+            group: 0,
+            rank: 2,
+            pid: 70,
+            incarnation: 1,
+            is_live: false,
+            percent: Some(43),
+        },
+        Message::Checkpoint { rank: 2, number: 7, bytes: 1 << 40 },
         Message::Stuck { rank: 5 },
         Message::Failed { text: "no".into() },
         Message::Note { text: "so".into() },
         Message::Advice { node: "n1".into(), text: "so".into() },
         Message::RelayLog { text: "log".into() },
         Message::Paths { serial: 3, paths: Box::new(Paths { ranks: 2, ..Paths::default() }) },
-        Message::Record { serial: 3, lines: "{}\n".into() },
+        Message::LogStatus { serial: 3, lines: "{}\n".into() },
         Message::Done,
     ]
 }
@@ -200,37 +220,48 @@ fn an_order_finds_its_hosts() {
     assert_eq!(order.below(&elsewhere).count(), 0);
 }
 
-fn known() -> Known {
-    let intakes = vec![[1, 2, 3], [u64::MAX, 0, 1 << 40]];
-    let (rank, from, polls, first_intake) = (4, 1 << 33, 1 << 40, 1 << 35);
+fn recording_update() -> RecordingUpdate {
+    let determinants = vec![[1, 2, 3], [u64::MAX, 0, 1 << 40]];
+    let (rank, from, polls, first_determinant) = (4, 1 << 33, 1 << 40, 1 << 35);
     let base = 1 << 34;
     let (reads, files) = (vec![7; 300], vec![9; 80]);
-    let rest = Known { rank, base, from, polls, is_full: true, ..Known::default() };
-    Known { reads, first_intake, intakes, files, ..rest }
+    let rest =
+        RecordingUpdate { rank, base, from, polls, is_full: true, ..RecordingUpdate::default() };
+    RecordingUpdate { reads, first_determinant, determinants, files, ..rest }
 }
 
 fn adoption() -> Adoption {
-    let exchange = |answer: Option<&str>| moved::Exchange {
+    let exchange = |answer: Option<&str>| rank_state::Exchange {
         question: "cmd=barrier_in\n".to_string(),
         answer: answer.map(str::to_string),
     };
     let exchanges = vec![exchange(Some("cmd=barrier_out rc=0\n")), exchange(None)];
-    let images = vec![moved::Whereabouts { place: "rank-4.1/7".into(), sum: "f0".into() }];
-    let life = Life {
+    let images =
+        vec![rank_state::CheckpointLocation { path: "rank-4.1/7".into(), tag: "f0".into() }];
+    let incarnation = IncarnationRecord {
         began: Duration::from_millis(1_500),
         lasted: Duration::from_secs(3),
         ending: Ending::Killed(9),
         stage: Stage::Joined,
-        has_last_word: true,
-        place: crate::restart::Place { asked: 1, printed: 2, looked: 3 },
+        has_fatal_notice: true,
+        point: crate::restart::ProgressPoint { asked: 1, printed: 2, polls: 3 },
     };
-    let (lives, age) = (vec![life, life], Duration::from_secs(70));
-    let (rank, starts, moves) = (4, 2, 1);
+    let (incarnations, age) = (vec![incarnation, incarnation], Duration::from_secs(70));
+    let (rank, restarts, moves) = (4, 2, 1);
     let mut outputs = [OutputLog::default(), OutputLog::default()];
     outputs[1].append(b"two\nlines \"\x00\xff\\");
-    let one = moved::Moving { rank, starts, moves, outputs, exchanges, lives, age, images };
+    let one = rank_state::TransferredRank {
+        rank,
+        restarts,
+        moves,
+        outputs,
+        exchanges,
+        incarnations,
+        age,
+        images,
+    };
     let keys = vec![("a".to_string(), "1 \"2\"".to_string())];
-    Adoption { has_reached: true, keys, ranks: vec![one, moved::Moving::default()] }
+    Adoption { has_reached: true, keys, ranks: vec![one, rank_state::TransferredRank::default()] }
 }
 
 #[test]
@@ -245,13 +276,13 @@ fn ranks_that_have_moved_are_found_where_they_are() {
 
 #[test]
 fn every_rank_has_its_application() {
-    let part = |ranks, program: &str| order::Application {
+    let part = |ranks, program: &str| spawn_order::Application {
         ranks,
         task: Task { program: program.into(), ..task() },
     };
     let parts = [part(2, "a"), part(1, "b"), part(3, "c")];
     let found = |rank| {
-        let (number, task) = order::application(&parts, rank);
+        let (number, task) = spawn_order::application(&parts, rank);
         (number, task.program.as_str())
     };
     let expected = [(0, "a"), (0, "a"), (1, "b"), (2, "c"), (2, "c"), (2, "c"), (2, "c")];

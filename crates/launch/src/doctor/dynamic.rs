@@ -7,11 +7,11 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 /// A library that stays open until the process ends.
-pub struct Library(*mut c_void);
+pub struct DynamicLibrary(*mut c_void);
 
-impl Library {
+impl DynamicLibrary {
     /// `visibility`: RTLD_LOCAL or RTLD_GLOBAL. Runs the library's initialisers.
-    pub fn open(path: &Path, visibility: c_int) -> Result<Library> {
+    pub fn open(path: &Path, visibility: c_int) -> Result<DynamicLibrary> {
         let name = CString::new(path.as_os_str().as_bytes()).context("not a file name")?;
         // SAFETY: a C string; initialisers of a library that someone wants to use anyway.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | visibility) };
@@ -20,7 +20,7 @@ impl Library {
             let error = unsafe { CStr::from_ptr(libc::dlerror()) };
             bail!("cannot load it: {}", error.to_string_lossy());
         }
-        Ok(Library(library))
+        Ok(DynamicLibrary(library))
     }
 
     /// The function of this name.

@@ -3,12 +3,12 @@
 use super::Finding;
 use crate::cli::Library;
 use crate::env;
-use crate::mpi::ways;
+use crate::mpi::transport_variables;
 
 pub fn check() -> Vec<Finding> {
     let variable = |name: &str| std::env::var_os(name);
     let mut findings: Vec<Finding> = Vec::new();
-    for (is, instead) in ways::found_here(variable) {
+    for (is, instead) in transport_variables::found_here(variable) {
         findings.push(Finding::notice(
             format!("{is} is set here, and chooses another transport than Landbridge"),
             format!(

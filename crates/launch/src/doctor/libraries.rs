@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Finding, own_name, probe};
-use crate::mpi::detect::{Family, Found, library_in};
+use crate::mpi::detect::{DetectedLibrary, Family, library_in};
 use crate::mpi::elf::{Elf, Search};
 use crate::mpi::{PROVIDER, own_libfabric};
 use crate::sibling;
@@ -26,7 +26,7 @@ const SYSTEM_DIRECTORIES: [&str; 6] = [
     "/usr/local/lib",
 ];
 
-pub fn check(libraries: &[Found]) -> Vec<Finding> {
+pub fn check(libraries: &[DetectedLibrary]) -> Vec<Finding> {
     if libraries.is_empty() {
         let advice = "python3 -m venv mpi && mpi/bin/pip install mpich==5.0.2 mpi4py\n\
                       then run `landbridge doctor --in mpi`";
@@ -35,7 +35,7 @@ pub fn check(libraries: &[Found]) -> Vec<Finding> {
     libraries.iter().map(check_library).collect()
 }
 
-fn check_library(found: &Found) -> Finding {
+fn check_library(found: &DetectedLibrary) -> Finding {
     let name = format!("{} {}", found.family.name(), found.library.display());
     if found.family == Family::MpichWithoutOfi {
         let advice = "it can load no provider; `pip install mpich` brings an MPICH that can";
@@ -111,7 +111,7 @@ fn below(root: &Path) -> Vec<PathBuf> {
     places(root).into_iter().chain(children).collect()
 }
 
-fn library_at(directory: &Path) -> Option<Found> {
+fn library_at(directory: &Path) -> Option<DetectedLibrary> {
     library_in(directory).or_else(|| mpich_in(directory))
 }
 
@@ -122,7 +122,7 @@ fn fetched() -> Option<PathBuf> {
 }
 
 /// MPI libraries in the directories named, along the usual variables, and of the distribution.
-pub fn find(named: &[PathBuf]) -> Vec<Found> {
+pub fn find(named: &[PathBuf]) -> Vec<DetectedLibrary> {
     let mut seen = BTreeSet::new();
     let mut libraries = Vec::new();
     for directory in directories(named) {
@@ -135,12 +135,12 @@ pub fn find(named: &[PathBuf]) -> Vec<Found> {
 }
 
 /// Debian's MPICH has a name of its own.
-fn mpich_in(directory: &Path) -> Option<Found> {
+fn mpich_in(directory: &Path) -> Option<DetectedLibrary> {
     let library = directory.join("libmpich.so.12");
     let elf = Elf::read(&library)?;
     let ofi = elf.needs("libfabric.so") || elf.defines("fi_getinfo");
     let family = if ofi { Family::Mpich } else { Family::MpichWithoutOfi };
-    Some(Found { family, library, needs_path: false })
+    Some(DetectedLibrary { family, library, needs_path: false })
 }
 
 fn directories(named: &[PathBuf]) -> Vec<PathBuf> {
@@ -166,7 +166,7 @@ fn paths(variable: &str) -> Vec<PathBuf> {
 }
 
 /// The libfabric this library would load: needed by it, beside it, or the system's.
-fn libfabric_of(found: &Found) -> Option<PathBuf> {
+fn libfabric_of(found: &DetectedLibrary) -> Option<PathBuf> {
     const NAME: &str = "libfabric.so.1";
     let elf = Elf::read(&found.library)?;
     if found.family == Family::Intel
@@ -180,12 +180,12 @@ fn libfabric_of(found: &Found) -> Option<PathBuf> {
 
 // --- asking them
 
-struct Answer {
+struct LibfabricAnswer {
     version: String,
     loads: bool,
 }
 
-fn ask(libfabric: &Path, provider: &Path) -> Result<Answer, String> {
+fn ask(libfabric: &Path, provider: &Path) -> Result<LibfabricAnswer, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new(program)
         .arg("doctor-probe")
@@ -206,5 +206,5 @@ fn ask(libfabric: &Path, provider: &Path) -> Result<Answer, String> {
     };
     let ours = format!("provider {PROVIDER}");
     let loads = text.lines().any(|line| line == ours);
-    Ok(Answer { version: version.to_string(), loads })
+    Ok(LibfabricAnswer { version: version.to_string(), loads })
 }

@@ -69,7 +69,7 @@ pub fn run(arguments: &DoctorArguments) -> Result<i32> {
     let said = arguments.settings.words();
     if arguments.pairs {
         let pairs = pairs::check(&found, arguments.topology.as_deref(), said);
-        return Ok(tell([("Paths between hosts", pairs)]));
+        return Ok(print_findings([("Paths between hosts", pairs)]));
     }
     let topology = start::topology_file(None);
     let settings = Settings::find(&arguments.settings, &[], topology.as_deref());
@@ -85,10 +85,10 @@ pub fn run(arguments: &DoctorArguments) -> Result<i32> {
         ("Paths between two processes", paths::check(&found, &said)),
         ("Relays", relay::check(&arguments.relay)),
     ];
-    Ok(tell(chapters))
+    Ok(print_findings(chapters))
 }
 
-fn tell(chapters: impl IntoIterator<Item = (&'static str, Vec<Finding>)>) -> i32 {
+fn print_findings(chapters: impl IntoIterator<Item = (&'static str, Vec<Finding>)>) -> i32 {
     let mut worst = 0;
     for (title, findings) in chapters {
         if findings.is_empty() {

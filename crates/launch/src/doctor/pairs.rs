@@ -10,9 +10,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::{Finding, last_words, own_name, progress};
-use crate::mpi::detect::{Family, Found};
-use crate::ps::desk::{self, Question};
-use crate::ps::{self, paths::Row};
+use crate::mpi::detect::{DetectedLibrary, Family};
+use crate::ps::status_socket::{self, StatusQuery};
+use crate::ps::{self, paths::PathRow};
 use crate::spawn::ssh::quote;
 
 /// A job that has not ended by then hangs, or its paths are very slow.
@@ -20,7 +20,7 @@ const TIMEOUT_S: &str = "90";
 
 /// What the job has said.
 #[derive(Default)]
-struct Heard {
+struct PairMeasurements {
     /// By rank: node and cluster.
     hosts: BTreeMap<u32, (String, String)>,
     /// By pair: microseconds of 8 B one way, and MB/s.
@@ -28,8 +28,8 @@ struct Heard {
     is_done: bool,
 }
 
-impl Heard {
-    fn take_in(&mut self, line: &str) {
+impl PairMeasurements {
+    fn add_line(&mut self, line: &str) {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         match words[..] {
             ["host", rank, node, cluster] => {
@@ -51,13 +51,13 @@ impl Heard {
     }
 
     /// One finding for each pair.
-    fn findings(&self, rows: &[Row]) -> Vec<Finding> {
+    fn findings(&self, rows: &[PathRow]) -> Vec<Finding> {
         let of_pair = |&(a, b): &(u32, u32)| {
-            let is_it = move |row: &&Row| {
+            let is_it = move |row: &&PathRow| {
                 let ends = (row.process, row.peer.unwrap_or(u32::MAX));
                 ends == (a, b) || ends == (b, a)
             };
-            let mut paths: Vec<&Row> = rows.iter().filter(is_it).collect();
+            let mut paths: Vec<&PathRow> = rows.iter().filter(is_it).collect();
             // Each side says of the same path what it has sent: one of them is enough.
             if paths.iter().any(|row| row.process == a) {
                 paths.retain(|row| row.process == a);
@@ -83,15 +83,19 @@ impl Heard {
 }
 
 /// A path in a few words.
-fn words(row: &Row) -> String {
+fn words(row: &PathRow) -> String {
     let ends = row.ends.as_ref().map(|[own, to]| format!(" {own} to {to}")).unwrap_or_default();
     let state = if row.state == "up" { String::new() } else { format!(" ({})", row.state) };
     format!("{}{ends}{state}", row.what)
 }
 
 /// `said`: options that say what settings are.
-pub fn check(libraries: &[Found], topology: Option<&Path>, said: Vec<String>) -> Vec<Finding> {
-    let starts = |found: &&Found| matches!(found.family, Family::Mpich | Family::Intel);
+pub fn check(
+    libraries: &[DetectedLibrary],
+    topology: Option<&Path>,
+    said: Vec<String>,
+) -> Vec<Finding> {
+    let starts = |found: &&DetectedLibrary| matches!(found.family, Family::Mpich | Family::Intel);
     let Some(library) = libraries.iter().find(starts) else {
         let text = "not tried: no MPI library was found that `landbridge run` can start";
         let advice = "name the place of an MPICH or Intel MPI, the same on every host: landbridge doctor --pairs --in DIR";
@@ -103,19 +107,21 @@ pub fn check(libraries: &[Found], topology: Option<&Path>, said: Vec<String>) ->
         arguments.extend(["--topology".to_string(), file.display().to_string()]);
     }
     match attempt(library, &arguments) {
-        Ok((heard, rows)) if !heard.pairs.is_empty() => {
+        Ok((measurements, rows)) if !measurements.pairs.is_empty() => {
             let with = format!("with {} {}", library.family.name(), library.library.display());
             let mut findings = vec![Finding::good(with)];
-            let all = heard.hosts.len() * heard.hosts.len().saturating_sub(1) / 2;
-            if heard.pairs.len() < all {
-                let text = format!("{} of {all} pairs of hosts were tried", heard.pairs.len());
+            let all = measurements.hosts.len() * measurements.hosts.len().saturating_sub(1) / 2;
+            if measurements.pairs.len() < all {
+                let text =
+                    format!("{} of {all} pairs of hosts were tried", measurements.pairs.len());
                 findings.push(Finding::good(text));
             }
-            findings.extend(heard.findings(&rows));
+            findings.extend(measurements.findings(&rows));
             findings
         }
-        Ok((heard, _)) => {
-            let text = format!("there are no pairs of hosts, but {} host", heard.hosts.len());
+        Ok((measurements, _)) => {
+            let text =
+                format!("there are no pairs of hosts, but {} host", measurements.hosts.len());
             vec![Finding::notice(
                 text,
                 "name a topology: landbridge doctor --pairs --topology FILE",
@@ -133,7 +139,10 @@ pub fn check(libraries: &[Found], topology: Option<&Path>, said: Vec<String>) ->
 }
 
 /// Runs the job; what it has said, and how its paths were.
-fn attempt(library: &Found, arguments: &[String]) -> Result<(Heard, Vec<Row>), String> {
+fn attempt(
+    library: &DetectedLibrary,
+    arguments: &[String],
+) -> Result<(PairMeasurements, Vec<PathRow>), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(&program);
     command.args(["run", "--timeout", TIMEOUT_S]).args(arguments).arg(&program);
@@ -148,11 +157,11 @@ fn attempt(library: &Found, arguments: &[String]) -> Result<(Heard, Vec<Row>), S
         let lines = stderr.lines().map_while(Result::ok);
         lines.inspect(|line| eprintln!("{line}")).collect::<Vec<_>>().join("\n")
     });
-    let (mut heard, mut rows) = (Heard::default(), Vec::new());
+    let (mut measurements, mut rows) = (PairMeasurements::default(), Vec::new());
     let stdout = child.stdout.take().expect("stdout is a pipe");
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-        heard.take_in(&line);
-        if heard.is_done
+        measurements.add_line(&line);
+        if measurements.is_done
             && let Some(mut stdin) = child.stdin.take()
         {
             rows = paths_of(&child);
@@ -161,18 +170,19 @@ fn attempt(library: &Found, arguments: &[String]) -> Result<(Heard, Vec<Row>), S
         }
     }
     let output = child.wait_with_output().map_err(|error| error.to_string())?;
-    if output.status.success() && heard.is_done {
-        return Ok((heard, rows));
+    if output.status.success() && measurements.is_done {
+        return Ok((measurements, rows));
     }
     let trouble = said.join().unwrap_or_default();
     Err(last_words(&trouble).unwrap_or_else(|| "the test job has ended without a word".to_string()))
 }
 
 /// As the job's launcher says them.
-fn paths_of(launcher: &Child) -> Vec<Row> {
-    let answers = ps::ask_all(&desk::directory(), "", Question::Paths).unwrap_or_default();
-    let account = answers.accounts.into_iter().find(|account| account.launcher == launcher.id());
-    account.and_then(|account| account.paths).map(|paths| paths.rows).unwrap_or_default()
+fn paths_of(launcher: &Child) -> Vec<PathRow> {
+    let answers =
+        ps::ask_all(&status_socket::directory(), "", StatusQuery::Paths).unwrap_or_default();
+    let status = answers.jobs.into_iter().find(|status| status.launcher == launcher.id());
+    status.and_then(|status| status.paths).map(|paths| paths.rows).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -181,8 +191,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_pair_is_told_of_with_its_paths() {
-        let mut heard = Heard::default();
+    fn each_pair_is_reported_with_its_paths() {
+        let mut measurements = PairMeasurements::default();
         for line in [
             "host 0 near-1 0",
             "host 1 near-2 0",
@@ -192,9 +202,9 @@ mod tests {
             "pair 1 2 latency_us",
             "done",
         ] {
-            heard.take_in(line);
+            measurements.add_line(line);
         }
-        let row = |process, peer, what: &str, state: &str, ends: Option<[&str; 2]>| Row {
+        let row = |process, peer, what: &str, state: &str, ends: Option<[&str; 2]>| PathRow {
             process,
             peer: Some(peer),
             what: what.into(),
@@ -211,7 +221,7 @@ mod tests {
             row(0, 1, "udp", "probing", Some(["10.0.0.1", "10.0.0.2"])),
             row(2, 0, "relay", "up", None),
         ];
-        let found = heard.findings(&rows);
+        let found = measurements.findings(&rows);
         let told: Vec<(Grade, &str)> =
             found.iter().map(|it| (it.grade, it.text.as_str())).collect();
         let expected = [
@@ -221,7 +231,7 @@ mod tests {
             ),
             (Grade::Good, "near-1 and far-1: 8 B in 5100.0 us, 11.0 MB/s; relay"),
         ];
-        assert!(heard.is_done);
+        assert!(measurements.is_done);
         assert_eq!(told, expected);
     }
 }

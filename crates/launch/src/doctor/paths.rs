@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use super::{Finding, Grade, last_words, own_name, progress};
-use crate::mpi::detect::{Family, Found};
+use crate::mpi::detect::{DetectedLibrary, Family};
 use crate::sibling;
 use crate::spawn::ssh::quote;
 
@@ -23,8 +23,8 @@ const PATHS: [(&str, &[&str]); 3] = [
 const NOT_OURS: [&str; 2] = ["LANDBRIDGE_TOPOLOGY", "FI_PROVIDER"];
 
 /// `said`: options that say what settings are.
-pub fn check(libraries: &[Found], said: &[String]) -> Vec<Finding> {
-    let starts = |found: &&Found| matches!(found.family, Family::Mpich | Family::Intel);
+pub fn check(libraries: &[DetectedLibrary], said: &[String]) -> Vec<Finding> {
+    let starts = |found: &&DetectedLibrary| matches!(found.family, Family::Mpich | Family::Intel);
     let mut usable = libraries.iter().filter(starts).peekable();
     if usable.peek().is_none() {
         let text = "not tried: no MPI library was found that `landbridge run` can start";
@@ -48,8 +48,8 @@ pub fn check(libraries: &[Found], said: &[String]) -> Vec<Finding> {
 /// What was found with the first library with which everything works. Those before it stand in no job's way
 /// then, and are told of as what works in part only; without any, all that is wrong is wrong.
 fn first_that_works<'a>(
-    libraries: impl Iterator<Item = &'a Found>,
-    mut attempt: impl FnMut(&Found) -> Vec<Finding>,
+    libraries: impl Iterator<Item = &'a DetectedLibrary>,
+    mut attempt: impl FnMut(&DetectedLibrary) -> Vec<Finding>,
 ) -> Vec<Finding> {
     let mut earlier: Vec<Finding> = Vec::new();
     for library in libraries {
@@ -65,7 +65,7 @@ fn first_that_works<'a>(
     earlier
 }
 
-fn check_path(name: &str, arguments: &[String], library: &Found) -> Finding {
+fn check_path(name: &str, arguments: &[String], library: &DetectedLibrary) -> Finding {
     progress(&format!("trying {name} between two processes (up to {TIMEOUT_S} s)"));
     match measure(arguments, library) {
         Ok((latency, bandwidth)) => {
@@ -76,7 +76,7 @@ fn check_path(name: &str, arguments: &[String], library: &Found) -> Finding {
 }
 
 /// The same job once more, for a shell, telling what it does.
-fn see_why(arguments: &[String], library: &Found) -> String {
+fn see_why(arguments: &[String], library: &DetectedLibrary) -> String {
     let is_set = |name: &&&str| std::env::var_os(name).is_some();
     let unset: String = NOT_OURS.iter().filter(is_set).map(|name| format!("-u {name} ")).collect();
     let unset = if unset.is_empty() { unset } else { format!("env {unset}") };
@@ -90,7 +90,7 @@ fn see_why(arguments: &[String], library: &Found) -> String {
     )
 }
 
-fn measure(arguments: &[String], library: &Found) -> Result<(String, String), String> {
+fn measure(arguments: &[String], library: &DetectedLibrary) -> Result<(String, String), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let words = [OsStr::new("doctor-peer"), library.library.as_os_str()];
     let mut command = Command::new(&program);
@@ -116,11 +116,11 @@ fn measure(arguments: &[String], library: &Found) -> Result<(String, String), St
 mod tests {
     use super::*;
 
-    fn library(family: Family) -> Found {
-        Found { family, library: format!("/mpi/{family:?}.so").into(), needs_path: false }
+    fn library(family: Family) -> DetectedLibrary {
+        DetectedLibrary { family, library: format!("/mpi/{family:?}.so").into(), needs_path: false }
     }
 
-    fn attempt(broken: Family) -> impl FnMut(&Found) -> Vec<Finding> {
+    fn attempt(broken: Family) -> impl FnMut(&DetectedLibrary) -> Vec<Finding> {
         move |found| {
             let tcp = if found.family == broken {
                 Finding::bad("tcp: no", "see why")

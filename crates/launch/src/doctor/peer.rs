@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::dynamic::Library;
+use super::dynamic::DynamicLibrary;
 
 // Numbers of the binary interface that MPICH and its relatives have in common.
 const COMM_WORLD: c_int = 0x4400_0000;
@@ -65,7 +65,7 @@ struct World {
 }
 
 pub fn run(path: &Path, is_for_pairs: bool) -> Result<()> {
-    let library = Library::open(path, libc::RTLD_GLOBAL)?;
+    let library = DynamicLibrary::open(path, libc::RTLD_GLOBAL)?;
     // SAFETY: these are the signatures of the MPI standard for these names.
     let (init, finalize, comm_rank, comm_size, send, recv) = unsafe {
         (

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::dynamic::Library;
+use super::dynamic::DynamicLibrary;
 
 /// The beginning of libfabric's `struct fi_info`, the same in every version since 1.0.
 #[repr(C)]
@@ -47,7 +47,7 @@ pub const PATIENCE_SECONDS: u32 = 20;
 pub fn run(path: &Path) -> Result<()> {
     // SAFETY: no memory is involved. SIGALRM ends a process that does nothing about it.
     unsafe { libc::alarm(PATIENCE_SECONDS) };
-    let library = Library::open(path, libc::RTLD_LOCAL)?;
+    let library = DynamicLibrary::open(path, libc::RTLD_LOCAL)?;
     // SAFETY: these are the signatures of libfabric's interface under these names.
     let (version, getinfo) = unsafe {
         (library.function::<Version>(c"fi_version")?, library.function::<Getinfo>(c"fi_getinfo")?)

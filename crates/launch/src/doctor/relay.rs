@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
-use landbridge_proto::wire::hello::{Dialler, Introduction, Role, Standing};
+use landbridge_proto::wire::hello::{Dialler, Introduction, LogPosition, Role};
 use landbridge_proto::wire::name::NAME_BYTES;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_name;
@@ -27,7 +27,7 @@ use crate::sys;
 /// Who does not answer for this long is not reachable; relays have as long for a hello.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A relay says nothing before the hello is whole: others have begun to speak after this long.
-const SILENCE: Duration = Duration::from_millis(300);
+const EARLY_WORDS_WAIT: Duration = Duration::from_millis(300);
 /// Clusters whose names are tried on a certificate.
 const CLUSTERS_MAX: u16 = 256;
 /// Of what a stranger says, so much is shown.
@@ -90,12 +90,12 @@ fn unreachable(address: &str, why: &str) -> Finding {
 
 /// Takes any certificate, and keeps it.
 #[derive(Debug)]
-struct Witness {
+struct CertificateRecorder {
     provider: Arc<CryptoProvider>,
     seen: Mutex<Option<CertificateDer<'static>>>,
 }
 
-impl ServerCertVerifier for Witness {
+impl ServerCertVerifier for CertificateRecorder {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -136,7 +136,8 @@ impl ServerCertVerifier for Witness {
 /// The cluster of the relay that shows its certificate on this connection.
 fn certified_cluster(mut stream: TcpStream) -> Option<u16> {
     let provider = Arc::new(ring::default_provider());
-    let witness = Arc::new(Witness { provider: provider.clone(), seen: Mutex::default() });
+    let witness =
+        Arc::new(CertificateRecorder { provider: provider.clone(), seen: Mutex::default() });
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .ok()?
@@ -169,16 +170,16 @@ fn check_hello(address: &str) -> Finding {
     let answer =
         connect(address).and_then(|stream| hello(stream).map_err(|error| error.to_string()));
     match answer {
-        Ok(Answer::Closed) => Finding::good(format!(
+        Ok(HelloReply::Closed) => Finding::good(format!(
             "{address}: a relay answers ranks there (it has heard a hello, and refused one of another job)"
         )),
-        Ok(Answer::Words(words)) => {
+        Ok(HelloReply::Words(words)) => {
             no_relay(address, &format!("it answers {:?}", String::from_utf8_lossy(&words)))
         }
-        Ok(Answer::ClosedEarly) => {
+        Ok(HelloReply::ClosedEarly) => {
             no_relay(address, "it ends the connection in the midst of a hello")
         }
-        Ok(Answer::Nothing) => no_relay(address, "it does not answer a hello"),
+        Ok(HelloReply::Nothing) => no_relay(address, "it does not answer a hello"),
         Err(why) => unreachable(address, &why),
     }
 }
@@ -191,7 +192,7 @@ fn no_relay(address: &str, why: &str) -> Finding {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+enum HelloReply {
     /// After the last byte of the hello's first message, and not before.
     Closed,
     ClosedEarly,
@@ -199,29 +200,29 @@ enum Answer {
     Nothing,
 }
 
-fn hello(mut stream: TcpStream) -> std::io::Result<Answer> {
+fn hello(mut stream: TcpStream) -> std::io::Result<HelloReply> {
     let open = open();
     let (front, last) = open.split_at(open.len() - 1);
     stream.write_all(front)?;
-    stream.set_read_timeout(Some(SILENCE))?;
-    match hear(&mut stream)? {
-        Answer::Nothing => {}
-        Answer::Closed => return Ok(Answer::ClosedEarly),
+    stream.set_read_timeout(Some(EARLY_WORDS_WAIT))?;
+    match read_reply(&mut stream)? {
+        HelloReply::Nothing => {}
+        HelloReply::Closed => return Ok(HelloReply::ClosedEarly),
         early => return Ok(early),
     }
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(last)?;
-    hear(&mut stream)
+    read_reply(&mut stream)
 }
 
-fn hear(stream: &mut TcpStream) -> std::io::Result<Answer> {
+fn read_reply(stream: &mut TcpStream) -> std::io::Result<HelloReply> {
     use std::io::ErrorKind::{ConnectionReset, TimedOut, WouldBlock};
     let mut words = [0; WORDS_MAX];
     match stream.read(&mut words) {
-        Ok(0) => Ok(Answer::Closed),
-        Ok(count) => Ok(Answer::Words(words[..count].to_vec())),
-        Err(error) if matches!(error.kind(), WouldBlock | TimedOut) => Ok(Answer::Nothing),
-        Err(error) if error.kind() == ConnectionReset => Ok(Answer::Closed),
+        Ok(0) => Ok(HelloReply::Closed),
+        Ok(count) => Ok(HelloReply::Words(words[..count].to_vec())),
+        Err(error) if matches!(error.kind(), WouldBlock | TimedOut) => Ok(HelloReply::Nothing),
+        Err(error) if error.kind() == ConnectionReset => Ok(HelloReply::Closed),
         Err(error) => Err(error),
     }
 }
@@ -238,7 +239,7 @@ fn open() -> Vec<u8> {
         cookie_address: 0,
         cookie: 0,
         name: [0; NAME_BYTES],
-        standing: Standing::default(),
+        log_position: LogPosition::default(),
     };
     let mut numbers = [0; 48];
     let digits = sys::random_hex(2 * numbers.len()).unwrap_or_default();
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_is_told_from_what_only_takes_connections() {
+    fn a_relay_is_distinguished_from_what_only_accepts_connections() {
         let relay = server(|mut stream| {
             let mut open = [0; OPEN_BYTES];
             drop(stream.read_exact(&mut open));

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::Finding;
-use crate::settings::{Settings, Source, misspelt};
+use crate::settings::{SettingSource, Settings, misspelt};
 
 pub fn check(found: &Result<Settings>) -> Vec<Finding> {
     let mut findings = match found {
@@ -21,7 +21,7 @@ pub fn check(found: &Result<Settings>) -> Vec<Finding> {
 
 fn of(settings: &Settings) -> Vec<Finding> {
     // What the launcher does by itself is no news.
-    let changed = settings.changed().filter(|it| it.source != Source::Launcher);
+    let changed = settings.changed().filter(|it| it.source != SettingSource::Launcher);
     let mut findings: Vec<Finding> = changed
         .map(|it| {
             let (name, text, source) = (it.row.name, &it.text, &it.source);

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_with_its_reason() {
+    fn what_is_missing_is_reported_with_its_reason() {
         for (code, advice) in [(libc::EACCES, "chmod 666"), (libc::ENOENT, "modprobe tun")] {
             let finding = no_device(&io::Error::from_raw_os_error(code));
             assert_eq!(finding.grade, Grade::Notice);

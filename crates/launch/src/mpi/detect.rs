@@ -40,7 +40,7 @@ impl Family {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct DetectedLibrary {
     pub family: Family,
     pub library: PathBuf,
     /// The dynamic linker would not find it: LD_LIBRARY_PATH has to name its directory.
@@ -61,7 +61,7 @@ impl<'a> Detector<'a> {
     }
 
     /// `None`: no MPI library is to be seen.
-    pub fn library(&self, program: &Path, arguments: &[String]) -> Option<Found> {
+    pub fn library(&self, program: &Path, arguments: &[String]) -> Option<DetectedLibrary> {
         let path = self.variable("PATH");
         self.library_of_program(program, 0).or_else(|| {
             arguments.iter().take(ARGUMENTS_MAX).find_map(|argument| {
@@ -75,12 +75,12 @@ impl<'a> Detector<'a> {
 
     /// An argument that is an MPI library, for a program that loads it by this name (as the doctor's test
     /// processes do). What such a library loads in its turn lies beside it, where no run path leads.
-    fn library_named(&self, argument: &str) -> Option<Found> {
+    fn library_named(&self, argument: &str) -> Option<DetectedLibrary> {
         let path = Path::new(self.wdir).join(argument);
         let name = path.file_name()?.to_str()?;
         let is_library = name.starts_with("lib") && name.contains(".so");
         let found = is_library.then(|| library_file(&path)).flatten()?;
-        Some(Found { needs_path: true, ..found })
+        Some(DetectedLibrary { needs_path: true, ..found })
     }
 
     fn variable(&self, name: &str) -> &OsStr {
@@ -88,7 +88,7 @@ impl<'a> Detector<'a> {
     }
 
     /// The library that this program uses, whatever it is given as arguments.
-    pub fn library_of_program(&self, program: &Path, depth: u32) -> Option<Found> {
+    pub fn library_of_program(&self, program: &Path, depth: u32) -> Option<DetectedLibrary> {
         if is_python(program) {
             return self.library_of_python(program);
         }
@@ -105,7 +105,7 @@ impl<'a> Detector<'a> {
 
     // --- ELF
 
-    fn library_of_elf(&self, file: &Path, elf: Elf) -> Option<Found> {
+    fn library_of_elf(&self, file: &Path, elf: Elf) -> Option<DetectedLibrary> {
         let mut seen = BTreeSet::new();
         let mut pending = vec![elf];
         while let Some(elf) = pending.pop() {
@@ -121,7 +121,7 @@ impl<'a> Detector<'a> {
                 };
                 let Some(library) = Elf::read(&path) else { continue };
                 if let Some(family) = family(&library) {
-                    return Some(Found { family, library: path, needs_path: false });
+                    return Some(DetectedLibrary { family, library: path, needs_path: false });
                 }
                 pending.push(library);
             }
@@ -131,7 +131,7 @@ impl<'a> Detector<'a> {
 
     // --- Python
 
-    fn library_of_python(&self, python: &Path) -> Option<Found> {
+    fn library_of_python(&self, python: &Path) -> Option<DetectedLibrary> {
         let named = self.variable("MPI4PY_LIBMPI");
         if !named.is_empty() {
             return std::env::split_paths(named).find_map(|path| library_file(&path));
@@ -157,22 +157,22 @@ impl<'a> Detector<'a> {
 const LIBRARY_NAMES: [&str; 3] = ["libmpi.so", "libmpi.so.12", "libmpi.so.40"];
 
 /// The MPI library in a directory.
-pub fn library_in(directory: &Path) -> Option<Found> {
+pub fn library_in(directory: &Path) -> Option<DetectedLibrary> {
     LIBRARY_NAMES.iter().find_map(|name| library_file(&directory.join(name)))
 }
 
 /// The MPI library that this file is, if it is one.
-pub fn library_file(path: &Path) -> Option<Found> {
+pub fn library_file(path: &Path) -> Option<DetectedLibrary> {
     let family = family(&Elf::read(path)?)?;
-    Some(Found { family, library: path.to_path_buf(), needs_path: false })
+    Some(DetectedLibrary { family, library: path.to_path_buf(), needs_path: false })
 }
 
 /// A library the linker does not find may be in `../lib` of the program, as in a Python
 /// environment that was not activated.
-fn library_beside(file: &Path, name: &str) -> Option<Found> {
+fn library_beside(file: &Path, name: &str) -> Option<DetectedLibrary> {
     let path = file.parent()?.parent()?.join("lib").join(name);
     let found = library_file(&path)?;
-    Some(Found { needs_path: true, ..found })
+    Some(DetectedLibrary { needs_path: true, ..found })
 }
 
 /// Whose MPI library this is, if it is one. Libraries of other languages' bindings are not.

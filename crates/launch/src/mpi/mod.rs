@@ -1,10 +1,10 @@
 //! Prepares what a rank runs: the program's path, and the environment with which its MPI library
 //! uses our provider. What the user has set wins over what we would set, but for the variables that
-//! would choose another transport ([`ways`]).
+//! would choose another transport ([`transport_variables`]).
 
 pub mod detect;
 pub mod elf;
-pub mod ways;
+pub mod transport_variables;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use crate::control::Job;
-use crate::control::order::Task;
-use crate::local::Local;
+use crate::control::spawn_order::Task;
+use crate::local::LocalTransport;
 use crate::sibling;
-use detect::{Detector, Family, Found};
-use ways::Replaced;
+use detect::{DetectedLibrary, Detector, Family};
+use transport_variables::Replaced;
 
 pub const PROVIDER: &str = "landbridge";
 
@@ -30,14 +30,14 @@ pub fn variable<'a>(environment: &'a Environment, name: &str) -> &'a OsStr {
 }
 
 /// What every rank of a host runs.
-pub struct Plan {
+pub struct ProgramPlan {
     pub program: PathBuf,
     /// All of it: a rank inherits nothing else.
     pub environment: Environment,
     /// For `-v`.
     pub note: String,
     /// What may come to nothing with this program.
-    pub doubt: Option<String>,
+    pub warning: Option<String>,
     /// What the user has to know about the environment of this host.
     pub advice: Option<String>,
     /// The library that was found to be used.
@@ -49,7 +49,7 @@ pub struct Plan {
     pub is_ours: bool,
 }
 
-/// Variables that are another one at each login or on each host. Ranks that may be started anew elsewhere have none of them of
+/// Variables that are another one at each login or on each host. Ranks that may be restarted elsewhere have none of them of
 /// the host: their environment lies on the stack, and is as long on every node. A name that ends in '*' stands for all that
 /// begin so.
 const OF_A_LOGIN: [&str; 8] = [
@@ -76,7 +76,7 @@ fn is_of_a_login(name: &OsStr) -> bool {
 const NO_OPEN_MPI: (&str, &str) = ("OMPI_MCA_pml", "none-under-landbridge-run");
 
 /// The environment of the job wins over what this host has.
-pub fn prepare(task: &Task, job: &Job) -> Result<Plan> {
+pub fn prepare(task: &Task, job: &Job) -> Result<ProgramPlan> {
     let settings = &job.environment;
     let recovers = recovers(settings);
     let mut environment: Environment = std::env::vars_os().collect();
@@ -105,22 +105,22 @@ pub fn prepare(task: &Task, job: &Job) -> Result<Plan> {
     let family = found.as_ref().map(|found| found.family);
     let replaced = match job.provider {
         Some(_) => Replaced::default(),
-        None => ways::choose(&mut environment, family, &task.environment),
+        None => transport_variables::choose(&mut environment, family, &task.environment),
     };
     if recovers {
         check_recovery(found.as_ref(), &task.program)?;
         if found.is_some() {
-            check_ways(&environment)?;
+            check_transport_variables(&environment)?;
         }
     }
     set_provider(&mut environment, job.provider.as_deref())?;
-    let local = if job.provider.is_some() { Local::Own } else { job.local };
+    let local = if job.provider.is_some() { LocalTransport::Own } else { job.local };
     set_library(&mut environment, found.as_ref(), local);
     if job.size > 1 && !is_direct {
         let (name, value) = NO_OPEN_MPI;
         environment.insert(name.into(), value.into());
     }
-    let is_ours = job.provider.is_none() && !ways::is_wished(&task.environment);
+    let is_ours = job.provider.is_none() && !transport_variables::is_wished(&task.environment);
     let note = match &found {
         Some(found) => {
             let library = found.library.display();
@@ -128,23 +128,23 @@ pub fn prepare(task: &Task, job: &Job) -> Result<Plan> {
         }
         None => format!("{} uses no MPI library that could be found", program.display()),
     };
-    let doubt = (recovers && found.is_none()).then(|| {
+    let warning = (recovers && found.is_none()).then(|| {
         format!(
             "--recover works with MPICH alone, and which MPI library {} uses could not be found out",
             task.program
         )
     });
     let advice = replaced.text();
-    Ok(Plan { program, environment, note, doubt, advice, family, is_direct, is_ours })
+    Ok(ProgramPlan { program, environment, note, warning, advice, family, is_direct, is_ours })
 }
 
-/// Whether ranks that are killed are to be started anew. `settings`: the job's environment.
+/// Whether ranks that are killed are to be restarted. `settings`: the job's environment.
 pub fn recovers(settings: &[(String, String)]) -> bool {
     settings.iter().any(|(name, value)| name == "LANDBRIDGE_RECOVER" && value == "on")
 }
 
 /// Only MPICH has been made to do the same again: others end at the first kill, in confusing ways.
-fn check_recovery(found: Option<&Found>, program: &str) -> Result<()> {
+fn check_recovery(found: Option<&DetectedLibrary>, program: &str) -> Result<()> {
     match found {
         Some(found) if found.family != Family::Mpich => bail!(
             "--recover works with MPICH alone, and {program} uses {} ({}): compile it with an MPICH 5, such as \
@@ -157,7 +157,7 @@ fn check_recovery(found: Option<&Found>, program: &str) -> Result<()> {
 }
 
 /// What does not go through us is on no record.
-fn check_ways(environment: &Environment) -> Result<()> {
+fn check_transport_variables(environment: &Environment) -> Result<()> {
     let needed =
         [("FI_PROVIDER", PROVIDER), ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")];
     for (name, value) in needed {
@@ -191,7 +191,7 @@ fn check_progress_thread(environment: &Environment) -> Result<()> {
     Ok(())
 }
 
-fn check_family(found: Option<&Found>, program: &str) -> Result<()> {
+fn check_family(found: Option<&DetectedLibrary>, program: &str) -> Result<()> {
     let Some(found) = found else { return Ok(()) };
     let library = found.library.display();
     match found.family {
@@ -216,7 +216,11 @@ pub const MPICH_RETRIES: (&str, &str) = ("MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY", "
 
 /// Sets what the library needs. When none was found (it may be loaded later), what any needs:
 /// each library ignores the others' variables.
-pub fn set_library(environment: &mut Environment, found: Option<&Found>, local: Local) {
+pub fn set_library(
+    environment: &mut Environment,
+    found: Option<&DetectedLibrary>,
+    local: LocalTransport,
+) {
     let family = found.map(|found| found.family);
     if family != Some(Family::Intel) {
         set_default(environment, "MPIR_CVAR_CH4_NETMOD", "ofi");
@@ -348,8 +352,8 @@ fn is_executable(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn found(family: Family) -> Found {
-        Found { family, library: "/opt/mpi/lib/libmpi.so.12".into(), needs_path: true }
+    fn found(family: Family) -> DetectedLibrary {
+        DetectedLibrary { family, library: "/opt/mpi/lib/libmpi.so.12".into(), needs_path: true }
     }
 
     fn environment(pairs: &[(&str, &str)]) -> Environment {
@@ -359,7 +363,7 @@ mod tests {
     #[test]
     fn each_library_gets_what_it_needs() {
         let mut mpich = environment(&[("LD_LIBRARY_PATH", "/x")]);
-        set_library(&mut mpich, Some(&found(Family::Mpich)), Local::Own);
+        set_library(&mut mpich, Some(&found(Family::Mpich)), LocalTransport::Own);
         let expected = [
             ("LD_LIBRARY_PATH", "/opt/mpi/lib:/x"),
             ("MPIR_CVAR_CH4_NETMOD", "ofi"),
@@ -368,13 +372,13 @@ mod tests {
         ];
         assert_eq!(mpich, environment(&expected));
         let mut intel = environment(&[("FI_PROVIDER", "tcp")]);
-        set_library(&mut intel, Some(&found(Family::Intel)), Local::Own);
+        set_library(&mut intel, Some(&found(Family::Intel)), LocalTransport::Own);
         assert_eq!(variable(&intel, "I_MPI_FABRICS"), "ofi");
         assert_eq!(variable(&intel, "I_MPI_OFI_PROVIDER"), "tcp");
         assert!(variable(&intel, "MPIR_CVAR_NOLOCAL").is_empty());
         assert!(variable(&intel, MPICH_RETRIES.0).is_empty());
         let mut unknown = Environment::new();
-        set_library(&mut unknown, None, Local::Own);
+        set_library(&mut unknown, None, LocalTransport::Own);
         for name in ["I_MPI_FABRICS", "MPIR_CVAR_NOLOCAL"] {
             assert!(!variable(&unknown, name).is_empty(), "{name}");
         }
@@ -383,10 +387,10 @@ mod tests {
     #[test]
     fn what_stays_on_a_node_is_left_to_the_library_where_that_is_said() {
         for (family, local, name, value) in [
-            (Family::Mpich, Local::Library, "MPIR_CVAR_NOLOCAL", "0"),
-            (Family::Mpich, Local::LibraryByPlan, "MPIR_CVAR_NOLOCAL", "0"),
-            (Family::Intel, Local::Library, "I_MPI_FABRICS", "shm:ofi"),
-            (Family::Intel, Local::LibraryByPlan, "I_MPI_FABRICS", "ofi"),
+            (Family::Mpich, LocalTransport::Library, "MPIR_CVAR_NOLOCAL", "0"),
+            (Family::Mpich, LocalTransport::LibraryByPlan, "MPIR_CVAR_NOLOCAL", "0"),
+            (Family::Intel, LocalTransport::Library, "I_MPI_FABRICS", "shm:ofi"),
+            (Family::Intel, LocalTransport::LibraryByPlan, "I_MPI_FABRICS", "ofi"),
         ] {
             let mut environment = Environment::new();
             set_library(&mut environment, Some(&found(family)), local);
@@ -396,11 +400,12 @@ mod tests {
 
     #[test]
     fn what_would_pass_us_by_is_refused_with_recover() {
-        assert!(check_ways(&environment(&[("MPIR_CVAR_NOLOCAL", "1")])).is_ok());
+        assert!(check_transport_variables(&environment(&[("MPIR_CVAR_NOLOCAL", "1")])).is_ok());
         for (name, value) in
             [("FI_PROVIDER", "tcp"), ("MPIR_CVAR_CH4_NETMOD", "ucx"), ("MPIR_CVAR_NOLOCAL", "0")]
         {
-            let why = check_ways(&environment(&[(name, value)])).unwrap_err().to_string();
+            let why =
+                check_transport_variables(&environment(&[(name, value)])).unwrap_err().to_string();
             assert!(why.contains(&format!("--recover needs {name}=")), "{why}");
         }
     }
@@ -409,11 +414,16 @@ mod tests {
     fn a_progress_thread_is_refused_with_recover_under_each_of_its_names() {
         for name in PROGRESS_THREAD {
             for value in ["1", "yes", "TRUE", "on", "2"] {
-                let why = check_ways(&environment(&[(name, value)])).unwrap_err().to_string();
+                let why = check_transport_variables(&environment(&[(name, value)]))
+                    .unwrap_err()
+                    .to_string();
                 assert!(why.contains(&format!("needs {name}=0, and it is {value}")), "{why}");
             }
             for value in ["", "0", "no", "False", "OFF"] {
-                assert!(check_ways(&environment(&[(name, value)])).is_ok(), "{value}");
+                assert!(
+                    check_transport_variables(&environment(&[(name, value)])).is_ok(),
+                    "{value}"
+                );
             }
         }
     }
@@ -436,7 +446,7 @@ mod tests {
     #[test]
     fn the_users_own_setting_wins() {
         let mut mpich = environment(&[("MPIR_CVAR_NOLOCAL", "0")]);
-        set_library(&mut mpich, Some(&found(Family::Mpich)), Local::Own);
+        set_library(&mut mpich, Some(&found(Family::Mpich)), LocalTransport::Own);
         assert_eq!(variable(&mpich, "MPIR_CVAR_NOLOCAL"), "0");
         let mut other = environment(&[("FI_PROVIDER", "verbs")]);
         set_provider(&mut other, Some("tcp")).unwrap();
@@ -444,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn the_provider_tells_its_troubles_unless_told_otherwise() {
+    fn the_provider_logs_its_troubles_unless_set_otherwise() {
         let log = |pairs: &[(&str, &str)]| {
             let mut settings = environment(pairs);
             set_log(&mut settings);
@@ -478,11 +488,14 @@ mod tests {
         let (lib, own) = (root.join("lib"), root.join("lib/../opt/mpi/libfabric/lib"));
         std::fs::create_dir_all(&lib).unwrap();
         std::fs::create_dir_all(&own).unwrap();
-        let found =
-            Found { family: Family::Intel, library: lib.join("libmpi.so.12"), needs_path: true };
+        let found = DetectedLibrary {
+            family: Family::Intel,
+            library: lib.join("libmpi.so.12"),
+            needs_path: true,
+        };
         let path = || {
             let mut settings = Environment::new();
-            set_library(&mut settings, Some(&found), Local::Own);
+            set_library(&mut settings, Some(&found), LocalTransport::Own);
             let system = variable(&settings, "I_MPI_OFI_LIBRARY_INTERNAL") == "0";
             (variable(&settings, "LD_LIBRARY_PATH").to_owned(), system)
         };

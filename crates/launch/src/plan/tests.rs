@@ -1,11 +1,18 @@
 //! Placement and relays of small grids.
 
 use super::*;
-use crate::topology::{Link, Relay};
+use crate::topology::{Relay, TopologyLink};
 
 fn host(name: &str, slots: u32) -> Host {
-    let way = Way::Local(Default::default());
-    Host { name: name.into(), login: None, address: None, slots: Some(slots), is_spare: false, way }
+    let access = HostAccess::Local(Default::default());
+    Host {
+        name: name.into(),
+        login: None,
+        address: None,
+        slots: Some(slots),
+        is_spare: false,
+        access,
+    }
 }
 
 fn cluster(name: &str, slots: &[u32], accepts: bool) -> Cluster {
@@ -116,7 +123,7 @@ fn the_whole_table_of_who_dials() {
 #[test]
 fn links_turn_the_direction_and_name_the_address() {
     let mut topology = grid(&[true, true]);
-    topology.links = vec![Link { from: 0, to: 1, address: Some("nat:1".into()) }];
+    topology.links = vec![TopologyLink { from: 0, to: 1, address: Some("nat:1".into()) }];
     let plan = make(&topology, &Wishes::default()).unwrap();
     assert_eq!(plan.relays[0].dials, [Dial { cluster: 1, address: "nat:1".into() }]);
     assert_eq!(plan.relay_order, [1, 0]);
@@ -125,7 +132,7 @@ fn links_turn_the_direction_and_name_the_address() {
 #[test]
 fn links_in_a_circle_are_refused() {
     let mut topology = grid(&[true, true, true]);
-    let link = |from, to| Link { from, to, address: None };
+    let link = |from, to| TopologyLink { from, to, address: None };
     topology.links = vec![link(0, 1), link(1, 2), link(2, 0)];
     assert_eq!(make(&topology, &Wishes::default()).unwrap_err(), PlanError::DialCycle);
 }
@@ -189,6 +196,7 @@ fn ranks_of_a_job_of_one_host_are_called_at_its_loopback() {
     // The same name in another network namespace is another host.
     let mut apart = cut;
     let prefix = vec!["nsenter".to_string()];
-    apart.clusters[1].hosts[0].way = Way::Local(crate::spawn::local::Local { prefix });
+    apart.clusters[1].hosts[0].access =
+        HostAccess::Local(crate::spawn::local::LocalSpawn { prefix });
     assert_eq!(addresses(&apart), [None, None]);
 }

@@ -1,6 +1,6 @@
 //! PMI-1 as one agent of the tree serves it.
 //!
-//! Lines of the agent's own ranks and messages of the agents next to it enter; [`Event`]s leave.
+//! Lines of the agent's own ranks and messages of the agents next to it enter; [`ServerEvent`]s leave.
 //! A barrier costs each edge of the tree exactly one message up (with every new key below it) and
 //! one message down (with every new key of the job), however many keys there are. No `get` ever
 //! leaves the node: after a barrier every agent has every key.
@@ -14,12 +14,12 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::kvs::{Delta, Kvs};
-use super::spawn::{self, Gatherer, Progress, Request};
-use super::wire::{self, Command, KEY_MAX, KVSNAME_MAX, Reply, VALUE_MAX};
+use super::spawn::{self, Request, SpawnCollector, SpawnProgress};
+use super::wire::{self, KEY_MAX, KVSNAME_MAX, PmiCommand, Reply, VALUE_MAX};
 
 /// What a process group is, for the replies that do not depend on the rank.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct ServerConfig {
     /// 0 for the job's first processes.
     pub group: u32,
     /// Fresh for every group of every job: MPICH names shared memory after it.
@@ -44,7 +44,7 @@ pub enum Stage {
 impl Stage {
     /// Of a rank at this stage that says this.
     pub fn after(self, line: &str) -> Stage {
-        match Command::parse(line).as_ref().map(|command| command.name.as_str()) {
+        match PmiCommand::parse(line).as_ref().map(|command| command.name.as_str()) {
             Some("init") => Stage::Joined,
             Some("finalize") => Stage::Finalized,
             _ => self,
@@ -61,7 +61,7 @@ pub enum NameRequest {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum ServerEvent {
     /// Write this line to the rank.
     Reply { rank: u32, line: String },
     /// Everyone of the group below has reached the barrier: one message to the agent above.
@@ -79,18 +79,18 @@ pub enum Event {
 }
 
 #[derive(Default)]
-struct LocalRank {
+struct ServedRank {
     stage: Stage,
     in_barrier: bool,
     /// Which command of a spawn it runs.
     appnum: u32,
-    spawning: Gatherer,
+    spawning: SpawnCollector,
 }
 
 pub struct Server {
-    facts: Facts,
+    config: ServerConfig,
     kvs: Kvs,
-    ranks: BTreeMap<u32, LocalRank>,
+    ranks: BTreeMap<u32, ServedRank>,
     /// Agents below that take part: whether each has reached the barrier.
     children: BTreeMap<usize, bool>,
     /// The message up has gone, the release has not come.
@@ -99,26 +99,26 @@ pub struct Server {
     released: u32,
     /// A rank here or below that has ended outside a barrier: it will never enter another one.
     ended: Option<u32>,
-    events: VecDeque<Event>,
+    events: VecDeque<ServerEvent>,
 }
 
 impl Server {
     /// `ranks`: the index and application number of each of the agent's own. `keys`: what is known
     /// from the start.
     pub fn new(
-        facts: Facts,
+        config: ServerConfig,
         ranks: impl IntoIterator<Item = (u32, u32)>,
         children: impl IntoIterator<Item = usize>,
         keys: &Delta,
     ) -> Server {
         let ranks = ranks
             .into_iter()
-            .map(|(rank, appnum)| (rank, LocalRank { appnum, ..LocalRank::default() }));
+            .map(|(rank, appnum)| (rank, ServedRank { appnum, ..ServedRank::default() }));
         let mut kvs = Kvs::default();
         kvs.merge(keys);
-        kvs.merge(&vec![("PMI_process_mapping".to_string(), facts.mapping.clone())]);
+        kvs.merge(&vec![("PMI_process_mapping".to_string(), config.mapping.clone())]);
         Server {
-            facts,
+            config,
             kvs,
             ranks: ranks.collect(),
             children: children.into_iter().map(|child| (child, false)).collect(),
@@ -131,13 +131,17 @@ impl Server {
 
     /// Its ranks were another agent's until now: what they have put and no barrier has carried up yet, and whether all of them
     /// have reached the one at hand, and the agent above knows.
-    pub fn take_up(&mut self, fresh: impl Iterator<Item = (String, String)>, has_reached: bool) {
+    pub fn adopt_state(
+        &mut self,
+        fresh: impl Iterator<Item = (String, String)>,
+        has_reached: bool,
+    ) {
         fresh.for_each(|(key, value)| self.kvs.put(&key, &value));
         self.waiting_for_release = has_reached;
     }
 
     /// An agent below has the ranks of another one. Whether that had reached the barrier at hand with all of them.
-    pub fn hand_over(&mut self, from: usize, to: usize) -> bool {
+    pub fn reassign(&mut self, from: usize, to: usize) -> bool {
         let has_reached = self.children.remove(&from).unwrap_or_default();
         self.children.insert(to, has_reached);
         has_reached
@@ -154,7 +158,7 @@ impl Server {
     }
 
     pub fn kvsname(&self) -> &str {
-        &self.facts.kvsname
+        &self.config.kvsname
     }
 
     /// The agents below that take part.
@@ -190,7 +194,7 @@ impl Server {
 
     /// A line of one of this agent's own ranks.
     pub fn handle_line(&mut self, rank: u32, line: &str) {
-        let Some(command) = Command::parse(line) else {
+        let Some(command) = PmiCommand::parse(line) else {
             return self
                 .reply(rank, Reply::new("error").with("rc", -1).with("msg", "not_a_command"));
         };
@@ -209,11 +213,11 @@ impl Server {
                 self.reply(rank, Reply::new("appnum").with("rc", 0).with("appnum", appnum));
             }
             "get_my_kvsname" => {
-                let name = self.facts.kvsname.clone();
+                let name = self.config.kvsname.clone();
                 self.reply(rank, Reply::new("my_kvsname").with("rc", 0).with("kvsname", name));
             }
             "get_universe_size" => {
-                let size = self.facts.universe;
+                let size = self.config.universe;
                 self.reply(rank, Reply::new("universe_size").with("rc", 0).with("size", size));
             }
             "put" => self.handle_put(rank, &command),
@@ -241,11 +245,13 @@ impl Server {
     pub fn handle_block(&mut self, rank: u32, lines: &[String]) {
         let Some(local) = self.ranks.get_mut(&rank) else { return };
         match local.spawning.handle_block(lines) {
-            Progress::Unfinished => {}
-            Progress::Whole(request) => self.events.push_back(Event::Spawn { rank, request }),
-            Progress::Refused(problem) => {
-                self.events.push_back(Event::Reply { rank, line: spawn::answer(false) });
-                self.events.push_back(Event::SpawnRefused { rank, problem });
+            SpawnProgress::Unfinished => {}
+            SpawnProgress::Whole(request) => {
+                self.events.push_back(ServerEvent::Spawn { rank, request })
+            }
+            SpawnProgress::Refused(problem) => {
+                self.events.push_back(ServerEvent::Reply { rank, line: spawn::answer(false) });
+                self.events.push_back(ServerEvent::SpawnRefused { rank, problem });
             }
         }
     }
@@ -265,20 +271,20 @@ impl Server {
         self.children.values_mut().for_each(|reached| *reached = false);
         for (&rank, local) in &mut self.ranks {
             if std::mem::take(&mut local.in_barrier) {
-                self.events.push_back(Event::Reply { rank, line: barrier_out() });
+                self.events.push_back(ServerEvent::Reply { rank, line: barrier_out() });
             }
         }
         if !self.children.is_empty() {
-            self.events.push_back(Event::BarrierDown { group: self.facts.group, delta });
+            self.events.push_back(ServerEvent::BarrierDown { group: self.config.group, delta });
         }
     }
 
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<ServerEvent> {
         self.events.pop_front()
     }
 
     fn reply(&mut self, rank: u32, reply: Reply) {
-        self.events.push_back(Event::Reply { rank, line: reply.line() });
+        self.events.push_back(ServerEvent::Reply { rank, line: reply.line() });
     }
 
     fn set_stage(&mut self, rank: u32, stage: Stage) {
@@ -293,7 +299,7 @@ impl Server {
         self.reply(rank, reply.with("pmi_version", 1).with("pmi_subversion", 1));
     }
 
-    fn handle_put(&mut self, rank: u32, command: &Command) {
+    fn handle_put(&mut self, rank: u32, command: &PmiCommand) {
         let (Some(key), Some(value)) = (command.argument("key"), command.argument("value")) else {
             let reply = Reply::new("put_result").with("rc", -1).with("msg", "key_or_value_missing");
             return self.reply(rank, reply);
@@ -302,7 +308,7 @@ impl Server {
         self.reply(rank, Reply::new("put_result").with("rc", 0).with("msg", "success"));
     }
 
-    fn handle_get(&mut self, rank: u32, command: &Command) {
+    fn handle_get(&mut self, rank: u32, command: &PmiCommand) {
         let reply = Reply::new("get_result");
         let reply = match command.argument("key").and_then(|key| self.kvs.value(key)) {
             Some(value) => reply.with("rc", 0).with("msg", "success").with("value", value),
@@ -323,13 +329,13 @@ impl Server {
         self.reply(rank, Reply::new("finalize_ack").with("rc", 0));
     }
 
-    fn handle_abort(&mut self, rank: u32, command: &Command, line: &str) {
+    fn handle_abort(&mut self, rank: u32, command: &PmiCommand, line: &str) {
         let code = command.argument("exitcode").and_then(|code| code.parse().ok()).unwrap_or(1);
         let message = line.split_once("message=").map_or("", |(_, message)| message).to_string();
-        self.events.push_back(Event::Abort { rank, code, message });
+        self.events.push_back(ServerEvent::Abort { rank, code, message });
     }
 
-    fn handle_name(&mut self, rank: u32, command: &Command) {
+    fn handle_name(&mut self, rank: u32, command: &PmiCommand) {
         let service = command.argument("service").unwrap_or("").to_string();
         let request = match command.name.as_str() {
             "publish_name" => {
@@ -339,7 +345,7 @@ impl Server {
             "unpublish_name" => NameRequest::Unpublish { service },
             _ => NameRequest::Lookup { service },
         };
-        self.events.push_back(Event::Name { rank, request });
+        self.events.push_back(ServerEvent::Name { rank, request });
     }
 
     fn check_barrier(&mut self) {
@@ -348,7 +354,7 @@ impl Server {
         if all_ranks && all_children && !self.waiting_for_release {
             self.waiting_for_release = true;
             let delta = self.kvs.take_fresh();
-            self.events.push_back(Event::BarrierUp { group: self.facts.group, delta });
+            self.events.push_back(ServerEvent::BarrierUp { group: self.config.group, delta });
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What a rank says when it spawns processes: one `mcmd=spawn` block for each command, each with its
-//! lines `key=value`. Blocks enter [`Gatherer`]; a whole [`Request`] leaves, or why it is none.
+//! lines `key=value`. Blocks enter [`SpawnCollector`]; a whole [`Request`] leaves, or why it is none.
 //!
 //! A rank gets one answer to all its blocks, so a fault in one of them is only told behind the last.
 //! Numbers a rank claims are never believed before that many lines are there.
@@ -19,14 +19,14 @@ pub const REQUEST_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Processes a rank wants to have started, as one group with its own MPI_COMM_WORLD.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    pub commands: Vec<Command>,
+    pub commands: Vec<SpawnCommand>,
     /// Keys that the new group finds in its key-value space.
     pub keys: Delta,
 }
 
 /// One command of a request. Its place in the list is its application number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Command {
+pub struct SpawnCommand {
     pub program: String,
     pub arguments: Vec<String>,
     pub count: u32,
@@ -41,7 +41,7 @@ impl Request {
     }
 }
 
-impl Command {
+impl SpawnCommand {
     /// The value of a key of its info.
     pub fn info(&self, key: &str) -> Option<&str> {
         self.info.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
@@ -60,7 +60,7 @@ pub fn answer(started: bool) -> String {
 
 /// What has come of the blocks so far.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum SpawnProgress {
     /// More blocks follow.
     Unfinished,
     Whole(Request),
@@ -70,8 +70,8 @@ pub enum Progress {
 
 /// Collects the blocks of one rank.
 #[derive(Default)]
-pub struct Gatherer {
-    commands: Vec<Command>,
+pub struct SpawnCollector {
+    commands: Vec<SpawnCommand>,
     keys: Delta,
     /// Blocks seen of the request under way.
     seen: u32,
@@ -79,9 +79,9 @@ pub struct Gatherer {
     problem: Option<String>,
 }
 
-impl Gatherer {
+impl SpawnCollector {
     /// Takes the lines of a block, without its first and last one.
-    pub fn handle_block(&mut self, lines: &[String]) -> Progress {
+    pub fn handle_block(&mut self, lines: &[String]) -> SpawnProgress {
         self.seen += 1;
         let total = match self.position(lines) {
             Ok(total) => total,
@@ -92,18 +92,18 @@ impl Gatherer {
             self.problem = self.take(lines).err();
         }
         if self.seen < total {
-            return Progress::Unfinished;
+            return SpawnProgress::Unfinished;
         }
         let whole = std::mem::take(self);
         match whole.problem {
-            Some(problem) => Progress::Refused(problem),
-            None => Progress::Whole(Request { commands: whole.commands, keys: whole.keys }),
+            Some(problem) => SpawnProgress::Refused(problem),
+            None => SpawnProgress::Whole(Request { commands: whole.commands, keys: whole.keys }),
         }
     }
 
     /// How many blocks the request has; this one must be the next.
     fn position(&self, lines: &[String]) -> Result<u32, String> {
-        let block = Block::read(lines);
+        let block = SpawnBlock::read(lines);
         let total = block.number("totspawns")?;
         let position = block.number("spawnssofar")?;
         if total > COMMANDS_MAX {
@@ -115,9 +115,9 @@ impl Gatherer {
         Ok(total)
     }
 
-    fn refuse(&mut self, problem: String) -> Progress {
-        *self = Gatherer::default();
-        Progress::Refused(problem)
+    fn refuse(&mut self, problem: String) -> SpawnProgress {
+        *self = SpawnCollector::default();
+        SpawnProgress::Refused(problem)
     }
 
     fn take(&mut self, lines: &[String]) -> Result<(), String> {
@@ -127,7 +127,7 @@ impl Gatherer {
         if let Some(line) = lines.iter().find(|line| !line.contains('=')) {
             return Err(format!("{line:?} is no key and value: PMI carries no line breaks"));
         }
-        let block = Block::read(lines);
+        let block = SpawnBlock::read(lines);
         let program = block.text("execname")?.to_string();
         if program.is_empty() {
             return Err("a command without a program".to_string());
@@ -136,18 +136,18 @@ impl Gatherer {
         let arguments = block.list("argcnt", |n| format!("arg{}", n + 1))?;
         let info = block.pairs("info_num", "info")?;
         self.keys.extend(block.pairs("preput_num", "preput")?);
-        self.commands.push(Command { program, arguments, count, info });
+        self.commands.push(SpawnCommand { program, arguments, count, info });
         Ok(())
     }
 }
 
 /// The keys of one block. Of two lines with the same key the first counts.
-struct Block<'a>(BTreeMap<&'a str, &'a str>);
+struct SpawnBlock<'a>(BTreeMap<&'a str, &'a str>);
 
-impl<'a> Block<'a> {
-    fn read(lines: &'a [String]) -> Block<'a> {
+impl<'a> SpawnBlock<'a> {
+    fn read(lines: &'a [String]) -> SpawnBlock<'a> {
         let pairs = lines.iter().rev().filter_map(|line| line.split_once('='));
-        Block(pairs.collect())
+        SpawnBlock(pairs.collect())
     }
 
     fn text(&self, key: &str) -> Result<&'a str, String> {
@@ -204,18 +204,18 @@ mod tests {
     ];
 
     fn problem(lines: &[String]) -> String {
-        match Gatherer::default().handle_block(lines) {
-            Progress::Refused(problem) => problem,
+        match SpawnCollector::default().handle_block(lines) {
+            SpawnProgress::Refused(problem) => problem,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn blocks_become_one_request() {
-        let mut gatherer = Gatherer::default();
+        let mut gatherer = SpawnCollector::default();
         for _ in 0..2 {
-            assert_eq!(gatherer.handle_block(&block(1, 2, &FIRST)), Progress::Unfinished);
-            let Progress::Whole(request) = gatherer.handle_block(&block(2, 2, &["argcnt=0"]))
+            assert_eq!(gatherer.handle_block(&block(1, 2, &FIRST)), SpawnProgress::Unfinished);
+            let SpawnProgress::Whole(request) = gatherer.handle_block(&block(2, 2, &["argcnt=0"]))
             else {
                 panic!("not whole");
             };
@@ -254,19 +254,19 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_behind_the_last_block() {
-        let mut gatherer = Gatherer::default();
+    fn a_fault_is_reported_after_the_last_block() {
+        let mut gatherer = SpawnCollector::default();
         let lines = block(1, 3, &["argcnt=7"]);
-        assert_eq!(gatherer.handle_block(&lines), Progress::Unfinished);
-        assert_eq!(gatherer.handle_block(&block(2, 3, &[])), Progress::Unfinished);
+        assert_eq!(gatherer.handle_block(&lines), SpawnProgress::Unfinished);
+        assert_eq!(gatherer.handle_block(&block(2, 3, &[])), SpawnProgress::Unfinished);
         let last = gatherer.handle_block(&block(3, 3, &[]));
-        assert!(matches!(last, Progress::Refused(problem) if problem.contains("argcnt=7")));
-        assert!(matches!(gatherer.handle_block(&block(1, 1, &[])), Progress::Whole(_)));
+        assert!(matches!(last, SpawnProgress::Refused(problem) if problem.contains("argcnt=7")));
+        assert!(matches!(gatherer.handle_block(&block(1, 1, &[])), SpawnProgress::Whole(_)));
     }
 
     #[test]
     fn an_endless_request_is_refused() {
-        let mut gatherer = Gatherer::default();
+        let mut gatherer = SpawnCollector::default();
         let long = format!("arg1={}", "x".repeat(60_000));
         let blocks = 1 + (REQUEST_BYTES_MAX / long.len()) as u32;
         for place in 1..=blocks {
@@ -274,6 +274,6 @@ mod tests {
         }
         assert!(gatherer.commands.len() < blocks as usize);
         let last = gatherer.handle_block(&block(blocks + 1, blocks + 1, &[]));
-        assert!(matches!(last, Progress::Refused(problem) if problem.contains("longer than")));
+        assert!(matches!(last, SpawnProgress::Refused(problem) if problem.contains("longer than")));
     }
 }

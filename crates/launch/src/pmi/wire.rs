@@ -21,14 +21,14 @@ pub const VALUE_MAX: usize = 1024;
 
 /// One command of a rank: its name and its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Command {
+pub struct PmiCommand {
     pub name: String,
     arguments: BTreeMap<String, String>,
 }
 
-impl Command {
+impl PmiCommand {
     /// Reads one line without its newline. `None` when it has no `cmd=` or `mcmd=`.
-    pub fn parse(line: &str) -> Option<Command> {
+    pub fn parse(line: &str) -> Option<PmiCommand> {
         let mut arguments = BTreeMap::new();
         let mut name = None;
         for word in line.split_ascii_whitespace() {
@@ -40,7 +40,7 @@ impl Command {
                 arguments.entry(key.to_string()).or_insert_with(|| value.to_string());
             }
         }
-        Some(Command { name: name?, arguments })
+        Some(PmiCommand { name: name?, arguments })
     }
 
     pub fn argument(&self, key: &str) -> Option<&str> {
@@ -166,12 +166,13 @@ mod tests {
 
     #[test]
     fn command_is_read() {
-        let command = Command::parse("cmd=put kvsname=k key=-allgather-0-1 value=ab=[3]").unwrap();
+        let command =
+            PmiCommand::parse("cmd=put kvsname=k key=-allgather-0-1 value=ab=[3]").unwrap();
         assert_eq!(command.name, "put");
         assert_eq!(command.argument("key"), Some("-allgather-0-1"));
         assert_eq!(command.argument("value"), Some("ab=[3]"));
         assert_eq!(command.argument("other"), None);
-        assert_eq!(Command::parse("hello"), None);
+        assert_eq!(PmiCommand::parse("hello"), None);
     }
 
     #[test]

@@ -4,36 +4,36 @@
 
 use anyhow::{Result, bail};
 
-use super::desk::{self, Account, Question};
+use super::status_socket::{self, JobStatus, StatusQuery};
 use super::{ask_all, print};
 use crate::cli::CheckpointArguments;
 
 /// Runs the command; its exit code.
 pub fn run(arguments: &CheckpointArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
-    let question = Question::Checkpoint { rank: arguments.rank };
-    let answers = ask_all(&desk::directory(), wanted, question)?;
-    let accounts = answers.heard("this user runs no such job from this machine")?;
-    let told: Vec<String> = accounts.iter().filter_map(|it| told(it, arguments.rank)).collect();
+    let question = StatusQuery::Checkpoint { rank: arguments.rank };
+    let answers = ask_all(&status_socket::directory(), wanted, question)?;
+    let jobs = answers.answered("this user runs no such job from this machine")?;
+    let told: Vec<String> = jobs.iter().filter_map(|it| told(it, arguments.rank)).collect();
     if told.is_empty() {
-        bail!("{}", why_not(&accounts, arguments.rank));
+        bail!("{}", why_not(&jobs, arguments.rank));
     }
     print(&told.concat())
 }
 
-fn told(account: &Account, rank: Option<u32>) -> Option<String> {
-    let has_it = |rank: u32| account.ranks.iter().any(|line| line.process == rank);
+fn told(status: &JobStatus, rank: Option<u32>) -> Option<String> {
+    let has_it = |rank: u32| status.ranks.iter().any(|line| line.process == rank);
     let who = match rank {
         None => "all ranks are".to_string(),
         Some(rank) if has_it(rank) => format!("rank {rank} is"),
         Some(_) => return None,
     };
-    let text = format!("job {}: {who} asked for an image\n", &account.job);
-    account.checkpoints.then_some(text)
+    let text = format!("job {}: {who} asked for an image\n", &status.job);
+    status.checkpoints.then_some(text)
 }
 
-fn why_not(accounts: &[Account], rank: Option<u32>) -> String {
-    let Some(rank) = rank.filter(|_| accounts.iter().any(|account| account.checkpoints)) else {
+fn why_not(jobs: &[JobStatus], rank: Option<u32>) -> String {
+    let Some(rank) = rank.filter(|_| jobs.iter().any(|status| status.checkpoints)) else {
         return "no images are taken of it: it was started without --recover and --checkpoint"
             .into();
     };

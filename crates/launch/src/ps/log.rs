@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
 
-use super::desk::{self, Account, Question};
+use super::status_socket::{self, JobStatus, StatusQuery};
 use super::{ask_all, head, name, print, short};
 use crate::cli::{LogArguments, LogCommand};
 
@@ -16,44 +16,44 @@ const NAMED_MAX: usize = 8;
 /// Runs the command; its exit code.
 pub fn run(arguments: &LogArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
-    let (accounts, question) = match &arguments.command {
-        None => (ask(wanted, Question::Log)?, Question::Log),
+    let (jobs, question) = match &arguments.command {
+        None => (ask(wanted, StatusQuery::Log)?, StatusQuery::Log),
         Some(LogCommand::Show { rank, from, count }) => {
-            let found = ask(wanted, Question::Roll)?;
-            let [account] = &found[..] else {
+            let found = ask(wanted, StatusQuery::Ranks)?;
+            let [status] = &found[..] else {
                 bail!("there are {} such jobs: say which with --job", found.len());
             };
-            let rank = process_of(account, rank)?;
-            let question = Question::Story { rank, from: *from, count: *count };
-            (ask(&account.job, question)?, question)
+            let rank = process_of(status, rank)?;
+            let question = StatusQuery::Deliveries { rank, from: *from, count: *count };
+            (ask(&status.job, question)?, question)
         }
     };
     if arguments.json {
-        return print(&(serde_json::to_string_pretty(&accounts)? + "\n"));
+        return print(&(serde_json::to_string_pretty(&jobs)? + "\n"));
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let texts = accounts.iter().map(|account| text(account, question, now.as_secs()));
+    let texts = jobs.iter().map(|status| text(status, question, now.as_secs()));
     print(&texts.collect::<Vec<_>>().join("\n"))
 }
 
-fn ask(wanted: &str, question: Question) -> Result<Vec<Account>> {
-    let answers = ask_all(&desk::directory(), wanted, question)?;
-    answers.heard("this user runs no such job from this machine")
+fn ask(wanted: &str, question: StatusQuery) -> Result<Vec<JobStatus>> {
+    let answers = ask_all(&status_socket::directory(), wanted, question)?;
+    answers.answered("this user runs no such job from this machine")
 }
 
 /// The number in the job of a rank that people call so.
-fn process_of(account: &Account, rank: &str) -> Result<u32> {
-    match account.ranks.iter().find(|line| line.rank == rank) {
+fn process_of(status: &JobStatus, rank: &str) -> Result<u32> {
+    match status.ranks.iter().find(|line| line.rank == rank) {
         Some(line) => Ok(line.process),
         None => {
-            bail!("job {} has no rank {rank}: {}", short(&account.job), ranks_of(account))
+            bail!("job {} has no rank {rank}: {}", short(&status.job), ranks_of(status))
         }
     }
 }
 
 /// Which ranks a job has.
-fn ranks_of(account: &Account) -> String {
-    let names = account.ranks.iter().map(|line| line.rank.as_str());
+fn ranks_of(status: &JobStatus) -> String {
+    let names = status.ranks.iter().map(|line| line.rank.as_str());
     let (spawned, own): (Vec<&str>, Vec<&str>) = names.partition(|name| name.contains(':'));
     let own = match own[..] {
         [] => "the job has none yet".to_string(),
@@ -68,21 +68,23 @@ fn ranks_of(account: &Account) -> String {
     }
 }
 
-fn text(account: &Account, question: Question, now: u64) -> String {
-    let name = |process| name(account, process);
-    let record = account.record.clone().unwrap_or_default();
+fn text(status: &JobStatus, question: StatusQuery, now: u64) -> String {
+    let name = |process| name(status, process);
+    let log_status = status.log_status.clone().unwrap_or_default();
     let body = match question {
-        Question::Story { .. } => record.story(|process| format!("rank {}", name(process))),
-        _ => record.table(name),
+        StatusQuery::Deliveries { .. } => {
+            log_status.deliveries_text(|process| format!("rank {}", name(process)))
+        }
+        _ => log_status.table(name),
     };
-    head(account, now) + &body
+    head(status, now) + &body
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn job(ranks: &[&str]) -> Account {
+    fn job(ranks: &[&str]) -> JobStatus {
         let line = |(process, rank): (usize, &&str)| {
             format!(
                 r#"{{"rank": "{rank}", "process": {process}, "pid": 7, "node": "n", "cluster": "c",
@@ -99,8 +101,8 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_not_there_is_told_with_those_that_are() {
-        let said = |account: &Account, rank| process_of(account, rank).unwrap_err().to_string();
+    fn a_missing_rank_is_reported_with_those_that_exist() {
+        let said = |status: &JobStatus, rank| process_of(status, rank).unwrap_err().to_string();
         let four = job(&["0", "1", "2", "3"]);
         assert_eq!(process_of(&four, "3").unwrap(), 3);
         assert_eq!(said(&four, "99"), "job 01234567 has no rank 99: the job has ranks 0 to 3");

@@ -1,15 +1,15 @@
 //! `landbridge ps`: the jobs that this user runs from this machine, and their ranks.
 //!
-//! Each `landbridge run` answers for its own job (`desk`) with what its agents have reported (`roll`). This command asks
+//! Each `landbridge run` answers for its own job (`status_socket`) with what its agents have reported (`rank_table`). This command asks
 //! all of them, takes away what launchers that are gone have left, and prints a table or JSON. Process ids of a job
 //! that was started elsewhere in the same kernel, such as in a lab, are told as they are seen from here.
 
 pub mod checkpoint;
-pub mod desk;
 pub mod log;
+pub mod log_status;
 pub mod paths;
-pub mod record;
-pub mod roll;
+pub mod rank_table;
+pub mod status_socket;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cli::PsArguments;
 use crate::sys;
-use desk::{Account, Question};
+use status_socket::{JobStatus, StatusQuery};
 
 /// A launcher that has not answered after this long is stopped, or has very much to do.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -38,31 +38,31 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Runs the command; its exit code.
 pub fn run(arguments: &PsArguments) -> Result<i32> {
     let wanted = arguments.job.as_deref().unwrap_or_default();
-    let question = if arguments.paths { Question::Paths } else { Question::Roll };
-    let answers = ask_all(&desk::directory(), wanted, question)?;
-    let is_silent = !answers.silent.is_empty();
-    let accounts = match wanted {
-        "" => answers.those_heard(),
-        _ => answers.heard(&format!(
+    let question = if arguments.paths { StatusQuery::Paths } else { StatusQuery::Ranks };
+    let answers = ask_all(&status_socket::directory(), wanted, question)?;
+    let is_unanswered = !answers.unanswered.is_empty();
+    let jobs = match wanted {
+        "" => answers.report_unanswered(),
+        _ => answers.answered(&format!(
             "no job whose name begins with {wanted} is run by this user from here"
         ))?,
     };
-    let text = match (arguments.json, accounts.is_empty()) {
-        (true, _) => serde_json::to_string_pretty(&accounts)? + "\n",
+    let text = match (arguments.json, jobs.is_empty()) {
+        (true, _) => serde_json::to_string_pretty(&jobs)? + "\n",
         (false, true) => {
-            if !is_silent {
+            if !is_unanswered {
                 eprintln!("landbridge: this user runs no job from this machine");
             }
             String::new()
         }
         (false, false) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let tables = accounts.iter().map(|account| match &account.paths {
+            let tables = jobs.iter().map(|status| match &status.paths {
                 Some(paths) => {
-                    let name = |process| name(account, process);
-                    head(account, now.as_secs()) + &paths.text(arguments.all, name)
+                    let name = |process| name(status, process);
+                    head(status, now.as_secs()) + &paths.text(arguments.all, name)
                 }
-                None => table(account, now.as_secs()),
+                None => table(status, now.as_secs()),
             });
             tables.collect::<Vec<_>>().join("\n")
         }
@@ -80,38 +80,38 @@ fn print(text: &str) -> Result<i32> {
 
 /// What launchers have said.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Answers {
+pub struct JobAnswers {
     /// Of each job, the oldest first.
-    pub accounts: Vec<Account>,
+    pub jobs: Vec<JobStatus>,
     /// Lines on jobs whose launchers have said nothing: these run, as far as anybody knows.
-    pub silent: Vec<String>,
+    pub unanswered: Vec<String>,
 }
 
-impl Answers {
+impl JobAnswers {
     /// Says who is silent.
-    fn those_heard(self) -> Vec<Account> {
-        self.silent.iter().for_each(|line| eprintln!("landbridge: {line}"));
-        self.accounts
+    fn report_unanswered(self) -> Vec<JobStatus> {
+        self.unanswered.iter().for_each(|line| eprintln!("landbridge: {line}"));
+        self.jobs
     }
 
     /// The same where one at least is to be heard. `nobody`: what there is to say if there is no such job.
-    fn heard(self, nobody: &str) -> Result<Vec<Account>> {
-        match (self.accounts.is_empty(), self.silent.is_empty()) {
+    fn answered(self, nobody: &str) -> Result<Vec<JobStatus>> {
+        match (self.jobs.is_empty(), self.unanswered.is_empty()) {
             (true, true) => bail!("{nobody}"),
-            (true, false) => bail!("{}", self.silent.join("\nlandbridge: ")),
-            (false, _) => Ok(self.those_heard()),
+            (true, false) => bail!("{}", self.unanswered.join("\nlandbridge: ")),
+            (false, _) => Ok(self.report_unanswered()),
         }
     }
 }
 
 /// Asks the launcher of every job whose id begins so. Files at which nobody listens any more are removed.
-pub fn ask_all(directory: &Path, wanted: &str, question: Question) -> Result<Answers> {
+pub fn ask_all(directory: &Path, wanted: &str, question: StatusQuery) -> Result<JobAnswers> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Answers::default()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(JobAnswers::default()),
         Err(error) => return Err(error).context("cannot look for jobs"),
     };
-    desk::check(directory)?;
+    status_socket::check(directory)?;
     let mut asked = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -129,15 +129,15 @@ pub fn ask_all(directory: &Path, wanted: &str, question: Question) -> Result<Ans
         let asked: Vec<_> = asked.into_iter().map(ask).collect();
         asked.into_iter().filter_map(|asking| asking.join().ok()).collect()
     });
-    let mut answers = Answers::default();
+    let mut answers = JobAnswers::default();
     for (name, answer) in heard {
         match answer {
-            Ok(account) => answers.accounts.extend(account),
-            Err(error) => answers.silent.push(format!("job {}: {error:#}", short(&name))),
+            Ok(status) => answers.jobs.extend(status),
+            Err(error) => answers.unanswered.push(format!("job {}: {error:#}", short(&name))),
         }
     }
-    answers.accounts.sort_by(|a, b| (a.began, &a.job).cmp(&(b.began, &b.job)));
-    answers.silent.sort();
+    answers.jobs.sort_by(|a, b| (a.began, &a.job).cmp(&(b.began, &b.job)));
+    answers.unanswered.sort();
     Ok(answers)
 }
 
@@ -156,7 +156,7 @@ fn remove_unready(path: &Path) {
 }
 
 /// What a launcher says within this time; `None` if it is gone.
-fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Account>> {
+fn ask(path: &Path, question: StatusQuery, patience: Duration) -> Result<Option<JobStatus>> {
     let deadline = Instant::now() + patience;
     let Some(mut stream) = connect(path, deadline)? else { return Ok(None) };
     let (launcher, user) = sys::peer(&stream)?;
@@ -164,10 +164,10 @@ fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Acc
         bail!("another user answers for it");
     }
     // A fresh connection takes so few bytes at once.
-    stream.write_all(question.words().as_bytes())?;
-    let answer = match hear(stream, deadline) {
+    stream.write_all(question.line().as_bytes())?;
+    let answer = match read_answer(stream, deadline) {
         Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
-            bail!("{}", why_silent(launcher, patience));
+            bail!("{}", why_unanswered(launcher, patience));
         }
         answer => answer.context("its launcher does not answer")?,
     };
@@ -175,14 +175,14 @@ fn ask(path: &Path, question: Question, patience: Duration) -> Result<Option<Acc
         // It ended while it was asked.
         return Ok(None);
     }
-    let mut account: Account =
+    let mut status: JobStatus =
         serde_json::from_slice(&answer).context("its launcher is of another version")?;
-    see_from_here(&mut account, launcher);
-    Ok(Some(account))
+    translate_pids(&mut status, launcher);
+    Ok(Some(status))
 }
 
 /// What is said of a launcher (0: one that cannot be seen from here) that has said nothing for so long.
-fn why_silent(launcher: u32, patience: Duration) -> String {
+fn why_unanswered(launcher: u32, patience: Duration) -> String {
     let seconds = patience.as_secs_f64();
     match launcher {
         0 => format!("its launcher does not answer: nothing for {seconds} s"),
@@ -226,7 +226,7 @@ fn connect(path: &Path, deadline: Instant) -> Result<Option<UnixStream>> {
 }
 
 /// All that is said up to the end of the stream.
-fn hear(mut stream: UnixStream, deadline: Instant) -> std::io::Result<Vec<u8>> {
+fn read_answer(mut stream: UnixStream, deadline: Instant) -> std::io::Result<Vec<u8>> {
     stream.set_nonblocking(false)?;
     let mut answer = Vec::new();
     let mut piece = [0; PIECE_BYTES];
@@ -247,21 +247,21 @@ fn hear(mut stream: UnixStream, deadline: Instant) -> std::io::Result<Vec<u8>> {
 }
 
 /// Says process ids as they are seen from here. `launcher`: that of the launcher, 0 if it cannot be seen.
-fn see_from_here(account: &mut Account, launcher: u32) {
+fn translate_pids(status: &mut JobStatus, launcher: u32) {
     let space = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let theirs = space(&launcher.to_string());
     if theirs.is_some() && theirs == space("self") {
         return;
     }
-    let seen = theirs.map(|theirs| numbers_in(&theirs)).unwrap_or_default();
-    account.launcher = launcher;
-    for line in &mut account.ranks {
+    let seen = theirs.map(|theirs| pids_in_namespace(&theirs)).unwrap_or_default();
+    status.launcher = launcher;
+    for line in &mut status.ranks {
         line.pid = line.pid.and_then(|pid| seen.get(&pid).copied());
     }
 }
 
 /// By their numbers in this namespace, the numbers that its processes have here.
-fn numbers_in(space: &Path) -> BTreeMap<u32, u32> {
+fn pids_in_namespace(space: &Path) -> BTreeMap<u32, u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return BTreeMap::new() };
     let numbers = entries.flatten().filter_map(|entry| {
         let here: u32 = entry.file_name().to_str()?.parse().ok()?;
@@ -280,14 +280,14 @@ fn innermost_pid(status: &str) -> Option<u32> {
 }
 
 /// What a process is called: `1:0` is rank 0 of the first group that was spawned.
-fn name(account: &Account, process: u32) -> String {
-    let place = account.ranks.binary_search_by_key(&process, |line| line.process);
-    place.map_or_else(|_| format!("({process})"), |place| account.ranks[place].rank.clone())
+fn name(status: &JobStatus, process: u32) -> String {
+    let place = status.ranks.binary_search_by_key(&process, |line| line.process);
+    place.map_or_else(|_| format!("({process})"), |place| status.ranks[place].rank.clone())
 }
 
 /// The line above the ranks of a job.
-fn head(account: &Account, now: u64) -> String {
-    let Account { job, launcher, program, began, recover, restarts, .. } = account;
+fn head(status: &JobStatus, now: u64) -> String {
+    let JobStatus { job, launcher, program, began, recover, restarts, .. } = status;
     let seconds = now.saturating_sub(*began);
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     let mut text = format!(
@@ -297,16 +297,16 @@ fn head(account: &Account, now: u64) -> String {
         seconds % 60
     );
     if *recover {
-        let _ = write!(text, "  --recover, new starts: {restarts}");
+        let _ = write!(text, "  --recover, restarts: {restarts}");
     }
     text.push('\n');
     text
 }
 
 /// For people. What is known of no rank has no column.
-fn table(account: &Account, now: u64) -> String {
-    let ranks = &account.ranks;
-    let row = |line: &roll::Line| {
+fn table(status: &JobStatus, now: u64) -> String {
+    let ranks = &status.ranks;
+    let row = |line: &rank_table::RankRow| {
         let state = match (&line.ending, line.percent) {
             (Some(ending), _) => format!("{} ({ending})", line.state.words()),
             (None, Some(percent)) => format!("replaying {percent} %"),
@@ -318,7 +318,7 @@ fn table(account: &Account, now: u64) -> String {
     let names = ["rank", "pid", "node", "cluster", "incarnation", "state"].map(String::from);
     let mut rows: Vec<Vec<String>> = vec![names.into()];
     rows.extend(ranks.iter().map(|line| row(line).into()));
-    let mut add = |name: &str, cell: &dyn Fn(&roll::Line) -> Option<String>| {
+    let mut add = |name: &str, cell: &dyn Fn(&rank_table::RankRow) -> Option<String>| {
         let cells: Vec<Option<String>> = ranks.iter().map(cell).collect();
         if cells.iter().any(Option::is_some) {
             let cells = cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".to_string()));
@@ -326,12 +326,12 @@ fn table(account: &Account, now: u64) -> String {
             rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
         }
     };
-    add("kept", &|line| line.kept_bytes.map(paths::bytes));
-    add("newest image", &|line| {
+    add("logged", &|line| line.logged_bytes.map(paths::bytes));
+    add("newest checkpoint", &|line| {
         let image = line.image?;
         Some(format!("{}, {} s old, {}", image.number, image.age_s, paths::bytes(image.bytes)))
     });
-    let mut text = head(account, now);
+    let mut text = head(status, now);
     paths::write_table(&mut text, &rows);
     text
 }
@@ -342,11 +342,11 @@ fn shown(pid: Option<u32>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::roll::{Line, State};
+    use super::rank_table::{RankRow, RankState};
     use super::*;
 
-    fn account() -> Account {
-        let line = |process: u32, state, percent, ending: Option<&str>| Line {
+    fn status() -> JobStatus {
+        let line = |process: u32, state, percent, ending: Option<&str>| RankRow {
             rank: process.to_string(),
             process,
             pid: ending.is_none().then_some(4710 + process),
@@ -357,9 +357,9 @@ mod tests {
             percent,
             ending: ending.map(String::from),
             image: None,
-            kept_bytes: None,
+            logged_bytes: None,
         };
-        Account {
+        JobStatus {
             job: "0123456789abcdef".into(),
             launcher: std::process::id(),
             program: "./a.out x".into(),
@@ -368,13 +368,13 @@ mod tests {
             checkpoints: false,
             restarts: 2,
             ranks: vec![
-                line(0, State::Running, None, None),
-                line(1, State::StartingAnew, None, None),
-                line(2, State::Ended, None, Some("exit code 0")),
-                line(3, State::StartingAnew, Some(43), None),
+                line(0, RankState::Running, None, None),
+                line(1, RankState::Restarting, None, None),
+                line(2, RankState::Ended, None, Some("exit code 0")),
+                line(3, RankState::Restarting, Some(43), None),
             ],
             paths: None,
-            record: None,
+            log_status: None,
         }
     }
 
@@ -382,32 +382,33 @@ mod tests {
     fn the_table_says_where_each_rank_is_and_how_it_goes() {
         let launcher = std::process::id();
         let expected = format!(
-            "job 01234567  ./a.out x  launcher {launcher}  1:01:01  --recover, new starts: 2\n\
+            "job 01234567  ./a.out x  launcher {launcher}  1:01:01  --recover, restarts: 2\n\
              \x20 rank  pid   node  cluster  incarnation  state\n\
              \x20 0     4710  n1    here     0            running\n\
-             \x20 1     4711  n1    here     1            starting anew\n\
+             \x20 1     4711  n1    here     1            restarting\n\
              \x20 2     -     n1    here     2            ended (exit code 0)\n\
              \x20 3     4713  n1    here     3            replaying 43 %\n"
         );
-        assert_eq!(table(&account(), 1_000 + 3_661), expected);
-        let mut more = account();
+        assert_eq!(table(&status(), 1_000 + 3_661), expected);
+        let mut more = status();
         more.ranks.truncate(2);
-        more.ranks[0].kept_bytes = Some(1_500);
-        more.ranks[1].image = Some(roll::Image { number: 7, bytes: 60_000_000, age_s: 3 });
-        let expected = "\x20 rank  pid   node  cluster  incarnation  state          kept     newest image\n\
-             \x20 0     4710  n1    here     0            running        1.50 kB  -\n\
-             \x20 1     4711  n1    here     1            starting anew  -        7, 3 s old, 60.0 MB\n";
+        more.ranks[0].logged_bytes = Some(1_500);
+        more.ranks[1].image =
+            Some(rank_table::NewestCheckpoint { number: 7, bytes: 60_000_000, age_s: 3 });
+        let expected = "\x20 rank  pid   node  cluster  incarnation  state       logged   newest checkpoint\n\
+             \x20 0     4710  n1    here     0            running     1.50 kB  -\n\
+             \x20 1     4711  n1    here     1            restarting  -        7, 3 s old, 60.0 MB\n";
         let found = table(&more, 1_000);
         assert!(found.ends_with(expected), "{found}");
     }
 
     #[test]
-    fn pids_that_cannot_be_seen_from_here_are_not_told() {
-        let mut own = account();
-        see_from_here(&mut own, std::process::id());
-        assert_eq!(own, account());
-        let mut others = account();
-        see_from_here(&mut others, 0);
+    fn pids_that_cannot_be_seen_from_here_are_left_out() {
+        let mut own = status();
+        translate_pids(&mut own, std::process::id());
+        assert_eq!(own, status());
+        let mut others = status();
+        translate_pids(&mut others, 0);
         assert!(others.ranks.iter().all(|line| line.pid.is_none()));
         assert_eq!(innermost_pid("Name:\tx\nNSpid:\t4711\t12\nNSpgid:\t1\n"), Some(12));
     }
@@ -416,22 +417,22 @@ mod tests {
     fn files_of_launchers_that_are_gone_are_removed() {
         let name = format!("landbridge-ps-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        let desk = desk::Desk::open(&directory, "there").unwrap();
+        let status_socket = status_socket::StatusSocket::open(&directory, "there").unwrap();
         // As a launcher leaves it that is killed.
         drop(std::os::unix::net::UnixListener::bind(directory.join("gone")).unwrap());
-        assert!(ask(&directory.join("gone"), Question::Roll, PATIENCE).unwrap().is_none());
+        assert!(ask(&directory.join("gone"), StatusQuery::Ranks, PATIENCE).unwrap().is_none());
         assert!(!directory.join("gone").exists() && directory.join("there").exists());
         // One that was killed before it was ready, and one that is about to be.
         for (name, age) in [(".old", UNREADY_MAX * 2), (".new", Duration::ZERO)] {
             let file = std::fs::File::create(directory.join(name)).unwrap();
             file.set_modified(SystemTime::now() - age).unwrap();
         }
-        drop(desk);
-        let found = ask_all(&directory, "nobody", Question::Roll).unwrap();
-        assert_eq!(found, Answers::default());
-        assert!(found.heard("no such job").unwrap_err().to_string().contains("no such job"));
+        drop(status_socket);
+        let found = ask_all(&directory, "nobody", StatusQuery::Ranks).unwrap();
+        assert_eq!(found, JobAnswers::default());
+        assert!(found.answered("no such job").unwrap_err().to_string().contains("no such job"));
         assert!(!directory.join(".old").exists() && directory.join(".new").exists());
-        assert_eq!(ask_all(&directory, "", Question::Roll).unwrap(), Answers::default());
+        assert_eq!(ask_all(&directory, "", StatusQuery::Ranks).unwrap(), JobAnswers::default());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -439,41 +440,41 @@ mod tests {
     fn a_launcher_that_is_stopped_is_waited_for_no_longer_than_that() {
         let name = format!("landbridge-ps-stopped-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        desk::make(&directory).unwrap();
+        status_socket::make(&directory).unwrap();
         let path = directory.join("job");
         let _stopped = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let patience = Duration::from_millis(200);
         let mut held = Vec::new();
         let start = Instant::now();
-        let error = ask(&path, Question::Roll, patience).unwrap_err();
+        let error = ask(&path, StatusQuery::Ranks, patience).unwrap_err();
         assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
         // As many as the kernel keeps: from then on it lets nobody connect.
         while let Ok(stream) = sys::connect_at_once(&path) {
             held.push(stream);
         }
-        let error = ask(&path, Question::Roll, patience).unwrap_err();
+        let error = ask(&path, StatusQuery::Ranks, patience).unwrap_err();
         assert!(format!("{error:#}").starts_with("its launcher does not answer"), "{error:#}");
         assert!(start.elapsed() > patience * 2 && start.elapsed() < Duration::from_secs(20));
         drop(held);
-        let answers = ask_all(&directory, "jo", Question::Roll).unwrap();
-        let error = answers.heard("there is no such job").unwrap_err().to_string();
+        let answers = ask_all(&directory, "jo", StatusQuery::Ranks).unwrap();
+        let error = answers.answered("there is no such job").unwrap_err().to_string();
         assert!(error.starts_with("job job: its launcher does not answer: "), "{error}");
         assert!(!error.contains("no such job"), "{error}");
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
-    fn who_is_stopped_is_told_from_who_is_busy() {
+    fn a_stopped_launcher_is_distinguished_from_a_busy_one() {
         let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = sleeper.id();
-        assert!(!why_silent(pid, PATIENCE).contains("is stopped"));
+        assert!(!why_unanswered(pid, PATIENCE).contains("is stopped"));
         let process = rustix::process::Pid::from_child(&sleeper);
         rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         while !is_stopped(pid) && Instant::now() < deadline {
             std::thread::yield_now();
         }
-        let said = why_silent(pid, PATIENCE);
+        let said = why_unanswered(pid, PATIENCE);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         assert!(said.contains(&format!("process {pid} is stopped")), "{said}");

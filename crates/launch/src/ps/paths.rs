@@ -1,6 +1,6 @@
 //! How the paths of a job's ranks are: what each rank says of its own, put together.
 //!
-//! Pure. The text of boards ([`landbridge_proto::board`]) enters, agent by agent; what `landbridge ps --paths` shows leaves.
+//! Pure. The text of boards ([`landbridge_proto::statistics_page`]) enters, agent by agent; what `landbridge ps --paths` shows leaves.
 //! A job of thousands of ranks has millions of pairs: sums are over all of them, and rows are those with trouble first, and
 //! of the others those that have carried most, as many as were asked for.
 
@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use landbridge_proto::board::{self, Line};
+use landbridge_proto::statistics_page::{self, StatisticsLine};
 use serde::{Deserialize, Serialize};
 
 /// Rows of all agents together.
@@ -16,7 +16,7 @@ pub const ROWS_MAX: usize = 4096;
 /// Rows of one agent at least: it is asked for its part of those of all.
 const ROWS_MIN: usize = 8;
 /// Ranks that have not answered and are told of by name.
-const SILENT_MAX: usize = 64;
+const UNANSWERED_MAX: usize = 64;
 /// Rows that people are shown, unless they want all.
 const SHOWN: usize = 32;
 
@@ -26,36 +26,36 @@ pub struct Paths {
     /// Ranks that have answered.
     pub ranks: u32,
     /// Ranks that have not, for they compute, are stopped, or have no endpoint yet; the first of them.
-    pub silent: Vec<u32>,
-    pub silent_count: u32,
+    pub unanswered: Vec<u32>,
+    pub unanswered_count: u32,
     /// Hosts of which nothing was heard in time.
     pub hosts_missing: u32,
     /// Over all paths of each kind.
-    pub sums: BTreeMap<String, Sum>,
-    pub rows: Vec<Row>,
+    pub sums: BTreeMap<String, PathSum>,
+    pub rows: Vec<PathRow>,
     /// Paths that are in no row.
     pub left_out: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sum {
+pub struct PathSum {
     pub paths: u64,
     pub troubled: u64,
     #[serde(flatten)]
-    pub done: Done,
+    pub done: PathCounters,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct PathCounters {
     pub bytes: u64,
-    pub bytes_again: u64,
-    pub spoilt: u64,
+    pub retransmitted_bytes: u64,
+    pub corrupt: u64,
     pub losses: u64,
 }
 
 /// What one rank says of one path to one peer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct PathRow {
     /// The number in the job of the rank that says it.
     pub process: u32,
     pub peer: Option<u32>,
@@ -64,7 +64,7 @@ pub struct Row {
     /// Its own address and the peer's.
     pub ends: Option<[String; 2]>,
     #[serde(flatten)]
-    pub done: Done,
+    pub done: PathCounters,
     pub bytes_per_second: Option<u64>,
     pub round_trip_nanos: Option<u64>,
     /// It was said when another asked: the rank has not looked at its network since.
@@ -78,39 +78,39 @@ pub fn rows_for(agents: usize) -> u32 {
 
 impl Paths {
     /// A rank has said this; what has not been `asked` now `is_old`.
-    pub fn take_in(&mut self, process: u32, account: &str, is_old: bool) {
-        for line in account.lines().filter_map(Line::parse) {
+    pub fn add_statistics(&mut self, process: u32, statistics: &str, is_old: bool) {
+        for line in statistics.lines().filter_map(StatisticsLine::parse) {
             match line {
-                Line::Row(row) => self.rows.push(Row::new(process, &row, is_old)),
-                Line::Sum(sum) => {
+                StatisticsLine::Path(row) => self.rows.push(PathRow::new(process, &row, is_old)),
+                StatisticsLine::Summary(sum) => {
                     let known = self.sums.entry(sum.what.to_string()).or_default();
-                    known.paths = board::add(known.paths, sum.paths);
-                    known.troubled = board::add(known.troubled, sum.troubled);
-                    known.done = known.done.with(sum.done);
+                    known.paths = statistics_page::add(known.paths, sum.paths);
+                    known.troubled = statistics_page::add(known.troubled, sum.troubled);
+                    known.done = known.done.with(sum.counters);
                 }
             }
         }
     }
 
     /// A rank has not answered.
-    pub fn miss(&mut self, process: u32) {
-        self.silent_count += 1;
-        if self.silent.len() < SILENT_MAX {
-            self.silent.push(process);
+    pub fn add_unanswered(&mut self, process: u32) {
+        self.unanswered_count += 1;
+        if self.unanswered.len() < UNANSWERED_MAX {
+            self.unanswered.push(process);
         }
     }
 
     /// What another agent has said.
     pub fn merge(&mut self, other: Paths) {
         self.ranks += other.ranks;
-        self.silent_count += other.silent_count;
-        let room = SILENT_MAX.saturating_sub(self.silent.len());
-        self.silent.extend(other.silent.into_iter().take(room));
+        self.unanswered_count += other.unanswered_count;
+        let room = UNANSWERED_MAX.saturating_sub(self.unanswered.len());
+        self.unanswered.extend(other.unanswered.into_iter().take(room));
         self.hosts_missing += other.hosts_missing;
         for (what, sum) in other.sums {
             let known = self.sums.entry(what).or_default();
-            known.paths = board::add(known.paths, sum.paths);
-            known.troubled = board::add(known.troubled, sum.troubled);
+            known.paths = statistics_page::add(known.paths, sum.paths);
+            known.troubled = statistics_page::add(known.troubled, sum.troubled);
             known.done = known.done.with(sum.done.into());
         }
         self.rows.extend(other.rows);
@@ -140,8 +140,8 @@ impl Paths {
             "round trip",
             "rate",
             "sent",
-            "again",
-            "spoilt",
+            "retransmitted",
+            "corrupt",
             "lost",
             "addresses",
         ];
@@ -156,13 +156,14 @@ impl Paths {
             let more = counted(more, "more path");
             let _ = writeln!(text, "  and {more}, without trouble or less telling{how}");
         }
-        if self.silent_count > 0 {
-            let names: Vec<String> = self.silent.iter().take(8).map(|&rank| name(rank)).collect();
-            let dots = if self.silent_count as usize > names.len() { ", …" } else { "" };
+        if self.unanswered_count > 0 {
+            let names: Vec<String> =
+                self.unanswered.iter().take(8).map(|&rank| name(rank)).collect();
+            let dots = if self.unanswered_count as usize > names.len() { ", …" } else { "" };
             let _ = writeln!(
                 text,
                 "  not inside MPI just now, so nothing new of {}: {}{dots}",
-                counted(self.silent_count.into(), "rank"),
+                counted(self.unanswered_count.into(), "rank"),
                 names.join(", ")
             );
         }
@@ -183,52 +184,56 @@ impl Paths {
             counted(count, "path"),
             counted(self.ranks.into(), "rank")
         );
-        for (what, Sum { paths, done, .. }) in &self.sums {
+        for (what, PathSum { paths, done, .. }) in &self.sums {
             let (paths, sent) = (counted(*paths, "path"), bytes(done.bytes));
             let _ = write!(text, "    {what}: {paths}, {sent} sent");
-            let Done { bytes_again, spoilt, losses, .. } = *done;
-            let again =
-                (bytes_again > 0).then(|| format!(", {} of them again", bytes(bytes_again)));
-            let spoilt =
-                (spoilt > 0).then(|| format!(", {} arrived spoilt", counted(spoilt, "frame")));
+            let PathCounters { retransmitted_bytes, corrupt, losses, .. } = *done;
+            let retransmitted = (retransmitted_bytes > 0)
+                .then(|| format!(", {} of them retransmitted", bytes(retransmitted_bytes)));
+            let corrupt =
+                (corrupt > 0).then(|| format!(", {} arrived corrupt", counted(corrupt, "frame")));
             let losses = (losses > 0).then(|| format!(", lost {}", counted(losses, "time")));
             let _ = writeln!(
                 text,
                 "{}",
-                [again, spoilt, losses].into_iter().flatten().collect::<String>()
+                [retransmitted, corrupt, losses].into_iter().flatten().collect::<String>()
             );
         }
     }
 }
 
-impl Done {
-    fn with(self, other: board::Done) -> Done {
-        board::Done::from(self).with(other).into()
+impl PathCounters {
+    fn with(self, other: statistics_page::PathCounters) -> PathCounters {
+        statistics_page::PathCounters::from(self).with(other).into()
     }
 }
 
-impl From<board::Done> for Done {
-    fn from(board::Done { bytes, bytes_again, spoilt, losses }: board::Done) -> Done {
-        Done { bytes, bytes_again, spoilt, losses }
+impl From<statistics_page::PathCounters> for PathCounters {
+    fn from(
+        statistics_page::PathCounters { bytes, retransmitted_bytes, corrupt, losses }: statistics_page::PathCounters,
+    ) -> PathCounters {
+        PathCounters { bytes, retransmitted_bytes, corrupt, losses }
     }
 }
 
-impl From<Done> for board::Done {
-    fn from(Done { bytes, bytes_again, spoilt, losses }: Done) -> board::Done {
-        board::Done { bytes, bytes_again, spoilt, losses }
+impl From<PathCounters> for statistics_page::PathCounters {
+    fn from(
+        PathCounters { bytes, retransmitted_bytes, corrupt, losses }: PathCounters,
+    ) -> statistics_page::PathCounters {
+        statistics_page::PathCounters { bytes, retransmitted_bytes, corrupt, losses }
     }
 }
 
-impl Row {
-    fn new(process: u32, row: &board::Row, is_old: bool) -> Row {
+impl PathRow {
+    fn new(process: u32, row: &statistics_page::PathRow, is_old: bool) -> PathRow {
         let known = |value: u64| Some(value).filter(|&value| value > 0);
-        Row {
+        PathRow {
             process,
             peer: row.peer,
             what: row.what.to_string(),
             state: row.state.to_string(),
             ends: row.ends.map(|(own, to)| [own.to_string(), to.to_string()]),
-            done: row.done.into(),
+            done: row.counters.into(),
             bytes_per_second: known(row.bytes_per_second),
             round_trip_nanos: known(row.round_trip_nanos),
             is_old,
@@ -236,8 +241,9 @@ impl Row {
     }
 
     fn has_trouble(&self) -> bool {
-        let Done { bytes_again, spoilt, losses, .. } = self.done;
-        !matches!(self.state.as_str(), "up" | "spare") || (bytes_again, spoilt, losses) != (0, 0, 0)
+        let PathCounters { retransmitted_bytes, corrupt, losses, .. } = self.done;
+        !matches!(self.state.as_str(), "up" | "spare")
+            || (retransmitted_bytes, corrupt, losses) != (0, 0, 0)
     }
 
     fn cells(&self, name: impl Fn(u32) -> String) -> [String; 11] {
@@ -252,8 +258,8 @@ impl Row {
             self.round_trip_nanos.map_or_else(unknown, time),
             self.bytes_per_second.map_or_else(unknown, rate),
             bytes(self.done.bytes),
-            bytes(self.done.bytes_again),
-            self.done.spoilt.to_string(),
+            bytes(self.done.retransmitted_bytes),
+            self.done.corrupt.to_string(),
             self.done.losses.to_string(),
             self.ends.as_ref().map_or_else(unknown, |[own, to]| format!("{own} to {to}")),
         ]
@@ -308,21 +314,21 @@ mod tests {
     use super::*;
 
     const ACCOUNT: &str = "sum tcp 2 1 1500 20 1 2\nrow 1 tcp up 10.0.0.1 10.0.0.2 1000 0 0 0 1250000 120000\n\
-                           row 2 tcp doubted - - 500 20 1 2 0 0\nnonsense\n";
+                           row 2 tcp suspected - - 500 20 1 2 0 0\nnonsense\n";
 
     #[test]
-    fn what_ranks_say_is_put_together_with_trouble_first() {
+    fn path_statistics_are_merged_with_trouble_first() {
         let mut paths = Paths { ranks: 1, ..Paths::default() };
-        paths.take_in(0, ACCOUNT, false);
-        paths.miss(2);
+        paths.add_statistics(0, ACCOUNT, false);
+        paths.add_unanswered(2);
         let mut all = Paths::default();
         all.merge(paths);
         all.cut(ROWS_MAX);
         let expected = "  2 paths of 1 rank, 1 of them with trouble now or before\n    \
-            tcp: 2 paths, 1.50 kB sent, 20 B of them again, 1 frame arrived spoilt, lost 2 times\n  \
-            from  to  path  state    round trip  rate       sent     again  spoilt  lost  addresses\n  \
-            r0    r2  tcp   doubted  -           -          500 B    20 B   1       2     -\n  \
-            r0    r1  tcp   up       120 us      1.25 MB/s  1.00 kB  0 B    0       0     10.0.0.1 to 10.0.0.2\n  \
+            tcp: 2 paths, 1.50 kB sent, 20 B of them retransmitted, 1 frame arrived corrupt, lost 2 times\n  \
+            from  to  path  state      round trip  rate       sent     retransmitted  corrupt  lost  addresses\n  \
+            r0    r2  tcp   suspected  -           -          500 B    20 B   1        2     -\n  \
+            r0    r1  tcp   up         120 us      1.25 MB/s  1.00 kB  0 B    0        0     10.0.0.1 to 10.0.0.2\n  \
             not inside MPI just now, so nothing new of 1 rank: r2\n";
         assert_eq!(all.text(false, |rank| format!("r{rank}")), expected);
         let json = serde_json::to_string(&all).unwrap();
@@ -330,22 +336,25 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_thousands_is_told_of_in_few_rows() {
+    fn a_job_of_thousands_is_reported_in_few_rows() {
         let mut all = Paths::default();
         for agent in 0..1000 {
             let mut paths = Paths { ranks: 1, ..Paths::default() };
             let rows = |peer| format!("row {peer} shm up - - {peer} 0 0 0 0 0\n");
             let rows: String = (0..1000).map(rows).collect();
-            paths.take_in(agent, &format!("sum shm 1000 0 7 0 0 0\n{rows}"), false);
-            paths.miss(5000 + agent);
+            paths.add_statistics(agent, &format!("sum shm 1000 0 7 0 0 0\n{rows}"), false);
+            paths.add_unanswered(5000 + agent);
             paths.cut(rows_for(1000) as usize);
             assert_eq!(paths.rows.len(), ROWS_MIN);
             all.merge(paths);
         }
-        all.rows[7999].done.spoilt = 1;
+        all.rows[7999].done.corrupt = 1;
         all.cut(ROWS_MAX);
-        assert_eq!((all.rows.len(), all.rows[0].done.spoilt), (ROWS_MAX, 1));
-        assert_eq!((all.left_out, all.silent.len()), (1_000_000 - ROWS_MAX as u64, SILENT_MAX));
+        assert_eq!((all.rows.len(), all.rows[0].done.corrupt), (ROWS_MAX, 1));
+        assert_eq!(
+            (all.left_out, all.unanswered.len()),
+            (1_000_000 - ROWS_MAX as u64, UNANSWERED_MAX)
+        );
         assert_eq!(all.text(false, |rank| rank.to_string()).lines().count(), 2 + 1 + SHOWN + 2);
     }
 

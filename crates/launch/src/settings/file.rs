@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use landbridge_proto::setting::{SETTINGS_FILE, Setting};
 use toml::{Spanned, Value};
 
-use super::{Source, known};
+use super::{SettingSource, known};
 use crate::topology::line_of;
 
 /// Beside the topology file.
@@ -20,36 +20,36 @@ const OF_USER: &str = "landbridge/settings.toml";
 
 /// Where a settings file may be.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Places {
+pub enum FileCandidates {
     /// The user has named one: it must be there.
     Named(PathBuf),
     /// The first of these that is there.
     Usual(Vec<PathBuf>),
 }
 
-impl Places {
+impl FileCandidates {
     pub fn new(
         named: Option<&Path>,
         topology: Option<&Path>,
         environment: impl Fn(&str) -> Option<OsString>,
-    ) -> Places {
+    ) -> FileCandidates {
         let variable = |name: &str| environment(name).filter(|text| !text.is_empty());
         let named = named.map(PathBuf::from);
         if let Some(file) = named.or_else(|| variable(&SETTINGS_FILE.variable()).map(Into::into)) {
-            return Places::Named(file);
+            return FileCandidates::Named(file);
         }
         let beside = topology.map(|file| file.with_file_name(BESIDE_TOPOLOGY));
         let home = || Some(PathBuf::from(variable("HOME")?).join(".config"));
         // By its rules one that is relative does not count.
         let of_user = variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
         let of_user = of_user.or_else(home).map(|directory| directory.join(OF_USER));
-        Places::Usual(beside.into_iter().chain(of_user).collect())
+        FileCandidates::Usual(beside.into_iter().chain(of_user).collect())
     }
 
     pub fn read(self) -> Result<Option<File>> {
         let (places, must_be_there) = match self {
-            Places::Named(file) => (vec![file], true),
-            Places::Usual(files) => (files, false),
+            FileCandidates::Named(file) => (vec![file], true),
+            FileCandidates::Usual(files) => (files, false),
         };
         for path in places {
             let text = match std::fs::read_to_string(&path) {
@@ -74,11 +74,11 @@ fn is_absent(error: &std::io::Error) -> bool {
 #[derive(Debug)]
 pub struct File {
     pub path: PathBuf,
-    entries: Vec<Entry>,
+    entries: Vec<FileSetting>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FileSetting {
     row: &'static Setting,
     text: String,
     line: usize,
@@ -98,7 +98,7 @@ impl File {
         for (name, value) in keys {
             let line = line_of(text, value.span().start);
             match entry(&name, value.into_inner()) {
-                Ok((row, text)) => entries.push(Entry { row, text, line }),
+                Ok((row, text)) => entries.push(FileSetting { row, text, line }),
                 Err(error) => bail!("{shown}: line {line}: {error}"),
             }
         }
@@ -106,9 +106,9 @@ impl File {
     }
 
     /// What it says about a row.
-    pub fn entry(&self, row: &Setting) -> Option<(String, Source)> {
+    pub fn entry(&self, row: &Setting) -> Option<(String, SettingSource)> {
         let entry = self.entries.iter().find(|entry| entry.row == row)?;
-        let source = Source::File { path: self.path.clone(), line: entry.line };
+        let source = SettingSource::File { path: self.path.clone(), line: entry.line };
         Some((entry.text.clone(), source))
     }
 }
@@ -149,9 +149,9 @@ mod tests {
                 let found = environment.iter().find(|(is, _)| *is == name);
                 found.map(|(_, text)| OsString::from(text))
             };
-            match Places::new(named.map(Path::new), topology.map(Path::new), own) {
-                Places::Named(file) => format!("!{}", file.display()),
-                Places::Usual(files) => files
+            match FileCandidates::new(named.map(Path::new), topology.map(Path::new), own) {
+                FileCandidates::Named(file) => format!("!{}", file.display()),
+                FileCandidates::Usual(files) => files
                     .iter()
                     .map(|file| file.display().to_string())
                     .collect::<Vec<_>>()
@@ -184,10 +184,11 @@ mod tests {
     #[test]
     fn only_a_file_that_is_named_must_be_there() {
         let nowhere = || PathBuf::from("/no/such/settings.toml");
-        assert!(Places::Usual(vec![nowhere()]).read().unwrap().is_none());
-        let error = format!("{:#}", Places::Named(nowhere()).read().unwrap_err());
+        assert!(FileCandidates::Usual(vec![nowhere()]).read().unwrap().is_none());
+        let error = format!("{:#}", FileCandidates::Named(nowhere()).read().unwrap_err());
         assert!(error.contains("cannot read the settings file /no/such/settings.toml"), "{error}");
-        let is_empty = Places::Usual(vec![nowhere(), "/dev/null".into()]).read().unwrap().unwrap();
+        let is_empty =
+            FileCandidates::Usual(vec![nowhere(), "/dev/null".into()]).read().unwrap().unwrap();
         assert_eq!(is_empty.path, Path::new("/dev/null"));
     }
 
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_with_its_line() {
+    fn every_mistake_is_reported_with_its_line() {
         let rows = [
             ("\npeer_timout = \"5s\"", "line 2: there is no setting \"peer_timout\"; peer_timeout"),
             ("colour = 1", "line 1: there is no setting \"colour\"; `landbridge settings` lists"),

@@ -17,19 +17,19 @@ use anyhow::{Result, bail};
 use landbridge_proto::setting::{self, Reader, SETTINGS, Scope, Setting, Value};
 
 use crate::cli::SettingOptions;
-use file::{File, Places};
+use file::{File, FileCandidates};
 
 /// One row, and what holds for this job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InForce {
     pub row: &'static Setting,
     pub text: String,
-    pub source: Source,
+    pub source: SettingSource,
 }
 
 /// Who has said it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum SettingSource {
     Default,
     /// What `landbridge run` does where nobody says anything.
     Launcher,
@@ -77,7 +77,7 @@ impl Settings {
         topology: Option<&Path>,
     ) -> Result<Settings> {
         let own = |name: &str| std::env::var_os(name);
-        let file = Places::new(options.file.as_deref(), topology, own).read()?;
+        let file = FileCandidates::new(options.file.as_deref(), topology, own).read()?;
         let mut flags = exported.iter().filter_map(Flag::exported).collect::<Result<Vec<_>>>()?;
         for words in &options.set {
             flags.push(Flag::set(words)?);
@@ -103,7 +103,8 @@ impl Settings {
 
     /// What somebody has said, as variables for whoever reads them; a switch as `on` or `off`, however it was spelt.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
-        let is_said = |it: &&InForce| !matches!(it.source, Source::Default | Source::Launcher);
+        let is_said =
+            |it: &&InForce| !matches!(it.source, SettingSource::Default | SettingSource::Launcher);
         self.rows.iter().filter(is_said).map(|it| {
             let switch = it.row.parse(&it.text).ok().and_then(|value| value.is_on());
             let text = switch.map_or(&*it.text, |is_on| if is_on { "on" } else { "off" });
@@ -116,7 +117,7 @@ impl Settings {
         self.value(&setting::PEER_TIMEOUT).and_then(|value| value.duration()).unwrap_or_default()
     }
 
-    /// Whether ranks that are killed are to be started anew.
+    /// Whether ranks that are killed are to be restarted.
     pub fn recovers(&self) -> bool {
         self.value(&setting::RECOVER).and_then(|value| value.is_on()).unwrap_or_default()
     }
@@ -155,17 +156,17 @@ fn said(
     flags: &[Flag],
     environment: &impl Fn(&str) -> Option<OsString>,
     file: Option<&File>,
-) -> Result<(String, Source)> {
+) -> Result<(String, SettingSource)> {
     let variable = row.variable();
     let own = environment(&variable).and_then(|text| text.into_string().ok());
     if let Some(text) = own.as_ref().filter(|text| !text.is_empty()) {
         check(row, text, &variable)?;
     }
     if let Some(flag) = flags.iter().rev().find(|flag| flag.row == row) {
-        return Ok((flag.text.clone(), Source::Flag(flag.option)));
+        return Ok((flag.text.clone(), SettingSource::Flag(flag.option)));
     }
     if let Some(text) = own.as_ref().filter(|text| !text.is_empty()) {
-        return Ok((text.clone(), Source::Environment));
+        return Ok((text.clone(), SettingSource::Environment));
     }
     if let Some((text, source)) = file.and_then(|file| file.entry(row)) {
         return Ok((text, source));
@@ -173,9 +174,9 @@ fn said(
     // As `mpi::set_provider` has it: a variable that is there, be it empty, is left alone.
     let is_quiet = environment("FI_LOG_LEVEL").is_none_or(|level| level.is_empty());
     if *row == setting::LOG && own.is_none() && is_quiet {
-        return Ok(("warn".to_string(), Source::Launcher));
+        return Ok(("warn".to_string(), SettingSource::Launcher));
     }
-    Ok((row.default.to_string(), Source::Default))
+    Ok((row.default.to_string(), SettingSource::Default))
 }
 
 impl Flag {
@@ -190,7 +191,7 @@ impl Flag {
 
     /// `-x LANDBRIDGE_NAME=VALUE`; `None` if the variable is no setting of the job.
     fn exported((variable, text): &(String, String)) -> Option<Result<Flag>> {
-        let row = setting::of_variable(variable).filter(|row| row.scope == Scope::Job)?;
+        let row = setting::find_by_variable(variable).filter(|row| row.scope == Scope::Job)?;
         Some(Flag::new("-x", row, text))
     }
 
@@ -244,8 +245,8 @@ pub fn misspelt() -> Vec<(String, String)> {
 }
 
 fn right_name(variable: &str) -> Option<String> {
-    let name = variable.strip_prefix(setting::VARIABLE_START)?;
-    if setting::of_variable(variable).is_some() {
+    let name = variable.strip_prefix(setting::VARIABLE_PREFIX)?;
+    if setting::find_by_variable(variable).is_some() {
         return None;
     }
     setting::nearest(name).map(Setting::variable)
@@ -254,20 +255,20 @@ fn right_name(variable: &str) -> Option<String> {
 /// Those of a job's variables that its relays read.
 pub fn for_relays(environment: &[(String, String)]) -> impl Iterator<Item = (&String, &String)> {
     let is_read = |name: &str| {
-        setting::of_variable(name)
+        setting::find_by_variable(name)
             .is_some_and(|row| row.scope == Scope::Job && row.is_for(Reader::Relay))
     };
     environment.iter().filter(move |(name, _)| is_read(name)).map(|(name, text)| (name, text))
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for SettingSource {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Default => out.write_str("default"),
-            Source::Launcher => out.write_str("landbridge run"),
-            Source::File { path, line } => write!(out, "{}, line {line}", path.display()),
-            Source::Environment => out.write_str("environment"),
-            Source::Flag(option) => out.write_str(option),
+            SettingSource::Default => out.write_str("default"),
+            SettingSource::Launcher => out.write_str("landbridge run"),
+            SettingSource::File { path, line } => write!(out, "{}, line {line}", path.display()),
+            SettingSource::Environment => out.write_str("environment"),
+            SettingSource::Flag(option) => out.write_str(option),
         }
     }
 }

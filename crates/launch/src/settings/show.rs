@@ -34,7 +34,7 @@ fn listing(settings: &Settings) -> String {
     let values = lines.iter().map(|line| line.1.chars().count()).max().unwrap_or(0);
     for ((name, value, source), it) in lines.iter().zip(&settings.rows) {
         let _ = writeln!(text, "{name:names$}  {value:values$}  {source}");
-        let _ = writeln!(text, "    {} ({})", it.row.sentence, it.row.unit);
+        let _ = writeln!(text, "    {} ({})", it.row.description, it.row.unit);
     }
     let file = settings.file.as_ref().map(|file| file.display().to_string());
     let _ = writeln!(text, "\nSettings file: {}", file.as_deref().unwrap_or("none"));
@@ -47,7 +47,7 @@ fn listing(settings: &Settings) -> String {
 
 fn others(text: &mut String, scope: Scope) {
     for row in SETTINGS.iter().filter(|row| row.scope == scope) {
-        let _ = writeln!(text, "{:22}  {} ({})", row.variable(), row.sentence, row.unit);
+        let _ = writeln!(text, "{:22}  {} ({})", row.variable(), row.description, row.unit);
     }
 }
 
@@ -78,7 +78,7 @@ fn object(row: &Setting, own: &[(&str, String)]) -> String {
         ("default", row.default.to_string()),
         ("unit", row.unit.to_string()),
         ("scope", scope.to_string()),
-        ("sentence", row.sentence.to_string()),
+        ("description", row.description.to_string()),
     ];
     let fields = row_fields.iter().chain(own);
     let mut fields: Vec<String> =

@@ -49,7 +49,7 @@ fn flag_goes_before_variable_before_file_before_default() {
             "{flags:?} {environment:?}"
         );
         let is_said = settings.variables().any(|(name, _)| name == "LANDBRIDGE_PEER_TIMEOUT");
-        assert_eq!(is_said, found.source != Source::Default);
+        assert_eq!(is_said, found.source != SettingSource::Default);
     }
 }
 
@@ -80,7 +80,7 @@ fn changed_is_also_what_is_only_a_text() {
     let settings = resolve(&flags, &[], "checkpoint_dir = \"/scratch\"").unwrap();
     let changed: Vec<_> = settings
         .changed()
-        .filter(|it| it.source != Source::Launcher)
+        .filter(|it| it.source != SettingSource::Launcher)
         .map(|it| it.row.name)
         .collect();
     assert_eq!(changed, ["criu", "recover_dir"]);
@@ -131,7 +131,7 @@ fn a_flag_that_is_wrong_is_explained() {
 }
 
 #[test]
-fn a_variable_that_is_wrong_is_told_also_behind_a_flag() {
+fn a_wrong_variable_is_reported_also_behind_a_flag() {
     let variable = ("LANDBRIDGE_RETAIN", "lots");
     for flags in [&[][..], &["retain=1GiB"]] {
         let error = resolve(flags, &[variable], "").unwrap_err().to_string();
@@ -140,7 +140,7 @@ fn a_variable_that_is_wrong_is_told_also_behind_a_flag() {
 }
 
 #[test]
-fn a_misspelt_variable_is_told_from_one_of_somebody_else() {
+fn a_misspelt_variable_is_distinguished_from_one_of_somebody_else() {
     assert_eq!(right_name("LANDBRIDGE_PEER_TIMOUT").as_deref(), Some("LANDBRIDGE_PEER_TIMEOUT"));
     for name in ["LANDBRIDGE_PEER_TIMEOUT", "LANDBRIDGE_LAB", "LANDBRIDGE_TEST_MARK", "PEER_TIMOUT"]
     {

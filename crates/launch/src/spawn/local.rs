@@ -4,11 +4,11 @@
 use super::Spawn;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Local {
+pub struct LocalSpawn {
     pub prefix: Vec<String>,
 }
 
-impl Spawn for Local {
+impl Spawn for LocalSpawn {
     fn command(&self, _host: &str, agent: &[String]) -> Vec<String> {
         self.prefix.iter().chain(agent).cloned().collect()
     }
@@ -20,7 +20,7 @@ mod tests {
 
     #[test]
     fn prefix_comes_first() {
-        let local = Local { prefix: vec!["nsenter".into(), "--".into()] };
+        let local = LocalSpawn { prefix: vec!["nsenter".into(), "--".into()] };
         let agent = ["landbridge".to_string(), "agent".to_string()];
         assert_eq!(local.command("n1", &agent), ["nsenter", "--", "landbridge", "agent"]);
     }

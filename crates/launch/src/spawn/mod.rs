@@ -2,11 +2,11 @@
 //!
 //! One trait, [`Spawn`]: it turns "the agent's command on that host" into a command to run here,
 //! whose stdin and stdout are the agent's. Everything secret goes through that stdin, never into
-//! an argument list. What the command prints on stderr is the user's to read: see [`said`].
+//! an argument list. What the command prints on stderr is the user's to read: see [`command_stderr`].
 
+pub mod agent_failure;
+mod command_stderr;
 pub mod local;
-pub mod lost;
-mod said;
 pub mod ssh;
 
 use std::os::fd::OwnedFd;
@@ -15,9 +15,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::link::Link;
+use crate::control_stream::ControlStream;
 use crate::sys;
-use said::Said;
+use command_stderr::CommandStderr;
 
 /// A way to a host.
 pub trait Spawn {
@@ -27,9 +27,9 @@ pub trait Spawn {
 
 /// An agent that has been started from here.
 pub struct AgentProcess {
-    pub link: Link,
+    pub stream: ControlStream,
     pub pid: u32,
-    said: Said,
+    stderr: CommandStderr,
 }
 
 /// Runs a command made by [`Spawn::command`] in a process group of its own, so that a Ctrl-C at
@@ -47,6 +47,6 @@ pub fn start(command: &[String]) -> Result<AgentProcess> {
     // All three were asked for as pipes just above.
     let input = OwnedFd::from(child.stdout.take().expect("stdout is a pipe"));
     let output = OwnedFd::from(child.stdin.take().expect("stdin is a pipe"));
-    let said = Said::listen(child.stderr.take().expect("stderr is a pipe"))?;
-    Ok(AgentProcess { link: Link::to_agent(input, output)?, pid: child.id(), said })
+    let stderr = CommandStderr::listen(child.stderr.take().expect("stderr is a pipe"))?;
+    Ok(AgentProcess { stream: ControlStream::to_agent(input, output)?, pid: child.id(), stderr })
 }

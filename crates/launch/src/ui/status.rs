@@ -8,7 +8,7 @@
 const ERASE: &[u8] = b"\r\x1b[K";
 
 #[derive(Debug)]
-pub struct Status {
+pub struct TerminalStatusLine {
     /// Without one, nothing is ever drawn.
     is_terminal: bool,
     wanted: Option<String>,
@@ -16,9 +16,9 @@ pub struct Status {
     is_at_line_start: bool,
 }
 
-impl Status {
-    pub fn new(is_terminal: bool) -> Status {
-        Status { is_terminal, wanted: None, shown: None, is_at_line_start: true }
+impl TerminalStatusLine {
+    pub fn new(is_terminal: bool) -> TerminalStatusLine {
+        TerminalStatusLine { is_terminal, wanted: None, shown: None, is_at_line_start: true }
     }
 
     pub fn is_terminal(&self) -> bool {
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn it_goes_before_anything_else_is_written_and_comes_back_after_a_whole_line() {
-        let mut status = Status::new(true);
+        let mut status = TerminalStatusLine::new(true);
         assert_eq!((status.erase(true), status.line(80)), (None, None));
         status.set(Some("3 ranks up".to_string()));
         assert_eq!(status.line(80).as_deref(), Some("3 ranks up"));
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn without_a_terminal_there_is_none() {
-        let mut status = Status::new(false);
+        let mut status = TerminalStatusLine::new(false);
         status.set(Some("x".to_string()));
         assert_eq!((status.erase(true), status.line(80)), (None, None));
     }

@@ -7,21 +7,21 @@ use Stage::{Finalized, Joined, Silent};
 const MPICH_ERROR: i32 = 678_509_711;
 
 /// Reports as they come: the node, and what happened there.
-enum Event {
+enum Incident {
     Exit(u32, Ending, Stage),
     Abort(u32, i32),
     Loss(u32),
 }
 
-fn judge(size: u32, events: &[(&str, Event)], now: Instant) -> Verdict {
+fn judge(size: u32, events: &[(&str, Incident)], now: Instant) -> Verdict {
     let mut watch = Watch::new(size, false);
     for (node, event) in events {
         match *event {
-            Event::Exit(rank, ending, stage) => {
+            Incident::Exit(rank, ending, stage) => {
                 watch.handle_exit(node, rank, ending, stage, now);
             }
-            Event::Abort(rank, code) => watch.handle_cause(node, aborted(rank, code)),
-            Event::Loss(rank) => watch.handle_loss(rank, now),
+            Incident::Abort(rank, code) => watch.handle_cause(node, aborted(rank, code)),
+            Incident::Loss(rank) => watch.handle_peer_loss(rank, now),
         }
     }
     watch.verdict(now)
@@ -31,7 +31,7 @@ fn aborted(rank: u32, code: i32) -> Cause {
     Cause::Aborted { rank, code, message: String::new() }
 }
 
-use Event::{Abort, Exit, Loss};
+use Incident::{Abort, Exit, Loss};
 
 fn killed(rank: u32, signal: i32) -> Cause {
     Cause::Killed { rank, signal }
@@ -42,10 +42,10 @@ fn exited(rank: u32, code: i32) -> Cause {
 }
 
 /// What happened, the reports in the order in which they came, and the cause.
-type Row<'a> = (&'a str, Vec<(&'a str, Event)>, Cause);
+type CauseRow<'a> = (&'a str, Vec<(&'a str, Incident)>, Cause);
 
 #[track_caller]
-fn assert_causes(rows: Vec<Row>) {
+fn assert_causes(rows: Vec<CauseRow>) {
     let now = Instant::now();
     for (what, events, cause) in rows {
         assert_eq!(judge(8, &events, now), Verdict::End(cause), "{what}");
@@ -153,12 +153,12 @@ fn ranks_that_lost_another_are_not_the_cause_and_those_that_left_may_be() {
         (
             "an exception: finalized, then exited while others abort",
             vec![("a", Abort(0, MPICH_ERROR)), ("a", Exit(2, Exited(1), Finalized))],
-            Cause::Left { rank: 2, code: 1 },
+            Cause::FailedAfterFinalize { rank: 2, code: 1 },
         ),
         (
             "an exception on another node",
             vec![("b", Exit(3, Exited(1), Finalized)), ("a", Exit(0, Killed(11), Joined))],
-            Cause::Left { rank: 3, code: 1 },
+            Cause::FailedAfterFinalize { rank: 3, code: 1 },
         ),
         (
             "exit(5), and another leaves because of it",
@@ -191,7 +191,7 @@ fn ranks_that_lost_another_are_not_the_cause_and_those_that_left_may_be() {
                 ("a", Exit(0, Killed(11), Joined)),
                 ("a", Exit(2, Exited(0), Joined)),
             ],
-            Cause::Missing { rank: 2, recovers: false },
+            Cause::QuitWithoutFinalize { rank: 2, recovers: false },
         ),
         (
             "_exit(0), and one that lost nobody crashes by itself",
@@ -237,7 +237,7 @@ fn what_happens_to_the_job_outweighs_what_happens_to_ranks() {
 #[test]
 fn a_job_ends_well_when_every_rank_has() {
     let now = Instant::now();
-    let verdict = |events: &[(&str, Event)]| judge(2, events, now);
+    let verdict = |events: &[(&str, Incident)]| judge(2, events, now);
     let well = |rank, stage| ("a", Exit(rank, Exited(0), stage));
     assert_eq!(verdict(&[]), Verdict::GoOn);
     assert_eq!(verdict(&[well(0, Finalized)]), Verdict::GoOn);
@@ -256,18 +256,18 @@ fn an_error_after_finalize_ends_the_job_after_a_grace() {
     let mut watch = Watch::new(3, false);
     assert_eq!(watch.next_time(), None);
     watch.handle_exit("a", 2, Exited(1), Finalized, at);
-    assert_eq!(watch.next_time(), Some(at + LEFT_NOTICE));
-    assert_eq!(watch.poll_notice(at + LEFT_NOTICE - moment, place), None);
-    let notice = watch.poll_notice(at + LEFT_NOTICE, place).unwrap();
+    assert_eq!(watch.next_time(), Some(at + EXIT_GRACE_NOTICE));
+    assert_eq!(watch.poll_notice(at + EXIT_GRACE_NOTICE - moment, place), None);
+    let notice = watch.poll_notice(at + EXIT_GRACE_NOTICE, place).unwrap();
     assert!(notice.starts_with("rank 2 ended with exit code 1 after MPI_Final"), "{notice}");
-    assert_eq!(watch.poll_notice(at + LEFT_NOTICE, place), None);
-    watch.handle_exit("a", 1, Exited(4), Finalized, at + LEFT_NOTICE);
-    assert_eq!(watch.verdict(at + LEFT_GRACE - moment), Verdict::GoOn);
-    assert_eq!(watch.next_time(), Some(at + LEFT_GRACE));
-    let cause = Cause::Left { rank: 2, code: 1 };
-    assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::End(cause));
-    watch.handle_exit("a", 0, Exited(0), Finalized, at + LEFT_GRACE);
-    assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::Finished { code: 1 });
+    assert_eq!(watch.poll_notice(at + EXIT_GRACE_NOTICE, place), None);
+    watch.handle_exit("a", 1, Exited(4), Finalized, at + EXIT_GRACE_NOTICE);
+    assert_eq!(watch.verdict(at + EXIT_GRACE - moment), Verdict::GoOn);
+    assert_eq!(watch.next_time(), Some(at + EXIT_GRACE));
+    let cause = Cause::FailedAfterFinalize { rank: 2, code: 1 };
+    assert_eq!(watch.verdict(at + EXIT_GRACE), Verdict::End(cause));
+    watch.handle_exit("a", 0, Exited(0), Finalized, at + EXIT_GRACE);
+    assert_eq!(watch.verdict(at + EXIT_GRACE), Verdict::Finished { code: 1 });
 }
 
 #[test]
@@ -281,19 +281,19 @@ fn who_ends_well_without_finalize_is_missed_when_somebody_says_so_or_ranks_come_
     };
     // Elsewhere those who wait for it lose their connection to it, and say so: only then is it missed.
     let mut watch = missing(false);
-    assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::GoOn);
+    assert_eq!(watch.verdict(at + EXIT_GRACE), Verdict::GoOn);
     assert_eq!(watch.next_time(), None);
-    watch.handle_loss(1, at + LEFT_GRACE);
-    assert_eq!(watch.verdict(at + LEFT_GRACE + moment), Verdict::GoOn);
-    let cause = Cause::Missing { rank: 2, recovers: false };
-    assert_eq!(watch.verdict(at + 2 * LEFT_GRACE), Verdict::End(cause));
+    watch.handle_peer_loss(1, at + EXIT_GRACE);
+    assert_eq!(watch.verdict(at + EXIT_GRACE + moment), Verdict::GoOn);
+    let cause = Cause::QuitWithoutFinalize { rank: 2, recovers: false };
+    assert_eq!(watch.verdict(at + 2 * EXIT_GRACE), Verdict::End(cause));
     let mut watch = missing(true);
-    assert_eq!(watch.verdict(at + LEFT_GRACE - moment), Verdict::GoOn);
-    let cause = Cause::Missing { rank: 2, recovers: true };
-    assert_eq!(watch.verdict(at + LEFT_GRACE), Verdict::End(cause.clone()));
+    assert_eq!(watch.verdict(at + EXIT_GRACE - moment), Verdict::GoOn);
+    let cause = Cause::QuitWithoutFinalize { rank: 2, recovers: true };
+    assert_eq!(watch.verdict(at + EXIT_GRACE), Verdict::End(cause.clone()));
     assert_eq!(cause.code(), FAILED_CODE);
     let place = |rank: u32| format!("rank {rank}");
-    let notice = watch.poll_notice(at + LEFT_NOTICE, place).unwrap();
+    let notice = watch.poll_notice(at + EXIT_GRACE_NOTICE, place).unwrap();
     assert!(notice.starts_with("rank 2 ended with exit code 0 without MPI_Final"), "{notice}");
     let text = cause.text(place).unwrap();
     assert!(text.starts_with("rank 2 has ended with exit code 0 without MPI_Finalize"), "{text}");

@@ -3,19 +3,22 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use super::incoming::Announced;
-use super::receive::{Arriving, Keeping};
-use super::timers::Watch;
-use super::way::{Path, Way};
+use super::incoming::AnnouncedPieces;
+use super::path_state::{PathProperties, PathState};
+use super::receive::{ArrivingFrame, OutOfOrderArrival};
+use super::timers::ChannelTimers;
 use super::{Action, Endpoint, Memory, Op, OpKind, Peer};
-use crate::channel::{Inflow, Outflow, PathId, Retained, SPAN_BYTES_MAX, SPAN_FRAMES_MAX};
-use crate::credit::{Credit, Lent};
+use crate::channel::{
+    PathId, REORDER_WINDOW_BYTES_MAX, REORDER_WINDOW_FRAMES_MAX, ReassemblyBuffer, RetainedFrame,
+    RetransmitBuffer,
+};
+use crate::credit::{Credit, GrantedCredit};
 use crate::id::Address;
+use crate::matching::ANY;
 use crate::path::time::Time;
 use crate::slab::Slab;
-use crate::tag::ANY;
 use crate::wire::frame::Kind;
-use crate::wire::head::{Door, Head};
+use crate::wire::kind_header::{AdvertisedAddress, KindHeader};
 
 /// Items that may wait for a peer when it asks for one more answer. Without a bound a peer that asks and never reads could
 /// take all memory; an honest one has a quarter of this in flight, and we as much towards it.
@@ -24,73 +27,73 @@ pub(super) const QUEUE_MAX: usize = 1 << 18;
 pub(super) struct Channel<M> {
     pub address: Address,
     /// What decides how messages are asked for: that of the path that has opened last.
-    pub path: Path,
+    pub path: PathProperties,
     /// By their numbers.
-    pub ways: Vec<Way>,
-    /// Ways by which frames go out.
+    pub paths: Vec<PathState>,
+    /// Paths by which frames go out.
     senders: usize,
-    /// The only one, if it is neither spare nor doubted.
+    /// The only one, if it is neither spare nor suspected.
     sole_sender: Option<PathId>,
-    /// Of those, the doubted ones, a bit for each: there is no other.
-    doubted_senders: u8,
+    /// Of those, the suspected ones, a bit for each: there is no other.
+    suspected_senders: u8,
     /// See [`Self::is_measured`].
     is_measured: bool,
-    /// See [`Self::may_overtake`].
-    may_overtake: bool,
-    /// The way by which the peer was heard last: it is alive.
-    pub heard_by: PathId,
+    /// See [`Self::may_reorder`].
+    may_reorder: bool,
+    /// The path by which the peer was heard last: it is alive.
+    pub last_heard_by: PathId,
     /// Something may be lost without a word.
-    pub is_silent: bool,
+    pub has_silent_loss: bool,
     /// Some path carries datagrams.
     pub has_datagrams: bool,
-    pub watch: Watch,
+    pub timers: ChannelTimers,
     /// What waits to be handed to a path, in order.
     pub queue: VecDeque<Item<M>>,
-    pub out: Outflow<M>,
+    pub out: RetransmitBuffer<M>,
     /// What leaves and may have to go again may be copied: see [`Endpoint::set_copying`].
     pub may_copy: bool,
-    pub into: Inflow,
+    pub into: ReassemblyBuffer,
     /// All bytes below have been taken in here, as the peer last heard it.
-    pub told: u64,
+    pub acknowledged: u64,
     /// The peer waits to hear of it.
     pub ack_wanted: bool,
     /// The peer waits to hear when all below has been taken in; 0: for nothing.
-    pub confirm_at: u64,
+    pub ack_when_delivered: u64,
     /// We wait to hear what the peer has taken in, and nothing that is sent asks for it.
-    pub solicits: bool,
-    /// All below has been asked about by [`Endpoint::solicit`].
+    pub solicits_ack: bool,
+    /// All below has been asked about by [`Endpoint::solicit_ack`].
     pub solicited: u64,
     /// How often in a row an answer of the application took that along at once.
-    pub prompt_answers: u8,
+    pub piggybacked_acks: u8,
     /// What is to be said that is no byte of the channel.
-    pub errands: Vec<Errand>,
-    /// The last ask that has been answered: its answer may be lost with a path that the peer has given up already.
-    pub answered: Option<u64>,
-    /// Ranges that have arrived spoilt and have not come again, and whether the peer has been told.
-    pub spoilt: Vec<(u64, u64, bool)>,
+    pub control_frames: Vec<ControlFrame>,
+    /// The last status request that has been answered: its answer may be lost with a path that the peer has given up already.
+    pub answered_request: Option<u64>,
+    /// Ranges that have arrived corrupt and have not come again, and whether the peer has been told.
+    pub corrupt: Vec<(u64, u64, bool)>,
     /// What came early and found no room, from its first byte to its end: it is asked for when its turn comes.
-    pub missed: Option<(u64, u64)>,
+    pub dropped_out_of_order: Option<(u64, u64)>,
     /// Refusals that wait to be sent.
     pub refusals: u32,
     /// The peer has taken in all our bytes below, and we have taken in all that it sent before it said so: a refusal, for
     /// one. That is what operations wait for.
     pub confirmed: u64,
     /// A confirmation (`.1`) that has overtaken bytes: it holds when all below `.0` have been taken in.
-    pub early_news: (u64, u64),
+    pub early_ack: (u64, u64),
     /// Operations that complete when the peer has all bytes below the number. Ascending.
     pub awaiting: VecDeque<(u64, u32)>,
     pub credit: Credit,
-    pub lent: Lent,
+    pub granted_credit: GrantedCredit,
     pub eager_window: u32,
     /// The frame that is being taken in.
-    pub arriving: Option<Arriving>,
+    pub arriving: Option<ArrivingFrame>,
     /// Frames and fragments that are on their way into what is kept for later, one for each path at most.
-    pub keeping: Vec<Keeping>,
+    pub out_of_order: Vec<OutOfOrderArrival>,
     /// Messages of which announced pieces are still to come, by the sender's operation. Each has credit for at least one
     /// byte, so the credit bounds them.
-    pub announced: BTreeMap<u32, Announced>,
+    pub announced: BTreeMap<u32, AnnouncedPieces>,
     /// Bytes that may have been sent without asking to hear of them.
-    pub unasked: u64,
+    pub bytes_since_ack_request: u64,
     pub failed: Option<i32>,
     /// The peer has said goodbye: it takes in nothing new.
     pub has_left: bool,
@@ -102,29 +105,29 @@ pub(super) struct Channel<M> {
 
 /// Something to be said that is no byte of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Errand {
-    /// What has come early, as the answer to ask `.0` of the peer (0: to none), by this path, if any, as long as that
+pub(super) enum ControlFrame {
+    /// What has come early, as the answer to status request `.0` of the peer (0: to none), by this path, if any, as long as that
     /// takes frames: the asker measures it.
-    Report(u64, Option<PathId>),
+    Sack(u64, Option<PathId>),
     /// Asks the peer what has come: by this path, if any.
-    Probe(Option<PathId>),
+    StatusRequest(Option<PathId>),
     /// An address of ours at which connections are taken.
-    Door(Door),
+    AddressAdvertisement(AdvertisedAddress),
 }
 
-impl Errand {
+impl ControlFrame {
     pub fn kind(self) -> Kind {
         match self {
-            Errand::Report(..) => Kind::Report,
-            Errand::Probe(_) => Kind::Ask,
-            Errand::Door(..) => Kind::Door,
+            ControlFrame::Sack(..) => Kind::Sack,
+            ControlFrame::StatusRequest(_) => Kind::StatusRequest,
+            ControlFrame::AddressAdvertisement(..) => Kind::AddressAdvertisement,
         }
     }
 
     fn path(self) -> Option<PathId> {
         match self {
-            Errand::Report(_, path) | Errand::Probe(path) => path,
-            Errand::Door(..) => None,
+            ControlFrame::Sack(_, path) | ControlFrame::StatusRequest(path) => path,
+            ControlFrame::AddressAdvertisement(..) => None,
         }
     }
 }
@@ -138,14 +141,14 @@ pub(super) enum Item<M> {
     /// Pieces of a write, or a read or atomic request.
     Remote(u32),
     /// A frame without payload.
-    Control(Kind, u8, Head),
+    Control(Kind, u8, KindHeader),
     /// Bytes a peer asked for.
     Reply { kind: Kind, op: u32, memory: M, sent: u64, total: u64 },
 }
 
 /// What becomes true when a frame has left for good.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sent {
+pub(super) enum SentPiece {
     Nothing,
     /// Something of operation `.0`, but not the end.
     PieceOf(u32),
@@ -153,12 +156,12 @@ pub(super) enum Sent {
     LastOf(u32, u64),
 }
 
-impl Sent {
+impl SentPiece {
     /// The operation whose bytes the frame has.
     pub fn op(self) -> Option<u32> {
         match self {
-            Sent::Nothing => None,
-            Sent::PieceOf(id) | Sent::LastOf(id, _) => Some(id),
+            SentPiece::Nothing => None,
+            SentPiece::PieceOf(id) | SentPiece::LastOf(id, _) => Some(id),
         }
     }
 }
@@ -188,42 +191,42 @@ impl<M: Clone> Channel<M> {
     pub fn new(address: Address, eager_window: u32) -> Self {
         Self {
             address,
-            path: Path::RELAY,
-            ways: Vec::new(),
+            path: PathProperties::RELAY,
+            paths: Vec::new(),
             senders: 0,
             sole_sender: None,
-            doubted_senders: 0,
+            suspected_senders: 0,
             is_measured: false,
-            may_overtake: false,
-            heard_by: PathId(0),
-            is_silent: false,
+            may_reorder: false,
+            last_heard_by: PathId(0),
+            has_silent_loss: false,
             has_datagrams: false,
-            watch: Watch::default(),
+            timers: ChannelTimers::default(),
             queue: VecDeque::new(),
-            out: Outflow::default(),
+            out: RetransmitBuffer::default(),
             may_copy: true,
-            into: Inflow::default(),
-            told: 0,
+            into: ReassemblyBuffer::default(),
+            acknowledged: 0,
             ack_wanted: false,
-            confirm_at: 0,
-            solicits: false,
+            ack_when_delivered: 0,
+            solicits_ack: false,
             solicited: 0,
-            prompt_answers: 0,
-            errands: Vec::new(),
-            answered: None,
-            spoilt: Vec::new(),
-            missed: None,
+            piggybacked_acks: 0,
+            control_frames: Vec::new(),
+            answered_request: None,
+            corrupt: Vec::new(),
+            dropped_out_of_order: None,
             refusals: 0,
             confirmed: 0,
-            early_news: (0, 0),
+            early_ack: (0, 0),
             awaiting: VecDeque::new(),
             credit: Credit::new(eager_window),
-            lent: Lent::default(),
+            granted_credit: GrantedCredit::default(),
             eager_window,
             arriving: None,
-            keeping: Vec::new(),
+            out_of_order: Vec::new(),
             announced: BTreeMap::new(),
-            unasked: 0,
+            bytes_since_ack_request: 0,
             failed: None,
             has_left: false,
             has_said_goodbye: false,
@@ -236,78 +239,80 @@ impl<M: Clone> Channel<M> {
         self.queue.clear();
         self.awaiting.clear();
         self.arriving = None;
-        self.keeping.clear();
+        self.out_of_order.clear();
         self.announced.clear();
-        self.errands.clear();
+        self.control_frames.clear();
         self.out.clear();
         self.into.clear();
-        self.ways.iter_mut().for_each(|way| way.held = None);
+        self.paths.iter_mut().for_each(|state| state.held = None);
     }
 
-    /// The way with this number, if it is up.
+    /// The path with this number, if it is up.
     #[inline]
-    pub fn way(&self, path: PathId) -> Option<&Way> {
-        self.ways.get(path.0 as usize).filter(|way| way.is_up)
+    pub fn path_state(&self, path: PathId) -> Option<&PathState> {
+        self.paths.get(path.0 as usize).filter(|state| state.is_up)
     }
 
-    /// The ways by which frames go out: those that are up, but spare ones, and still less those that are doubted, only when
+    /// The paths by which frames go out: those that are up, but spare ones, and still less those that are suspected, only when
     /// there is no other.
-    fn sending(&self) -> impl Iterator<Item = &Way> {
-        let up = || self.ways.iter().filter(|way| way.is_up);
-        let lowest = up().map(Way::rank).min();
-        up().filter(move |way| Some(way.rank()) == lowest)
+    fn sending(&self) -> impl Iterator<Item = &PathState> {
+        let up = || self.paths.iter().filter(|state| state.is_up);
+        let lowest = up().map(PathState::rank).min();
+        up().filter(move |state| Some(state.rank()) == lowest)
     }
 
-    /// Frames go out by several ways, and may choose between them.
+    /// Frames go out by several paths, and may choose between them.
     #[inline]
     pub fn has_choice(&self) -> bool {
         self.senders > 1
     }
 
-    /// Frames may choose between ways, or go out as datagrams: how long each takes matters.
+    /// Frames may choose between paths, or go out as datagrams: how long each takes matters.
     #[inline]
     pub fn is_measured(&self) -> bool {
         self.is_measured
     }
 
-    /// What is sent later may arrive sooner, by another way or by the same: no more goes out than the peer keeps.
+    /// What is sent later may arrive sooner, by another path or by the same: no more goes out than the peer keeps.
     #[inline]
-    pub fn may_overtake(&self) -> bool {
-        self.may_overtake
+    pub fn may_reorder(&self) -> bool {
+        self.may_reorder
     }
 
-    /// To be called when paths have changed. Says, with a bit for each, by which doubted ways frames have gone out, for want of
+    /// To be called when paths have changed. Says, with a bit for each, by which suspected paths frames have gone out, for want of
     /// others, and do no more.
     pub fn count_senders(&mut self) -> u8 {
         self.senders = self.sending().count();
         self.sole_sender = self.find_sole_sender();
-        let are_doubted = self.sending().any(|way| way.is_doubted);
-        let doubted = self.ways.iter().enumerate().filter(|(_, way)| way.is_up && way.is_doubted);
-        let doubted = doubted.fold(0, |all, (number, _)| all | 1 << number);
-        let now = if are_doubted { doubted } else { 0 };
-        let left = core::mem::replace(&mut self.doubted_senders, now) & doubted & !now;
-        let has_datagrams = self.sending().any(|way| way.path.datagram.is_some());
+        let are_suspected = self.sending().any(|state| state.is_suspected);
+        let suspected =
+            self.paths.iter().enumerate().filter(|(_, state)| state.is_up && state.is_suspected);
+        let suspected = suspected.fold(0, |all, (number, _)| all | 1 << number);
+        let now = if are_suspected { suspected } else { 0 };
+        let left = core::mem::replace(&mut self.suspected_senders, now) & suspected & !now;
+        let has_datagrams = self.sending().any(|state| state.path.datagram.is_some());
         self.is_measured = self.has_choice() || has_datagrams;
-        // What a doubted way carries may yet arrive.
-        let several = self.ways.iter().filter(|way| way.is_up && !way.path.spare).count() > 1;
-        self.may_overtake =
-            several || self.is_measured || self.sending().any(|way| way.path.overtakes);
+        // What a suspected path carries may yet arrive.
+        let several =
+            self.paths.iter().filter(|state| state.is_up && !state.path.spare).count() > 1;
+        self.may_reorder =
+            several || self.is_measured || self.sending().any(|state| state.path.reorders);
         // What a path carried before it became a spare one may still be lost.
-        let mut up = self.ways.iter().filter(|way| way.is_up);
-        self.has_datagrams = up.clone().any(|way| way.flow.is_some());
-        self.is_silent = up.any(|way| way.path.silent);
+        let mut up = self.paths.iter().filter(|state| state.is_up);
+        self.has_datagrams = up.clone().any(|state| state.flow.is_some());
+        self.has_silent_loss = up.any(|state| state.path.silent_loss);
         left
     }
 
     fn find_sole_sender(&self) -> Option<PathId> {
-        let is_sole = |way: &Way| way.is_up && !way.path.spare && !way.is_doubted;
-        let place = self.ways.iter().position(is_sole).filter(|_| self.senders == 1)?;
+        let is_sole = |state: &PathState| state.is_up && !state.path.spare && !state.is_suspected;
+        let place = self.paths.iter().position(is_sole).filter(|_| self.senders == 1)?;
         Some(PathId(place as u8))
     }
 
     /// Whether time matters.
     pub fn is_timed(&self) -> bool {
-        self.is_measured || self.is_silent
+        self.is_measured || self.has_silent_loss
     }
 
     /// Whether frames go out at all.
@@ -319,13 +324,15 @@ impl<M: Clone> Channel<M> {
     #[inline]
     pub fn sends_by(&self, path: PathId) -> bool {
         self.sole_sender == Some(path)
-            || self.way(path).is_some_and(|way| self.sending().any(|it| core::ptr::eq(it, way)))
+            || self
+                .path_state(path)
+                .is_some_and(|state| self.sending().any(|it| core::ptr::eq(it, state)))
     }
 
     /// Whether the next piece, of `bytes`, is best sent by `path`: no other would have all that is left, `rest`, there
     /// sooner. So a slow path never makes a message later than it would be without it, and a short one takes the quickest.
     pub fn prefers(&self, path: PathId, bytes: u64, rest: u64) -> bool {
-        let Some(mine) = self.way(path) else {
+        let Some(mine) = self.path_state(path) else {
             return false;
         };
         let finish = mine.finish_nanos(bytes);
@@ -334,129 +341,131 @@ impl<M: Clone> Channel<M> {
 
     /// Nothing is lost or asked for.
     #[inline]
-    pub fn is_calm(&self) -> bool {
-        let owes = !self.errands.is_empty() || self.untold_spoilt().is_some();
-        !owes && !self.out.is_hushed() && !self.out.has_lost()
+    pub fn has_nothing_to_repair(&self) -> bool {
+        let owes = !self.control_frames.is_empty() || self.unreported_corrupt().is_some();
+        !owes && !self.out.is_awaiting_status() && !self.out.has_lost()
     }
 
-    /// The peer is to hear what has come early: see [`Errand::Report`].
-    pub fn owe_report(&mut self, number: u64, path: Option<PathId>) {
-        let is_same = |errand: &&mut Errand| match errand {
-            Errand::Report(_, other) => number == 0 || *other == path,
+    /// The peer is to hear what has come early: see [`ControlFrame::Sack`].
+    pub fn owe_sack(&mut self, number: u64, path: Option<PathId>) {
+        let is_same = |control_frame: &&mut ControlFrame| match control_frame {
+            ControlFrame::Sack(_, other) => number == 0 || *other == path,
             _ => false,
         };
-        match self.errands.iter_mut().find(is_same) {
-            Some(Errand::Report(other, _)) => *other = number.max(*other),
-            _ => self.errands.push(Errand::Report(number, path)),
+        match self.control_frames.iter_mut().find(is_same) {
+            Some(ControlFrame::Sack(other, _)) => *other = number.max(*other),
+            _ => self.control_frames.push(ControlFrame::Sack(number, path)),
         }
     }
 
     /// The peer is to be asked what has come.
-    pub fn owe_probe(&mut self, path: Option<PathId>) {
-        if !self.errands.contains(&Errand::Probe(path)) {
-            self.errands.push(Errand::Probe(path));
+    pub fn owe_status_request(&mut self, path: Option<PathId>) {
+        if !self.control_frames.contains(&ControlFrame::StatusRequest(path)) {
+            self.control_frames.push(ControlFrame::StatusRequest(path));
         }
     }
 
     /// The place of the errand that `path` is to do next, of one kind if that is said.
-    pub fn errand_for(&self, path: PathId, kind: Option<Kind>) -> Option<usize> {
-        let may_go = |errand: &Errand| match errand.path() {
-            _ if kind.is_some_and(|kind| kind != errand.kind()) => false,
-            _ if errand.kind() == Kind::Door => self.may_tell_door(path),
-            Some(wanted) if self.way(wanted).is_some_and(|way| !way.is_doubted) => wanted == path,
-            // Who asks by a path that is doubted may be heard by it and hear nothing: the answer goes by what is left.
+    pub fn control_frame_for(&self, path: PathId, kind: Option<Kind>) -> Option<usize> {
+        let may_go = |control_frame: &ControlFrame| match control_frame.path() {
+            _ if kind.is_some_and(|kind| kind != control_frame.kind()) => false,
+            _ if control_frame.kind() == Kind::AddressAdvertisement => self.may_advertise_by(path),
+            Some(wanted) if self.path_state(wanted).is_some_and(|state| !state.is_suspected) => {
+                wanted == path
+            }
+            // Who asks by a path that is suspected may be heard by it and hear nothing: the answer goes by what is left.
             Some(_) => self.sends_by(path),
-            None => self.sends_by(path) && self.speaks_by(path),
+            None => self.sends_by(path) && self.sends_control_by(path),
         };
-        self.errands.iter().position(may_go)
+        self.control_frames.iter().position(may_go)
     }
 
     /// Whether addresses may be told by `path`: they are worth being sure that they arrive, and are not for every ear, so no
     /// datagram has them as long as there is another path.
-    pub fn may_tell_door(&self, path: PathId) -> bool {
-        let is_sure = |way: &Way| way.is_up && way.flow.is_none();
-        let is_needed = || !self.ways.iter().any(is_sure);
-        self.way(path).is_some_and(|way| is_sure(way) || is_needed())
+    pub fn may_advertise_by(&self, path: PathId) -> bool {
+        let is_sure = |state: &PathState| state.is_up && state.flow.is_none();
+        let is_needed = || !self.paths.iter().any(is_sure);
+        self.path_state(path).is_some_and(|state| is_sure(state) || is_needed())
     }
 
-    /// Ask `number` is answered, and what is said to have arrived is known.
-    pub fn handle_answer(&mut self, now: Time, number: u64) {
-        self.out.handle_answer(number);
-        let Self { out, ways, .. } = self;
-        let silent = silent_paths(ways);
-        let each = |frame: &Retained<M>| {
-            if let Some(way) = ways.get_mut(frame.path.0 as usize) {
-                way.handle_lost(frame);
+    /// Status request `number` is answered, and what is said to have arrived is known.
+    pub fn handle_status_reply(&mut self, now: Time, number: u64) {
+        self.out.handle_status_reply(number);
+        let Self { out, paths, .. } = self;
+        let silent_loss = silent_loss_paths(paths);
+        let each = |frame: &RetainedFrame<M>| {
+            if let Some(state) = paths.get_mut(frame.path.0 as usize) {
+                state.handle_lost(frame);
             }
         };
-        out.handle_silence(number, |path| silent.contains(&path), each);
-        for Way { flow, round_trip, .. } in ways {
+        out.handle_silent_loss(number, |path| silent_loss.contains(&path), each);
+        for PathState { flow, round_trip, .. } in paths {
             if let Some(flow) = flow {
-                flow.handle_answer(now, number, round_trip);
+                flow.handle_status_reply(now, number, round_trip);
             }
         }
     }
 
-    /// Ask `number` has left by `path`.
-    pub fn handle_asked(&mut self, (path, now): (PathId, Time), number: u64) {
-        self.out.handle_asked(number);
-        let silent = silent_paths(&self.ways);
-        self.out.mark_asked(number, |path| silent.contains(&path));
-        let flow = self.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+    /// Status request `number` has left by `path`.
+    pub fn handle_status_request_sent(&mut self, (path, now): (PathId, Time), number: u64) {
+        self.out.handle_status_request_sent(number);
+        let silent_loss = silent_loss_paths(&self.paths);
+        self.out.mark_status_requested(number, |path| silent_loss.contains(&path));
+        let flow = self.paths.get_mut(path.0 as usize).and_then(|state| state.flow.as_mut());
         if let Some(flow) = flow {
-            flow.handle_asked(now, number);
+            flow.handle_status_request_sent(now, number);
         }
     }
 
     /// Takes in what has been confirmed, by whatever path, and finds out what that shows to be lost.
-    pub fn settle(&mut self, now: Time) {
-        for number in 0..self.ways.len() {
-            if self.ways[number].settle(now) {
-                self.lose_late(PathId(number as u8), now);
+    pub fn process_acks(&mut self, now: Time) {
+        for number in 0..self.paths.len() {
+            if self.paths[number].process_acks(now) {
+                self.detect_losses(PathId(number as u8), now);
             }
         }
     }
 
     /// What is lost of what `path` carries, by now, goes again.
-    pub fn lose_late(&mut self, path: PathId, now: Time) {
-        let Self { out, ways, .. } = self;
-        let way = &mut ways[path.0 as usize];
-        let mut lost_ask = false;
-        while let Some((order, start)) = way.next_lost(now) {
-            let each = |frame: &Retained<M>| way.rate.handle_lost(frame.length as u64);
+    pub fn detect_losses(&mut self, path: PathId, now: Time) {
+        let Self { out, paths, .. } = self;
+        let state = &mut paths[path.0 as usize];
+        let mut lost_request = false;
+        while let Some((order, start)) = state.next_lost(now) {
+            let each = |frame: &RetainedFrame<M>| state.rate.handle_lost(frame.length as u64);
             match start {
                 Some(start) => out.handle_lost((path, order), start, each),
-                None => lost_ask = true,
+                None => lost_request = true,
             }
         }
-        if lost_ask && out.is_hushed() {
-            self.owe_probe(Some(path));
+        if lost_request && out.is_awaiting_status() {
+            self.owe_status_request(Some(path));
         }
     }
 
     /// All that `path` carries is lost, or cannot be watched any more: it goes again.
-    pub fn give_up(&mut self, path: PathId, now: Time) {
-        let flow = self.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
+    pub fn lose_in_flight(&mut self, path: PathId, now: Time) {
+        let flow = self.paths.get_mut(path.0 as usize).and_then(|state| state.flow.as_mut());
         if let Some(flow) = flow {
-            flow.give_up(now);
+            flow.lose_in_flight(now);
         }
         self.out.handle_break(path);
     }
 
-    /// A spoilt range that the peer has not been told of.
-    pub fn untold_spoilt(&self) -> Option<usize> {
-        self.spoilt.iter().position(|&(_, _, is_told)| !is_told)
+    /// A corrupt range that the peer has not been told of.
+    pub fn unreported_corrupt(&self) -> Option<usize> {
+        self.corrupt.iter().position(|&(_, _, is_reported)| !is_reported)
     }
 
     /// What was said may not have been heard: it is said again.
-    pub fn repeat(&mut self) {
-        self.ack_wanted |= self.into.taken() > 0;
-        self.solicits |= !self.awaiting.is_empty();
-        self.spoilt.iter_mut().for_each(|(_, _, is_told)| *is_told = false);
-        if let Some(answered) = self.answered {
-            self.owe_report(answered, None);
+    pub fn repeat_control_frames(&mut self) {
+        self.ack_wanted |= self.into.delivered() > 0;
+        self.solicits_ack |= !self.awaiting.is_empty();
+        self.corrupt.iter_mut().for_each(|(_, _, is_reported)| *is_reported = false);
+        if let Some(answered_request) = self.answered_request {
+            self.owe_sack(answered_request, None);
         }
-        self.out.ask();
+        self.out.request_status();
     }
 
     /// Whether a frame must go out although nothing else wants to.
@@ -464,7 +473,7 @@ impl<M: Clone> Channel<M> {
     pub fn owes_ack(&self) -> bool {
         // While a refusal waits, nothing new can be confirmed: a frame would change nothing, and be owed again.
         (self.ack_wanted && self.refusals == 0)
-            || self.lent.untold() >= (self.eager_window / 2).max(1)
+            || self.granted_credit.unadvertised() >= (self.eager_window / 2).max(1)
     }
 
     /// Whether a path still holds a frame with bytes of operation `id`.
@@ -473,13 +482,13 @@ impl<M: Clone> Channel<M> {
     }
 
     fn holder(&self, id: u32) -> Option<usize> {
-        self.ways.iter().position(|way| way.held.and_then(Sent::op) == Some(id))
+        self.paths.iter().position(|state| state.held.and_then(SentPiece::op) == Some(id))
     }
 
     /// When the path that holds a frame of operation `id` has sent it, `sent` is true.
-    pub fn after_flush(&mut self, id: u32, sent: Sent) {
-        if let Some(way) = self.holder(id) {
-            self.ways[way].held = Some(sent);
+    pub fn after_flush(&mut self, id: u32, sent: SentPiece) {
+        if let Some(state) = self.holder(id) {
+            self.paths[state].held = Some(sent);
         }
     }
 
@@ -489,27 +498,27 @@ impl<M: Clone> Channel<M> {
         self.awaiting.insert(place, (end, id));
     }
 
-    /// The header of a frame that has left confirms all bytes below `told`, and gives back what was lent. `is_answer`: the
+    /// The header of a frame that has left confirms all bytes below `acknowledged`, and gives back the credit. `is_answer`: the
     /// frame is new, so the application may have answered.
     #[inline]
-    pub fn handle_told(&mut self, told: u64, is_answer: bool) {
-        self.told = told;
-        let is_confirmed = told >= self.into.taken();
+    pub fn handle_ack_sent(&mut self, acknowledged: u64, is_answer: bool) {
+        self.acknowledged = acknowledged;
+        let is_confirmed = acknowledged >= self.into.delivered();
         if self.ack_wanted && is_confirmed && is_answer {
-            self.prompt_answers = self.prompt_answers.saturating_add(1);
+            self.piggybacked_acks = self.piggybacked_acks.saturating_add(1);
         }
         self.ack_wanted &= !is_confirmed;
-        self.lent.tell();
+        self.granted_credit.advertise();
     }
 
     /// What may be confirmed: while a refusal waits to be sent, nothing new.
     #[inline]
     pub fn confirmed_now(&self) -> u64 {
-        if self.refusals > 0 { self.told } else { self.into.taken() }
+        if self.refusals > 0 { self.acknowledged } else { self.into.delivered() }
     }
 
     /// Takes operation `id` off everything that waits, so that no later operation is mistaken for it.
-    pub fn strike(&mut self, id: u32) {
+    pub fn remove_operation(&mut self, id: u32) {
         let is_of = |item: &Item<M>| match *item {
             Item::First(of) | Item::Rest(of) | Item::Remote(of) => of == id,
             Item::Control(..) | Item::Reply { .. } => false,
@@ -521,20 +530,21 @@ impl<M: Clone> Channel<M> {
     /// Whether the frame that is owed may wait for the application's answer, which by experience follows at once.
     #[inline]
     pub fn may_defer_ack(&self) -> bool {
-        self.prompt_answers >= PROMPT_ANSWERS && self.lent.untold() < self.eager_window / 2
+        self.piggybacked_acks >= PIGGYBACKED_ACKS_MIN
+            && self.granted_credit.unadvertised() < self.eager_window / 2
     }
 
     /// Whether new bytes may go out.
     #[inline]
-    pub fn has_span(&self) -> bool {
+    pub fn is_within_reorder_window(&self) -> bool {
         let (frames, bytes) = (self.out.retained(), self.out.unconfirmed());
-        let is_near = bytes < SPAN_BYTES_MAX && frames < SPAN_FRAMES_MAX;
-        is_near || frames == 0 || !self.may_overtake()
+        let is_near = bytes < REORDER_WINDOW_BYTES_MAX && frames < REORDER_WINDOW_FRAMES_MAX;
+        is_near || frames == 0 || !self.may_reorder()
     }
 
     pub fn is_flushed(&self) -> bool {
-        let is_held = |way: &Way| way.held.is_some();
-        let waits = !self.queue.is_empty() || self.out.has_lost() || self.ways.iter().any(is_held);
+        let is_held = |state: &PathState| state.held.is_some();
+        let waits = !self.queue.is_empty() || self.out.has_lost() || self.paths.iter().any(is_held);
         self.failed.is_some() || !waits
     }
 
@@ -546,15 +556,16 @@ impl<M: Clone> Channel<M> {
     }
 
     /// The same, and the peer has heard of our leaving, or has left itself.
-    pub fn is_parted(&self) -> bool {
+    pub fn is_goodbye_acknowledged(&self) -> bool {
         let has_heard = self.has_left || !self.is_at_risk(|kind| kind == Kind::Goodbye);
         self.failed.is_some() || (self.is_safe() && has_heard)
     }
 
     /// Whether a frame of such a kind is under way by a path that loses in silence.
     fn is_at_risk(&self, is_meant: impl Fn(Kind) -> bool) -> bool {
-        let is_silent = |path| self.way(path).is_none_or(|way| way.path.silent);
-        self.out.is_under_way(|kind, path| is_meant(kind) && is_silent(path))
+        let has_silent_loss =
+            |path| self.path_state(path).is_none_or(|state| state.path.silent_loss);
+        self.out.is_under_way(|kind, path| is_meant(kind) && has_silent_loss(path))
     }
 
     pub fn is_drained(&self) -> bool {
@@ -563,30 +574,31 @@ impl<M: Clone> Channel<M> {
 }
 
 /// The paths that lose in silence, but in order: when something comes, all that was sent before has come or is lost.
-fn silent_paths(ways: &[Way]) -> Vec<PathId> {
-    let numbered = ways.iter().enumerate().map(|(number, way)| (PathId(number as u8), way));
+fn silent_loss_paths(paths: &[PathState]) -> Vec<PathId> {
+    let numbered = paths.iter().enumerate().map(|(number, state)| (PathId(number as u8), state));
     numbered
-        .filter(|(_, way)| way.is_up && way.path.silent && way.path.datagram.is_none())
+        .filter(|(_, state)| state.is_up && state.path.silent_loss && state.path.datagram.is_none())
         .map(|(path, _)| path)
         .collect()
 }
 
 /// So many prompt answers in a row let the next confirmation wait for one. Like TCP's delayed acknowledgements in an
 /// interactive session, but one disappointment ends it: the peer's application may be waiting.
-const PROMPT_ANSWERS: u8 = 16;
+const PIGGYBACKED_ACKS_MIN: u8 = 16;
 
 impl<M: Memory> Endpoint<M> {
     /// The driver holds nothing for frames that came early any more.
-    pub(super) fn release_kept(&mut self, peer: Peer, frame: u64) {
+    pub(super) fn release_buffered(&mut self, peer: Peer, frame: u64) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.into.release(frame).is_none() {
             return;
         }
-        let (diverted, rest) = channel.keeping.drain(..).partition(|kept| kept.frame == frame);
-        channel.keeping = rest;
-        let diverted: Vec<Keeping> = diverted;
-        for Keeping { path, .. } in diverted {
-            self.push_action(Action::Divert { peer, path });
+        let (discarded, rest) =
+            channel.out_of_order.drain(..).partition(|kept| kept.frame == frame);
+        channel.out_of_order = rest;
+        let discarded: Vec<OutOfOrderArrival> = discarded;
+        for OutOfOrderArrival { path, .. } in discarded {
+            self.push_action(Action::DiscardPayload { peer, path });
         }
         self.push_action(Action::Release { peer, frame });
     }
@@ -598,7 +610,7 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// The path to `peer`.
-    pub fn path(&self, peer: Peer) -> Path {
+    pub fn path(&self, peer: Peer) -> PathProperties {
         self.channels[peer.0 as usize].path
     }
 
@@ -614,15 +626,15 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Peers that have said goodbye, for each receive that waits for nobody else.
-    pub fn awaited_in_vain(&self) -> impl Iterator<Item = Peer> {
-        let wanted = self.wanted.tagged.iter().chain(self.wanted.untagged.iter());
+    pub fn awaited_departed_peers(&self) -> impl Iterator<Item = Peer> {
+        let wanted = self.posted_queue.tagged.iter().chain(self.posted_queue.untagged.iter());
         let sources = wanted.map(|want| want.source).filter(|source| *source != ANY).map(Peer);
         sources.filter(|peer| self.has_left(*peer))
     }
 
     /// Whether `peer` has ever sent anything here.
     pub fn has_been_heard(&self, peer: Peer) -> bool {
-        self.channels[peer.0 as usize].into.taken() > 0
+        self.channels[peer.0 as usize].into.delivered() > 0
     }
 
     /// The address of `peer`.
@@ -633,11 +645,11 @@ impl<M: Memory> Endpoint<M> {
     /// The application has had its chance to answer: what is still owed goes out now. To be called whenever the
     /// driver is asked for progress, before it looks for frames.
     #[inline]
-    pub fn end_deferral(&mut self) {
+    pub fn flush_deferred_acks(&mut self) {
         while let Some(peer) = self.deferred.pop() {
             let channel = &mut self.channels[peer.0 as usize];
             if channel.ack_wanted && channel.failed.is_none() {
-                channel.prompt_answers = 0;
+                channel.piggybacked_acks = 0;
                 self.mark_busy(peer);
             }
         }
@@ -645,7 +657,7 @@ impl<M: Memory> Endpoint<M> {
 
     /// Sees to it that the peer hears what it waits for.
     #[inline(always)]
-    pub(super) fn settle_ack(&mut self, peer: Peer) {
+    pub(super) fn schedule_ack(&mut self, peer: Peer) {
         let channel = &self.channels[peer.0 as usize];
         if !channel.owes_ack() {
             return;

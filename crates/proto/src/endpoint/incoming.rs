@@ -1,19 +1,22 @@
 //! A message at its receiver: from the first piece, by way of a store or straight to its receive, to the completion.
 //!
-//! What comes of it, in this order: a first piece; pieces that the first has announced (an [`Announced`]); pieces that were
-//! granted, or a pull. A message that finds no receive waits as an [`Arrival`].
+//! What comes of it, in this order: a first piece; pieces that the first has announced (an [`AnnouncedPieces`]); pieces that were
+//! granted, or a pull. A message that finds no receive waits as an [`UnexpectedMessage`].
 
 use alloc::vec::Vec;
 
 use super::channel::Item;
-use super::{Action, Done, Endpoint, Failure, Fault, Memory, Peer, Place, Posting, Ticket, Work};
-use crate::tag;
+use super::{
+    Action, CompletionKind, Endpoint, Failure, Fault, Memory, OperationCompletion,
+    PayloadDestination, Peer, Posting, Ticket,
+};
+use crate::matching;
 use crate::wire::frame::{Kind, flag};
-use crate::wire::head::{Head, Long};
+use crate::wire::kind_header::{KindHeader, Long};
 
 /// Messages that may wait for a receive, over all peers. Empty ones need no credit, so without a bound a peer
 /// could take all memory with them; 2^20 headers are 100 MB, far more than a sane program leaves waiting.
-const ARRIVALS_MAX: usize = 1 << 20;
+const UNEXPECTED_MESSAGES_MAX: usize = 1 << 20;
 
 /// A receive, posted or under way.
 pub(super) struct Receive<M> {
@@ -26,20 +29,20 @@ pub(super) struct Receive<M> {
     /// The multi-receive this one is a part of.
     parent: Option<u32>,
     /// This is a multi-receive itself.
-    multi: Option<Multi>,
-    wanted_from: Option<Peer>,
-    from: Option<From>,
+    multi: Option<MultiReceive>,
+    posted_source: Option<Peer>,
+    from: Option<MatchedMessage>,
 }
 
 /// What a multi-receive has given out.
-struct Multi {
+struct MultiReceive {
     used: u64,
     parts: u32,
     closed: bool,
 }
 
 /// The message a receive has taken.
-struct From {
+struct MatchedMessage {
     peer: Peer,
     tag: u64,
     data: Option<u64>,
@@ -56,7 +59,7 @@ struct From {
 }
 
 /// A message that came before its receive.
-pub(super) struct Arrival {
+pub(super) struct UnexpectedMessage {
     peer: Peer,
     tag: u64,
     data: Option<u64>,
@@ -68,14 +71,14 @@ pub(super) struct Arrival {
     is_filled: bool,
     long: Option<Long>,
     /// The receive that took it before it was filled.
-    taker: Option<u32>,
+    matched_receive: Option<u32>,
     /// Nobody wants it; forget it when it is filled.
     is_dropped: bool,
 }
 
 /// What the first frame of a message says.
 #[derive(Clone, Copy)]
-struct Opening {
+struct MessageStart {
     peer: Peer,
     tagged: bool,
     tag: u64,
@@ -83,30 +86,30 @@ struct Opening {
     long: Option<Long>,
     total: u64,
     /// Bytes that come without being asked for: with the first frame, and announced by it.
-    unasked: u64,
+    eager_bytes: u64,
 }
 
 /// The announced pieces of a message: what has come and what will.
 #[derive(Clone, Copy)]
-pub(super) struct Announced {
+pub(super) struct AnnouncedPieces {
     /// Byte of the message that comes next.
     next: u64,
     /// End of what was announced.
     end: u64,
     long: Long,
-    into: Into,
+    into: EagerDestination,
 }
 
-/// Where an [`Announced`] goes.
+/// Where an [`AnnouncedPieces`] goes.
 #[derive(Clone, Copy)]
-enum Into {
+enum EagerDestination {
     Receive(u32),
     Store(u32),
 }
 
 impl<M: Memory> Receive<M> {
     pub fn new(posting: Posting<M>) -> Self {
-        let multi = posting.multi.then_some(Multi { used: 0, parts: 0, closed: false });
+        let multi = posting.multi.then_some(MultiReceive { used: 0, parts: 0, closed: false });
         Self {
             ticket: posting.ticket,
             capacity: posting.memory.size(),
@@ -115,13 +118,13 @@ impl<M: Memory> Receive<M> {
             tagged: posting.tag.is_some(),
             parent: None,
             multi,
-            wanted_from: posting.source,
+            posted_source: posting.source,
             from: None,
         }
     }
 
     pub fn is_from(&self, peer: Peer) -> bool {
-        self.from.as_ref().is_some_and(|from| from.peer == peer) || self.wanted_from == Some(peer)
+        self.from.as_ref().is_some_and(|from| from.peer == peer) || self.posted_source == Some(peer)
     }
 
     /// Whether a message fills it.
@@ -129,42 +132,48 @@ impl<M: Memory> Receive<M> {
         self.from.is_some()
     }
 
-    fn work(&self) -> Work {
-        if self.tagged { Work::TaggedRecv } else { Work::Recv }
+    fn completion_kind(&self) -> CompletionKind {
+        if self.tagged { CompletionKind::TaggedRecv } else { CompletionKind::Recv }
     }
 }
 
-impl Announced {
+impl AnnouncedPieces {
     /// Of a message whose first piece of `payload` bytes went to `place`.
-    fn new(payload: u64, end: u64, long: Long, place: Place) -> Self {
+    fn new(payload: u64, end: u64, long: Long, place: PayloadDestination) -> Self {
         let into = match place {
-            Place::Store { store, .. } => Into::Store(store),
-            Place::Receive { recv, .. } => Into::Receive(recv),
+            PayloadDestination::NewUnexpected { store, .. } => EagerDestination::Store(store),
+            PayloadDestination::Receive { recv, .. } => EagerDestination::Receive(recv),
             _ => unreachable!("messages go to receives and stores"),
         };
         Self { next: payload, end, long, into }
     }
 }
 
-impl Arrival {
+impl UnexpectedMessage {
     /// Adds what is known of the message to `done`.
-    pub fn describe(&self, done: Done) -> Done {
-        Done { length: self.total, tag: self.tag, data: self.data, source: Some(self.peer), ..done }
+    pub fn describe(&self, done: OperationCompletion) -> OperationCompletion {
+        OperationCompletion {
+            length: self.total,
+            tag: self.tag,
+            data: self.data,
+            source: Some(self.peer),
+            ..done
+        }
     }
 }
 
 impl<M: Memory> Endpoint<M> {
     /// The memory behind a place: it, the offset in it, and how many of the payload's bytes it takes.
     #[inline]
-    pub fn place_memory(&self, place: Place) -> Option<(&M, u64, u64)> {
+    pub fn place_memory(&self, place: PayloadDestination) -> Option<(&M, u64, u64)> {
         match place {
-            Place::Receive { recv, at, take } => {
+            PayloadDestination::Receive { recv, at, take } => {
                 let receive = self.receives.at(recv)?;
                 Some((&receive.memory, receive.base + at, take))
             }
-            Place::Answer { op, at } => {
+            PayloadDestination::Reply { op, at } => {
                 let op = self.ops.at(op)?;
-                Some((op.answer_memory(), at, u64::MAX))
+                Some((op.reply_memory(), at, u64::MAX))
             }
             _ => None,
         }
@@ -184,7 +193,7 @@ impl<M: Memory> Endpoint<M> {
         };
         if pulled.is_ok() {
             from.got = from.expected;
-            self.enqueue(peer, Item::Control(Kind::Pulled, 0, Head::Pulled { send }));
+            self.enqueue(peer, Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send }));
             self.finish_receive(recv, None);
         } else {
             from.send = Some(send);
@@ -201,14 +210,14 @@ impl<M: Memory> Endpoint<M> {
         data: Option<u64>,
         long: Option<Long>,
         payload: u64,
-    ) -> Result<Place, Fault> {
+    ) -> Result<PayloadDestination, Fault> {
         let total = long.map_or(payload, |long| long.total);
-        let unasked = payload + long.map_or(0, |long| long.ahead as u64);
-        if total < unasked {
+        let eager_bytes = payload + long.map_or(0, |long| long.ahead as u64);
+        if total < eager_bytes {
             return Err(Fault("a message is shorter than its first piece"));
         }
         let window = self.config.eager_window;
-        if !self.channels[peer.0 as usize].lent.take(unasked, window) {
+        if !self.channels[peer.0 as usize].granted_credit.take(eager_bytes, window) {
             return Err(Fault("eager bytes without credit"));
         }
         let long_ahead = long.filter(|long| long.ahead > 0);
@@ -216,10 +225,10 @@ impl<M: Memory> Endpoint<M> {
         if long_ahead.is_some_and(|long| announced.contains_key(&long.send)) {
             return Err(Fault("two messages under one number"));
         }
-        let opening = Opening { peer, tagged, tag, data, long, total, unasked };
-        let place = self.match_message(opening, payload)?;
+        let start = MessageStart { peer, tagged, tag, data, long, total, eager_bytes };
+        let place = self.match_message(start, payload)?;
         if let Some(long) = long_ahead {
-            let pieces = Announced::new(payload, unasked, long, place);
+            let pieces = AnnouncedPieces::new(payload, eager_bytes, long, place);
             self.channels[peer.0 as usize].announced.insert(long.send, pieces);
         }
         Ok(place)
@@ -227,51 +236,59 @@ impl<M: Memory> Endpoint<M> {
 
     /// Gives a message that begins to the receive that waits for it, or else lets it wait.
     #[inline]
-    fn match_message(&mut self, opening: Opening, payload: u64) -> Result<Place, Fault> {
-        let Opening { peer, tagged, tag, data, long, total, unasked } = opening;
-        let wanted = self.wanted.of(tagged);
-        let Some(found) = wanted.find(tag, peer.0) else {
-            if self.arrivals.len() >= ARRIVALS_MAX {
+    fn match_message(
+        &mut self,
+        start: MessageStart,
+        payload: u64,
+    ) -> Result<PayloadDestination, Fault> {
+        let MessageStart { peer, tagged, tag, data, long, total, eager_bytes } = start;
+        let posted_queue = self.posted_queue.of(tagged);
+        let Some(found) = posted_queue.find(tag, peer.0) else {
+            if self.unexpected_messages.len() >= UNEXPECTED_MESSAGES_MAX {
                 return Err(Fault("too many messages wait for a receive"));
             }
-            let arrival = Arrival {
+            let unexpected = UnexpectedMessage {
                 peer,
                 tag,
                 data,
                 tagged,
                 total,
-                stored: unasked,
+                stored: eager_bytes,
                 is_filled: false,
                 long,
-                taker: None,
+                matched_receive: None,
                 is_dropped: false,
             };
-            let store = self.arrivals.insert(arrival);
-            self.arrived.of(tagged).push(tag::Arrival { tag, source: peer.0, id: store });
-            return Ok(Place::Store { store, size: unasked });
+            let store = self.unexpected_messages.insert(unexpected);
+            self.unexpected_queue.of(tagged).push(matching::Envelope {
+                tag,
+                source: peer.0,
+                id: store,
+            });
+            return Ok(PayloadDestination::NewUnexpected { store, size: eager_bytes });
         };
-        let posted = wanted.id(found);
+        let posted = posted_queue.id(found);
         let recv = if self.receives.at(posted).is_some_and(|receive| receive.multi.is_some()) {
             let part = self.split_multi(posted);
-            self.bind(part, opening);
+            self.bind(part, start);
             if !self.has_room(posted) {
-                self.wanted.of(tagged).take(found);
+                self.posted_queue.of(tagged).take(found);
             }
             part
         } else {
-            wanted.take(found);
-            self.bind(posted, opening);
+            posted_queue.take(found);
+            self.bind(posted, start);
             posted
         };
         let expected =
             self.receives.at(recv).and_then(|r| r.from.as_ref()).map_or(0, |f| f.expected);
-        Ok(Place::Receive { recv, at: 0, take: payload.min(expected) })
+        Ok(PayloadDestination::Receive { recv, at: 0, take: payload.min(expected) })
     }
 
     /// Makes receive `id` the receiver of a message.
     #[inline]
-    fn bind(&mut self, id: u32, opening: Opening) {
-        let Opening { peer, tag, data, long, total, unasked: ahead, .. } = opening;
+    fn bind(&mut self, id: u32, start: MessageStart) {
+        let MessageStart { peer, tag, data, long, total, eager_bytes: ahead, .. } = start;
         let Some(receive) = self.receives.at_mut(id) else {
             return;
         };
@@ -279,7 +296,8 @@ impl<M: Memory> Endpoint<M> {
         receive.capacity = expected;
         let send = long.map(|long| long.send);
         let excess = total - expected;
-        let from = From { peer, tag, data, expected, excess, got: 0, granted: 0, send, ahead };
+        let from =
+            MatchedMessage { peer, tag, data, expected, excess, got: 0, granted: 0, send, ahead };
         receive.from = Some(from);
         if let Some(parent) = receive.parent {
             self.use_multi(parent, expected);
@@ -290,19 +308,21 @@ impl<M: Memory> Endpoint<M> {
     pub(super) fn end_message(
         &mut self,
         peer: Peer,
-        place: Place,
+        place: PayloadDestination,
         payload: u64,
         long: Option<Long>,
     ) {
         match place {
-            Place::Receive { recv, take, .. } => {
-                self.channels[peer.0 as usize].lent.release(payload as u32);
+            PayloadDestination::Receive { recv, take, .. } => {
+                self.channels[peer.0 as usize].granted_credit.release(payload as u32);
                 match long.filter(|long| long.ahead > 0) {
-                    None => self.got_unasked(recv, take, long),
-                    Some(_) => self.got_some(recv, take),
+                    None => self.handle_eager_done(recv, take, long),
+                    Some(_) => self.handle_first_piece(recv, take),
                 }
             }
-            Place::Store { store, .. } if long.is_none_or(|long| long.ahead == 0) => {
+            PayloadDestination::NewUnexpected { store, .. }
+                if long.is_none_or(|long| long.ahead == 0) =>
+            {
                 self.end_store(store);
             }
             _ => (),
@@ -310,7 +330,7 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// The first piece is there, and more follows unasked: what comes after that is asked for already now.
-    fn got_some(&mut self, recv: u32, take: u64) {
+    fn handle_first_piece(&mut self, recv: u32, take: u64) {
         let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
         else {
             return;
@@ -327,26 +347,32 @@ impl<M: Memory> Endpoint<M> {
         send: u32,
         offset: u64,
         payload: u64,
-    ) -> Result<Place, Fault> {
+    ) -> Result<PayloadDestination, Fault> {
         let announced = self.channels[peer.0 as usize].announced.get(&send).copied();
         let announced = announced.ok_or(Fault("a piece of no message"))?;
         if payload == 0 || offset != announced.next || payload > announced.end - offset {
             return Err(Fault("a piece that was not announced"));
         }
         Ok(match announced.into {
-            Into::Store(store) => Place::Stored { store, at: offset },
-            Into::Receive(recv) => {
+            EagerDestination::Store(store) => PayloadDestination::Unexpected { store, at: offset },
+            EagerDestination::Receive(recv) => {
                 let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
                 let room = from.map_or(0, |from| from.expected.saturating_sub(offset));
                 match payload.min(room) {
-                    0 => Place::Nowhere,
-                    take => Place::Receive { recv, at: offset, take },
+                    0 => PayloadDestination::Discard,
+                    take => PayloadDestination::Receive { recv, at: offset, take },
                 }
             }
         })
     }
 
-    pub(super) fn end_ahead(&mut self, peer: Peer, send: u32, place: Place, payload: u64) {
+    pub(super) fn end_ahead(
+        &mut self,
+        peer: Peer,
+        send: u32,
+        place: PayloadDestination,
+        payload: u64,
+    ) {
         let channel = &mut self.channels[peer.0 as usize];
         let Some(announced) = channel.announced.get_mut(&send) else {
             return;
@@ -358,25 +384,26 @@ impl<M: Memory> Endpoint<M> {
             channel.announced.remove(&send);
         }
         match announced.into {
-            Into::Receive(recv) => {
-                channel.lent.release(payload as u32);
-                let take = if let Place::Receive { take, .. } = place { take } else { 0 };
+            EagerDestination::Receive(recv) => {
+                channel.granted_credit.release(payload as u32);
+                let take =
+                    if let PayloadDestination::Receive { take, .. } = place { take } else { 0 };
                 if is_last {
-                    self.got_unasked(recv, take, Some(announced.long));
+                    self.handle_eager_done(recv, take, Some(announced.long));
                 } else if let Some(from) =
                     self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
                 {
                     from.got += take;
                 }
             }
-            Into::Store(store) if is_last => self.end_store(store),
-            Into::Store(_) => (),
+            EagerDestination::Store(store) if is_last => self.end_store(store),
+            EagerDestination::Store(_) => (),
         }
     }
 
     /// All that comes unasked is in its receive's memory: ask for the rest, or be done.
     #[inline]
-    fn got_unasked(&mut self, recv: u32, take: u64, long: Option<Long>) {
+    fn handle_eager_done(&mut self, recv: u32, take: u64, long: Option<Long>) {
         let Some(receive) = self.receives.at_mut(recv) else {
             return;
         };
@@ -392,7 +419,10 @@ impl<M: Memory> Endpoint<M> {
         if let (Some(errno), true) = (channel.failed, left > 0) {
             self.finish_receive(recv, Some(Failure::Errno(errno)));
         } else if left == 0 {
-            self.enqueue(peer, Item::Control(Kind::Pulled, 0, Head::Pulled { send: long.send }));
+            self.enqueue(
+                peer,
+                Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send: long.send }),
+            );
             self.finish_receive(recv, None);
         } else if channel.path.pull && long.memory != 0 {
             let (memory, at) = (receive.memory.clone(), receive.base + got);
@@ -416,8 +446,11 @@ impl<M: Memory> Endpoint<M> {
         let limit = from.expected.min(from.got.max(from.ahead).saturating_add(window));
         from.granted = limit;
         let is_cut = from.excess > 0 && limit == from.expected;
-        let flags = if is_cut { flag::CUT } else { 0 };
-        self.enqueue(peer, Item::Control(Kind::Grant, flags, Head::Grant { send, recv, limit }));
+        let flags = if is_cut { flag::TRUNCATED } else { 0 };
+        self.enqueue(
+            peer,
+            Item::Control(Kind::Grant, flags, KindHeader::Grant { send, recv, limit }),
+        );
     }
 
     pub(super) fn place_data(
@@ -426,7 +459,7 @@ impl<M: Memory> Endpoint<M> {
         recv: u32,
         offset: u64,
         payload: u64,
-    ) -> Result<Place, Fault> {
+    ) -> Result<PayloadDestination, Fault> {
         let from = self.receives.at(recv).and_then(|receive| receive.from.as_ref());
         let from = from.filter(|from| from.peer == peer).ok_or(Fault("data for no receive"))?;
         let end = offset.checked_add(payload).ok_or(Fault("data beyond all bounds"))?;
@@ -434,11 +467,11 @@ impl<M: Memory> Endpoint<M> {
         if payload == 0 || offset != from.got || !was_asked {
             return Err(Fault("data that was not granted"));
         }
-        Ok(Place::Receive { recv, at: offset, take: payload })
+        Ok(PayloadDestination::Receive { recv, at: offset, take: payload })
     }
 
-    pub(super) fn end_data(&mut self, recv: u32, place: Place) {
-        let Place::Receive { take, .. } = place else {
+    pub(super) fn end_data(&mut self, recv: u32, place: PayloadDestination) {
+        let PayloadDestination::Receive { take, .. } = place else {
             return;
         };
         let Some(from) = self.receives.at_mut(recv).and_then(|receive| receive.from.as_mut())
@@ -455,72 +488,84 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Gives the waiting message `id` to `recv`.
-    pub(super) fn adopt(&mut self, id: u32, recv: u32) {
-        let Some(&Arrival { peer, tag, data, tagged, total, stored, is_filled, long, .. }) =
-            self.arrivals.at(id)
+    pub(super) fn match_unexpected(&mut self, id: u32, recv: u32) {
+        let Some(&UnexpectedMessage {
+            peer,
+            tag,
+            data,
+            tagged,
+            total,
+            stored,
+            is_filled,
+            long,
+            ..
+        }) = self.unexpected_messages.at(id)
         else {
             return;
         };
-        self.bind(recv, Opening { peer, tagged, tag, data, long, total, unasked: stored });
+        self.bind(recv, MessageStart { peer, tagged, tag, data, long, total, eager_bytes: stored });
         if is_filled {
-            self.finish_adopt(id, recv);
-        } else if let Some(arrival) = self.arrivals.at_mut(id) {
-            arrival.taker = Some(recv);
+            self.finish_unexpected(id, recv);
+        } else if let Some(unexpected) = self.unexpected_messages.at_mut(id) {
+            unexpected.matched_receive = Some(recv);
         }
     }
 
-    fn finish_adopt(&mut self, id: u32, recv: u32) {
-        let Some(arrival) = self.arrivals.remove(id) else {
+    fn finish_unexpected(&mut self, id: u32, recv: u32) {
+        let Some(unexpected) = self.unexpected_messages.remove(id) else {
             return;
         };
-        self.return_credit(arrival.peer, arrival.stored);
+        self.return_credit(unexpected.peer, unexpected.stored);
         let Some(receive) = self.receives.at(recv) else {
             return;
         };
-        let take = arrival.stored.min(receive.capacity);
-        if arrival.stored > 0 {
+        let take = unexpected.stored.min(receive.capacity);
+        if unexpected.stored > 0 {
             let (memory, at) = (receive.memory.clone(), receive.base);
-            self.push_action(Action::Fill { store: id, memory, at, length: take });
+            self.push_action(Action::CopyUnexpected { store: id, memory, at, length: take });
         }
-        self.got_unasked(recv, take, arrival.long);
+        self.handle_eager_done(recv, take, unexpected.long);
     }
 
     fn end_store(&mut self, id: u32) {
-        let Some(arrival) = self.arrivals.at_mut(id) else {
+        let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
             return;
         };
-        arrival.is_filled = true;
-        if arrival.is_dropped {
+        unexpected.is_filled = true;
+        if unexpected.is_dropped {
             self.discard(id);
-        } else if let Some(recv) = arrival.taker {
-            self.finish_adopt(id, recv);
+        } else if let Some(recv) = unexpected.matched_receive {
+            self.finish_unexpected(id, recv);
         }
     }
 
     /// Forgets message `id`, at the latest when its first piece is there.
     pub(super) fn discard(&mut self, id: u32) {
-        let Some(arrival) = self.arrivals.at_mut(id) else {
+        let Some(unexpected) = self.unexpected_messages.at_mut(id) else {
             return;
         };
-        arrival.is_dropped = true;
-        if !arrival.is_filled {
+        unexpected.is_dropped = true;
+        if !unexpected.is_filled {
             return;
         }
-        let (peer, stored, long) = (arrival.peer, arrival.stored, arrival.long);
-        self.arrivals.remove(id);
+        let (peer, stored, long) = (unexpected.peer, unexpected.stored, unexpected.long);
+        self.unexpected_messages.remove(id);
         self.return_credit(peer, stored);
         if stored > 0 {
-            self.push_action(Action::Forget { store: id });
+            self.push_action(Action::DropUnexpected { store: id });
         }
         let waiting = long.filter(|long| long.total > stored);
         if let (Some(long), None) = (waiting, self.failed(peer)) {
-            self.enqueue(peer, Item::Control(Kind::Pulled, 0, Head::Pulled { send: long.send }));
+            self.enqueue(
+                peer,
+                Item::Control(Kind::Pulled, 0, KindHeader::Pulled { send: long.send }),
+            );
         }
     }
 
     fn return_credit(&mut self, peer: Peer, bytes: u64) {
         let channel = &mut self.channels[peer.0 as usize];
-        channel.lent.release(bytes as u32);
+        channel.granted_credit.release(bytes as u32);
         if channel.owes_ack() && channel.failed.is_none() {
             self.mark_busy(peer);
         }
@@ -528,7 +573,7 @@ impl<M: Memory> Endpoint<M> {
 
     /// A receive for the next message of multi-receive `id`.
     pub(super) fn split_multi(&mut self, id: u32) -> u32 {
-        let Some(Receive { ticket, memory, capacity, multi: Some(multi), wanted_from, .. }) =
+        let Some(Receive { ticket, memory, capacity, multi: Some(multi), posted_source, .. }) =
             self.receives.at(id)
         else {
             unreachable!("only multi-receives are split")
@@ -541,7 +586,7 @@ impl<M: Memory> Endpoint<M> {
             tagged: false,
             parent: Some(id),
             multi: None,
-            wanted_from: *wanted_from,
+            posted_source: *posted_source,
             from: None,
         };
         self.receives.insert(part)
@@ -566,7 +611,7 @@ impl<M: Memory> Endpoint<M> {
     /// Ends a receive and announces it.
     #[inline]
     pub(super) fn finish_receive(&mut self, id: u32, failure: Option<Failure>) {
-        if let Some(Multi { parts, closed, .. }) =
+        if let Some(MultiReceive { parts, closed, .. }) =
             self.receives.at_mut(id).and_then(|receive| receive.multi.as_mut())
             && *parts > 0
         {
@@ -577,8 +622,8 @@ impl<M: Memory> Endpoint<M> {
         let Some(receive) = self.receives.at(id) else {
             return;
         };
-        let mut done = Done::new(receive.work(), receive.ticket);
-        done.place = receive.memory.address().wrapping_add(receive.base);
+        let mut done = OperationCompletion::new(receive.completion_kind(), receive.ticket);
+        done.buffer_address = receive.memory.address().wrapping_add(receive.base);
         done.error = failure;
         done.released = receive.multi.is_some();
         if let Some(from) = &receive.from {
@@ -595,7 +640,7 @@ impl<M: Memory> Endpoint<M> {
         if let Some(parent) = parent {
             done.released = self.end_part(parent);
         }
-        self.push_action(Action::Done(done));
+        self.push_action(Action::Complete(done));
     }
 
     /// One part of multi-receive `id` is done; true if that was the last, and its memory is the caller's again.
@@ -616,9 +661,11 @@ impl<M: Memory> Endpoint<M> {
     pub(super) fn fail_receives(&mut self, peer: Peer, failure: Option<Failure>) {
         let has_left = self.channels[peer.0 as usize].has_left;
         let cut: Vec<u32> = self
-            .arrivals
+            .unexpected_messages
             .ids()
-            .filter(|&id| self.arrivals.at(id).is_some_and(|a| a.peer == peer && !a.is_filled))
+            .filter(|&id| {
+                self.unexpected_messages.at(id).is_some_and(|a| a.peer == peer && !a.is_filled)
+            })
             .collect();
         for id in cut {
             self.forget_unfilled(id, failure);
@@ -632,23 +679,23 @@ impl<M: Memory> Endpoint<M> {
         // Multi-receives first, so that their last part gives the memory back.
         hit.sort_by_key(|&id| self.receives.at(id).is_some_and(|r| r.multi.is_none()));
         for id in hit {
-            self.wanted.tagged.remove(id);
-            self.wanted.untagged.remove(id);
+            self.posted_queue.tagged.remove(id);
+            self.posted_queue.untagged.remove(id);
             self.finish_receive(id, failure);
         }
     }
 
     fn forget_unfilled(&mut self, id: u32, failure: Option<Failure>) {
-        let Some(arrival) = self.arrivals.remove(id) else {
+        let Some(unexpected) = self.unexpected_messages.remove(id) else {
             return;
         };
-        self.arrived.of(arrival.tagged).remove(id);
+        self.unexpected_queue.of(unexpected.tagged).remove(id);
         if let Some(failure) = failure {
             let claims = self.claimed.values_mut().filter(|claim| **claim == Ok(id));
             claims.for_each(|claim| *claim = Err(failure));
         }
-        if arrival.stored > 0 {
-            self.push_action(Action::Forget { store: id });
+        if unexpected.stored > 0 {
+            self.push_action(Action::DropUnexpected { store: id });
         }
     }
 }

@@ -12,7 +12,7 @@
 //! (all of a small message, nothing of a large one when credit is gone). If that was not all, the receiver,
 //! once it knows where the rest belongs, either reads it out of the sender's memory
 //! ([`Action::Pull`], answered by `Pulled`) or grants it, and the rest follows in `Data` frames. Where waiting
-//! is dear ([`Path::ahead`]), the first frame announces how much more comes on credit, in `Ahead` frames.
+//! is dear ([`PathProperties::ahead`]), the first frame announces how much more comes on credit, in `Ahead` frames.
 //!
 //! What may never happen: a receive completes before all its bytes are in place; a completion is
 //! lost or doubled; unexpected payload exceeds the credit granted; a frame of one peer stops another's.
@@ -21,40 +21,40 @@
 //! until `None` before the next one.
 
 mod channel;
-#[cfg(test)]
-mod choice;
-mod doubt;
-mod flow;
-mod holdings;
+mod channel_usage;
+mod datagram_flow;
+mod driver_interface;
 mod incoming;
+#[cfg(test)]
+mod path_selection;
+mod path_state;
+mod path_suspicion;
 mod paths;
 mod plan;
 mod receive;
 mod remote;
-mod terms;
 mod timers;
 mod transmit;
-mod way;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use crate::id::Address;
+use crate::matching::{ANY, MatchCriteria, PostedQueue, UnexpectedQueue};
 use crate::path::time::Time;
 use crate::slab::Slab;
-use crate::tag::{ANY, Arrived, Want, Wanted};
 
 use channel::{Channel, Item};
-pub use holdings::{Flying, Holdings};
-use incoming::{Arrival, Receive};
-pub use plan::{Outgoing, Passing};
-pub use receive::KEPT;
-pub use remote::Remote;
-pub use terms::{
-    Action, AtomicRequest, Config, Done, Failure, Fault, Full, Level, Look, Memory, Message, Peer,
-    Place, Posting, Ticket, Work,
+pub use channel_usage::{ChannelUsage, InFlightUsage};
+pub use driver_interface::{
+    Action, AtomicRequest, CompletionKind, CompletionLevel, Config, Failure, Fault, Full, Memory,
+    Message, OperationCompletion, PayloadDestination, Peek, Peer, Posting, Ticket,
 };
-pub use way::{Path, PathUse};
+use incoming::{Receive, UnexpectedMessage};
+pub use path_state::{PathProperties, PathStatistics};
+pub use plan::{InjectMessage, OutgoingFrame};
+pub use receive::REASSEMBLED;
+pub use remote::Remote;
 
 /// See the module head.
 pub struct Endpoint<M> {
@@ -63,9 +63,9 @@ pub struct Endpoint<M> {
     by_address: BTreeMap<Address, Peer>,
     ops: Slab<Op<M>>,
     receives: Slab<Receive<M>>,
-    arrivals: Slab<Arrival>,
-    wanted: ByClass<Wanted>,
-    arrived: ByClass<Arrived>,
+    unexpected_messages: Slab<UnexpectedMessage>,
+    posted_queue: ByClass<PostedQueue>,
+    unexpected_queue: ByClass<UnexpectedQueue>,
     /// Messages set aside, by context; or why they will never be complete.
     claimed: BTreeMap<usize, Result<u32, Failure>>,
     actions: VecDeque<Action<M>>,
@@ -83,7 +83,7 @@ pub struct Endpoint<M> {
 struct Op<M> {
     peer: Peer,
     ticket: Ticket,
-    level: Level,
+    level: CompletionLevel,
     /// Bytes to send (messages, writes, atomics).
     memory: M,
     /// Its first frame is with the path.
@@ -124,14 +124,14 @@ impl<T> ByClass<T> {
 }
 
 impl<M> OpKind<M> {
-    fn work(&self) -> Work {
+    fn completion_kind(&self) -> CompletionKind {
         match self {
-            OpKind::Message { tag: Some(_), .. } => Work::TaggedSend,
-            OpKind::Message { tag: None, .. } => Work::Send,
-            OpKind::Write { .. } => Work::Write,
-            OpKind::Read { .. } => Work::Read,
-            OpKind::Atomic { request, .. } if request.fetch => Work::FetchAtomic,
-            OpKind::Atomic { .. } => Work::Atomic,
+            OpKind::Message { tag: Some(_), .. } => CompletionKind::TaggedSend,
+            OpKind::Message { tag: None, .. } => CompletionKind::Send,
+            OpKind::Write { .. } => CompletionKind::Write,
+            OpKind::Read { .. } => CompletionKind::Read,
+            OpKind::Atomic { request, .. } if request.fetch => CompletionKind::FetchAtomic,
+            OpKind::Atomic { .. } => CompletionKind::Atomic,
         }
     }
 }
@@ -145,9 +145,9 @@ impl<M: Memory> Endpoint<M> {
             by_address: BTreeMap::new(),
             ops: Slab::default(),
             receives: Slab::default(),
-            arrivals: Slab::default(),
-            wanted: ByClass::default(),
-            arrived: ByClass::default(),
+            unexpected_messages: Slab::default(),
+            posted_queue: ByClass::default(),
+            unexpected_queue: ByClass::default(),
             claimed: BTreeMap::new(),
             actions: VecDeque::new(),
             now: Time(0),
@@ -255,49 +255,53 @@ impl<M: Memory> Endpoint<M> {
         let failed = sender.filter(|channel| !channel.has_left).and_then(|channel| channel.failed);
         let multi = posting.multi;
         let id = self.receives.insert(Receive::new(posting));
-        let want = Want { tag, ignore, source, id };
-        while let Some(arrival) = self.arrived.of(tagged).take(&want) {
-            let taker = if multi { self.split_multi(id) } else { id };
-            self.adopt(arrival, taker);
+        let want = MatchCriteria { tag, ignore, source, id };
+        while let Some(unexpected) = self.unexpected_queue.of(tagged).take(&want) {
+            let matched_receive = if multi { self.split_multi(id) } else { id };
+            self.match_unexpected(unexpected, matched_receive);
             if !multi || !self.has_room(id) {
                 return;
             }
         }
         match failed {
             Some(errno) => self.finish_receive(id, Some(Failure::Errno(errno))),
-            _ => self.wanted.of(tagged).push(want),
+            _ => self.posted_queue.of(tagged).push(want),
         }
     }
 
-    /// Whether [`Self::look`] would find a message.
-    pub fn would_find(&self, look: &Look) -> bool {
-        self.arrived.tagged.find(&look.want()).is_some()
+    /// Whether [`Self::peek`] would find a message.
+    pub fn would_match(&self, peek: &Peek) -> bool {
+        self.unexpected_queue.tagged.find(&peek.criteria()).is_some()
     }
 
     /// Answers a look with "no message", whatever has arrived.
-    pub fn look_in_vain(&mut self, look: &Look) {
-        let none = Done::new(Work::TaggedRecv, Ticket { context: look.context, notify: true });
-        self.actions.push_back(Action::Done(none.failed(Failure::NoMessage)));
+    pub fn complete_empty_peek(&mut self, peek: &Peek) {
+        let none = OperationCompletion::new(
+            CompletionKind::TaggedRecv,
+            Ticket { context: peek.context, notify: true },
+        );
+        self.actions.push_back(Action::Complete(none.failed(Failure::NoMessage)));
     }
 
-    /// Looks for a tagged message. Always answered by one [`Done`].
-    pub fn look(&mut self, look: Look) {
-        let ticket = Ticket { context: look.context, notify: true };
-        let Some(id) = self.arrived.tagged.find(&look.want()) else {
-            return self.look_in_vain(&look);
+    /// Looks for a tagged message. Always answered by one [`OperationCompletion`].
+    pub fn peek(&mut self, peek: Peek) {
+        let ticket = Ticket { context: peek.context, notify: true };
+        let Some(id) = self.unexpected_queue.tagged.find(&peek.criteria()) else {
+            return self.complete_empty_peek(&peek);
         };
         // `find` gives numbers of messages that are in the slab.
-        let arrival = self.arrivals.at(id).expect("a queued arrival");
-        let done = arrival.describe(Done::new(Work::TaggedRecv, ticket));
-        if look.claim || look.discard {
-            self.arrived.tagged.remove(id);
+        let unexpected = self.unexpected_messages.at(id).expect("a queued message");
+        let done =
+            unexpected.describe(OperationCompletion::new(CompletionKind::TaggedRecv, ticket));
+        if peek.claim || peek.discard {
+            self.unexpected_queue.tagged.remove(id);
         }
-        if look.claim {
-            self.claimed.insert(look.context, Ok(id));
-        } else if look.discard {
+        if peek.claim {
+            self.claimed.insert(peek.context, Ok(id));
+        } else if peek.discard {
             self.discard(id);
         }
-        self.actions.push_back(Action::Done(done));
+        self.actions.push_back(Action::Complete(done));
     }
 
     /// Receives the message that a look set aside for `posting.ticket.context`; false if there is none.
@@ -307,7 +311,7 @@ impl<M: Memory> Endpoint<M> {
         };
         let id = self.receives.insert(Receive::new(posting));
         match claimed {
-            Ok(arrival) => self.adopt(arrival, id),
+            Ok(unexpected) => self.match_unexpected(unexpected, id),
             Err(failure) => self.finish_receive(id, Some(failure)),
         }
         true
@@ -318,14 +322,17 @@ impl<M: Memory> Endpoint<M> {
         let Some(claimed) = self.claimed.remove(&ticket.context) else {
             return false;
         };
-        let done = Done::new(Work::TaggedRecv, ticket);
+        let done = OperationCompletion::new(CompletionKind::TaggedRecv, ticket);
         let (done, id) = match claimed {
-            Ok(id) => {
-                (self.arrivals.at(id).map_or(done, |arrival| arrival.describe(done)), Some(id))
-            }
+            Ok(id) => (
+                self.unexpected_messages
+                    .at(id)
+                    .map_or(done, |unexpected| unexpected.describe(done)),
+                Some(id),
+            ),
             Err(failure) => (done.failed(failure), None),
         };
-        self.actions.push_back(Action::Done(Done { length: 0, ..done }));
+        self.actions.push_back(Action::Complete(OperationCompletion { length: 0, ..done }));
         if let Some(id) = id {
             self.discard(id);
         }
@@ -334,9 +341,9 @@ impl<M: Memory> Endpoint<M> {
 
     /// Cancels the oldest waiting receive of `context`; false if none waits.
     pub fn cancel(&mut self, context: usize) -> bool {
-        let Self { wanted, receives, .. } = self;
+        let Self { posted_queue, receives, .. } = self;
         let is_it = |id: u32| receives.at(id).is_some_and(|r| r.ticket.context == context);
-        let lists = [&mut wanted.tagged, &mut wanted.untagged];
+        let lists = [&mut posted_queue.tagged, &mut posted_queue.untagged];
         let found = lists.into_iter().find_map(|list| {
             let id = list.iter().map(|want| want.id).find(|&id| is_it(id))?;
             list.remove(id).then_some(id)
@@ -388,8 +395,11 @@ impl<M: Memory> Endpoint<M> {
     }
 
     fn finish_op(&mut self, op: Op<M>, failure: Option<Failure>) {
-        let done = Done { error: failure, ..Done::new(op.kind.work(), op.ticket) };
-        self.actions.push_back(Action::Done(done));
+        let done = OperationCompletion {
+            error: failure,
+            ..OperationCompletion::new(op.kind.completion_kind(), op.ticket)
+        };
+        self.actions.push_back(Action::Complete(done));
     }
 
     /// True if operations wait for `peer`. (Receives of what one that has left might have sent wait for nobody.)
@@ -402,7 +412,7 @@ impl<M: Memory> Endpoint<M> {
 
     /// True if nothing is held: no operation, no receive, no message that waits for one.
     pub fn is_idle(&self) -> bool {
-        self.ops.is_empty() && self.receives.is_empty() && self.arrivals.is_empty()
+        self.ops.is_empty() && self.receives.is_empty() && self.unexpected_messages.is_empty()
     }
 
     /// True if everything has been handed to the paths, also what waits for its receiver to ask for it: unless that has
@@ -423,8 +433,8 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// The same, and the last words have arrived wherever somebody waits for them.
-    pub fn is_parted(&self) -> bool {
-        self.is_flushed() && self.channels.iter().all(Channel::is_parted)
+    pub fn is_goodbye_acknowledged(&self) -> bool {
+        self.is_flushed() && self.channels.iter().all(Channel::is_goodbye_acknowledged)
     }
 
     /// True if every byte given to every peer has been taken in there, as far as they still live.
@@ -433,13 +443,13 @@ impl<M: Memory> Endpoint<M> {
     }
 }
 
-impl Done {
-    fn new(work: Work, ticket: Ticket) -> Self {
+impl OperationCompletion {
+    fn new(kind: CompletionKind, ticket: Ticket) -> Self {
         Self {
-            work,
+            kind,
             ticket,
             length: 0,
-            place: 0,
+            buffer_address: 0,
             tag: 0,
             data: None,
             source: None,

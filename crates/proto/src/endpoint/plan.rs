@@ -1,32 +1,32 @@
 //! Which frame is next for a path of a peer, and what its bytes are.
 //!
-//! First come signals, which are no bytes of the channel; then what must go again; then what is new. Nothing here changes
-//! what matters, so that a driver whose path is full forgets the plan and asks again; [`Plan::count`] makes it count.
+//! First come control frames, which are no bytes of the channel; then what must go again; then what is new. Nothing here changes
+//! what matters, so that a driver whose path is full forgets the plan and asks again; [`Plan::commit`] makes it count.
 
-use super::channel::{Channel, Errand, Item};
-use super::way::Path;
-use super::{Level, Memory, Op, OpKind, Peer};
-use crate::channel::{Origin, PathId, Retained, State};
+use super::channel::{Channel, ControlFrame, Item};
+use super::path_state::PathProperties;
+use super::{CompletionLevel, Memory, Op, OpKind, Peer};
+use crate::channel::{Origin, PathId, RetainedFrame, RetainedState};
 use crate::id::Address;
-use crate::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
+use crate::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
 use crate::path::time::Time;
 use crate::slab::Slab;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind, flag};
-use crate::wire::head::{Head, Long};
+use crate::wire::kind_header::{KindHeader, Long};
 
 /// A frame to hand to a path of its peer.
-pub struct Outgoing<'a, M> {
+pub struct OutgoingFrame<'a, M> {
     pub(super) front: Front,
     /// Payload: where it lies, its offset there, its bytes.
     pub payload: Option<(&'a M, u64, u64)>,
     /// The payload is to be copied: see [`Endpoint::transmitted`].
     pub wants_copy: bool,
-    /// Its memory may be given back at any moment, for it has been sent before, or the path is doubted and another may
+    /// Its memory may be given back at any moment, for it has been sent before, or the path is suspected and another may
     /// bring it sooner: a path that does not take all of it at once keeps a copy of the rest, and counts as having taken all.
-    pub must_let_go: bool,
+    pub must_release_memory: bool,
 }
 
-impl<M> Outgoing<'_, M> {
+impl<M> OutgoingFrame<'_, M> {
     /// Everything before the payload that lies in memory.
     #[inline(always)]
     pub fn front(&self) -> &[u8] {
@@ -40,8 +40,8 @@ impl<M> Outgoing<'_, M> {
 
     /// Where in the front the check of the payload belongs, if the frame carries one. What follows it in the front is
     /// payload already.
-    pub fn check_at(&self) -> Option<usize> {
-        self.front.check_at
+    pub fn checksum_at(&self) -> Option<usize> {
+        self.front.checksum_at
     }
 }
 
@@ -49,7 +49,7 @@ impl<M> Outgoing<'_, M> {
 pub(super) struct Front {
     bytes: [u8; FRONT_BYTES_MAX],
     length: usize,
-    check_at: Option<usize>,
+    checksum_at: Option<usize>,
 }
 
 /// A frame as decided, before its bytes are written.
@@ -58,7 +58,7 @@ pub(super) struct Plan {
     pub sequence: u64,
     pub kind: Kind,
     pub flags: u8,
-    pub head: Head,
+    pub head: KindHeader,
     /// Where the payload starts in its memory.
     pub at: u64,
     pub payload: u64,
@@ -68,40 +68,40 @@ pub(super) struct Plan {
 
 /// Bytes that may go out without the peer being asked to confirm them, and frames: what is kept for them is bounded, and
 /// a confirmation costs little beside so much.
-const UNASKED_BYTES_MAX: u64 = 512 << 10;
-/// See [`UNASKED_BYTES_MAX`].
-const UNASKED_FRAMES: usize = 64;
+const ACK_INTERVAL_BYTES_MAX: u64 = 512 << 10;
+/// See [`ACK_INTERVAL_BYTES_MAX`].
+const ACK_INTERVAL_FRAMES: usize = 64;
 
 impl Plan {
-    fn new(kind: Kind, flags: u8, head: Head, at: u64, payload: u64) -> Self {
+    fn new(kind: Kind, flags: u8, head: KindHeader, at: u64, payload: u64) -> Self {
         Self { origin: Origin::New, sequence: 0, kind, flags, head, at, payload, lead: (0, 0) }
     }
 
-    fn bare(kind: Kind, flags: u8, head: Head) -> Self {
+    fn bare(kind: Kind, flags: u8, head: KindHeader) -> Self {
         Self::new(kind, flags, head, 0, 0)
     }
 
-    fn signal<M: Clone>(kind: Kind, head: Head, channel: &Channel<M>) -> Self {
+    fn control<M: Clone>(kind: Kind, head: KindHeader, channel: &Channel<M>) -> Self {
         let sequence = channel.out.next();
-        Self { origin: Origin::Signal, sequence, ..Self::bare(kind, 0, head) }
+        Self { origin: Origin::Control, sequence, ..Self::bare(kind, 0, head) }
     }
 
     /// What goes again: a whole frame, or a range of its bytes.
-    fn again<M>(range: &Retained<M>) -> Self {
-        let head_bytes = Head::size(range.kind, range.flags) as u32;
+    fn retransmission<M>(range: &RetainedFrame<M>) -> Self {
+        let head_bytes = KindHeader::size(range.kind, range.flags) as u32;
         let sequence = range.start;
-        let again = |plan: Self| Self { origin: Origin::Again, sequence, ..plan };
+        let retransmission = |plan: Self| Self { origin: Origin::Retransmission, sequence, ..plan };
         if range.length == range.whole {
             let payload = (range.length - head_bytes) as u64;
             let flags = range.flags | flag::WANT_ACK;
-            return again(Self::new(range.kind, flags, range.head, range.at, payload));
+            return retransmission(Self::new(range.kind, flags, range.head, range.at, payload));
         }
-        let Retained { kind, flags, offset, whole, length, .. } = *range;
-        let head = Head::Fragment { kind, flags, offset, whole };
+        let RetainedFrame { kind, flags, offset, whole, length, .. } = *range;
+        let head = KindHeader::Fragment { kind, flags, offset, whole };
         let lead = head_bytes.saturating_sub(offset).min(length);
         let at = range.at + offset.saturating_sub(head_bytes) as u64;
         let plan = Self::new(Kind::Fragment, flag::WANT_ACK, head, at, (length - lead) as u64);
-        again(Self { lead: (offset, lead), ..plan })
+        retransmission(Self { lead: (offset, lead), ..plan })
     }
 
     /// What the frame tells the peer has been taken in. While a refusal waits to be sent that is nothing new, nor with the
@@ -109,7 +109,7 @@ impl Plan {
     /// number is from before a refusal that may be under way.
     #[inline]
     fn confirms<M: Clone>(&self, channel: &Channel<M>) -> u64 {
-        if self.origin == Origin::Again { 0 } else { channel.confirmed_now() }
+        if self.origin == Origin::Retransmission { 0 } else { channel.confirmed_now() }
     }
 
     /// Whether its payload is of remote memory, which no operation holds: it is copied in any case.
@@ -120,22 +120,22 @@ impl Plan {
     /// Bytes that this first piece announces.
     pub fn ahead(&self) -> u64 {
         match self.head {
-            Head::Message { long: Some(long), .. } => long.ahead as u64,
+            KindHeader::Message { long: Some(long), .. } => long.ahead as u64,
             _ => 0,
         }
     }
 
     /// Bytes of the channel.
     fn body(&self) -> u64 {
-        Head::size(self.kind, self.flags) as u64 + self.payload
+        KindHeader::size(self.kind, self.flags) as u64 + self.payload
     }
 
     /// Everything before the payload.
     #[inline]
     pub fn front<M: Clone>(&self, source: Address, channel: &Channel<M>, checked: bool) -> Front {
         let payload = self.lead.1 as u64 + self.payload;
-        let check = if checked && payload > 0 { CHECK_BYTES } else { 0 };
-        let head_bytes = Head::size(self.kind, self.flags);
+        let check = if checked && payload > 0 { CHECKSUM_BYTES } else { 0 };
+        let head_bytes = KindHeader::size(self.kind, self.flags);
         let header = Header {
             length: (head_bytes + check) as u32 + payload as u32,
             kind: self.kind,
@@ -145,12 +145,12 @@ impl Plan {
             target: channel.address,
             sequence: self.sequence,
             delivered: self.confirms(channel),
-            credit: { channel.lent }.tell(),
+            credit: { channel.granted_credit }.advertise(),
         };
         let mut front = Front {
             bytes: [0; FRONT_BYTES_MAX],
             length: HEADER_BYTES + head_bytes + check,
-            check_at: (check > 0).then_some(HEADER_BYTES + head_bytes),
+            checksum_at: (check > 0).then_some(HEADER_BYTES + head_bytes),
         };
         header.emit(&mut front.bytes);
         self.head.emit(&mut front.bytes[HEADER_BYTES..]);
@@ -164,7 +164,7 @@ impl Plan {
     #[cold]
     fn emit_lead<M: Clone>(&self, bytes: &mut [u8], channel: &Channel<M>) -> usize {
         let (from, count) = (self.lead.0 as usize, self.lead.1 as usize);
-        let mut head = [0; HEAD_BYTES_MAX];
+        let mut head = [0; KIND_HEADER_BYTES_MAX];
         if let Some(range) = channel.out.first_lost() {
             range.head.emit(&mut head);
         }
@@ -174,70 +174,71 @@ impl Plan {
 
     /// The frame is with `path`: its bytes are numbered, and what its header confirms is told.
     #[inline]
-    pub fn count<M: Clone>(
+    pub fn commit<M: Clone>(
         &self,
         channel: &mut Channel<M>,
         (path, now): (PathId, Time),
         memory: Option<(M, u64)>,
     ) {
         match self.origin {
-            Origin::New => self.count_new(channel, (path, now), memory),
-            Origin::Again => {
+            Origin::New => self.commit_new(channel, (path, now), memory),
+            Origin::Retransmission => {
                 // What it confirmed when it was first sent was lost with it.
-                channel.ack_wanted |= channel.told > 0;
-                if let Some(way) = channel.ways.get_mut(path.0 as usize) {
-                    way.carried += self.payload;
-                    way.again += self.payload;
-                    way.rate.handle_sent(self.payload + self.lead.1 as u64);
+                channel.ack_wanted |= channel.acknowledged > 0;
+                if let Some(state) = channel.paths.get_mut(path.0 as usize) {
+                    state.carried += self.payload;
+                    state.retransmitted += self.payload;
+                    state.rate.handle_sent(self.payload + self.lead.1 as u64);
                 }
-                let order = self.count_datagram(channel, (path, now));
-                return channel.out.sent_again(path, order);
+                let order = self.commit_datagram(channel, (path, now));
+                return channel.out.mark_retransmitted(path, order);
             }
-            Origin::Signal => self.count_signal(channel, (path, now)),
+            Origin::Control => self.commit_control(channel, (path, now)),
         }
         let is_new = self.origin == Origin::New;
         let confirms = self.confirms(channel);
         channel.refusals -= (self.kind == Kind::Refused && is_new) as u32;
-        channel.handle_told(confirms, is_new);
+        channel.handle_ack_sent(confirms, is_new);
     }
 
     /// The frame has left as a datagram: says its order there, or 0 if the path is of another kind.
     #[cold]
-    fn count_datagram<M: Clone>(
+    fn commit_datagram<M: Clone>(
         &self,
         channel: &mut Channel<M>,
         (path, now): (PathId, Time),
     ) -> u64 {
-        let flow = channel.ways.get_mut(path.0 as usize).and_then(|way| way.flow.as_mut());
-        let is_again = self.origin == Origin::Again;
+        let flow = channel.paths.get_mut(path.0 as usize).and_then(|state| state.flow.as_mut());
+        let is_retransmission = self.origin == Origin::Retransmission;
         let bytes = self.body() + self.lead.1 as u64;
-        flow.map_or(0, |flow| flow.handle_sent(now, self.sequence, bytes, is_again))
+        flow.map_or(0, |flow| flow.handle_sent(now, self.sequence, bytes, is_retransmission))
     }
 
     #[inline]
-    fn count_new<M: Clone>(
+    fn commit_new<M: Clone>(
         &self,
         channel: &mut Channel<M>,
         (path, now): (PathId, Time),
         memory: Option<(M, u64)>,
     ) {
         let body = self.body();
-        if channel.way(path).is_some_and(|way| way.path.lossless) {
-            channel.out.pass(body);
+        if channel.path_state(path).is_some_and(|state| state.path.lossless) {
+            channel.out.advance_lossless(body);
             return;
         }
         // With a single path nobody tells the time.
         let (order, sent_at) = match channel.is_measured() {
-            true => (self.count_datagram(channel, (path, now)), now),
-            false => (0, Retained::<M>::UNKNOWN),
+            true => (self.commit_datagram(channel, (path, now)), now),
+            false => (0, RetainedFrame::<M>::UNKNOWN),
         };
         channel.out.retain(self.retained(path, (order, sent_at), memory));
-        if let Some(way) = channel.ways.get_mut(path.0 as usize) {
-            way.carried += body;
-            way.rate.handle_sent(body);
+        if let Some(state) = channel.paths.get_mut(path.0 as usize) {
+            state.carried += body;
+            state.rate.handle_sent(body);
         }
-        let asks = self.flags & flag::WANT_ACK != 0;
-        channel.unasked = if asks { 0 } else { channel.unasked + body };
+        let requests_ack = self.flags & flag::WANT_ACK != 0;
+        channel.bytes_since_ack_request =
+            if requests_ack { 0 } else { channel.bytes_since_ack_request + body };
     }
 
     #[inline]
@@ -246,9 +247,9 @@ impl Plan {
         path: PathId,
         (order, sent_at): (u64, Time),
         memory: Option<(M, u64)>,
-    ) -> Retained<M> {
+    ) -> RetainedFrame<M> {
         let (memory, at) = memory.map_or((None, 0), |(memory, at)| (Some(memory), at));
-        Retained {
+        RetainedFrame {
             start: self.sequence,
             length: self.body() as u32,
             offset: 0,
@@ -261,53 +262,59 @@ impl Plan {
             path,
             sent_at,
             order,
-            was_spoilt: false,
-            state: State::Flying,
+            was_corrupt: false,
+            state: RetainedState::InFlight,
         }
     }
 
     /// The frame is numbered, but has not left.
-    pub fn count_lost<M: Clone>(
+    pub fn commit_lost<M: Clone>(
         &self,
         channel: &mut Channel<M>,
         path: PathId,
         memory: Option<(M, u64)>,
     ) {
-        channel.out.retain_lost(self.retained(path, (0, Retained::<M>::UNKNOWN), memory));
-        channel.unasked += self.body();
+        channel.out.retain_as_lost(self.retained(path, (0, RetainedFrame::<M>::UNKNOWN), memory));
+        channel.bytes_since_ack_request += self.body();
     }
 
-    fn count_signal<M: Clone>(&self, channel: &mut Channel<M>, (path, now): (PathId, Time)) {
-        let errand = match self.head {
+    fn commit_control<M: Clone>(&self, channel: &mut Channel<M>, (path, now): (PathId, Time)) {
+        let control_frame = match self.head {
             // Nobody sent for the one that is due in any case.
-            Head::Ask { number } if channel.out.due_ask() == Some(number) => None,
-            _ => channel.errand_for(path, Some(self.kind)),
+            KindHeader::StatusRequest { number }
+                if channel.out.due_status_request() == Some(number) =>
+            {
+                None
+            }
+            _ => channel.control_frame_for(path, Some(self.kind)),
         };
-        let errand = errand.map(|place| channel.errands.remove(place));
+        let control_frame = control_frame.map(|place| channel.control_frames.remove(place));
         match self.head {
-            Head::Ask { number } => channel.handle_asked((path, now), number),
-            Head::Report { .. } => {
-                if let Some(Errand::Report(number @ 1.., _)) = errand {
-                    channel.answered = channel.answered.max(Some(number));
+            KindHeader::StatusRequest { number } => {
+                channel.handle_status_request_sent((path, now), number)
+            }
+            KindHeader::Sack { .. } => {
+                if let Some(ControlFrame::Sack(number @ 1.., _)) = control_frame {
+                    channel.answered_request = channel.answered_request.max(Some(number));
                 }
-                if channel.into.handle_told() {
-                    channel.owe_report(0, None);
+                if channel.into.handle_sack_sent() {
+                    channel.owe_sack(0, None);
                 }
             }
-            Head::Again { .. } => {
-                if let Some(place) = channel.untold_spoilt() {
-                    channel.spoilt[place].2 = true;
+            KindHeader::Nack { .. } => {
+                if let Some(place) = channel.unreported_corrupt() {
+                    channel.corrupt[place].2 = true;
                 }
             }
-            Head::Empty => channel.solicits = false,
+            KindHeader::Empty => channel.solicits_ack = false,
             _ => (),
         }
     }
 }
 
-/// A message for [`Endpoint::pass`].
+/// A message for [`Endpoint::inject`].
 #[derive(Clone, Copy, Debug)]
-pub struct Passing {
+pub struct InjectMessage {
     /// To whom.
     pub peer: Peer,
     /// `None`: untagged.
@@ -318,25 +325,28 @@ pub struct Passing {
     pub size: u64,
 }
 
-impl Passing {
+impl InjectMessage {
     /// Bytes of the channel.
     #[inline]
     pub(super) fn body(&self) -> u64 {
-        Head::size(Kind::Message, 0) as u64 + self.size
+        KindHeader::size(Kind::Message, 0) as u64 + self.size
     }
 
     #[inline]
     pub(super) fn plan(&self) -> Plan {
         let flags = if self.data.is_some() { flag::CQ_DATA } else { 0 };
-        let head =
-            Head::Message { tag: self.tag.unwrap_or(0), data: self.data.unwrap_or(0), long: None };
+        let head = KindHeader::Message {
+            tag: self.tag.unwrap_or(0),
+            data: self.data.unwrap_or(0),
+            long: None,
+        };
         let kind = if self.tag.is_some() { Kind::Tagged } else { Kind::Message };
         Plan::new(kind, flags, head, 0, self.size)
     }
 }
 
 /// A header, a head, a check, and the head of a frame of which this is a fragment (whose own head is short).
-const FRONT_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + CHECK_BYTES + 16;
+const FRONT_BYTES_MAX: usize = HEADER_BYTES + KIND_HEADER_BYTES_MAX + CHECKSUM_BYTES + 16;
 
 /// Decides the next frame of a channel for a path. Pure but for dropping items whose operation is gone, and for cutting
 /// what goes again.
@@ -346,29 +356,29 @@ pub(super) fn plan<M: Memory>(
     ops: &Slab<Op<M>>,
     path: PathId,
 ) -> Option<Plan> {
-    let way = channel.way(path)?;
-    if way.held.is_some() || channel.failed.is_some() {
+    let state = channel.path_state(path)?;
+    if state.held.is_some() || channel.failed.is_some() {
         return None;
     }
     if !channel.sends_by(path) {
-        return plan_aside(channel, path);
+        return plan_inactive_path(channel, path);
     }
-    if !channel.is_calm()
-        && let Some(plan) = plan_repair(channel, path)
+    if !channel.has_nothing_to_repair()
+        && let Some(plan) = plan_loss_recovery(channel, path)
     {
         return Some(plan);
     }
-    let planned = if channel.out.is_hushed() || !channel.has_span() {
+    let planned = if channel.out.is_awaiting_status() || !channel.is_within_reorder_window() {
         None
     } else {
         plan_new(channel, ops, path)
     };
     planned.or_else(|| {
-        if !channel.speaks_by(path) {
+        if !channel.sends_control_by(path) {
             return None;
         }
-        let plan = || Plan::signal(Kind::Ack, Head::Empty, channel);
-        if channel.solicits {
+        let plan = || Plan::control(Kind::Ack, KindHeader::Empty, channel);
+        if channel.solicits_ack {
             return Some(Plan { flags: flag::WANT_ACK, ..plan() });
         }
         channel.owes_ack().then(plan)
@@ -377,54 +387,61 @@ pub(super) fn plan<M: Memory>(
 
 /// What there is to send because something was lost, or may have been.
 #[cold]
-fn plan_repair<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan> {
-    if let Some(signal) = plan_signal(channel, path) {
-        return Some(signal);
+fn plan_loss_recovery<M: Memory>(channel: &mut Channel<M>, path: PathId) -> Option<Plan> {
+    if let Some(control) = plan_control(channel, path) {
+        return Some(control);
     }
-    let is_far = channel.may_overtake() && !channel.out.is_lost_near();
-    if channel.out.is_hushed() || is_far || !channel.way(path)?.is_open() {
+    let is_far = channel.may_reorder() && !channel.out.is_lost_in_window();
+    if channel.out.is_awaiting_status() || is_far || !channel.path_state(path)?.is_open() {
         return None;
     }
-    let payload_max = channel.way(path)?.path.payload_max;
-    channel.out.next_lost(payload_max).map(Plan::again)
+    let payload_max = channel.path_state(path)?.path.payload_max;
+    channel.out.next_lost(payload_max).map(Plan::retransmission)
 }
 
-fn plan_signal<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
-    let speaks = channel.speaks_by(path);
-    if let Some(number) = channel.out.due_ask().filter(|_| speaks) {
-        return Some(Plan::signal(Kind::Ask, Head::Ask { number }, channel));
+fn plan_control<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
+    let sends_control = channel.sends_control_by(path);
+    if let Some(number) = channel.out.due_status_request().filter(|_| sends_control) {
+        return Some(Plan::control(
+            Kind::StatusRequest,
+            KindHeader::StatusRequest { number },
+            channel,
+        ));
     }
-    if let Some(place) = channel.errand_for(path, None) {
-        return Some(plan_errand(channel, channel.errands[place]));
+    if let Some(place) = channel.control_frame_for(path, None) {
+        return Some(plan_control_frame(channel, channel.control_frames[place]));
     }
-    let spoilt = channel.untold_spoilt().filter(|_| speaks);
-    let (start, end, _) = channel.spoilt[spoilt?];
-    Some(Plan::signal(Kind::Again, Head::Again { start, end }, channel))
+    let corrupt = channel.unreported_corrupt().filter(|_| sends_control);
+    let (start, end, _) = channel.corrupt[corrupt?];
+    Some(Plan::control(Kind::Nack, KindHeader::Nack { start, end }, channel))
 }
 
 /// What goes by a path by which nothing else does: the answer to a question that came by it, and an address that no
 /// datagram may have.
 #[cold]
-fn plan_aside<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
-    if channel.errands.is_empty() {
+fn plan_inactive_path<M: Clone>(channel: &Channel<M>, path: PathId) -> Option<Plan> {
+    if channel.control_frames.is_empty() {
         return None;
     }
-    let tells = channel.has_datagrams && channel.may_tell_door(path);
-    let door = || channel.errand_for(path, Some(Kind::Door)).filter(|_| tells);
-    let place = channel.errand_for(path, Some(Kind::Report)).or_else(door)?;
-    Some(plan_errand(channel, channel.errands[place]))
+    let tells = channel.has_datagrams && channel.may_advertise_by(path);
+    let advertisement =
+        || channel.control_frame_for(path, Some(Kind::AddressAdvertisement)).filter(|_| tells);
+    let place = channel.control_frame_for(path, Some(Kind::Sack)).or_else(advertisement)?;
+    Some(plan_control_frame(channel, channel.control_frames[place]))
 }
 
-fn plan_errand<M: Clone>(channel: &Channel<M>, errand: Errand) -> Plan {
-    let head = match errand {
-        Errand::Report(answers, _) => {
+fn plan_control_frame<M: Clone>(channel: &Channel<M>, control_frame: ControlFrame) -> Plan {
+    let head = match control_frame {
+        ControlFrame::Sack(answers, _) => {
             let confirmed = channel.confirmed_now();
-            Head::Report { answers, ranges: channel.into.ranges(confirmed) }
+            KindHeader::Sack { answers, ranges: channel.into.ranges(confirmed) }
         }
-        Errand::Probe(_) => Head::Ask { number: channel.out.next_ask() },
-        Errand::Door(door) => Head::Door(door),
+        ControlFrame::StatusRequest(_) => {
+            KindHeader::StatusRequest { number: channel.out.next_status_request() }
+        }
+        ControlFrame::AddressAdvertisement(address) => KindHeader::AddressAdvertisement(address),
     };
-    Plan::signal(errand.kind(), head, channel)
+    Plan::control(control_frame.kind(), head, channel)
 }
 
 /// What is new.
@@ -436,10 +453,10 @@ fn plan_new<M: Memory>(
 ) -> Option<Plan> {
     loop {
         let item = channel.queue.front()?;
-        let mut path = &channel.way(number)?.path;
+        let mut path = &channel.path_state(number)?.path;
         let uncopied;
         if !channel.may_copy {
-            uncopied = Path { copy_max: 0, ..*path };
+            uncopied = PathProperties { copy_max: 0, ..*path };
             path = &uncopied;
         }
         let planned = match *item {
@@ -468,24 +485,26 @@ pub(super) fn plan_too_long<M: Memory>(
     ops: &Slab<Op<M>>,
     path: PathId,
 ) -> Option<Plan> {
-    let may_go = !channel.out.is_hushed() && channel.has_span() && channel.failed.is_none();
-    if !may_go || channel.way(path)?.held.is_some() || !channel.sends_by(path) {
+    let may_go = !channel.out.is_awaiting_status()
+        && channel.is_within_reorder_window()
+        && channel.failed.is_none();
+    if !may_go || channel.path_state(path)?.held.is_some() || !channel.sends_by(path) {
         return None;
     }
     let plan = plan_new(channel, ops, path)?;
-    (plan.payload > channel.way(path)?.path.payload_max as u64).then_some(plan)
+    (plan.payload > channel.path_state(path)?.path.payload_max as u64).then_some(plan)
 }
 
 /// The plan, if no other path should rather take it.
 #[cold]
 fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64)) -> Option<Plan> {
-    let way = channel.way(path)?;
-    if !way.is_open() || !channel.prefers(path, plan.body(), rest.max(plan.body())) {
+    let state = channel.path_state(path)?;
+    if !state.is_open() || !channel.prefers(path, plan.body(), rest.max(plan.body())) {
         return None;
     }
-    let lossless = way.path.lossless;
+    let lossless = state.path.lossless;
     let mut plan = numbered(plan, channel, lossless);
-    if plan.payload >= WEIGHTY_BYTES {
+    if plan.payload >= IMMEDIATE_ACK_BYTES {
         // What has arrived by which path is known only from confirmations.
         plan.flags |= flag::WANT_ACK;
     }
@@ -493,15 +512,15 @@ fn choose<M: Clone>(plan: Plan, channel: &Channel<M>, (path, rest): (PathId, u64
 }
 
 /// Payload that is confirmed at once while there are several paths.
-const WEIGHTY_BYTES: u64 = 8 << 10;
+const IMMEDIATE_ACK_BYTES: u64 = 8 << 10;
 
 /// The plan with the number of its first byte; and with the wish for a confirmation if there has been none for long.
 #[inline]
 pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless: bool) -> Plan {
     plan.sequence = channel.out.next();
     if !lossless {
-        let many = channel.out.retained() % UNASKED_FRAMES == UNASKED_FRAMES - 1;
-        if many || channel.unasked + plan.body() >= UNASKED_BYTES_MAX {
+        let many = channel.out.retained() % ACK_INTERVAL_FRAMES == ACK_INTERVAL_FRAMES - 1;
+        if many || channel.bytes_since_ack_request + plan.body() >= ACK_INTERVAL_BYTES_MAX {
             plan.flags |= flag::WANT_ACK;
         }
     }
@@ -510,13 +529,13 @@ pub(super) fn numbered<M: Clone>(mut plan: Plan, channel: &Channel<M>, lossless:
 
 /// Whether a frame that ends an operation asks for the confirmation without which it is not done.
 #[inline]
-fn ends_with_ack<M>(op: &Op<M>, path: &Path, payload: u64) -> bool {
+fn ends_with_ack<M>(op: &Op<M>, path: &PathProperties, payload: u64) -> bool {
     let is_borrowed = op.is_borrowed || (!path.lossless && payload > path.copy_max as u64);
-    op.level == Level::Delivered || is_borrowed
+    op.level == CompletionLevel::DeliveryComplete || is_borrowed
 }
 
 #[inline]
-fn plan_first<M: Memory>(channel: &Channel<M>, path: &Path, id: u32, op: &Op<M>) -> Plan {
+fn plan_first<M: Memory>(channel: &Channel<M>, path: &PathProperties, id: u32, op: &Op<M>) -> Plan {
     let OpKind::Message { tag, data, .. } = op.kind else {
         unreachable!("only messages have a first piece")
     };
@@ -541,20 +560,20 @@ fn plan_first<M: Memory>(channel: &Channel<M>, path: &Path, id: u32, op: &Op<M>)
         flags |= flag::WANT_ACK;
     }
     let long = is_long.then_some(Long { total: op.total, send: id, memory, ahead });
-    let head = Head::Message { tag: tag.unwrap_or(0), data: data.unwrap_or(0), long };
+    let head = KindHeader::Message { tag: tag.unwrap_or(0), data: data.unwrap_or(0), long };
     let kind = if tag.is_some() { Kind::Tagged } else { Kind::Message };
     Plan::new(kind, flags, head, 0, payload)
 }
 
-fn plan_rest<M: Memory>(path: &Path, id: u32, op: &Op<M>) -> Plan {
+fn plan_rest<M: Memory>(path: &PathProperties, id: u32, op: &Op<M>) -> Plan {
     let OpKind::Message { recv, .. } = op.kind else {
         unreachable!("only messages have further pieces")
     };
     let offset = op.sent;
     let (kind, head, end) = if offset < op.ahead {
-        (Kind::Ahead, Head::Ahead { send: id, offset }, op.ahead)
+        (Kind::Ahead, KindHeader::Ahead { send: id, offset }, op.ahead)
     } else {
-        (Kind::Data, Head::Data { recv, offset }, op.limit)
+        (Kind::Data, KindHeader::Data { recv, offset }, op.limit)
     };
     let payload = (end - offset).min(path.payload_max as u64);
     let is_last = offset + payload == op.total;
@@ -565,13 +584,13 @@ fn plan_rest<M: Memory>(path: &Path, id: u32, op: &Op<M>) -> Plan {
 /// Bytes that follow a first piece unasked, if `left` of the message and `credit` are left behind it. Never more than half
 /// of the credit, so that the next message, which may be a short one, finds some too; and none that would not fill
 /// a frame.
-fn ahead(path: &Path, credit: u64, left: u64) -> u32 {
+fn ahead(path: &PathProperties, credit: u64, left: u64) -> u32 {
     let bytes = left.min(credit / 2);
     let is_worth_it = path.ahead && (bytes == left || bytes >= path.payload_max as u64);
     if is_worth_it { bytes as u32 } else { 0 }
 }
 
-fn plan_remote<M: Memory>(path: &Path, id: u32, op: &Op<M>) -> Plan {
+fn plan_remote<M: Memory>(path: &PathProperties, id: u32, op: &Op<M>) -> Plan {
     match &op.kind {
         OpKind::Write { key, offset, data } => {
             let payload = (op.total - op.sent).min(path.payload_max as u64);
@@ -583,16 +602,17 @@ fn plan_remote<M: Memory>(path: &Path, id: u32, op: &Op<M>) -> Plan {
             }
             let offset = offset.wrapping_add(op.sent);
             let total = u32::try_from(op.total).unwrap_or(u32::MAX);
-            let head = Head::Write { op: id, total, key: *key, offset, data: data.unwrap_or(0) };
+            let head =
+                KindHeader::Write { op: id, total, key: *key, offset, data: data.unwrap_or(0) };
             Plan::new(Kind::Write, flags, head, op.sent, payload)
         }
         OpKind::Read { key, offset, .. } => {
-            let head = Head::Read { op: id, key: *key, offset: *offset, length: op.total };
+            let head = KindHeader::Read { op: id, key: *key, offset: *offset, length: op.total };
             Plan::bare(Kind::Read, 0, head)
         }
         OpKind::Atomic { request, .. } => {
             let wants = request.fetch as u8 | (request.compare as u8) << 1;
-            let head = Head::Atomic {
+            let head = KindHeader::Atomic {
                 op: id,
                 operation: request.operation,
                 datatype: request.datatype,
@@ -608,13 +628,13 @@ fn plan_remote<M: Memory>(path: &Path, id: u32, op: &Op<M>) -> Plan {
     }
 }
 
-fn plan_reply(path: &Path, kind: Kind, op: u32, sent: u64, total: u64) -> Plan {
+fn plan_reply(path: &PathProperties, kind: Kind, op: u32, sent: u64, total: u64) -> Plan {
     if kind == Kind::AtomicReply {
         // Always whole: its head has no place for an offset, and operations are short.
-        return Plan::new(kind, 0, Head::AtomicReply { op }, 0, total);
+        return Plan::new(kind, 0, KindHeader::AtomicReply { op }, 0, total);
     }
     let payload = (total - sent).min(path.payload_max as u64);
-    Plan::new(kind, 0, Head::ReadData { op, offset: sent }, sent, payload)
+    Plan::new(kind, 0, KindHeader::ReadData { op, offset: sent }, sent, payload)
 }
 
 /// The memory that a planned frame sends from.
@@ -626,8 +646,8 @@ pub(super) fn planned_memory<'a, M: Clone>(
 ) -> Option<&'a M> {
     match plan.origin {
         Origin::New => item_memory(channel, ops),
-        Origin::Again => channel.out.first_lost()?.memory.as_ref(),
-        Origin::Signal => None,
+        Origin::Retransmission => channel.out.first_lost()?.memory.as_ref(),
+        Origin::Control => None,
     }
 }
 

@@ -6,11 +6,11 @@
 
 use super::channel::Item;
 use super::{
-    Action, AtomicRequest, Done, Endpoint, Fault, Full, Level, Memory, Op, OpKind, Peer, Place,
-    Ticket, Work,
+    Action, AtomicRequest, CompletionKind, CompletionLevel, Endpoint, Fault, Full, Memory, Op,
+    OpKind, OperationCompletion, PayloadDestination, Peer, Ticket,
 };
 use crate::wire::frame::{Kind, flag};
-use crate::wire::head::Head;
+use crate::wire::kind_header::KindHeader;
 
 /// Part of a peer's registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Remote {
     pub peer: Peer,
     /// Region.
     pub key: u64,
-    /// Place in it.
+    /// Offset in it.
     pub offset: u64,
 }
 
@@ -87,13 +87,13 @@ impl<M: Memory> Endpoint<M> {
         if let Some(arriving) = &mut self.channels[peer.0 as usize].arriving {
             arriving.handle_refused(op);
         }
-        let head = Head::Refused { op, error: errno.unsigned_abs() };
+        let head = KindHeader::Refused { op, error: errno.unsigned_abs() };
         if self.failed(peer).is_some() {
             return;
         }
         let channel = &mut self.channels[peer.0 as usize];
         // Pieces of a long write come until its sender hears of the first; one refusal that waits is for all of them.
-        let is_it = |item: &Item<M>| matches!(item, Item::Control(_, _, Head::Refused { op: other, .. }) if *other == op);
+        let is_it = |item: &Item<M>| matches!(item, Item::Control(_, _, KindHeader::Refused { op: other, .. }) if *other == op);
         if channel.queue.iter().take(channel.refusals as usize).any(is_it) {
             return;
         }
@@ -102,13 +102,13 @@ impl<M: Memory> Endpoint<M> {
         self.enqueue_front(peer, Item::Control(Kind::Refused, 0, head));
     }
 
-    pub(super) fn place_answer(
+    pub(super) fn place_reply(
         &mut self,
         peer: Peer,
         id: u32,
         offset: u64,
         payload: u64,
-    ) -> Result<Place, Fault> {
+    ) -> Result<PayloadDestination, Fault> {
         let op =
             self.ops.at(id).filter(|op| op.peer == peer).ok_or(Fault("an answer to nothing"))?;
         if !op.is_begun {
@@ -122,10 +122,10 @@ impl<M: Memory> Endpoint<M> {
         if offset != got || payload > room - got {
             return Err(Fault("an answer of another size than asked for"));
         }
-        Ok(Place::Answer { op: id, at: offset })
+        Ok(PayloadDestination::Reply { op: id, at: offset })
     }
 
-    pub(super) fn end_answer(&mut self, peer: Peer, id: u32, payload: u64) {
+    pub(super) fn end_reply(&mut self, peer: Peer, id: u32, payload: u64) {
         let Some(op) = self.ops.at_mut(id) else {
             return;
         };
@@ -135,17 +135,17 @@ impl<M: Memory> Endpoint<M> {
                 return;
             }
         }
-        self.complete_answered(peer, id);
+        self.complete_replied(peer, id);
     }
 
     /// Operation `id` is answered, and done as soon as nothing of it may have to be sent again: out of memory that is the
     /// caller's when it is done. (The answer may have come in pieces that confirm nothing, or behind a refusal.)
-    fn complete_answered(&mut self, peer: Peer, id: u32) {
+    fn complete_replied(&mut self, peer: Peer, id: u32) {
         let is_borrowed = self.ops.at(id).is_some_and(|op| op.is_borrowed);
         let channel = &mut self.channels[peer.0 as usize];
         let sent = channel.out.next();
         if is_borrowed && channel.confirmed < sent {
-            channel.solicits = true;
+            channel.solicits_ack = true;
             channel.await_delivery(sent, id);
             self.mark_busy(peer);
         } else {
@@ -158,14 +158,14 @@ impl<M: Memory> Endpoint<M> {
             return;
         }
         let ticket = Ticket { context: 0, notify: true };
-        let done = Done::new(Work::RemoteWrite, ticket);
+        let done = OperationCompletion::new(CompletionKind::RemoteWrite, ticket);
         let length = total as u64;
-        let done = Done { data: Some(data), source: Some(peer), length, ..done };
-        self.push_action(Action::Done(done));
+        let done = OperationCompletion { data: Some(data), source: Some(peer), length, ..done };
+        self.push_action(Action::Complete(done));
     }
 
-    pub(super) fn end_atomic(&mut self, peer: Peer, head: Head) {
-        if let Head::Atomic { op, operation, datatype, wants, length, key, offset } = head {
+    pub(super) fn end_atomic(&mut self, peer: Peer, head: KindHeader) {
+        if let KindHeader::Atomic { op, operation, datatype, wants, length, key, offset } = head {
             let (fetch, compare) = (wants & 1 != 0, wants & 2 != 0);
             let request =
                 AtomicRequest { op, operation, datatype, fetch, compare, length, key, offset };
@@ -181,8 +181,8 @@ impl<M: Memory> Endpoint<M> {
         if let Some(op) = self.ops.at_mut(id) {
             op.refused = Some(error as i32);
         }
-        self.channels[peer.0 as usize].strike(id);
-        self.complete_answered(peer, id);
+        self.channels[peer.0 as usize].remove_operation(id);
+        self.complete_replied(peer, id);
     }
 }
 
@@ -191,7 +191,7 @@ impl<M> Op<M> {
         Self {
             peer,
             ticket,
-            level: Level::Delivered,
+            level: CompletionLevel::DeliveryComplete,
             memory,
             is_begun: false,
             sent: 0,
@@ -205,7 +205,7 @@ impl<M> Op<M> {
     }
 
     /// Where the answer of the peer belongs.
-    pub(super) fn answer_memory(&self) -> &M {
+    pub(super) fn reply_memory(&self) -> &M {
         match &self.kind {
             OpKind::Atomic { result: Some(result), .. } => result,
             _ => &self.memory,

@@ -3,34 +3,34 @@
 //! Reserve, then commit: [`Endpoint::poll_transmit`] changes nothing that matters, so a driver whose path is full
 //! forgets the frame and asks again later; [`Endpoint::transmitted`] makes it count.
 
-use super::channel::{Channel, Item, Sent};
+use super::channel::{Channel, Item, SentPiece};
 use super::plan::{
-    Outgoing, Passing, Plan, item_memory, numbered, plan, plan_too_long, planned_memory,
+    InjectMessage, OutgoingFrame, Plan, item_memory, numbered, plan, plan_too_long, planned_memory,
 };
-use super::{Action, Endpoint, Failure, Level, Memory, Op, OpKind, Path, Peer};
+use super::{Action, CompletionLevel, Endpoint, Failure, Memory, Op, OpKind, PathProperties, Peer};
 use crate::channel::{Origin, PathId};
 use crate::slab::Slab;
 use crate::wire::frame::{Kind, flag};
-use crate::wire::head::Head;
+use crate::wire::kind_header::KindHeader;
 
 impl<M: Memory> Endpoint<M> {
     /// The next frame for `path` of `peer`, if there is one.
     #[inline]
-    pub fn poll_transmit(&mut self, peer: Peer, path: PathId) -> Option<Outgoing<'_, M>> {
+    pub fn poll_transmit(&mut self, peer: Peer, path: PathId) -> Option<OutgoingFrame<'_, M>> {
         let channel = &self.channels[peer.0 as usize];
-        if channel.is_silent {
+        if channel.has_silent_loss {
             self.prepare(peer, path);
         }
         let channel = &mut self.channels[peer.0 as usize];
         let Some(plan) = plan(channel, &self.ops, path) else {
-            if channel.is_silent {
-                channel.handle_dry(path);
+            if channel.has_silent_loss {
+                channel.handle_app_limited(path);
             }
             return None;
         };
-        let way = channel.way(path)?;
-        let Path { checked, lossless, copy_max, .. } = way.path;
-        let must_let_go = plan.origin == Origin::Again || way.is_doubted;
+        let state = channel.path_state(path)?;
+        let PathProperties { checked, lossless, copy_max, .. } = state.path;
+        let must_release_memory = plan.origin == Origin::Retransmission || state.is_suspected;
         let front = plan.front(self.config.address, channel, checked);
         let payload = if plan.payload == 0 {
             None
@@ -40,12 +40,12 @@ impl<M: Memory> Endpoint<M> {
         let is_small = plan.payload > 0 && plan.payload <= copy_max as u64;
         let may_copy = channel.may_copy || plan.is_answer();
         let wants_copy = plan.origin == Origin::New && !lossless && is_small && may_copy;
-        Some(Outgoing { front, payload, wants_copy, must_let_go })
+        Some(OutgoingFrame { front, payload, wants_copy, must_release_memory })
     }
 
     /// Whether there is room for copies of what goes to `peer` and may have to go again. Without it payload stays with the
     /// application until the peer has it, and its operation is done only then. (What others read here is copied in any
-    /// case: no operation holds that memory.) To be called before [`Self::poll_transmit`] and [`Self::pass`].
+    /// case: no operation holds that memory.) To be called before [`Self::poll_transmit`] and [`Self::inject`].
     #[inline]
     pub fn set_copying(&mut self, peer: Peer, may_copy: bool) {
         self.channels[peer.0 as usize].may_copy = may_copy;
@@ -53,61 +53,65 @@ impl<M: Memory> Endpoint<M> {
 
     /// Whether something that went to `peer` is kept, lest it has to go again.
     #[inline]
-    pub fn keeps_for(&self, peer: Peer) -> bool {
+    pub fn retains_for(&self, peer: Peer) -> bool {
         self.channels[peer.0 as usize].out.retained() > 0
     }
 
     /// Asks `peer` to confirm what is kept for it, once for each byte: memory is wanted back, and nothing else may ever ask.
-    pub fn solicit(&mut self, peer: Peer) {
+    pub fn solicit_ack(&mut self, peer: Peer) {
         let channel = &mut self.channels[peer.0 as usize];
         let sent = channel.out.next();
         if channel.out.retained() > 0 && channel.solicited < sent {
-            (channel.solicited, channel.solicits) = (sent, true);
+            (channel.solicited, channel.solicits_ack) = (sent, true);
             self.mark_busy(peer);
         }
     }
 
     /// The short way for a message whose bytes the path takes during this call and whose completion nobody waits for: its
     /// frame, without its payload of `size` bytes. `None`: something is in the way, take the long way ([`Self::send`]).
-    /// [`Self::passed`] makes it count.
+    /// [`Self::injected`] makes it count.
     #[inline(always)]
-    pub fn pass(&mut self, passing: &Passing, path: PathId) -> Option<Outgoing<'static, M>> {
+    pub fn inject(
+        &mut self,
+        passing: &InjectMessage,
+        path: PathId,
+    ) -> Option<OutgoingFrame<'static, M>> {
         let channel = &mut self.channels[passing.peer.0 as usize];
-        let way = channel.way(path)?;
+        let state = channel.path_state(path)?;
         let is_clear = channel.queue.is_empty()
-            && way.held.is_none()
-            && channel.is_calm()
+            && state.held.is_none()
+            && channel.has_nothing_to_repair()
             && !channel.is_measured()
-            && channel.has_span()
+            && channel.is_within_reorder_window()
             && channel.sends_by(path);
-        let room = channel.credit.available().min(way.path.eager_max) as u64;
+        let room = channel.credit.available().min(state.path.eager_max) as u64;
         if !is_clear || channel.failed.is_some() || passing.size > room {
             return None;
         }
-        let (checked, lossless) = (way.path.checked, way.path.lossless);
+        let (checked, lossless) = (state.path.checked, state.path.lossless);
         if !lossless && !channel.may_copy {
             return None;
         }
         let plan = numbered(passing.plan(), channel, lossless);
         let front = plan.front(self.config.address, channel, checked);
         let wants_copy = !lossless;
-        Some(Outgoing { front, payload: None, wants_copy, must_let_go: false })
+        Some(OutgoingFrame { front, payload: None, wants_copy, must_release_memory: false })
     }
 
-    /// The message that [`Self::pass`] gave the frame of is with the path. `copy`: of its bytes, if that was wanted.
+    /// The message that [`Self::inject`] gave the frame of is with the path. `copy`: of its bytes, if that was wanted.
     #[inline(always)]
-    pub fn passed(&mut self, passing: &Passing, path: PathId, copy: Option<M>) {
+    pub fn injected(&mut self, passing: &InjectMessage, path: PathId, copy: Option<M>) {
         let channel = &mut self.channels[passing.peer.0 as usize];
         channel.credit.spend(passing.size as u32);
-        if channel.way(path).is_some_and(|way| way.path.lossless) {
-            channel.out.pass(passing.body());
-            channel.handle_told(channel.confirmed_now(), true);
+        if channel.path_state(path).is_some_and(|state| state.path.lossless) {
+            channel.out.advance_lossless(passing.body());
+            channel.handle_ack_sent(channel.confirmed_now(), true);
         } else {
             let plan = numbered(passing.plan(), channel, false);
-            plan.count(channel, (path, self.now), copy.map(|copy| (copy, 0)));
+            plan.commit(channel, (path, self.now), copy.map(|copy| (copy, 0)));
         }
-        if channel.is_silent {
-            self.watch(passing.peer);
+        if channel.has_silent_loss {
+            self.arm_probe_timeout(passing.peer);
         }
     }
 
@@ -120,35 +124,35 @@ impl<M: Memory> Endpoint<M> {
         let Some(plan) = plan(channel, &self.ops, path) else {
             return;
         };
-        let mut sent = Sent::Nothing;
+        let mut sent = SentPiece::Nothing;
         if plan.origin == Origin::New {
-            let lossless = channel.way(path).is_some_and(|way| way.path.lossless);
+            let lossless = channel.path_state(path).is_some_and(|state| state.path.lossless);
             let is_borrowed = !lossless && plan.payload > 0 && copy.is_none();
             let memory = match copy {
                 _ if lossless => None,
                 Some(copy) => Some((copy, 0)),
                 None => item_memory(channel, &self.ops).map(|memory| (memory.clone(), plan.at)),
             };
-            plan.count(channel, (path, self.now), memory);
+            plan.commit(channel, (path, self.now), memory);
             sent = advance(channel, &mut self.ops, &plan);
             if let (true, Some(op)) = (is_borrowed, sent.op().and_then(|id| self.ops.at_mut(id))) {
                 op.is_borrowed = true;
             }
         } else {
-            plan.count(channel, (path, self.now), None);
+            plan.commit(channel, (path, self.now), None);
         }
         // What this path leaves to another may be for one that has been offered it before, and declined.
         let leaves_rest = channel.has_choice() && !channel.queue.is_empty();
-        if channel.is_silent {
-            self.watch(peer);
+        if channel.has_silent_loss {
+            self.arm_probe_timeout(peer);
         }
         if leaves_rest {
             self.mark_busy(peer);
         }
         if flushed {
             self.apply(peer, sent);
-        } else if let Some(way) = self.channels[peer.0 as usize].ways.get_mut(path.0 as usize) {
-            way.held = Some(sent);
+        } else if let Some(state) = self.channels[peer.0 as usize].paths.get_mut(path.0 as usize) {
+            state.held = Some(sent);
         }
     }
 
@@ -158,7 +162,7 @@ impl<M: Memory> Endpoint<M> {
         let channel = &mut self.channels[peer.0 as usize];
         let Some(plan) = plan_too_long(channel, &self.ops, path) else { return false };
         let memory = item_memory(channel, &self.ops).map(|memory| (memory.clone(), plan.at));
-        plan.count_lost(channel, path, memory);
+        plan.commit_lost(channel, path, memory);
         let sent = advance(channel, &mut self.ops, &plan);
         if let Some(op) = sent.op().and_then(|id| self.ops.at_mut(id)) {
             op.is_borrowed = true;
@@ -169,8 +173,8 @@ impl<M: Memory> Endpoint<M> {
 
     /// The frame that `path` of `peer` held has left.
     pub fn handle_flushed(&mut self, peer: Peer, path: PathId) {
-        let way = self.channels[peer.0 as usize].ways.get_mut(path.0 as usize);
-        if let Some(sent) = way.and_then(|way| way.held.take()) {
+        let state = self.channels[peer.0 as usize].paths.get_mut(path.0 as usize);
+        if let Some(sent) = state.and_then(|state| state.held.take()) {
             self.apply(peer, sent);
         }
     }
@@ -181,21 +185,21 @@ impl<M: Memory> Endpoint<M> {
         let channel = &mut self.channels[peer.0 as usize];
         let is_new = !core::mem::replace(&mut channel.has_said_goodbye, true);
         if is_new && channel.failed.is_none() {
-            self.enqueue(peer, Item::Control(Kind::Goodbye, flag::WANT_ACK, Head::Empty));
+            self.enqueue(peer, Item::Control(Kind::Goodbye, flag::WANT_ACK, KindHeader::Empty));
         }
     }
 
     #[inline]
-    pub(super) fn apply(&mut self, peer: Peer, sent: Sent) {
+    pub(super) fn apply(&mut self, peer: Peer, sent: SentPiece) {
         let (id, end) = match sent {
-            Sent::Nothing | Sent::PieceOf(_) => return,
-            Sent::LastOf(id, end) => (id, end),
+            SentPiece::Nothing | SentPiece::PieceOf(_) => return,
+            SentPiece::LastOf(id, end) => (id, end),
         };
         let channel = &mut self.channels[peer.0 as usize];
         let Some(op) = self.ops.at(id) else {
             return;
         };
-        let awaits = op.level == Level::Delivered || op.is_borrowed;
+        let awaits = op.level == CompletionLevel::DeliveryComplete || op.is_borrowed;
         if awaits && channel.confirmed < end {
             // What was refused while the path held it waits already.
             if op.refused.is_none() {
@@ -220,7 +224,7 @@ impl<M: Memory> Endpoint<M> {
     pub(super) fn complete_flushed(&mut self, peer: Peer, id: u32) {
         let channel = &mut self.channels[peer.0 as usize];
         if channel.holds(id) {
-            channel.after_flush(id, Sent::LastOf(id, 0));
+            channel.after_flush(id, SentPiece::LastOf(id, 0));
         } else {
             self.complete_op(id);
         }
@@ -231,15 +235,15 @@ impl<M: Memory> Endpoint<M> {
     #[inline(always)]
     pub(super) fn handle_delivered(&mut self, peer: Peer, delivered: u64, sequence: u64) {
         let (channel, now) = (&mut self.channels[peer.0 as usize], self.now);
-        let may_wait = channel.may_overtake();
-        let Channel { out, ways, .. } = channel;
+        let may_wait = channel.may_reorder();
+        let Channel { out, paths, .. } = channel;
         let is_new = out.handle_delivered(delivered, |frame| {
-            if let Some(way) = ways.get_mut(frame.path.0 as usize) {
-                way.handle_confirmed(now, frame);
+            if let Some(state) = paths.get_mut(frame.path.0 as usize) {
+                state.handle_confirmed(now, frame);
             }
         });
         if is_new && may_wait {
-            self.settle_flows(peer);
+            self.process_flow_acks(peer);
             let channel = &self.channels[peer.0 as usize];
             if !channel.queue.is_empty() || channel.out.has_lost() {
                 // It may have waited for room, or for a better path.
@@ -250,8 +254,8 @@ impl<M: Memory> Endpoint<M> {
         if delivered <= channel.confirmed {
             return;
         }
-        if sequence > channel.into.taken() {
-            channel.early_news = channel.early_news.max((sequence, delivered));
+        if sequence > channel.into.delivered() {
+            channel.early_ack = channel.early_ack.max((sequence, delivered));
             return;
         }
         channel.confirmed = delivered;
@@ -269,10 +273,10 @@ impl<M: Memory> Endpoint<M> {
 
     /// Bytes have been taken in: a confirmation that has overtaken them may hold now.
     #[inline]
-    pub(super) fn handle_early_news(&mut self, peer: Peer) {
+    pub(super) fn handle_early_ack(&mut self, peer: Peer) {
         let channel = &self.channels[peer.0 as usize];
-        let (sequence, delivered) = channel.early_news;
-        if delivered > channel.confirmed && sequence <= channel.into.taken() {
+        let (sequence, delivered) = channel.early_ack;
+        if delivered > channel.confirmed && sequence <= channel.into.delivered() {
             self.handle_delivered(peer, delivered, sequence);
         }
     }
@@ -303,14 +307,14 @@ impl<M: Memory> Endpoint<M> {
 
 /// Takes the planned frame off the queue.
 #[inline]
-fn advance<M: Clone>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Plan) -> Sent {
+fn advance<M: Clone>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Plan) -> SentPiece {
     let end = channel.out.next();
     match channel.queue.pop_front() {
         Some(Item::First(id)) => {
             let ahead = plan.ahead();
             channel.credit.spend((plan.payload + ahead) as u32);
             let Some(op) = ops.at_mut(id) else {
-                return Sent::Nothing;
+                return SentPiece::Nothing;
             };
             op.is_begun = true;
             op.sent = plan.payload;
@@ -320,18 +324,18 @@ fn advance<M: Clone>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Pla
                 // Behind the others: long messages share the path with short ones.
                 channel.queue.push_back(Item::Rest(id));
             }
-            if op.sent == op.total { Sent::LastOf(id, end) } else { Sent::PieceOf(id) }
+            if op.sent == op.total { SentPiece::LastOf(id, end) } else { SentPiece::PieceOf(id) }
         }
         Some(Item::Rest(id)) => advance_pieces(channel, ops, plan, id, Item::Rest, end),
         Some(Item::Remote(id)) => {
             let Some(op) = ops.at_mut(id) else {
-                return Sent::Nothing;
+                return SentPiece::Nothing;
             };
             op.is_begun = true;
             match &op.kind {
                 OpKind::Write { .. } => advance_pieces(channel, ops, plan, id, Item::Remote, end),
-                OpKind::Atomic { request, .. } if !request.fetch => Sent::LastOf(id, end),
-                _ => Sent::PieceOf(id),
+                OpKind::Atomic { request, .. } if !request.fetch => SentPiece::LastOf(id, end),
+                _ => SentPiece::PieceOf(id),
             }
         }
         Some(Item::Reply { kind, op, memory, sent, total }) => {
@@ -339,9 +343,9 @@ fn advance<M: Clone>(channel: &mut Channel<M>, ops: &mut Slab<Op<M>>, plan: &Pla
             if sent < total {
                 channel.queue.push_back(Item::Reply { kind, op, memory, sent, total });
             }
-            Sent::Nothing
+            SentPiece::Nothing
         }
-        Some(Item::Control(..)) | None => Sent::Nothing,
+        Some(Item::Control(..)) | None => SentPiece::Nothing,
     }
 }
 
@@ -352,18 +356,18 @@ fn advance_pieces<M>(
     id: u32,
     again: fn(u32) -> Item<M>,
     end: u64,
-) -> Sent {
+) -> SentPiece {
     let Some(op) = ops.at_mut(id) else {
-        return Sent::Nothing;
+        return SentPiece::Nothing;
     };
     op.sent += plan.payload;
     if op.sent == op.total {
-        return Sent::LastOf(id, end);
+        return SentPiece::LastOf(id, end);
     }
     let is_write = matches!(op.kind, OpKind::Write { .. });
     if is_write || op.sent < op.limit {
         // Behind the others: long messages share the path with short ones.
         channel.queue.push_back(again(id));
     }
-    Sent::PieceOf(id)
+    SentPiece::PieceOf(id)
 }

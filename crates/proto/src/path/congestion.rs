@@ -30,7 +30,7 @@ pub const WINDOW_BYTES_MAX: u64 = 1 << 30;
 
 /// Which way is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CongestionAlgorithm {
     /// Grows until something is lost: fair to TCP, the right one where loss means congestion.
     Cubic,
     /// Measures rate and delay: the right one where bytes are lost without congestion.
@@ -55,18 +55,18 @@ pub struct Acked {
 /// The congestion control of one path.
 #[derive(Clone, Debug)]
 pub enum Congestion {
-    /// See [`Kind::Cubic`].
+    /// See [`CongestionAlgorithm::Cubic`].
     Cubic(Cubic),
-    /// See [`Kind::Bbr`].
+    /// See [`CongestionAlgorithm::Bbr`].
     Bbr(Bbr),
 }
 
 impl Congestion {
     /// For a path just opened, with datagrams of so many bytes.
-    pub fn new(kind: Kind, mtu_bytes: u64) -> Congestion {
+    pub fn new(kind: CongestionAlgorithm, mtu_bytes: u64) -> Congestion {
         match kind {
-            Kind::Cubic => Congestion::Cubic(Cubic::new(mtu_bytes)),
-            Kind::Bbr => Congestion::Bbr(Bbr::new(mtu_bytes)),
+            CongestionAlgorithm::Cubic => Congestion::Cubic(Cubic::new(mtu_bytes)),
+            CongestionAlgorithm::Bbr => Congestion::Bbr(Bbr::new(mtu_bytes)),
         }
     }
 
@@ -105,7 +105,7 @@ impl Congestion {
         }
     }
 
-    /// The time to wait for an answer has passed ([`super::rtt::RoundTrip::timeout_nanos`]). Little
+    /// The time to wait for an answer has passed ([`super::rtt::RttEstimator::timeout_nanos`]). Little
     /// is sent until one comes; if it then is for something sent before this moment, the peer was
     /// only busy, and all is as it was.
     pub fn handle_timeout(&mut self, now: Time) {
@@ -144,32 +144,32 @@ impl Congestion {
 /// The window of a new path.
 pub(super) fn initial_window(mtu_bytes: u64) -> u64 {
     let usual = WINDOW_DATAGRAMS_INITIAL.saturating_mul(mtu_bytes);
-    usual.min(WINDOW_BYTES_INITIAL.max(least_window(mtu_bytes)))
+    usual.min(WINDOW_BYTES_INITIAL.max(minimum_window(mtu_bytes)))
 }
 
 /// The window a path is left in any case.
-pub(super) fn least_window(mtu_bytes: u64) -> u64 {
+pub(super) fn minimum_window(mtu_bytes: u64) -> u64 {
     WINDOW_DATAGRAMS_MIN.saturating_mul(mtu_bytes).min(WINDOW_BYTES_MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::{Flow, Link, run};
+    use super::super::model::{ModelFlow, ModelLink, run};
     use super::super::time::{MILLISECOND, SECOND};
     use super::*;
 
     const GIGABIT: u64 = 125_000_000;
 
     /// A link of 1 Gbit/s with a queue of its bandwidth-delay product.
-    fn gigabit(rtt_millis: u64, loss_per_mille: u64) -> Link {
+    fn gigabit(rtt_millis: u64, loss_per_mille: u64) -> ModelLink {
         let queue_bytes = GIGABIT / 1000 * rtt_millis;
         let (rate, rtt_nanos) = (GIGABIT, rtt_millis * MILLISECOND);
-        Link { rate, rtt_nanos, queue_bytes, loss_per_mille, cut: [Time(0); 2] }
+        ModelLink { rate, rtt_nanos, queue_bytes, loss_per_mille, cut: [Time(0); 2] }
     }
 
     /// Part of a link's rate that one flow used from the start to the end, in percent.
-    fn percent_used(link: &Link, kind: Kind, seconds: u64) -> u64 {
-        let flows = [Flow { kind, start: Time(0), report_nanos: 0 }];
+    fn percent_used(link: &ModelLink, kind: CongestionAlgorithm, seconds: u64) -> u64 {
+        let flows = [ModelFlow { kind, start: Time(0), report_nanos: 0 }];
         let bytes = run(link, &flows, Time(0), Time(seconds * SECOND), 7);
         let percent = bytes[0] * 100 / (link.rate * seconds);
         let (micros, loss) = (link.rtt_nanos / 1000, link.loss_per_mille);
@@ -179,21 +179,22 @@ mod tests {
 
     #[test]
     fn cubic_fills_a_clean_link() {
-        assert!(percent_used(&gigabit(10, 0), Kind::Cubic, 5) >= 90);
+        assert!(percent_used(&gigabit(10, 0), CongestionAlgorithm::Cubic, 5) >= 90);
     }
 
     #[test]
     fn bbr_fills_a_clean_link() {
-        assert!(percent_used(&gigabit(1, 0), Kind::Bbr, 2) >= 90);
-        assert!(percent_used(&gigabit(10, 0), Kind::Bbr, 5) >= 90);
-        assert!(percent_used(&gigabit(50, 0), Kind::Bbr, 10) >= 90);
+        assert!(percent_used(&gigabit(1, 0), CongestionAlgorithm::Bbr, 2) >= 90);
+        assert!(percent_used(&gigabit(10, 0), CongestionAlgorithm::Bbr, 5) >= 90);
+        assert!(percent_used(&gigabit(50, 0), CongestionAlgorithm::Bbr, 10) >= 90);
     }
 
     #[test]
     fn both_fill_a_local_network() {
-        let near = Link { rtt_nanos: MILLISECOND / 10, queue_bytes: 256 << 10, ..gigabit(1, 0) };
-        let fast = Link { rate: 10 * GIGABIT, queue_bytes: 2 << 20, ..near.clone() };
-        for kind in [Kind::Cubic, Kind::Bbr] {
+        let near =
+            ModelLink { rtt_nanos: MILLISECOND / 10, queue_bytes: 256 << 10, ..gigabit(1, 0) };
+        let fast = ModelLink { rate: 10 * GIGABIT, queue_bytes: 2 << 20, ..near.clone() };
+        for kind in [CongestionAlgorithm::Cubic, CongestionAlgorithm::Bbr] {
             assert!(percent_used(&near, kind, 1) >= 90);
             assert!(percent_used(&fast, kind, 1) >= 90);
         }
@@ -201,28 +202,28 @@ mod tests {
 
     #[test]
     fn bbr_holds_its_rate_under_random_loss() {
-        assert!(percent_used(&gigabit(10, 10), Kind::Bbr, 5) >= 80);
-        assert!(percent_used(&gigabit(10, 50), Kind::Bbr, 5) >= 80);
-        assert!(percent_used(&gigabit(50, 10), Kind::Bbr, 10) >= 80);
-        assert!(percent_used(&gigabit(50, 50), Kind::Bbr, 10) >= 60);
+        assert!(percent_used(&gigabit(10, 10), CongestionAlgorithm::Bbr, 5) >= 80);
+        assert!(percent_used(&gigabit(10, 50), CongestionAlgorithm::Bbr, 5) >= 80);
+        assert!(percent_used(&gigabit(50, 10), CongestionAlgorithm::Bbr, 10) >= 80);
+        assert!(percent_used(&gigabit(50, 50), CongestionAlgorithm::Bbr, 10) >= 60);
     }
 
     #[test]
     fn cubic_yields_to_loss_as_it_must() {
-        let percent = percent_used(&gigabit(10, 10), Kind::Cubic, 5);
+        let percent = percent_used(&gigabit(10, 10), CongestionAlgorithm::Cubic, 5);
         assert!((1..=10).contains(&percent));
     }
 
     /// Ten milliseconds at 100 Mbit/s.
-    fn shared(queue_millis: u64) -> Link {
+    fn shared(queue_millis: u64) -> ModelLink {
         let rate = GIGABIT / 10;
         let queue_bytes = rate / 1000 * queue_millis;
-        Link { rate, queue_bytes, ..gigabit(10, 0) }
+        ModelLink { rate, queue_bytes, ..gigabit(10, 0) }
     }
 
     /// Jain's index of what two flows got, in percent; the second begins a second later.
-    fn jain_percent(link: &Link, kinds: [Kind; 2], seconds: [u64; 2]) -> u64 {
-        let flow = |kind, start| Flow { kind, start: Time(start), report_nanos: 0 };
+    fn jain_percent(link: &ModelLink, kinds: [CongestionAlgorithm; 2], seconds: [u64; 2]) -> u64 {
+        let flow = |kind, start| ModelFlow { kind, start: Time(start), report_nanos: 0 };
         let flows = [flow(kinds[0], 0), flow(kinds[1], SECOND)];
         let [from, to] = seconds.map(|seconds| Time(seconds * SECOND));
         let bytes = run(link, &flows, from, to, 7);
@@ -239,12 +240,17 @@ mod tests {
     #[test]
     fn flows_of_a_kind_share() {
         for queue_millis in [4, 10] {
-            assert!(jain_percent(&shared(queue_millis), [Kind::Cubic; 2], [10, 30]) >= 90);
+            assert!(
+                jain_percent(&shared(queue_millis), [CongestionAlgorithm::Cubic; 2], [10, 30])
+                    >= 90
+            );
         }
         // So long a queue overflows every few seconds only, and chance decides who loses then.
-        assert!(jain_percent(&shared(40), [Kind::Cubic; 2], [20, 60]) >= 80);
+        assert!(jain_percent(&shared(40), [CongestionAlgorithm::Cubic; 2], [20, 60]) >= 80);
         for queue_millis in [4, 10, 40] {
-            assert!(jain_percent(&shared(queue_millis), [Kind::Bbr; 2], [10, 30]) >= 90);
+            assert!(
+                jain_percent(&shared(queue_millis), [CongestionAlgorithm::Bbr; 2], [10, 30]) >= 90
+            );
         }
     }
 
@@ -253,7 +259,10 @@ mod tests {
     #[test]
     fn neither_kind_starves_the_other() {
         for (queue_millis, percent) in [(4, 55), (10, 65), (40, 80)] {
-            for kinds in [[Kind::Cubic, Kind::Bbr], [Kind::Bbr, Kind::Cubic]] {
+            for kinds in [
+                [CongestionAlgorithm::Cubic, CongestionAlgorithm::Bbr],
+                [CongestionAlgorithm::Bbr, CongestionAlgorithm::Cubic],
+            ] {
                 assert!(jain_percent(&shared(queue_millis), kinds, [10, 30]) >= percent);
             }
         }
@@ -261,10 +270,10 @@ mod tests {
 
     #[test]
     fn a_cut_line_is_used_again_when_it_heals() {
-        for kind in [Kind::Cubic, Kind::Bbr] {
+        for kind in [CongestionAlgorithm::Cubic, CongestionAlgorithm::Bbr] {
             let cut = [Time(SECOND), Time(3 * SECOND)];
-            let link = Link { cut, ..gigabit(10, 0) };
-            let flows = [Flow { kind, start: Time(0), report_nanos: 0 }];
+            let link = ModelLink { cut, ..gigabit(10, 0) };
+            let flows = [ModelFlow { kind, start: Time(0), report_nanos: 0 }];
             let bytes = run(&link, &flows, Time(5 * SECOND), Time(7 * SECOND), 7);
             let percent = bytes[0] * 100 / (2 * GIGABIT);
             std::println!("{kind:?} from two seconds after a cut of two: {percent} %");
@@ -274,9 +283,9 @@ mod tests {
 
     #[test]
     fn reports_in_bunches_cost_little() {
-        let link = Link { queue_bytes: GIGABIT / 100, ..gigabit(1, 0) };
-        for kind in [Kind::Cubic, Kind::Bbr] {
-            let flows = [Flow { kind, start: Time(0), report_nanos: 2 * MILLISECOND }];
+        let link = ModelLink { queue_bytes: GIGABIT / 100, ..gigabit(1, 0) };
+        for kind in [CongestionAlgorithm::Cubic, CongestionAlgorithm::Bbr] {
+            let flows = [ModelFlow { kind, start: Time(0), report_nanos: 2 * MILLISECOND }];
             let bytes = run(&link, &flows, Time(0), Time(2 * SECOND), 7);
             std::println!("{kind:?} in bunches: {} %", bytes[0] * 100 / (2 * GIGABIT));
             assert!(bytes[0] >= 2 * GIGABIT / 100 * 80);
@@ -285,8 +294,8 @@ mod tests {
 
     #[test]
     fn shallow_queues_are_survived() {
-        for kind in [Kind::Cubic, Kind::Bbr] {
-            let link = Link { queue_bytes: 64 << 10, ..gigabit(10, 0) };
+        for kind in [CongestionAlgorithm::Cubic, CongestionAlgorithm::Bbr] {
+            let link = ModelLink { queue_bytes: 64 << 10, ..gigabit(10, 0) };
             let percent = percent_used(&link, kind, 5);
             assert!(percent >= 50, "{kind:?}");
         }
@@ -301,7 +310,7 @@ mod tests {
             (random >> 33) % bound
         };
         let values = [0, 1, 1472, MILLISECOND, SECOND, 3600 * SECOND, u64::MAX - 1, u64::MAX];
-        for kind in [Kind::Cubic, Kind::Bbr] {
+        for kind in [CongestionAlgorithm::Cubic, CongestionAlgorithm::Bbr] {
             for _ in 0..200 {
                 let mtu = [0, 1, 1472, 65_507, u64::MAX][draw(5) as usize];
                 let mut path = Congestion::new(kind, mtu);

@@ -14,8 +14,8 @@
 //! Acknowledgements of what was sent while the program had no more to send do not let the window
 //! grow: they show nothing of what a larger one would do.
 
-use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, least_window};
-use super::rtt::RoundTrip;
+use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, minimum_window};
+use super::rtt::RttEstimator;
 use super::time::{MILLISECOND, SECOND, Time, percent_of, rate_of};
 
 /// Steepness of the curve, in datagrams per cubed second.
@@ -55,8 +55,8 @@ pub struct Cubic {
     curve: Option<Curve>,
     /// The last reduction. What was sent before does not count against the window again.
     reduced_at: Option<Time>,
-    rtt: RoundTrip,
-    silence: Silence,
+    rtt: RttEstimator,
+    persistent_congestion: PersistentCongestion,
     before_timeout: Option<BeforeTimeout>,
     delivered: u64,
     acked_at: Time,
@@ -86,8 +86,8 @@ impl Cubic {
             slow_start: SlowStart::default(),
             curve: None,
             reduced_at: None,
-            rtt: RoundTrip::new(),
-            silence: Silence::default(),
+            rtt: RttEstimator::new(),
+            persistent_congestion: PersistentCongestion::default(),
             before_timeout: None,
             delivered: 0,
             acked_at: Time(0),
@@ -107,7 +107,7 @@ impl Cubic {
         if let Some(rtt_nanos) = acked.rtt_nanos {
             self.rtt.handle_sample(now, rtt_nanos);
         }
-        self.silence.handle_acked(acked.sent_at);
+        self.persistent_congestion.handle_acked(acked.sent_at);
         self.end_timeout(acked.sent_at);
         if acked.is_app_limited {
             self.pause_curve(now);
@@ -123,14 +123,14 @@ impl Cubic {
             return;
         }
         self.forget_future(now);
-        let silent_nanos = self.silence.handle_lost(sent_at);
+        let silent_nanos = self.persistent_congestion.handle_lost(sent_at);
         // What is lost while nothing arrives has been paid for by the time-out.
         if !self.is_recovering(sent_at) && self.before_timeout.is_none() {
             self.reduce(now);
         }
-        let patience = self.rtt.patience_nanos().saturating_mul(PERSISTENT_TIMEOUTS);
+        let patience = self.rtt.base_timeout_nanos().saturating_mul(PERSISTENT_TIMEOUTS);
         if self.rtt.smoothed_nanos().is_some() && silent_nanos >= patience {
-            self.silence = Silence::default();
+            self.persistent_congestion = PersistentCongestion::default();
             self.collapse(now);
         }
     }
@@ -261,7 +261,7 @@ impl Cubic {
     }
 
     fn least(&self) -> f64 {
-        least_window(self.mtu as u64) as f64
+        minimum_window(self.mtu as u64) as f64
     }
 }
 
@@ -295,34 +295,34 @@ impl Curve {
 /// HyStart++ (RFC 9406): slow start, and careful slow start once round trips become longer.
 #[derive(Clone, Debug, Default)]
 struct SlowStart {
-    round: Round,
-    last_round_shortest: Option<u64>,
-    careful: Option<Careful>,
+    round: HyStartRound,
+    last_round_min_rtt: Option<u64>,
+    conservative: Option<ConservativeSlowStart>,
 }
 
 /// What is sent from its start on is acknowledged in the next one.
 #[derive(Clone, Copy, Debug, Default)]
-struct Round {
+struct HyStartRound {
     start: Time,
     shortest: Option<u64>,
     samples: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Careful {
+struct ConservativeSlowStart {
     /// Shortest round trip of the round that gave the alarm.
     alarm_nanos: u64,
     rounds: u32,
 }
 
 impl SlowStart {
-    const SAMPLES_MIN: u32 = 8;
-    const LONGER_NANOS_MIN: u64 = 4 * MILLISECOND;
-    const LONGER_NANOS_MAX: u64 = 16 * MILLISECOND;
+    const RTT_SAMPLES_MIN: u32 = 8;
+    const RTT_THRESHOLD_NANOS_MIN: u64 = 4 * MILLISECOND;
+    const RTT_THRESHOLD_NANOS_MAX: u64 = 16 * MILLISECOND;
     /// A round trip longer by one in so many parts is an alarm, within the two bounds.
-    const LONGER_PART: u64 = 8;
-    const CAREFUL_ROUNDS: u32 = 5;
-    const CAREFUL_DIVISOR: f64 = 4.0;
+    const MIN_RTT_DIVISOR: u64 = 8;
+    const CSS_ROUNDS: u32 = 5;
+    const CSS_GROWTH_DIVISOR: f64 = 4.0;
 
     /// Takes an acknowledgement in; returns by what its bytes are divided before they are added to
     /// the window.
@@ -335,53 +335,57 @@ impl SlowStart {
             self.round.shortest = Some(self.round.shortest.map_or(rtt, |least| least.min(rtt)));
             self.judge();
         }
-        if self.careful.is_some() { Self::CAREFUL_DIVISOR } else { 1.0 }
+        if self.conservative.is_some() { Self::CSS_GROWTH_DIVISOR } else { 1.0 }
     }
 
     fn is_over(&self) -> bool {
-        self.careful.is_some_and(|careful| careful.rounds >= Self::CAREFUL_ROUNDS)
+        self.conservative.is_some_and(|conservative| conservative.rounds >= Self::CSS_ROUNDS)
     }
 
     fn start_round(&mut self, now: Time) {
-        self.last_round_shortest = self.round.shortest;
+        self.last_round_min_rtt = self.round.shortest;
         // Later than what has been sent up to now.
-        self.round = Round { start: now.after(1), ..Round::default() };
-        if let Some(careful) = &mut self.careful {
-            careful.rounds = careful.rounds.saturating_add(1);
+        self.round = HyStartRound { start: now.after(1), ..HyStartRound::default() };
+        if let Some(conservative) = &mut self.conservative {
+            conservative.rounds = conservative.rounds.saturating_add(1);
         }
     }
 
     fn judge(&mut self) {
         let Some(shortest) = self.round.shortest else { return };
-        if self.round.samples < Self::SAMPLES_MIN {
+        if self.round.samples < Self::RTT_SAMPLES_MIN {
             return;
         }
-        match (self.careful, self.last_round_shortest) {
+        match (self.conservative, self.last_round_min_rtt) {
             // It was jitter after all.
-            (Some(careful), _) if shortest < careful.alarm_nanos => self.careful = None,
-            (None, Some(last)) if shortest >= last.saturating_add(Self::longer(last)) => {
-                self.careful = Some(Careful { alarm_nanos: shortest, rounds: 0 });
+            (Some(conservative), _) if shortest < conservative.alarm_nanos => {
+                self.conservative = None
+            }
+            (None, Some(last)) if shortest >= last.saturating_add(Self::rtt_threshold(last)) => {
+                self.conservative =
+                    Some(ConservativeSlowStart { alarm_nanos: shortest, rounds: 0 });
             }
             _ => {}
         }
     }
 
-    fn longer(rtt_nanos: u64) -> u64 {
-        (rtt_nanos / Self::LONGER_PART).clamp(Self::LONGER_NANOS_MIN, Self::LONGER_NANOS_MAX)
+    fn rtt_threshold(rtt_nanos: u64) -> u64 {
+        (rtt_nanos / Self::MIN_RTT_DIVISOR)
+            .clamp(Self::RTT_THRESHOLD_NANOS_MIN, Self::RTT_THRESHOLD_NANOS_MAX)
     }
 }
 
 /// Losses between two sendings that arrived one after the other: over what span did nothing
 /// arrive?
 #[derive(Clone, Copy, Debug, Default)]
-struct Silence {
+struct PersistentCongestion {
     /// The latest sending that arrived, and the latest before that left a gap of losses.
     after: Option<Time>,
     before: Option<Time>,
     lost: Option<(Time, Time)>,
 }
 
-impl Silence {
+impl PersistentCongestion {
     fn handle_acked(&mut self, sent_at: Time) {
         match self.before {
             Some(before) if sent_at <= before => {
@@ -572,13 +576,13 @@ mod tests {
                     .handle_acked(now, &Acked { sent_at, rtt_nanos: Some(rtt), ..acked(now, 1) });
             }
         }
-        assert!(slow_start.careful.is_none());
+        assert!(slow_start.conservative.is_none());
     }
 
     #[test]
     fn silence_over_three_timeouts_collapses_the_window() {
         let mut cubic = reduced_from(1_000_000);
-        let span = PERSISTENT_TIMEOUTS * cubic.rtt.patience_nanos();
+        let span = PERSISTENT_TIMEOUTS * cubic.rtt.base_timeout_nanos();
         let (first, last) = (Time(SECOND), Time(SECOND + span));
         let ack_at = |sent_at| Acked { sent_at, rtt_nanos: None, ..acked(sent_at, MTU) };
         for (gap_end, lost, collapses) in [

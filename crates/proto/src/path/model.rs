@@ -7,9 +7,9 @@ use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
-use super::congestion::{Acked, Congestion, Kind};
+use super::congestion::{Acked, Congestion, CongestionAlgorithm};
 use super::pacer::{BATCH_BYTES_MAX, Pacer};
-use super::rtt::RoundTrip;
+use super::rtt::RttEstimator;
 use super::time::{MICROSECOND, Time, nanos_for};
 
 pub(super) const PACKET_BYTES: u64 = 1472;
@@ -21,7 +21,7 @@ const LATE_NANOS_MAX: u64 = 100 * MICROSECOND;
 const REORDER_MAX: u64 = 3;
 
 #[derive(Clone, Debug)]
-pub(super) struct Link {
+pub(super) struct ModelLink {
     /// Bytes per second.
     pub rate: u64,
     /// Without queue.
@@ -34,8 +34,8 @@ pub(super) struct Link {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flow {
-    pub kind: Kind,
+pub(super) struct ModelFlow {
+    pub kind: CongestionAlgorithm,
     pub start: Time,
     /// The receiver reports at multiples of this only; 0 = at every packet.
     pub report_nanos: u64,
@@ -43,7 +43,13 @@ pub(super) struct Flow {
 
 /// Runs flows over one link and returns the bytes of each that were acknowledged between two
 /// moments.
-pub(super) fn run(link: &Link, flows: &[Flow], from: Time, to: Time, seed: u64) -> Vec<u64> {
+pub(super) fn run(
+    link: &ModelLink,
+    flows: &[ModelFlow],
+    from: Time,
+    to: Time,
+    seed: u64,
+) -> Vec<u64> {
     let mut model = Model {
         link: link.clone(),
         free_at: Time(0),
@@ -52,7 +58,7 @@ pub(super) fn run(link: &Link, flows: &[Flow], from: Time, to: Time, seed: u64) 
         senders: flows.iter().map(Sender::new).collect(),
     };
     for (index, flow) in flows.iter().enumerate() {
-        model.events.push(Reverse((flow.start, index, Event::Wake)));
+        model.events.push(Reverse((flow.start, index, ModelEvent::Wake)));
     }
     while let Some(Reverse((now, index, event))) = model.events.pop() {
         if now > to {
@@ -64,25 +70,25 @@ pub(super) fn run(link: &Link, flows: &[Flow], from: Time, to: Time, seed: u64) 
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum ModelEvent {
     Ack(u64),
     Wake,
     Timer,
 }
 
 struct Model {
-    link: Link,
+    link: ModelLink,
     free_at: Time,
     random: u64,
-    events: BinaryHeap<Reverse<(Time, usize, Event)>>,
+    events: BinaryHeap<Reverse<(Time, usize, ModelEvent)>>,
     senders: Vec<Sender>,
 }
 
 struct Sender {
-    flow: Flow,
+    flow: ModelFlow,
     congestion: Congestion,
     pacer: Pacer,
-    rtt: RoundTrip,
+    rtt: RttEstimator,
     next: u64,
     packets: VecDeque<Packet>,
     in_flight: u64,
@@ -100,12 +106,12 @@ struct Packet {
 }
 
 impl Model {
-    fn step(&mut self, now: Time, index: usize, event: Event, counts: bool) {
+    fn step(&mut self, now: Time, index: usize, event: ModelEvent, counts: bool) {
         let sender = &mut self.senders[index];
         match event {
-            Event::Ack(number) => sender.handle_ack(now, number, counts),
-            Event::Wake => sender.is_waiting = false,
-            Event::Timer => {
+            ModelEvent::Ack(number) => sender.handle_ack(now, number, counts),
+            ModelEvent::Wake => sender.is_waiting = false,
+            ModelEvent::Timer => {
                 sender.timer_at = None;
                 sender.handle_timer(now);
             }
@@ -125,14 +131,14 @@ impl Model {
                 if !sender.is_waiting {
                     sender.is_waiting = true;
                     let late = self.draw(LATE_NANOS_MAX);
-                    self.events.push(Reverse((now.after(delay + late), index, Event::Wake)));
+                    self.events.push(Reverse((now.after(delay + late), index, ModelEvent::Wake)));
                 }
                 return;
             }
             let number = sender.packet(now);
             if let Some(at) = self.carry(now) {
                 let at = self.senders[index].report_at(at);
-                self.events.push(Reverse((at, index, Event::Ack(number))));
+                self.events.push(Reverse((at, index, ModelEvent::Ack(number))));
             }
         }
     }
@@ -160,18 +166,18 @@ impl Model {
         let sender = &mut self.senders[index];
         if sender.timer_at.is_none() && sender.in_flight > 0 {
             sender.timer_at = Some(sender.deadline);
-            self.events.push(Reverse((sender.deadline, index, Event::Timer)));
+            self.events.push(Reverse((sender.deadline, index, ModelEvent::Timer)));
         }
     }
 }
 
 impl Sender {
-    fn new(flow: &Flow) -> Sender {
+    fn new(flow: &ModelFlow) -> Sender {
         Sender {
             flow: *flow,
             congestion: Congestion::new(flow.kind, PACKET_BYTES),
             pacer: Pacer::new(BATCH_BYTES_MAX),
-            rtt: RoundTrip::new(),
+            rtt: RttEstimator::new(),
             next: 0,
             packets: VecDeque::new(),
             in_flight: 0,

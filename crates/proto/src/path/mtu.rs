@@ -12,9 +12,9 @@
 //!
 //! | phase | size passes, or fails | own host refuses | payload lost in a row | its time has come |
 //! |---|---|---|---|---|
-//! | Search | Search, Rest after the last | the same; Distrust if in use | Distrust | |
-//! | Rest | | Distrust if in use | Distrust | Search |
-//! | Distrust | | | | Search |
+//! | Searching | Searching, SearchComplete after the last | the same; BlackHole if in use | BlackHole | |
+//! | SearchComplete | | BlackHole if in use | BlackHole | Searching |
+//! | BlackHole | | | | Searching |
 
 use super::time::{SECOND, Time};
 
@@ -40,47 +40,47 @@ const PROBES_MAX: u32 = 3;
 pub const PROBE_NANOS_MAX: u64 = 2 * SECOND;
 
 /// Rest after a search (RFC 8899: ten minutes).
-pub const REST_NANOS: u64 = 600 * SECOND;
+pub const SEARCH_PAUSE_NANOS: u64 = 600 * SECOND;
 
 /// First wait after large datagrams stopped arriving. Each time in a row doubles it up to the usual
 /// rest: a cut cable is over soon, a route that really became narrow should not be tried for ever.
-pub const DISTRUST_NANOS: u64 = 5 * SECOND;
+pub const BLACK_HOLE_NANOS: u64 = 5 * SECOND;
 
 /// Large datagrams lost in a row, without one that arrives, after which they do not pass any more.
 /// A queue that overflows rarely drops as many without letting one of them through.
-pub const LOST_MAX: u32 = 10;
+pub const BLACK_HOLE_LOSSES: u32 = 10;
 
 /// What the search is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum MtuPhase {
     /// Looks for larger sizes.
-    Search,
+    Searching,
     /// Has found what there is, until the time given.
-    Rest(Time),
+    SearchComplete(Time),
     /// Large datagrams were swallowed; only the base size is used until the time given.
-    Distrust(Time),
+    BlackHole(Time),
 }
 
 /// The search for the largest datagram of one path.
 #[derive(Clone, Debug)]
 pub struct PathMtu {
-    phase: Phase,
+    phase: MtuPhase,
     /// Known to pass.
     current: usize,
     /// Known not to pass, or one more than may be tried.
     too_large: usize,
     largest: usize,
-    probe: Option<Probe>,
+    probe: Option<MtuProbe>,
     /// Probes lost of the size that is tried.
     probes_lost: u32,
     /// Large payload datagrams lost since one arrived.
     payload_lost: u32,
     /// Times in a row that large ones were swallowed.
-    distrusts: u32,
+    black_holes: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Probe {
+struct MtuProbe {
     bytes: usize,
     sent_at: Time,
 }
@@ -91,14 +91,14 @@ impl PathMtu {
     pub fn new(largest_bytes: usize) -> PathMtu {
         let largest = largest_bytes.clamp(BASE_BYTES, LIMIT_BYTES);
         PathMtu {
-            phase: Phase::Search,
+            phase: MtuPhase::Searching,
             current: BASE_BYTES,
             too_large: largest + 1,
             largest,
             probe: None,
             probes_lost: 0,
             payload_lost: 0,
-            distrusts: 0,
+            black_holes: 0,
         }
     }
 
@@ -108,7 +108,7 @@ impl PathMtu {
     }
 
     /// What the search is at.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> MtuPhase {
         self.phase
     }
 
@@ -116,14 +116,14 @@ impl PathMtu {
     /// under way.
     pub fn probe_size(&mut self, now: Time) -> Option<usize> {
         self.expire(now);
-        if self.probe.is_some() || self.phase != Phase::Search {
+        if self.probe.is_some() || self.phase != MtuPhase::Searching {
             return None;
         }
         let Some(bytes) = self.next_size() else {
-            self.phase = Phase::Rest(now.after(REST_NANOS));
+            self.phase = MtuPhase::SearchComplete(now.after(SEARCH_PAUSE_NANOS));
             return None;
         };
-        self.probe = Some(Probe { bytes, sent_at: now });
+        self.probe = Some(MtuProbe { bytes, sent_at: now });
         Some(bytes)
     }
 
@@ -153,10 +153,10 @@ impl PathMtu {
     pub fn handle_too_large(&mut self, now: Time, bytes: usize) {
         self.probe = self.probe.filter(|probe| probe.bytes < bytes);
         if bytes <= self.current {
-            self.distrust(now);
+            self.enter_black_hole(now);
         }
         self.too_large = self.too_large.min(bytes.max(BASE_BYTES + 1));
-        if self.phase == Phase::Search {
+        if self.phase == MtuPhase::Searching {
             self.settle(now);
         }
     }
@@ -165,7 +165,7 @@ impl PathMtu {
     pub fn handle_acked(&mut self, bytes: usize) {
         if bytes > BASE_BYTES {
             self.payload_lost = 0;
-            self.distrusts = 0;
+            self.black_holes = 0;
         }
     }
 
@@ -176,9 +176,9 @@ impl PathMtu {
             return false;
         }
         self.payload_lost += 1;
-        let is_swallowed = self.payload_lost >= LOST_MAX;
+        let is_swallowed = self.payload_lost >= BLACK_HOLE_LOSSES;
         if is_swallowed {
-            self.distrust(now);
+            self.enter_black_hole(now);
         }
         is_swallowed
     }
@@ -187,8 +187,8 @@ impl PathMtu {
     pub fn next_at(&self) -> Option<Time> {
         match (self.phase, self.probe) {
             (_, Some(probe)) => Some(probe.sent_at.after(PROBE_NANOS_MAX)),
-            (Phase::Search, None) => None,
-            (Phase::Rest(until) | Phase::Distrust(until), None) => Some(until),
+            (MtuPhase::Searching, None) => None,
+            (MtuPhase::SearchComplete(until) | MtuPhase::BlackHole(until), None) => Some(until),
         }
     }
 
@@ -200,10 +200,10 @@ impl PathMtu {
         {
             self.handle_probe_lost(now, probe.bytes);
         }
-        if let Phase::Rest(until) | Phase::Distrust(until) = self.phase
+        if let MtuPhase::SearchComplete(until) | MtuPhase::BlackHole(until) = self.phase
             && now >= until
         {
-            self.phase = Phase::Search;
+            self.phase = MtuPhase::Searching;
             self.too_large = self.largest + 1;
             self.probes_lost = 0;
         }
@@ -214,8 +214,8 @@ impl PathMtu {
         if let Some(probe) = &mut self.probe {
             probe.sent_at = probe.sent_at.min(now);
         }
-        if let Phase::Rest(until) | Phase::Distrust(until) = &mut self.phase {
-            *until = (*until).min(now.after(REST_NANOS));
+        if let MtuPhase::SearchComplete(until) | MtuPhase::BlackHole(until) = &mut self.phase {
+            *until = (*until).min(now.after(SEARCH_PAUSE_NANOS));
         }
     }
 
@@ -226,21 +226,21 @@ impl PathMtu {
         if is_ours {
             self.probe = None;
         }
-        is_ours && self.phase == Phase::Search
+        is_ours && self.phase == MtuPhase::Searching
     }
 
     /// A size is decided: the next one, or rest.
     fn settle(&mut self, now: Time) {
         self.probes_lost = 0;
         if self.next_size().is_none() {
-            self.phase = Phase::Rest(now.after(REST_NANOS));
+            self.phase = MtuPhase::SearchComplete(now.after(SEARCH_PAUSE_NANOS));
         }
     }
 
-    fn distrust(&mut self, now: Time) {
-        let wait = (DISTRUST_NANOS << self.distrusts.min(16)).min(REST_NANOS);
-        self.phase = Phase::Distrust(now.after(wait));
-        self.distrusts = self.distrusts.saturating_add(1);
+    fn enter_black_hole(&mut self, now: Time) {
+        let wait = (BLACK_HOLE_NANOS << self.black_holes.min(16)).min(SEARCH_PAUSE_NANOS);
+        self.phase = MtuPhase::BlackHole(now.after(wait));
+        self.black_holes = self.black_holes.saturating_add(1);
         self.current = BASE_BYTES;
         self.probe = None;
         self.probes_lost = 0;
@@ -362,10 +362,10 @@ mod tests {
     #[test]
     fn a_rest_ends_and_finds_what_has_become_larger() {
         let mut mtu = found(1472);
-        assert_eq!(mtu.phase(), Phase::Rest(Time(REST_NANOS)));
-        assert_eq!(mtu.probe_size(Time(REST_NANOS - 1)), None);
-        assert_eq!(mtu.next_at(), Some(Time(REST_NANOS)));
-        search(&mut mtu, Time(REST_NANOS), 8972);
+        assert_eq!(mtu.phase(), MtuPhase::SearchComplete(Time(SEARCH_PAUSE_NANOS)));
+        assert_eq!(mtu.probe_size(Time(SEARCH_PAUSE_NANOS - 1)), None);
+        assert_eq!(mtu.next_at(), Some(Time(SEARCH_PAUSE_NANOS)));
+        search(&mut mtu, Time(SEARCH_PAUSE_NANOS), 8972);
         assert_eq!(mtu.current_bytes(), 8972);
     }
 
@@ -374,13 +374,13 @@ mod tests {
         let mut mtu = found(8972);
         let mut now = Time(0);
         for wait in [5, 10, 20, 40, 80, 160, 320, 600, 600] {
-            for lost in 1..=LOST_MAX {
+            for lost in 1..=BLACK_HOLE_LOSSES {
                 let size = mtu.current_bytes();
-                assert_eq!(mtu.handle_lost(now, size), lost == LOST_MAX);
+                assert_eq!(mtu.handle_lost(now, size), lost == BLACK_HOLE_LOSSES);
             }
             assert_eq!(mtu.current_bytes(), BASE_BYTES);
             let until = now.after(wait * SECOND);
-            assert_eq!(mtu.phase(), Phase::Distrust(until));
+            assert_eq!(mtu.phase(), MtuPhase::BlackHole(until));
             assert_eq!(mtu.probe_size(Time(until.0 - 1)), None);
             now = until;
             search(&mut mtu, now, 8972);
@@ -391,7 +391,7 @@ mod tests {
     fn losses_between_arrivals_and_of_small_ones_are_no_black_hole() {
         let mut mtu = found(1472);
         for _ in 0..1000 {
-            for _ in 1..LOST_MAX {
+            for _ in 1..BLACK_HOLE_LOSSES {
                 assert!(!mtu.handle_lost(Time(0), 1472));
             }
             assert!(!mtu.handle_lost(Time(0), BASE_BYTES));
@@ -421,8 +421,8 @@ mod tests {
     fn every_phase_and_every_event() {
         let search = PathMtu::new(8972);
         let rest = found(8972);
-        let mut distrust = found(8972);
-        distrust.distrust(Time(0));
+        let mut black_hole = found(8972);
+        black_hole.enter_black_hole(Time(0));
         type Event = fn(&mut PathMtu);
         let events: [Event; 6] = [
             |mtu| mtu.handle_probe_acked(Time(1), 1400),
@@ -430,14 +430,14 @@ mod tests {
             |mtu| mtu.handle_too_large(Time(1), 8972),
             |mtu| (0..10).for_each(|_| _ = mtu.handle_lost(Time(1), mtu.current)),
             |mtu| _ = mtu.probe_size(Time(1)),
-            |mtu| _ = mtu.probe_size(Time(REST_NANOS)),
+            |mtu| _ = mtu.probe_size(Time(SEARCH_PAUSE_NANOS)),
         ];
         let name = |mtu: &PathMtu| match mtu.phase {
-            Phase::Search => 'S',
-            Phase::Rest(_) => 'R',
-            Phase::Distrust(_) => 'D',
+            MtuPhase::Searching => 'S',
+            MtuPhase::SearchComplete(_) => 'R',
+            MtuPhase::BlackHole(_) => 'D',
         };
-        for (start, expected) in [(search, "SSSSSS"), (rest, "RRDDRS"), (distrust, "DDDDDS")] {
+        for (start, expected) in [(search, "SSSSSS"), (rest, "RRDDRS"), (black_hole, "DDDDDS")] {
             let reached = events.map(|event| {
                 let mut mtu = start.clone();
                 event(&mut mtu);
@@ -457,7 +457,7 @@ mod tests {
         mtu.handle_probe_acked(late, 1400);
         search(&mut mtu, late, 1472);
         assert_eq!(mtu.probe_size(Time(0)), None);
-        assert_eq!(mtu.next_at(), Some(Time(REST_NANOS)));
+        assert_eq!(mtu.next_at(), Some(Time(SEARCH_PAUSE_NANOS)));
     }
 
     #[test]

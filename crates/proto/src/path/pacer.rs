@@ -39,7 +39,7 @@ pub struct Pacer {
     is_awaited: bool,
     /// Bytes that may leave, times [`SECOND`]: no call is too short to count. Below zero after a
     /// batch larger than what was there.
-    credit: i128,
+    tokens: i128,
     filled_at: Time,
 }
 
@@ -48,8 +48,8 @@ impl Pacer {
     /// a sender can ask seldom. No rate yet: everything may leave.
     pub fn new(burst_bytes: u64) -> Pacer {
         let burst_bytes = burst_bytes.max(BURST_BYTES_MIN);
-        let credit = scaled(burst_bytes);
-        Pacer { rate: None, burst_bytes, is_awaited: false, credit, filled_at: Time(0) }
+        let tokens = scaled(burst_bytes);
+        Pacer { rate: None, burst_bytes, is_awaited: false, tokens, filled_at: Time(0) }
     }
 
     /// From now on this rate, in bytes per second, but [`RATE_MIN`] at least. What has been saved up stays, as far as the
@@ -60,7 +60,7 @@ impl Pacer {
         }
         self.fill(now);
         self.rate = rate.map(|rate| rate.max(RATE_MIN));
-        self.credit = self.credit.min(self.full());
+        self.tokens = self.tokens.min(self.full());
     }
 
     /// From now on something waits for nothing but the time, or nothing does.
@@ -73,7 +73,7 @@ impl Pacer {
 
     /// Something has waited for so long that part of its rate is lost.
     pub fn is_behind(&self, now: Time) -> bool {
-        self.is_awaited && self.rate.is_some() && self.credit_at(now) >= self.full()
+        self.is_awaited && self.rate.is_some() && self.tokens_at(now) >= self.full()
     }
 
     /// It is `now`: to be told before a wait, or a clock that has jumped back would make it as long as the jump.
@@ -87,7 +87,7 @@ impl Pacer {
     pub fn delay_nanos(&self, now: Time, bytes: u64) -> u64 {
         let Some(rate) = self.rate else { return 0 };
         let wanted = scaled(bytes.min(self.capacity()));
-        let missing = wanted - self.credit_at(now);
+        let missing = wanted - self.tokens_at(now);
         if missing <= 0 {
             return 0;
         }
@@ -99,7 +99,7 @@ impl Pacer {
     pub fn handle_sent(&mut self, now: Time, bytes: u64) {
         self.fill(now);
         if self.rate.is_some() {
-            self.credit = self.credit.saturating_sub(scaled(bytes));
+            self.tokens = self.tokens.saturating_sub(scaled(bytes));
         }
     }
 
@@ -118,15 +118,15 @@ impl Pacer {
     }
 
     fn fill(&mut self, now: Time) {
-        self.credit = self.credit_at(now);
+        self.tokens = self.tokens_at(now);
         self.filled_at = now;
     }
 
-    fn credit_at(&self, now: Time) -> i128 {
+    fn tokens_at(&self, now: Time) -> i128 {
         let full = self.full();
         let Some(rate) = self.rate else { return full };
         let gained = i128::from(now.nanos_since(self.filled_at)) * i128::from(rate);
-        self.credit.saturating_add(gained).min(full)
+        self.tokens.saturating_add(gained).min(full)
     }
 }
 

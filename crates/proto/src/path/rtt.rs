@@ -37,37 +37,37 @@ pub const GRANULARITY_NANOS: u64 = MILLISECOND;
 
 /// The shortest round trip is that of the last one to two of these: long enough that a queue of our
 /// own making has been empty in between, short enough to notice another route.
-pub const MINIMUM_NANOS: u64 = 5 * SECOND;
+pub const MIN_RTT_WINDOW_NANOS: u64 = 5 * SECOND;
 
 /// 2^11 times the shortest wait exceeds the longest.
 const DOUBLINGS_MAX: u32 = 11;
 
 /// Estimates of one path's round trip.
 #[derive(Clone, Debug, Default)]
-pub struct RoundTrip {
-    estimate: Option<Estimate>,
-    shortest: Shortest,
+pub struct RttEstimator {
+    estimate: Option<RttEstimate>,
+    shortest: MinRttWindow,
     doublings: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Estimate {
+struct RttEstimate {
     latest: u64,
     smoothed: u64,
     variation: u64,
 }
 
-impl RoundTrip {
+impl RttEstimator {
     /// Nothing is known yet.
-    pub fn new() -> RoundTrip {
-        RoundTrip::default()
+    pub fn new() -> RttEstimator {
+        RttEstimator::default()
     }
 
     /// A round trip was measured. Ends the back-off.
     pub fn handle_sample(&mut self, now: Time, rtt_nanos: u64) {
         let sample = rtt_nanos.clamp(1, SAMPLE_NANOS_MAX);
         self.estimate = Some(match self.estimate {
-            None => Estimate { latest: sample, smoothed: sample, variation: sample / 2 },
+            None => RttEstimate { latest: sample, smoothed: sample, variation: sample / 2 },
             Some(before) => before.moved_by(sample),
         });
         self.shortest.insert(now, sample);
@@ -81,12 +81,12 @@ impl RoundTrip {
 
     /// How long to wait for an answer now, back-off included.
     pub fn timeout_nanos(&self) -> u64 {
-        let doubled = self.patience_nanos().saturating_mul(1 << self.doublings);
+        let doubled = self.base_timeout_nanos().saturating_mul(1 << self.doublings);
         doubled.min(TIMEOUT_NANOS_MAX)
     }
 
     /// How long an answer may take while nothing is wrong: the wait without back-off.
-    pub fn patience_nanos(&self) -> u64 {
+    pub fn base_timeout_nanos(&self) -> u64 {
         let Some(estimate) = self.estimate else { return TIMEOUT_NANOS_INITIAL };
         let allowance = estimate.variation.saturating_mul(4).max(GRANULARITY_NANOS);
         let wait = estimate.smoothed.saturating_add(allowance);
@@ -113,18 +113,18 @@ impl RoundTrip {
         self.estimate.map(|estimate| estimate.latest)
     }
 
-    /// The shortest of the last [`MINIMUM_NANOS`] or up to twice that: the path without its queues.
+    /// The shortest of the last [`MIN_RTT_WINDOW_NANOS`] or up to twice that: the path without its queues.
     pub fn minimum_nanos(&self) -> Option<u64> {
         self.shortest.value()
     }
 }
 
-impl Estimate {
+impl RttEstimate {
     /// A quarter of the deviation and an eighth of the sample enter, in this order: the deviation
     /// is from the estimate before it moves.
-    fn moved_by(self, sample: u64) -> Estimate {
+    fn moved_by(self, sample: u64) -> RttEstimate {
         let deviation = self.smoothed.abs_diff(sample);
-        Estimate {
+        RttEstimate {
             latest: sample,
             smoothed: mean(self.smoothed, 7, sample, 8),
             variation: mean(self.variation, 3, deviation, 4),
@@ -134,13 +134,13 @@ impl Estimate {
 
 /// The shortest of two spans of time, the one under way and the one before.
 #[derive(Clone, Debug, Default)]
-struct Shortest {
+struct MinRttWindow {
     since: Time,
     current: Option<u64>,
     before: Option<u64>,
 }
 
-impl Shortest {
+impl MinRttWindow {
     fn insert(&mut self, now: Time, sample: u64) {
         if now < self.since {
             // The clock jumped back: the span begins anew, or it would never end.
@@ -149,8 +149,8 @@ impl Shortest {
         let age = now.nanos_since(self.since);
         if self.current.is_none() {
             self.since = now;
-        } else if age >= MINIMUM_NANOS {
-            let is_recent = age < 2 * MINIMUM_NANOS;
+        } else if age >= MIN_RTT_WINDOW_NANOS {
+            let is_recent = age < 2 * MIN_RTT_WINDOW_NANOS;
             self.before = self.current.take().filter(|_| is_recent);
             self.since = now;
         }
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_first_sample_sets_and_later_ones_move() {
-        let mut rtt = RoundTrip::new();
+        let mut rtt = RttEstimator::new();
         assert_eq!(rtt.timeout_nanos(), TIMEOUT_NANOS_INITIAL);
         rtt.handle_sample(at(0), 80 * MILLISECOND);
         // RFC 6298, 2.2: SRTT = R, RTTVAR = R / 2, RTO = SRTT + 4 * RTTVAR.
@@ -204,13 +204,13 @@ mod tests {
 
     #[test]
     fn the_wait_doubles_to_its_bound_and_a_sample_ends_that() {
-        let mut rtt = RoundTrip::new();
+        let mut rtt = RttEstimator::new();
         rtt.handle_sample(at(0), 50_000);
         assert_eq!(rtt.timeout_nanos(), TIMEOUT_NANOS_MIN);
         for exponent in 1..10 {
             rtt.handle_timeout();
             assert_eq!(rtt.timeout_nanos(), (2 << exponent) * MILLISECOND);
-            assert_eq!(rtt.patience_nanos(), TIMEOUT_NANOS_MIN);
+            assert_eq!(rtt.base_timeout_nanos(), TIMEOUT_NANOS_MIN);
         }
         for _ in 0..1000 {
             rtt.handle_timeout();
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_minimum_forgets_what_is_old() {
-        let mut rtt = RoundTrip::new();
+        let mut rtt = RttEstimator::new();
         rtt.handle_sample(at(0), 10);
         rtt.handle_sample(at(4_000), 30);
         assert_eq!(rtt.minimum_nanos(), Some(10));
@@ -237,30 +237,30 @@ mod tests {
 
     #[test]
     fn steady_round_trips_leave_the_least_allowance() {
-        let mut rtt = RoundTrip::new();
+        let mut rtt = RttEstimator::new();
         for round in 0..200 {
             rtt.handle_sample(at(round * 10), 10 * MILLISECOND);
         }
-        assert_eq!(rtt.patience_nanos(), 11 * MILLISECOND);
+        assert_eq!(rtt.base_timeout_nanos(), 11 * MILLISECOND);
     }
 
     #[test]
     fn a_peer_that_was_away_for_long_makes_no_long_round_trip() {
-        let mut rtt = RoundTrip::new();
+        let mut rtt = RttEstimator::new();
         rtt.handle_sample(at(0), MILLISECOND);
         rtt.handle_sample(at(600_000), 600 * SECOND);
         assert!(rtt.smoothed_nanos().unwrap() <= MILLISECOND + SAMPLE_NANOS_MAX / 8);
         assert_eq!(rtt.latest_nanos(), Some(SAMPLE_NANOS_MAX));
         assert_eq!(rtt.minimum_nanos(), Some(SAMPLE_NANOS_MAX));
         // Nor does the first answer of all.
-        let mut rtt = RoundTrip::new();
+        let mut rtt = RttEstimator::new();
         rtt.handle_sample(at(600_000), 600 * SECOND);
         assert_eq!(rtt.smoothed_nanos(), Some(SAMPLE_NANOS_MAX));
     }
 
     #[test]
     fn mad_clocks_and_samples_are_survived() {
-        let mut rtt = RoundTrip::new();
+        let mut rtt = RttEstimator::new();
         for (now, sample) in [(u64::MAX, u64::MAX), (0, 0), (u64::MAX, 1), (3, u64::MAX), (0, 0)] {
             rtt.handle_sample(Time(now), sample);
             rtt.handle_timeout();

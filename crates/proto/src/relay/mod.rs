@@ -10,10 +10,10 @@
 //! into its queue ([`Relay::keep`]), or taken from where it is kept. A frame is forwarded only when it is whole, so an input that
 //! dies in the middle of one breaks no output.
 //!
-//! **Streams.** A peer relay is one output with one queue and any number of streams (*lanes*), each
-//! of which takes whole frames from the front of that queue as it has room. A lane is a link of its
+//! **Streams.** A peer relay is one output with one queue and any number of streams (*streams*), each
+//! of which takes whole frames from the front of that queue as it has room. A stream is a link of its
 //! own as an input, and as what writes ([`Relay::writer`]). Frames of one channel may overtake each
-//! other on different lanes; endpoints put them in order.
+//! other on different streams; endpoints put them in order.
 //!
 //! **Back-pressure.** An output whose queue has reached its bound takes no more: the input whose
 //! next frame is for it stops there, and waits in the output's line. When half of the bound is
@@ -27,38 +27,38 @@
 //! each source hears [`Kind::Lost`] as soon as frames can pass again. What does not come back in
 //! time, or has left for good ([`Relay::detach`]), turns frames into [`Kind::Unreachable`] for their
 //! sources. Lanes exchange *signs of life*, each an empty [`Kind::Ack`] from nobody to nobody whose
-//! `delivered` is the number of bytes taken in on this lane; so a lane that breaks after a while of
+//! `delivered` is the number of bytes taken in on this stream; so a stream that breaks after a while of
 //! rest has lost nothing. Endpoints send no such signs, hence everything that was written to them
 //! lately counts as lost.
 //!
-//! **Processes that come back** ([`Relay::set_recovering`]). The relay then keeps what it gives to each endpoint, and swallows
-//! what a new start of one sends again: see `history`. What waits for an endpoint has no bound but that of what is kept, and waits
-//! there; what a new start is told goes into its queue piece by piece ([`Relay::tell`]): see `telling`. What is more than the memory
-//! for it goes to a disk: see `shelf`.
+//! **Processes that come back** ([`Relay::enable_recovery`]). The relay then keeps what it gives to each endpoint, and swallows
+//! what a new start of one sends again: see `message_log`. What waits for an endpoint has no bound but that of what is kept, and waits
+//! there; what a new start is told goes into its queue piece by piece ([`Relay::replay_next`]): see `replay`. What is more than the memory
+//! for it goes to a disk: see `log_storage`.
 //!
 //! What may never happen: a frame is taken from its source and neither delivered nor told of, too
-//! many notices ([`Counters::notices_dropped`]) apart; memory beyond the bounds below; an input that
+//! many notices ([`Counters::reports_dropped`]) apart; memory beyond the bounds below; an input that
 //! waits for ever while its output moves.
 //!
 //! **Drain rule.** After [`Relay::handle_input`], drain [`Relay::poll_flush`] (write, `handle_sent`,
 //! `keep`) before the buffer is touched again or another input is handled.
 
-mod archive;
-mod diverged;
-mod history;
-mod holding;
-mod intakes;
+mod byte_log;
+mod checkpoint_position;
+mod determinant_log;
+mod divergence;
 mod links;
-mod mark;
-mod notice;
+mod log_status;
+mod log_storage;
+mod message_log;
+mod nondeterminism_copies;
 mod port;
-mod reads;
-mod record;
-mod shelf;
-mod store;
-mod telling;
+mod recent_channels;
+mod replay;
+mod segmented_log;
 #[cfg(test)]
 mod tests;
+mod undeliverable;
 mod writing;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -66,28 +66,28 @@ use alloc::vec::Vec;
 
 use crate::id::{Address, ClusterId};
 use crate::limit::{
-    EAGER_TOTAL_BYTES, HEAD_BYTES_MAX, HOPS_MAX, RELAY_PAYLOAD_BYTES_MAX, RELAY_WINDOW_BYTES,
+    EAGER_TOTAL_BYTES, HOPS_MAX, KIND_HEADER_BYTES_MAX, RELAY_PAYLOAD_BYTES_MAX, RELAY_WINDOW_BYTES,
 };
-use crate::route::queue::Pool;
-use crate::route::table::{LinkId, Range, Route, Table};
+use crate::route::byte_queue::ChunkPool;
+use crate::route::routing_table::{ClusterRange, LinkId, Route, RoutingTable};
 use crate::wire::Malformed;
 use crate::wire::frame::{HEADER_BYTES, Header, Kind};
-use crate::wire::head::Head;
-use crate::wire::hello::Standing;
-pub use archive::Shown;
-pub use diverged::{Apart, Divergence, Version};
-pub use history::HISTORIES_BYTES_MAX;
-use history::{Histories, History};
-pub use holding::{Excerpt, Holding, Moment};
-use mark::Mark;
-use port::{Party, Piece, Port, State};
-pub use reads::ReadsKept;
-use record::Entry;
-pub use shelf::{Order, Remark, Room, SEGMENT_BYTES, SegmentId};
-use telling::Told;
+use crate::wire::hello::LogPosition;
+use crate::wire::kind_header::KindHeader;
+use checkpoint_position::CheckpointPosition;
+pub use divergence::{Divergence, FrameDifference, FrameVersion};
+pub use log_status::{DeterminantStatus, LogExcerpt, LogStatus};
+pub use log_storage::{DiskRequest, LogEvent, LogLimits, SEGMENT_BYTES, SegmentId};
+pub use message_log::MESSAGE_LOGS_BYTES_MAX;
+use message_log::{MessageLog, MessageLogs};
+pub use nondeterminism_copies::KeptNondeterminism;
+use port::{Piece, Port, PortKind, PortState};
+use recent_channels::ChannelKey;
+use replay::ReplayState;
+pub use segmented_log::ShownFrame;
 
 /// Most bytes of a frame that a relay takes.
-pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + HEAD_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;
+pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + KIND_HEADER_BYTES_MAX + RELAY_PAYLOAD_BYTES_MAX;
 
 /// Queue towards an endpoint. An endpoint that computes for a while must not hold up the link that it
 /// shares with others, so there is room for all that may come to it unasked, and four windows of long
@@ -110,25 +110,25 @@ pub const ATTACH_MILLIS_MAX: u64 = 30_000;
 
 /// How long frames wait for an endpoint whose link has broken, unless the user says otherwise
 /// (`peer_timeout`).
-pub const ENDPOINT_AWAY_MILLIS_MAX: u64 = 60_000;
+pub const ENDPOINT_RECONNECT_MILLIS_MAX: u64 = 60_000;
 
-/// How long frames wait for an endpoint that may be started anew, or longer if the user says so. Whoever starts it ends the
+/// How long frames wait for an endpoint that may be restarted, or longer if the user says so. Whoever starts it ends the
 /// job if it does not come; until it does, it may be busy with what it does before it attaches.
-pub const RETURN_MILLIS_MAX: u64 = 600_000;
+pub const RESTART_MILLIS_MAX: u64 = 600_000;
 
 /// How long frames wait for a peer relay, or as long as for an endpoint if that is longer. Long
 /// enough for it to be restarted or rerouted.
-pub const PEER_AWAY_MILLIS_MAX: u64 = 60_000;
+pub const PEER_RECONNECT_MILLIS_MAX: u64 = 60_000;
 
 /// Most streams to one peer relay: what `wan_streams` allows.
-pub const LANES_MAX: usize = 64;
+pub const STREAMS_MAX: usize = 64;
 
-/// How often a lane says how much it has taken in: soon enough for the other side to see that the
+/// How often a stream says how much it has taken in: soon enough for the other side to see that the
 /// way is alive,
-pub const SIGN_MILLIS: u64 = 1_000;
+pub const KEEPALIVE_MILLIS: u64 = 1_000;
 
 /// or whenever it has taken in so much more: a break is then told to few who have lost nothing.
-pub const SIGN_BYTES: u64 = 1 << 20;
+pub const KEEPALIVE_BYTES: u64 = 1 << 20;
 
 const _: () = {
     assert!(QUEUE_BYTES_MIN <= PEER_QUEUE_BYTES_MAX);
@@ -147,7 +147,7 @@ pub struct Counters {
     /// Times a source was told that frames of it have been lost.
     pub lost: u64,
     /// Notices that found no room.
-    pub notices_dropped: u64,
+    pub reports_dropped: u64,
     /// Links closed because of what they sent.
     pub malformed: u64,
     /// How often an input had to wait for an output.
@@ -155,11 +155,11 @@ pub struct Counters {
     /// Bytes under way to peer relays when a stream broke: they may have been lost.
     pub lost_bytes: u64,
     /// Frames that endpoints have taken in which may come back,
-    pub taken_in: u64,
+    pub delivered_frames: u64,
     /// and bytes that are kept of when they have.
-    pub intake_bytes: u64,
+    pub determinant_bytes: u64,
     /// and bytes that are kept of what they have read of clocks and chance.
-    pub read_bytes: u64,
+    pub nondeterminism_bytes: u64,
     /// Bytes of what is kept that were read back from the disk.
     pub read_back_bytes: u64,
     /// How often an input had to wait for the disk.
@@ -168,7 +168,7 @@ pub struct Counters {
 
 /// What became of an input's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct Consumed {
     /// Bytes that are dealt with.
     pub bytes: usize,
     /// Why the rest is not.
@@ -189,22 +189,22 @@ pub enum Stop {
 
 /// What a new stream to a peer relay means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reunion {
+pub struct NewStream {
     /// The new stream.
-    pub lane: LinkId,
+    pub stream: LinkId,
     /// Whether it is the only one: the peer relay was away.
     pub is_first: bool,
     /// Channels whose sources are told that frames have been lost meanwhile.
-    pub channels: usize,
+    pub lossy_channels: usize,
 }
 
 /// See the module head.
 #[derive(Debug)]
 pub struct Relay {
-    table: Table,
+    table: RoutingTable,
     ports: Vec<Option<Port>>,
     free: Vec<LinkId>,
-    pool: Pool,
+    pool: ChunkPool,
     flush: VecDeque<LinkId>,
     resume: VecDeque<LinkId>,
     /// Inputs that need not wait any longer, since their output is gone.
@@ -212,21 +212,21 @@ pub struct Relay {
     /// The input whose turn it is, and the output that gave it.
     turn: Option<(LinkId, LinkId)>,
     /// Notices that are due: to whom, and about whom.
-    notices: BTreeMap<(Address, Address), Kind>,
+    reports: BTreeMap<(Address, Address), Kind>,
     /// Ports that may have room for what is owed there.
-    owing: VecDeque<LinkId>,
+    ports_with_reports: VecDeque<LinkId>,
     /// Endpoints that are to be told more of what was.
-    told: VecDeque<LinkId>,
+    replaying: VecDeque<LinkId>,
     /// Endpoints that cannot be told more of what was, and why.
-    stranded: VecDeque<(LinkId, &'static str)>,
+    failed_replays: VecDeque<(LinkId, &'static str)>,
     now_millis: u64,
-    away: usize,
-    lanes: usize,
-    /// See [`Relay::set_patience`].
-    endpoint_away_millis: u64,
+    disconnected_ports: usize,
+    streams: usize,
+    /// See [`Relay::set_reconnect_timeout`].
+    endpoint_reconnect_millis: u64,
     counters: Counters,
     /// Of each endpoint, if they may come back.
-    histories: Option<Histories>,
+    logs: Option<MessageLogs>,
     /// [`ENDPOINT_QUEUE_BYTES_MAX`]; less in tests that fill it.
     endpoint_bound: usize,
     /// See [`Relay::set_check`].
@@ -241,35 +241,38 @@ impl Relay {
     /// If the map contradicts itself.
     pub fn new(
         own: ClusterId,
-        clusters: Vec<Range>,
+        clusters: Vec<ClusterRange>,
         now_millis: u64,
     ) -> Result<Self, &'static str> {
         let mut relay = Self {
-            table: Table::new(own, clusters)?,
+            table: RoutingTable::new(own, clusters)?,
             ports: Vec::new(),
             free: Vec::new(),
-            pool: Pool::default(),
+            pool: ChunkPool::default(),
             flush: VecDeque::new(),
             resume: VecDeque::new(),
             released: VecDeque::new(),
             turn: None,
-            notices: BTreeMap::new(),
-            owing: VecDeque::new(),
-            told: VecDeque::new(),
-            stranded: VecDeque::new(),
+            reports: BTreeMap::new(),
+            ports_with_reports: VecDeque::new(),
+            replaying: VecDeque::new(),
+            failed_replays: VecDeque::new(),
             now_millis,
-            away: 0,
-            lanes: 0,
-            endpoint_away_millis: ENDPOINT_AWAY_MILLIS_MAX,
+            disconnected_ports: 0,
+            streams: 0,
+            endpoint_reconnect_millis: ENDPOINT_RECONNECT_MILLIS_MAX,
             counters: Counters::default(),
-            histories: None,
+            logs: None,
             endpoint_bound: ENDPOINT_QUEUE_BYTES_MAX,
             check: None,
         };
         for number in 0..relay.table.cluster_count() {
             let cluster = ClusterId(number as u16);
             if cluster != own {
-                let link = relay.open_port(Party::Peer(cluster), State::Away { since: now_millis });
+                let link = relay.open_port(
+                    PortKind::Peer(cluster),
+                    PortState::Disconnected { since: now_millis },
+                );
                 relay.table.set_peer(cluster, link);
             }
         }
@@ -277,13 +280,13 @@ impl Relay {
     }
 
     /// How long frames wait for an endpoint whose link has broken.
-    pub fn set_patience(&mut self, endpoint_away_millis: u64) {
-        self.endpoint_away_millis = endpoint_away_millis;
+    pub fn set_reconnect_timeout(&mut self, endpoint_reconnect_millis: u64) {
+        self.endpoint_reconnect_millis = endpoint_reconnect_millis;
     }
 
-    /// See [`Relay::set_patience`].
-    pub fn patience_millis(&self) -> u64 {
-        self.endpoint_away_millis
+    /// See [`Relay::set_reconnect_timeout`].
+    pub fn reconnect_timeout_millis(&self) -> u64 {
+        self.endpoint_reconnect_millis
     }
 
     /// From now on each frame of an endpoint must carry the check that `sum` makes of its header and head.
@@ -292,23 +295,23 @@ impl Relay {
     }
 
     /// From now on endpoints that were killed may come back, as if nothing had happened.
-    pub fn set_recovering(&mut self) {
-        let (memory, segment) = (HISTORIES_BYTES_MAX, SEGMENT_BYTES);
-        self.set_recovering_within(Room { memory, disk: None, segment });
+    pub fn enable_recovery(&mut self) {
+        let (memory, segment) = (MESSAGE_LOGS_BYTES_MAX, SEGMENT_BYTES);
+        self.enable_recovery_within(LogLimits { memory, disk: None, segment });
     }
 
     /// The same; what is kept for them takes no more than this.
     ///
     /// # Panics
     /// If a frame does not fit into a segment.
-    pub fn set_recovering_within(&mut self, room: Room) {
+    pub fn enable_recovery_within(&mut self, room: LogLimits) {
         assert!(room.segment >= FRAME_BYTES_MAX, "frames lie whole in a segment");
-        self.histories = Some(Histories::new(room));
+        self.logs = Some(MessageLogs::new(room));
     }
 
-    /// See [`Relay::set_recovering`].
-    pub fn is_recovering(&self) -> bool {
-        self.histories.is_some()
+    /// See [`Relay::enable_recovery`].
+    pub fn is_recovery_enabled(&self) -> bool {
+        self.logs.is_some()
     }
 
     /// What the relay has done so far.
@@ -335,7 +338,7 @@ impl Relay {
     pub fn incarnation(&self, address: Address) -> Option<(LinkId, u32)> {
         let Route::Link(link) = self.table.route(address) else { return None };
         let port = self.ports.get(link.0 as usize)?.as_ref()?;
-        let is_attached = port.is_up() && matches!(port.party, Party::Endpoint(_));
+        let is_attached = port.is_up() && matches!(port.kind, PortKind::Endpoint(_));
         is_attached.then_some((link, port.incarnation?))
     }
 
@@ -345,15 +348,15 @@ impl Relay {
     }
 
     /// The streams to the peer relay of `link`.
-    pub fn lanes(&self, link: LinkId) -> &[LinkId] {
-        &self.port(link).lanes
+    pub fn streams(&self, link: LinkId) -> &[LinkId] {
+        &self.port(link).streams
     }
 
     // ---- frames ------------------------------------------------------------------------
 
     /// Deals with the frames at the front of what was read from a link. Header bytes that change
     /// on the way (hops) are changed in `bytes`.
-    pub fn handle_input(&mut self, from: LinkId, bytes: &mut [u8]) -> Taken {
+    pub fn handle_input(&mut self, from: LinkId, bytes: &mut [u8]) -> Consumed {
         let mut at = 0;
         let stop = loop {
             match self.handle_frame(from, bytes, at) {
@@ -369,10 +372,12 @@ impl Relay {
         }
         let port = self.port_mut(from);
         port.received += at as u64;
-        if matches!(port.party, Party::Lane { .. }) && port.received - port.told >= SIGN_BYTES {
-            self.give_sign(from);
+        if matches!(port.kind, PortKind::Stream { .. })
+            && port.received - port.acknowledged >= KEEPALIVE_BYTES
+        {
+            self.send_keepalive(from);
         }
-        Taken { bytes: at, stop }
+        Consumed { bytes: at, stop }
     }
 
     /// Deals with the frame at `at`; gives its length, or 0 if it is not whole.
@@ -387,22 +392,22 @@ impl Relay {
         if rest.len() < length {
             return Ok(0);
         }
-        self.examine(from, &header, &rest[..length]).map_err(Stop::Broken)?;
+        self.validate(from, &header, &rest[..length]).map_err(Stop::Broken)?;
         if header.source == Address::ANONYMOUS {
-            self.handle_sign(from, &header).map_err(Stop::Broken)?;
+            self.handle_keepalive(from, &header).map_err(Stop::Broken)?;
             return Ok(length);
         }
-        let Some(sending) = self.recall(from, &header, &rest[..length])? else {
+        let Some(sending) = self.filter_replayed(from, &header, &rest[..length])? else {
             return Ok(length);
         };
-        let taken = self.pass_on(from, bytes, at, &header)?;
-        self.note_sending(from, sending);
+        let taken = self.route_frame(from, bytes, at, &header)?;
+        self.log_sent(from, sending);
         Ok(taken)
     }
 
     /// Gives a frame to its output, or tells its source why not.
     #[inline]
-    fn pass_on(
+    fn route_frame(
         &mut self,
         from: LinkId,
         bytes: &mut [u8],
@@ -414,15 +419,18 @@ impl Relay {
             self.port_mut(from).has_said_goodbye = true;
         }
         match self.table.route(header.target) {
-            _ if header.hops >= HOPS_MAX => self.turn_back(header),
+            _ if header.hops >= HOPS_MAX => self.report_unreachable(header),
             Route::Link(to) => return self.forward(from, to, bytes, at, header),
-            Route::Awaited => {
+            Route::NotAttached => {
                 let since = self.now_millis;
-                let to = self.open_port(Party::Endpoint(header.target), State::Away { since });
+                let to = self.open_port(
+                    PortKind::Endpoint(header.target),
+                    PortState::Disconnected { since },
+                );
                 self.table.set_endpoint(header.target, Some(to));
                 return self.forward(from, to, bytes, at, header);
             }
-            Route::Left | Route::Nowhere => self.turn_back(header),
+            Route::Detached | Route::NoRoute => self.report_unreachable(header),
         }
         Ok(length)
     }
@@ -434,8 +442,8 @@ impl Relay {
         if HEADER_BYTES + header.length as usize > FRAME_BYTES_MAX {
             return Err(Malformed("a frame is longer than relays take"));
         }
-        match self.port(from).party {
-            Party::Endpoint(address) => {
+        match self.port(from).kind {
+            PortKind::Endpoint(address) => {
                 if header.source != address {
                     return Err(Malformed("a frame does not come from the endpoint of its link"));
                 }
@@ -443,12 +451,12 @@ impl Relay {
                 if header.hops != 0 {
                     return Err(Malformed("an endpoint's frame has passed relays already"));
                 }
-                if header.kind.is_notice() {
+                if header.kind.reports_undeliverable() {
                     return Err(Malformed("only relays may say that a target is unreachable"));
                 }
             }
-            Party::Lane { .. } if is_sign(&header) => (),
-            Party::Lane { cluster, .. } | Party::Peer(cluster) => {
+            PortKind::Stream { .. } if is_keepalive(&header) => (),
+            PortKind::Stream { cluster, .. } | PortKind::Peer(cluster) => {
                 if self.table.cluster_of(header.source) != Some(cluster) {
                     return Err(Malformed("a frame does not come from the cluster of its link"));
                 }
@@ -463,24 +471,24 @@ impl Relay {
     /// Whether a whole frame of an endpoint is one that its receiver can read. What is not ends the connection of its sender;
     /// the receiver could only end its own, without knowing who is to blame. Frames of other relays have been examined there.
     #[inline]
-    fn examine(&self, from: LinkId, header: &Header, frame: &[u8]) -> Result<(), Malformed> {
-        if !matches!(self.port(from).party, Party::Endpoint(_)) {
+    fn validate(&self, from: LinkId, header: &Header, frame: &[u8]) -> Result<(), Malformed> {
+        if !matches!(self.port(from).kind, PortKind::Endpoint(_)) {
             return Ok(());
         }
-        let head = Head::size(header.kind, header.flags);
+        let head = KindHeader::size(header.kind, header.flags);
         header.payload(head)?;
-        Head::parse(header.kind, header.flags, &frame[HEADER_BYTES..])?;
+        KindHeader::parse(header.kind, header.flags, &frame[HEADER_BYTES..])?;
         match self.check {
             // These are for the relay itself, and have a check of their own.
-            Some(_) if matches!(header.kind, Kind::Intake | Kind::Clocks) => Ok(()),
+            Some(_) if matches!(header.kind, Kind::Determinant | Kind::Nondeterminism) => Ok(()),
             Some(sum) => header.verify(&frame[..HEADER_BYTES + head], sum),
             None => Ok(()),
         }
     }
 
-    /// A lane's other side says how much it has taken in.
-    fn handle_sign(&mut self, from: LinkId, header: &Header) -> Result<(), Malformed> {
-        match self.port_mut(from).writer.record.confirm(header.delivered) {
+    /// A stream's other side says how much it has taken in.
+    fn handle_keepalive(&mut self, from: LinkId, header: &Header) -> Result<(), Malformed> {
+        match self.port_mut(from).writer.recent_channels.confirm(header.delivered) {
             true => Ok(()),
             false => Err(Malformed("a relay has taken in more than it was sent")),
         }
@@ -498,30 +506,34 @@ impl Relay {
         let length = HEADER_BYTES + header.length as usize;
         let bound = self.bound(to);
         let its_turn = self.turn == Some((from, to));
-        if self.histories.is_some() {
-            if self.is_held_up(from, to, length) {
+        if self.logs.is_some() {
+            if self.must_wait_for_disk(from, to, length) {
                 return Err(Stop::Full);
             }
-            if self.forward_recorded(to, bytes, at, header) {
+            if self.forward_logged(to, bytes, at, header) {
                 return Ok(length);
             }
         }
-        let is_heard_out = self.port(from).is_heard_out;
+        let is_draining = self.port(from).is_draining;
         let port = self.port_mut(to);
         match port.state {
-            State::Lost => {
-                self.turn_back(header);
+            PortState::Abandoned => {
+                self.report_unreachable(header);
                 return Ok(length);
             }
-            State::Away { .. } if port.waiting_bytes() >= bound => {
-                self.lose(to, [Entry::of(header)].into());
+            PortState::Disconnected { .. } if port.waiting_bytes() >= bound => {
+                self.record_loss(to, [ChannelKey::of(header)].into());
                 return Ok(length);
             }
-            State::Away { .. } => (),
-            State::Up if is_heard_out => (),
-            State::Up if port.waiting_bytes() < bound && (port.line.is_empty() || its_turn) => (),
-            State::Up => {
-                self.join_line(from, to);
+            PortState::Disconnected { .. } => (),
+            PortState::Up if is_draining => (),
+            PortState::Up
+                if port.waiting_bytes() < bound && (port.waiting_inputs.is_empty() || its_turn) =>
+            {
+                ()
+            }
+            PortState::Up => {
+                self.enqueue_input(from, to);
                 return Err(Stop::Full);
             }
         }
@@ -537,10 +549,12 @@ impl Relay {
     #[inline]
     fn bound(&self, link: LinkId) -> usize {
         let left = TOTAL_QUEUE_BYTES.saturating_sub(self.pool.used_bytes());
-        let most = match self.port(link).party {
-            Party::Endpoint(_) => self.endpoint_bound,
+        let most = match self.port(link).kind {
+            PortKind::Endpoint(_) => self.endpoint_bound,
             // What waits for somebody who is away delays nobody.
-            _ if matches!(self.port(link).state, State::Away { .. }) => RELAY_WINDOW_BYTES as usize,
+            _ if matches!(self.port(link).state, PortState::Disconnected { .. }) => {
+                RELAY_WINDOW_BYTES as usize
+            }
             _ => PEER_QUEUE_BYTES_MAX,
         };
         left.clamp(QUEUE_BYTES_MIN, most)
@@ -571,7 +585,7 @@ impl Relay {
 }
 
 /// Whether a frame is a sign of life between relays.
-fn is_sign(header: &Header) -> bool {
+fn is_keepalive(header: &Header) -> bool {
     header.kind == Kind::Ack
         && header.length == 0
         && (header.source, header.target) == (Address::ANONYMOUS, Address::ANONYMOUS)

@@ -1,43 +1,43 @@
 //! One link of a relay: who is at its other end, what waits for it, and who waits to send to it.
 //!
 //! An endpoint has one port. A peer relay has a port where frames wait, and one more for each stream
-//! to it (a *lane*): lanes take whole frames from the front of what waits. A frame that a link has
+//! to it (a *stream*): streams take whole frames from the front of what waits. A frame that a link has
 //! begun to write belongs to it alone, and what is left of it waits in its [`Writer`].
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use super::record::{Class, Entry, Record};
-use super::telling::{TOLD_BYTES_MAX, Told};
+use super::recent_channels::{ChannelKey, FrameClass, RecentChannels};
+use super::replay::{REPLAY_BYTES_MAX, ReplayState};
 use crate::id::{Address, ClusterId};
-use crate::route::queue::{Pool, Queue};
-use crate::route::table::LinkId;
+use crate::route::byte_queue::{ByteQueue, ChunkPool};
+use crate::route::routing_table::LinkId;
 use crate::wire::frame::{Header, Kind};
 
 /// Notices that may be owed over one port: 2 MiB. Beyond, they are dropped and counted; sources
 /// that are not told find out by themselves, later.
-pub(super) const OWED_MAX: usize = 1 << 16;
+pub(super) const PENDING_REPORTS_MAX: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Party {
+pub(super) enum PortKind {
     Endpoint(Address),
     Peer(ClusterId),
     /// A stream to the relay of a cluster, which has the port `peer`.
-    Lane {
+    Stream {
         peer: LinkId,
         cluster: ClusterId,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum PortState {
     Up,
     /// Not connected; what waits for it is given up some time after `since`.
-    Away {
+    Disconnected {
         since: u64,
     },
     /// Given up: nothing may wait for it.
-    Lost,
+    Abandoned,
 }
 
 /// A whole frame in the buffer of the input that is being handled.
@@ -49,131 +49,131 @@ pub(super) struct Piece {
 
 /// A frame that waits.
 #[derive(Clone, Copy, Debug)]
-struct Note {
+struct QueuedFrame {
     length: u32,
-    entry: Entry,
+    entry: ChannelKey,
 }
 
 /// What one connection has begun to write, and what it has written.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     /// The rest of a frame that has been begun, and signs of life behind it.
-    pub rest: Queue,
-    pub record: Record,
+    pub rest: ByteQueue,
+    pub recent_channels: RecentChannels,
 }
 
 #[derive(Debug)]
 pub(super) struct Port {
-    pub party: Party,
-    pub state: State,
+    pub kind: PortKind,
+    pub state: PortState,
     /// Start of the process that was connected last, if any was.
     pub incarnation: Option<u32>,
     /// The endpoint has said to some peer that it will send nothing more.
     pub has_said_goodbye: bool,
 
     // as an input
-    /// Its frames pass outputs that are full: see [`super::Relay::hear_out`].
-    pub is_heard_out: bool,
+    /// Its frames pass outputs that are full: see [`super::Relay::begin_drain`].
+    pub is_draining: bool,
     /// This frame of it was another one before.
-    pub refused: Option<u64>,
+    pub diverged_frame: Option<u64>,
     pub waits_for: Option<LinkId>,
-    /// Of a lane: bytes of whole frames taken in,
+    /// Of a stream: bytes of whole frames taken in,
     pub received: u64,
     /// how many of them the other side has been told of,
-    pub told: u64,
+    pub acknowledged: u64,
     /// and when.
-    pub told_at: u64,
+    pub acknowledged_at: u64,
 
     // as an output
-    pub queue: Queue,
+    pub queue: ByteQueue,
     /// Frames of the current buffer, adjacent ones joined.
     pub pieces: Vec<Piece>,
     /// All frames that wait, those of the queue before those of the pieces.
-    notes: VecDeque<Note>,
+    queued_frames: VecDeque<QueuedFrame>,
     pieces_bytes: usize,
     /// Inputs that wait for room, in order.
-    pub line: VecDeque<LinkId>,
+    pub waiting_inputs: VecDeque<LinkId>,
     /// Notices to go out here: to whom, and about whom.
-    pub owed: BTreeMap<(Address, Address), Kind>,
+    pub pending_reports: BTreeMap<(Address, Address), Kind>,
     /// Channels that have lost frames here while the other side is away.
-    pub lost: BTreeSet<(Address, Address)>,
-    /// Of a peer relay: channels that lanes have carried which are gone.
-    pub history: BTreeSet<(Address, Address)>,
+    pub lossy_channels: BTreeSet<(Address, Address)>,
+    /// Of a peer relay: channels that streams have carried which are gone.
+    pub past_channels: BTreeSet<(Address, Address)>,
     pub in_flush: bool,
     pub in_resume: bool,
-    pub in_owing: bool,
+    pub in_report_queue: bool,
     /// Of an endpoint that is being told what was before: there is more,
-    pub is_told: bool,
+    pub is_replaying: bool,
     /// which it takes straight out of what is kept,
     pub is_direct: bool,
     /// or which the disk has not read yet,
     pub awaits_disk: bool,
     /// or it is its turn.
-    pub in_told: bool,
+    pub in_replay_queue: bool,
 
     pub writer: Writer,
-    /// Of a lane: it finishes what it has begun, and takes nothing new.
+    /// Of a stream: it finishes what it has begun, and takes nothing new.
     pub is_retired: bool,
     /// Of a peer relay: the streams to it,
-    pub lanes: Vec<LinkId>,
+    pub streams: Vec<LinkId>,
     /// and which of them writes first.
     pub turn: usize,
 }
 
 impl Port {
-    pub fn new(party: Party, state: State) -> Self {
-        let record = match party {
-            Party::Lane { .. } => Record::confirmed(),
-            _ => Record::default(),
+    pub fn new(kind: PortKind, state: PortState) -> Self {
+        let recent_channels = match kind {
+            PortKind::Stream { .. } => RecentChannels::confirmed(),
+            _ => RecentChannels::default(),
         };
         Self {
-            party,
+            kind,
             state,
             incarnation: None,
             has_said_goodbye: false,
-            is_heard_out: false,
-            refused: None,
+            is_draining: false,
+            diverged_frame: None,
             waits_for: None,
             received: 0,
-            told: 0,
-            told_at: 0,
-            queue: Queue::default(),
+            acknowledged: 0,
+            acknowledged_at: 0,
+            queue: ByteQueue::default(),
             pieces: Vec::new(),
-            notes: VecDeque::new(),
+            queued_frames: VecDeque::new(),
             pieces_bytes: 0,
-            line: VecDeque::new(),
-            owed: BTreeMap::new(),
-            lost: BTreeSet::new(),
-            history: BTreeSet::new(),
+            waiting_inputs: VecDeque::new(),
+            pending_reports: BTreeMap::new(),
+            lossy_channels: BTreeSet::new(),
+            past_channels: BTreeSet::new(),
             in_flush: false,
             in_resume: false,
-            in_owing: false,
-            is_told: false,
+            in_report_queue: false,
+            is_replaying: false,
             is_direct: false,
             awaits_disk: false,
-            in_told: false,
-            writer: Writer { rest: Queue::default(), record },
+            in_replay_queue: false,
+            writer: Writer { rest: ByteQueue::default(), recent_channels },
             is_retired: false,
-            lanes: Vec::new(),
+            streams: Vec::new(),
             turn: 0,
         }
     }
 
     #[inline]
     pub fn is_up(&self) -> bool {
-        self.state == State::Up
+        self.state == PortState::Up
     }
 
-    /// Memory that what waits for this port takes, notes included.
+    /// Memory that what waits for this port takes, queued_frames included.
     #[inline]
     pub fn waiting_bytes(&self) -> usize {
-        self.queue.len() + self.pieces_bytes + self.notes.len() * size_of::<Note>()
+        self.queue.len() + self.pieces_bytes + self.queued_frames.len() * size_of::<QueuedFrame>()
     }
 
     /// A frame of the current buffer goes out here.
     #[inline]
     pub fn take(&mut self, piece: Piece, header: &Header) {
-        self.note(piece.length, header);
+        self.note_frame(piece.length, header);
         self.pieces_bytes += piece.length;
         match self.pieces.last_mut() {
             Some(last) if last.at + last.length == piece.at => last.length += piece.length,
@@ -181,17 +181,18 @@ impl Port {
         }
     }
 
-    pub fn note_told(&mut self, told: Told) {
-        self.is_told = told != Told::All;
-        self.is_direct = told == Told::Direct;
-        self.awaits_disk = told == Told::Waits;
+    pub fn set_replay_state(&mut self, state: ReplayState) {
+        self.is_replaying = state != ReplayState::Complete;
+        self.is_direct = state == ReplayState::Direct;
+        self.awaits_disk = state == ReplayState::AwaitsDisk;
     }
 
     /// Whether it has taken most of what it was told, and there is more for its queue.
     #[inline]
-    pub fn has_to_be_told(&self) -> bool {
-        let may_be = self.is_told && !self.in_told && !self.is_direct && !self.awaits_disk;
-        may_be && self.waiting_bytes() <= TOLD_BYTES_MAX / 2
+    pub fn needs_replay(&self) -> bool {
+        let may_be =
+            self.is_replaying && !self.in_replay_queue && !self.is_direct && !self.awaits_disk;
+        may_be && self.waiting_bytes() <= REPLAY_BYTES_MAX / 2
     }
 
     #[inline]
@@ -206,43 +207,50 @@ impl Port {
     }
 
     /// A frame that does not come from an input goes out after all that waits. Only while there are no pieces.
-    pub fn push_notice(&mut self, pool: &mut Pool, bytes: &[u8], header: &Header) {
+    pub fn push_frame(&mut self, pool: &mut ChunkPool, bytes: &[u8], header: &Header) {
         debug_assert!(self.pieces.is_empty(), "pieces would be overtaken");
-        self.note(bytes.len(), header);
+        self.note_frame(bytes.len(), header);
         self.queue.push(pool, bytes);
     }
 
     #[inline]
-    fn note(&mut self, length: usize, header: &Header) {
-        self.notes.push_back(Note { length: length as u32, entry: Entry::of(header) });
+    fn note_frame(&mut self, length: usize, header: &Header) {
+        self.queued_frames
+            .push_back(QueuedFrame { length: length as u32, entry: ChannelKey::of(header) });
     }
 
     pub fn frame_lengths(&self) -> impl Iterator<Item = usize> {
-        self.notes.iter().map(|note| note.length as usize)
+        self.queued_frames.iter().map(|frame| frame.length as usize)
     }
 
     /// `bytes` bytes have left by `writer`: first from the queue, then from the pieces, which lie in
     /// `buffer`. What is left of the last frame goes to the writer.
-    pub fn send(&mut self, pool: &mut Pool, buffer: &[u8], bytes: usize, writer: &mut Writer) {
+    pub fn send(&mut self, pool: &mut ChunkPool, buffer: &[u8], bytes: usize, writer: &mut Writer) {
         self.drop_front(pool, bytes);
         let mut left = bytes;
         while left > 0 {
-            // The driver writes what `slices` shows, and all of that has notes.
-            let note = self.notes.pop_front().expect("only what waits can be sent");
-            let length = note.length as usize;
-            writer.record.add(length, note.entry);
+            // The driver writes what `slices` shows, and all of that has queued_frames.
+            let frame = self.queued_frames.pop_front().expect("only what waits can be sent");
+            let length = frame.length as usize;
+            writer.recent_channels.add(length, frame.entry);
             if length > left {
                 self.move_front(pool, buffer, length - left, writer);
             }
             left = left.saturating_sub(length);
         }
-        if self.notes.is_empty() && self.notes.capacity() > NOTES_IDLE_MAX {
-            self.notes = VecDeque::new();
+        if self.queued_frames.is_empty() && self.queued_frames.capacity() > QUEUED_FRAMES_IDLE_MAX {
+            self.queued_frames = VecDeque::new();
         }
     }
 
     /// Gives the first `bytes` bytes, which are of one frame, to `writer`.
-    fn move_front(&mut self, pool: &mut Pool, buffer: &[u8], bytes: usize, writer: &mut Writer) {
+    fn move_front(
+        &mut self,
+        pool: &mut ChunkPool,
+        buffer: &[u8],
+        bytes: usize,
+        writer: &mut Writer,
+    ) {
         let mut left = bytes;
         for slice in self.queue.slices() {
             let size = slice.len().min(left);
@@ -256,7 +264,7 @@ impl Port {
         self.drop_front(pool, bytes);
     }
 
-    fn drop_front(&mut self, pool: &mut Pool, bytes: usize) {
+    fn drop_front(&mut self, pool: &mut ChunkPool, bytes: usize) {
         let queued = bytes.min(self.queue.len());
         self.queue.pop(pool, queued);
         self.advance_pieces(bytes - queued);
@@ -278,7 +286,7 @@ impl Port {
     }
 
     /// Copies what is left of the pieces to the queue.
-    pub fn keep(&mut self, pool: &mut Pool, buffer: &[u8]) {
+    pub fn keep(&mut self, pool: &mut ChunkPool, buffer: &[u8]) {
         for piece in &self.pieces {
             self.queue.push(pool, &buffer[piece.at..piece.at + piece.length]);
         }
@@ -292,71 +300,75 @@ impl Port {
         let mut left = core::mem::take(&mut self.pieces_bytes);
         while left > 0 {
             // Each frame of the pieces has its note.
-            left -= self.notes.pop_back().expect("a frame has a note").length as usize;
+            left -= self.queued_frames.pop_back().expect("a frame has a note").length as usize;
         }
     }
 
     /// Something has been lost on the way to the other side: its source, or whoever the notice is
     /// for, is to be told once the other side is back. False: there are too many to remember.
-    pub fn lose(&mut self, entry: Entry) -> bool {
+    pub fn record_loss(&mut self, entry: ChannelKey) -> bool {
         let pair = (entry.source, entry.target);
         match entry.class {
-            Class::Frame => {
-                let has_room = self.lost.len() < OWED_MAX;
-                (has_room && self.lost.insert(pair)) || self.lost.contains(&pair)
+            FrameClass::Forwarded => {
+                let has_room = self.lossy_channels.len() < PENDING_REPORTS_MAX;
+                (has_room && self.lossy_channels.insert(pair))
+                    || self.lossy_channels.contains(&pair)
             }
-            Class::LostNotice => self.owe(entry.target, entry.source, Kind::Lost),
-            Class::UnreachableNotice => self.owe(entry.target, entry.source, Kind::Unreachable),
+            FrameClass::LossReport => self.add_report(entry.target, entry.source, Kind::Lost),
+            FrameClass::UnreachableReport => {
+                self.add_report(entry.target, entry.source, Kind::Unreachable)
+            }
         }
     }
 
     /// A notice for `to` about `about` is to go out here. False: too many are.
-    pub fn owe(&mut self, to: Address, about: Address, kind: Kind) -> bool {
-        let has_room = self.owed.len() < OWED_MAX || self.owed.contains_key(&(to, about));
+    pub fn add_report(&mut self, to: Address, about: Address, kind: Kind) -> bool {
+        let has_room = self.pending_reports.len() < PENDING_REPORTS_MAX
+            || self.pending_reports.contains_key(&(to, about));
         if has_room {
-            self.owed.insert((to, about), kind);
+            self.pending_reports.insert((to, about), kind);
         }
         has_room
     }
 
     /// All that waits is lost, as what is told to sources when the other side is back.
-    pub fn lose_all(&mut self, pool: &mut Pool) {
-        let owed = core::mem::take(&mut self.owed);
-        let entries: Vec<Entry> = self.notes.iter().map(|note| note.entry).collect();
-        self.lost = self.discard(pool);
-        self.owed = owed;
+    pub fn lose_all(&mut self, pool: &mut ChunkPool) {
+        let owed = core::mem::take(&mut self.pending_reports);
+        let entries: Vec<ChannelKey> = self.queued_frames.iter().map(|frame| frame.entry).collect();
+        self.lossy_channels = self.discard(pool);
+        self.pending_reports = owed;
         for entry in entries.into_iter().filter(|entry| entry.channel().is_none()) {
-            self.lose(entry);
+            self.record_loss(entry);
         }
     }
 
     /// Drops all that waits; gives the channels whose frames it has lost here.
-    pub fn discard(&mut self, pool: &mut Pool) -> BTreeSet<(Address, Address)> {
+    pub fn discard(&mut self, pool: &mut ChunkPool) -> BTreeSet<(Address, Address)> {
         self.queue.pop(pool, self.queue.len());
         self.writer.rest.pop(pool, self.writer.rest.len());
         self.pieces = Vec::new();
         self.pieces_bytes = 0;
-        self.owed = BTreeMap::new();
-        self.history = BTreeSet::new();
-        let mut lost = core::mem::take(&mut self.lost);
-        let frames = core::mem::take(&mut self.notes).into_iter().map(|note| note.entry);
-        lost.extend(frames.filter_map(Entry::channel));
+        self.pending_reports = BTreeMap::new();
+        self.past_channels = BTreeSet::new();
+        let mut lost = core::mem::take(&mut self.lossy_channels);
+        let frames = core::mem::take(&mut self.queued_frames).into_iter().map(|frame| frame.entry);
+        lost.extend(frames.filter_map(ChannelKey::channel));
         lost
     }
 }
 
-impl Entry {
+impl ChannelKey {
     #[inline]
     pub fn of(header: &Header) -> Self {
-        let class = Class::of(header.kind);
+        let class = FrameClass::of(header.kind);
         Self { source: header.source, target: header.target, class }
     }
 
     /// The channel of a frame. Notices have none.
     pub fn channel(self) -> Option<(Address, Address)> {
-        (self.class == Class::Frame).then_some((self.source, self.target))
+        (self.class == FrameClass::Forwarded).then_some((self.source, self.target))
     }
 }
 
 /// Notes for which an idle port keeps room: a few, since most ports are idle.
-const NOTES_IDLE_MAX: usize = 64;
+const QUEUED_FRAMES_IDLE_MAX: usize = 64;

@@ -1,9 +1,9 @@
 //! One relay in small cases, and two with their ranks under a seed.
 
 mod disk;
-mod liars;
+mod hostile;
+mod nondeterminism;
 mod ports;
-mod reads;
 mod recovery;
 mod world;
 
@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::id::Address;
-use crate::wire::frame::{flag, seal};
-use crate::wire::guard::guard;
+use crate::wire::frame::{flag, pair_check};
+use crate::wire::framing_crc::framing_crc;
 use world::World;
 
 const RANKS_PER_CLUSTER: u32 = 4;
@@ -31,7 +31,7 @@ fn every_frame_arrives_once_and_in_order() {
         world.settle();
         let sent: u64 = world.sent.values().sum();
         assert_eq!(sent, world.counts().values().sum::<u64>(), "seed {seed}");
-        assert!(sent > 1_000 && world.unreachable.is_empty() && world.told.is_empty());
+        assert!(sent > 1_000 && world.unreachable.is_empty() && world.reported_losses.is_empty());
     }
 }
 
@@ -58,12 +58,12 @@ fn memory_stays_bounded_when_nobody_reads_and_all_arrives_when_they_do() {
 fn whatever_breaks_nothing_is_lost_silently() {
     let (mut whole, mut told) = (0, 0);
     for seed in 1..=16 {
-        let mut world = World::with_lanes(seed, 1 + seed as usize % 4);
+        let mut world = World::with_streams(seed, 1 + seed as usize % 4);
         for round in 0..2_000 {
             world.send_something();
             world.step();
             match world.draw(60) {
-                0 => world.break_lane(),
+                0 => world.break_stream(),
                 1 => world.break_endpoint(),
                 2..=6 => world.mend_something(),
                 7 => world.pass_time(round * 10),
@@ -76,14 +76,14 @@ fn whatever_breaks_nothing_is_lost_silently() {
             let arrived = world.arrived.entry(*channel).or_default();
             let missing = taken.iter().filter(|(sequence, _)| !arrived.contains(sequence));
             let last = missing.map(|(_, step)| *step).max();
-            let heard = world.told.get(channel).copied();
+            let heard = world.reported_losses.get(channel).copied();
             assert!(last <= heard, "seed {seed}: {channel:?} has a silent hole");
             whole += last.is_none() as u32;
             told += last.is_some() as u32;
         }
         assert!(world.unreachable.is_empty(), "seed {seed}: nobody has left");
         assert_eq!(
-            world.relays.iter().map(|relay| relay.counters().notices_dropped).max(),
+            world.relays.iter().map(|relay| relay.counters().reports_dropped).max(),
             Some(0)
         );
     }
@@ -92,19 +92,19 @@ fn whatever_breaks_nothing_is_lost_silently() {
 
 #[test]
 fn an_idle_link_may_break_without_anybody_noticing() {
-    let mut world = World::with_lanes(5, 2);
+    let mut world = World::with_streams(5, 2);
     for round in 1..=5 {
         (0..200).for_each(|_| world.send_something());
         world.settle();
-        world.pass_time(round * SIGN_MILLIS);
+        world.pass_time(round * KEEPALIVE_MILLIS);
         world.settle();
-        world.break_lane();
-        world.break_lane();
+        world.break_stream();
+        world.break_stream();
         world.mend_all();
     }
     world.settle();
     assert_eq!(world.sent, world.counts());
-    assert!(world.told.is_empty() && world.unreachable.is_empty());
+    assert!(world.reported_losses.is_empty() && world.unreachable.is_empty());
     assert!(world.relays.iter().all(|relay| relay.counters().lost_bytes == 0));
 }
 
@@ -113,27 +113,27 @@ fn frames_are_spread_over_all_lanes_and_pass_one_that_is_jammed() {
     let mut relay = home();
     let one = relay.attach(rank(1), 0).unwrap();
     let peer = relay.peer(ClusterId(1)).unwrap();
-    let lanes = [1, 1, 1].map(|incarnation| relay.connect(peer, incarnation).unwrap().lane);
+    let streams = [1, 1, 1].map(|incarnation| relay.connect(peer, incarnation).unwrap().stream);
     let mut bytes = [0usize; 3];
     for number in 0..60 {
         feed(&mut relay, one, frame(rank(1), rank(5), number, 1_000));
-        // The second lane takes half a frame once, and nothing more.
+        // The second stream takes half a frame once, and nothing more.
         let first = relay.writer(peer, 0).unwrap();
-        let at = lanes.iter().position(|lane| *lane == first).unwrap();
+        let at = streams.iter().position(|stream| *stream == first).unwrap();
         let (writer, room) = match (at, bytes[1]) {
             (1, 0) => (1, 500),
             (1, _) => (2, usize::MAX),
             _ => (at, usize::MAX),
         };
-        let size = relay.frame_lengths(lanes[writer]).sum::<usize>().min(room);
-        relay.handle_sent(lanes[writer], size, &[]);
+        let size = relay.frame_lengths(streams[writer]).sum::<usize>().min(room);
+        relay.handle_sent(streams[writer], size, &[]);
         bytes[writer] += size;
     }
-    assert_eq!((bytes[1], relay.has_output(lanes[0])), (500, false));
+    assert_eq!((bytes[1], relay.has_output(streams[0])), (500, false));
     assert!(bytes[0] > 10_000 && bytes[2] > 10_000, "{bytes:?}");
     // What it has begun is its own.
-    assert_eq!(relay.frame_lengths(lanes[1]).collect::<Vec<_>>(), [HEADER_BYTES + 500]);
-    relay.disconnect(lanes[1]);
+    assert_eq!(relay.frame_lengths(streams[1]).collect::<Vec<_>>(), [HEADER_BYTES + 500]);
+    relay.disconnect(streams[1]);
     assert_eq!(output(&mut relay, one), [(Kind::Lost, rank(5))], "the others are there");
 }
 
@@ -143,10 +143,10 @@ fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     let mut relay = home();
     let here = relay.attach(rank(0), 1).unwrap();
     let peer = relay.peer(ClusterId(1)).unwrap();
-    let old = relay.connect(peer, 7).unwrap().lane;
+    let old = relay.connect(peer, 7).unwrap().stream;
     let far = rank(RANKS_PER_CLUSTER);
     feed(&mut relay, here, frame(rank(0), far, 0, 100));
-    // Half of a frame has left when the other lane comes.
+    // Half of a frame has left when the other stream comes.
     let whole: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
     relay.handle_sent(old, whole / 2, &[]);
     let new = relay.connect(peer, 7).unwrap();
@@ -155,21 +155,21 @@ fn a_lane_that_is_retired_finishes_its_frame_and_nothing_is_lost() {
     feed(&mut relay, here, frame(rank(0), far, 100, 100));
     let rest: usize = relay.slices(old, &[]).map(<[u8]>::len).sum();
     assert_eq!(rest, whole - whole / 2, "the rest of its own");
-    assert_eq!((relay.lanes(peer), relay.writer(peer, 0)), (&[new.lane][..], Some(new.lane)));
+    assert_eq!((relay.streams(peer), relay.writer(peer, 0)), (&[new.stream][..], Some(new.stream)));
     assert_eq!(raw(&mut relay, old).len(), rest);
-    assert_eq!(raw(&mut relay, new.lane).len(), whole);
-    assert!(!relay.is_settled(old), "nobody has said that it has arrived");
-    let sign = Header {
+    assert_eq!(raw(&mut relay, new.stream).len(), whole);
+    assert!(!relay.is_acknowledged(old), "nobody has said that it has arrived");
+    let keepalive = Header {
         delivered: whole as u64,
-        ..notice::empty(Kind::Ack, Address::ANONYMOUS, Address::ANONYMOUS)
+        ..undeliverable::empty(Kind::Ack, Address::ANONYMOUS, Address::ANONYMOUS)
     };
     let mut bytes = vec![0; HEADER_BYTES];
-    sign.emit(&mut bytes);
+    keepalive.emit(&mut bytes);
     // What was on its way to here still comes by it.
     bytes.extend(frame(far, rank(0), 0, 100));
     feed(&mut relay, old, bytes);
     assert_eq!(output(&mut relay, here).len(), 1);
-    assert!(relay.is_settled(old));
+    assert!(relay.is_acknowledged(old));
     relay.disconnect(old);
     assert!(relay.is_up(peer));
     assert_eq!((relay.counters().lost, relay.counters().lost_bytes), (0, 0));
@@ -180,55 +180,55 @@ fn signs_of_life_confirm_what_has_been_taken_in() {
     let (mut here, mut there) = (home(), Relay::new(ClusterId(1), clusters(), 0).unwrap());
     let (one, five) = (here.attach(rank(1), 0).unwrap(), there.attach(rank(5), 0).unwrap());
     let peers = [here.peer(ClusterId(1)).unwrap(), there.peer(ClusterId(0)).unwrap()];
-    let to = here.connect(peers[0], 1).unwrap().lane;
-    let from = there.connect(peers[1], 1).unwrap().lane;
+    let to = here.connect(peers[0], 1).unwrap().stream;
+    let from = there.connect(peers[1], 1).unwrap().stream;
     for round in 1..=3 {
         feed(&mut here, one, frame(rank(1), rank(5), round, 10));
         feed(&mut there, from, raw(&mut here, to));
         assert_eq!(output(&mut there, five), [(Kind::Ack, rank(1))]);
-        there.handle_time(round * SIGN_MILLIS);
-        let sign = raw(&mut there, from);
-        assert_eq!(sign.len(), HEADER_BYTES, "one each second");
-        feed(&mut here, to, sign);
-        there.handle_time(round * SIGN_MILLIS + SIGN_MILLIS / 2);
+        there.handle_time(round * KEEPALIVE_MILLIS);
+        let keepalive = raw(&mut there, from);
+        assert_eq!(keepalive.len(), HEADER_BYTES, "one each second");
+        feed(&mut here, to, keepalive);
+        there.handle_time(round * KEEPALIVE_MILLIS + KEEPALIVE_MILLIS / 2);
         assert!(!there.has_output(from));
     }
     here.disconnect(to);
     assert_eq!(here.counters().lost_bytes, 0);
     let again = here.connect(peers[0], 1).unwrap();
-    assert_eq!((again.is_first, again.channels), (true, 0));
+    assert_eq!((again.is_first, again.lossy_channels), (true, 0));
 
     // Another start of it may have lost what it had taken in.
-    here.disconnect(again.lane);
-    assert_eq!(here.connect(peers[0], 2).unwrap().channels, 1);
+    here.disconnect(again.stream);
+    assert_eq!(here.connect(peers[0], 2).unwrap().lossy_channels, 1);
     assert_eq!(output(&mut here, one), [(Kind::Lost, rank(5))]);
     assert!(here.connect(peers[0], 3).is_err(), "two starts at once");
 
     // Much at once is confirmed at once.
-    let lane = here.lanes(peers[0])[0];
+    let stream = here.streams(peers[0])[0];
     while !there.has_output(from) {
         feed(&mut here, one, frame(rank(1), rank(5), 0, 30_000));
-        feed(&mut there, from, raw(&mut here, lane));
+        feed(&mut there, from, raw(&mut here, stream));
         assert!(output(&mut there, five).len() == 1);
     }
     let header = Header::parse(&raw(&mut there, from)).unwrap();
-    assert!((SIGN_BYTES..2 * SIGN_BYTES).contains(&header.delivered), "{header:?}");
+    assert!((KEEPALIVE_BYTES..2 * KEEPALIVE_BYTES).contains(&header.delivered), "{header:?}");
 
     let excess = Header { delivered: u64::MAX, ..header };
     let mut bytes = vec![0; HEADER_BYTES];
     excess.emit(&mut bytes);
-    assert!(matches!(feed(&mut here, lane, bytes).stop, Stop::Broken(_)));
+    assert!(matches!(feed(&mut here, stream, bytes).stop, Stop::Broken(_)));
 }
 
 #[test]
 fn a_relay_takes_no_more_lanes_than_allowed() {
     let mut relay = home();
     let peer = relay.peer(ClusterId(1)).unwrap();
-    for _ in 0..LANES_MAX {
+    for _ in 0..STREAMS_MAX {
         relay.connect(peer, 1).unwrap();
     }
     assert!(relay.connect(peer, 1).is_err());
-    relay.disconnect(relay.lanes(peer)[7]);
+    relay.disconnect(relay.streams(peer)[7]);
     assert!(!relay.connect(peer, 1).unwrap().is_first);
 }
 
@@ -240,7 +240,7 @@ fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_ha
     feed(&mut relay, links[0], frame(rank(1), rank(2), 0, 10));
     assert_eq!(output(&mut relay, links[1]).len(), 1, "written, and nobody knows whether read");
     relay.suspend(links[1]);
-    assert!(relay.may_return(links[1]) && relay.incarnation(rank(2)).is_none());
+    assert!(relay.may_reconnect(links[1]) && relay.incarnation(rank(2)).is_none());
     feed(&mut relay, links[2], frame(rank(3), rank(2), 0, 10));
     assert_eq!(output(&mut relay, links[0]), [], "there is nothing to be done yet");
 
@@ -265,7 +265,7 @@ fn an_endpoint_that_comes_back_gets_what_has_waited_and_its_sources_hear_what_ha
 #[test]
 fn an_endpoint_that_stays_away_or_is_started_anew_is_given_up() {
     let mut relay = home();
-    relay.set_patience(2_000);
+    relay.set_reconnect_timeout(2_000);
     let one = relay.attach(rank(1), 0).unwrap();
     for later in [false, true] {
         let two = relay.attach(rank(2), 1).unwrap();
@@ -293,9 +293,9 @@ fn who_has_taken_leave_does_not_come_back_and_nobody_is_alarmed() {
     output(&mut relay, two);
     let mut goodbye = frame(rank(2), rank(1), 0, 8);
     goodbye[4] = Kind::Goodbye as u8;
-    goodbye[7] = guard(&goodbye);
+    goodbye[7] = framing_crc(&goodbye);
     feed(&mut relay, two, goodbye);
-    assert!(!relay.may_return(two) && relay.may_return(one));
+    assert!(!relay.may_reconnect(two) && relay.may_reconnect(one));
     relay.detach(two);
     assert_eq!(output(&mut relay, one), [(Kind::Goodbye, rank(2))]);
 }
@@ -326,7 +326,7 @@ fn notices_wait_for_room_and_survive_breaks() {
         }
         told.extend(notices.iter().filter(|(kind, _)| *kind == Kind::Unreachable).map(|it| it.1));
     }
-    assert_eq!(relay.counters().notices_dropped, 0);
+    assert_eq!(relay.counters().reports_dropped, 0);
 }
 
 #[test]
@@ -431,15 +431,15 @@ fn a_peer_that_stays_away_is_given_up_and_taken_back() {
     let mut relay = home();
     let one = relay.attach(rank(1), 0).unwrap();
     feed(&mut relay, one, frame(rank(1), rank(5), 0, 10));
-    relay.handle_time(PEER_AWAY_MILLIS_MAX + 1);
+    relay.handle_time(PEER_RECONNECT_MILLIS_MAX + 1);
     assert_eq!(output(&mut relay, one), [(Kind::Unreachable, rank(5))]);
     feed(&mut relay, one, frame(rank(1), rank(5), 10, 10));
     assert_eq!(output(&mut relay, one), [(Kind::Unreachable, rank(5))]);
     let peer = relay.peer(ClusterId(1)).unwrap();
-    let reunion = relay.connect(peer, 7).unwrap();
-    assert_eq!((reunion.is_first, reunion.channels), (true, 0));
+    let new_stream = relay.connect(peer, 7).unwrap();
+    assert_eq!((new_stream.is_first, new_stream.lossy_channels), (true, 0));
     feed(&mut relay, one, frame(rank(1), rank(5), 20, 10));
-    assert_eq!(output(&mut relay, reunion.lane), [(Kind::Ack, rank(1))]);
+    assert_eq!(output(&mut relay, new_stream.stream), [(Kind::Ack, rank(1))]);
 }
 
 #[test]
@@ -447,7 +447,7 @@ fn links_that_lie_are_closed() {
     let mut relay = home();
     let one = relay.attach(rank(1), 0).unwrap();
     let peer = relay.peer(ClusterId(1)).unwrap();
-    let peer = relay.connect(peer, 1).unwrap().lane;
+    let peer = relay.connect(peer, 1).unwrap().stream;
     let mut oversize = frame(rank(1), rank(2), 0, 0);
     oversize[..4].copy_from_slice(&(RELAY_PAYLOAD_BYTES_MAX as u32 + 49).to_le_bytes());
     let mut unreachable = frame(rank(1), rank(2), 0, 0);
@@ -457,10 +457,10 @@ fn links_that_lie_are_closed() {
     let mut travelled = frame(rank(1), rank(2), 0, 0);
     travelled[6] = HOPS_MAX;
     for bytes in [&mut unreachable, &mut lost] {
-        bytes[16..24].copy_from_slice(&seal(rank(1), rank(2)).to_le_bytes());
+        bytes[16..24].copy_from_slice(&pair_check(rank(1), rank(2)).to_le_bytes());
     }
     for bytes in [&mut oversize, &mut unreachable, &mut lost] {
-        bytes[7] = guard(bytes);
+        bytes[7] = framing_crc(bytes);
     }
     for (link, bytes) in [
         (one, frame(rank(2), rank(1), 0, 1)),
@@ -501,8 +501,8 @@ fn rank_side(address: Address) -> u32 {
     address.index() / RANKS_PER_CLUSTER
 }
 
-fn clusters() -> Vec<Range> {
-    let range = |first| Range { first, count: RANKS_PER_CLUSTER, spawned: 0 };
+fn clusters() -> Vec<ClusterRange> {
+    let range = |first| ClusterRange { first, count: RANKS_PER_CLUSTER, spawned: 0 };
     vec![range(0), range(RANKS_PER_CLUSTER)]
 }
 
@@ -519,7 +519,7 @@ fn what_no_receiver_can_read_ends_the_connection_of_its_sender_and_of_nobody_els
     let bad = |kind: Kind, flags: u8, length: usize| {
         let mut bytes = frame(rank(1), rank(2), 0, length);
         (bytes[4], bytes[5]) = (kind as u8, flags);
-        bytes[7] = guard(&bytes);
+        bytes[7] = framing_crc(&bytes);
         bytes
     };
     let mut atomic = bad(Kind::Atomic, 0, 40);
@@ -542,10 +542,10 @@ fn what_no_receiver_can_read_ends_the_connection_of_its_sender_and_of_nobody_els
         assert_eq!((output(&mut relay, links[1]), relay.counters().malformed), (vec![], 1));
         // Of another relay it has been examined there.
         let peer = relay.peer(ClusterId(1)).unwrap();
-        let lane = relay.connect(peer, 1).unwrap().lane;
+        let stream = relay.connect(peer, 1).unwrap().stream;
         let mut far = bytes;
         far[8..12].copy_from_slice(&rank(5).0.to_le_bytes());
-        assert_eq!(feed(&mut relay, lane, far).stop, Stop::Partial);
+        assert_eq!(feed(&mut relay, stream, far).stop, Stop::Partial);
     }
 }
 
@@ -559,7 +559,7 @@ fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
     let checked = || {
         let mut bytes = frame(rank(1), rank(2), 0, 24);
         (bytes[4], bytes[5]) = (Kind::Tagged as u8, flag::CHECKED);
-        bytes[7] = guard(&bytes);
+        bytes[7] = framing_crc(&bytes);
         let check = sum(&bytes[..HEADER_BYTES + 16]);
         bytes[36..40].copy_from_slice(&check.to_le_bytes());
         bytes
@@ -578,13 +578,13 @@ fn a_frame_without_its_check_is_refused_where_the_job_has_checks() {
     assert_eq!(taken(|_| ()), Stop::Partial);
     // The check of the payload is its receiver's business.
     assert_eq!(taken(|bytes| bytes[HEADER_BYTES + 20] ^= 1), Stop::Partial);
-    let spoilt = broken("a frame's header arrived spoilt");
-    assert_eq!(taken(|bytes| bytes[HEADER_BYTES] ^= 1), spoilt, "the tag");
-    assert_eq!(taken(|bytes| bytes[16] ^= 1), spoilt, "its number");
-    assert_eq!(taken(|bytes| bytes[36] ^= 1), spoilt, "the check");
+    let corrupt = broken("a frame's header arrived corrupt");
+    assert_eq!(taken(|bytes| bytes[HEADER_BYTES] ^= 1), corrupt, "the tag");
+    assert_eq!(taken(|bytes| bytes[16] ^= 1), corrupt, "its number");
+    assert_eq!(taken(|bytes| bytes[36] ^= 1), corrupt, "the check");
     let without = taken(|bytes| {
         bytes[5] = 0;
-        bytes[7] = guard(bytes);
+        bytes[7] = framing_crc(bytes);
     });
     let why = "a frame without a check: is `integrity` the same for all processes?";
     assert_eq!(without, broken(why));
@@ -609,7 +609,7 @@ fn frame(source: Address, target: Address, sequence: u64, length: usize) -> Vec<
     bytes
 }
 
-fn feed(relay: &mut Relay, link: LinkId, mut bytes: Vec<u8>) -> Taken {
+fn feed(relay: &mut Relay, link: LinkId, mut bytes: Vec<u8>) -> Consumed {
     let taken = relay.handle_input(link, &mut bytes);
     while let Some(to) = relay.poll_flush() {
         relay.keep(to, &bytes);

@@ -9,7 +9,7 @@ impl Relay {
     pub fn poll_flush(&mut self) -> Option<LinkId> {
         loop {
             if self.flush.is_empty() {
-                self.queue_notices();
+                self.queue_reports();
             }
             let link = self.flush.pop_front()?;
             if let Some(port) = &mut self.ports[link.0 as usize] {
@@ -26,8 +26,8 @@ impl Relay {
 
     /// How many links write what waits for `link`: one, itself, unless it is that of a peer relay.
     pub fn writer_count(&self, link: LinkId) -> usize {
-        match self.port(link).party {
-            Party::Peer(_) => self.port(link).lanes.len(),
+        match self.port(link).kind {
+            PortKind::Peer(_) => self.port(link).streams.len(),
             _ => 1,
         }
     }
@@ -35,9 +35,9 @@ impl Relay {
     /// The links that write what waits for `link`, each in turn the first.
     pub fn writer(&self, link: LinkId, number: usize) -> Option<LinkId> {
         let port = self.port(link);
-        match port.party {
-            Party::Peer(_) if port.lanes.is_empty() => None,
-            Party::Peer(_) => Some(port.lanes[(port.turn + number) % port.lanes.len()]),
+        match port.kind {
+            PortKind::Peer(_) if port.streams.is_empty() => None,
+            PortKind::Peer(_) => Some(port.streams[(port.turn + number) % port.streams.len()]),
             _ => Some(link),
         }
     }
@@ -53,8 +53,8 @@ impl Relay {
     #[inline]
     fn output_of(&self, link: LinkId) -> LinkId {
         let port = self.port(link);
-        match port.party {
-            Party::Lane { peer, .. } if !port.is_retired => peer,
+        match port.kind {
+            PortKind::Stream { peer, .. } if !port.is_retired => peer,
             _ => link,
         }
     }
@@ -62,12 +62,12 @@ impl Relay {
     /// Whether frames are waiting whose time limit must be watched: call
     /// [`Relay::handle_time`] every second or so.
     pub fn needs_time(&self) -> bool {
-        self.away > 0
+        self.disconnected_ports > 0
     }
 
     /// Whether there are streams to other relays, which are to say regularly that they are alive.
-    pub fn has_lanes(&self) -> bool {
-        self.lanes > 0
+    pub fn has_streams(&self) -> bool {
+        self.streams > 0
     }
 
     /// What `link` is to write, in order: what it has begun, then the queue, then the pieces of
@@ -83,13 +83,13 @@ impl Relay {
 
     /// Frames that an endpoint takes straight out of what is kept.
     fn direct(&self, output: &Port) -> impl Iterator<Item = (Header, &[u8])> {
-        let history = match output.party {
-            Party::Endpoint(address) if output.is_direct => {
-                self.histories.as_ref().and_then(|histories| histories.all.get(&address))
+        let log = match output.kind {
+            PortKind::Endpoint(address) if output.is_direct => {
+                self.logs.as_ref().and_then(|logs| logs.all.get(&address))
             }
             _ => None,
         };
-        history.into_iter().flat_map(History::direct)
+        log.into_iter().flat_map(MessageLog::direct)
     }
 
     /// Lengths of the frames in [`Relay::slices`]; of the first one, what is left.
@@ -107,78 +107,83 @@ impl Relay {
         let mut writer = core::mem::take(&mut self.port_mut(link).writer);
         let begun = bytes.min(writer.rest.len());
         writer.rest.pop(&mut self.pool, begun);
-        let Self { ports, pool, resume, owing, told, histories, .. } = self;
+        let Self { ports, pool, resume, ports_with_reports, replaying, logs, .. } = self;
         let mut useless = None;
         if let Some(port) = &mut ports[output.0 as usize] {
             let own = (bytes - begun).min(port.own_bytes());
             port.send(pool, buffer, own, &mut writer);
             let direct = bytes - begun - own;
-            if let (1.., Party::Endpoint(address), Some(histories)) =
-                (direct, port.party, histories)
-            {
-                let what = histories.take_direct(address, direct, &mut writer, pool);
-                port.note_told(what);
-                useless = Some(address).filter(|_| what == Told::Useless);
+            if let (1.., PortKind::Endpoint(address), Some(logs)) = (direct, port.kind, logs) {
+                let what = logs.consume_direct(address, direct, &mut writer, pool);
+                port.set_replay_state(what);
+                useless = Some(address).filter(|_| what == ReplayState::Unreadable);
             }
-            if !port.line.is_empty() && !port.in_resume && port.waiting_bytes() <= bound / 2 {
+            if !port.waiting_inputs.is_empty()
+                && !port.in_resume
+                && port.waiting_bytes() <= bound / 2
+            {
                 port.in_resume = true;
                 resume.push_back(output);
             }
-            if port.has_to_be_told() {
-                port.in_told = true;
-                told.push_back(output);
+            if port.needs_replay() {
+                port.in_replay_queue = true;
+                replaying.push_back(output);
             }
-            if !port.owed.is_empty() && !port.in_owing && port.waiting_bytes() <= bound {
-                port.in_owing = true;
-                owing.push_back(output);
+            if !port.pending_reports.is_empty()
+                && !port.in_report_queue
+                && port.waiting_bytes() <= bound
+            {
+                port.in_report_queue = true;
+                ports_with_reports.push_back(output);
             }
         }
         self.port_mut(link).writer = writer;
         self.advance_turn(link, output);
         if let Some(address) = useless {
-            self.strand(output, address);
+            self.fail_replay(output, address);
         }
     }
 
-    /// Another lane writes first next time.
-    fn advance_turn(&mut self, lane: LinkId, peer: LinkId) {
+    /// Another stream writes first next time.
+    fn advance_turn(&mut self, stream: LinkId, peer: LinkId) {
         let port = self.port_mut(peer);
-        if let Some(at) = port.lanes.iter().position(|other| *other == lane) {
-            port.turn = (at + 1) % port.lanes.len();
+        if let Some(at) = port.streams.iter().position(|other| *other == stream) {
+            port.turn = (at + 1) % port.streams.len();
         }
     }
 
-    /// Says over a lane how much has been taken in, unless its output is jammed.
-    pub(super) fn give_sign(&mut self, lane: LinkId) {
+    /// Says over a stream how much has been taken in, unless its output is jammed.
+    pub(super) fn send_keepalive(&mut self, stream: LinkId) {
         let now = self.now_millis;
         let Self { ports, pool, .. } = self;
-        let Some(port) = &mut ports[lane.0 as usize] else { return };
+        let Some(port) = &mut ports[stream.0 as usize] else { return };
         if port.writer.rest.len() > FRAME_BYTES_MAX {
             return;
         }
         let (source, target) = (Address::ANONYMOUS, Address::ANONYMOUS);
-        let sign = Header { delivered: port.received, ..notice::empty(Kind::Ack, source, target) };
+        let keepalive =
+            Header { delivered: port.received, ..undeliverable::empty(Kind::Ack, source, target) };
         let mut bytes = [0; HEADER_BYTES];
-        sign.emit(&mut bytes);
+        keepalive.emit(&mut bytes);
         port.writer.rest.push(pool, &bytes);
-        port.writer.record.skip(HEADER_BYTES);
-        (port.told, port.told_at) = (port.received, now);
-        self.touch(lane);
+        port.writer.recent_channels.skip(HEADER_BYTES);
+        (port.acknowledged, port.acknowledged_at) = (port.received, now);
+        self.touch(stream);
     }
 
     /// The output has not taken all of `buffer`, which may be used again afterwards: the rest is copied, or taken out of what is
     /// kept, if it is there.
     pub fn keep(&mut self, link: LinkId, buffer: &[u8]) {
-        let Self { ports, pool, histories, .. } = self;
+        let Self { ports, pool, logs, .. } = self;
         let Some(port) = ports[link.0 as usize].as_mut().filter(|port| !port.pieces.is_empty())
         else {
             return;
         };
-        if let (Some(histories), Party::Endpoint(address)) = (histories, port.party)
-            && histories.fall_behind(address, port.pieces_bytes())
+        if let (Some(logs), PortKind::Endpoint(address)) = (logs, port.kind)
+            && logs.begin_backlog(address, port.pieces_bytes())
         {
             port.drop_pieces();
-            port.note_told(Told::Direct);
+            port.set_replay_state(ReplayState::Direct);
             return;
         }
         port.keep(pool, buffer);
@@ -196,7 +201,7 @@ impl Relay {
             }
         }
         while let Some(output) = self.resume.front().copied() {
-            match self.next_in_line(output) {
+            match self.next_waiting_input(output) {
                 Some(input) => {
                     // Outputs take turns too.
                     self.resume.rotate_left(1);
@@ -216,19 +221,19 @@ impl Relay {
     }
 
     /// Who waits for `output`, if there is room. It may have left since it was said that there is.
-    fn next_in_line(&mut self, output: LinkId) -> Option<LinkId> {
+    fn next_waiting_input(&mut self, output: LinkId) -> Option<LinkId> {
         self.ports[output.0 as usize].as_ref()?;
         let bound = self.bound(output);
         let port = self.port_mut(output);
-        if port.waiting_bytes() < bound { port.line.pop_front() } else { None }
+        if port.waiting_bytes() < bound { port.waiting_inputs.pop_front() } else { None }
     }
 
     // ---- lines -------------------------------------------------------------------------
 
-    pub(super) fn join_line(&mut self, from: LinkId, to: LinkId) {
+    pub(super) fn enqueue_input(&mut self, from: LinkId, to: LinkId) {
         self.counters.pauses += 1;
         self.port_mut(from).waits_for = Some(to);
-        self.port_mut(to).line.push_back(from);
+        self.port_mut(to).waiting_inputs.push_back(from);
         // The output may be idle already: then nobody else would move its line.
         let bound = self.bound(to);
         let port = self.port_mut(to);
@@ -239,25 +244,25 @@ impl Relay {
     }
 
     /// `link` waits no longer.
-    pub(super) fn leave_line(&mut self, link: LinkId) {
-        self.leave_disk(link);
+    pub(super) fn dequeue_input(&mut self, link: LinkId) {
+        self.stop_waiting_for_disk(link);
         if let Some(output) = self.port_mut(link).waits_for.take() {
-            self.port_mut(output).line.retain(|waiter| *waiter != link);
+            self.port_mut(output).waiting_inputs.retain(|waiter| *waiter != link);
         }
     }
 
     /// Whoever waits for `link` finds out what has become of it.
-    pub(super) fn release_line(&mut self, link: LinkId) {
+    pub(super) fn release_waiting_inputs(&mut self, link: LinkId) {
         let port = self.port_mut(link);
         if port.is_up() {
-            if !port.line.is_empty() && !port.in_resume {
+            if !port.waiting_inputs.is_empty() && !port.in_resume {
                 port.in_resume = true;
                 self.resume.push_back(link);
             }
             return;
         }
         // Each one's next frame will be turned back; a port without queue lets them all pass.
-        for waiter in core::mem::take(&mut port.line) {
+        for waiter in core::mem::take(&mut port.waiting_inputs) {
             self.port_mut(waiter).waits_for = None;
             self.released.push_back(waiter);
         }

@@ -1,4 +1,4 @@
 //! Where a frame goes next, and where it waits until it can.
 
-pub mod queue;
-pub mod table;
+pub mod byte_queue;
+pub mod routing_table;

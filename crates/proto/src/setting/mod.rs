@@ -1,6 +1,6 @@
 //! What can be set from outside: one row per knob, and how its text is read.
 //!
-//! A row is data: name, default, unit, a sentence, who reads it. The launcher finds the text of a
+//! A row is data: name, default, unit, a description, who reads it. The launcher finds the text of a
 //! setting on its command line, in the environment or in a file, and hands it on as the variable
 //! `LANDBRIDGE_<NAME>`; processes and relays read that variable and nothing else. All of them parse
 //! with [`Setting::parse`], so a text that the launcher has taken is taken everywhere.
@@ -27,18 +27,18 @@ pub struct Setting {
     /// What to write, for a reader.
     pub unit: &'static str,
     /// What is read, and within which bounds.
-    pub kind: Kind,
+    pub kind: SettingKind,
     /// Who may say it.
     pub scope: Scope,
     /// Who acts on it.
     pub readers: &'static [Reader],
     /// What it does.
-    pub sentence: &'static str,
+    pub description: &'static str,
 }
 
 /// How the text of a setting is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SettingKind {
     /// A whole number and `us`, `ms`, `s`, `min` or `h`; bounds in microseconds.
     Time {
         /// Least, in microseconds.
@@ -100,7 +100,7 @@ pub enum Reader {
 impl Setting {
     /// Name of the environment variable.
     pub fn variable(&self) -> String {
-        format!("{VARIABLE_START}{}", self.name.to_ascii_uppercase())
+        format!("{VARIABLE_PREFIX}{}", self.name.to_ascii_uppercase())
     }
 
     /// The value that `text` stands for. The error says what to correct; it does not name the setting.
@@ -125,7 +125,7 @@ impl fmt::Display for Reader {
 }
 
 /// What the name of every variable begins with.
-pub const VARIABLE_START: &str = "LANDBRIDGE_";
+pub const VARIABLE_PREFIX: &str = "LANDBRIDGE_";
 
 /// The row of this name.
 pub fn find(name: &str) -> Option<&'static Setting> {
@@ -133,7 +133,7 @@ pub fn find(name: &str) -> Option<&'static Setting> {
 }
 
 /// The row of this environment variable.
-pub fn of_variable(variable: &str) -> Option<&'static Setting> {
+pub fn find_by_variable(variable: &str) -> Option<&'static Setting> {
     SETTINGS.iter().copied().find(|row| row.variable() == variable)
 }
 
@@ -171,10 +171,14 @@ mod tests {
     fn every_row_is_full_and_has_a_name_of_its_own() {
         for (i, row) in SETTINGS.iter().enumerate() {
             assert!(!row.unit.is_empty() && !row.readers.is_empty(), "{}", row.name);
-            assert!(row.sentence.ends_with('.') && !row.sentence.contains('|'), "{}", row.name);
+            assert!(
+                row.description.ends_with('.') && !row.description.contains('|'),
+                "{}",
+                row.name
+            );
             assert!(row.name.bytes().all(|b| b == b'_' || b.is_ascii_lowercase()), "{}", row.name);
             assert!(SETTINGS[i + 1..].iter().all(|other| other.name != row.name), "{}", row.name);
-            assert_eq!(of_variable(&row.variable()), Some(*row));
+            assert_eq!(find_by_variable(&row.variable()), Some(*row));
         }
     }
 
@@ -188,7 +192,9 @@ mod tests {
     #[test]
     fn units_name_every_word() {
         for row in SETTINGS {
-            let (Kind::Choice(words) | Kind::Choices(words)) = row.kind else { continue };
+            let (SettingKind::Choice(words) | SettingKind::Choices(words)) = row.kind else {
+                continue;
+            };
             assert!(words.iter().all(|word| row.unit.contains(word)), "{}: {}", row.name, row.unit);
         }
     }
@@ -203,9 +209,9 @@ mod tests {
                 Ok(Value::Number(number)) => number,
                 other => panic!("{}: {text}: {other:?}", row.name),
             };
-            let (Kind::Time { min_us: min, max_us: max }
-            | Kind::Size { min, max }
-            | Kind::Count { min, max }) = row.kind
+            let (SettingKind::Time { min_us: min, max_us: max }
+            | SettingKind::Size { min, max }
+            | SettingKind::Count { min, max }) = row.kind
             else {
                 panic!("{} has no bounds", row.name)
             };

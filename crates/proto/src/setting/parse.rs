@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
-use super::{Kind, Network, Value};
+use super::{Network, SettingKind, Value};
 
 /// Units of time, in microseconds.
 const TIMES: [(&str, u64); 5] =
@@ -16,21 +16,25 @@ const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), (
 /// Entries of one list of networks: no host has more interfaces than that.
 const NETWORKS_MAX: usize = 256;
 
-pub(super) fn parse(kind: Kind, text: &str) -> Result<Value, String> {
+pub(super) fn parse(kind: SettingKind, text: &str) -> Result<Value, String> {
     match kind {
-        Kind::Time { min_us, max_us } => {
+        SettingKind::Time { min_us, max_us } => {
             let micros = time(text)?;
             within(text, micros, min_us, max_us, &TIMES)?;
             Ok(Value::Time(Duration::from_micros(micros)))
         }
-        Kind::Size { min, max } => within(text, size(text)?, min, max, &SIZES).map(Value::Number),
-        Kind::Count { min, max } => within(text, count(text)?, min, max, &[]).map(Value::Number),
-        Kind::Switch => switch(text).map(Value::Switch),
-        Kind::Choice(words) => choice(text, words).map(Value::Word),
-        Kind::Choices(words) => choices(text, words).map(Value::Words),
-        Kind::Networks => networks(text).map(Value::Networks),
-        Kind::Folder(words) => folder(text, words).map(|()| Value::Text),
-        Kind::Text => Ok(Value::Text),
+        SettingKind::Size { min, max } => {
+            within(text, size(text)?, min, max, &SIZES).map(Value::Number)
+        }
+        SettingKind::Count { min, max } => {
+            within(text, count(text)?, min, max, &[]).map(Value::Number)
+        }
+        SettingKind::Switch => switch(text).map(Value::Switch),
+        SettingKind::Choice(words) => choice(text, words).map(Value::Word),
+        SettingKind::Choices(words) => choices(text, words).map(Value::Words),
+        SettingKind::Networks => networks(text).map(Value::Networks),
+        SettingKind::Folder(words) => folder(text, words).map(|()| Value::Text),
+        SettingKind::Text => Ok(Value::Text),
     }
 }
 
@@ -181,12 +185,12 @@ mod tests {
 
     use super::*;
 
-    const TIME: Kind = Kind::Time { min_us: 1_000, max_us: 60_000_000 };
-    const SIZE: Kind = Kind::Size { min: 16, max: 1 << 30 };
-    const COUNT: Kind = Kind::Count { min: 1, max: 64 };
-    const CHOICE: Kind = Kind::Choice(&["cubic", "bbr"]);
-    const FOLDER: Kind = Kind::Folder(&["off", "s3://"]);
-    const CHOICES: Kind = Kind::Choices(&["shm", "tcp", "relay"]);
+    const TIME: SettingKind = SettingKind::Time { min_us: 1_000, max_us: 60_000_000 };
+    const SIZE: SettingKind = SettingKind::Size { min: 16, max: 1 << 30 };
+    const COUNT: SettingKind = SettingKind::Count { min: 1, max: 64 };
+    const CHOICE: SettingKind = SettingKind::Choice(&["cubic", "bbr"]);
+    const FOLDER: SettingKind = SettingKind::Folder(&["off", "s3://"]);
+    const CHOICES: SettingKind = SettingKind::Choices(&["shm", "tcp", "relay"]);
 
     #[test]
     fn what_is_right_is_read() {
@@ -202,15 +206,15 @@ mod tests {
             (SIZE, "16B", Value::Number(16)),
             (SIZE, "1GiB", Value::Number(1 << 30)),
             (COUNT, "64", Value::Number(64)),
-            (Kind::Switch, "on", Value::Switch(true)),
-            (Kind::Switch, "FALSE", Value::Switch(false)),
+            (SettingKind::Switch, "on", Value::Switch(true)),
+            (SettingKind::Switch, "FALSE", Value::Switch(false)),
             (CHOICE, "BBR", Value::Word("bbr")),
             (CHOICES, "tcp, shm,,tcp", Value::Words(vec!["shm", "tcp"])),
-            (Kind::Networks, "", Value::Networks(vec![])),
+            (SettingKind::Networks, "", Value::Networks(vec![])),
             (FOLDER, "/var/tmp", Value::Text),
             (FOLDER, "off", Value::Text),
             (FOLDER, "s3://a/b", Value::Text),
-            (Kind::Text, "any | thing", Value::Text),
+            (SettingKind::Text, "any | thing", Value::Text),
         ];
         for (kind, text, expected) in rows {
             assert_eq!(parse(kind, text), Ok(expected), "{text}");
@@ -243,7 +247,7 @@ mod tests {
             (COUNT, "-1", "write decimal digits"),
             (COUNT, "0", "at least 1"),
             (COUNT, "65", "at most 64"),
-            (Kind::Switch, "maybe", "\"maybe\" is neither on nor off"),
+            (SettingKind::Switch, "maybe", "\"maybe\" is neither on nor off"),
             (CHOICE, "reno", "\"reno\" is none of cubic, bbr"),
             (CHOICES, "shm,tpc", "\"tpc\" is none of shm, tcp, relay"),
             (CHOICES, ",", "name at least one of shm, tcp, relay"),
@@ -254,22 +258,22 @@ mod tests {
             ),
             (FOLDER, "./x", "write it from / on"),
             (FOLDER, "off/x", "write it from / on"),
-            (Kind::Networks, "eth0", "\"eth0\" is no IP address or prefix"),
-            (Kind::Networks, "10.0.0.1,10.0.0.0/33", "0 to 32"),
-            (Kind::Networks, "::/x", "0 to 128"),
+            (SettingKind::Networks, "eth0", "\"eth0\" is no IP address or prefix"),
+            (SettingKind::Networks, "10.0.0.1,10.0.0.0/33", "0 to 32"),
+            (SettingKind::Networks, "::/x", "0 to 128"),
         ];
         for (kind, text, expected) in rows {
             let error = parse(kind, text).unwrap_err();
             assert!(error.contains(expected), "{text:?}: {error}");
         }
         let long = vec!["10.0.0.1"; NETWORKS_MAX + 1].join(",");
-        assert!(parse(Kind::Networks, &long).unwrap_err().contains("too long"));
+        assert!(parse(SettingKind::Networks, &long).unwrap_err().contains("too long"));
     }
 
     #[test]
     fn every_address_is_on_a_rail_unless_they_are_named() {
         let holds = |text: &str, address: &str| {
-            let networks = parse(Kind::Networks, text).unwrap().networks().unwrap();
+            let networks = parse(SettingKind::Networks, text).unwrap().networks().unwrap();
             networks.iter().any(|network| network.contains(address.parse().unwrap()))
         };
         assert!(holds("auto", "192.0.2.1") && holds("auto", "fd00::1"));

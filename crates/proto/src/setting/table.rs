@@ -3,7 +3,7 @@
 // Each row says of itself what it is.
 #![allow(missing_docs)]
 
-use super::{Kind, Reader, Scope, Setting};
+use super::{Reader, Scope, Setting, SettingKind};
 
 const MS: u64 = 1_000;
 const S: u64 = 1_000 * MS;
@@ -15,29 +15,29 @@ pub const LOG: Setting = Setting {
     name: "log",
     default: "off",
     unit: "off, warn, info, debug or trace",
-    kind: Kind::Choice(&["off", "warn", "info", "debug", "trace"]),
+    kind: SettingKind::Choice(&["off", "warn", "info", "debug", "trace"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "What the provider writes to standard error, beside libfabric's own log. \
+    description: "What the provider writes to standard error, beside libfabric's own log. \
                `landbridge run` takes `warn` where nothing is said and `FI_LOG_LEVEL` is not set.",
 };
 pub const PATHS: Setting = Setting {
     name: "paths",
     default: "shm,tcp,relay",
     unit: "list of shm, tcp, relay",
-    kind: Kind::Choices(&["shm", "tcp", "relay"]),
+    kind: SettingKind::Choices(&["shm", "tcp", "relay"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "The ways to a peer that may be used.",
+    description: "The ways to a peer that may be used.",
 };
 pub const LOCAL: Setting = Setting {
     name: "local",
     default: "auto",
     unit: "auto, own or library",
-    kind: Kind::Choice(&["auto", "own", "library"]),
+    kind: SettingKind::Choice(&["auto", "own", "library"]),
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "Who carries messages between ranks of one node. `library`: the shared memory of the MPI library; only \
+    description: "Who carries messages between ranks of one node. `library`: the shared memory of the MPI library; only \
                with it do these ranks share windows (`MPI_Win_allocate_shared`). `own`: the provider, which \
                `--recover` needs. `auto`: the library, if every rank has a core of its own.",
 };
@@ -45,78 +45,78 @@ pub const UDP: Setting = Setting {
     name: "udp",
     default: "off",
     unit: "off or on",
-    kind: Kind::Choice(&["off", "on"]),
+    kind: SettingKind::Choice(&["off", "on"]),
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "Whether direct paths between hosts go over UDP where that gets through. TCP stays beside \
+    description: "Whether direct paths between hosts go over UDP where that gets through. TCP stays beside \
                it, for where it does not.",
 };
 pub const CONGESTION: Setting = Setting {
     name: "congestion",
     default: "bbr",
     unit: "cubic or bbr",
-    kind: Kind::Choice(&["cubic", "bbr"]),
+    kind: SettingKind::Choice(&["cubic", "bbr"]),
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    sentence: "What decides how fast a UDP path sends. CUBIC takes every lost packet for a full queue.",
+    description: "What decides how fast a UDP path sends. CUBIC takes every lost packet for a full queue.",
 };
 pub const RAILS: Setting = Setting {
     name: "rails",
     default: "auto",
     unit: "auto, or list of addresses and prefixes",
-    kind: Kind::Networks,
+    kind: SettingKind::Networks,
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "The local addresses that direct paths may use, such as `10.1.0.0/16,fd00::/8`. \
+    description: "The local addresses that direct paths may use, such as `10.1.0.0/16,fd00::/8`. \
                `auto`: all on which the peer answers.",
 };
 pub const RAILS_EXCLUDE: Setting = Setting {
     name: "rails_exclude",
     default: "",
     unit: "list of addresses and prefixes",
-    kind: Kind::Networks,
+    kind: SettingKind::Networks,
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "Local addresses that direct paths may not use even so. Interfaces that lead nowhere \
+    description: "Local addresses that direct paths may not use even so. Interfaces that lead nowhere \
                need not be named: paths are found by trying.",
 };
 pub const PEER_TIMEOUT: Setting = Setting {
     name: "peer_timeout",
     default: "60s",
     unit: "time, 100ms to 24h",
-    kind: Kind::Time { min_us: 100 * MS, max_us: 24 * H },
+    kind: SettingKind::Time { min_us: 100 * MS, max_us: 24 * H },
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    sentence: "How long a process waits while every path to a peer is down, before MPI is told.",
+    description: "How long a process waits while every path to a peer is down, before MPI is told.",
 };
 pub const SUSPECT_AFTER: Setting = Setting {
     name: "suspect_after",
     default: "100ms",
     unit: "time, 1ms to 1min",
-    kind: Kind::Time { min_us: MS, max_us: 60 * S },
+    kind: SettingKind::Time { min_us: MS, max_us: 60 * S },
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "A path that confirms nothing for this long, while others go on, is taken for broken \
+    description: "A path that confirms nothing for this long, while others go on, is taken for broken \
                and its bytes go elsewhere. Never less than a few of its own round trips.",
 };
 pub const REDIAL_MAX: Setting = Setting {
     name: "redial_max",
     default: "2s",
     unit: "time, 10ms to 1h",
-    kind: Kind::Time { min_us: 10 * MS, max_us: H },
+    kind: SettingKind::Time { min_us: 10 * MS, max_us: H },
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    sentence: "The longest pause between attempts to bring a broken path back. The first pauses \
+    description: "The longest pause between attempts to bring a broken path back. The first pauses \
                are shorter.",
 };
 pub const INTEGRITY: Setting = Setting {
     name: "integrity",
     default: "crc32c",
     unit: "crc32c, sum or off",
-    kind: Kind::Choice(&["crc32c", "sum", "off"]),
+    kind: SettingKind::Choice(&["crc32c", "sum", "off"]),
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay],
-    sentence: "The end-to-end check of payload on network paths, from memory to memory: CRC-32C, a \
+    description: "The end-to-end check of payload on network paths, from memory to memory: CRC-32C, a \
                32-bit sum, or none. With `recover` a sum is CRC-32C as well. Relays refuse frames of \
                ranks without it.",
 };
@@ -124,47 +124,47 @@ pub const INTEGRITY_SHM: Setting = Setting {
     name: "integrity_shm",
     default: "off",
     unit: "on or off",
-    kind: Kind::Switch,
+    kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "Whether frames through shared memory are checked too.",
+    description: "Whether frames through shared memory are checked too.",
 };
 pub const RETAIN: Setting = Setting {
     name: "retain",
     default: "64MiB",
     unit: "size, 1MiB to 1024GiB",
-    kind: Kind::Size { min: MIB, max: 1024 * GIB },
+    kind: SettingKind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "Memory that a process keeps for copies its peers have not confirmed, over all peers. Beyond it nothing is copied: sends end when they are confirmed.",
+    description: "Memory that a process keeps for copies its peers have not confirmed, over all peers. Beyond it nothing is copied: sends end when they are confirmed.",
 };
 pub const COPY_MAX: Setting = Setting {
     name: "copy_max",
     default: "16KiB",
     unit: "size, 0B to 1MiB",
-    kind: Kind::Size { min: 0, max: MIB },
+    kind: SettingKind::Size { min: 0, max: MIB },
     scope: Scope::Job,
     readers: &[Reader::Process],
-    sentence: "Messages up to this size are copied to be sent again; larger ones stay in the \
+    description: "Messages up to this size are copied to be sent again; larger ones stay in the \
                application's memory until they are confirmed.",
 };
 pub const WAN_STREAMS: Setting = Setting {
     name: "wan_streams",
     default: "1",
     unit: "number, 1 to 64",
-    kind: Kind::Count { min: 1, max: 64 },
+    kind: SettingKind::Count { min: 1, max: 64 },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    sentence: "Parallel streams between two relays.",
+    description: "Parallel streams between two relays.",
 };
 pub const WAN_UDP: Setting = Setting {
     name: "wan_udp",
     default: "off",
     unit: "off or on",
-    kind: Kind::Choice(&["off", "on"]),
+    kind: SettingKind::Choice(&["off", "on"]),
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    sentence: "Whether relays talk to each other over UDP (QUIC) where that gets through, at the port of `wan_listen`. \
+    description: "Whether relays talk to each other over UDP (QUIC) where that gets through, at the port of `wan_listen`. \
                Where it does not they use TCP.",
 };
 
@@ -172,123 +172,123 @@ pub const RECOVER: Setting = Setting {
     name: "recover",
     default: "off",
     unit: "on or off",
-    kind: Kind::Switch,
+    kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Relay, Reader::Launcher],
-    sentence: "Whether relays keep what a killed process needs to come back.",
+    description: "Whether relays keep what a killed process needs to come back.",
 };
 pub const RECOVER_CLOCKS: Setting = Setting {
     name: "recover_clocks",
     default: "on",
     unit: "on or off",
-    kind: Kind::Switch,
+    kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Process, Reader::Launcher],
-    sentence: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
+    description: "With `recover`: whether what a process reads of clocks and chance is recorded, so that a new start of it \
                is told the same.",
 };
 pub const RECOVER_FILES: Setting = Setting {
     name: "recover_files",
     default: "on",
     unit: "on or off",
-    kind: Kind::Switch,
+    kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "With `recover_clocks`: whether what a process does with files is recorded, so that a restarted process does \
+    description: "With `recover_clocks`: whether what a process does with files is recorded, so that a restarted process does \
                none of it twice. Off is right only for a program whose files nobody reads while it runs.",
 };
 pub const CHECKPOINT: Setting = Setting {
     name: "checkpoint",
     default: "0s",
     unit: "time; 0s: never",
-    kind: Kind::Time { min_us: 0, max_us: 24 * H },
+    kind: SettingKind::Time { min_us: 0, max_us: 24 * H },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "With `recover`: how often an image of each rank is taken, from which it goes on if it is killed.",
+    description: "With `recover`: how often an image of each rank is taken, from which it goes on if it is killed.",
 };
 pub const CHECKPOINT_DIR: Setting = Setting {
     name: "checkpoint_dir",
     default: "auto",
     unit: "absolute path, or store",
-    kind: Kind::Folder(&["auto", "s3://"]),
+    kind: SettingKind::Folder(&["auto", "s3://"]),
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "Where these images are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
+    description: "Where these images are kept, on each node, or `s3://BUCKET/PREFIX`: in that object store as well. `auto`: \
                `checkpoints` in `/tmp/landbridge-UID`.",
 };
 pub const CHECKPOINT_OPEN: Setting = Setting {
     name: "checkpoint_open",
     default: "off",
     unit: "on or off",
-    kind: Kind::Switch,
+    kind: SettingKind::Switch,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "Whether a store may have an `http://` endpoint that is not on this machine: whoever is on the way can then read the images, which are memory of the ranks and hold the job's key.",
+    description: "Whether a store may have an `http://` endpoint that is not on this machine: whoever is on the way can then read the images, which are memory of the ranks and hold the job's key.",
 };
 pub const CHECKPOINT_LOG: Setting = Setting {
     name: "checkpoint_log",
     default: "1GiB",
     unit: "size, 0B to 1024GiB",
-    kind: Kind::Size { min: 0, max: 1024 * GIB },
+    kind: SettingKind::Size { min: 0, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher, Reader::Relay],
-    sentence: "With `checkpoint`: a process to which so much was given since its last image gets another one before its time; `0B`: however much it is, none does.",
+    description: "With `checkpoint`: a process to which so much was given since its last image gets another one before its time; `0B`: however much it is, none does.",
 };
 pub const CHECKPOINT_SPACE: Setting = Setting {
     name: "checkpoint_space",
     default: "64GiB",
     unit: "size, 1MiB to 1048576GiB",
-    kind: Kind::Size { min: MIB, max: 1024 * 1024 * GIB },
+    kind: SettingKind::Size { min: MIB, max: 1024 * 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "Most that these images take on each node, with the one that is being taken. One that has no room is not taken.",
+    description: "Most that these images take on each node, with the one that is being taken. One that has no room is not taken.",
 };
 pub const CHECKPOINT_LEVEL: Setting = Setting {
     name: "checkpoint_level",
     default: "1",
     unit: "0 to 19",
-    kind: Kind::Count { min: 0, max: 19 },
+    kind: SettingKind::Count { min: 0, max: 19 },
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "How much these images are compressed (Zstandard), after the process has gone on. 0: not at all.",
+    description: "How much these images are compressed (Zstandard), after the process has gone on. 0: not at all.",
 };
 pub const CRIU: Setting = Setting {
     name: "criu",
     default: "criu",
     unit: "file",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Job,
     readers: &[Reader::Launcher],
-    sentence: "The program that takes images of processes: CRIU 4 or newer.",
+    description: "The program that takes images of processes: CRIU 4 or newer.",
 };
 pub const RECOVER_MEMORY: Setting = Setting {
     name: "recover_memory",
     default: "4GiB",
     unit: "size, 1MiB to 1024GiB",
-    kind: Kind::Size { min: MIB, max: 1024 * GIB },
+    kind: SettingKind::Size { min: MIB, max: 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    sentence: "With `recover`: memory that each relay takes for what it keeps. With `recover_dir` it is 8 MiB for each of its \
+    description: "With `recover`: memory that each relay takes for what it keeps. With `recover_dir` it is 8 MiB for each of its \
                processes at least.",
 };
 pub const RECOVER_DIR: Setting = Setting {
     name: "recover_dir",
     default: "off",
     unit: "absolute path",
-    kind: Kind::Folder(&["off"]),
+    kind: SettingKind::Folder(&["off"]),
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    sentence: "With `recover`: where each relay lays what is more than `recover_memory`, in a file without a name that is gone \
+    description: "With `recover`: where each relay lays what is more than `recover_memory`, in a file without a name that is gone \
                when the relay is. Without it a process that needs more can come back no longer.",
 };
 pub const RECOVER_DISK: Setting = Setting {
     name: "recover_disk",
     default: "64GiB",
     unit: "size, 1MiB to 1048576GiB",
-    kind: Kind::Size { min: MIB, max: 1024 * 1024 * GIB },
+    kind: SettingKind::Size { min: MIB, max: 1024 * 1024 * GIB },
     scope: Scope::Job,
     readers: &[Reader::Relay],
-    sentence: "With `recover_dir`: most that each relay lays there.",
+    description: "With `recover_dir`: most that each relay lays there.",
 };
 
 // --- of the launcher
@@ -297,19 +297,19 @@ pub const TOPOLOGY: Setting = Setting {
     name: "topology",
     default: "none",
     unit: "file",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Launcher,
     readers: &[Reader::Launcher],
-    sentence: "Clusters, hosts and relays of the job; the same as `landbridge run --topology`.",
+    description: "Clusters, hosts and relays of the job; the same as `landbridge run --topology`.",
 };
 pub const SETTINGS_FILE: Setting = Setting {
     name: "settings",
     default: "the first of the usual places",
     unit: "file",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Launcher,
     readers: &[Reader::Launcher],
-    sentence: "The settings file; the same as `--settings`.",
+    description: "The settings file; the same as `--settings`.",
 };
 
 // --- of each process
@@ -318,110 +318,110 @@ pub const JOB: Setting = Setting {
     name: "job",
     default: "derived from the user",
     unit: "32 hex digits",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "The job this process belongs to.",
+    description: "The job this process belongs to.",
 };
 pub const KEY: Setting = Setting {
     name: "key",
     default: "from a key file of the user",
     unit: "64 hex digits",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "The secret by which the processes of a job know each other.",
+    description: "The secret by which the processes of a job know each other.",
 };
 pub const INDEX: Setting = Setting {
     name: "index",
     default: "none",
     unit: "number",
-    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    kind: SettingKind::Count { min: 0, max: u32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "The process's index in the job (its MPI rank).",
+    description: "The process's index in the job (its MPI rank).",
 };
 pub const SIZE: Setting = Setting {
     name: "size",
     default: "as other launchers say",
     unit: "processes",
-    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    kind: SettingKind::Count { min: 0, max: u32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "How many processes the job has.",
+    description: "How many processes the job has.",
 };
 pub const INCARNATION: Setting = Setting {
     name: "incarnation",
     default: "0",
     unit: "number",
-    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    kind: SettingKind::Count { min: 0, max: u32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "How often this process has been started before.",
+    description: "How often this process has been started before.",
 };
 pub const CLUSTER: Setting = Setting {
     name: "cluster",
     default: "0",
     unit: "number",
-    kind: Kind::Count { min: 0, max: u16::MAX as u64 },
+    kind: SettingKind::Count { min: 0, max: u16::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "The cluster this process runs in.",
+    description: "The cluster this process runs in.",
 };
 pub const NODE: Setting = Setting {
     name: "node",
     default: "empty",
     unit: "text",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "The node this process runs on; equal names may share memory.",
+    description: "The node this process runs on; equal names may share memory.",
 };
 pub const NODE_SIZE: Setting = Setting {
     name: "node_size",
     default: "as other launchers say, or all processes of the job",
     unit: "processes",
-    kind: Kind::Count { min: 0, max: u32::MAX as u64 },
+    kind: SettingKind::Count { min: 0, max: u32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "How many processes share this node's processors.",
+    description: "How many processes share this node's processors.",
 };
 pub const ADDRESS: Setting = Setting {
     name: "address",
     default: "picked from the interfaces",
     unit: "IP address",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "Where this process accepts direct connections from its own cluster: `address` of \
+    description: "Where this process accepts direct connections from its own cluster: `address` of \
                its host in the topology.",
 };
 pub const RELAY: Setting = Setting {
     name: "relay",
     default: "none",
     unit: "list of unix:@NAME and tcp:HOST:PORT",
-    kind: Kind::Text,
+    kind: SettingKind::Text,
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "Ways to this cluster's relay, best first.",
+    description: "Ways to this cluster's relay, best first.",
 };
-pub const BOARD: Setting = Setting {
-    name: "board",
+pub const STATISTICS_PAGE: Setting = Setting {
+    name: "statistics_page",
     default: "none",
     unit: "descriptor",
-    kind: Kind::Count { min: 3, max: i32::MAX as u64 },
+    kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "The shared memory on which this process says how its paths are when `landbridge ps --paths` asks.",
+    description: "The shared memory on which this process says how its paths are when `landbridge ps --paths` asks.",
 };
-pub const ASIDE: Setting = Setting {
-    name: "aside",
+pub const QUIESCE_SOCKET: Setting = Setting {
+    name: "quiesce_socket",
     default: "none",
     unit: "descriptor",
-    kind: Kind::Count { min: 3, max: i32::MAX as u64 },
+    kind: SettingKind::Count { min: 3, max: i32::MAX as u64 },
     scope: Scope::Process,
     readers: &[Reader::Process],
-    sentence: "The socket over which this process says that an image of it can be taken, and hears that it may go on.",
+    description: "The socket over which this process says that an image of it can be taken, and hears that it may go on.",
 };
 
 /// Every row, in the order of listings.
@@ -467,6 +467,6 @@ pub const SETTINGS: &[&Setting] = &[
     &NODE_SIZE,
     &ADDRESS,
     &RELAY,
-    &BOARD,
-    &ASIDE,
+    &STATISTICS_PAGE,
+    &QUIESCE_SOCKET,
 ];

@@ -5,22 +5,22 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 /// A setting that has been read. Which of these it is depends on the row's
-/// [`Kind`](super::Kind) alone.
+/// [`SettingKind`](super::SettingKind) alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// Of [`Kind::Time`](super::Kind::Time).
+    /// Of [`SettingKind::Time`](super::SettingKind::Time).
     Time(Duration),
-    /// Of [`Kind::Size`](super::Kind::Size), in bytes, and of [`Kind::Count`](super::Kind::Count).
+    /// Of [`SettingKind::Size`](super::SettingKind::Size), in bytes, and of [`SettingKind::Count`](super::SettingKind::Count).
     Number(u64),
-    /// Of [`Kind::Switch`](super::Kind::Switch).
+    /// Of [`SettingKind::Switch`](super::SettingKind::Switch).
     Switch(bool),
-    /// Of [`Kind::Choice`](super::Kind::Choice).
+    /// Of [`SettingKind::Choice`](super::SettingKind::Choice).
     Word(&'static str),
-    /// Of [`Kind::Choices`](super::Kind::Choices), in the order of the row, each once.
+    /// Of [`SettingKind::Choices`](super::SettingKind::Choices), in the order of the row, each once.
     Words(Vec<&'static str>),
-    /// Of [`Kind::Networks`](super::Kind::Networks). Two that hold every address stand for `auto`.
+    /// Of [`SettingKind::Networks`](super::SettingKind::Networks). Two that hold every address stand for `auto`.
     Networks(Vec<Network>),
-    /// Of [`Kind::Folder`](super::Kind::Folder), and of [`Kind::Text`](super::Kind::Text), which is not read here.
+    /// Of [`SettingKind::Folder`](super::SettingKind::Folder), and of [`SettingKind::Text`](super::SettingKind::Text), which is not read here.
     Text,
 }
 

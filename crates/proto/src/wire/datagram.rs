@@ -17,7 +17,7 @@
 //! ```
 //!
 //! A probe shows that a path carries datagrams of its size, in both directions if the answer comes. Probes have no
-//! check: one that is spoilt has another number or size than anybody waits for.
+//! check: one that is corrupt has another number or size than anybody waits for.
 
 use super::{Malformed, u16_at, u32_at, u64_at};
 
@@ -29,18 +29,18 @@ pub const PROBE_BYTES: usize = 24;
 
 /// What a datagram carries behind its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inside<'a> {
+pub enum DatagramBody<'a> {
     /// A frame, which has not been looked at.
     Frame(&'a [u8]),
     /// Wants an answer.
-    Probe(Probe),
+    Probe(PathProbe),
     /// The probe of this size and number has arrived.
-    Answer(Probe),
+    ProbeReply(PathProbe),
 }
 
 /// A probe, or the one that is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct PathProbe {
     /// Bytes of the probe, token included.
     pub size: u32,
     /// Names it in its answer.
@@ -48,18 +48,18 @@ pub struct Probe {
 }
 
 const PROBE: u8 = 1;
-const ANSWER: u8 = 2;
+const REPLY: u8 = 2;
 
 /// Where a frame has its kind, counted from the start of the datagram.
 const KIND_AT: usize = TOKEN_BYTES + 4;
 
-impl Probe {
+impl PathProbe {
     /// The front of this probe, or of its answer, to somebody with this token. A probe is filled up with zeroes.
-    pub fn emit(&self, token: u64, is_answer: bool) -> [u8; PROBE_BYTES] {
+    pub fn emit(&self, token: u64, is_reply: bool) -> [u8; PROBE_BYTES] {
         let mut bytes = [0; PROBE_BYTES];
         bytes[0..8].copy_from_slice(&token.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.size.to_le_bytes());
-        bytes[13] = if is_answer { ANSWER } else { PROBE };
+        bytes[13] = if is_reply { REPLY } else { PROBE };
         bytes[16..24].copy_from_slice(&self.number.to_le_bytes());
         bytes
     }
@@ -76,17 +76,17 @@ pub fn token(datagram: &[u8]) -> Option<u64> {
 /// # Errors
 /// If it is neither a probe nor long enough for anything else.
 #[inline]
-pub fn parse(datagram: &[u8]) -> Result<Inside<'_>, Malformed> {
+pub fn parse(datagram: &[u8]) -> Result<DatagramBody<'_>, Malformed> {
     if datagram.len() < PROBE_BYTES {
         return Err(Malformed("a datagram is shorter than any"));
     }
     if datagram[KIND_AT] != 0 {
-        return Ok(Inside::Frame(&datagram[TOKEN_BYTES..]));
+        return Ok(DatagramBody::Frame(&datagram[TOKEN_BYTES..]));
     }
-    let probe = Probe { size: u32_at(datagram, 8), number: u64_at(datagram, 16) };
+    let probe = PathProbe { size: u32_at(datagram, 8), number: u64_at(datagram, 16) };
     match (datagram[13], u16_at(datagram, 14)) {
-        (PROBE, 0) if probe.size as usize == datagram.len() => Ok(Inside::Probe(probe)),
-        (ANSWER, 0) if datagram.len() == PROBE_BYTES => Ok(Inside::Answer(probe)),
+        (PROBE, 0) if probe.size as usize == datagram.len() => Ok(DatagramBody::Probe(probe)),
+        (REPLY, 0) if datagram.len() == PROBE_BYTES => Ok(DatagramBody::ProbeReply(probe)),
         _ => Err(Malformed("a datagram that is neither frame nor probe")),
     }
 }
@@ -99,13 +99,16 @@ mod tests {
 
     #[test]
     fn what_is_emitted_is_parsed() {
-        let probe = Probe { size: 1200, number: u64::MAX - 1 };
+        let probe = PathProbe { size: 1200, number: u64::MAX - 1 };
         let mut bytes = [0; 1200];
         bytes[..PROBE_BYTES].copy_from_slice(&probe.emit(7, false));
-        assert_eq!((token(&bytes), parse(&bytes)), (Some(7), Ok(Inside::Probe(probe))));
+        assert_eq!((token(&bytes), parse(&bytes)), (Some(7), Ok(DatagramBody::Probe(probe))));
         assert!(parse(&bytes[..1199]).is_err());
         let answer = probe.emit(8, true);
-        assert_eq!((token(&answer), parse(&answer)), (Some(8), Ok(Inside::Answer(probe))));
+        assert_eq!(
+            (token(&answer), parse(&answer)),
+            (Some(8), Ok(DatagramBody::ProbeReply(probe)))
+        );
         for (at, value) in [(13, 3), (14, 1)] {
             let mut broken = answer;
             broken[at] = value;
@@ -130,7 +133,7 @@ mod tests {
                 credit: 0,
             };
             header.emit(&mut bytes[TOKEN_BYTES..]);
-            assert_eq!(parse(&bytes), Ok(Inside::Frame(&bytes[TOKEN_BYTES..])));
+            assert_eq!(parse(&bytes), Ok(DatagramBody::Frame(&bytes[TOKEN_BYTES..])));
         }
     }
 }

@@ -5,13 +5,13 @@
 //!  4  u8  kind       what the head is; never 0, so a zeroed word is "no frame"
 //!  5  u8  flags
 //!  6  u8  hops       relays passed so far
-//!  7  u8  guard      of length, kind and flags: see [`guard`](mod@super::guard)
+//!  7  u8  framing CRC of length, kind and flags: see [`framing_crc`](mod@super::framing_crc)
 //!  8  u32 source     endpoint that sends
 //! 12  u32 target     endpoint that receives
 //! 16  u64 sequence   number of its first byte in its channel, or of the next one for kinds without numbered bytes
 //! 24  u64 delivered  all bytes of the opposite channel below this have been taken in
 //! 32  u32 credit     eager bytes of the opposite channel released so far, modulo 2^32
-//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]. Of Intake and Clocks
+//! 36  u32 check      of header and head, with 0 for `hops` and for itself; 0 without [`flag::CHECKED`]. Of Determinant and Nondeterminism
 //!                    always there, and another one: of their numbers
 //! ```
 //!
@@ -20,10 +20,10 @@
 //! [`Kind::Fragment`]s, whose payload is a range of the bytes of the frame. Checks, and the kinds that
 //! [`Kind::is_numbered`] does not name, are no bytes of the channel.
 
-use super::guard::guard;
+use super::framing_crc::framing_crc;
 use super::{Malformed, u32_at, u64_at};
 use crate::id::Address;
-use crate::limit::{CHECK_BYTES, FRAME_BODY_BYTES_MAX, HEAD_BYTES_MAX, HOPS_MAX};
+use crate::limit::{CHECKSUM_BYTES, FRAME_BODY_BYTES_MAX, HOPS_MAX, KIND_HEADER_BYTES_MAX};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 40;
@@ -31,7 +31,7 @@ pub const HEADER_BYTES: usize = 40;
 /// Where the number of relays passed stands in a header,
 pub const HOPS_AT: usize = 6;
 /// and the check of header and head.
-pub const CHECK_AT: usize = 36;
+pub const CHECKSUM_AT: usize = 36;
 
 /// What a frame carries. Retired numbers are never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,24 +70,24 @@ pub enum Kind {
     /// Some of the bytes of a frame.
     Fragment = 16,
     /// Which bytes of the opposite channel have arrived.
-    Report = 17,
-    /// Wants a [`Kind::Report`].
-    Ask = 18,
-    /// Bytes of the opposite channel have arrived spoilt.
-    Again = 19,
+    Sack = 17,
+    /// Wants a [`Kind::Sack`].
+    StatusRequest = 18,
+    /// Bytes of the opposite channel have arrived corrupt.
+    Nack = 19,
     /// From a relay: bytes of the channel to the source of this were lost on the way.
     Lost = 20,
     /// Another address at which the sender takes connections.
-    Door = 21,
+    AddressAdvertisement = 21,
     /// Between an endpoint and its relay: after so many polls (`sequence`) the endpoint has taken in so many frames
-    /// (`credit`), and time has gone on by so many microseconds (`delivered`), each since the intake before. From a relay,
-    /// with no polls: first, how many intakes there are (`credit`), and how many frames an earlier start of the endpoint has
+    /// (`credit`), and time has gone on by so many microseconds (`delivered`), each since the determinant before. From a relay,
+    /// with no polls: first, how many determinants there are (`credit`), and how many frames an earlier start of the endpoint has
     /// sent (`delivered`); last, that this frame (`delivered`) is not what an earlier start of it sent.
-    Intake = 22,
+    Determinant = 22,
     /// From an endpoint to its relay: what the program has read of clocks and chance, from byte `sequence` of its record on,
-    /// and that it has looked for messages so often (`delivered`); [`reads`](super::reads) has the rest. From a relay, in front
-    /// of its first Intake: it keeps that, and has the bytes before `sequence`.
-    Clocks = 23,
+    /// and that it has looked for messages so often (`delivered`); [`nondeterminism_frame`](super::nondeterminism_frame) has the rest. From a relay, in front
+    /// of its first Determinant: it keeps that, and has the bytes before `sequence`.
+    Nondeterminism = 23,
 }
 
 impl Kind {
@@ -109,34 +109,34 @@ impl Kind {
         Kind::Unreachable,
         Kind::Ahead,
         Kind::Fragment,
-        Kind::Report,
-        Kind::Ask,
-        Kind::Again,
+        Kind::Sack,
+        Kind::StatusRequest,
+        Kind::Nack,
         Kind::Lost,
-        Kind::Door,
-        Kind::Intake,
-        Kind::Clocks,
+        Kind::AddressAdvertisement,
+        Kind::Determinant,
+        Kind::Nondeterminism,
     ];
 
     /// Whether its bytes are bytes of the channel, which are kept until they are confirmed and taken in in order.
     #[inline]
     pub fn is_numbered(self) -> bool {
-        let is_signal = matches!(
+        let is_control = matches!(
             self,
             Kind::Ack
-                | Kind::Report
-                | Kind::Ask
-                | Kind::Again
-                | Kind::Door
-                | Kind::Intake
-                | Kind::Clocks
+                | Kind::Sack
+                | Kind::StatusRequest
+                | Kind::Nack
+                | Kind::AddressAdvertisement
+                | Kind::Determinant
+                | Kind::Nondeterminism
         );
-        !is_signal && !self.is_notice()
+        !is_control && !self.reports_undeliverable()
     }
 
     /// Whether only relays send it, to the source of frames that they could not deliver.
     #[inline]
-    pub fn is_notice(self) -> bool {
+    pub fn reports_undeliverable(self) -> bool {
         matches!(self, Kind::Unreachable | Kind::Lost)
     }
 
@@ -154,12 +154,12 @@ pub mod flag {
     /// The sender waits for `delivered` to pass this frame.
     pub const WANT_ACK: u8 = 4;
     /// Grant: the receiver takes no more than the limit; the message ends there.
-    pub const CUT: u8 = 8;
-    /// The header's `check` holds, and [`CHECK_BYTES`](crate::limit::CHECK_BYTES) of the payload's check stand before the
+    pub const TRUNCATED: u8 = 8;
+    /// The header's `check` holds, and [`CHECKSUM_BYTES`](crate::limit::CHECKSUM_BYTES) of the payload's check stand before the
     /// payload, if there is one.
     pub const CHECKED: u8 = 16;
     /// Every bit that means something.
-    pub const ALL: u8 = CQ_DATA | LONG | WANT_ACK | CUT | CHECKED;
+    pub const ALL: u8 = CQ_DATA | LONG | WANT_ACK | TRUNCATED | CHECKED;
 }
 
 /// The meaning of a header.
@@ -177,7 +177,7 @@ pub struct Header {
     pub source: Address,
     /// Endpoint that receives.
     pub target: Address,
-    /// Number of the first byte after the header; of a notice, its [`seal`].
+    /// Number of the first byte after the header; of a notice, its [`pair_check`].
     pub sequence: u64,
     /// See the module head.
     pub delivered: u64,
@@ -194,14 +194,14 @@ impl Header {
     pub fn emit(&self, bytes: &mut [u8]) {
         let what = [self.kind as u8, self.flags, self.hops, 0];
         let first = pair(self.length, u32::from_le_bytes(what));
-        let guard = guard(&first.to_le_bytes());
+        let framing_crc = framing_crc(&first.to_le_bytes());
         let ends = pair(self.source.0, self.target.0);
         let words = [
-            first | u64::from(guard) << 56,
+            first | u64::from(framing_crc) << 56,
             ends,
             self.sequence,
             self.delivered,
-            pair(self.credit, self.number_check()),
+            pair(self.credit, self.numbers_checksum()),
         ];
         // Whole words, as they are read again at once by whoever copies them: what is written in smaller pieces has to be in
         // the caches first.
@@ -213,14 +213,14 @@ impl Header {
     /// Reads and checks a header.
     ///
     /// # Errors
-    /// If it is short, if its guard says that it was changed on the way, if it is of an unknown kind or flag, or longer than
+    /// If it is short, if its framing CRC says that it was changed on the way, if it is of an unknown kind or flag, or longer than
     /// any frame may be.
     #[inline(always)]
     pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
         if bytes.len() < HEADER_BYTES {
             return Err(Malformed("a frame header is cut off"));
         }
-        if bytes[7] != guard(bytes) {
+        if bytes[7] != framing_crc(bytes) {
             return Err(Malformed("length, kind or flags of a frame are not what was sent"));
         }
         let header = Header {
@@ -235,7 +235,7 @@ impl Header {
             credit: u32_at(bytes, 32),
         };
         header.check()?;
-        if header.is_of_record() && u32_at(bytes, 36) != header.number_check() {
+        if header.is_recorded() && u32_at(bytes, 36) != header.numbers_checksum() {
             return Err(Malformed("the numbers of a record are not what was sent"));
         }
         Ok(header)
@@ -252,28 +252,28 @@ impl Header {
                 "a frame without a check: is `integrity` the same for all processes?",
             ));
         }
-        let mut summed = [0; HEADER_BYTES + HEAD_BYTES_MAX];
+        let mut summed = [0; HEADER_BYTES + KIND_HEADER_BYTES_MAX];
         let summed = &mut summed[..front.len()];
         summed.copy_from_slice(front);
         summed[HOPS_AT] = 0;
-        summed[CHECK_AT..HEADER_BYTES].fill(0);
-        match sum(summed) == u32_at(front, CHECK_AT) {
+        summed[CHECKSUM_AT..HEADER_BYTES].fill(0);
+        match sum(summed) == u32_at(front, CHECKSUM_AT) {
             true => Ok(()),
-            false => Err(Malformed("a frame's header arrived spoilt")),
+            false => Err(Malformed("a frame's header arrived corrupt")),
         }
     }
 
     /// Whether its numbers go into the record of an endpoint.
     #[inline]
-    fn is_of_record(&self) -> bool {
-        matches!(self.kind, Kind::Intake | Kind::Clocks)
+    fn is_recorded(&self) -> bool {
+        matches!(self.kind, Kind::Determinant | Kind::Nondeterminism)
     }
 
     /// Of the numbers that go into a record: one of which any was changed on the way would bring nobody back, and nobody would
     /// see it before. 0 for everything else.
     #[inline]
-    fn number_check(&self) -> u32 {
-        if !self.is_of_record() {
+    fn numbers_checksum(&self) -> u32 {
+        if !self.is_recorded() {
             return 0;
         }
         let words =
@@ -295,9 +295,9 @@ impl Header {
         if after == 0 || self.flags & flag::CHECKED == 0 {
             return Ok((after as u64, 0));
         }
-        match after.checked_sub(CHECK_BYTES) {
+        match after.checked_sub(CHECKSUM_BYTES) {
             None | Some(0) => Err(Malformed("a check without a payload")),
-            Some(payload) => Ok((payload as u64, CHECK_BYTES)),
+            Some(payload) => Ok((payload as u64, CHECKSUM_BYTES)),
         }
     }
 
@@ -312,7 +312,9 @@ impl Header {
         if self.hops > HOPS_MAX {
             return Err(Malformed("a frame has passed too many relays"));
         }
-        if self.kind.is_notice() && self.sequence != seal(self.source, self.target) {
+        if self.kind.reports_undeliverable()
+            && self.sequence != pair_check(self.source, self.target)
+        {
             return Err(Malformed("whom a notice is about is not what was sent"));
         }
         Ok(())
@@ -326,7 +328,7 @@ fn pair(low: u32, high: u32) -> u64 {
 
 /// What the `sequence` of a notice is: relays make notices without [`flag::CHECKED`], and whoever believed a damaged one would
 /// give up the wrong peer.
-pub fn seal(source: Address, target: Address) -> u64 {
+pub fn pair_check(source: Address, target: Address) -> u64 {
     !pair(source.0, target.0)
 }
 
@@ -347,12 +349,13 @@ mod tests {
 
     #[test]
     fn what_is_no_part_of_a_channel_has_no_numbers() {
-        let signals = [Kind::Ack, Kind::Report, Kind::Ask, Kind::Again, Kind::Door];
-        let signals = [&signals[..], &[Kind::Intake, Kind::Clocks]].concat();
+        let signals =
+            [Kind::Ack, Kind::Sack, Kind::StatusRequest, Kind::Nack, Kind::AddressAdvertisement];
+        let signals = [&signals[..], &[Kind::Determinant, Kind::Nondeterminism]].concat();
         for kind in Kind::ALL {
-            assert_eq!(kind.is_notice(), matches!(kind as u8, 14 | 20), "{kind:?}");
-            let is_signal = signals.contains(&kind) || kind.is_notice();
-            assert_eq!(kind.is_numbered(), !is_signal, "{kind:?}");
+            assert_eq!(kind.reports_undeliverable(), matches!(kind as u8, 14 | 20), "{kind:?}");
+            let is_control = signals.contains(&kind) || kind.reports_undeliverable();
+            assert_eq!(kind.is_numbered(), !is_control, "{kind:?}");
         }
     }
 
@@ -368,7 +371,7 @@ mod tests {
         for (at, value) in [(2, 0x11), (3, 0xff), (4, 24), (5, 0x80), (6, 17)] {
             let mut broken = bytes;
             broken[at] = value;
-            broken[7] = guard(&broken);
+            broken[7] = framing_crc(&broken);
             assert!(Header::parse(&broken).is_err(), "byte {at}");
         }
         assert!(Header::parse(&bytes[..39]).is_err());
@@ -387,7 +390,7 @@ mod tests {
 
     #[test]
     fn what_goes_into_a_record_is_none_of_which_a_number_was_changed() {
-        for kind in [Kind::Intake, Kind::Clocks] {
+        for kind in [Kind::Determinant, Kind::Nondeterminism] {
             let mut bytes = [0; HEADER_BYTES];
             sample(kind).emit(&mut bytes);
             for bit in 128..320 {
@@ -420,7 +423,11 @@ mod tests {
             hops: 3,
             source,
             target,
-            sequence: if kind.is_notice() { seal(source, target) } else { u64::MAX - 1 },
+            sequence: if kind.reports_undeliverable() {
+                pair_check(source, target)
+            } else {
+                u64::MAX - 1
+            },
             delivered: 1 << 40,
             credit: 5,
         }

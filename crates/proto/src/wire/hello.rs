@@ -29,10 +29,10 @@ pub const CLOSE_BYTES: usize = INTRODUCTION_BYTES + PROOF_BYTES;
 
 const MAGIC: [u8; 4] = *b"LBrg";
 const INTRODUCTION_BYTES: usize = 120;
-const STANDING_AT: usize = 40 + NAME_BYTES;
+const LOG_POSITION_AT: usize = 40 + NAME_BYTES;
 const PROOF_BYTES: usize = 32;
 
-const _: () = assert!(STANDING_AT + 4 * 8 == INTRODUCTION_BYTES);
+const _: () = assert!(LOG_POSITION_AT + 4 * 8 == INTRODUCTION_BYTES);
 
 /// A random number used once.
 pub type Nonce = [u8; 32];
@@ -59,19 +59,19 @@ pub struct Introduction {
     /// The name its MPI library hands out for it (zero for relays).
     pub name: [u8; NAME_BYTES],
     /// Of a process that is recorded: where it stands.
-    pub standing: Standing,
+    pub log_position: LogPosition,
 }
 
 /// Where a process stands in what its relay has on record of it: at its beginning, or where an image of it was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct LogPosition {
     /// So often it has told its relay that it has taken something in.
-    pub intakes: u64,
+    pub determinants: u64,
     /// So many bytes had the frames that it has taken in.
     pub taken: u64,
     /// So many frames it has sent.
     pub sent: u64,
-    /// No start of it will ever stand before this many intakes.
+    /// No start of it will ever stand before this many determinants.
     pub kept: u64,
 }
 
@@ -218,9 +218,9 @@ impl Introduction {
         bytes[24..32].copy_from_slice(&self.cookie_address.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.cookie.to_le_bytes());
         bytes[40..40 + NAME_BYTES].copy_from_slice(&self.name);
-        let Standing { intakes, taken, sent, kept } = self.standing;
-        let numbers = [intakes, taken, sent, kept];
-        for (place, number) in bytes[STANDING_AT..].chunks_exact_mut(8).zip(numbers) {
+        let LogPosition { determinants, taken, sent, kept } = self.log_position;
+        let numbers = [determinants, taken, sent, kept];
+        for (place, number) in bytes[LOG_POSITION_AT..].chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
         }
         bytes
@@ -243,11 +243,11 @@ impl Introduction {
             cookie_address: u64_at(bytes, 24),
             cookie: u64_at(bytes, 32),
             name: array(&bytes[40..40 + NAME_BYTES]),
-            standing: Standing {
-                intakes: u64_at(bytes, STANDING_AT),
-                taken: u64_at(bytes, STANDING_AT + 8),
-                sent: u64_at(bytes, STANDING_AT + 16),
-                kept: u64_at(bytes, STANDING_AT + 24),
+            log_position: LogPosition {
+                determinants: u64_at(bytes, LOG_POSITION_AT),
+                taken: u64_at(bytes, LOG_POSITION_AT + 8),
+                sent: u64_at(bytes, LOG_POSITION_AT + 16),
+                kept: u64_at(bytes, LOG_POSITION_AT + 24),
             },
         })
     }
@@ -402,7 +402,7 @@ mod tests {
             cookie_address: 0x1234_5678_9abc,
             cookie: 42,
             name: [7; NAME_BYTES],
-            standing: Standing { intakes: 1, taken: 2, sent: 3, kept: 4 },
+            log_position: LogPosition { determinants: 1, taken: 2, sent: 3, kept: 4 },
         }
     }
 }

@@ -4,11 +4,11 @@
 
 pub mod datagram;
 pub mod frame;
-pub mod guard;
-pub mod head;
+pub mod framing_crc;
 pub mod hello;
+pub mod kind_header;
 pub mod name;
-pub mod reads;
+pub mod nondeterminism_frame;
 
 /// Input that is not what it claims to be. Says which rule it broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

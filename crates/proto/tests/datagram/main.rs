@@ -6,18 +6,18 @@ mod pieces;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, AtomicRequest, Config, Done, Endpoint, Level, Message, Path, Peer, Place, Posting,
-    Remote, Ticket,
+    Action, AtomicRequest, CompletionLevel, Config, Endpoint, Message, OperationCompletion,
+    PathProperties, PayloadDestination, Peer, Posting, Remote, Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MICROSECOND, MILLISECOND, SECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind, flag};
-use landbridge_proto::wire::head::{Door, Head};
+use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader};
 
 use common::Room;
 
-const DATAGRAMS: Path = Path {
+const DATAGRAMS: PathProperties = PathProperties {
     payload_max: 1_000,
     eager_max: 1_000,
     first_piece: 1_000,
@@ -26,17 +26,17 @@ const DATAGRAMS: Path = Path {
     ahead: true,
     lossless: false,
     spare: false,
-    overtakes: false,
-    silent: true,
-    datagram: Some(congestion::Kind::Cubic),
+    reorders: false,
+    silent_loss: true,
+    datagram: Some(congestion::CongestionAlgorithm::Cubic),
     checked: false,
     copy_max: 1_000,
 };
-const STREAM: Path = Path { silent: false, datagram: None, ..DATAGRAMS };
+const STREAM: PathProperties = PathProperties { silent_loss: false, datagram: None, ..DATAGRAMS };
 
 #[test]
 fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
-    let (mut a, mut b) = pair(Path::RELAY);
+    let (mut a, mut b) = pair(PathProperties::RELAY);
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
     while a.next_busy().is_some() {}
@@ -47,11 +47,15 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
     a.handle_time(at(4_000));
     assert_eq!(a.next_busy(), Some(PEER));
     let ask = a.next(ONE).unwrap();
-    assert_eq!((ask.kind(), a.next(ONE).is_none()), (Kind::Ask, true), "no payload on suspicion");
-    b.take_in(ONE, &ask);
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    assert_eq!(
+        (ask.kind(), a.next(ONE).is_none()),
+        (Kind::StatusRequest, true),
+        "no payload on suspicion"
+    );
+    b.deliver(ONE, &ask);
+    a.deliver(ONE, &b.next(ONE).unwrap());
     let again = a.next(ONE).unwrap();
-    b.take_in(ONE, &again);
+    b.deliver(ONE, &again);
     settle(&mut a, &mut b);
     assert_eq!((a.done().len(), a.is_drained()), (1, true));
     a.handle_time(a.next_wake().unwrap());
@@ -61,46 +65,46 @@ fn what_vanishes_behind_a_relay_is_asked_after_and_goes_again() {
 /// A relay has it, and nobody sends it again when its source is gone.
 #[test]
 fn what_a_relay_may_yet_lose_is_not_safe_before_it_is_confirmed() {
-    let (mut a, mut b) = pair(Path::RELAY);
+    let (mut a, mut b) = pair(PathProperties::RELAY);
     a.send(message(5)).unwrap();
     let lost = a.next(ONE).unwrap();
     a.goodbye(PEER);
     let goodbye = a.next(ONE).unwrap();
-    assert_eq!((a.is_flushed(), a.is_safe(), a.is_parted()), (true, false, false));
+    assert_eq!((a.is_flushed(), a.is_safe(), a.is_goodbye_acknowledged()), (true, false, false));
     // The relay says that it has lost something: it was the message.
-    a.shake_path(PEER, ONE);
-    b.take_in(ONE, &a.next(ONE).unwrap());
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    a.presume_path_lost(PEER, ONE);
+    b.deliver(ONE, &a.next(ONE).unwrap());
+    a.deliver(ONE, &b.next(ONE).unwrap());
     let again: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
     let kinds: Vec<Kind> = again.iter().map(Frame::kind).collect();
     assert_eq!(kinds[..2], [lost.kind(), goodbye.kind()]);
     assert!(a.is_flushed() && !a.is_safe());
-    again.iter().for_each(|frame| b.take_in(ONE, frame));
+    again.iter().for_each(|frame| b.deliver(ONE, frame));
     settle(&mut a, &mut b);
-    assert!(a.is_safe() && a.is_parted());
+    assert!(a.is_safe() && a.is_goodbye_acknowledged());
 }
 
 #[test]
 fn last_words_are_waited_for_only_while_somebody_listens() {
-    let (mut a, mut b) = pair(Path::RELAY);
+    let (mut a, mut b) = pair(PathProperties::RELAY);
     a.goodbye(PEER);
     a.next(ONE).unwrap();
-    assert_eq!((a.is_safe(), a.is_parted()), (true, false));
+    assert_eq!((a.is_safe(), a.is_goodbye_acknowledged()), (true, false));
     b.goodbye(PEER);
-    a.take_in(ONE, &b.next(ONE).unwrap());
-    assert!(a.is_parted(), "it has left, too");
+    a.deliver(ONE, &b.next(ONE).unwrap());
+    assert!(a.is_goodbye_acknowledged(), "it has left, too");
     // What is in a socket outlives its sender.
     let (mut a, _) = pair(STREAM);
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
     a.goodbye(PEER);
     a.next(ONE).unwrap();
-    assert!(a.is_parted() && !a.is_drained());
+    assert!(a.is_goodbye_acknowledged() && !a.is_drained());
 }
 
 #[test]
 fn who_computes_is_asked_less_and_less_often() {
-    let (mut a, _) = pair(Path::RELAY);
+    let (mut a, _) = pair(PathProperties::RELAY);
     a.send(message(5)).unwrap();
     a.next(ONE).unwrap();
     let mut waits = Vec::new();
@@ -108,7 +112,7 @@ fn who_computes_is_asked_less_and_less_often() {
     for _ in 0..7 {
         let wake = a.next_wake().unwrap();
         a.handle_time(wake);
-        assert_eq!(a.next(ONE).unwrap().kind(), Kind::Ask);
+        assert_eq!(a.next(ONE).unwrap().kind(), Kind::StatusRequest);
         assert!(a.next(ONE).is_none());
         waits.push((wake.0 - before) / SECOND);
         before = wake.0;
@@ -118,15 +122,15 @@ fn who_computes_is_asked_less_and_less_often() {
 
 #[test]
 fn a_relay_that_delivers_is_not_asked() {
-    let (mut a, mut b) = pair(Path::RELAY);
+    let (mut a, mut b) = pair(PathProperties::RELAY);
     for second in 0..20 {
         a.handle_time(at(second * 1_000));
         a.send(message(5)).unwrap();
         for end in 0..2 {
             let (from, to) = if end == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
             while let Some(frame) = from.next(ONE) {
-                assert_ne!(frame.kind(), Kind::Ask, "after {second} s");
-                to.take_in(ONE, &frame);
+                assert_ne!(frame.kind(), Kind::StatusRequest, "after {second} s");
+                to.deliver(ONE, &frame);
             }
         }
     }
@@ -135,15 +139,15 @@ fn a_relay_that_delivers_is_not_asked() {
 #[test]
 fn a_spoilt_range_is_named_again_to_who_asks() {
     let (mut a, mut b) = pair(STREAM);
-    a.open_path(PEER, TWO, Path::RELAY);
-    b.open_path(PEER, TWO, Path::RELAY);
+    a.open_path(PEER, TWO, PathProperties::RELAY);
+    b.open_path(PEER, TWO, PathProperties::RELAY);
     a.send(message(5)).unwrap();
-    b.take_in(TWO, &a.next(TWO).unwrap());
+    b.deliver(TWO, &a.next(TWO).unwrap());
     a.send(message(5)).unwrap();
-    let spoilt = a.next(ONE).or_else(|| a.next(TWO)).unwrap();
-    assert!(b.handle_spoilt_frame(PEER, &spoilt.header));
+    let corrupt = a.next(ONE).or_else(|| a.next(TWO)).unwrap();
+    assert!(b.handle_corrupt_frame(PEER, &corrupt.header));
     // The relay loses the word.
-    assert_eq!(b.next(TWO).unwrap().kind(), Kind::Again);
+    assert_eq!(b.next(TWO).unwrap().kind(), Kind::Nack);
     a.handle_time(at(4_000));
     settle(&mut a, &mut b);
     assert!(a.is_drained());
@@ -153,19 +157,19 @@ fn a_spoilt_range_is_named_again_to_who_asks() {
 fn a_datagram_goes_again_when_three_later_ones_have_come() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let frames = five(&mut a);
-    b.take_in(ONE, &frames[0]);
+    b.deliver(ONE, &frames[0]);
     for frame in &frames[2..] {
-        b.take_in(ONE, frame);
+        b.deliver(ONE, frame);
     }
     b.end_batch(PEER, ONE);
     a.set_time(at(1));
     let report = b.next(ONE).unwrap();
-    assert_eq!(report.kind(), Kind::Report);
-    a.take_in(ONE, &report);
+    assert_eq!(report.kind(), Kind::Sack);
+    a.deliver(ONE, &report);
     let again = a.next(ONE).unwrap();
     assert_eq!(again.header.sequence, frames[1].header.sequence);
     assert!(a.next(ONE).is_none(), "nothing but what is lost");
-    b.take_in(ONE, &again);
+    b.deliver(ONE, &again);
     settle(&mut a, &mut b);
     assert!(a.is_drained());
 }
@@ -174,10 +178,10 @@ fn a_datagram_goes_again_when_three_later_ones_have_come() {
 fn one_that_is_overtaken_has_nine_eighths_of_a_round_trip() {
     let (mut a, mut b) = pair(DATAGRAMS);
     let frames = five(&mut a);
-    frames.iter().take(3).for_each(|frame| b.take_in(ONE, frame));
-    b.take_in(ONE, &frames[4]);
+    frames.iter().take(3).for_each(|frame| b.deliver(ONE, frame));
+    b.deliver(ONE, &frames[4]);
     a.set_time(at(80));
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    a.deliver(ONE, &b.next(ONE).unwrap());
     assert!(a.next(ONE).is_none(), "it may only be late");
     assert_eq!(a.next_wake(), Some(at(90)));
     a.handle_time(at(90));
@@ -194,13 +198,13 @@ fn after_a_silence_a_question_goes_and_no_payload() {
     a.handle_time(wake);
     assert_eq!(a.next_busy(), Some(PEER));
     let ask = a.next(ONE).unwrap();
-    assert_eq!((ask.kind(), a.next(ONE).is_none()), (Kind::Ask, true));
+    assert_eq!((ask.kind(), a.next(ONE).is_none()), (Kind::StatusRequest, true));
     let second = a.next_wake().unwrap();
     assert_eq!(second.0 - wake.0, 402 * MILLISECOND, "twice as long");
     // All are lost. The answer shows it.
     a.set_time(at(300));
-    b.take_in(ONE, &ask);
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    b.deliver(ONE, &ask);
+    a.deliver(ONE, &b.next(ONE).unwrap());
     let again = a.next(ONE).unwrap();
     assert_eq!(again.header.sequence, frames[0].header.sequence);
 }
@@ -215,11 +219,11 @@ fn all_that_a_busy_peer_has_taken_in_does_not_go_again() {
         a.handle_time(wake);
         asks.push(a.next(ONE).unwrap());
     }
-    frames.iter().chain(&asks).for_each(|frame| b.take_in(ONE, frame));
+    frames.iter().chain(&asks).for_each(|frame| b.deliver(ONE, frame));
     b.end_batch(PEER, ONE);
     a.set_time(at(10_000));
     while let Some(frame) = b.next(ONE) {
-        a.take_in(ONE, &frame);
+        a.deliver(ONE, &frame);
     }
     assert!(a.next(ONE).is_none() && a.is_drained());
 }
@@ -227,17 +231,17 @@ fn all_that_a_busy_peer_has_taken_in_does_not_go_again() {
 #[test]
 fn two_full_datagrams_are_confirmed_at_once_and_less_after_a_moment() {
     let (mut a, mut b) = pair(DATAGRAMS);
-    a.send(Message { level: Level::Handed, ..message(5) }).unwrap();
+    a.send(Message { level: CompletionLevel::TransmitComplete, ..message(5) }).unwrap();
     b.set_time(at(10));
-    b.take_in(ONE, &a.next(ONE).unwrap());
+    b.deliver(ONE, &a.next(ONE).unwrap());
     b.end_batch(PEER, ONE);
     assert!(b.next(ONE).is_none());
     assert_eq!(b.next_wake(), Some(at(11)));
     b.handle_time(at(11));
     assert_eq!((b.next_busy(), b.next(ONE).unwrap().kind()), (Some(PEER), Kind::Ack));
     for _ in 0..2 {
-        a.send(Message { level: Level::Handed, ..message(1_000) }).unwrap();
-        b.take_in(ONE, &a.next(ONE).unwrap());
+        a.send(Message { level: CompletionLevel::TransmitComplete, ..message(1_000) }).unwrap();
+        b.deliver(ONE, &a.next(ONE).unwrap());
     }
     b.end_batch(PEER, ONE);
     assert_eq!(b.next(ONE).unwrap().kind(), Kind::Ack);
@@ -246,7 +250,7 @@ fn two_full_datagrams_are_confirmed_at_once_and_less_after_a_moment() {
 #[test]
 fn without_room_for_copies_a_message_is_done_when_it_has_arrived() {
     let (mut a, mut b) = pair(STREAM);
-    let short = || Message { level: Level::Handed, ..message(500) };
+    let short = || Message { level: CompletionLevel::TransmitComplete, ..message(500) };
     a.send(short()).unwrap();
     let copied = a.next(ONE).unwrap();
     assert_eq!(a.done().len(), 1, "its copy stands in for it");
@@ -255,26 +259,26 @@ fn without_room_for_copies_a_message_is_done_when_it_has_arrived() {
     let frame = a.poll_transmit(PEER, ONE).unwrap();
     assert!(!frame.wants_copy);
     let kept = a.next(ONE).unwrap();
-    assert!(a.done().is_empty() && a.keeps_for(PEER));
+    assert!(a.done().is_empty() && a.retains_for(PEER));
     assert!(kept.header.flags & flag::WANT_ACK != 0, "nobody else would ask");
-    b.take_in(ONE, &copied);
-    b.take_in(ONE, &kept);
-    a.take_in(ONE, &b.next(ONE).unwrap());
-    assert_eq!((a.done().len(), a.keeps_for(PEER)), (1, false));
+    b.deliver(ONE, &copied);
+    b.deliver(ONE, &kept);
+    a.deliver(ONE, &b.next(ONE).unwrap());
+    assert_eq!((a.done().len(), a.retains_for(PEER)), (1, false));
 }
 
 #[test]
 fn copies_that_are_wanted_back_are_asked_about_once() {
     let (mut a, mut b) = pair(STREAM);
-    a.send(Message { level: Level::Handed, ..message(500) }).unwrap();
-    b.take_in(ONE, &a.next(ONE).unwrap());
-    assert!(b.next(ONE).is_none() && a.keeps_for(PEER), "nobody asks");
-    a.solicit(PEER);
-    b.take_in(ONE, &a.next(ONE).unwrap());
-    a.solicit(PEER);
+    a.send(Message { level: CompletionLevel::TransmitComplete, ..message(500) }).unwrap();
+    b.deliver(ONE, &a.next(ONE).unwrap());
+    assert!(b.next(ONE).is_none() && a.retains_for(PEER), "nobody asks");
+    a.solicit_ack(PEER);
+    b.deliver(ONE, &a.next(ONE).unwrap());
+    a.solicit_ack(PEER);
     assert!(a.next(ONE).is_none(), "once");
-    a.take_in(ONE, &b.next(ONE).unwrap());
-    assert!(!a.keeps_for(PEER));
+    a.deliver(ONE, &b.next(ONE).unwrap());
+    assert!(!a.retains_for(PEER));
 }
 
 /// Who reads may not have its answer confirmed before the region goes away.
@@ -282,7 +286,7 @@ fn copies_that_are_wanted_back_are_asked_about_once() {
 fn what_is_read_here_is_copied_in_any_case() {
     let (mut a, mut b) = pair(STREAM);
     a.read(Remote { peer: PEER, key: 1, offset: 0 }, Room(10), TICKET).unwrap();
-    b.take_in(ONE, &a.next(ONE).unwrap());
+    b.deliver(ONE, &a.next(ONE).unwrap());
     let Some(Action::Serve { op, length, .. }) = b.poll_action() else { panic!("a read") };
     b.set_copying(PEER, false);
     b.serve(PEER, op, Room(length));
@@ -292,14 +296,14 @@ fn what_is_read_here_is_copied_in_any_case() {
 /// The peer's way here works and ours there does not: it was never opened on this side.
 #[test]
 fn what_comes_by_a_path_that_only_the_peer_uses_is_confirmed_at_once() {
-    let (mut a, mut b) = pair(Path { spare: true, ..STREAM });
+    let (mut a, mut b) = pair(PathProperties { spare: true, ..STREAM });
     a.open_path(PEER, TWO, DATAGRAMS);
-    a.send(Message { level: Level::Handed, ..message(5) }).unwrap();
-    b.take_in(TWO, &a.next(TWO).unwrap());
+    a.send(Message { level: CompletionLevel::TransmitComplete, ..message(5) }).unwrap();
+    b.deliver(TWO, &a.next(TWO).unwrap());
     while b.next_busy().is_some() {}
     b.end_batch(PEER, TWO);
     assert_eq!(b.next_busy(), Some(PEER), "nothing waits where nobody tells the time");
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    a.deliver(ONE, &b.next(ONE).unwrap());
     settle(&mut a, &mut b);
     assert!(a.is_drained());
 }
@@ -307,18 +311,18 @@ fn what_comes_by_a_path_that_only_the_peer_uses_is_confirmed_at_once() {
 #[test]
 fn one_report_after_another_tells_of_every_gap() {
     let (mut a, mut b) = pair(DATAGRAMS);
-    a.set_path(PEER, ONE, Path { payload_max: 5, eager_max: 5, ..DATAGRAMS });
+    a.set_path(PEER, ONE, PathProperties { payload_max: 5, eager_max: 5, ..DATAGRAMS });
     for _ in 0..20 {
         a.send(message(5)).unwrap();
     }
     let frames: Vec<Frame> = std::iter::from_fn(|| a.next(ONE)).collect();
     let odd: Vec<&Frame> = frames.iter().skip(1).step_by(2).collect();
     assert!(odd.len() >= 5, "{}", frames.len());
-    odd.iter().for_each(|frame| b.take_in(ONE, frame));
+    odd.iter().for_each(|frame| b.deliver(ONE, frame));
     b.end_batch(PEER, ONE);
     let mut named = Vec::new();
     while let Some(report) = b.next(ONE) {
-        let Head::Report { ranges, .. } = report.head() else { panic!("{:?}", report.header) };
+        let KindHeader::Sack { ranges, .. } = report.head() else { panic!("{:?}", report.header) };
         named.extend(ranges.into_iter().map(|(start, _)| start));
     }
     for frame in odd {
@@ -335,9 +339,9 @@ fn no_more_leaves_than_the_window_has_room_for() {
     // More does when they are confirmed, and the peer is named without the driver's doing.
     a.set_time(at(5));
     while a.next_busy().is_some() {}
-    frames.iter().for_each(|frame| b.take_in(ONE, frame));
+    frames.iter().for_each(|frame| b.deliver(ONE, frame));
     b.end_batch(PEER, ONE);
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    a.deliver(ONE, &b.next(ONE).unwrap());
     assert_eq!(a.next_busy(), Some(PEER));
     assert!(a.next(ONE).is_some());
 }
@@ -350,13 +354,13 @@ fn who_is_paced_is_named_again_when_more_may_leave() {
     let mut now = at(0);
     for _ in 0..10 {
         while let Some(frame) = a.next(ONE) {
-            b.take_in(ONE, &frame);
+            b.deliver(ONE, &frame);
             b.end_batch(PEER, ONE);
         }
         now = now.after(10 * MILLISECOND);
         a.set_time(now);
         while let Some(frame) = b.next(ONE) {
-            a.take_in(ONE, &frame);
+            a.deliver(ONE, &frame);
         }
         while a.next_busy().is_some() {}
     }
@@ -385,40 +389,40 @@ fn a_report_goes_by_the_path_of_the_ask() {
     a.handle_time(wake);
     let other = if path == ONE { TWO } else { ONE };
     assert!(a.next(other).is_none(), "the question is about the other path");
-    b.take_in(path, &a.next(path).unwrap());
+    b.deliver(path, &a.next(path).unwrap());
     assert!(b.next(other).is_none());
-    assert_eq!(b.next(path).unwrap().kind(), Kind::Report);
+    assert_eq!(b.next(path).unwrap().kind(), Kind::Sack);
 }
 
 #[test]
 fn a_report_goes_by_no_path_that_is_doubted() {
-    for path in [DATAGRAMS, STREAM, Path { overtakes: true, ..Path::RELAY }] {
+    for path in [DATAGRAMS, STREAM, PathProperties { reorders: true, ..PathProperties::RELAY }] {
         let (mut a, mut b) = pair(path);
         [&mut a, &mut b].into_iter().for_each(|it| it.open_path(PEER, TWO, path));
         a.send(message(5)).unwrap();
         a.next(ONE).or_else(|| a.next(TWO)).unwrap();
-        a.shake_path(PEER, ONE);
+        a.presume_path_lost(PEER, ONE);
         let ask = a.next(ONE).unwrap();
-        assert_eq!(ask.kind(), Kind::Ask);
+        assert_eq!(ask.kind(), Kind::StatusRequest);
         // The other side is heard by this path, and knows that it does not hear.
-        b.doubt_path(PEER, ONE, true);
-        b.take_in(ONE, &ask);
+        b.suspect_path(PEER, ONE, true);
+        b.deliver(ONE, &ask);
         assert!(b.next(ONE).is_none(), "{path:?}");
-        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::Report), "{path:?}");
+        assert_eq!(b.next(TWO).map(|answer| answer.kind()), Some(Kind::Sack), "{path:?}");
     }
 }
 
 #[test]
 fn an_address_goes_by_no_datagram_while_there_is_another_path() {
     let (mut a, _) = pair(DATAGRAMS);
-    a.open_path(PEER, TWO, Path { spare: true, ..STREAM });
-    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 1 });
+    a.open_path(PEER, TWO, PathProperties { spare: true, ..STREAM });
+    a.advertise_address(PEER, AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
     assert!(a.next(ONE).is_none());
-    assert_eq!(a.next(TWO).unwrap().kind(), Kind::Door);
+    assert_eq!(a.next(TWO).unwrap().kind(), Kind::AddressAdvertisement);
     assert!(a.next(TWO).is_none());
     a.close_path(PEER, TWO);
-    a.tell_door(PEER, Door { ip: [1; 16], port: 7, token: 1 });
-    assert_eq!(a.next(ONE).unwrap().kind(), Kind::Door);
+    a.advertise_address(PEER, AdvertisedAddress { ip: [1; 16], port: 7, token: 1 });
+    assert_eq!(a.next(ONE).unwrap().kind(), Kind::AddressAdvertisement);
 }
 
 #[test]
@@ -438,21 +442,22 @@ fn time_matters_only_where_something_is_lost_in_silence_or_chosen() {
 
 #[test]
 fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
-    let large = Path { payload_max: 2_000, eager_max: 2_000, copy_max: 2_000, ..DATAGRAMS };
+    let large =
+        PathProperties { payload_max: 2_000, eager_max: 2_000, copy_max: 2_000, ..DATAGRAMS };
     let (mut a, mut b) = pair(large);
-    let lost = |a: &Endpoint<Room>| a.path_use(PEER, ONE).unwrap().large_lost;
+    let lost = |a: &Endpoint<Room>| a.path_statistics(PEER, ONE).unwrap().large_lost;
     for size in [2_000, 2_000, 5] {
         a.send(message(size)).unwrap();
         a.next(ONE).unwrap();
     }
     let wake = a.next_wake().unwrap();
     a.handle_time(wake);
-    b.take_in(ONE, &a.next(ONE).unwrap());
+    b.deliver(ONE, &a.next(ONE).unwrap());
     a.set_time(wake.after(100 * MICROSECOND));
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    a.deliver(ONE, &b.next(ONE).unwrap());
     assert_eq!(lost(&a), 2);
     while let Some(again) = a.next(ONE) {
-        b.take_in(ONE, &again);
+        b.deliver(ONE, &again);
     }
     b.end_batch(PEER, ONE);
     settle(&mut a, &mut b);
@@ -461,8 +466,8 @@ fn large_datagrams_that_do_not_arrive_are_counted_until_one_does() {
 
 #[test]
 fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
-    for kind in [congestion::Kind::Cubic, congestion::Kind::Bbr] {
-        let (mut a, mut b) = pair(Path { datagram: Some(kind), ..DATAGRAMS });
+    for kind in [congestion::CongestionAlgorithm::Cubic, congestion::CongestionAlgorithm::Bbr] {
+        let (mut a, mut b) = pair(PathProperties { datagram: Some(kind), ..DATAGRAMS });
         a.send(message(1_000)).unwrap();
         let mut frames = vec![a.next(ONE).unwrap()];
         // Questions come more and more rarely.
@@ -476,12 +481,12 @@ fn a_peer_that_computed_for_long_slows_nothing_afterwards() {
         }
         let (mut done, mut millis) = (0, 0);
         while done < 21 {
-            frames.drain(..).for_each(|frame| b.take_in(ONE, &frame));
+            frames.drain(..).for_each(|frame| b.deliver(ONE, &frame));
             b.end_batch(PEER, ONE);
             b.handle_time(now);
             a.set_time(now);
             while let Some(back) = b.next(ONE) {
-                a.take_in(ONE, &back);
+                a.deliver(ONE, &back);
             }
             done += a.done().len();
             a.handle_time(now);
@@ -502,7 +507,7 @@ fn at(millis: u64) -> Time {
     Time(millis * MILLISECOND)
 }
 
-fn pair(path: Path) -> (Endpoint<Room>, Endpoint<Room>) {
+fn pair(path: PathProperties) -> (Endpoint<Room>, Endpoint<Room>) {
     let endpoint = |index: u32| {
         let mut endpoint = Endpoint::new(Config {
             address: Address::new(index, 0),
@@ -520,7 +525,14 @@ fn pair(path: Path) -> (Endpoint<Room>, Endpoint<Room>) {
 
 fn message(bytes: u64) -> Message<Room> {
     let (tag, ticket) = (Some(1), TICKET);
-    Message { peer: PEER, memory: Room(bytes), tag, data: None, ticket, level: Level::Delivered }
+    Message {
+        peer: PEER,
+        memory: Room(bytes),
+        tag,
+        data: None,
+        ticket,
+        level: CompletionLevel::DeliveryComplete,
+    }
 }
 
 fn posting(bytes: u64) -> Posting<Room> {
@@ -545,8 +557,8 @@ fn settle(a: &mut Endpoint<Room>, b: &mut Endpoint<Room>) {
         for path in [ONE, TWO] {
             let (there, back) = (a.next(path), b.next(path));
             moved |= there.is_some() || back.is_some();
-            there.into_iter().for_each(|frame| b.take_in(path, &frame));
-            back.into_iter().for_each(|frame| a.take_in(path, &frame));
+            there.into_iter().for_each(|frame| b.deliver(path, &frame));
+            back.into_iter().for_each(|frame| a.deliver(path, &frame));
         }
         if !moved {
             return;
@@ -568,22 +580,22 @@ impl Frame {
         self.header.kind
     }
 
-    fn head(&self) -> Head {
-        Head::parse(self.header.kind, self.header.flags, &self.head).unwrap()
+    fn head(&self) -> KindHeader {
+        KindHeader::parse(self.header.kind, self.header.flags, &self.head).unwrap()
     }
 }
 
 trait Drive {
     fn next(&mut self, path: PathId) -> Option<Frame>;
-    fn take_in(&mut self, path: PathId, frame: &Frame);
-    fn done(&mut self) -> Vec<Done>;
+    fn deliver(&mut self, path: PathId, frame: &Frame);
+    fn done(&mut self) -> Vec<OperationCompletion>;
 }
 
 impl Drive for Endpoint<Room> {
     fn next(&mut self, path: PathId) -> Option<Frame> {
         let frame = self.poll_transmit(PEER, path)?;
         let header = Header::parse(frame.front()).unwrap();
-        let size = Head::size(header.kind, header.flags);
+        let size = KindHeader::size(header.kind, header.flags);
         let head = frame.front()[HEADER_BYTES..HEADER_BYTES + size].to_vec();
         let payload = header.payload(size).unwrap().0;
         let copy = frame.wants_copy.then_some(Room(payload));
@@ -591,25 +603,25 @@ impl Drive for Endpoint<Room> {
         Some(Frame { header, head, payload })
     }
 
-    fn take_in(&mut self, path: PathId, frame: &Frame) {
+    fn deliver(&mut self, path: PathId, frame: &Frame) {
         let place = self.handle_frame(PEER, path, &frame.header, &frame.head).unwrap();
-        let _: Place = place;
+        let _: PayloadDestination = place;
         self.handle_payload(PEER, path);
-        while let Some(kept) = self.next_kept(PEER) {
+        while let Some(kept) = self.next_reassembled(PEER) {
             // All that come early are short messages, of one kind.
-            if frame.kind() == Kind::Fragment || self.handle_kept(PEER, &[0; 48]).is_err() {
+            if frame.kind() == Kind::Fragment || self.handle_reassembled(PEER, &[0; 48]).is_err() {
                 return;
             }
             assert!(kept > 0);
-            self.handle_payload(PEER, landbridge_proto::endpoint::KEPT);
+            self.handle_payload(PEER, landbridge_proto::endpoint::REASSEMBLED);
         }
     }
 
-    fn done(&mut self) -> Vec<Done> {
+    fn done(&mut self) -> Vec<OperationCompletion> {
         let actions = std::iter::from_fn(|| self.poll_action());
         actions
             .filter_map(|action| match action {
-                Action::Done(done) => Some(done),
+                Action::Complete(done) => Some(done),
                 _ => None,
             })
             .collect()

@@ -23,13 +23,13 @@ fn what_fits_into_no_datagram_goes_in_pieces_from_the_start() {
     assert!(frames.iter().all(|frame| frame.kind() == Kind::Fragment && frame.payload <= 1_000));
     let pieces: u64 = frames.iter().map(|frame| frame.payload).sum();
     assert_eq!(pieces, 32 + 2_500);
-    frames.iter().for_each(|frame| b.take_in(ONE, frame));
-    assert_eq!(b.next_kept(PEER), Some(0));
+    frames.iter().for_each(|frame| b.deliver(ONE, frame));
+    assert_eq!(b.next_reassembled(PEER), Some(0));
 }
 
 #[test]
 fn an_answer_in_pieces_leaves_what_was_asked_with_alone() {
-    let (mut a, mut b) = pair(Path { copy_max: 0, ..DATAGRAMS });
+    let (mut a, mut b) = pair(PathProperties { copy_max: 0, ..DATAGRAMS });
     let request = AtomicRequest {
         op: 0,
         operation: 1,
@@ -41,19 +41,19 @@ fn an_answer_in_pieces_leaves_what_was_asked_with_alone() {
         offset: 0,
     };
     a.atomic(PEER, request, Room(900), Some(Room(900)), TICKET).unwrap();
-    b.take_in(ONE, &a.next(ONE).unwrap());
+    b.deliver(ONE, &a.next(ONE).unwrap());
     let Some(Action::Atomic { request, .. }) = b.poll_action() else { panic!("no request") };
     // By now no datagram has room for the answer: it goes in pieces, which confirm nothing.
-    b.set_path(PEER, ONE, Path { payload_max: 500, eager_max: 500, ..DATAGRAMS });
+    b.set_path(PEER, ONE, PathProperties { payload_max: 500, eager_max: 500, ..DATAGRAMS });
     b.answer(PEER, request.op, Room(900));
     let pieces: Vec<Frame> = std::iter::from_fn(|| b.next(ONE)).collect();
     let kinds: Vec<Kind> = pieces.iter().map(Frame::kind).collect();
     assert_eq!(kinds, [Kind::Fragment; 2]);
-    pieces.iter().for_each(|piece| a.take_in(ONE, piece));
+    pieces.iter().for_each(|piece| a.deliver(ONE, piece));
     let mut body = vec![0; 908];
     body[..4].copy_from_slice(&request.op.to_le_bytes());
-    a.handle_kept(PEER, &body).unwrap();
-    a.handle_payload(PEER, landbridge_proto::endpoint::KEPT);
+    a.handle_reassembled(PEER, &body).unwrap();
+    a.handle_payload(PEER, landbridge_proto::endpoint::REASSEMBLED);
     assert_eq!(a.done(), [], "the question may have to go again, out of the caller's memory");
     settle(&mut a, &mut b);
     assert_eq!(a.done().len(), 1);
@@ -86,12 +86,12 @@ fn what_goes_again_is_cut_for_smaller_datagrams() {
         a.send(message(1_000)).unwrap();
         a.next(ONE).unwrap()
     };
-    a.set_path(PEER, ONE, Path { payload_max: 400, ..DATAGRAMS });
+    a.set_path(PEER, ONE, PathProperties { payload_max: 400, ..DATAGRAMS });
     let wake = a.next_wake().unwrap();
     a.handle_time(wake);
-    b.take_in(ONE, &a.next(ONE).unwrap());
+    b.deliver(ONE, &a.next(ONE).unwrap());
     a.set_time(wake.after(MILLISECOND));
-    a.take_in(ONE, &b.next(ONE).unwrap());
+    a.deliver(ONE, &b.next(ONE).unwrap());
     let mut pieces = 0;
     while let Some(piece) = a.next(ONE) {
         assert_eq!((piece.kind(), piece.payload <= 400), (Kind::Fragment, true));

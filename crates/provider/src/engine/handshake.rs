@@ -9,22 +9,22 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use landbridge_drive::link::recorded::RecordedLink;
 use landbridge_drive::link::shm::{Mapper, ShmLink};
 use landbridge_drive::link::stream::StreamLink;
-use landbridge_drive::link::whole::WholeLink;
 use landbridge_proto::limit::HELLO_MILLIS_MAX;
 use landbridge_proto::wire::hello::{
     CLOSE_BYTES, Dialler, Introduction, Listener, OPEN_BYTES, REPLY_BYTES,
 };
 
-use super::datagrams::Line;
+use super::datagrams::UdpPath;
 use super::identity::{Identity, random};
 
 /// A hello under way.
 pub struct Handshake {
     socket: Option<OwnedFd>,
     is_unix: bool,
-    step: Step,
+    step: HandshakeStep,
     buffer: [u8; REPLY_BYTES],
     filled: usize,
     since: Instant,
@@ -44,7 +44,7 @@ const RELAY_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long any other step may take.
 const STEP_TIME_MAX: Duration = Duration::from_millis(HELLO_MILLIS_MAX);
 
-enum Step {
+enum HandshakeStep {
     /// Dialled; the connection may not be there yet.
     Dialled(Dialler),
     /// Our first message is out.
@@ -59,7 +59,7 @@ enum Step {
 }
 
 /// A link that is up.
-pub struct Up {
+pub struct EstablishedLink {
     pub introduction: Introduction,
     pub carrier: Carrier,
 }
@@ -69,18 +69,18 @@ pub enum Carrier {
     Shm(Box<ShmLink>),
     Stream(Box<StreamLink>),
     /// To the relay of another node, of a process that is recorded.
-    Whole(Box<WholeLink>),
+    Recorded(Box<RecordedLink>),
     /// In datagrams, beside a stream between the same addresses.
-    Datagram(Box<Line>),
+    Datagram(Box<UdpPath>),
     /// To this endpoint itself.
-    Loop,
+    Loopback,
 }
 
 impl Handshake {
     /// Begins a hello on a socket that connects to a peer.
     pub fn dial(socket: OwnedFd, is_unix: bool, identity: &Identity, own: Introduction) -> Self {
         let dialler = Dialler::new(identity.job, identity.key.clone(), own, random());
-        Self::new(socket, is_unix, Step::Dialled(dialler))
+        Self::new(socket, is_unix, HandshakeStep::Dialled(dialler))
     }
 
     /// Begins a hello on a socket that connects to the relay.
@@ -95,10 +95,10 @@ impl Handshake {
 
     /// Begins a hello on a socket that a stranger connected.
     pub fn accept(socket: OwnedFd, is_unix: bool, own: Introduction) -> Self {
-        Self::new(socket, is_unix, Step::AwaitOpen(Box::new(own)))
+        Self::new(socket, is_unix, HandshakeStep::AwaitOpen(Box::new(own)))
     }
 
-    fn new(socket: OwnedFd, is_unix: bool, step: Step) -> Self {
+    fn new(socket: OwnedFd, is_unix: bool, step: HandshakeStep) -> Self {
         Self {
             socket: Some(socket),
             is_unix,
@@ -112,7 +112,7 @@ impl Handshake {
     }
 
     /// The connection is one of many attempts: when it is not there after `pause`, another one is better.
-    pub fn hurry(self, pause: Duration) -> Self {
+    pub fn with_connect_time(self, pause: Duration) -> Self {
         Self { connect_max: pause.clamp(CONNECT_TIME_MIN, STEP_TIME_MAX), ..self }
     }
 
@@ -131,7 +131,7 @@ impl Handshake {
 
     /// Whether it waits to write (a connection being made).
     pub fn wants_write(&self) -> bool {
-        matches!(self.step, Step::Dialled(_))
+        matches!(self.step, HandshakeStep::Dialled(_))
     }
 
     /// Whether it should be given up.
@@ -143,16 +143,16 @@ impl Handshake {
     /// says so.
     fn time_max(&self) -> Option<Duration> {
         match self.step {
-            Step::AwaitReply(_) if self.is_to_relay => Some(RELAY_TIME_MAX),
-            Step::AwaitReply(_) => None,
-            Step::AwaitClose(_) => Some(CLOSE_TIME_MAX),
-            Step::Dialled(_) => Some(self.connect_max),
+            HandshakeStep::AwaitReply(_) if self.is_to_relay => Some(RELAY_TIME_MAX),
+            HandshakeStep::AwaitReply(_) => None,
+            HandshakeStep::AwaitClose(_) => Some(CLOSE_TIME_MAX),
+            HandshakeStep::Dialled(_) => Some(self.connect_max),
             _ => Some(STEP_TIME_MAX),
         }
     }
 
     /// Whether it has taken longer than a hello between two sides that attend to it.
-    pub fn is_old(&self) -> bool {
+    pub fn is_slow(&self) -> bool {
         self.since.elapsed() > STEP_TIME_MAX
     }
 
@@ -160,7 +160,11 @@ impl Handshake {
     ///
     /// # Errors
     /// The other side is not there, or not one of us; the text says why.
-    pub fn advance(&mut self, identity: &Identity, mapper: Mapper) -> io::Result<Option<Up>> {
+    pub fn advance(
+        &mut self,
+        identity: &Identity,
+        mapper: Mapper,
+    ) -> io::Result<Option<EstablishedLink>> {
         loop {
             match self.step(identity, mapper) {
                 Ok(Some(up)) => return Ok(Some(up)),
@@ -171,60 +175,60 @@ impl Handshake {
         }
     }
 
-    fn step(&mut self, identity: &Identity, mapper: Mapper) -> io::Result<Option<Up>> {
-        match std::mem::replace(&mut self.step, Step::Over) {
-            Step::Dialled(dialler) => {
+    fn step(&mut self, identity: &Identity, mapper: Mapper) -> io::Result<Option<EstablishedLink>> {
+        match std::mem::replace(&mut self.step, HandshakeStep::Over) {
+            HandshakeStep::Dialled(dialler) => {
                 if !self.is_connected()? {
-                    self.step = Step::Dialled(dialler);
+                    self.step = HandshakeStep::Dialled(dialler);
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 self.write(&dialler.open())?;
-                self.step = Step::AwaitReply(dialler);
+                self.step = HandshakeStep::AwaitReply(dialler);
             }
-            Step::AwaitReply(dialler) => {
+            HandshakeStep::AwaitReply(dialler) => {
                 let Some(reply) = self.read::<REPLY_BYTES>()? else {
-                    self.step = Step::AwaitReply(dialler);
+                    self.step = HandshakeStep::AwaitReply(dialler);
                     return Err(io::ErrorKind::WouldBlock.into());
                 };
                 let (close, listener) = dialler.handle_reply(&reply).map_err(refused)?;
                 self.write(&close)?;
                 return self.finish(listener, identity, mapper).map(Some);
             }
-            Step::AwaitOpen(own) => {
+            HandshakeStep::AwaitOpen(own) => {
                 let Some(open) = self.read::<OPEN_BYTES>()? else {
-                    self.step = Step::AwaitOpen(own);
+                    self.step = HandshakeStep::AwaitOpen(own);
                     return Err(io::ErrorKind::WouldBlock.into());
                 };
                 let (listener, reply) =
                     Listener::handle_open(identity.job, &identity.key, &own, random(), &open)
                         .map_err(refused)?;
                 self.write(&reply)?;
-                self.step = Step::AwaitClose(listener);
+                self.step = HandshakeStep::AwaitClose(listener);
             }
-            Step::AwaitClose(listener) => {
+            HandshakeStep::AwaitClose(listener) => {
                 let Some(close) = self.read::<CLOSE_BYTES>()? else {
-                    self.step = Step::AwaitClose(listener);
+                    self.step = HandshakeStep::AwaitClose(listener);
                     return Err(io::ErrorKind::WouldBlock.into());
                 };
                 let dialler = listener.handle_close(&close).map_err(refused)?;
                 if !self.is_unix {
                     return self.finish(dialler, identity, mapper).map(Some);
                 }
-                self.step = Step::AwaitMemory(Box::new(dialler));
+                self.step = HandshakeStep::AwaitMemory(Box::new(dialler));
             }
-            Step::AwaitMemory(dialler) => {
+            HandshakeStep::AwaitMemory(dialler) => {
                 let memory = match ShmLink::receive_memory(self.fd()) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        self.step = Step::AwaitMemory(dialler);
+                        self.step = HandshakeStep::AwaitMemory(dialler);
                         return Err(error);
                     }
                     other => other?,
                 };
                 let link = ShmLink::accept(self.take_socket()?, memory, mapper)?;
                 let carrier = Carrier::Shm(Box::new(link));
-                return Ok(Some(Up { introduction: *dialler, carrier }));
+                return Ok(Some(EstablishedLink { introduction: *dialler, carrier }));
             }
-            Step::Over => return Err(io::Error::other("a hello that has ended")),
+            HandshakeStep::Over => return Err(io::Error::other("a hello that has ended")),
         }
         Ok(None)
     }
@@ -234,17 +238,17 @@ impl Handshake {
         introduction: Introduction,
         identity: &Identity,
         mapper: Mapper,
-    ) -> io::Result<Up> {
+    ) -> io::Result<EstablishedLink> {
         let socket = self.take_socket()?;
         let carrier = if self.is_unix {
             Carrier::Shm(Box::new(ShmLink::dial(socket, mapper)?))
         } else if self.is_to_relay && identity.recovers {
-            Carrier::Whole(Box::new(WholeLink::new(socket, identity.peer_timeout)))
+            Carrier::Recorded(Box::new(RecordedLink::new(socket, identity.peer_timeout)))
         } else {
             keep_in_cache(&socket)?;
             Carrier::Stream(Box::new(StreamLink::new(socket)?))
         };
-        Ok(Up { introduction, carrier })
+        Ok(EstablishedLink { introduction, carrier })
     }
 
     fn take_socket(&mut self) -> io::Result<OwnedFd> {
@@ -324,7 +328,7 @@ const _: () = assert!(OPEN_BYTES <= REPLY_BYTES && CLOSE_BYTES <= REPLY_BYTES);
 mod tests {
     use super::*;
     use landbridge_proto::id::{Address, ClusterId};
-    use landbridge_proto::wire::hello::{Role, Standing};
+    use landbridge_proto::wire::hello::{LogPosition, Role};
     use landbridge_proto::wire::name::NAME_BYTES;
 
     const NO_MEMORY: Mapper =
@@ -346,14 +350,17 @@ mod tests {
         assert_eq!(accepted.time_max(), Some(CLOSE_TIME_MAX));
         let (again, _nobody) = pair();
         let again = Handshake::dial(again.into(), true, identity, introduction());
-        let again = again.hurry(Duration::from_millis(20));
+        let again = again.with_connect_time(Duration::from_millis(20));
         assert_eq!(again.time_max(), Some(CONNECT_TIME_MIN));
-        assert_eq!(again.hurry(Duration::from_secs(60)).time_max(), Some(STEP_TIME_MAX));
+        assert_eq!(
+            again.with_connect_time(Duration::from_secs(60)).time_max(),
+            Some(STEP_TIME_MAX)
+        );
         let (to_relay, _relay) = pair();
         let mut relay = Handshake::dial_relay(to_relay.into(), true, identity, introduction());
         assert!(relay.advance(identity, NO_MEMORY).unwrap().is_none());
         assert_eq!(relay.time_max(), Some(RELAY_TIME_MAX));
-        assert!(!relay.is_overdue() && !relay.is_old());
+        assert!(!relay.is_overdue() && !relay.is_slow());
     }
 
     fn introduction() -> Introduction {
@@ -367,7 +374,7 @@ mod tests {
             cookie_address: 0,
             cookie: 0,
             name: [0; NAME_BYTES],
-            standing: Standing::default(),
+            log_position: LogPosition::default(),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use landbridge_drive::check::Sum;
+use landbridge_drive::checksum::Checksum;
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::limit;
 use landbridge_proto::path::congestion;
@@ -31,15 +31,15 @@ pub struct Identity {
     pub cluster: ClusterId,
     pub node: u64,
     pub ip: IpAddr,
-    pub relays: Vec<RelayWay>,
+    pub relays: Vec<RelayAddress>,
     pub paths: Paths,
     /// Processes on this node, as far as known.
-    pub neighbours: Option<u32>,
+    pub local_size: Option<u32>,
     /// Tells it from those, as far as known.
-    pub place: Option<u32>,
+    pub placement_index: Option<u32>,
     /// How frames are checked that go over a network, and through shared memory.
-    pub integrity: Sum,
-    pub integrity_shm: Sum,
+    pub integrity: Checksum,
+    pub integrity_shm: Checksum,
     /// How long a peer that no path reaches is waited for.
     pub peer_timeout: Duration,
     /// Longest pause between attempts to reach it.
@@ -53,7 +53,7 @@ pub struct Identity {
     pub copy_max: u32,
     pub retain: u64,
     /// Whether direct paths go over UDP too, and what decides how fast they send.
-    pub datagrams: Option<congestion::Kind>,
+    pub datagrams: Option<congestion::CongestionAlgorithm>,
     /// It may be killed and come back: all goes through the relay, and is recorded there.
     pub recovers: bool,
     /// How often it has been started before.
@@ -62,7 +62,7 @@ pub struct Identity {
 
 /// A way to this cluster's relay.
 #[derive(Clone, Debug)]
-pub enum RelayWay {
+pub enum RelayAddress {
     /// Abstract Unix socket; then shared memory.
     Unix(String),
     Tcp(SocketAddr),
@@ -95,7 +95,7 @@ impl Identity {
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         let recovers = param::RECOVER.is_on()?;
-        let integrity = Sum::of_job(param::INTEGRITY.word()?, recovers);
+        let integrity = Checksum::of_job(param::INTEGRITY.word()?, recovers);
         let relays = relays()?;
         Ok(Identity {
             job,
@@ -108,10 +108,10 @@ impl Identity {
             ip: if recovers { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { own_ip(&relays)? },
             relays,
             paths: if recovers { Paths { shm: true, tcp: false, relay: true } } else { paths()? },
-            neighbours: neighbours()?,
-            place: index.or_else(place),
+            local_size: local_size()?,
+            placement_index: index.or_else(placement_index),
             integrity,
-            integrity_shm: if param::INTEGRITY_SHM.is_on()? { integrity } else { Sum::Off },
+            integrity_shm: if param::INTEGRITY_SHM.is_on()? { integrity } else { Checksum::Off },
             peer_timeout: param::PEER_TIMEOUT.duration()?,
             redial_max: param::REDIAL_MAX.duration()?,
             suspect_after: param::SUSPECT_AFTER.duration()?,
@@ -255,7 +255,7 @@ pub fn hash(parts: &[&[u8]]) -> u64 {
 
 /// The address by which this node is called first: as told, or that from which the relay is reached, or any that is up.
 /// Others are tried when nobody answers there.
-fn own_ip(relays: &[RelayWay]) -> Result<IpAddr, String> {
+fn own_ip(relays: &[RelayAddress]) -> Result<IpAddr, String> {
     // It may have been made as long as all others.
     let told = param::ADDRESS.text().map(|text| text.trim_end().to_string());
     let Some(text) = told.filter(|text| !text.is_empty()) else {
@@ -279,10 +279,10 @@ fn rails() -> Result<Vec<IpAddr>, String> {
 }
 
 /// Our end of the way to the first relay that the kernel knows a way to, unless it is on this node. Nothing is sent.
-fn towards_relay(relays: &[RelayWay]) -> Option<IpAddr> {
-    let reached = |relay: &RelayWay| match relay {
-        RelayWay::Unix(_) => None,
-        RelayWay::Tcp(address) => {
+fn towards_relay(relays: &[RelayAddress]) -> Option<IpAddr> {
+    let reached = |relay: &RelayAddress| match relay {
+        RelayAddress::Unix(_) => None,
+        RelayAddress::Tcp(address) => {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
             socket.connect(address).ok()?;
             let own = socket.local_addr().ok()?.ip();
@@ -339,18 +339,18 @@ fn interface(entry: &libc::ifaddrs) -> Option<Interface> {
     }
 }
 
-fn relays() -> Result<Vec<RelayWay>, String> {
+fn relays() -> Result<Vec<RelayAddress>, String> {
     let text = param::RELAY.text().unwrap_or_default();
-    text.split(',').filter(|way| !way.is_empty()).map(relay_way).collect()
+    text.split(',').filter(|way| !way.is_empty()).map(parse_relay_address).collect()
 }
 
-fn relay_way(text: &str) -> Result<RelayWay, String> {
+fn parse_relay_address(text: &str) -> Result<RelayAddress, String> {
     if let Some(name) = text.strip_prefix("unix:@") {
-        return Ok(RelayWay::Unix(name.to_owned()));
+        return Ok(RelayAddress::Unix(name.to_owned()));
     }
     let address =
         text.strip_prefix("tcp:").and_then(|address| address.to_socket_addrs().ok()?.next());
-    address.map(RelayWay::Tcp).ok_or_else(|| {
+    address.map(RelayAddress::Tcp).ok_or_else(|| {
         format!("LANDBRIDGE_RELAY: {text} is neither unix:@NAME nor tcp:HOST:PORT of a known host")
     })
 }
@@ -371,21 +371,21 @@ fn paths() -> Result<Paths, String> {
     Ok(paths)
 }
 
-fn datagrams() -> Result<Option<congestion::Kind>, String> {
+fn datagrams() -> Result<Option<congestion::CongestionAlgorithm>, String> {
     let kind = match param::CONGESTION.word()? {
-        "bbr" => congestion::Kind::Bbr,
-        _ => congestion::Kind::Cubic,
+        "bbr" => congestion::CongestionAlgorithm::Bbr,
+        _ => congestion::CongestionAlgorithm::Cubic,
     };
     Ok((param::UDP.word()? == "on").then_some(kind))
 }
 
-fn neighbours() -> Result<Option<u32>, String> {
+fn local_size() -> Result<Option<u32>, String> {
     let of_other_launchers = ["MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE"];
     let count = param::NODE_SIZE.number()?.or_else(|| number_in_any(&of_other_launchers));
     Ok(count.map(|count| count as u32))
 }
 
-fn place() -> Option<u32> {
+fn placement_index() -> Option<u32> {
     number_in_any(&["PMI_RANK", "PMIX_RANK", "SLURM_PROCID"]).map(|rank| rank as u32)
 }
 
@@ -401,9 +401,11 @@ mod tests {
 
     #[test]
     fn relay_ways_are_parsed_or_explained() {
-        assert!(matches!(relay_way("unix:@x-1"), Ok(RelayWay::Unix(name)) if name == "x-1"));
-        assert!(matches!(relay_way("tcp:127.0.0.1:7711"), Ok(RelayWay::Tcp(_))));
-        assert!(relay_way("udp:1").unwrap_err().contains("udp:1"));
+        assert!(
+            matches!(parse_relay_address("unix:@x-1"), Ok(RelayAddress::Unix(name)) if name == "x-1")
+        );
+        assert!(matches!(parse_relay_address("tcp:127.0.0.1:7711"), Ok(RelayAddress::Tcp(_))));
+        assert!(parse_relay_address("udp:1").unwrap_err().contains("udp:1"));
     }
 
     #[test]
@@ -422,8 +424,8 @@ mod tests {
 
     #[test]
     fn the_way_to_a_relay_tells_our_address_unless_it_is_here() {
-        let here = |text: &str| RelayWay::Tcp(text.parse().unwrap());
-        assert_eq!(towards_relay(&[RelayWay::Unix("x".into()), here("127.0.0.1:7711")]), None);
+        let here = |text: &str| RelayAddress::Tcp(text.parse().unwrap());
+        assert_eq!(towards_relay(&[RelayAddress::Unix("x".into()), here("127.0.0.1:7711")]), None);
     }
 
     #[test]

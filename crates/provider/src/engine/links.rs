@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
 
-use landbridge_drive::check::Sum;
+use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{Path, Peer, Place};
+use landbridge_proto::endpoint::{PathProperties, PayloadDestination, Peer};
 use landbridge_proto::limit;
 use landbridge_proto::path::time::Time;
 use landbridge_proto::wire::frame::HEADER_BYTES;
 
 use super::Engine;
+use super::dialling::{self, EventToken, watch};
 use super::handshake::Carrier;
-use super::integrity::{self, Summing};
-use super::neighbours::Out;
-use super::peers::{self, Token, watch};
+use super::integrity::{self, IncomingChecksum};
+use super::peer_state::SendState;
 use crate::log;
 
 /// Payload of one frame in a ring.
 pub const RING_PAYLOAD_MAX: usize =
-    shm::FRAME_BYTES_MAX - HEADER_BYTES - limit::HEAD_BYTES_MAX - limit::CHECK_BYTES;
+    shm::FRAME_BYTES_MAX - HEADER_BYTES - limit::KIND_HEADER_BYTES_MAX - limit::CHECKSUM_BYTES;
 /// Messages beyond this are read out of the sender's memory where that is allowed: one copy and a system call
 /// instead of two copies.
 pub const RING_EAGER_MAX: u32 = 16 << 10;
@@ -51,33 +51,33 @@ pub struct Link {
     /// The addresses that it joins, if it is a direct stream: ours and the peer's.
     pub(super) ends: Option<(IpAddr, IpAddr)>,
     /// The peer has dialled.
-    pub(super) is_theirs: bool,
+    pub(super) is_accepted: bool,
     /// It has sent something that may not be confirmed yet.
     pub(super) has_sent: bool,
     /// Since when something that it has sent was unconfirmed at each look.
-    pub(super) waits_since: Option<Instant>,
+    pub(super) unacked_since: Option<Instant>,
     /// For how long nothing was confirmed while something could have been, as of the last look.
-    pub(super) silent: Duration,
+    pub(super) unacked_for: Duration,
     /// So long that nothing goes out by it while there is another.
-    pub(super) is_doubted: bool,
+    pub(super) is_suspected: bool,
     /// For so long that another connection is tried beside it.
-    pub(super) is_suspect: bool,
+    pub(super) is_unresponsive: bool,
     /// When it came up.
     pub(super) since: Instant,
     /// When something came by it; kept only while there are lines of datagrams.
-    pub(super) heard: Time,
+    pub(super) last_received: Time,
     /// Frames are summed this way.
-    pub(super) sum: Sum,
+    pub(super) sum: Checksum,
     /// The payload that is arriving, as far as it has been summed.
-    pub(super) summing: Option<Summing>,
+    pub(super) summing: Option<IncomingChecksum>,
     /// Peers that have frames for which it had no room.
     pub(super) blocked: VecDeque<Peer>,
     /// Whose frame it has sent only in part.
     pub(super) holding: Option<Peer>,
     /// Whose payload is arriving.
-    pub(super) inside: Option<(Peer, Place)>,
+    pub(super) inside: Option<(Peer, PayloadDestination)>,
     /// Its sender is to be given up with this errno, as soon as that has arrived.
-    pub(super) doomed: Option<i32>,
+    pub(super) fail_after_payload: Option<i32>,
     /// Operands that are arriving.
     pub(super) scratch: Vec<u8>,
 }
@@ -89,20 +89,20 @@ impl Link {
             peer,
             path: RELAY_PATH,
             ends: None,
-            is_theirs: false,
+            is_accepted: false,
             has_sent: false,
-            waits_since: None,
-            silent: Duration::ZERO,
-            is_doubted: false,
-            is_suspect: false,
+            unacked_since: None,
+            unacked_for: Duration::ZERO,
+            is_suspected: false,
+            is_unresponsive: false,
             since: Instant::now(),
-            heard: Time(0),
-            sum: Sum::Off,
+            last_received: Time(0),
+            sum: Checksum::Off,
             summing: None,
             blocked: VecDeque::new(),
             holding: None,
             inside: None,
-            doomed: None,
+            fail_after_payload: None,
             scratch: Vec::new(),
         }
     }
@@ -119,11 +119,11 @@ impl Link {
         interest: EventFlags,
     ) -> io::Result<()> {
         match &self.carrier {
-            Carrier::Shm(link) => watch(epoll, link.fd(), Token::Link(id), interest),
-            Carrier::Stream(link) => watch(epoll, link.fd(), Token::Link(id), interest),
-            Carrier::Whole(link) => watch(epoll, link.fd(), Token::Link(id), interest),
+            Carrier::Shm(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
+            Carrier::Stream(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
+            Carrier::Recorded(link) => watch(epoll, link.fd(), EventToken::Link(id), interest),
             // Their socket is watched.
-            Carrier::Datagram(_) | Carrier::Loop => Ok(()),
+            Carrier::Datagram(_) | Carrier::Loopback => Ok(()),
         }
     }
 
@@ -135,7 +135,7 @@ impl Link {
     #[inline]
     pub fn socket(&self) -> Option<usize> {
         match &self.carrier {
-            Carrier::Datagram(line) => Some(line.socket()),
+            Carrier::Datagram(udp_path) => Some(udp_path.socket()),
             _ => None,
         }
     }
@@ -158,18 +158,18 @@ impl Link {
     pub fn describe(&self) -> &'static str {
         match self.carrier {
             Carrier::Shm(_) => "shared memory",
-            Carrier::Stream(_) | Carrier::Whole(_) => "tcp",
+            Carrier::Stream(_) | Carrier::Recorded(_) => "tcp",
             Carrier::Datagram(_) => "udp",
-            Carrier::Loop => "itself",
+            Carrier::Loopback => "itself",
         }
     }
 
     /// The stream has sent only a part of a frame of `peer`, which may lie in memory that is given back before
-    /// the rest has left ([`Outgoing::must_let_go`](landbridge_proto::endpoint::Outgoing)).
-    pub(super) fn hold(&mut self, peer: Peer, must_let_go: bool) {
+    /// the rest has left ([`OutgoingFrame::must_release_memory`](landbridge_proto::endpoint::OutgoingFrame)).
+    pub(super) fn hold(&mut self, peer: Peer, must_release_memory: bool) {
         match &mut self.carrier {
-            Carrier::Stream(stream) if must_let_go => {
-                stream.own_held();
+            Carrier::Stream(stream) if must_release_memory => {
+                stream.copy_held();
                 self.await_room(peer);
             }
             _ => self.holding = Some(peer),
@@ -177,28 +177,30 @@ impl Link {
     }
 
     /// What the path can do, for peers behind it.
-    pub fn traits(&self, may_pull: bool, copy_max: u32) -> Path {
-        let checked = self.sum != Sum::Off;
+    pub fn traits(&self, may_pull: bool, copy_max: u32) -> PathProperties {
+        let checked = self.sum != Checksum::Off;
         if self.peer.is_none() {
-            return Path { checked, ..Path::RELAY };
+            return PathProperties { checked, ..PathProperties::RELAY };
         }
         match self.carrier {
-            Carrier::Shm(_) => Path { checked, ..peers::ring_path(may_pull) },
-            Carrier::Datagram(ref line) => Path { checked, ..line.traits(copy_max) },
-            Carrier::Stream(_) | Carrier::Whole(_) | Carrier::Loop => Path {
+            Carrier::Shm(_) => PathProperties { checked, ..dialling::ring_path(may_pull) },
+            Carrier::Datagram(ref udp_path) => {
+                PathProperties { checked, ..udp_path.traits(copy_max) }
+            }
+            Carrier::Stream(_) | Carrier::Recorded(_) | Carrier::Loopback => PathProperties {
                 payload_max: TCP_PAYLOAD_MAX,
                 eager_max: TCP_EAGER_MAX,
                 first_piece: TCP_FIRST_PIECE,
                 pull: false,
                 window: u64::MAX,
                 ahead: false,
-                lossless: matches!(self.carrier, Carrier::Loop),
+                lossless: matches!(self.carrier, Carrier::Loopback),
                 checked,
                 copy_max,
                 spare: false,
-                silent: false,
+                silent_loss: false,
                 datagram: None,
-                overtakes: false,
+                reorders: false,
             },
         }
     }
@@ -226,11 +228,11 @@ impl Engine {
 
     /// Gives up those for whom reading a link brought the reason.
     #[cold]
-    pub(super) fn fail_given_up(&mut self) {
+    pub(super) fn fail_pending_peers(&mut self) {
         for peer in std::mem::take(&mut self.dropped) {
-            self.drop_relay_route(peer);
+            self.drop_relay_path(peer);
         }
-        for (peer, errno) in std::mem::take(&mut self.given_up) {
+        for (peer, errno) in std::mem::take(&mut self.failed_peers) {
             self.fail_peer(peer, errno);
         }
     }
@@ -240,10 +242,10 @@ impl Engine {
     /// if it is in the middle of a payload from the peer, the rest of that is taken in first.
     #[cold]
     pub(super) fn fail_peer(&mut self, peer: Peer, errno: i32) {
-        self.settle_accounts(peer);
-        let neighbour = &mut self.neighbours[peer.0 as usize];
-        (neighbour.out, neighbour.repair) = (Out::Gone, None);
-        neighbour.routes.clear();
+        self.finish_all_statistics(peer);
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        (peer_state.send_state, peer_state.reconnect) = (SendState::Closed, None);
+        peer_state.open_paths.clear();
         for id in 0..self.links.len() {
             let Some(link) = self.links[id].as_mut() else {
                 continue;
@@ -255,10 +257,10 @@ impl Engine {
             if let Carrier::Stream(stream) = &mut link.carrier
                 && link.holding == Some(peer)
             {
-                stream.own_held();
+                stream.copy_held();
             }
             if link.inside.is_some_and(|(from, _)| from == peer) {
-                link.doomed = Some(errno);
+                link.fail_after_payload = Some(errno);
                 return;
             }
         }
@@ -278,8 +280,8 @@ impl Engine {
                 self.streams -= 1;
                 self.hot_stream = self.hot_stream.filter(|&hot| hot != id);
             }
-            Carrier::Datagram(line) => self.forget_line(id, line),
-            Carrier::Shm(_) | Carrier::Whole(_) | Carrier::Loop => (),
+            Carrier::Datagram(udp_path) => self.forget_udp_path(id, udp_path),
+            Carrier::Shm(_) | Carrier::Recorded(_) | Carrier::Loopback => (),
         }
         Some(link)
     }
@@ -287,35 +289,35 @@ impl Engine {
     /// Link `id` is broken or has ended.
     #[cold]
     pub(super) fn link_down(&mut self, id: usize, error: &io::Error) {
-        if self.is_recorded() && self.relay.link() == Some(id) {
-            self.hear_last_word();
+        if self.is_recorded() && self.uplink.link() == Some(id) {
+            self.end_if_refused();
         }
         let Some(mut link) = self.close_link(id) else {
             return;
         };
         let Some(peer) = link.peer else {
             log!(Warn, "the connection to the relay is lost: {error}");
-            let (doomed, inside) = (link.doomed.take(), link.inside.take());
-            if let (Some(errno), Some((peer, _))) = (doomed, inside) {
+            let (fail_after_payload, inside) = (link.fail_after_payload.take(), link.inside.take());
+            if let (Some(errno), Some((peer, _))) = (fail_after_payload, inside) {
                 self.fail_peer(peer, errno);
             }
-            return self.relay_lost(id, &link, integrity::was_spoilt(error));
+            return self.relay_lost(id, &link, integrity::was_corrupt(error));
         };
         // What a ring holds outlives neither of its processes, nor does it break; and who breaks the protocol breaks it again.
-        let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loop)
+        let is_final = matches!(link.carrier, Carrier::Shm(_) | Carrier::Loopback)
             || error.kind() == io::ErrorKind::InvalidData;
         let ends = link.ends;
-        if integrity::was_spoilt(error) {
-            self.count_spoilt(peer, link.path);
+        if integrity::was_corrupt(error) {
+            self.count_corrupt(peer, link.path);
         }
-        self.settle_account(peer, link.path, &link, !self.core.has_left(peer));
+        self.finish_statistics(peer, link.path, &link, !self.core.has_left(peer));
         drop(link);
         let address = self.core.address(peer);
         if error.kind() == io::ErrorKind::InvalidData {
             self.core.revoke_goodbye(peer);
         }
         if !is_final && !self.core.has_left(peer) {
-            return self.lose_route(peer, id, ends, error);
+            return self.lose_path(peer, id, ends, error);
         }
         self.drain_links_of(peer);
         if self.core.has_left(peer) {

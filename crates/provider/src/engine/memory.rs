@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use landbridge_drive::check::Running;
+use landbridge_drive::checksum::RunningChecksum;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece};
 use landbridge_proto::endpoint::Memory;
 use landbridge_proto::wire::hello::Introduction;
@@ -88,7 +88,7 @@ impl Bytes {
     ///
     /// # Safety
     /// The memory is valid.
-    pub unsafe fn keep(&self, at: u64, len: u64, running: &mut Running) -> Self {
+    pub unsafe fn keep(&self, at: u64, len: u64, running: &mut RunningChecksum) -> Self {
         if let (Bytes::Owned(bytes), 0) = (self, at)
             && bytes.0.len() as u64 == len
         {
@@ -114,7 +114,7 @@ impl Bytes {
     /// # Safety
     /// The memory is valid.
     #[inline]
-    pub unsafe fn sum(&self, at: u64, len: u64, running: &mut Running) {
+    pub unsafe fn sum(&self, at: u64, len: u64, running: &mut RunningChecksum) {
         for piece in self.range(at, len).as_slice() {
             // SAFETY: the caller's promise.
             running.update(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });

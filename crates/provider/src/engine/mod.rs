@@ -9,9 +9,9 @@
 //! | `request` | what the face asks |
 //! | `identity` | who this process is |
 //! | `memory` | where bytes lie |
-//! | `doors` | sockets, and the names they go by |
-//! | `neighbours` | who the others are |
-//! | `peers` | the way to each, and hellos |
+//! | `local_endpoint` | sockets, and the names they go by |
+//! | `peer_state` | who the others are |
+//! | `dialling` | the way to each, and hellos |
 //! | `handshake` | one hello, step by step |
 //! | `uplink` | the connection to the relay |
 //! | `links` | what leads to peers, and its end |
@@ -19,14 +19,14 @@
 //! | `receive` | frames in |
 //! | `serve` | what the protocol wants done: bytes moved, remote memory touched |
 //! | `integrity` | checks of what goes over a network |
-//! | `repair` | paths that broke, and how they come back |
+//! | `reconnect` | paths that broke, and how they come back |
 //! | `replay` | what is taken in, so that it can be done again |
-//! | `aside` | a process of which an image is taken |
+//! | `quiesce` | a process of which an image is taken |
 //! | `peeks` | probes for any source, and messages that the MPI library delivers itself |
-//! | `partings` | receives that wait for who has left |
+//! | `departed_peers` | receives that wait for who has left |
 //! | `rails` | several interfaces as several paths |
 //! | `datagrams` | paths over UDP |
-//! | `silence` | paths that have fallen silent |
+//! | `liveness` | paths that have fallen silent |
 //! | `wait` | polling and parking |
 //!
 //! Only opening and closing wait for the network, for a bounded time: opening for the relay, closing for peers to take
@@ -35,28 +35,28 @@
 //! What may never happen: any other request waits for the network; a frame's bytes are touched before its
 //! link's hello has ended; a link of one peer keeps another from progress.
 
-mod aside;
 mod datagrams;
-mod doors;
+mod departed_peers;
+mod dialling;
 mod handshake;
 mod identity;
 mod integrity;
-mod ledger;
 mod links;
+mod liveness;
+mod local_endpoint;
 mod memory;
-mod neighbours;
-mod partings;
+mod path_statistics;
 mod peeks;
-mod peers;
+mod peer_state;
+mod pending_connections;
+mod quiesce;
 mod rails;
-mod reads;
 mod receive;
-mod repair;
+mod reconnect;
 mod replay;
 pub mod request;
+mod sent_nondeterminism;
 mod serve;
-mod silence;
-mod strangers;
 #[cfg(test)]
 mod tests;
 mod transmit;
@@ -75,30 +75,30 @@ use landbridge_proto::endpoint::{self, Config, Endpoint, Peer, Posting, Ticket};
 
 use crate::abi::{self, Errno, FiAddr};
 use crate::av::Av;
-use crate::board::Slot;
 use crate::mr;
-use crate::patience::Advice;
+use crate::poll_policy::Advice;
 use crate::sink::Sink;
-use crate::{clocks, log};
+use crate::statistics_page::StatisticsSlot;
+use crate::{interposer, log};
 
 use datagrams::Datagrams;
-use doors::Own;
 use identity::Identity;
 use links::Link;
+use local_endpoint::LocalEndpoint;
 use memory::{Bytes, copied_bytes};
-use neighbours::Neighbour;
 pub use peeks::library_repeats_peeks;
+use peer_state::PeerState;
 use request::{
-    AtomicKind, AtomicRequest, ClaimRequest, Iov, Level, RecvRequest, RemoteIov, RmaKind,
+    AtomicKind, AtomicRequest, ClaimRequest, CompletionLevel, Iov, RecvRequest, RemoteIov, RmaKind,
     RmaRequest, SendRequest,
 };
-use uplink::Relay;
-use wait::Idle;
+use uplink::Uplink;
+use wait::PollState;
 pub use wait::{PARK_MILLIS, timespec};
 
 /// What an endpoint is opened with.
 pub struct Setup {
-    pub domain_mr: Arc<mr::Table>,
+    pub domain_mr: Arc<mr::MrTable>,
     pub av: Arc<Av>,
     pub sink: Sink,
     /// The endpoint's name is a Landbridge address; otherwise a `sockaddr_in`.
@@ -127,18 +127,18 @@ const STAGE_BYTES: usize = 64 << 10;
 
 pub struct Engine {
     identity: &'static Identity,
-    own: Own,
+    own: LocalEndpoint,
     av: Arc<Av>,
-    mr: Arc<mr::Table>,
+    mr: Arc<mr::MrTable>,
     sink: Sink,
     source_wanted: bool,
     core: Endpoint<Bytes>,
     /// By the numbers the protocol gives peers.
-    neighbours: Vec<Neighbour>,
-    by_name: BTreeMap<doors::NameBytes, Peer>,
+    peer_states: Vec<PeerState>,
+    by_name: BTreeMap<local_endpoint::NameBytes, Peer>,
     /// Peers by address-vector number; `u32::MAX` is unknown.
     by_number: Vec<u32>,
-    relay: Relay,
+    uplink: Uplink,
     links: Vec<Option<Box<Link>>>,
     /// Links through shared memory, polled in turn.
     rings: Vec<usize>,
@@ -147,17 +147,17 @@ pub struct Engine {
     streams: usize,
     /// The stream that is read directly; epoll does not watch it.
     hot_stream: Option<usize>,
-    hellos: peers::Hellos,
+    hellos: dialling::Hellos,
     /// Hellos under way and doors at rest: there is something to look after.
     hellos_open: usize,
     epoll: OwnedFd,
     /// Peers to be failed, and why, once the link that is being read is in its place again.
-    given_up: Vec<(Peer, i32)>,
+    failed_peers: Vec<(Peer, i32)>,
     /// Frames that came early, by the number of their first byte: head and payload, as far as they are there.
     early: BTreeMap<(Peer, u64), Box<[u8]>>,
-    silence: silence::Silence,
+    liveness: liveness::LivenessCheck,
     peeks: peeks::Peeks,
-    partings: partings::Partings,
+    departed_peers: departed_peers::DepartedPeers,
     /// Some peer has several paths: the protocol wants to know the time.
     has_several: bool,
     /// Paths over UDP, if they are wanted.
@@ -165,7 +165,7 @@ pub struct Engine {
     /// Further addresses of peers.
     rails: Vec<rails::Rail>,
     /// Peers of which a path is to be had again.
-    repairs: Vec<Peer>,
+    reconnects: Vec<Peer>,
     /// Peers to which the relay leads no longer, as above.
     dropped: Vec<Peer>,
     /// Unexpected payload, by place of the number the protocol gives it.
@@ -182,8 +182,8 @@ pub struct Engine {
     /// Bytes in copies beyond which nothing more is copied.
     retain: u64,
     /// Where it is said how the paths are.
-    slot: Option<Slot>,
-    idle: Idle,
+    statistics_slot: Option<StatisticsSlot>,
+    poll_state: PollState,
 }
 
 // SAFETY: the raw pointers in it are the application's memory, valid until completion in whatever thread drives.
@@ -195,10 +195,11 @@ impl Engine {
             log!(Warn, "{why}");
             Errno::EINVAL
         })?;
-        let (own, epoll) = Own::open(identity, setup.own_format, setup.bind).map_err(|error| {
-            log!(Warn, "no endpoint can be opened: {error}");
-            Errno(error.raw_os_error().unwrap_or(libc::EIO))
-        })?;
+        let (own, epoll) =
+            LocalEndpoint::open(identity, setup.own_format, setup.bind).map_err(|error| {
+                log!(Warn, "no endpoint can be opened: {error}");
+                Errno(error.raw_os_error().unwrap_or(libc::EIO))
+            })?;
         let core = Endpoint::new(Config {
             address: own.address,
             eager_window: identity.eager_window(),
@@ -213,27 +214,27 @@ impl Engine {
             sink: setup.sink,
             source_wanted: setup.source_wanted,
             core,
-            neighbours: Vec::new(),
+            peer_states: Vec::new(),
             by_name: BTreeMap::new(),
             by_number: Vec::new(),
-            relay: Relay::default(),
+            uplink: Uplink::default(),
             links: Vec::new(),
             rings: Vec::new(),
             full_rings: Vec::new(),
             streams: 0,
             hot_stream: None,
-            hellos: peers::Hellos::default(),
+            hellos: dialling::Hellos::default(),
             hellos_open: 0,
             epoll,
-            given_up: Vec::new(),
+            failed_peers: Vec::new(),
             early: BTreeMap::new(),
-            silence: silence::Silence::new(),
+            liveness: liveness::LivenessCheck::new(),
             peeks: peeks::Peeks::default(),
-            partings: partings::Partings::new(),
+            departed_peers: departed_peers::DepartedPeers::new(),
             has_several: false,
             datagrams: identity.datagrams.map(|kind| Box::new(Datagrams::new(kind))),
             rails: Vec::new(),
-            repairs: Vec::new(),
+            reconnects: Vec::new(),
             dropped: Vec::new(),
             stores: Vec::new(),
             stage: vec![0; STAGE_BYTES],
@@ -242,17 +243,17 @@ impl Engine {
             frames_per_turn: receive::FRAMES_PER_TURN,
             scratch: Vec::new(),
             retain: identity.retain,
-            slot: Slot::take(),
-            idle: Idle::new(identity.neighbours.unwrap_or(identity.size)),
+            statistics_slot: StatisticsSlot::take(),
+            poll_state: PollState::new(identity.local_size.unwrap_or(identity.size)),
         };
-        let start = engine.idle.time();
+        let start = engine.poll_state.time();
         engine.replay = identity.recovers.then(|| replay::Replay::new(start));
         engine.attach();
-        if engine.is_recorded() && !engine.relay.is_up() {
+        if engine.is_recorded() && !engine.uplink.is_up() {
             log!(Warn, "no relay on this node, and nothing can be recorded without");
             return Err(Errno::EIO);
         }
-        if let Some(why) = clocks::lack().filter(|_| engine.is_recorded()) {
+        if let Some(why) = interposer::missing_reason().filter(|_| engine.is_recorded()) {
             log!(
                 Warn,
                 "clocks and chance are not recorded: {why}; a new start of it may go another way"
@@ -269,12 +270,12 @@ impl Engine {
     #[inline]
     pub fn send(&mut self, request: &SendRequest) -> Result<(), Errno> {
         let peer = self.peer_of(request.target)?;
-        if request.inject && !request.notify && self.pass(peer, request) {
-            self.note_act();
+        if request.inject && !request.notify && self.inject_fast(peer, request) {
+            self.note_posted();
             return Ok(());
         }
-        self.demand_way(peer, request.inject)?;
-        self.demand_room(peer, request.inject)?;
+        self.require_path(peer, request.inject)?;
+        self.require_copy_space(peer, request.inject)?;
         let message = endpoint::Message {
             peer,
             memory: Self::memory(request.payload, request.inject),
@@ -284,38 +285,38 @@ impl Engine {
             level: level(request.level),
         };
         self.core.send(message).map_err(|_| Errno::EAGAIN)?;
-        self.set_going();
+        self.submit();
         Ok(())
     }
 
     /// What is injected counts as sent when the call returns, and the program may never call again: it is taken only when
     /// there is a way to the peer, which is made by asking often enough.
     #[inline]
-    fn demand_way(&mut self, peer: Peer, inject: bool) -> Result<(), Errno> {
-        let has_way = |engine: &Self| {
+    fn require_path(&mut self, peer: Peer, inject: bool) -> Result<(), Errno> {
+        let has_path = |engine: &Self| {
             matches!(
-                engine.neighbours[peer.0 as usize].out,
-                neighbours::Out::Up(_) | neighbours::Out::Gone
+                engine.peer_states[peer.0 as usize].send_state,
+                peer_state::SendState::Up(_) | peer_state::SendState::Closed
             )
         };
-        if !inject || has_way(self) {
+        if !inject || has_path(self) {
             return Ok(());
         }
         self.core.mark_busy(peer);
         self.poll();
-        if has_way(self) { Ok(()) } else { Err(Errno::EAGAIN) }
+        if has_path(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
 
     /// What is copied while the copies that are kept have reached their bound has to wait until some are confirmed. Not if
     /// none of them is for this peer: one that takes nothing must not keep others from progress.
     #[inline]
-    fn demand_room(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
+    fn require_copy_space(&mut self, peer: Peer, is_copied: bool) -> Result<(), Errno> {
         let has_room =
-            |engine: &Self| copied_bytes() < engine.retain || !engine.core.keeps_for(peer);
+            |engine: &Self| copied_bytes() < engine.retain || !engine.core.retains_for(peer);
         if !is_copied || has_room(self) {
             return Ok(());
         }
-        self.core.solicit(peer);
+        self.core.solicit_ack(peer);
         self.poll();
         if has_room(self) { Ok(()) } else { Err(Errno::EAGAIN) }
     }
@@ -323,13 +324,13 @@ impl Engine {
     /// After the protocol was given something to do: what it wants done now, and its frames. (An operation for a peer that
     /// is gone is done at once, and has no frame.)
     #[inline]
-    fn set_going(&mut self) {
-        self.note_act();
-        self.carry_on();
+    fn submit(&mut self) {
+        self.note_posted();
+        self.run_actions();
     }
 
     #[inline]
-    fn carry_on(&mut self) {
+    fn run_actions(&mut self) {
         self.drain_actions();
         self.flush();
     }
@@ -355,7 +356,7 @@ impl Engine {
             ticket: Ticket { context: request.context, notify: request.notify },
             multi: request.multi,
         });
-        self.set_going();
+        self.submit();
         Ok(())
     }
 
@@ -373,7 +374,7 @@ impl Engine {
                 multi: false,
             })
         };
-        self.set_going();
+        self.submit();
         if found { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
@@ -382,8 +383,8 @@ impl Engine {
         let RemoteIov { key, offset, .. } = request.remote;
         let remote = endpoint::Remote { peer, key, offset };
         let ticket = Ticket { context: request.context, notify: request.notify };
-        self.demand_way(peer, request.inject)?;
-        self.demand_room(peer, request.inject)?;
+        self.require_path(peer, request.inject)?;
+        self.require_copy_space(peer, request.inject)?;
         let memory = Self::memory(request.local, request.inject);
         let started = match request.kind {
             RmaKind::Write => self.core.write(remote, memory, request.data, ticket),
@@ -391,7 +392,7 @@ impl Engine {
         };
         started.map_err(|_| Errno::EAGAIN)?;
         self.one_sided += 1;
-        self.set_going();
+        self.submit();
         Ok(())
     }
 
@@ -408,8 +409,8 @@ impl Engine {
             key: remote.key,
             offset: remote.offset,
         };
-        self.demand_way(peer, request.inject)?;
-        self.demand_room(peer, true)?;
+        self.require_path(peer, request.inject)?;
+        self.require_copy_space(peer, true)?;
         // SAFETY: the caller's memory is valid during its call.
         let operands = unsafe {
             let mut bytes = Bytes::borrow(request.operand).copy();
@@ -421,7 +422,7 @@ impl Engine {
         let started = self.core.atomic(peer, wanted, operands, result, ticket);
         started.map_err(|_| Errno::EAGAIN)?;
         self.one_sided += 1;
-        self.set_going();
+        self.submit();
         Ok(())
     }
 
@@ -438,8 +439,8 @@ impl Engine {
     /// Hands everything to the paths, and gives peers a moment to take it in.
     pub fn close(&mut self) {
         self.log_paths();
-        self.replay.iter_mut().for_each(|replay| replay.is_leaving = true);
-        for peer in self.peers_in_touch() {
+        self.replay.iter_mut().for_each(|replay| replay.is_closing = true);
+        for peer in self.active_peers() {
             self.core.goodbye(peer);
         }
         // What a relay has taken may yet be lost between relays, and nobody sends it again when we are gone.
@@ -451,7 +452,7 @@ impl Engine {
         if !self.core.is_safe() {
             log!(Warn, "closed although a peer does not take what it is sent");
         }
-        if self.has_lines() && !self.core.is_drained() {
+        if self.has_udp_paths() && !self.core.is_drained() {
             // What is in a datagram and is lost, nobody sends again when we are gone.
             self.progress_until(FLUSH_TIME_MAX, Endpoint::is_drained);
         }
@@ -459,10 +460,10 @@ impl Engine {
         if self.streams > 0 {
             self.progress_until(DRAIN_TIME_MAX, Endpoint::is_drained);
         } else {
-            self.progress_until(DRAIN_TIME_MAX, Endpoint::is_parted);
+            self.progress_until(DRAIN_TIME_MAX, Endpoint::is_goodbye_acknowledged);
         }
-        self.tell_refusals(now_millis() + QUIET_MILLIS);
-        self.finish_record();
+        self.log_refusals(now_millis() + QUIET_MILLIS);
+        self.finish_recording();
     }
 
     fn progress_until(&mut self, at_most: Duration, is_done: fn(&Endpoint<Bytes>) -> bool) {
@@ -472,11 +473,11 @@ impl Engine {
                 Advice::GoOn => (),
                 Advice::Yield => {
                     std::thread::yield_now();
-                    self.note_rest(Advice::Yield, 0);
+                    self.note_advice_taken(Advice::Yield, 0);
                 }
                 Advice::Park => {
                     let events = self.park(PARK_MILLIS);
-                    self.note_rest(Advice::Park, events);
+                    self.note_advice_taken(Advice::Park, events);
                 }
             }
         }
@@ -489,9 +490,11 @@ impl Engine {
 }
 
 #[inline]
-fn level(level: Level) -> endpoint::Level {
+fn level(level: CompletionLevel) -> endpoint::CompletionLevel {
     match level {
-        Level::Inject | Level::Transmit => endpoint::Level::Handed,
-        Level::Delivery => endpoint::Level::Delivered,
+        CompletionLevel::Inject | CompletionLevel::Transmit => {
+            endpoint::CompletionLevel::TransmitComplete
+        }
+        CompletionLevel::Delivery => endpoint::CompletionLevel::DeliveryComplete,
     }
 }

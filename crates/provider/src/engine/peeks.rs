@@ -19,7 +19,7 @@
 //! and `landbridge env` set. Without it every peek is answered at once. Open MPI and Intel MPI send
 //! to themselves through the provider, where such a message is delivered inside the call.
 
-use landbridge_proto::endpoint::Look;
+use landbridge_proto::endpoint::Peek;
 
 use crate::abi::Errno;
 
@@ -55,7 +55,7 @@ struct Pending {
 
 /// What is known of messages that the MPI library delivers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Own {
+enum SelfMessages {
     /// Nothing: it was not asked yet.
     Unknown,
     /// There are none.
@@ -65,19 +65,19 @@ enum Own {
 }
 
 impl Peeks {
-    fn own(&mut self, context: usize, reads: u64) -> Own {
+    fn self_messages(&mut self, context: usize, reads: u64) -> SelfMessages {
         match self.pending.take() {
-            Some(pending) if pending.context != context => Own::Unknown,
-            Some(pending) if pending.reads != reads => Own::Delivered,
-            Some(_) => Own::UnderWay,
-            None => Own::Unknown,
+            Some(pending) if pending.context != context => SelfMessages::Unknown,
+            Some(pending) if pending.reads != reads => SelfMessages::Delivered,
+            Some(_) => SelfMessages::UnderWay,
+            None => SelfMessages::Unknown,
         }
     }
 }
 
 impl Engine {
     pub fn peek(&mut self, request: &PeekRequest) -> Result<(), Errno> {
-        let look = Look {
+        let look = Peek {
             source: self.source_of(request.source)?,
             tag: request.tag,
             ignore: request.ignore,
@@ -86,19 +86,19 @@ impl Engine {
             discard: request.discard,
         };
         let reads = self.sink.receive.as_ref().map_or(0, |queue| queue.reads());
-        match self.peeks.own(request.context, reads) {
-            Own::UnderWay => self.core.look_in_vain(&look),
-            Own::Delivered => self.core.look(look),
-            Own::Unknown => {
+        match self.peeks.self_messages(request.context, reads) {
+            SelfMessages::UnderWay => self.core.complete_empty_peek(&look),
+            SelfMessages::Delivered => self.core.peek(look),
+            SelfMessages::Unknown => {
                 self.poll_to_peek();
-                if request.repeats && self.core.would_find(&look) {
+                if request.repeats && self.core.would_match(&look) {
                     self.peeks.pending = Some(Pending { context: request.context, reads });
                     return Err(Errno::EAGAIN);
                 }
-                self.core.look(look);
+                self.core.peek(look);
             }
         }
-        self.carry_on();
+        self.run_actions();
         Ok(())
     }
 

@@ -8,8 +8,8 @@
 //!
 //! | state of an address | it is told | its time has come | the attempt fails | connection `id` stands | connection `id` is lost |
 //! |---|---|---|---|---|---|
-//! | (none) | Waiting, or Theirs | | | | |
-//! | Theirs: the peer tries ours | | | | Up | Waiting, at once |
+//! | (none) | Waiting, or PeerDials | | | | |
+//! | PeerDials: the peer tries ours | | | | Up | Waiting, at once |
 //! | Waiting | | Dialling | | Up | |
 //! | Dialling | | | Waiting, for the pause | Up | |
 //! | Up, over its connection | | | | Up, over that one | Waiting, at once, if it was the one |
@@ -21,15 +21,15 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use landbridge_proto::endpoint::{Path, Peer};
-use landbridge_proto::wire::head::Door;
+use landbridge_proto::endpoint::{PathProperties, Peer};
+use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
 use super::Engine;
-use super::doors::dial_tcp;
+use super::dialling::HelloPurpose;
 use super::handshake::Carrier;
 use super::links::RELAY_PATH;
-use super::neighbours::{Out, Route};
-use super::peers::Purpose;
+use super::local_endpoint::dial_tcp;
+use super::peer_state::{OpenPath, SendState};
 use crate::log;
 
 /// Further addresses of one peer that are tried.
@@ -45,15 +45,15 @@ const UNSENT_BYTES: u32 = 128 << 10;
 pub struct Rail {
     peer: Peer,
     address: SocketAddr,
-    state: State,
+    state: CandidateState,
     next: Instant,
     pause: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum CandidateState {
     /// The peer tries ours.
-    Theirs,
+    PeerDials,
     /// To be tried when it is time.
     Waiting,
     Dialling,
@@ -63,40 +63,44 @@ enum State {
 
 /// What happens to a further address: see the table in the module head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
+enum CandidateEvent {
     /// Time has passed. The longest pause between attempts.
-    Look(Duration),
+    Tick(Duration),
     Failed,
-    Stands(usize),
+    Connected(usize),
     Lost(usize),
 }
 
 impl Rail {
     fn new(peer: Peer, address: SocketAddr, is_ours: bool, now: Instant) -> Self {
-        let state = if is_ours { State::Waiting } else { State::Theirs };
+        let state = if is_ours { CandidateState::Waiting } else { CandidateState::PeerDials };
         Self { peer, address, state, next: now, pause: PAUSE_MIN }
     }
 
     /// Goes on as the table says. True if the address is to be tried now.
-    fn handle(&mut self, event: Event, now: Instant) -> bool {
+    fn handle(&mut self, event: CandidateEvent, now: Instant) -> bool {
         match (self.state, event) {
-            (State::Waiting, Event::Look(pause_max)) if now >= self.next => {
-                (self.state, self.next) = (State::Dialling, now + self.pause);
+            (CandidateState::Waiting, CandidateEvent::Tick(pause_max)) if now >= self.next => {
+                (self.state, self.next) = (CandidateState::Dialling, now + self.pause);
                 self.pause = (self.pause * 2).min(pause_max);
                 return true;
             }
             // Otherwise the peer has come to us meanwhile.
-            (State::Dialling, Event::Failed) => self.state = State::Waiting,
-            (_, Event::Stands(id)) => self.state = State::Up(id),
-            (State::Theirs, Event::Lost(_)) => self.try_at_once(now),
-            (State::Up(own), Event::Lost(id)) if own == id => self.try_at_once(now),
+            (CandidateState::Dialling, CandidateEvent::Failed) => {
+                self.state = CandidateState::Waiting
+            }
+            (_, CandidateEvent::Connected(id)) => self.state = CandidateState::Up(id),
+            (CandidateState::PeerDials, CandidateEvent::Lost(_)) => self.try_at_once(now),
+            (CandidateState::Up(own), CandidateEvent::Lost(id)) if own == id => {
+                self.try_at_once(now)
+            }
             _ => (),
         }
         false
     }
 
     fn try_at_once(&mut self, now: Instant) {
-        (self.state, self.next, self.pause) = (State::Waiting, now, PAUSE_MIN);
+        (self.state, self.next, self.pause) = (CandidateState::Waiting, now, PAUSE_MIN);
     }
 }
 
@@ -112,7 +116,7 @@ pub fn ends_of(socket: BorrowedFd<'_>) -> Option<(IpAddr, IpAddr)> {
 
 impl Engine {
     /// A direct connection to `peer` is up: it is told where else we are.
-    pub(super) fn tell_doors(&mut self, peer: Peer, link: usize) {
+    pub(super) fn advertise_rails(&mut self, peer: Peer, link: usize) {
         let Some(port) = self.own.port().filter(|_| self.own.own_format) else {
             return;
         };
@@ -121,17 +125,17 @@ impl Engine {
             if Some(*ip) == known || *ip == self.identity.ip || self.identity.ip.is_loopback() {
                 continue;
             }
-            self.core.tell_door(peer, door_at(*ip, port, 0));
+            self.core.advertise_address(peer, advertisement_of(*ip, port, 0));
         }
     }
 
     /// `peer` takes connections at a further address.
-    pub(super) fn handle_door_told(&mut self, peer: Peer, door: &Door) {
-        if door.token != 0 {
-            return self.handle_datagram_door(peer, door);
+    pub(super) fn handle_advertisement(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
+        if advertisement.token != 0 {
+            return self.handle_udp_advertisement(peer, advertisement);
         }
-        let is_ours = Some(self.own.name) < self.neighbours[peer.0 as usize].name;
-        let address = address_of(door);
+        let is_ours = Some(self.own.name) < self.peer_states[peer.0 as usize].name;
+        let address = advertised_address(advertisement);
         let ip = address.ip();
         let theirs = || self.rails.iter().filter(|rail| rail.peer == peer);
         let is_allowed = self.identity.rail_networks.iter().any(|network| network.contains(ip));
@@ -149,7 +153,7 @@ impl Engine {
     }
 
     /// Whether `peer` has told of this address over a connection: it is tried for itself.
-    pub(super) fn is_rail_told(&self, peer: Peer, address: SocketAddr) -> bool {
+    pub(super) fn is_rail_advertised(&self, peer: Peer, address: SocketAddr) -> bool {
         self.rails.iter().any(|rail| (rail.peer, rail.address) == (peer, address))
     }
 
@@ -157,17 +161,18 @@ impl Engine {
     #[cold]
     pub(super) fn check_rails(&mut self) {
         let now = Instant::now();
-        let neighbours = &self.neighbours;
-        self.rails.retain(|rail| neighbours[rail.peer.0 as usize].out != Out::Gone);
+        let peer_states = &self.peer_states;
+        self.rails.retain(|rail| peer_states[rail.peer.0 as usize].send_state != SendState::Closed);
         for index in 0..self.rails.len() {
             let rail = &mut self.rails[index];
-            if !rail.handle(Event::Look(self.identity.redial_max), now) {
+            if !rail.handle(CandidateEvent::Tick(self.identity.redial_max), now) {
                 continue;
             }
             let (peer, address) = (rail.peer, rail.address);
-            let greeted = dial_tcp(address)
-                .and_then(|socket| self.greet(socket, false, Purpose::Rail(peer, address)));
-            if let Err(error) = greeted {
+            let started = dial_tcp(address).and_then(|socket| {
+                self.start_handshake(socket, false, HelloPurpose::Rail(peer, address))
+            });
+            if let Err(error) = started {
                 self.rail_failed(peer, address, &error);
             }
         }
@@ -181,10 +186,10 @@ impl Engine {
 
     /// Whether some address is still to be tried.
     pub(super) fn has_rails_to_try(&self) -> bool {
-        self.rails.iter().any(|rail| rail.state == State::Waiting)
+        self.rails.iter().any(|rail| rail.state == CandidateState::Waiting)
     }
 
-    fn tell_rail(&mut self, peer: Peer, address: SocketAddr, event: Event) {
+    fn handle_rail_event(&mut self, peer: Peer, address: SocketAddr, event: CandidateEvent) {
         let found = self.rails.iter_mut().find(|rail| (rail.peer, rail.address) == (peer, address));
         if let Some(rail) = found {
             rail.handle(event, Instant::now());
@@ -193,18 +198,18 @@ impl Engine {
 
     pub(super) fn rail_failed(&mut self, peer: Peer, address: SocketAddr, error: &io::Error) {
         log!(Debug, "{} at {address}: {error}", self.core.address(peer));
-        self.tell_rail(peer, address, Event::Failed);
+        self.handle_rail_event(peer, address, CandidateEvent::Failed);
     }
 
     /// A connection to a further address is up as link `id`.
     pub(super) fn rail_up(&mut self, peer: Peer, address: SocketAddr, id: usize) {
-        self.tell_rail(peer, address, Event::Stands(id));
+        self.handle_rail_event(peer, address, CandidateEvent::Connected(id));
     }
 
     /// The peer has connected to us, between the addresses `ends`, as link `id`: there is no need to try the other way round.
-    pub(super) fn rail_met(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) {
+    pub(super) fn rail_accepted(&mut self, peer: Peer, ends: Option<(IpAddr, IpAddr)>, id: usize) {
         if let Some(rail) = self.rail_between(peer, ends) {
-            rail.handle(Event::Stands(id), Instant::now());
+            rail.handle(CandidateEvent::Connected(id), Instant::now());
         }
     }
 
@@ -215,7 +220,7 @@ impl Engine {
         ends: Option<(IpAddr, IpAddr)>,
         id: usize,
     ) -> bool {
-        let is_up = self.rails.iter().position(|rail| rail.state == State::Up(id));
+        let is_up = self.rails.iter().position(|rail| rail.state == CandidateState::Up(id));
         let rail = match is_up {
             Some(place) => Some(&mut self.rails[place]),
             None => self.rail_between(peer, ends),
@@ -223,20 +228,20 @@ impl Engine {
         let Some(rail) = rail else {
             return false;
         };
-        rail.handle(Event::Lost(id), Instant::now());
+        rail.handle(CandidateEvent::Lost(id), Instant::now());
         true
     }
 
-    /// Whether a connection between `ends` leads to a further address: of the peer, or of ours if it `is_theirs`.
+    /// Whether a connection between `ends` leads to a further address: of the peer, or of ours if it `is_accepted`.
     pub(super) fn is_rail(
         &mut self,
         peer: Peer,
         ends: Option<(IpAddr, IpAddr)>,
-        is_theirs: bool,
+        is_accepted: bool,
     ) -> bool {
         let (main, further) = (self.identity.ip, &self.identity.rails);
         let is_ours = ends.is_some_and(|(own, _)| own != main && further.contains(&own));
-        (is_theirs && is_ours) || self.rail_between(peer, ends).is_some()
+        (is_accepted && is_ours) || self.rail_between(peer, ends).is_some()
     }
 
     #[cfg(test)]
@@ -250,88 +255,100 @@ impl Engine {
     }
 
     /// Whether a direct path of `peer` joins the same two addresses as `ends`, and over which link.
-    pub(super) fn twin(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> Option<usize> {
+    pub(super) fn duplicate_link(
+        &self,
+        peer: Peer,
+        ends: Option<(IpAddr, IpAddr)>,
+    ) -> Option<usize> {
         let ends = ends?;
-        let links = self.neighbours[peer.0 as usize].routes.iter().map(|route| route.link);
+        let links =
+            self.peer_states[peer.0 as usize].open_paths.iter().map(|open_path| open_path.link);
         links.into_iter().find(|&id| {
             self.links[id].as_ref().is_some_and(|link| link.is_stream() && link.ends == Some(ends))
         })
     }
 
     /// The direct paths of `peer` have changed: several share the work in small pieces, a single one takes all.
-    pub(super) fn share_work(&mut self, peer: Peer) {
-        let neighbour = &mut self.neighbours[peer.0 as usize];
-        let may_pull = neighbour.readable.is_some();
-        let through_relay = neighbour.routes.iter().find(|route| route.path == RELAY_PATH);
-        let direct = neighbour.routes.iter().rfind(|route| route.path != RELAY_PATH);
-        if let (Some(relay), Some(direct), Out::Up(link)) = (through_relay, direct, neighbour.out)
+    pub(super) fn restripe(&mut self, peer: Peer) {
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let may_pull = peer_state.readable.is_some();
+        let through_relay =
+            peer_state.open_paths.iter().find(|open_path| open_path.path == RELAY_PATH);
+        let direct = peer_state.open_paths.iter().rfind(|open_path| open_path.path != RELAY_PATH);
+        if let (Some(relay), Some(direct), SendState::Up(link)) =
+            (through_relay, direct, peer_state.send_state)
             && relay.link == link
         {
-            neighbour.out = Out::Up(direct.link);
+            peer_state.send_state = SendState::Up(direct.link);
         }
         let mut seen = Vec::new();
         let mut several = false;
-        for route in &neighbour.routes {
-            let ends = self.links[route.link].as_ref().and_then(|link| link.ends);
-            several |= route.path != RELAY_PATH && !seen.is_empty() && !seen.contains(&ends);
-            if route.path != RELAY_PATH {
+        for open_path in &peer_state.open_paths {
+            let ends = self.links[open_path.link].as_ref().and_then(|link| link.ends);
+            several |= open_path.path != RELAY_PATH && !seen.is_empty() && !seen.contains(&ends);
+            if open_path.path != RELAY_PATH {
                 seen.push(ends);
             }
         }
-        let routes = self.neighbours[peer.0 as usize].routes.clone();
-        let is_direct = |route: &Route| route.path != RELAY_PATH && self.may_carry(route.link);
-        let has_direct = routes.iter().any(is_direct);
+        let open_paths = self.peer_states[peer.0 as usize].open_paths.clone();
+        let is_direct =
+            |open_path: &OpenPath| open_path.path != RELAY_PATH && self.may_carry(open_path.link);
+        let has_direct = open_paths.iter().any(is_direct);
         self.has_several |= several;
-        for route in routes {
-            let Some(link) = self.links[route.link].as_ref() else {
+        for open_path in open_paths {
+            let Some(link) = self.links[open_path.link].as_ref() else {
                 continue;
             };
-            let whole = link.traits(may_pull, self.identity.copy_max);
-            let is_primary = neighbour_sends(&self.neighbours[peer.0 as usize].out, route.link);
-            let is_twin = several && self.twin(peer, link.ends).is_some_and(|id| id != route.link);
-            let spare = match (route.path, &link.carrier) {
+            let traits = link.traits(may_pull, self.identity.copy_max);
+            let is_primary =
+                is_sending_link(&self.peer_states[peer.0 as usize].send_state, open_path.link);
+            let is_duplicate = several
+                && self.duplicate_link(peer, link.ends).is_some_and(|id| id != open_path.link);
+            let spare = match (open_path.path, &link.carrier) {
                 (RELAY_PATH, _) => has_direct,
-                (_, Carrier::Datagram(line)) => line.is_doubted(),
-                _ => self.is_covered(peer, link.ends) || (!is_primary && (!several || is_twin)),
+                (_, Carrier::Datagram(udp_path)) => udp_path.is_suspected(),
+                _ => {
+                    self.is_covered(peer, link.ends) || (!is_primary && (!several || is_duplicate))
+                }
             };
-            let path = if several && link.is_stream() && route.path != RELAY_PATH {
+            let path = if several && link.is_stream() && open_path.path != RELAY_PATH {
                 if let Carrier::Stream(stream) = &link.carrier {
                     stream.set_unsent_max(UNSENT_BYTES);
                 }
-                Path {
+                PathProperties {
                     payload_max: PIECE_BYTES,
                     eager_max: PIECE_BYTES,
                     first_piece: PIECE_BYTES,
                     ahead: true,
                     spare,
-                    ..whole
+                    ..traits
                 }
             } else {
-                Path { spare, ..whole }
+                PathProperties { spare, ..traits }
             };
-            self.core.set_path(peer, route.path, path);
+            self.core.set_path(peer, open_path.path, path);
         }
         self.core.mark_busy(peer);
     }
 }
 
-/// Where a door is.
-pub fn address_of(door: &Door) -> SocketAddr {
-    let ip = Ipv6Addr::from(door.ip);
-    SocketAddr::new(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4), door.port)
+/// Where an address advertisement points.
+pub fn advertised_address(advertisement: &AdvertisedAddress) -> SocketAddr {
+    let ip = Ipv6Addr::from(advertisement.ip);
+    SocketAddr::new(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4), advertisement.port)
 }
 
-/// The door at an address of ours.
-pub fn door_at(ip: IpAddr, port: u16, token: u64) -> Door {
+/// The advertisement of an address of ours.
+pub fn advertisement_of(ip: IpAddr, port: u16, token: u64) -> AdvertisedAddress {
     let ip = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
     };
-    Door { ip: ip.octets(), port, token }
+    AdvertisedAddress { ip: ip.octets(), port, token }
 }
 
-fn neighbour_sends(out: &Out, link: usize) -> bool {
-    *out == Out::Up(link)
+fn is_sending_link(out: &SendState, link: usize) -> bool {
+    *out == SendState::Up(link)
 }
 
 #[cfg(test)]
@@ -343,19 +360,19 @@ mod tests {
 
     #[test]
     fn a_further_address_in_every_state_under_every_event() {
-        use State::{Dialling, Theirs, Up, Waiting};
-        let look = Event::Look(PAUSE_MAX);
-        let states = [Theirs, Waiting, Dialling, Up(7)];
+        use CandidateState::{Dialling, PeerDials, Up, Waiting};
+        let look = CandidateEvent::Tick(PAUSE_MAX);
+        let states = [PeerDials, Waiting, Dialling, Up(7)];
         let rows = [
-            (look, true, [Theirs, Dialling, Dialling, Up(7)]),
+            (look, true, [PeerDials, Dialling, Dialling, Up(7)]),
             // Its time has not come.
-            (look, false, [Theirs, Waiting, Dialling, Up(7)]),
-            (Event::Failed, true, [Theirs, Waiting, Waiting, Up(7)]),
-            (Event::Stands(7), true, [Up(7); 4]),
-            (Event::Stands(8), true, [Up(8); 4]),
-            (Event::Lost(7), true, [Waiting, Waiting, Dialling, Waiting]),
+            (look, false, [PeerDials, Waiting, Dialling, Up(7)]),
+            (CandidateEvent::Failed, true, [PeerDials, Waiting, Waiting, Up(7)]),
+            (CandidateEvent::Connected(7), true, [Up(7); 4]),
+            (CandidateEvent::Connected(8), true, [Up(8); 4]),
+            (CandidateEvent::Lost(7), true, [Waiting, Waiting, Dialling, Waiting]),
             // Another connection between the same two addresses.
-            (Event::Lost(8), true, [Waiting, Waiting, Dialling, Up(7)]),
+            (CandidateEvent::Lost(8), true, [Waiting, Waiting, Dialling, Up(7)]),
         ];
         let start = Instant::now();
         for (event, is_time, expected) in rows {
@@ -365,7 +382,7 @@ mod tests {
                 let dials = rail.handle(event, start);
                 assert_eq!(rail.state, expected, "{state:?} under {event:?}");
                 assert_eq!(dials, (state, expected) == (Waiting, Dialling), "{event:?}");
-                let is_fresh = expected == Waiting && matches!(state, Theirs | Up(_));
+                let is_fresh = expected == Waiting && matches!(state, PeerDials | Up(_));
                 let wait = match (dials, is_fresh) {
                     (true, _) => (start + 2 * PAUSE_MIN, PAUSE_MAX),
                     (_, true) => (start, PAUSE_MIN),
@@ -380,13 +397,13 @@ mod tests {
     fn an_address_is_tried_by_the_side_whose_turn_it_is_with_growing_pauses() {
         let start = Instant::now();
         let mut theirs = Rail::new(Peer(0), "10.0.0.1:5".parse().unwrap(), false, start);
-        assert!(!theirs.handle(Event::Look(PAUSE_MAX), start + PAUSE_MAX));
+        assert!(!theirs.handle(CandidateEvent::Tick(PAUSE_MAX), start + PAUSE_MAX));
         let mut ours = Rail::new(Peer(0), theirs.address, true, start);
         let mut tried = Vec::new();
         for millis in 0..1_500 {
-            if ours.handle(Event::Look(PAUSE_MAX), start + millis * MILLI) {
+            if ours.handle(CandidateEvent::Tick(PAUSE_MAX), start + millis * MILLI) {
                 tried.push(millis);
-                ours.handle(Event::Failed, start + millis * MILLI);
+                ours.handle(CandidateEvent::Failed, start + millis * MILLI);
             }
         }
         assert_eq!(tried, [0, 100, 300, 650, 1_000, 1_350]);

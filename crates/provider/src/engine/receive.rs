@@ -3,12 +3,12 @@
 
 use std::io;
 
-use landbridge_drive::check::Sum;
+use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::stream::Piece;
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{KEPT, Peer, Place};
+use landbridge_proto::endpoint::{PayloadDestination, Peer, REASSEMBLED};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind as FrameKind};
-use landbridge_proto::wire::head::Head;
+use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::Engine;
 use super::handshake::Carrier;
@@ -32,7 +32,7 @@ impl Engine {
         // The usual case, kept short: nothing there.
         let is_empty = match &mut link.carrier {
             Carrier::Shm(ring) => matches!(ring.peek(), Ok(None)),
-            Carrier::Whole(stream) => matches!(stream.peek(), Ok(None)),
+            Carrier::Recorded(stream) => matches!(stream.peek(), Ok(None)),
             _ => false,
         };
         if is_empty {
@@ -52,8 +52,8 @@ impl Engine {
         if let Some(replay) = &mut self.replay {
             replay.taken += bytes;
         }
-        if !self.given_up.is_empty() || !self.dropped.is_empty() {
-            self.fail_given_up();
+        if !self.failed_peers.is_empty() || !self.dropped.is_empty() {
+            self.fail_pending_peers();
         }
         if let Err(error) = outcome {
             self.link_down(id, &error);
@@ -71,7 +71,7 @@ impl Engine {
         while *frames < self.frames_per_turn {
             let frame = match &mut link.carrier {
                 Carrier::Shm(ring) => ring.peek()?,
-                Carrier::Whole(stream) => stream.peek()?,
+                Carrier::Recorded(stream) => stream.peek()?,
                 _ => None,
             };
             let Some(frame) = frame else { break };
@@ -79,7 +79,7 @@ impl Engine {
             self.take_frame(peer, path, sum, frame)?;
             match &mut link.carrier {
                 Carrier::Shm(ring) => ring.consume(),
-                Carrier::Whole(stream) => stream.consume(),
+                Carrier::Recorded(stream) => stream.consume(),
                 _ => (),
             }
             *frames += 1;
@@ -93,31 +93,34 @@ impl Engine {
         &mut self,
         from: Option<Peer>,
         path: PathId,
-        sum: Sum,
+        sum: Checksum,
         frame: &[u8],
     ) -> io::Result<()> {
         let header = integrity::parse(sum, frame)?;
         let body = frame
             .get(HEADER_BYTES..HEADER_BYTES + header.length as usize)
             .ok_or_else(|| fault("a frame is cut off"))?;
-        let head_bytes = Head::size(header.kind, header.flags);
+        let head_bytes = KindHeader::size(header.kind, header.flags);
         let (_, check) =
             header.payload(head_bytes).map_err(|bad| integrity::malformed(sum, bad))?;
-        if sum != Sum::Off && !matches!(header.kind, FrameKind::Unreachable | FrameKind::Lost) {
+        if sum != Checksum::Off && !matches!(header.kind, FrameKind::Unreachable | FrameKind::Lost)
+        {
             integrity::verify_front(sum, &header, frame)?;
         }
         let Some(peer) = self.sender(from, &header)? else {
             return Ok(());
         };
         let payload = &body[head_bytes + check..];
-        if check > 0 && sum != Sum::Off && sum.of(payload) != integrity::check_in(body, head_bytes)
+        if check > 0
+            && sum != Checksum::Off
+            && sum.of(payload) != integrity::check_in(body, head_bytes)
         {
-            return self.note_spoilt(peer, path, &header);
+            return self.note_corrupt(peer, path, &header);
         }
         let handled = self.core.handle_frame(peer, path, &header, body);
         let place = handled.map_err(|bad| fault(bad.0))?;
         match place {
-            Place::Early { frame, whole, at } => {
+            PayloadDestination::OutOfOrder { frame, whole, at } => {
                 self.keep_early(peer, (frame, whole, at), &header, &body[..head_bytes], payload);
             }
             _ => self.put(peer, place, payload),
@@ -128,11 +131,11 @@ impl Engine {
 
     /// A payload is not what was sent, and is asked for again.
     #[cold]
-    fn note_spoilt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
-        log!(Info, "{}: a frame arrived spoilt", self.core.address(peer));
-        self.count_spoilt(peer, path);
-        let is_bearable = self.core.handle_spoilt_frame(peer, header);
-        if is_bearable { Ok(()) } else { Err(integrity::spoilt("too many frames arrive spoilt")) }
+    fn note_corrupt(&mut self, peer: Peer, path: PathId, header: &Header) -> io::Result<()> {
+        log!(Info, "{}: a frame arrived corrupt", self.core.address(peer));
+        self.count_corrupt(peer, path);
+        let is_bearable = self.core.handle_corrupt_frame(peer, header);
+        if is_bearable { Ok(()) } else { Err(integrity::corrupt("too many frames arrive corrupt")) }
     }
 
     /// Keeps a frame that came early, or a fragment of one.
@@ -169,22 +172,22 @@ impl Engine {
 
     /// Takes in frames that came early and whose turn has come.
     #[cold]
-    fn take_kept(&mut self, peer: Peer) {
-        while let Some(frame) = self.core.next_kept(peer) {
+    fn take_early(&mut self, peer: Peer) {
+        while let Some(frame) = self.core.next_reassembled(peer) {
             let Some(body) = self.early.remove(&(peer, frame)) else {
                 return;
             };
-            let (place, head) = match self.core.handle_kept(peer, &body) {
+            let (place, head) = match self.core.handle_reassembled(peer, &body) {
                 Ok(taken) => taken,
                 Err(bad) => {
                     log!(Warn, "{}: {}", self.core.address(peer), bad.0);
                     self.core.revoke_goodbye(peer);
-                    return self.given_up.push((peer, libc::ECONNRESET));
+                    return self.failed_peers.push((peer, libc::ECONNRESET));
                 }
             };
             self.drain_actions();
             self.put(peer, place, &body[head..]);
-            self.core.handle_payload(peer, KEPT);
+            self.core.handle_payload(peer, REASSEMBLED);
             self.drain_actions();
         }
     }
@@ -198,17 +201,17 @@ impl Engine {
         if header.target != self.own.address {
             return Err(fault("the relay delivers a frame for somebody else"));
         }
-        if super::replay::is_refusal(header) {
+        if super::replay::is_divergence_report(header) {
             return Err(fault("the relay refuses what this process has sent"));
         }
-        if header.kind.is_notice() && !self.core.is_known(header.source) {
+        if header.kind.reports_undeliverable() && !self.core.is_known(header.source) {
             // The target of a frame of ours was damaged on its way to the relay.
             return Ok(None);
         }
         let peer = self.peer_addressed(header.source);
         match header.kind {
             FrameKind::Unreachable => self.handle_unreachable(peer),
-            FrameKind::Lost => self.core.shake_path(peer, RELAY_PATH),
+            FrameKind::Lost => self.core.presume_path_lost(peer, RELAY_PATH),
             _ => return Ok(Some(peer)),
         }
         Ok(None)
@@ -218,8 +221,8 @@ impl Engine {
     /// confirmation, which nobody needs any more.
     #[cold]
     fn handle_unreachable(&mut self, peer: Peer) {
-        let neighbour = &self.neighbours[peer.0 as usize];
-        let has_hope = neighbour.repair.is_some() || neighbour.routes.len() > 1;
+        let peer_state = &self.peer_states[peer.0 as usize];
+        let has_hope = peer_state.reconnect.is_some() || peer_state.open_paths.len() > 1;
         if has_hope && !self.core.has_left(peer) {
             // It may have lost its relay, as we may have lost it; the direct ways to it are being tried.
             log!(Info, "the relay cannot reach {}", self.core.address(peer));
@@ -228,59 +231,61 @@ impl Engine {
         if !self.core.has_left(peer) {
             log!(Warn, "the relay cannot reach {}", self.core.address(peer));
         }
-        self.given_up.push((peer, libc::EHOSTUNREACH));
+        self.failed_peers.push((peer, libc::EHOSTUNREACH));
     }
 
     #[inline]
     fn end_payload(&mut self, peer: Peer, path: PathId) {
         self.core.handle_payload(peer, path);
         self.drain_actions();
-        if self.core.next_kept(peer).is_some() {
-            self.take_kept(peer);
+        if self.core.next_reassembled(peer).is_some() {
+            self.take_early(peer);
         }
     }
 
     /// Copies a whole payload to its place.
     #[inline(always)]
-    fn put(&mut self, peer: Peer, place: Place, payload: &[u8]) {
+    fn put(&mut self, peer: Peer, place: PayloadDestination, payload: &[u8]) {
         match place {
-            Place::Nowhere => (),
-            Place::Receive { .. } | Place::Answer { .. } => {
+            PayloadDestination::Discard => (),
+            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
                 if let Some((memory, at, take)) = self.core.place_memory(place) {
                     let take = payload.len().min(take.min(payload.len() as u64) as usize);
                     // SAFETY: the application's memory until the completion, which comes later.
                     unsafe { memory.fill(at, &payload[..take]) };
                 }
             }
-            Place::Store { store, size } if size == payload.len() as u64 => {
+            PayloadDestination::NewUnexpected { store, size } if size == payload.len() as u64 => {
                 if size > 0 {
                     self.keep_store(store, payload.into());
                 }
             }
-            Place::Store { .. } | Place::Stored { .. } => {
+            PayloadDestination::NewUnexpected { .. } | PayloadDestination::Unexpected { .. } => {
                 let base = self.store_memory(place);
                 // SAFETY: the store holds what its message announced, of which the protocol places each byte once.
                 unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
             }
-            Place::Region { op, key, offset } => {
+            PayloadDestination::Region { op, key, offset } => {
                 if let Some(base) = self.region(peer, op, key, offset, payload.len()) {
                     // SAFETY: `region` found all of it inside a registered region.
                     unsafe { payload.as_ptr().copy_to_nonoverlapping(base, payload.len()) };
                 }
             }
-            Place::Scratch => {
+            PayloadDestination::Scratch => {
                 self.scratch.clear();
                 self.scratch.extend_from_slice(payload);
             }
-            Place::Early { .. } => unreachable!("kept with its head"),
+            PayloadDestination::OutOfOrder { .. } => unreachable!("kept with its head"),
         }
     }
 
     /// Where a payload for `place` begins in its store, which is made if it is new.
-    fn store_memory(&mut self, place: Place) -> *mut u8 {
+    fn store_memory(&mut self, place: PayloadDestination) -> *mut u8 {
         match place {
-            Place::Store { store, size } => self.keep_store(store, vec![0; size as usize].into()),
-            Place::Stored { store, at } => self.stored_at(store, at),
+            PayloadDestination::NewUnexpected { store, size } => {
+                self.keep_store(store, vec![0; size as usize].into())
+            }
+            PayloadDestination::Unexpected { store, at } => self.stored_at(store, at),
             _ => unreachable!("only stores have store memory"),
         }
     }
@@ -308,14 +313,14 @@ impl Engine {
         &mut self,
         link: &mut Link,
         peer: Peer,
-        place: Place,
+        place: PayloadDestination,
         (header, head): (&Header, &[u8]),
         len: usize,
-    ) -> (Target, usize) {
-        let mut target = Target::default();
+    ) -> (PayloadTarget, usize) {
+        let mut target = PayloadTarget::default();
         let taken = match place {
-            Place::Nowhere => 0,
-            Place::Receive { .. } | Place::Answer { .. } => {
+            PayloadDestination::Discard => 0,
+            PayloadDestination::Receive { .. } | PayloadDestination::Reply { .. } => {
                 let Some((memory, at, take)) = self.core.place_memory(place) else {
                     return (target, len);
                 };
@@ -323,25 +328,27 @@ impl Engine {
                 target.extend(memory.range(at, take).as_slice());
                 take as usize
             }
-            Place::Store { .. } | Place::Stored { .. } => {
+            PayloadDestination::NewUnexpected { .. } | PayloadDestination::Unexpected { .. } => {
                 let base = self.store_memory(place);
                 target.push(Piece { base, len });
                 len
             }
-            Place::Region { op, key, offset } => match self.region(peer, op, key, offset, len) {
-                Some(base) => {
-                    target.push(Piece { base, len });
-                    len
+            PayloadDestination::Region { op, key, offset } => {
+                match self.region(peer, op, key, offset, len) {
+                    Some(base) => {
+                        target.push(Piece { base, len });
+                        len
+                    }
+                    None => 0,
                 }
-                None => 0,
-            },
-            Place::Scratch => {
+            }
+            PayloadDestination::Scratch => {
                 link.scratch.clear();
                 link.scratch.resize(len, 0);
                 target.push(Piece { base: link.scratch.as_mut_ptr(), len });
                 len
             }
-            Place::Early { frame, whole, at } => {
+            PayloadDestination::OutOfOrder { frame, whole, at } => {
                 let bytes = self.early_bytes(peer, frame, whole, header, head);
                 let base = bytes[at as usize..].as_mut_ptr();
                 target.push(Piece { base, len });
@@ -361,10 +368,10 @@ impl Engine {
         let outcome = self.read_turn(&mut link, &mut stage, &mut reads);
         self.stage = stage;
         self.links[id] = Some(link);
-        if !self.given_up.is_empty() || !self.dropped.is_empty() {
-            self.fail_given_up();
+        if !self.failed_peers.is_empty() || !self.dropped.is_empty() {
+            self.fail_pending_peers();
         }
-        self.open_lines();
+        self.open_udp_paths();
         match outcome {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => self.link_down(id, &error),
@@ -389,26 +396,26 @@ impl Engine {
             };
             *reads += 1;
             if self.datagrams.is_some() {
-                link.heard = self.idle.time();
+                link.last_received = self.poll_state.time();
             }
             link.sum_arrived();
             if read.ended
                 && let Some((peer, place)) = link.inside.take()
             {
-                if place == Place::Scratch {
+                if place == PayloadDestination::Scratch {
                     std::mem::swap(&mut self.scratch, &mut link.scratch);
                 }
-                if link.summing.take().is_none_or(|summing| summing.is_right()) {
+                if link.summing.take().is_none_or(|summing| summing.is_valid()) {
                     self.end_payload(peer, link.path);
                 } else {
-                    log!(Info, "{}: a payload arrived spoilt", self.core.address(peer));
-                    self.count_spoilt(peer, link.path);
-                    if !self.core.handle_spoilt(peer, link.path) {
-                        return Err(integrity::spoilt("too many payloads arrive spoilt"));
+                    log!(Info, "{}: a payload arrived corrupt", self.core.address(peer));
+                    self.count_corrupt(peer, link.path);
+                    if !self.core.handle_corrupt(peer, link.path) {
+                        return Err(integrity::corrupt("too many payloads arrive corrupt"));
                     }
                 }
-                if let Some(errno) = link.doomed.take() {
-                    self.given_up.push((peer, errno));
+                if let Some(errno) = link.fail_after_payload.take() {
+                    self.failed_peers.push((peer, errno));
                 }
             }
             self.take_staged(link, &stage[read.start..read.end])?;
@@ -422,7 +429,7 @@ impl Engine {
     fn take_staged(&mut self, link: &mut Link, mut staged: &[u8]) -> io::Result<()> {
         while staged.len() >= HEADER_BYTES {
             let header = integrity::parse(link.sum, staged)?;
-            let front = HEADER_BYTES + Head::size(header.kind, header.flags);
+            let front = HEADER_BYTES + KindHeader::size(header.kind, header.flags);
             if staged.len() < front {
                 break;
             }
@@ -435,7 +442,7 @@ impl Engine {
             let head = &staged[HEADER_BYTES..front];
             let payload = header.payload(head.len());
             let (payload, check) = payload.map_err(|bad| integrity::malformed(link.sum, bad))?;
-            if link.sum != Sum::Off {
+            if link.sum != Checksum::Off {
                 integrity::verify_front(link.sum, &header, staged)?;
             }
             if staged.len() < front + check {
@@ -449,7 +456,7 @@ impl Engine {
             self.drain_actions();
             let payload = payload as usize;
             let (mut target, mut skip) = self.target(link, peer, place, (&header, head), payload);
-            if check > 0 && link.sum != Sum::Off && payload > skip {
+            if check > 0 && link.sum != Checksum::Off && payload > skip {
                 let expected = integrity::check_in(&staged[HEADER_BYTES..], head.len());
                 link.begin_sum(expected, &mut target.pieces, &mut skip);
             }
@@ -471,11 +478,11 @@ impl Engine {
 
 /// Pieces of memory for a payload.
 #[derive(Default)]
-struct Target {
+struct PayloadTarget {
     pieces: Vec<Piece>,
 }
 
-impl Target {
+impl PayloadTarget {
     fn push(&mut self, piece: Piece) {
         if piece.len > 0 {
             self.pieces.push(piece);

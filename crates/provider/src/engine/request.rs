@@ -24,7 +24,7 @@ pub struct RemoteIov {
 
 /// When an operation may report success (fi_cq(3), "completion semantics").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum CompletionLevel {
     /// The buffer may be reused.
     Inject,
     /// The bytes left this process for good.
@@ -45,7 +45,7 @@ pub struct SendRequest<'a> {
     pub inject: bool,
     /// Whether success is written to the completion queue. Errors always are.
     pub notify: bool,
-    pub level: Level,
+    pub level: CompletionLevel,
 }
 
 pub struct RecvRequest<'a> {
@@ -133,7 +133,7 @@ pub struct AtomicRequest<'a> {
 
 /// What an operation was, for the choice of queue, counter and completion flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum OperationKind {
     Send,
     TaggedSend,
     Recv,
@@ -148,7 +148,7 @@ pub enum Kind {
 /// One finished operation, on its way to a completion queue and the counters.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    pub kind: Kind,
+    pub kind: OperationKind,
     /// False: only counters are told (unless `error` is set).
     pub notify: bool,
     pub context: usize,
@@ -169,7 +169,7 @@ pub struct Completion {
 impl Completion {
     /// Success that only counters are told.
     #[inline]
-    pub fn quiet(kind: Kind, context: usize) -> Self {
+    pub fn quiet(kind: OperationKind, context: usize) -> Self {
         Completion {
             kind,
             notify: false,

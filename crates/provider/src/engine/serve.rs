@@ -1,17 +1,19 @@
 //! What the protocol wants done: completions told, bytes moved, registered memory touched.
 
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{Action, AtomicRequest, Done, Failure, Peer, Work};
+use landbridge_proto::endpoint::{
+    Action, AtomicRequest, CompletionKind, Failure, OperationCompletion, Peer,
+};
 
 use super::Engine;
 use super::memory::{Bytes, read_process};
-use super::request::{Completion, Kind};
+use super::request::{Completion, OperationKind};
 use crate::abi::{self, Errno};
 use crate::atomic;
 use landbridge_drive::link::stream::Piece;
 
 /// Bits of a protocol number that are a place (see `landbridge_proto::slab`).
-const PLACE_MASK: u32 = 0x00ff_ffff;
+const SLOT_MASK: u32 = 0x00ff_ffff;
 
 impl Engine {
     /// Does everything the protocol has asked for so far.
@@ -19,14 +21,14 @@ impl Engine {
     pub(super) fn drain_actions(&mut self) {
         while let Some(action) = self.core.poll_action() {
             match action {
-                Action::Done(done) => self.tell(&done),
-                Action::Fill { store, memory, at, length } => {
+                Action::Complete(done) => self.complete(&done),
+                Action::CopyUnexpected { store, memory, at, length } => {
                     if let Some(bytes) = self.take_store(store) {
                         // SAFETY: the receive's memory, whose completion comes later.
                         unsafe { memory.fill(at, &bytes[..length as usize]) };
                     }
                 }
-                Action::Forget { store } => drop(self.take_store(store)),
+                Action::DropUnexpected { store } => drop(self.take_store(store)),
                 Action::Pull { peer, recv, address, memory, at, length } => {
                     let pulled = self.pull(peer, address, &memory, at, length);
                     self.core.handle_pulled(recv, pulled);
@@ -35,8 +37,10 @@ impl Engine {
                     self.serve(peer, op, key, offset, length);
                 }
                 Action::Atomic { peer, request } => self.perform(peer, &request),
-                Action::Divert { peer, path } => self.divert(peer, path),
-                Action::Door { peer, door } => self.handle_door_told(peer, &door),
+                Action::DiscardPayload { peer, path } => self.discard_rest(peer, path),
+                Action::AddressAdvertisement { peer, address } => {
+                    self.handle_advertisement(peer, &address)
+                }
                 Action::Release { peer, frame } => drop(self.early.remove(&(peer, frame))),
             }
         }
@@ -44,22 +48,22 @@ impl Engine {
 
     /// What is arriving by `path` has come another way: the rest of it goes nowhere.
     #[cold]
-    fn divert(&mut self, peer: Peer, path: PathId) {
-        let routes = &self.neighbours[peer.0 as usize].routes;
-        let Some(route) = routes.iter().find(|route| route.path == path) else {
+    fn discard_rest(&mut self, peer: Peer, path: PathId) {
+        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let Some(open_path) = open_paths.iter().find(|open_path| open_path.path == path) else {
             return;
         };
         // The link that is being read is out of its place, but then it is not the one that is to be diverted: what was
         // arriving there has ended.
-        if let Some(link) = self.links[route.link].as_mut()
+        if let Some(link) = self.links[open_path.link].as_mut()
             && link.inside.is_some_and(|(from, _)| from == peer)
         {
-            link.divert();
+            link.discard_rest();
         }
     }
 
     #[inline]
-    fn tell(&mut self, done: &Done) {
+    fn complete(&mut self, done: &OperationCompletion) {
         let mut flags = 0;
         if done.released {
             flags |= abi::MULTI_RECV;
@@ -67,10 +71,14 @@ impl Engine {
         if done.data.is_some() {
             flags |= abi::REMOTE_CQ_DATA;
         }
-        if done.work == Work::FetchAtomic {
+        if done.kind == CompletionKind::FetchAtomic {
             flags |= abi::READ;
         }
-        if let Work::Read | Work::Write | Work::Atomic | Work::FetchAtomic = done.work {
+        if let CompletionKind::Read
+        | CompletionKind::Write
+        | CompletionKind::Atomic
+        | CompletionKind::FetchAtomic = done.kind
+        {
             self.one_sided -= 1;
         }
         let source = match done.source {
@@ -78,12 +86,12 @@ impl Engine {
             _ => None,
         };
         self.sink.complete(Completion {
-            kind: kind(done.work),
+            kind: kind(done.kind),
             notify: done.ticket.notify,
             context: done.ticket.context,
             flags,
             len: done.length as usize,
-            buf: std::ptr::with_exposed_provenance_mut(done.place as usize),
+            buf: std::ptr::with_exposed_provenance_mut(done.buffer_address as usize),
             data: done.data.unwrap_or(0),
             tag: done.tag,
             source: source.unwrap_or(abi::ADDR_NOTAVAIL),
@@ -93,7 +101,7 @@ impl Engine {
 
     /// Keeps unexpected payload under the protocol's number for it; gives where it lies.
     pub(super) fn keep_store(&mut self, store: u32, bytes: Box<[u8]>) -> *mut u8 {
-        let place = (store & PLACE_MASK) as usize;
+        let place = (store & SLOT_MASK) as usize;
         if self.stores.len() <= place {
             self.stores.resize_with(place + 1, || None);
         }
@@ -102,14 +110,14 @@ impl Engine {
 
     /// Byte `at` of the payload kept under `store`.
     pub(super) fn stored_at(&mut self, store: u32, at: u64) -> *mut u8 {
-        let kept = self.stores.get_mut((store & PLACE_MASK) as usize).and_then(Option::as_mut);
+        let kept = self.stores.get_mut((store & SLOT_MASK) as usize).and_then(Option::as_mut);
         // The protocol names a store only between opening and forgetting it, and no byte beyond its size.
         let bytes = kept.expect("an open store");
         bytes[at as usize..].as_mut_ptr()
     }
 
     fn take_store(&mut self, store: u32) -> Option<Box<[u8]>> {
-        self.stores.get_mut((store & PLACE_MASK) as usize)?.take()
+        self.stores.get_mut((store & SLOT_MASK) as usize)?.take()
     }
 
     fn pull(
@@ -126,7 +134,7 @@ impl Engine {
     }
 
     fn readable(&self, peer: Peer) -> Option<i32> {
-        self.neighbours[peer.0 as usize].readable
+        self.peer_states[peer.0 as usize].readable
     }
 
     fn serve(&mut self, peer: Peer, op: u32, key: u64, offset: u64, length: u64) {
@@ -169,16 +177,16 @@ impl Engine {
 }
 
 #[inline]
-fn kind(work: Work) -> Kind {
+fn kind(work: CompletionKind) -> OperationKind {
     match work {
-        Work::Send => Kind::Send,
-        Work::TaggedSend => Kind::TaggedSend,
-        Work::Recv => Kind::Recv,
-        Work::TaggedRecv => Kind::TaggedRecv,
-        Work::Read => Kind::Read,
-        Work::Write => Kind::Write,
-        Work::Atomic | Work::FetchAtomic => Kind::Atomic,
-        Work::RemoteWrite => Kind::RemoteWrite,
+        CompletionKind::Send => OperationKind::Send,
+        CompletionKind::TaggedSend => OperationKind::TaggedSend,
+        CompletionKind::Recv => OperationKind::Recv,
+        CompletionKind::TaggedRecv => OperationKind::TaggedRecv,
+        CompletionKind::Read => OperationKind::Read,
+        CompletionKind::Write => OperationKind::Write,
+        CompletionKind::Atomic | CompletionKind::FetchAtomic => OperationKind::Atomic,
+        CompletionKind::RemoteWrite => OperationKind::RemoteWrite,
     }
 }
 

@@ -7,9 +7,9 @@ mod copies;
 mod datagrams;
 mod measure;
 mod peeks;
+mod pending_connections;
+mod reconnects;
 mod recovery;
-mod repairs;
-mod strangers;
 
 use std::io::{Read, Write as _};
 use std::mem::MaybeUninit;
@@ -20,16 +20,16 @@ use std::time::{Duration, Instant};
 use landbridge_drive::link::stream::StreamLink;
 use landbridge_proto::id::{Address, ClusterId};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
-use landbridge_proto::wire::head::{Door, Head};
 use landbridge_proto::wire::hello::Introduction;
+use landbridge_proto::wire::kind_header::{AdvertisedAddress, KindHeader};
 use landbridge_proto::wire::name::Name;
 
 use super::handshake::Carrier;
-use super::neighbours::Out;
+use super::peer_state::SendState;
 use super::request::PeekRequest;
 use super::*;
 use crate::abi::CqTaggedEntry;
-use crate::queue::{Format, Queue};
+use crate::queue::{EntryFormat, Queue};
 
 /// Far more than two idle engines need; a loaded machine may need a lot.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -188,11 +188,11 @@ fn a_peer_with_less_room_is_sent_less() {
 fn without_a_name_for_shared_memory_tcp_is_left() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let SocketAddr::V4(bind) = free else { panic!("an IPv4 address") };
-    let name = doors::unix_name(Identity::current().unwrap(), false, 0, bind.port());
+    let name = local_endpoint::unix_name(Identity::current().unwrap(), false, 0, bind.port());
     let squatter = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
     let _squatter = std::os::unix::net::UnixListener::bind_addr(&squatter).unwrap();
     let party = Party::open_with(|setup| Setup { own_format: false, bind: Some(bind), ..setup });
-    assert_eq!(doors::sockaddr_parts(&party.engine.own.name), (*bind.ip(), bind.port()));
+    assert_eq!(local_endpoint::sockaddr_parts(&party.engine.own.name), (*bind.ip(), bind.port()));
 }
 
 /// As when a relay, whose connection all share, reports that one peer cannot be reached.
@@ -236,7 +236,7 @@ fn memory_that_was_given_back_is_not_sent() {
     while !rest.is_empty() {
         let header = Header::parse(rest).unwrap();
         let (frame, more) = rest.split_at(HEADER_BYTES + header.length as usize);
-        let payload = &frame[HEADER_BYTES + Head::size(header.kind, header.flags)..];
+        let payload = &frame[HEADER_BYTES + KindHeader::size(header.kind, header.flags)..];
         assert!(payload.iter().all(|&byte| byte == 0xAB));
         rest = more;
     }
@@ -271,14 +271,18 @@ fn whoever_was_only_heard_is_told_of_our_leaving() {
     let message = other.message_to(number);
     other.engine.core.send(message).unwrap();
     let peer = other.engine.peer_of(number).unwrap();
-    other.engine.core.open_path(peer, links::RELAY_PATH, landbridge_proto::endpoint::Path::RELAY);
+    other.engine.core.open_path(
+        peer,
+        links::RELAY_PATH,
+        landbridge_proto::endpoint::PathProperties::RELAY,
+    );
     let frame = other.engine.core.poll_transmit(peer, links::RELAY_PATH).unwrap().front().to_vec();
-    assert!(one.engine.peers_in_touch().is_empty());
+    assert!(one.engine.active_peers().is_empty());
     far_end.write_all(&frame).unwrap();
     until(|| one.engine.read_stream(id) > 0);
-    let heard = one.engine.peers_in_touch();
+    let heard = one.engine.active_peers();
     assert_eq!(heard.len(), 1);
-    assert_eq!(one.engine.neighbours[heard[0].0 as usize].out, Out::Unknown);
+    assert_eq!(one.engine.peer_states[heard[0].0 as usize].send_state, SendState::Unknown);
 }
 
 /// It may be meant to be cancelled; nobody who sends nothing makes a receive fail.
@@ -310,7 +314,7 @@ fn whoever_answers_strangely_is_called_again_but_not_for_ever() {
         told = party.next();
         told.is_some()
     });
-    assert_eq!((calls, told), (repair::DENIALS_MAX, Some(Err(Errno(libc::ECONNRESET)))));
+    assert_eq!((calls, told), (reconnect::DENIALS_MAX, Some(Err(Errno(libc::ECONNRESET)))));
 }
 
 /// The name of nobody in particular, on another node, who can be called at `address`.
@@ -323,7 +327,7 @@ fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     let port = address.port();
     let IpAddr::V4(ip) = address.ip() else { panic!("an IPv4 address") };
     let has_called = |party: &mut Party| {
-        party.engine.look(0);
+        party.engine.poll_epoll(0);
         door.accept().is_ok()
     };
     let mut parties = [Party::open(), Party::open()];
@@ -332,14 +336,14 @@ fn a_lost_rail_is_tried_by_the_side_that_has_noticed() {
     let number = larger.av.insert(smaller.name());
     let peer = larger.engine.peer_of(number).unwrap();
     let ip = ip.to_ipv6_mapped().octets();
-    larger.engine.handle_door_told(peer, &Door { ip, port, token: 0 });
+    larger.engine.handle_advertisement(peer, &AdvertisedAddress { ip, port, token: 0 });
     assert!(!has_called(&mut larger), "the peer dials");
     assert!(!larger.engine.rail_lost(peer, Some((own_ip, own_ip)), 7), "no rail");
     assert!(larger.engine.rail_lost(peer, Some((own_ip, address.ip())), 7));
     until(|| has_called(&mut larger));
 }
 
-fn name_at(address: SocketAddr, unique: u64) -> crate::av::Name {
+fn name_at(address: SocketAddr, unique: u64) -> crate::av::AvName {
     let SocketAddr::V4(address) = address else { panic!("an IPv4 address") };
     let ip = address.ip().to_ipv6_mapped().octets();
     let (cluster, port) = (ClusterId(0), address.port());
@@ -360,7 +364,7 @@ impl Party {
     }
 
     fn open_with(change: impl FnOnce(Setup) -> Setup) -> Party {
-        let (av, queue) = (Arc::new(Av::default()), Arc::new(Queue::new(Format::Tagged, 0)));
+        let (av, queue) = (Arc::new(Av::default()), Arc::new(Queue::new(EntryFormat::Tagged, 0)));
         let both = || Some(Arc::clone(&queue));
         let sink = Sink { transmit: both(), receive: both(), ..Sink::default() };
         let setup = Setup {
@@ -375,12 +379,15 @@ impl Party {
         Party { av, queue, engine: Engine::open(change(setup)).unwrap() }
     }
 
-    fn name(&self) -> crate::av::Name {
+    fn name(&self) -> crate::av::AvName {
         self.engine.name().try_into().unwrap()
     }
 
     fn is_linked(&self) -> bool {
-        self.engine.neighbours.iter().any(|neighbour| matches!(neighbour.out, Out::Up(_)))
+        self.engine
+            .peer_states
+            .iter()
+            .any(|peer_state| matches!(peer_state.send_state, SendState::Up(_)))
     }
 
     fn send(&mut self, target: FiAddr) -> Result<(), Errno> {
@@ -398,7 +405,7 @@ impl Party {
             tag: Some(1),
             data: None,
             ticket: Ticket { context: 1, notify: false },
-            level: endpoint::Level::Handed,
+            level: endpoint::CompletionLevel::TransmitComplete,
         }
     }
 
@@ -481,7 +488,7 @@ fn leave(mut one: Party, other: &mut Party) {
     drop(one);
     until(|| {
         other.engine.progress();
-        other.engine.neighbours[0].out == Out::Gone
+        other.engine.peer_states[0].send_state == SendState::Closed
     });
 }
 
@@ -494,7 +501,7 @@ fn empty_message(target: FiAddr) -> SendRequest<'static> {
         context: 1,
         inject: false,
         notify: true,
-        level: Level::Transmit,
+        level: CompletionLevel::Transmit,
     }
 }
 
@@ -521,12 +528,12 @@ fn until(mut is_done: impl FnMut() -> bool) {
 fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use crate::parking::Port;
-    use crate::port::Ports;
+    use crate::engine_set::EngineSet;
+    use crate::parking::SharedEngine;
 
     const TURNS: u32 = 20;
-    let port = Port::new(Party::open().engine, None);
-    let ports = Ports::new();
+    let port = SharedEngine::new(Party::open().engine, None);
+    let ports = EngineSet::new();
     ports.add(&port);
     let (is_done, start) = (AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
@@ -548,12 +555,13 @@ fn a_thread_that_wants_an_endpoint_wakes_the_one_that_sleeps_in_it() {
 
 #[test]
 fn a_thread_that_sleeps_in_one_endpoint_hears_the_others_too() {
-    use crate::parking::{self, Port};
+    use crate::parking::{self, SharedEngine};
 
     const NAP: Duration = Duration::from_secs(10);
     let (mut one, other) = (Party::open(), Party::open());
     let number = one.av.insert(other.name());
-    let (idle, addressed) = (Port::new(Party::open().engine, None), Port::new(other.engine, None));
+    let (idle, addressed) =
+        (SharedEngine::new(Party::open().engine, None), SharedEngine::new(other.engine, None));
     // The link is up and nothing is under way.
     one.send(number).unwrap();
     until(|| {

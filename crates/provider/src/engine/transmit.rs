@@ -5,19 +5,19 @@ use std::io::{self, IoSlice};
 
 use rustix::event::epoll::EventFlags;
 
-use landbridge_drive::check::Sum;
+use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::shm;
 use landbridge_drive::link::stream::{PIECES_MAX, Piece, Sent};
 use landbridge_proto::channel::{PATHS_MAX, PathId};
-use landbridge_proto::endpoint::{Memory, Outgoing, Passing, Peer};
+use landbridge_proto::endpoint::{InjectMessage, Memory, OutgoingFrame, Peer};
 
 use super::Engine;
 use super::handshake::Carrier;
 use super::integrity;
 use super::links::Link;
 use super::memory::{Bytes, copied_bytes};
-use super::neighbours::Out;
-use super::request::{Completion, Kind, SendRequest};
+use super::peer_state::SendState;
+use super::request::{Completion, OperationKind, SendRequest};
 
 impl Engine {
     /// Sends whatever can be sent.
@@ -30,13 +30,16 @@ impl Engine {
 
     #[inline]
     fn transmit(&mut self, peer: Peer) {
-        let id = match self.neighbours[peer.0 as usize].out {
-            Out::Up(id) => id,
-            Out::Unknown => return self.dial(peer),
-            Out::Dialling | Out::AwaitTurn | Out::AwaitRelay | Out::Cut => return,
-            Out::Gone => return self.fail_peer(peer, libc::ECONNRESET),
+        let id = match self.peer_states[peer.0 as usize].send_state {
+            SendState::Up(id) => id,
+            SendState::Unknown => return self.dial(peer),
+            SendState::Dialling
+            | SendState::DialQueued
+            | SendState::AwaitRelay
+            | SendState::Reconnecting => return,
+            SendState::Closed => return self.fail_peer(peer, libc::ECONNRESET),
         };
-        if self.neighbours[peer.0 as usize].routes.len() > 1 {
+        if self.peer_states[peer.0 as usize].open_paths.len() > 1 {
             return self.transmit_by_all(peer);
         }
         self.transmit_by(id, peer);
@@ -45,11 +48,11 @@ impl Engine {
     /// Offers the peer's frames to each of its paths; the protocol says which takes what.
     #[cold]
     fn transmit_by_all(&mut self, peer: Peer) {
-        self.core.set_time(self.idle.time());
+        self.core.set_time(self.poll_state.time());
         for path in 0..PATHS_MAX as u8 {
-            let routes = &self.neighbours[peer.0 as usize].routes;
-            if let Some(route) = routes.iter().find(|route| route.path.0 == path) {
-                self.transmit_by(route.link, peer);
+            let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+            if let Some(open_path) = open_paths.iter().find(|open_path| open_path.path.0 == path) {
+                self.transmit_by(open_path.link, peer);
             }
         }
     }
@@ -75,8 +78,8 @@ impl Engine {
 
     /// The short way of an injected message: straight to the link, if nothing is in the way. False: take the long way.
     #[inline]
-    pub(super) fn pass(&mut self, peer: Peer, request: &SendRequest) -> bool {
-        let Out::Up(id) = self.neighbours[peer.0 as usize].out else {
+    pub(super) fn inject_fast(&mut self, peer: Peer, request: &SendRequest) -> bool {
+        let SendState::Up(id) = self.peer_states[peer.0 as usize].send_state else {
             return false;
         };
         let Some(link) = self.links[id].as_mut() else {
@@ -84,10 +87,10 @@ impl Engine {
         };
         let memory = Bytes::borrow(request.payload);
         let size = memory.size();
-        let passing = Passing { peer, tag: request.tag, data: request.data, size };
+        let passing = InjectMessage { peer, tag: request.tag, data: request.data, size };
         let path = link.path;
         self.core.set_copying(peer, copied_bytes() < self.retain);
-        let Some(mut frame) = self.core.pass(&passing, path) else {
+        let Some(mut frame) = self.core.inject(&passing, path) else {
             return false;
         };
         let pieces = memory.range(0, size);
@@ -104,7 +107,7 @@ impl Engine {
                     Err(_) => return false,
                 }
             }
-            Carrier::Whole(_) | Carrier::Datagram(_) | Carrier::Loop => return false,
+            Carrier::Recorded(_) | Carrier::Datagram(_) | Carrier::Loopback => return false,
         };
         if sent == Sent::Busy {
             return false;
@@ -112,23 +115,24 @@ impl Engine {
         link.has_sent = true;
         if sent == Sent::Held {
             if let Carrier::Stream(stream) = &mut link.carrier {
-                stream.own_held();
+                stream.copy_held();
             }
             link.holding = Some(peer);
             // If epoll cannot be told, the next attempt to send finds out.
             let _ = link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
         }
-        self.core.passed(&passing, path, copy);
-        let kind = if request.tag.is_some() { Kind::TaggedSend } else { Kind::Send };
+        self.core.injected(&passing, path, copy);
+        let kind =
+            if request.tag.is_some() { OperationKind::TaggedSend } else { OperationKind::Send };
         self.sink.complete(Completion::quiet(kind, request.context));
         true
     }
 
     fn transmit_on(&mut self, link: &mut Link, id: usize, peer: Peer) -> io::Result<()> {
         match link.carrier {
-            Carrier::Loop => return self.transmit_to_self(peer, link.path),
+            Carrier::Loopback => return self.transmit_to_self(peer, link.path),
             Carrier::Datagram(_) => return self.transmit_datagrams(link, peer),
-            Carrier::Shm(_) | Carrier::Stream(_) | Carrier::Whole(_) => (),
+            Carrier::Shm(_) | Carrier::Stream(_) | Carrier::Recorded(_) => (),
         }
         if link.is_full() {
             link.await_room(peer);
@@ -136,8 +140,8 @@ impl Engine {
         }
         let path = link.path;
         let is_recorded = self.is_recorded();
-        if let (Some(replay), Carrier::Whole(stream)) = (&mut self.replay, &mut link.carrier) {
-            replay.tell_reads(self.own.address, stream)?;
+        if let (Some(replay), Carrier::Recorded(stream)) = (&mut self.replay, &mut link.carrier) {
+            replay.send_nondeterminism(self.own.address, stream)?;
         }
         while let Some(mut frame) = self.next_frame(peer, path) {
             let payload = frame.payload;
@@ -146,15 +150,15 @@ impl Engine {
             // SAFETY: the memory is valid until the operation is done, which `transmitted` or `handle_flushed` tells.
             let copy = unsafe { integrity::fill_in(link.sum, &mut frame, payload) };
             let sent = match &mut link.carrier {
-                Carrier::Shm(ring) if is_recorded => send_at_last(ring, frame.front(), pieces)?,
+                Carrier::Shm(ring) if is_recorded => send_blocking(ring, frame.front(), pieces)?,
                 Carrier::Shm(ring) => send_to_ring(ring, frame.front(), pieces),
-                Carrier::Whole(stream) => {
+                Carrier::Recorded(stream) => {
                     stream.send(frame.front(), &slices_of(pieces)[..pieces.len()])?;
                     Sent::All
                 }
                 // SAFETY: as above.
                 Carrier::Stream(stream) => unsafe { stream.send(frame.front(), pieces) }?,
-                Carrier::Datagram(_) | Carrier::Loop => return Ok(()),
+                Carrier::Datagram(_) | Carrier::Loopback => return Ok(()),
             };
             if sent == Sent::Busy {
                 link.await_room(peer);
@@ -169,9 +173,9 @@ impl Engine {
                 self.core.transmitted(peer, path, true, copy);
                 self.note_sent();
             } else {
-                let must_let_go = frame.must_let_go;
-                self.core.transmitted(peer, path, must_let_go, copy);
-                link.hold(peer, must_let_go);
+                let must_release_memory = frame.must_release_memory;
+                self.core.transmitted(peer, path, must_release_memory, copy);
+                link.hold(peer, must_release_memory);
                 return link.set_interest(&self.epoll, id, EventFlags::IN | EventFlags::OUT);
             }
             self.drain_actions();
@@ -181,7 +185,11 @@ impl Engine {
 
     /// The next frame for a path of `peer`. What it carries is copied only as far as there is room for copies.
     #[inline]
-    pub(super) fn next_frame(&mut self, peer: Peer, path: PathId) -> Option<Outgoing<'_, Bytes>> {
+    pub(super) fn next_frame(
+        &mut self,
+        peer: Peer,
+        path: PathId,
+    ) -> Option<OutgoingFrame<'_, Bytes>> {
         self.core.set_copying(peer, copied_bytes() < self.retain);
         self.core.poll_transmit(peer, path)
     }
@@ -201,7 +209,7 @@ impl Engine {
                 }
             }
             self.drain_actions();
-            self.take_frame(Some(peer), path, Sum::Off, &bytes)?;
+            self.take_frame(Some(peer), path, Checksum::Off, &bytes)?;
         }
         Ok(())
     }
@@ -266,7 +274,7 @@ fn slices_of(pieces: &[Piece]) -> [IoSlice<'_>; PIECES_MAX] {
 
 /// As [`send_to_ring`], but waits for room: what the program sees must not depend on how much there is.
 #[cold]
-fn send_at_last(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> io::Result<Sent> {
+fn send_blocking(ring: &mut shm::ShmLink, front: &[u8], pieces: &[Piece]) -> io::Result<Sent> {
     while send_to_ring(ring, front, pieces) == Sent::Busy {
         if !ring.drain_doorbell() || ring.peek().is_err() {
             return Err(io::ErrorKind::UnexpectedEof.into());

@@ -14,33 +14,33 @@ use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 
-use crate::board::Slot;
-use crate::home;
+use crate::cpu_placement;
 use crate::log;
-use crate::patience::{Advice, Clock, Patience, Surroundings};
+use crate::poll_policy::{Advice, Clock, PollContext, PollPolicy};
+use crate::statistics_page::StatisticsSlot;
 use crate::sync::Sleep;
 
 use super::Engine;
+use super::dialling::EventToken;
 use super::handshake::Carrier;
-use super::peers::Token;
 
 /// Polls no further apart than this come from a loop that does nothing else. MPICH yields the processor between them,
 /// a system call that takes longer than many looks at a ring.
 const TIGHT_GAP_MICROS: u64 = 2;
 /// How long one poll in such a loop keeps looking.
-const LOOK_ON_MICROS: u64 = 2;
+const LOOP_SPIN_MICROS: u64 = 2;
 /// A look that took longer was interrupted: somebody else wants the processor.
 const PREEMPTED_MICROS: u64 = 200;
 /// How long others are then given way before spinning is tried again.
-const CROWDED_MICROS: u64 = 50_000;
+const OVERSUBSCRIBED_MICROS: u64 = 50_000;
 /// How long a poll may sleep: other work of the MPI library's own loop is delayed at most so long.
 pub const PARK_MILLIS: i32 = 1;
 /// Looks at the kernel's events happen every so many polls while only rings are in use,
-const POLLS_PER_LOOK: u32 = 256;
+const POLLS_PER_EPOLL: u32 = 256;
 /// and whenever the last one is longer ago: somebody may be at the door of a program that polls rarely.
-const LOOK_GAP_MICROS: u64 = 1_000;
+const EPOLL_GAP_MICROS: u64 = 1_000;
 /// And while one stream is read directly.
-const POLLS_PER_LOOK_HOT: u32 = 16;
+const POLLS_PER_EPOLL_HOT: u32 = 16;
 /// So many reads in a row from one stream make it the one that is read directly.
 const HOT_READS: u32 = 16;
 /// How often it is seen whether a hello takes too long.
@@ -51,34 +51,34 @@ const EVENTS: usize = 64;
 const NO_LINK: usize = u32::MAX as usize;
 
 /// Others wanted a processor of this process's: they are given way until then, in the clock's ticks.
-static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
+static OVERSUBSCRIBED_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// When an engine looked last, and at what.
-pub struct Idle {
+pub struct PollState {
     pub(super) clock: Clock,
     /// As far as is known, every process of the node has a processor of its own.
     has_room: bool,
     /// Epoll watches the bell of waiting threads.
-    is_bell_watched: bool,
+    is_wakeup_watched: bool,
     /// The thread that polled last; 0: none has.
     driver: usize,
     /// Since the last poll the program has done something else than wait: it has posted an operation, or read a counter
     /// that waits for nothing.
-    has_acted: bool,
+    has_posted: bool,
     /// The last poll was of a program that waits for nothing: the next one returns at once.
-    is_passing: bool,
+    returns_at_once: bool,
     /// What its thread has waited for came through this engine last: another look may pay.
-    is_foremost: bool,
+    is_most_recent: bool,
     last_poll: u64,
     /// When the kernel's events were looked at last, in the clock's ticks.
-    last_look: u64,
+    last_epoll: u64,
     polls: u32,
     /// The stream that brought something last, and how often in a row.
     busiest: (usize, u32),
     hellos_checked: Instant,
 }
 
-impl Idle {
+impl PollState {
     /// For a node on which `processes` share the processors.
     pub fn new(processes: u32) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
@@ -86,13 +86,13 @@ impl Idle {
         Self {
             clock,
             has_room: processes <= processors,
-            is_bell_watched: false,
+            is_wakeup_watched: false,
             driver: 0,
-            has_acted: false,
-            is_passing: false,
-            is_foremost: true,
+            has_posted: false,
+            returns_at_once: false,
+            is_most_recent: true,
             last_poll: 0,
-            last_look: 0,
+            last_epoll: 0,
             polls: 0,
             busiest: (0, 0),
             hellos_checked: Instant::now(),
@@ -106,21 +106,21 @@ impl Idle {
 
     /// Whether nobody else wants this processor.
     #[inline]
-    fn is_alone(&self) -> bool {
-        self.has_room && self.clock.now() >= CROWDED_UNTIL.load(Ordering::Relaxed)
+    fn has_own_processor(&self) -> bool {
+        self.has_room && self.clock.now() >= OVERSUBSCRIBED_UNTIL.load(Ordering::Relaxed)
     }
 
     /// Whether the last look at the kernel's events is too long ago.
     #[inline]
-    pub(super) fn has_not_looked(&self, now: u64) -> bool {
-        now > self.last_look + LOOK_GAP_MICROS * self.clock.ticks_per_micro
+    pub(super) fn is_epoll_overdue(&self, now: u64) -> bool {
+        now > self.last_epoll + EPOLL_GAP_MICROS * self.clock.ticks_per_micro
     }
 
     /// Another process had the processor in the middle of a spin.
     #[cold]
-    fn note_crowd(&self) {
-        let until = self.clock.now() + CROWDED_MICROS * self.clock.ticks_per_micro;
-        CROWDED_UNTIL.store(until, Ordering::Relaxed);
+    fn note_oversubscribed(&self) {
+        let until = self.clock.now() + OVERSUBSCRIBED_MICROS * self.clock.ticks_per_micro;
+        OVERSUBSCRIBED_UNTIL.store(until, Ordering::Relaxed);
     }
 }
 
@@ -132,56 +132,56 @@ impl Engine {
         if self.is_recorded() {
             return self.progress_recorded();
         }
-        self.core.end_deferral();
+        self.core.flush_deferred_acks();
         if self.has_several || self.core.needs_time() {
-            self.core.set_time(self.idle.time());
+            self.core.set_time(self.poll_state.time());
         }
-        let is_passing = std::mem::take(&mut self.idle.is_passing);
+        let returns_at_once = std::mem::take(&mut self.poll_state.returns_at_once);
         let mut events = self.poll_once();
-        if events == 0 && !is_passing && self.idle.is_alone() {
-            events = self.look_on();
+        if events == 0 && !returns_at_once && self.poll_state.has_own_processor() {
+            events = self.spin_once_more();
         }
-        let now = self.idle.clock.now();
-        self.idle.last_poll = now;
-        events += self.look_if_late(now);
-        let around = self.surroundings(self.relay.is_up());
+        let now = self.poll_state.clock.now();
+        self.poll_state.last_poll = now;
+        events += self.poll_epoll_if_due(now);
+        let around = self.poll_context(self.uplink.is_up());
         let me = self.epoll.as_raw_fd();
-        let told = Patience::of_this_thread(|patience| {
-            self.idle.driver = patience.token();
+        let advised = PollPolicy::of_this_thread(|policy| {
+            self.poll_state.driver = policy.token();
             if events > 0 {
-                patience.note_event(now, me);
-                self.idle.is_foremost = true;
-                return (Advice::GoOn, patience.should_move());
+                policy.note_event(now, me);
+                self.poll_state.is_most_recent = true;
+                return (Advice::GoOn, policy.should_move());
             }
-            self.idle.is_foremost = patience.is_foremost(me);
-            (patience.note_nothing(now, around), patience.should_move())
+            self.poll_state.is_most_recent = policy.is_most_recent(me);
+            (policy.note_nothing(now, around), policy.should_move())
         });
-        let (advice, should_move) = told.unwrap_or((Advice::GoOn, false));
+        let (advice, should_move) = advised.unwrap_or((Advice::GoOn, false));
         if should_move {
-            self.go_home();
+            self.move_to_own_cpu();
         }
         advice
     }
 
-    fn surroundings(&mut self, waits_for_relay: bool) -> Surroundings {
-        Surroundings {
-            is_alone: self.idle.is_alone(),
+    fn poll_context(&mut self, waits_for_relay: bool) -> PollContext {
+        PollContext {
+            has_own_processor: self.poll_state.has_own_processor(),
             waits_for_relay,
-            has_acted: std::mem::take(&mut self.idle.has_acted),
+            has_posted: std::mem::take(&mut self.poll_state.has_posted),
         }
     }
 
     /// The program has posted an operation.
     #[inline]
-    pub(super) fn note_act(&mut self) {
-        self.idle.has_acted = true;
+    pub(super) fn note_posted(&mut self) {
+        self.poll_state.has_posted = true;
     }
 
     /// Does what can be done for a program that reads a counter of one-sided operations. Returns false if such an operation
     /// is in flight: the program may be waiting for it, and [`Self::progress`] is to be called instead. (MPICH reads its
     /// counter whenever it completes the operations on a window, also those on the process's own part of the window, of
     /// which the provider hears nothing else.)
-    pub fn glance(&mut self) -> bool {
+    pub fn progress_for_counter(&mut self) -> bool {
         if self.one_sided > 0 {
             return false;
         }
@@ -189,19 +189,19 @@ impl Engine {
             self.poll_recorded();
         } else {
             if self.has_several || self.core.needs_time() {
-                self.core.set_time(self.idle.time());
+                self.core.set_time(self.poll_state.time());
             }
             self.poll();
         }
-        (self.idle.has_acted, self.idle.is_passing) = (true, true);
+        (self.poll_state.has_posted, self.poll_state.returns_at_once) = (true, true);
         true
     }
 
     /// This thread shares its processor: it goes to another if there are enough of them.
     #[cold]
-    fn go_home(&self) {
-        if let (true, Some(place)) = (self.idle.has_room, self.identity.place)
-            && home::go(place)
+    fn move_to_own_cpu(&self) {
+        if let (true, Some(index)) = (self.poll_state.has_room, self.identity.placement_index)
+            && cpu_placement::move_thread_to(index)
         {
             log!(Debug, "moved to a processor of its own");
         }
@@ -210,19 +210,19 @@ impl Engine {
     #[cold]
     fn progress_recorded(&mut self) -> Advice {
         let events = self.poll_recorded();
-        let now = self.idle.clock.now();
-        self.idle.last_poll = now;
-        let around = self.surroundings(true);
+        let now = self.poll_state.clock.now();
+        self.poll_state.last_poll = now;
+        let around = self.poll_context(true);
         let me = self.epoll.as_raw_fd();
-        let advice = Patience::of_this_thread(|patience| {
-            self.idle.driver = patience.token();
+        let advice = PollPolicy::of_this_thread(|policy| {
+            self.poll_state.driver = policy.token();
             if events > 0 {
-                patience.note_event(now, me);
+                policy.note_event(now, me);
                 return Advice::GoOn;
             }
-            patience.note_nothing(now, around)
+            policy.note_nothing(now, around)
         });
-        match self.is_repeating() {
+        match self.is_replaying() {
             true => Advice::GoOn,
             false => advice.unwrap_or(Advice::GoOn),
         }
@@ -230,12 +230,12 @@ impl Engine {
 
     /// In a tight loop of a program that has a processor for itself: a little more patience before it is told "nothing".
     #[inline]
-    fn look_on(&mut self) -> usize {
-        let clock = self.idle.clock;
+    fn spin_once_more(&mut self) -> usize {
+        let clock = self.poll_state.clock;
         let start = clock.now();
-        if clock.micros(start.wrapping_sub(self.idle.last_poll)) > TIGHT_GAP_MICROS
-            || !self.idle.is_foremost
-            || self.relay.is_up()
+        if clock.micros(start.wrapping_sub(self.poll_state.last_poll)) > TIGHT_GAP_MICROS
+            || !self.poll_state.is_most_recent
+            || self.uplink.is_up()
         {
             return 0;
         }
@@ -248,9 +248,9 @@ impl Engine {
                 }
             }
             let looked = clock.micros(clock.now().wrapping_sub(start));
-            if looked >= LOOK_ON_MICROS {
+            if looked >= LOOP_SPIN_MICROS {
                 if looked > PREEMPTED_MICROS {
-                    self.idle.note_crowd();
+                    self.poll_state.note_oversubscribed();
                 }
                 return 0;
             }
@@ -263,17 +263,17 @@ impl Engine {
             self.flush();
             return 0;
         }
-        self.core.end_deferral();
-        self.poll_once() + self.look_if_late(self.idle.clock.now())
+        self.core.flush_deferred_acks();
+        self.poll_once() + self.poll_epoll_if_due(self.poll_state.clock.now())
     }
 
     /// The look at the kernel's events that polls by their number would have made too late.
     #[inline]
-    fn look_if_late(&mut self, now: u64) -> usize {
-        if !self.idle.has_not_looked(now) {
+    fn poll_epoll_if_due(&mut self, now: u64) -> usize {
+        if !self.poll_state.is_epoll_overdue(now) {
             return 0;
         }
-        let events = self.look(0);
+        let events = self.poll_epoll(0);
         self.flush();
         events
     }
@@ -293,17 +293,17 @@ impl Engine {
                 events += self.poll_ring(id);
             }
         }
-        self.idle.polls = self.idle.polls.wrapping_add(1);
+        self.poll_state.polls = self.poll_state.polls.wrapping_add(1);
         if let Some(id) = self.hot_stream {
             events += self.read_stream(id);
         }
         let every = match (self.streams, self.hot_stream) {
-            (0, _) => POLLS_PER_LOOK,
-            (_, Some(_)) => POLLS_PER_LOOK_HOT,
+            (0, _) => POLLS_PER_EPOLL,
+            (_, Some(_)) => POLLS_PER_EPOLL_HOT,
             _ => 1,
         };
-        if self.hellos_open > 0 || self.idle.polls.is_multiple_of(every) {
-            events += self.look(0);
+        if self.hellos_open > 0 || self.poll_state.polls.is_multiple_of(every) {
+            events += self.poll_epoll(0);
         }
         if self.full_rings.is_empty() {
             self.flush();
@@ -326,52 +326,52 @@ impl Engine {
     }
 
     /// Takes what the kernel has to tell; waits for it up to `millis`.
-    pub fn look(&mut self, millis: i32) -> usize {
-        self.look_for(timespec(millis as u64 * MILLISECOND))
+    pub fn poll_epoll(&mut self, millis: i32) -> usize {
+        self.poll_epoll_for(timespec(millis as u64 * MILLISECOND))
     }
 
-    fn look_for(&mut self, timeout: Timespec) -> usize {
+    fn poll_epoll_for(&mut self, timeout: Timespec) -> usize {
         let empty = epoll::Event { flags: EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut buffer = [empty; EVENTS];
         let result = epoll::wait(&self.epoll, &mut buffer[..], Some(&timeout));
-        self.idle.last_look = self.idle.clock.now();
+        self.poll_state.last_epoll = self.poll_state.clock.now();
         let Ok(count) = result else { return 0 };
-        let mut bells = 0;
+        let mut wakeups = 0;
         for event in &buffer[..count] {
             let (flags, data) = (event.flags, event.data);
-            match Token::of(data.u64()) {
-                Token::Link(NO_LINK) => bells += 1,
+            match EventToken::of(data.u64()) {
+                EventToken::Link(NO_LINK) => wakeups += 1,
                 token => self.handle_event(token, flags),
             }
         }
-        if (self.hellos_open > 0 || self.owes_refusals())
-            && self.idle.hellos_checked.elapsed() > HELLO_GAP
+        if (self.hellos_open > 0 || self.has_unlogged_refusals())
+            && self.poll_state.hellos_checked.elapsed() > HELLO_GAP
         {
-            self.idle.hellos_checked = Instant::now();
+            self.poll_state.hellos_checked = Instant::now();
             self.check_hellos();
         }
-        if !self.repairs.is_empty() || self.is_relay_cut() {
-            self.check_repairs();
+        if !self.reconnects.is_empty() || self.is_relay_reconnecting() {
+            self.check_reconnects();
             self.check_relay();
         }
-        self.check_silence();
-        if self.slot.as_ref().is_some_and(Slot::is_wanted) {
-            self.show_paths();
+        self.check_liveness();
+        if self.statistics_slot.as_ref().is_some_and(StatisticsSlot::is_requested) {
+            self.write_statistics();
         }
-        self.check_partings();
+        self.check_departed_peers();
         if !self.rails.is_empty() && self.has_rails_to_try() {
             self.check_rails();
         }
-        count - bells
+        count - wakeups
     }
 
-    fn handle_event(&mut self, token: Token, flags: EventFlags) {
+    fn handle_event(&mut self, token: EventToken, flags: EventFlags) {
         match token {
-            Token::Listener => self.handle_door(false),
-            Token::UnixListener => self.handle_door(true),
-            Token::Hello(id) => self.handle_hello(id),
-            Token::Link(id) => self.handle_link_event(id, flags),
-            Token::Datagrams(socket) => drop(self.handle_datagram_event(socket, flags)),
+            EventToken::Listener => self.accept_pending(false),
+            EventToken::UnixListener => self.accept_pending(true),
+            EventToken::Hello(id) => self.handle_hello(id),
+            EventToken::Link(id) => self.handle_link_event(id, flags),
+            EventToken::Datagrams(socket) => drop(self.handle_datagram_event(socket, flags)),
         }
     }
 
@@ -387,7 +387,7 @@ impl Engine {
             }
             return;
         }
-        if let Carrier::Whole(_) = &link.carrier {
+        if let Carrier::Recorded(_) = &link.carrier {
             // What has come is taken in at a poll; of the end nobody else may tell while what was before is repeated.
             if flags.intersects(EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
                 self.link_down(id, &std::io::ErrorKind::UnexpectedEof.into());
@@ -400,30 +400,31 @@ impl Engine {
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
             && self.read_stream(id) > 0
         {
-            self.heat(id);
+            self.set_hot_stream(id);
         }
     }
 
     /// Stream `id` has brought something by way of epoll. While only one does, it is read directly: that saves a system call
     /// for each message, and the sender the wake-up of an epoll nobody sleeps in.
-    fn heat(&mut self, id: usize) {
+    fn set_hot_stream(&mut self, id: usize) {
         if self.hot_stream.is_some() {
-            self.cool();
+            self.clear_hot_stream();
         }
-        let (busiest, reads) = &mut self.idle.busiest;
+        let (busiest, reads) = &mut self.poll_state.busiest;
         *reads = if *busiest == id { *reads + 1 } else { 0 };
         *busiest = id;
-        if *reads >= HOT_READS && self.idle.is_alone() && self.set_watched(id, false) {
+        if *reads >= HOT_READS && self.poll_state.has_own_processor() && self.set_watched(id, false)
+        {
             self.hot_stream = Some(id);
         }
     }
 
     /// No stream is read directly any more.
-    fn cool(&mut self) {
+    fn clear_hot_stream(&mut self) {
         if let Some(id) = self.hot_stream.take() {
             self.set_watched(id, true);
         }
-        self.idle.busiest.1 = 0;
+        self.poll_state.busiest.1 = 0;
     }
 }
 
@@ -433,10 +434,10 @@ impl Engine {
     pub fn park(&mut self, millis: i32) -> usize {
         let mut events = 0;
         if self.prepare_park() {
-            self.watch_bell();
+            self.watch_wakeup();
             if let Some(_sleep) = Sleep::begin() {
                 let nap = self.nap_nanos(millis);
-                events = self.look_for(timespec(nap));
+                events = self.poll_epoll_for(timespec(nap));
             }
         }
         self.unpark();
@@ -444,12 +445,12 @@ impl Engine {
     }
 
     /// The thread has done as advised; a sleep that brought `events` counts as a poll.
-    pub fn note_rest(&self, advice: Advice, events: usize) {
-        let (now, me) = (self.idle.clock.now(), self.epoll.as_raw_fd());
-        Patience::of_this_thread(|patience| {
-            patience.note_rest(advice, now);
+    pub fn note_advice_taken(&self, advice: Advice, events: usize) {
+        let (now, me) = (self.poll_state.clock.now(), self.epoll.as_raw_fd());
+        PollPolicy::of_this_thread(|policy| {
+            policy.note_advice_taken(advice, now);
             if events > 0 {
-                patience.note_event(now, me);
+                policy.note_event(now, me);
             }
         });
     }
@@ -463,7 +464,7 @@ impl Engine {
     /// Announces that nobody will look at this engine until its descriptor is readable. False: there is something to do
     /// already. Either way [`Self::unpark`] must follow.
     pub fn prepare_park(&mut self) -> bool {
-        self.cool();
+        self.clear_hot_stream();
         self.every_ring(ShmLink::prepare_park)
     }
 
@@ -481,14 +482,14 @@ impl Engine {
         self.rings.iter().all(|&id| match links[id].as_mut().map(|link| &mut link.carrier) {
             Some(Carrier::Shm(ring)) => what(ring),
             // The socket tells of what it has, but not of what was read from it.
-            Some(Carrier::Whole(stream)) => !stream.has_frame(),
+            Some(Carrier::Recorded(stream)) => !stream.has_frame(),
             _ => true,
         })
     }
 
     /// Whether nobody but the thread with this token drives it.
     pub fn is_driven_by(&self, token: usize) -> bool {
-        self.idle.driver == token || self.idle.driver == 0
+        self.poll_state.driver == token || self.poll_state.driver == 0
     }
 
     /// What becomes readable when there is something to do for a parked engine.
@@ -497,13 +498,14 @@ impl Engine {
     }
 
     /// Sees to it that the bell of waiting threads ends a sleep.
-    fn watch_bell(&mut self) {
-        if !self.idle.is_bell_watched
-            && let Some(bell) = Sleep::bell()
+    fn watch_wakeup(&mut self) {
+        if !self.poll_state.is_wakeup_watched
+            && let Some(wakeup_fd) = Sleep::wakeup_fd()
         {
-            let data = epoll::EventData::new_u64(Token::Link(NO_LINK).number());
+            let data = epoll::EventData::new_u64(EventToken::Link(NO_LINK).number());
             let flags = EventFlags::IN | EventFlags::ET;
-            self.idle.is_bell_watched = epoll::add(&self.epoll, bell, data, flags).is_ok();
+            self.poll_state.is_wakeup_watched =
+                epoll::add(&self.epoll, wakeup_fd, data, flags).is_ok();
         }
     }
 }

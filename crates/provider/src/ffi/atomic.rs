@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::ep::{Terms, endpoint, total};
+use super::ep::{OpOptions, endpoint, total};
 use super::{status, status_long};
 use crate::abi::*;
 use crate::atomic::{BYTES_MAX, element_bytes, supports};
@@ -32,7 +32,7 @@ pub static ATOMIC_OPS: OpsAtomic = OpsAtomic {
 
 /// What is to be done, and where.
 #[derive(Clone, Copy)]
-struct Act {
+struct AtomicCall {
     kind: AtomicKind,
     op: u32,
     datatype: u32,
@@ -45,17 +45,17 @@ type Elements = (*const Ioc, usize);
 const NOTHING: Elements = (ptr::null(), 0);
 
 /// The same in bytes, on the stack.
-struct Pieces {
+struct ElementPieces {
     list: [Iov; IOV_MAX],
     used: usize,
 }
 
-impl Pieces {
+impl ElementPieces {
     /// # Safety
     /// `count` elements are there.
-    unsafe fn of((list, count): Elements, size: usize) -> Result<Pieces, Errno> {
+    unsafe fn of((list, count): Elements, size: usize) -> Result<ElementPieces, Errno> {
         let none = Iov { base: ptr::null_mut(), len: 0 };
-        let mut pieces = Pieces { list: [none; IOV_MAX], used: count };
+        let mut pieces = ElementPieces { list: [none; IOV_MAX], used: count };
         for (index, piece) in
             pieces.list.get_mut(..count).ok_or(Errno::EINVAL)?.iter_mut().enumerate()
         {
@@ -76,7 +76,7 @@ impl Pieces {
 ///
 /// # Safety
 /// The message's remote vector is valid.
-unsafe fn reach(msg: &MsgAtomic, size: usize) -> Result<RemoteIov, Errno> {
+unsafe fn remote_memory(msg: &MsgAtomic, size: usize) -> Result<RemoteIov, Errno> {
     const { assert!(RMA_IOV_MAX == 1) };
     if msg.rma_iov_count != RMA_IOV_MAX {
         return Err(Errno::EINVAL);
@@ -95,11 +95,11 @@ struct Local {
     result: Elements,
 }
 
-fn element_size(act: &Act) -> Result<usize, Errno> {
-    if !supports(act.kind, act.datatype, act.op) {
+fn element_size(call: &AtomicCall) -> Result<usize, Errno> {
+    if !supports(call.kind, call.datatype, call.op) {
         return Err(Errno::EOPNOTSUPP);
     }
-    element_bytes(act.datatype).ok_or(Errno::EOPNOTSUPP)
+    element_bytes(call.datatype).ok_or(Errno::EOPNOTSUPP)
 }
 
 /// Checks that all vectors agree in length and posts. With FI_ATOMIC_READ the operand is left out.
@@ -108,44 +108,44 @@ fn element_size(act: &Act) -> Result<usize, Errno> {
 /// `ep` is an endpoint of ours; all vectors are valid during the call, the memory until completion.
 unsafe fn post(
     ep: *mut FidEp,
-    act: Act,
+    call: AtomicCall,
     local: Local,
     remote: RemoteIov,
-    terms: Terms,
+    options: OpOptions,
 ) -> Result<(), Errno> {
-    let size = element_size(&act)?;
+    let size = element_size(&call)?;
     // SAFETY: the caller's promise.
     let (operand, compare, result) = unsafe {
-        let operand = if act.op == OP_READ { NOTHING } else { local.operand };
+        let operand = if call.op == OP_READ { NOTHING } else { local.operand };
         (
-            Pieces::of(operand, size)?,
-            Pieces::of(local.compare, size)?,
-            Pieces::of(local.result, size)?,
+            ElementPieces::of(operand, size)?,
+            ElementPieces::of(local.compare, size)?,
+            ElementPieces::of(local.result, size)?,
         )
     };
     let bytes = remote.len;
     if bytes > BYTES_MAX {
         return Err(Errno::EMSGSIZE);
     }
-    let agrees = |pieces: &Pieces, wanted: bool| !wanted || total(pieces.get()) == bytes;
-    if !agrees(&operand, act.op != OP_READ)
-        || !agrees(&compare, act.kind == AtomicKind::Compare)
-        || !agrees(&result, act.kind != AtomicKind::Update)
+    let agrees = |pieces: &ElementPieces, wanted: bool| !wanted || total(pieces.get()) == bytes;
+    if !agrees(&operand, call.op != OP_READ)
+        || !agrees(&compare, call.kind == AtomicKind::Compare)
+        || !agrees(&result, call.kind != AtomicKind::Update)
     {
         return Err(Errno::EINVAL);
     }
     let request = AtomicRequest {
-        kind: act.kind,
-        target: act.target,
-        op: act.op,
-        datatype: act.datatype,
+        kind: call.kind,
+        target: call.target,
+        op: call.op,
+        datatype: call.datatype,
         operand: operand.get(),
         compare: compare.get(),
         result: result.get(),
         remote,
-        context: act.context as usize,
-        inject: terms.inject,
-        notify: terms.notify,
+        context: call.context as usize,
+        inject: options.inject,
+        notify: options.notify,
     };
     // SAFETY: the caller's promise.
     unsafe { endpoint(ep) }.with(|engine| engine.atomic(&request))
@@ -157,16 +157,16 @@ unsafe fn post(
 /// As for `post`.
 unsafe fn plain(
     ep: *mut FidEp,
-    act: Act,
+    call: AtomicCall,
     local: Local,
     (offset, key): (u64, u64),
 ) -> Result<(), Errno> {
-    let counted = if act.kind == AtomicKind::Update { local.operand } else { local.result };
+    let counted = if call.kind == AtomicKind::Update { local.operand } else { local.result };
     // SAFETY: the caller's promise.
     unsafe {
-        let len = total(Pieces::of(counted, element_size(&act)?)?.get());
-        let terms = endpoint(ep).transmit_terms();
-        post(ep, act, local, RemoteIov { offset, key, len }, terms)
+        let len = total(ElementPieces::of(counted, element_size(&call)?)?.get());
+        let options = endpoint(ep).transmit_options();
+        post(ep, call, local, RemoteIov { offset, key, len }, options)
     }
 }
 
@@ -182,14 +182,19 @@ unsafe fn message(
     result: Elements,
     flags: u64,
 ) -> Result<(), Errno> {
-    let act =
-        Act { kind, op: msg.op, datatype: msg.datatype, target: msg.addr, context: msg.context };
+    let call = AtomicCall {
+        kind,
+        op: msg.op,
+        datatype: msg.datatype,
+        target: msg.addr,
+        context: msg.context,
+    };
     let local = Local { operand: (msg.iov, msg.iov_count), compare, result };
     // SAFETY: the caller's promise.
     unsafe {
-        let remote = reach(msg, element_size(&act)?)?;
-        let terms = endpoint(ep).message_terms(flags, remote.len)?;
-        post(ep, act, local, remote, terms)
+        let remote = remote_memory(msg, element_size(&call)?)?;
+        let options = endpoint(ep).message_options(flags, remote.len)?;
+        post(ep, call, local, remote, options)
     }
 }
 
@@ -210,10 +215,10 @@ unsafe extern "C" fn write(
     context: Void,
 ) -> isize {
     let operand = one(buf, count);
-    let act = Act { kind: AtomicKind::Update, op, datatype, target, context };
+    let call = AtomicCall { kind: AtomicKind::Update, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: NOTHING, result: NOTHING };
     // SAFETY: libfabric's contract for fi_atomic.
-    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+    status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
 unsafe extern "C" fn writev(
@@ -228,10 +233,10 @@ unsafe extern "C" fn writev(
     op: u32,
     context: Void,
 ) -> isize {
-    let act = Act { kind: AtomicKind::Update, op, datatype, target, context };
+    let call = AtomicCall { kind: AtomicKind::Update, op, datatype, target, context };
     let local = Local { operand: (iov, count), compare: NOTHING, result: NOTHING };
     // SAFETY: libfabric's contract for fi_atomicv.
-    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+    status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
 unsafe extern "C" fn writemsg(ep: *mut FidEp, msg: *const MsgAtomic, flags: u64) -> isize {
@@ -251,14 +256,14 @@ unsafe extern "C" fn inject(
 ) -> isize {
     let operand = one(buf, count);
     let context = ptr::null_mut();
-    let act = Act { kind: AtomicKind::Update, op, datatype, target, context };
+    let call = AtomicCall { kind: AtomicKind::Update, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: NOTHING, result: NOTHING };
-    let posted = element_size(&act).and_then(|size| {
+    let posted = element_size(&call).and_then(|size| {
         let len = count.checked_mul(size).ok_or(Errno::EINVAL)?;
         // SAFETY: libfabric's contract for fi_inject_atomic.
         unsafe {
-            let terms = endpoint(ep).inject_terms(len)?;
-            post(ep, act, local, RemoteIov { offset, key, len }, terms)
+            let options = endpoint(ep).inject_options(len)?;
+            post(ep, call, local, RemoteIov { offset, key, len }, options)
         }
     });
     status_long(posted)
@@ -279,10 +284,10 @@ unsafe extern "C" fn readwrite(
     context: Void,
 ) -> isize {
     let (operand, result) = (one(buf, count), one(result, count));
-    let act = Act { kind: AtomicKind::Fetch, op, datatype, target, context };
+    let call = AtomicCall { kind: AtomicKind::Fetch, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: NOTHING, result: (&result, 1) };
     // SAFETY: libfabric's contract for fi_fetch_atomic.
-    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+    status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
 unsafe extern "C" fn readwritev(
@@ -300,10 +305,10 @@ unsafe extern "C" fn readwritev(
     op: u32,
     context: Void,
 ) -> isize {
-    let act = Act { kind: AtomicKind::Fetch, op, datatype, target, context };
+    let call = AtomicCall { kind: AtomicKind::Fetch, op, datatype, target, context };
     let local = Local { operand: (iov, count), compare: NOTHING, result: (result, results) };
     // SAFETY: libfabric's contract for fi_fetch_atomicv.
-    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+    status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
 unsafe extern "C" fn readwritemsg(
@@ -336,10 +341,10 @@ unsafe extern "C" fn compwrite(
     context: Void,
 ) -> isize {
     let (operand, compare, result) = (one(buf, count), one(compare, count), one(result, count));
-    let act = Act { kind: AtomicKind::Compare, op, datatype, target, context };
+    let call = AtomicCall { kind: AtomicKind::Compare, op, datatype, target, context };
     let local = Local { operand: (&operand, 1), compare: (&compare, 1), result: (&result, 1) };
     // SAFETY: libfabric's contract for fi_compare_atomic.
-    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+    status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
 unsafe extern "C" fn compwritev(
@@ -360,11 +365,11 @@ unsafe extern "C" fn compwritev(
     op: u32,
     context: Void,
 ) -> isize {
-    let act = Act { kind: AtomicKind::Compare, op, datatype, target, context };
+    let call = AtomicCall { kind: AtomicKind::Compare, op, datatype, target, context };
     let local =
         Local { operand: (iov, count), compare: (compare, compares), result: (result, results) };
     // SAFETY: libfabric's contract for fi_compare_atomicv.
-    status_long(unsafe { plain(ep, act, local, (offset, key)) })
+    status_long(unsafe { plain(ep, call, local, (offset, key)) })
 }
 
 unsafe extern "C" fn compwritemsg(

@@ -8,16 +8,16 @@ use super::domain::Domain;
 use super::eq::EventQueue;
 use super::{Head, Object, close, nosys, object, ops, publish, share};
 use crate::abi::*;
-use crate::av::{Av, NAME_BYTES, Name};
-use crate::info::Format;
-use crate::resolve::{self, How, SOCKADDR_BYTES};
+use crate::av::{Av, AvName, NAME_BYTES};
+use crate::info::AddressFormat;
+use crate::resolve::{self, ResolveHints, SOCKADDR_BYTES};
 use crate::sync::SpinLock;
 
 #[repr(C)]
 pub struct AddressVector {
     head: Head<FidAv>,
     pub av: Arc<Av>,
-    format: Format,
+    format: AddressFormat,
     /// FI_EVENT: insertions are reported in the event queue.
     reports: bool,
     events: SpinLock<Option<Arc<EventQueue>>>,
@@ -94,24 +94,24 @@ impl AddressVector {
 
     /// # Safety
     /// `address` points to an address of the vector's format.
-    unsafe fn name_at(&self, address: *const c_void) -> Option<Name> {
+    unsafe fn name_at(&self, address: *const c_void) -> Option<AvName> {
         let mut name = [0; NAME_BYTES];
         // SAFETY: the caller's promise.
         let given = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), self.bytes()) };
         name[..given.len()].copy_from_slice(given);
         let valid = match self.format {
-            Format::Landbridge => name.iter().any(|&byte| byte != 0),
+            AddressFormat::Landbridge => name.iter().any(|&byte| byte != 0),
             // SAFETY: a socket address has this many bytes.
-            Format::Socket => unsafe { resolve::read_sockaddr(address) }
+            AddressFormat::Socket => unsafe { resolve::read_sockaddr(address) }
                 .is_some_and(|a| a.port() != 0 && !a.ip().is_unspecified()),
         };
         valid.then(|| self.normal(name))
     }
 
     /// Socket addresses compare by family, port and address alone.
-    fn normal(&self, mut name: Name) -> Name {
+    fn normal(&self, mut name: AvName) -> AvName {
         const USED: usize = 8;
-        if self.format == Format::Socket {
+        if self.format == AddressFormat::Socket {
             name[USED..].fill(0);
         }
         name
@@ -123,7 +123,7 @@ impl AddressVector {
     /// The insertion's pointers are null or hold one element per name.
     unsafe fn insert_all(
         &self,
-        names: impl Iterator<Item = Option<Name>>,
+        names: impl Iterator<Item = Option<AvName>>,
         insertion: Insertion,
     ) -> Result<usize, Errno> {
         let events = self.events.lock().clone();
@@ -212,7 +212,7 @@ unsafe extern "C" fn insertsvc(
     // SAFETY: an address vector of ours; strings end with NUL.
     unsafe {
         let av = object::<AddressVector, _>(av);
-        if av.format != Format::Socket {
+        if av.format != AddressFormat::Socket {
             return Errno::ENOSYS.negative();
         }
         if node.is_null() || service.is_null() {
@@ -237,7 +237,7 @@ unsafe extern "C" fn insertsym(
     // SAFETY: an address vector of ours; strings end with NUL; room for nodes times services.
     unsafe {
         let av = object::<AddressVector, _>(av);
-        if av.format != Format::Socket {
+        if av.format != AddressFormat::Socket {
             return Errno::ENOSYS.negative();
         }
         if node.is_null() || service.is_null() {
@@ -251,8 +251,8 @@ unsafe extern "C" fn insertsym(
     }
 }
 
-fn socket_name(node: &CStr, service: &CStr) -> Option<Name> {
-    let address = resolve::resolve(Some(node), Some(service), How::default()).ok()?;
+fn socket_name(node: &CStr, service: &CStr) -> Option<AvName> {
+    let address = resolve::resolve(Some(node), Some(service), ResolveHints::default()).ok()?;
     let mut name = [0; NAME_BYTES];
     name[..SOCKADDR_BYTES].copy_from_slice(&resolve::sockaddr_bytes(address));
     (address.port() != 0).then_some(name)
@@ -318,8 +318,8 @@ unsafe extern "C" fn straddr(
     buffer
 }
 
-fn address_text(format: Format, bytes: &[u8]) -> String {
-    if format == Format::Landbridge {
+fn address_text(format: AddressFormat, bytes: &[u8]) -> String {
+    if format == AddressFormat::Landbridge {
         let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         return format!("fi_addr_landbridge://{digits}");
     }

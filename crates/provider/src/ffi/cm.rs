@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use super::ep::Endpoint;
 use super::{nosys, object, status};
 use crate::abi::*;
-use crate::info::Format;
+use crate::info::AddressFormat;
 use crate::resolve::{SOCKADDR_BYTES, read_sockaddr};
 
 pub static CM_OPS: OpsCm = OpsCm {
@@ -25,7 +25,7 @@ pub static CM_OPS: OpsCm = OpsCm {
 unsafe extern "C" fn setname(fid: *mut Fid, address: *mut c_void, len: usize) -> c_int {
     // SAFETY: an endpoint of ours.
     let endpoint = unsafe { object::<Endpoint, _>(fid) };
-    if endpoint.format() != Format::Socket {
+    if endpoint.format() != AddressFormat::Socket {
         return Errno::EOPNOTSUPP.negative();
     }
     if len < SOCKADDR_BYTES {

@@ -64,14 +64,14 @@ unsafe fn counter<'a>(cntr: *mut FidCntr) -> &'a Counter {
 unsafe extern "C" fn read(cntr: *mut FidCntr) -> u64 {
     // SAFETY: a counter of ours.
     let counter = unsafe { counter(cntr) };
-    counter.look();
+    counter.progress();
     counter.value()
 }
 
 unsafe extern "C" fn readerr(cntr: *mut FidCntr) -> u64 {
     // SAFETY: a counter of ours.
     let counter = unsafe { counter(cntr) };
-    counter.look();
+    counter.progress();
     counter.errors()
 }
 
@@ -108,7 +108,7 @@ unsafe extern "C" fn wait(cntr: *mut FidCntr, threshold: u64, timeout: c_int) ->
     let errors = counter.errors();
     let mut polls = 0u32;
     loop {
-        counter.ports.progress();
+        counter.engines.progress();
         if counter.value() >= threshold {
             return 0;
         }
@@ -121,7 +121,7 @@ unsafe extern "C" fn wait(cntr: *mut FidCntr, threshold: u64, timeout: c_int) ->
         polls += 1;
         if polls < POLLS_BEFORE_WAIT {
             std::hint::spin_loop();
-        } else if !counter.ports.wait(WAIT_SLICE_MS) {
+        } else if !counter.engines.wait(WAIT_SLICE_MS) {
             std::thread::sleep(std::time::Duration::from_millis(WAIT_SLICE_MS as u64));
         }
     }

@@ -10,7 +10,7 @@ use super::{
     Head, Object, close, count, deadline, error_text, is_over, nosys, object, ops, publish,
 };
 use crate::abi::*;
-use crate::queue::{Format, Queue};
+use crate::queue::{EntryFormat, Queue};
 
 /// How long a blocking read parks at a time. A signal, and what arrives on a second endpoint of the
 /// same queue, is seen after this at the latest.
@@ -35,7 +35,7 @@ unsafe impl Object for CompletionQueue {
 impl CompletionQueue {
     /// Nothing to read, after a look at the network.
     pub fn is_idle(&self) -> bool {
-        self.queue.ports.progress();
+        self.queue.engines.progress();
         self.queue.is_empty()
     }
 }
@@ -67,10 +67,10 @@ pub unsafe fn open(
         (format, size) = (attr.format, attr.size);
     }
     let format = match format {
-        CQ_FORMAT_CONTEXT => Format::Context,
-        CQ_FORMAT_MSG => Format::Message,
-        CQ_FORMAT_DATA => Format::Data,
-        CQ_FORMAT_TAGGED => Format::Tagged,
+        CQ_FORMAT_CONTEXT => EntryFormat::Context,
+        CQ_FORMAT_MSG => EntryFormat::Message,
+        CQ_FORMAT_DATA => EntryFormat::Data,
+        CQ_FORMAT_TAGGED => EntryFormat::Tagged,
         _ => return Errno::ENOSYS.negative(),
     };
     let made = CompletionQueue {
@@ -113,7 +113,7 @@ unsafe fn take(
 ) -> Result<usize, Errno> {
     queue.note_read();
     if queue.is_empty() {
-        queue.ports.progress();
+        queue.engines.progress();
     }
     // SAFETY: the caller's promise.
     unsafe { queue.read(target.cast(), room, sources) }
@@ -188,7 +188,7 @@ fn park(queue: &Queue, polls: &mut u32) {
     *polls += 1;
     if *polls < POLLS_BEFORE_WAIT {
         std::hint::spin_loop();
-    } else if !queue.ports.wait(WAIT_SLICE_MS) {
+    } else if !queue.engines.wait(WAIT_SLICE_MS) {
         std::thread::sleep(std::time::Duration::from_millis(WAIT_SLICE_MS as u64));
     }
 }

@@ -8,19 +8,19 @@ use super::{
     Head, Object, atomic, av, close, cntr, cq, ep, mr, nosys, object, ops, pollset, publish, share,
 };
 use crate::abi::*;
-use crate::info::Format;
-use crate::mr::Table;
-use crate::port::Ports;
+use crate::engine_set::EngineSet;
+use crate::info::AddressFormat;
+use crate::mr::MrTable;
 
 #[repr(C)]
 pub struct Domain {
     head: Head<FidDomain>,
     pub api_version: u32,
     /// How names in the domain's address vectors look.
-    pub format: Format,
-    pub memory: Arc<Table>,
+    pub format: AddressFormat,
+    pub memory: Arc<MrTable>,
     /// The enabled endpoints of the domain.
-    pub ports: Ports,
+    pub engines: EngineSet,
 }
 
 // SAFETY: `repr(C)`, fid first, class below.
@@ -54,7 +54,7 @@ pub unsafe fn open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the program gives an info we offered.
-    let format = Format::of_code(unsafe { (*info).addr_format });
+    let format = AddressFormat::of_code(unsafe { (*info).addr_format });
     let made = Domain {
         head: Head::new(FidDomain {
             fid: super::fid(CLASS_DOMAIN, context, &OPS),
@@ -63,8 +63,8 @@ pub unsafe fn open(
         }),
         api_version: fabric.api_version(),
         format,
-        memory: Arc::new(Table::default()),
-        ports: Ports::new(),
+        memory: Arc::new(MrTable::default()),
+        engines: EngineSet::new(),
     };
     publish(Arc::new(made), target);
     0

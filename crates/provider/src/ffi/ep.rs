@@ -12,12 +12,12 @@ use super::domain::Domain;
 use super::{Head, Object, atomic, cm, msg, nosys, object, ops, publish, reclaim, rma, status};
 use crate::abi::*;
 use crate::av::Av;
-use crate::clocks::OwnCalls;
-use crate::engine::request::{Iov, Level};
+use crate::engine::request::{CompletionLevel, Iov};
 use crate::engine::{Engine, Setup, library_repeats_peeks};
-use crate::info::{self, Format, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
+use crate::info::{self, AddressFormat, INJECT_SIZE, IOV_MAX, MESSAGE_SIZE_MAX};
+use crate::interposer::UnrecordedCalls;
 use crate::log;
-use crate::parking::Port;
+use crate::parking::SharedEngine;
 use crate::sink::Sink;
 use crate::stack::Stack;
 use crate::sync::SpinLock;
@@ -33,7 +33,7 @@ pub struct Endpoint {
     head: Head<FidEp>,
     domain: Arc<Domain>,
     /// The engine, from `fi_enable` on.
-    port: OnceLock<Arc<Port>>,
+    port: OnceLock<Arc<SharedEngine>>,
     /// How plain (not `*msg`) calls complete.
     transmit: Defaults,
     receive: Defaults,
@@ -42,7 +42,7 @@ pub struct Endpoint {
     /// The MPI library is one that makes progress when a peek is told to try again.
     repeats_peeks: bool,
     caps: u64,
-    format: Format,
+    format: AddressFormat,
     bindings: SpinLock<Bindings>,
 }
 
@@ -118,7 +118,7 @@ pub unsafe fn open(
         // MPICH wants a table. Intel MPI, which fails when a peek is told to try again, does not.
         repeats_peeks: directed && av_type == AV_TABLE && library_repeats_peeks(),
         caps: info.caps,
-        format: Format::of_code(info.addr_format),
+        format: AddressFormat::of_code(info.addr_format),
         bindings: SpinLock::new(Bindings {
             av: None,
             sink: Sink::default(),
@@ -164,21 +164,21 @@ impl Defaults {
 }
 
 /// The completion level flags ask for (fi_cq(3): transmit, where nothing is said).
-fn level_of(flags: u64) -> Level {
+fn level_of(flags: u64) -> CompletionLevel {
     if flags & DELIVERY_COMPLETE != 0 {
-        Level::Delivery
+        CompletionLevel::Delivery
     } else if flags & (INJECT_COMPLETE | INJECT) != 0 && flags & TRANSMIT_COMPLETE == 0 {
-        Level::Inject
+        CompletionLevel::Inject
     } else {
-        Level::Transmit
+        CompletionLevel::Transmit
     }
 }
 
 /// What a data call needs to know beside its arguments.
 #[derive(Debug)]
-pub struct Terms {
+pub struct OpOptions {
     pub notify: bool,
-    pub level: Level,
+    pub level: CompletionLevel,
     pub inject: bool,
 }
 
@@ -189,35 +189,35 @@ impl Endpoint {
         self.port.get().ok_or(Errno::EOPBADSTATE)?.with(work)
     }
 
-    /// Terms of a plain transmit call: the endpoint's operation flags.
+    /// OpOptions of a plain transmit call: the endpoint's operation flags.
     #[inline]
-    pub fn transmit_terms(&self) -> Terms {
+    pub fn transmit_options(&self) -> OpOptions {
         let level = match self.transmit.level.load(Ordering::Relaxed) {
-            0 => Level::Inject,
-            1 => Level::Transmit,
-            _ => Level::Delivery,
+            0 => CompletionLevel::Inject,
+            1 => CompletionLevel::Transmit,
+            _ => CompletionLevel::Delivery,
         };
-        Terms { notify: self.transmit.notify.load(Ordering::Relaxed), level, inject: false }
+        OpOptions { notify: self.transmit.notify.load(Ordering::Relaxed), level, inject: false }
     }
 
-    /// Terms of an inject call: never told, taken at once.
+    /// OpOptions of an inject call: never told, taken at once.
     #[inline]
-    pub fn inject_terms(&self, len: usize) -> Result<Terms, Errno> {
+    pub fn inject_options(&self, len: usize) -> Result<OpOptions, Errno> {
         if len > INJECT_SIZE {
             return Err(Errno::EMSGSIZE);
         }
         // Nothing will be told, so nothing has to be confirmed (remote memory always is).
-        Ok(Terms { notify: false, level: Level::Inject, inject: true })
+        Ok(OpOptions { notify: false, level: CompletionLevel::Inject, inject: true })
     }
 
-    /// Terms of a `*msg` call: only its own flags count.
+    /// OpOptions of a `*msg` call: only its own flags count.
     #[inline]
-    pub fn message_terms(&self, flags: u64, len: usize) -> Result<Terms, Errno> {
+    pub fn message_options(&self, flags: u64, len: usize) -> Result<OpOptions, Errno> {
         let inject = flags & INJECT != 0;
         if inject && len > INJECT_SIZE {
             return Err(Errno::EMSGSIZE);
         }
-        Ok(Terms { notify: self.transmit.notify_for(flags), level: level_of(flags), inject })
+        Ok(OpOptions { notify: self.transmit.notify_for(flags), level: level_of(flags), inject })
     }
 
     /// Whether a plain receive is told.
@@ -247,7 +247,7 @@ impl Endpoint {
         self.repeats_peeks
     }
 
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> AddressFormat {
         self.format
     }
 
@@ -269,15 +269,15 @@ impl Endpoint {
         let mut stack = Stack::new();
         // SAFETY: nobody else knows of it.
         let opened = unsafe {
-            let _own = OwnCalls::begin();
+            let _own = UnrecordedCalls::begin();
             stack.top().run(|| Engine::open(setup))
         };
         let engine =
             opened.inspect_err(|errno| log!(Warn, "the endpoint cannot be enabled: {errno}"))?;
         let stack = engine.is_recorded().then_some(stack);
-        let port = Port::new(engine, stack);
-        sink.each_ports(|ports| ports.add(&port));
-        self.domain.ports.add(&port);
+        let port = SharedEngine::new(engine, stack);
+        sink.each_engine_set(|ports| ports.add(&port));
+        self.domain.engines.add(&port);
         // Cannot be set already: enable is serialised by the program.
         let _ = self.port.set(port);
         Ok(())
@@ -296,7 +296,7 @@ impl Endpoint {
             domain_mr: Arc::clone(&self.domain.memory),
             av: Arc::clone(bindings.av.as_ref().ok_or(Errno::ENOAV)?),
             sink,
-            own_format: self.format == Format::Landbridge,
+            own_format: self.format == AddressFormat::Landbridge,
             bind: bindings.bind,
             min_multi_recv: bindings.min_multi_recv,
             source_wanted: self.caps & SOURCE != 0,
@@ -359,8 +359,8 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     let endpoint = unsafe { reclaim::<Endpoint>(fid) };
     if let Some(port) = endpoint.port.get() {
         let sink = endpoint.bindings.lock().sink.clone();
-        sink.each_ports(|ports| ports.remove(port));
-        endpoint.domain.ports.remove(port);
+        sink.each_engine_set(|ports| ports.remove(port));
+        endpoint.domain.engines.remove(port);
         port.close();
     }
     0

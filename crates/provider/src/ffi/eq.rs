@@ -11,7 +11,7 @@ use crate::abi::*;
 #[repr(C)]
 pub struct EventQueue {
     head: Head<FidEq>,
-    state: Mutex<State>,
+    state: Mutex<EventQueueState>,
     arrival: Condvar,
     /// FI_WAIT_FD: readable while something waits.
     wait: Option<OwnedFd>,
@@ -20,13 +20,13 @@ pub struct EventQueue {
 }
 
 #[derive(Default)]
-struct State {
+struct EventQueueState {
     events: VecDeque<(u32, Vec<u8>)>,
     errors: VecDeque<EqErrEntry>,
 }
 
 // SAFETY: the pointers in the errors are handed from caller to caller, never followed.
-unsafe impl Send for State {}
+unsafe impl Send for EventQueueState {}
 
 // SAFETY: `repr(C)`, fid first, class below.
 unsafe impl Object for EventQueue {
@@ -110,12 +110,12 @@ impl EventQueue {
     }
 
     /// Nobody panics with the lock held; a poisoned one would still be whole.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EventQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// After a read: nothing left means nothing to wake for.
-    fn settle(&self, state: &State) {
+    fn settle(&self, state: &EventQueueState) {
         if let (Some(fd), true, true) =
             (&self.wait, state.events.is_empty(), state.errors.is_empty())
         {
@@ -129,7 +129,7 @@ impl EventQueue {
     /// `target` holds `len` bytes, `event` is writable.
     unsafe fn take(
         &self,
-        state: &mut State,
+        state: &mut EventQueueState,
         event: *mut u32,
         target: *mut c_void,
         len: usize,

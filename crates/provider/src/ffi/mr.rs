@@ -28,7 +28,7 @@ static OPS: Ops = ops(close, bind, control);
 pub static MR_OPS: OpsMr = OpsMr { size: size_of::<OpsMr>(), reg, regv, regattr };
 
 /// What a registration asks for.
-struct Wish {
+struct Registration {
     base: *const c_void,
     len: usize,
     access: u64,
@@ -38,22 +38,26 @@ struct Wish {
 
 /// # Safety
 /// `fid` is a domain of ours; `target` takes the result.
-unsafe fn register(fid: *mut Fid, wish: Wish, target: *mut *mut FidMr) -> Result<(), Errno> {
+unsafe fn register(
+    fid: *mut Fid,
+    registration: Registration,
+    target: *mut *mut FidMr,
+) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let domain: Arc<Domain> = unsafe { share(fid) };
     let region = Region {
-        base: wish.base.expose_provenance(),
-        len: wish.len,
-        access: access_of(wish.access),
+        base: registration.base.expose_provenance(),
+        len: registration.len,
+        access: access_of(registration.access),
     };
-    domain.memory.insert(wish.key, region)?;
+    domain.memory.insert(registration.key, region)?;
     let made = MemoryRegion {
         head: Head::new(FidMr {
-            fid: super::fid(CLASS_MR, wish.context, &OPS),
+            fid: super::fid(CLASS_MR, registration.context, &OPS),
             mem_desc: ptr::null_mut(),
-            key: wish.key,
+            key: registration.key,
         }),
-        key: wish.key,
+        key: registration.key,
         domain,
     };
     publish(Arc::new(made), target);
@@ -75,7 +79,7 @@ unsafe extern "C" fn reg(
         return Errno::EINVAL.negative();
     }
     // SAFETY: libfabric's contract for fi_mr_reg.
-    status(unsafe { register(fid, Wish { base, len, access, key, context }, target) })
+    status(unsafe { register(fid, Registration { base, len, access, key, context }, target) })
 }
 
 unsafe extern "C" fn regv(
@@ -130,7 +134,7 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     // SAFETY: called once by the program.
     let region = unsafe { reclaim::<MemoryRegion>(fid) };
     region.domain.memory.remove(region.key);
-    region.domain.ports.fence();
+    region.domain.engines.fence();
     0
 }
 

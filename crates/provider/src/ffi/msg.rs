@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use libc::iovec;
 
-use super::ep::{Terms, endpoint, piece, pieces, total};
+use super::ep::{OpOptions, endpoint, piece, pieces, total};
 use super::status_long;
 use crate::abi::*;
 use crate::engine::request::{Iov, RecvRequest, SendRequest};
@@ -34,9 +34,9 @@ unsafe fn post_send(
     target: FiAddr,
     data: Option<u64>,
     context: Void,
-    terms: Terms,
+    options: OpOptions,
 ) -> Result<(), Errno> {
-    let Terms { notify, level, inject } = terms;
+    let OpOptions { notify, level, inject } = options;
     let context = context as usize;
     let request = SendRequest { target, payload, tag: None, data, context, inject, notify, level };
     // SAFETY: the caller's promise.
@@ -122,8 +122,8 @@ unsafe extern "C" fn send(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_send.
     unsafe {
-        let terms = endpoint(ep).transmit_terms();
-        status_long(post_send(ep, &piece(buf, len), target, None, context, terms))
+        let options = endpoint(ep).transmit_options();
+        status_long(post_send(ep, &piece(buf, len), target, None, context, options))
     }
 }
 
@@ -137,9 +137,9 @@ unsafe extern "C" fn sendv(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_sendv.
     unsafe {
-        let terms = endpoint(ep).transmit_terms();
+        let options = endpoint(ep).transmit_options();
         let posted = pieces(iov, count)
-            .and_then(|payload| post_send(ep, payload, target, None, context, terms));
+            .and_then(|payload| post_send(ep, payload, target, None, context, options));
         status_long(posted)
     }
 }
@@ -150,8 +150,8 @@ unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const Msg, flags: u64) -> isi
         let msg = &*msg;
         let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
         let posted = pieces(msg.iov, msg.iov_count).and_then(|payload| {
-            let terms = endpoint(ep).message_terms(flags, total(payload))?;
-            post_send(ep, payload, msg.addr, data, msg.context, terms)
+            let options = endpoint(ep).message_options(flags, total(payload))?;
+            post_send(ep, payload, msg.addr, data, msg.context, options)
         });
         status_long(posted)
     }
@@ -165,8 +165,8 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_inject.
     unsafe {
-        let posted = endpoint(ep).inject_terms(len).and_then(|terms| {
-            post_send(ep, &piece(buf, len), target, None, std::ptr::null_mut(), terms)
+        let posted = endpoint(ep).inject_options(len).and_then(|options| {
+            post_send(ep, &piece(buf, len), target, None, std::ptr::null_mut(), options)
         });
         status_long(posted)
     }
@@ -183,8 +183,8 @@ unsafe extern "C" fn senddata(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_senddata.
     unsafe {
-        let terms = endpoint(ep).transmit_terms();
-        status_long(post_send(ep, &piece(buf, len), target, Some(data), context, terms))
+        let options = endpoint(ep).transmit_options();
+        status_long(post_send(ep, &piece(buf, len), target, Some(data), context, options))
     }
 }
 
@@ -197,8 +197,8 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_injectdata.
     unsafe {
-        let posted = endpoint(ep).inject_terms(len).and_then(|terms| {
-            post_send(ep, &piece(buf, len), target, Some(data), std::ptr::null_mut(), terms)
+        let posted = endpoint(ep).inject_options(len).and_then(|options| {
+            post_send(ep, &piece(buf, len), target, Some(data), std::ptr::null_mut(), options)
         });
         status_long(posted)
     }

@@ -66,11 +66,11 @@ impl Source {
     fn take_news(&mut self) -> bool {
         match self {
             Source::Queue(queue) => {
-                queue.ports.progress();
+                queue.engines.progress();
                 !queue.is_empty()
             }
             Source::Counter(counter, told) => {
-                counter.ports.progress();
+                counter.engines.progress();
                 let now = (counter.value(), counter.errors());
                 std::mem::replace(told, now) != now
             }

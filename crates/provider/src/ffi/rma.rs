@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use libc::iovec;
 
-use super::ep::{Terms, endpoint, piece, pieces, total};
+use super::ep::{OpOptions, endpoint, piece, pieces, total};
 use super::status_long;
 use crate::abi::*;
 use crate::engine::request::{Iov, RemoteIov, RmaKind, RmaRequest};
@@ -42,10 +42,10 @@ unsafe fn post(
     ep: *mut FidEp,
     transfer: Transfer,
     context: Void,
-    terms: Terms,
+    options: OpOptions,
 ) -> Result<(), Errno> {
     let Transfer { kind, target, local, remote, data } = transfer;
-    let Terms { notify, inject, .. } = terms;
+    let OpOptions { notify, inject, .. } = options;
     let context = context as usize;
     let request = RmaRequest { kind, target, local, remote, data, context, inject, notify };
     // SAFETY: the caller's promise.
@@ -53,13 +53,13 @@ unsafe fn post(
 }
 
 /// Where a call without vectors of its own for that reaches at the peer.
-struct Reach {
+struct RemoteTarget {
     target: FiAddr,
     offset: u64,
     key: u64,
 }
 
-impl Reach {
+impl RemoteTarget {
     /// As many bytes as there are locally.
     #[inline(always)]
     fn memory(&self, local: &[Iov]) -> RemoteIov {
@@ -77,7 +77,7 @@ unsafe extern "C" fn read(
     key: u64,
     context: Void,
 ) -> isize {
-    let peer = Reach { target, offset, key };
+    let peer = RemoteTarget { target, offset, key };
     // SAFETY: libfabric's contract for fi_read.
     status_long(unsafe { plain(ep, RmaKind::Read, &piece(buf, len), peer, None, context) })
 }
@@ -92,7 +92,7 @@ unsafe extern "C" fn readv(
     key: u64,
     context: Void,
 ) -> isize {
-    let peer = Reach { target, offset, key };
+    let peer = RemoteTarget { target, offset, key };
     // SAFETY: libfabric's contract for fi_readv.
     let posted = unsafe {
         pieces(iov, count).and_then(|local| plain(ep, RmaKind::Read, local, peer, None, context))
@@ -115,7 +115,7 @@ unsafe extern "C" fn write(
     key: u64,
     context: Void,
 ) -> isize {
-    let peer = Reach { target, offset, key };
+    let peer = RemoteTarget { target, offset, key };
     // SAFETY: libfabric's contract for fi_write.
     status_long(unsafe { plain(ep, RmaKind::Write, &piece(buf, len), peer, None, context) })
 }
@@ -130,7 +130,7 @@ unsafe extern "C" fn writev(
     key: u64,
     context: Void,
 ) -> isize {
-    let peer = Reach { target, offset, key };
+    let peer = RemoteTarget { target, offset, key };
     // SAFETY: libfabric's contract for fi_writev.
     let posted = unsafe {
         pieces(iov, count).and_then(|local| plain(ep, RmaKind::Write, local, peer, None, context))
@@ -151,7 +151,7 @@ unsafe extern "C" fn inject(
     offset: u64,
     key: u64,
 ) -> isize {
-    let peer = Reach { target, offset, key };
+    let peer = RemoteTarget { target, offset, key };
     // SAFETY: libfabric's contract for fi_inject_write.
     status_long(unsafe { inject_write(ep, &piece(buf, len), peer, None) })
 }
@@ -167,7 +167,7 @@ unsafe extern "C" fn writedata(
     key: u64,
     context: Void,
 ) -> isize {
-    let peer = Reach { target, offset, key };
+    let peer = RemoteTarget { target, offset, key };
     // SAFETY: libfabric's contract for fi_writedata.
     status_long(unsafe { plain(ep, RmaKind::Write, &piece(buf, len), peer, Some(data), context) })
 }
@@ -181,12 +181,12 @@ unsafe extern "C" fn injectdata(
     offset: u64,
     key: u64,
 ) -> isize {
-    let peer = Reach { target, offset, key };
+    let peer = RemoteTarget { target, offset, key };
     // SAFETY: libfabric's contract for fi_inject_writedata.
     status_long(unsafe { inject_write(ep, &piece(buf, len), peer, Some(data)) })
 }
 
-/// A call on the endpoint's own terms.
+/// A call with the endpoint's own options.
 ///
 /// # Safety
 /// As for `post`.
@@ -195,14 +195,14 @@ unsafe fn plain(
     ep: *mut FidEp,
     kind: RmaKind,
     local: &[Iov],
-    peer: Reach,
+    peer: RemoteTarget,
     data: Option<u64>,
     context: Void,
 ) -> Result<(), Errno> {
     let remote = peer.memory(local);
     let transfer = Transfer { kind, target: peer.target, local, remote, data };
     // SAFETY: the caller's promise.
-    unsafe { post(ep, transfer, context, endpoint(ep).transmit_terms()) }
+    unsafe { post(ep, transfer, context, endpoint(ep).transmit_options()) }
 }
 
 /// # Safety
@@ -210,15 +210,15 @@ unsafe fn plain(
 unsafe fn inject_write(
     ep: *mut FidEp,
     local: &[Iov],
-    peer: Reach,
+    peer: RemoteTarget,
     data: Option<u64>,
 ) -> Result<(), Errno> {
     let (kind, remote) = (RmaKind::Write, peer.memory(local));
     let transfer = Transfer { kind, target: peer.target, local, remote, data };
     // SAFETY: the caller's promise.
     unsafe {
-        let terms = endpoint(ep).inject_terms(total(local))?;
-        post(ep, transfer, std::ptr::null_mut(), terms)
+        let options = endpoint(ep).inject_options(total(local))?;
+        post(ep, transfer, std::ptr::null_mut(), options)
     }
 }
 
@@ -240,7 +240,7 @@ unsafe fn message(ep: *mut FidEp, kind: RmaKind, msg: &MsgRma, flags: u64) -> Re
         }
         let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
         let transfer = Transfer { kind, target: msg.addr, local, remote, data };
-        let terms = endpoint(ep).message_terms(flags, bytes)?;
-        post(ep, transfer, msg.context, terms)
+        let options = endpoint(ep).message_options(flags, bytes)?;
+        post(ep, transfer, msg.context, options)
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use libc::iovec;
 
-use super::ep::{Endpoint, Terms, endpoint, piece, pieces, total};
+use super::ep::{Endpoint, OpOptions, endpoint, piece, pieces, total};
 use super::status_long;
 use crate::abi::*;
 use crate::engine::request::{ClaimRequest, Iov, PeekRequest, RecvRequest, SendRequest};
@@ -26,7 +26,7 @@ pub static TAGGED_OPS: OpsTagged = OpsTagged {
 };
 
 /// Where a message goes.
-struct Route {
+struct TaggedTarget {
     target: FiAddr,
     tag: u64,
     data: Option<u64>,
@@ -38,19 +38,19 @@ struct Route {
 unsafe fn post_send(
     ep: *mut FidEp,
     payload: &[Iov],
-    route: Route,
+    tagged: TaggedTarget,
     context: Void,
-    terms: Terms,
+    options: OpOptions,
 ) -> Result<(), Errno> {
     let request = SendRequest {
-        target: route.target,
+        target: tagged.target,
         payload,
-        tag: Some(route.tag),
-        data: route.data,
+        tag: Some(tagged.tag),
+        data: tagged.data,
         context: context as usize,
-        inject: terms.inject,
-        notify: terms.notify,
-        level: terms.level,
+        inject: options.inject,
+        notify: options.notify,
+        level: options.level,
     };
     // SAFETY: the caller's promise.
     unsafe { endpoint(ep) }.with(|engine| engine.send(&request))
@@ -175,9 +175,9 @@ unsafe extern "C" fn send(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_tsend.
     unsafe {
-        let terms = endpoint(ep).transmit_terms();
-        let route = Route { target, tag, data: None };
-        status_long(post_send(ep, &piece(buf, len), route, context, terms))
+        let options = endpoint(ep).transmit_options();
+        let tagged = TaggedTarget { target, tag, data: None };
+        status_long(post_send(ep, &piece(buf, len), tagged, context, options))
     }
 }
 
@@ -192,10 +192,10 @@ unsafe extern "C" fn sendv(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_tsendv.
     unsafe {
-        let terms = endpoint(ep).transmit_terms();
-        let route = Route { target, tag, data: None };
+        let options = endpoint(ep).transmit_options();
+        let tagged = TaggedTarget { target, tag, data: None };
         let posted =
-            pieces(iov, count).and_then(|payload| post_send(ep, payload, route, context, terms));
+            pieces(iov, count).and_then(|payload| post_send(ep, payload, tagged, context, options));
         status_long(posted)
     }
 }
@@ -205,10 +205,10 @@ unsafe extern "C" fn sendmsg(ep: *mut FidEp, msg: *const MsgTagged, flags: u64) 
     unsafe {
         let msg = &*msg;
         let data = (flags & REMOTE_CQ_DATA != 0).then_some(msg.data);
-        let route = Route { target: msg.addr, tag: msg.tag, data };
+        let tagged = TaggedTarget { target: msg.addr, tag: msg.tag, data };
         let posted = pieces(msg.iov, msg.iov_count).and_then(|payload| {
-            let terms = endpoint(ep).message_terms(flags, total(payload))?;
-            post_send(ep, payload, route, msg.context, terms)
+            let options = endpoint(ep).message_options(flags, total(payload))?;
+            post_send(ep, payload, tagged, msg.context, options)
         });
         status_long(posted)
     }
@@ -223,10 +223,10 @@ unsafe extern "C" fn inject(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_tinject.
     unsafe {
-        let route = Route { target, tag, data: None };
-        let posted = endpoint(ep)
-            .inject_terms(len)
-            .and_then(|terms| post_send(ep, &piece(buf, len), route, std::ptr::null_mut(), terms));
+        let tagged = TaggedTarget { target, tag, data: None };
+        let posted = endpoint(ep).inject_options(len).and_then(|options| {
+            post_send(ep, &piece(buf, len), tagged, std::ptr::null_mut(), options)
+        });
         status_long(posted)
     }
 }
@@ -243,9 +243,9 @@ unsafe extern "C" fn senddata(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_tsenddata.
     unsafe {
-        let terms = endpoint(ep).transmit_terms();
-        let route = Route { target, tag, data: Some(data) };
-        status_long(post_send(ep, &piece(buf, len), route, context, terms))
+        let options = endpoint(ep).transmit_options();
+        let tagged = TaggedTarget { target, tag, data: Some(data) };
+        status_long(post_send(ep, &piece(buf, len), tagged, context, options))
     }
 }
 
@@ -259,10 +259,10 @@ unsafe extern "C" fn injectdata(
 ) -> isize {
     // SAFETY: libfabric's contract for fi_tinjectdata.
     unsafe {
-        let route = Route { target, tag, data: Some(data) };
-        let posted = endpoint(ep)
-            .inject_terms(len)
-            .and_then(|terms| post_send(ep, &piece(buf, len), route, std::ptr::null_mut(), terms));
+        let tagged = TaggedTarget { target, tag, data: Some(data) };
+        let posted = endpoint(ep).inject_options(len).and_then(|options| {
+            post_send(ep, &piece(buf, len), tagged, std::ptr::null_mut(), options)
+        });
         status_long(posted)
     }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use landbridge_proto::id::{Address, ClusterId, JobId, JobKey};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::guard::guard;
-use landbridge_proto::wire::hello::{Dialler, Introduction, REPLY_BYTES, Role, Standing};
+use landbridge_proto::wire::framing_crc::framing_crc;
+use landbridge_proto::wire::hello::{Dialler, Introduction, LogPosition, REPLY_BYTES, Role};
 
 /// Nothing in these tests takes longer, except on a machine that has stopped.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -97,7 +97,7 @@ pub struct RelayProcess {
     pub relays: Option<SocketAddr>,
     lifeline: Option<ChildStdin>,
     lines: Receiver<String>,
-    news: Receiver<String>,
+    events: Receiver<String>,
     pub log: Vec<String>,
 }
 
@@ -117,15 +117,15 @@ impl RelayProcess {
         let mut lifeline = child.stdin.take().unwrap();
         lifeline.write_all(format!("{}---\n", plan.text).as_bytes()).unwrap();
         let lines = read_lines(child.stderr.take().unwrap());
-        let news = read_lines(child.stdout.take().unwrap());
-        let ready = news.recv_timeout(PATIENCE).unwrap_or_default();
+        let events = read_lines(child.stdout.take().unwrap());
+        let ready = events.recv_timeout(PATIENCE).unwrap_or_default();
         let value = |name: &str| {
             let word = ready.split_whitespace().find_map(|word| word.strip_prefix(name));
             word.unwrap_or_else(|| panic!("not ready: {ready} {:?}", lines.recv_timeout(PATIENCE)))
         };
         let ranks = value("ranks=").parse().unwrap();
         let relays = value("relays=").parse().ok();
-        Self { child, ranks, relays, lifeline: Some(lifeline), lines, news, log: Vec::new() }
+        Self { child, ranks, relays, lifeline: Some(lifeline), lines, events, log: Vec::new() }
     }
 
     /// Two linked relays, of clusters 0 and 1; the second dials.
@@ -167,8 +167,8 @@ impl RelayProcess {
     }
 
     /// The next lines it prints on stdout.
-    pub fn news(&mut self, count: usize) -> Vec<String> {
-        (0..count).map(|_| self.news.recv_timeout(PATIENCE).unwrap()).collect()
+    pub fn events(&mut self, count: usize) -> Vec<String> {
+        (0..count).map(|_| self.events.recv_timeout(PATIENCE).unwrap()).collect()
     }
 
     /// Asks for the counters; gives one of them.
@@ -288,7 +288,7 @@ impl Rank {
     pub fn say_goodbye(&mut self, target: u32) {
         let mut bytes = frame(self.address, Address::new(target, 0), 0, &[0; 8]);
         bytes[4] = Kind::Goodbye as u8;
-        bytes[7] = guard(&bytes);
+        bytes[7] = framing_crc(&bytes);
         self.stream.write_all(&bytes).unwrap();
     }
 
@@ -296,7 +296,7 @@ impl Rank {
     pub fn receive_frame(&mut self) -> (Header, Vec<u8>) {
         loop {
             let (header, body) = self.receive();
-            if !header.kind.is_notice() {
+            if !header.kind.reports_undeliverable() {
                 return (header, body);
             }
         }
@@ -339,7 +339,7 @@ pub fn introduction(index: u32) -> Introduction {
         cookie_address: 0,
         cookie: 0,
         name: [0; 48],
-        standing: Standing::default(),
+        log_position: LogPosition::default(),
     }
 }
 

@@ -3,24 +3,24 @@
 //! A round of the loop: (1) wait, or only look if something is left to do; (2) take in what the
 //! events say; (3) serve each link that may have something, once: one read, all its frames
 //! forwarded, each touched output written once; (4) let inputs go on whose outputs have room again;
-//! (5) tell processes that were started anew one more piece of what was, and hand the disk what there is no memory for; (6) close what has broken, for which others may wait;
+//! (5) tell processes that were restarted one more piece of what was, and hand the disk what there is no memory for; (6) close what has broken, for which others may wait;
 //! (7) look at the clock. A single message therefore costs one wait, one read and one write.
 //!
 //! Memory: no link owns a buffer; one read at a time uses one. A link keeps what it has read and cannot
 //! forward yet, and no more: the beginning of a frame, or, while it is paused, what it had read. Once
-//! all links together keep [`KEPT_BYTES_MAX`], each reads no more at once than it needs to go on.
+//! all links together keep [`UNPARSED_BYTES_MAX`], each reads no more at once than it needs to go on.
 
-mod back;
-mod doors;
-mod ends;
-mod offences;
-mod record;
-mod silence;
-mod stranger;
+mod listeners;
+mod liveness;
+mod log_storage;
+mod pending_connection;
+mod protocol_violations;
+mod teardown;
 mod transport;
-mod trust;
+mod udp_backoff;
+mod udp_hubs;
+mod udp_upgrade;
 mod waiting;
-mod wan;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,97 +30,97 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use landbridge_proto::id::{Address, ClusterId};
-use landbridge_proto::relay::{FRAME_BYTES_MAX, LANES_MAX, Relay, Stop};
-use landbridge_proto::route::table::LinkId;
-use landbridge_proto::wire::hello::{Introduction, Role, Standing};
+use landbridge_proto::relay::{FRAME_BYTES_MAX, Relay, STREAMS_MAX, Stop};
+use landbridge_proto::route::routing_table::LinkId;
+use landbridge_proto::wire::hello::{Introduction, LogPosition, Role};
 use landbridge_proto::wire::name::NAME_BYTES;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use super::{Engine, LinkState, Next, Report, Setup, Watch};
+use super::{ControlAction, Engine, EngineHost, EngineReport, LinkState, Setup};
 use crate::link::tls::Identity;
 use crate::refusals::Refusals;
 use crate::sys;
-use back::TAKES_OVER;
-use doors::{Dial, Doors};
-use ends::text;
-use offences::Offences;
-use record::Record;
-use silence::Silences;
-use stranger::{Door, Own, Stranger};
+use listeners::{Dial, Listeners};
+use liveness::LivenessMonitor;
+use log_storage::LogStorage;
+use pending_connection::{HelloCredentials, Origin, PendingConnection};
+use protocol_violations::ProtocolViolations;
+use teardown::text;
 use transport::Transport;
+use udp_hubs::UdpHubs;
+use udp_upgrade::TAKES_OVER;
 use waiting::Waiter;
-use wan::Wan;
 
 /// Bytes read at once: as much as a socket's buffer commonly holds, and four frames at least, so
 /// that little of what is read is the beginning of a frame that must be moved.
 const READ_BYTES: usize = 256 << 10;
-/// What links keep of what they have read; beyond, they read in steps of [`STEP_BYTES`].
-const KEPT_BYTES_MAX: usize = 64 << 20;
+/// What links keep of what they have read; beyond, they read in steps of [`READ_STEP_BYTES`].
+const UNPARSED_BYTES_MAX: usize = 64 << 20;
 /// A frame whose beginning has been read gets whole with so much more, also the longest in a ring.
-const STEP_BYTES: usize = 2 * FRAME_BYTES_MAX;
+const READ_STEP_BYTES: usize = 2 * FRAME_BYTES_MAX;
 /// Connections in their hello. Beyond, the one that has waited longest must go.
-pub const STRANGERS_MAX: usize = 1024;
+pub const PENDING_MAX: usize = 1024;
 /// Events taken from the kernel at once.
 const EVENTS_MAX: usize = 256;
 /// How often the clock matters,
 const TICK_MILLIS: u64 = 100;
 /// and how often if all is well.
-const CALM_TICK_MILLIS: u64 = 1_000;
+const IDLE_TICK_MILLIS: u64 = 1_000;
 
 /// Why a link ends that the other side has closed: so does whoever ends, in good order or killed.
 const CLOSED: &str = "it has closed the connection, as when its process ends";
 
-const _: () = assert!(READ_BYTES >= 2 * STEP_BYTES);
+const _: () = assert!(READ_BYTES >= 2 * READ_STEP_BYTES);
 
 /// See the module head.
 pub struct Epoll;
 
 impl Engine for Epoll {
-    fn run(setup: Setup, watch: &mut dyn Watch) -> io::Result<Report> {
-        Loop::new(setup, watch)?.run()
+    fn run(setup: Setup, host: &mut dyn EngineHost) -> io::Result<EngineReport> {
+        EventLoop::new(setup, host)?.run()
     }
 }
 
-struct Loop<'w> {
-    watch: &'w mut dyn Watch,
-    own: Own,
+struct EventLoop<'w> {
+    host: &'w mut dyn EngineHost,
+    own: HelloCredentials,
     own_cluster: ClusterId,
     clusters: usize,
     identity: Option<Identity>,
     relay: Relay,
     epoll: OwnedFd,
-    doors: Doors,
+    listeners: Listeners,
     controls: Vec<OwnedFd>,
     connections: Vec<Connection>,
     free: Vec<usize>,
     /// Link of the relay to connection.
     slots: Vec<Option<usize>>,
-    strangers: VecDeque<Key>,
-    strangers_count: usize,
+    pending: VecDeque<ConnectionKey>,
+    pending_count: usize,
     refusals: Refusals,
-    offences: Offences,
+    violations: ProtocolViolations,
     dials: Vec<Dial>,
-    wan: Wan,
-    record: Record,
+    udp: UdpHubs,
+    log_storage: LogStorage,
     /// Connections to serve.
     ready: VecDeque<usize>,
     /// Connections to close, and why.
-    doomed: Vec<(Key, String)>,
+    closing: Vec<(ConnectionKey, String)>,
     /// Where the link at hand reads to.
     buffer: Box<[u8]>,
     /// Bytes that links keep.
-    kept_bytes: usize,
+    unparsed_bytes: usize,
     waiter: Waiter,
-    silences: Silences,
+    liveness: LivenessMonitor,
     /// Streams that another has taken the place of.
-    retired: Vec<Key>,
+    retired: Vec<ConnectionKey>,
     next_tick_millis: u64,
-    report: Report,
+    report: EngineReport,
 }
 
 /// A connection, told from later ones in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
+struct ConnectionKey {
     slot: usize,
     generation: u32,
 }
@@ -131,7 +131,7 @@ struct Connection {
     phase: Phase,
     remote: Remote,
     /// The beginning of a frame, or frames that wait for room.
-    rest: Box<[u8]>,
+    unparsed: Box<[u8]>,
     is_queued: bool,
     is_writable: bool,
     is_paused: bool,
@@ -142,22 +142,22 @@ struct Connection {
     /// Written to, and therefore looked at until the other side has confirmed that.
     is_watched: bool,
     /// Since when something was under way at each look; kept for streams to other relays.
-    awaits_since_millis: Option<u64>,
+    unacked_since_millis: Option<u64>,
     /// A stream to another relay that another has taken the place of, since then.
     retired_millis: Option<u64>,
 }
 
 enum Phase {
     Free,
-    Stranger(Box<Stranger>),
+    Pending(Box<PendingConnection>),
     Endpoint { link: LinkId, address: Address },
-    Peer { link: LinkId, cluster: ClusterId, stream: Stream },
+    Peer { link: LinkId, cluster: ClusterId, stream: RelayStream },
     Doctor,
 }
 
 /// Which of the streams to a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stream {
+struct RelayStream {
     /// As whoever has dialled numbers them.
     number: u32,
     is_dialled: bool,
@@ -169,11 +169,11 @@ enum Remote {
     Process(i32),
 }
 
-impl<'w> Loop<'w> {
-    fn new(setup: Setup, watch: &'w mut dyn Watch) -> io::Result<Self> {
+impl<'w> EventLoop<'w> {
+    fn new(setup: Setup, host: &'w mut dyn EngineHost) -> io::Result<Self> {
         let now = sys::now_millis();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let wan = Wan::open(&epoll, &setup, watch);
+        let udp = UdpHubs::open(&epoll, &setup, host);
         let dials = setup.peers.iter().flat_map(|peer| Dial::all(peer, &setup, now)).collect();
         let clusters = setup.clusters.len();
         let mut relay = Relay::new(setup.own, setup.clusters, now)
@@ -181,8 +181,8 @@ impl<'w> Loop<'w> {
         if let Some(sum) = setup.integrity.function() {
             relay.set_check(sum);
         }
-        let record = Record::new(&epoll, &mut relay, setup.recover)?;
-        relay.set_patience(setup.peer_timeout.as_millis() as u64);
+        let log_storage = LogStorage::new(&epoll, &mut relay, setup.recover)?;
+        relay.set_reconnect_timeout(setup.peer_timeout.as_millis() as u64);
         let incarnation = u32::from_le_bytes(sys::random()?);
         let introduction = Introduction {
             role: Role::Relay,
@@ -194,83 +194,83 @@ impl<'w> Loop<'w> {
             cookie_address: 0,
             cookie: 0,
             name: [0; NAME_BYTES],
-            standing: Standing::default(),
+            log_position: LogPosition::default(),
         };
         for (index, control) in setup.controls.iter().enumerate() {
-            let data = EventData::new_u64(doors::CONTROL_BASE + index as u64);
+            let data = EventData::new_u64(listeners::CONTROL_BASE + index as u64);
             match epoll::add(&epoll, control, data, EventFlags::IN) {
                 // A file or /dev/null in the place of a lifeline: it will not end.
                 Ok(()) | Err(rustix::io::Errno::PERM) => (),
                 Err(error) => return Err(error.into()),
             }
         }
-        let doors = Doors::open(&epoll, setup.ranks, setup.unix, setup.relays)?;
+        let listeners = Listeners::open(&epoll, setup.ranks, setup.unix, setup.relays)?;
         Ok(Self {
-            watch,
-            own: Own { job: setup.job, key: setup.key, introduction },
+            host,
+            own: HelloCredentials { job: setup.job, key: setup.key, introduction },
             own_cluster: setup.own,
             clusters,
             identity: setup.identity,
             relay,
             epoll,
-            doors,
+            listeners,
             controls: setup.controls,
             connections: Vec::new(),
             free: Vec::new(),
             slots: Vec::new(),
-            strangers: VecDeque::new(),
-            strangers_count: 0,
+            pending: VecDeque::new(),
+            pending_count: 0,
             refusals: Refusals::default(),
-            offences: Offences::default(),
+            violations: ProtocolViolations::default(),
             dials,
-            wan,
-            record,
+            udp,
+            log_storage,
             ready: VecDeque::new(),
-            doomed: Vec::new(),
+            closing: Vec::new(),
             buffer: vec![0; READ_BYTES].into_boxed_slice(),
-            kept_bytes: 0,
+            unparsed_bytes: 0,
             waiter: Waiter::new(setup.spin),
-            silences: Silences::default(),
+            liveness: LivenessMonitor::default(),
             retired: Vec::new(),
             next_tick_millis: now,
-            report: Report::default(),
+            report: EngineReport::default(),
         })
     }
 
-    fn run(mut self) -> io::Result<Report> {
+    fn run(mut self) -> io::Result<EngineReport> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         self.tick();
         loop {
             events.clear();
             self.wait(&mut events)?;
             for event in events.iter() {
-                if self.handle_event(event.data.u64(), event.flags) == Next::Stop {
-                    self.wan.wind_up();
+                if self.handle_event(event.data.u64(), event.flags) == ControlAction::Stop {
+                    self.udp.shut_down();
                     return Ok(self.report());
                 }
             }
-            self.take_in_wan();
-            self.look_at_blocked();
-            self.waiter.collect_near(&mut self.connections, &mut self.ready);
+            self.receive_udp();
+            self.retry_blocked();
+            self.waiter.collect_shm(&mut self.connections, &mut self.ready);
             self.serve_ready();
             self.resume();
-            self.tell();
-            self.close_doomed();
+            self.send_replay();
+            self.close_scheduled();
             self.tick();
-            self.keep_record();
-            self.wan.transmit(&self.epoll);
+            self.service_log();
+            self.udp.transmit(&self.epoll);
         }
     }
 
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         let may_sleep = self.ready.is_empty()
-            && self.doomed.is_empty()
-            && !self.wan.is_busy()
-            && !self.relay.has_to_tell();
+            && self.closing.is_empty()
+            && !self.udp.is_busy()
+            && !self.relay.has_replay_work();
         let is_calm = !self.needs_clock();
-        let needs_calm_clock = self.relay.has_lanes() || self.silences.needs_clock();
+        let needs_idle_clock = self.relay.has_streams() || self.liveness.needs_clock();
         let sleep_millis = match is_calm {
-            true => needs_calm_clock.then_some(CALM_TICK_MILLIS),
+            true => needs_idle_clock.then_some(IDLE_TICK_MILLIS),
             false => Some(TICK_MILLIS),
         };
         let sleep = sleep_millis.map(Duration::from_millis);
@@ -279,52 +279,55 @@ impl<'w> Loop<'w> {
             events,
             &mut self.connections,
             may_sleep,
-            self.wan.sleep_max(sleep),
+            self.udp.sleep_max(sleep),
             &mut self.report.waits,
         )
     }
 
     fn needs_clock(&self) -> bool {
-        self.strangers_count > 0
+        self.pending_count > 0
             || self.relay.needs_time()
-            || self.dials.iter().any(Dial::is_due_ever)
-            || self.doors.is_closed()
+            || self.dials.iter().any(Dial::is_scheduled)
+            || self.listeners.is_paused()
             || self.refusals.needs_clock()
-            || self.silences.is_pressed()
+            || self.liveness.has_in_flight()
             || self.relay.waits_for_disk()
     }
 
-    fn handle_event(&mut self, token: u64, flags: EventFlags) -> Next {
-        if token >= doors::CONTROL_BASE {
-            let index = (token - doors::CONTROL_BASE) as usize;
+    fn handle_event(&mut self, token: u64, flags: EventFlags) -> ControlAction {
+        if token >= listeners::CONTROL_BASE {
+            let index = (token - listeners::CONTROL_BASE) as usize;
             let report = self.report();
-            let next = self.watch.handle_control(index, &self.controls[index], &report);
-            return self.show(next);
+            let next = self.host.handle_control(index, &self.controls[index], &report);
+            return self.perform(next);
         }
-        if token >= doors::DOOR_BASE {
-            self.answer_door((token - doors::DOOR_BASE) as usize);
-            return Next::GoOn;
+        if token >= listeners::LISTENER_BASE {
+            self.accept_connections((token - listeners::LISTENER_BASE) as usize);
+            return ControlAction::Continue;
         }
-        if token == record::BELL {
+        if token == log_storage::DISK_TOKEN {
             self.handle_disk();
-            return Next::GoOn;
+            return ControlAction::Continue;
         }
-        if token >= wan::HUB_BASE {
-            self.wan.note_readable((token - wan::HUB_BASE) as usize);
-            return Next::GoOn;
+        if token >= udp_hubs::HUB_BASE {
+            self.udp.note_readable((token - udp_hubs::HUB_BASE) as usize);
+            return ControlAction::Continue;
         }
-        let key = Key { slot: (token & 0xffff_ffff) as usize, generation: (token >> 32) as u32 };
-        let Some(connection) = self.find(key) else { return Next::GoOn };
+        let key = ConnectionKey {
+            slot: (token & 0xffff_ffff) as usize,
+            generation: (token >> 32) as u32,
+        };
+        let Some(connection) = self.find(key) else { return ControlAction::Continue };
         let ends = EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
         connection.is_ending |= flags.intersects(ends);
         let was_writable = connection.is_writable;
         connection.is_writable |= flags.contains(EventFlags::OUT);
         let link = connection.link();
-        if let Some(Transport::Near(near)) = &mut connection.transport {
-            near.0.unpark();
+        if let Some(Transport::Shm(shm)) = &mut connection.transport {
+            shm.0.unpark();
             // Whoever reads takes in the bell; nobody reads a paused link, and a bell that is left there for
             // long rings no more.
-            connection.is_ending |= connection.is_paused && !near.0.drain_doorbell();
+            connection.is_ending |= connection.is_paused && !shm.0.drain_doorbell();
             self.waiter.note_awake(key.slot);
         }
         if let (Some(link), false, true) = (link, was_writable, flags.contains(EventFlags::OUT)) {
@@ -335,11 +338,11 @@ impl<'w> Loop<'w> {
         if flags.intersects(ends | EventFlags::IN) || link.is_none() {
             self.enqueue(key.slot);
         }
-        Next::GoOn
+        ControlAction::Continue
     }
 
     /// Full rings may have room again.
-    fn look_at_blocked(&mut self) {
+    fn retry_blocked(&mut self) {
         if !self.waiter.has_blocked() {
             return;
         }
@@ -352,16 +355,16 @@ impl<'w> Loop<'w> {
         self.drain(&[]);
     }
 
-    fn report(&self) -> Report {
-        let (kept_bytes, disk_bytes) = self.relay.kept_bytes();
-        Report {
-            kept_bytes,
+    fn report(&self) -> EngineReport {
+        let (log_bytes, disk_bytes) = self.relay.kept_bytes();
+        EngineReport {
+            log_bytes,
             disk_bytes,
             relay: self.relay.counters(),
             links: self.slots.iter().flatten().count(),
-            lanes: self.connections.iter().filter(|it| it.is_lane()).count(),
-            strangers: self.strangers_count,
-            queued_bytes: self.relay.queued_bytes() + self.kept_bytes,
+            streams: self.connections.iter().filter(|it| it.is_relay_stream()).count(),
+            pending: self.pending_count,
+            queued_bytes: self.relay.queued_bytes() + self.unparsed_bytes,
             ..self.report
         }
     }
@@ -384,21 +387,21 @@ impl<'w> Loop<'w> {
             connection.is_queued = false;
             match connection.phase {
                 Phase::Free => (),
-                Phase::Stranger(_) => self.serve_stranger(slot),
+                Phase::Pending(_) => self.serve_pending(slot),
                 Phase::Endpoint { link, .. } | Phase::Peer { link, .. } => {
                     if !connection.is_paused {
                         self.serve_link(slot, link);
                     }
                 }
-                Phase::Doctor => self.doom(slot, "the check is over".into()),
+                Phase::Doctor => self.schedule_close(slot, "the check is over".into()),
             }
         }
     }
 
     fn serve_link(&mut self, slot: usize, link: LinkId) {
-        let kept = self.connections[slot].rest.len();
-        let room = match self.kept_bytes > KEPT_BYTES_MAX {
-            true => (kept + STEP_BYTES).min(READ_BYTES),
+        let kept = self.connections[slot].unparsed.len();
+        let room = match self.unparsed_bytes > UNPARSED_BYTES_MAX {
+            true => (kept + READ_STEP_BYTES).min(READ_BYTES),
             false => READ_BYTES,
         };
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -417,7 +420,7 @@ impl<'w> Loop<'w> {
                 true => self.enqueue(slot),
                 false => {
                     connection.has_ended = true;
-                    self.doom(slot, CLOSED.into());
+                    self.schedule_close(slot, CLOSED.into());
                 }
             },
             // Part of a TLS record is there, and the end behind it.
@@ -428,7 +431,7 @@ impl<'w> Loop<'w> {
             }
             Err(error) => {
                 connection.has_ended = error.kind() == io::ErrorKind::ConnectionReset;
-                self.doom(slot, text(&error));
+                self.schedule_close(slot, text(&error));
             }
         }
         self.buffer = buffer;
@@ -437,32 +440,32 @@ impl<'w> Loop<'w> {
     /// Forwards the frames in `buffer[..filled]`, of which the connection has kept the first bytes; writes what
     /// they touch, and keeps the rest. False: they break the protocol.
     fn process(&mut self, slot: usize, link: LinkId, buffer: &mut [u8], filled: usize) -> bool {
-        let kept = std::mem::take(&mut self.connections[slot].rest);
+        let kept = std::mem::take(&mut self.connections[slot].unparsed);
         buffer[..kept.len()].copy_from_slice(&kept);
-        self.kept_bytes -= kept.len();
+        self.unparsed_bytes -= kept.len();
         let taken = self.relay.handle_input(link, &mut buffer[..filled]);
         self.drain(buffer);
-        self.note_right(slot, taken.bytes);
+        self.note_valid(slot, taken.bytes);
         let connection = &mut self.connections[slot];
         connection.is_paused = taken.stop == Stop::Full;
         if let Stop::Broken(malformed) = taken.stop {
-            self.leave_word(slot, link);
-            self.note_offence(slot, malformed);
-            self.doom(slot, malformed.to_string());
+            self.post_refused_frame(slot, link);
+            self.note_violation(slot, malformed);
+            self.schedule_close(slot, malformed.to_string());
             return false;
         }
-        connection.rest = buffer[taken.bytes..filled].into();
-        self.kept_bytes += filled - taken.bytes;
+        connection.unparsed = buffer[taken.bytes..filled].into();
+        self.unparsed_bytes += filled - taken.bytes;
         true
     }
 
     /// Takes in all that a process that has ended has left, whether there is room for it or not.
-    fn hear_out(&mut self, slot: usize, link: LinkId) {
-        self.relay.hear_out(link);
+    fn drain_input(&mut self, slot: usize, link: LinkId) {
+        self.relay.begin_drain(link);
         // Behind whatever it keeps there is room for a whole frame.
-        let mut buffer = vec![0; READ_BYTES + STEP_BYTES];
+        let mut buffer = vec![0; READ_BYTES + READ_STEP_BYTES];
         loop {
-            let kept = self.connections[slot].rest.len();
+            let kept = self.connections[slot].unparsed.len();
             let Some(transport) = &mut self.connections[slot].transport else { return };
             let read = transport.read(&mut buffer[kept..]);
             let (bytes, more) = read.map_or((0, false), |read| (read.bytes, read.more));
@@ -494,15 +497,15 @@ impl<'w> Loop<'w> {
     fn write(&mut self, link: LinkId, buffer: &[u8]) {
         let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { return };
         let connection = &mut self.connections[slot];
-        let is_tcp_lane = connection.is_tcp_lane();
+        let is_tcp_stream = connection.is_tcp_stream();
         let Some(transport) = &mut connection.transport else { return };
-        if !connection.is_watched && !matches!(transport, Transport::Near(_)) {
+        if !connection.is_watched && !matches!(transport, Transport::Shm(_)) {
             connection.is_watched = true;
-            self.silences.watch(Key { slot, generation: connection.generation });
+            self.liveness.watch(ConnectionKey { slot, generation: connection.generation });
         }
-        if connection.awaits_since_millis.is_none() && is_tcp_lane {
-            connection.awaits_since_millis = Some(sys::now_millis());
-            self.silences.press();
+        if connection.unacked_since_millis.is_none() && is_tcp_stream {
+            connection.unacked_since_millis = Some(sys::now_millis());
+            self.liveness.note_in_flight();
         }
         while connection.is_writable {
             self.report.writes += 1;
@@ -534,7 +537,7 @@ impl<'w> Loop<'w> {
         while let Some(link) = self.relay.poll_resume() {
             let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() else { continue };
             self.connections[slot].is_paused = false;
-            let kept = self.connections[slot].rest.len();
+            let kept = self.connections[slot].unparsed.len();
             if kept > 0 {
                 let mut buffer = std::mem::take(&mut self.buffer);
                 self.process(slot, link, &mut buffer, kept);
@@ -542,34 +545,34 @@ impl<'w> Loop<'w> {
             }
             if !self.connections[slot].is_paused {
                 self.enqueue(slot);
-                self.waiter.note_going(slot, &self.connections[slot]);
+                self.waiter.note_resumed(slot, &self.connections[slot]);
             }
         }
     }
 
-    /// Processes that were started anew hear the next piece of what was before.
-    fn tell(&mut self) {
-        if self.relay.has_to_tell() && self.relay.tell() {
+    /// Processes that were restarted hear the next piece of what was before.
+    fn send_replay(&mut self) {
+        if self.relay.has_replay_work() && self.relay.replay_next() {
             self.drain(&[]);
         }
     }
 
     // ---- connections come and go --------------------------------------------------------
 
-    fn find(&mut self, key: Key) -> Option<&mut Connection> {
+    fn find(&mut self, key: ConnectionKey) -> Option<&mut Connection> {
         let connection = self.connections.get_mut(key.slot)?;
         (connection.generation == key.generation).then_some(connection)
     }
 
-    fn key(&self, slot: usize) -> Key {
-        Key { slot, generation: self.connections[slot].generation }
+    fn key(&self, slot: usize) -> ConnectionKey {
+        ConnectionKey { slot, generation: self.connections[slot].generation }
     }
 
     /// A new connection, a stranger yet.
     fn open(
         &mut self,
         transport: Transport,
-        stranger: Stranger,
+        pending: PendingConnection,
         remote: Remote,
     ) -> io::Result<usize> {
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -590,11 +593,11 @@ impl<'w> Loop<'w> {
             return Err(error.into());
         }
         connection.transport = Some(transport);
-        connection.phase = Phase::Stranger(Box::new(stranger));
+        connection.phase = Phase::Pending(Box::new(pending));
         connection.remote = remote;
         let key = self.key(slot);
-        self.strangers.push_back(key);
-        self.strangers_count += 1;
+        self.pending.push_back(key);
+        self.pending_count += 1;
         Ok(slot)
     }
 
@@ -604,7 +607,7 @@ impl<'w> Loop<'w> {
             self.slots.resize(number + 1, None);
         }
         self.slots[number] = Some(slot);
-        self.strangers_count -= 1;
+        self.pending_count -= 1;
         self.report.attached += 1;
     }
 
@@ -613,20 +616,20 @@ impl<'w> Loop<'w> {
         if now < self.next_tick_millis {
             return;
         }
-        self.silences.note_tick(now, now - self.next_tick_millis);
+        self.liveness.note_tick(now, now - self.next_tick_millis);
         self.next_tick_millis = now + TICK_MILLIS;
         self.relay.handle_time(now);
         self.drain(&[]);
         self.resume();
-        self.dismiss_late_strangers(now);
-        self.doom_silent(now);
-        self.look_at_disk(now);
+        self.close_late_pending(now);
+        self.close_unresponsive(now);
+        self.check_disk(now);
         self.dial_due(now);
-        self.go_back_to_udp(now);
+        self.upgrade_to_udp(now);
         self.close_retired(now);
-        self.doors.reopen(&self.epoll, now);
-        self.close_doomed();
-        self.tell_of_refusals(now);
+        self.listeners.resume(&self.epoll, now);
+        self.close_scheduled();
+        self.report_refusals(now);
     }
 }
 
@@ -637,14 +640,14 @@ impl Connection {
             transport: None,
             phase: Phase::Free,
             remote: Remote::Process(0),
-            rest: Box::default(),
+            unparsed: Box::default(),
             is_queued: false,
             is_writable: true,
             is_paused: false,
             is_ending: false,
             has_ended: false,
             is_watched: false,
-            awaits_since_millis: None,
+            unacked_since_millis: None,
             retired_millis: None,
         }
     }
@@ -657,20 +660,20 @@ impl Connection {
     }
 
     /// Whether it is a stream to another relay of which the system says how long it has been silent.
-    fn is_tcp_lane(&self) -> bool {
-        self.is_lane() && matches!(self.transport, Some(Transport::Tls(_)))
+    fn is_tcp_stream(&self) -> bool {
+        self.is_relay_stream() && matches!(self.transport, Some(Transport::Tls(_)))
     }
 
-    fn is_lane(&self) -> bool {
+    fn is_relay_stream(&self) -> bool {
         matches!(self.phase, Phase::Peer { .. })
     }
 }
 
-impl Stream {
+impl RelayStream {
     /// One that another relay has dialled, and whether it takes over from an older one.
     fn parse(cookie: u64) -> Result<(Self, bool), String> {
         let number = cookie & !TAKES_OVER;
-        match number < LANES_MAX as u64 {
+        match number < STREAMS_MAX as u64 {
             true => Ok((Self { number: number as u32, is_dialled: false }, number != cookie)),
             false => Err(format!("it opens a stream of number {number}")),
         }

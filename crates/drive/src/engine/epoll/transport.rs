@@ -5,9 +5,9 @@ use std::os::fd::BorrowedFd;
 
 use landbridge_proto::id::ClusterId;
 
-use crate::link::near::Near;
 use crate::link::quic::QuicLink;
-use crate::link::socket::{Read, Socket, Written};
+use crate::link::relay_shm::RelayShmLink;
+use crate::link::socket::{Socket, SocketRead, SocketWrite};
 use crate::link::tls::TlsLink;
 
 /// See the module head.
@@ -15,7 +15,7 @@ pub enum Transport {
     Plain(Socket),
     Tls(Box<TlsLink>),
     Quic(QuicLink),
-    Near(Box<Near>),
+    Shm(Box<RelayShmLink>),
 }
 
 impl Transport {
@@ -25,7 +25,7 @@ impl Transport {
             Transport::Plain(socket) => Some(socket.fd()),
             Transport::Tls(link) => Some(link.fd()),
             Transport::Quic(_) => None,
-            Transport::Near(near) => Some(near.fd()),
+            Transport::Shm(shm) => Some(shm.fd()),
         }
     }
 
@@ -33,11 +33,11 @@ impl Transport {
     ///
     /// # Errors
     /// If the peer breaks it off, or its certificate is refused.
-    pub fn shake_hands(&mut self) -> io::Result<bool> {
+    pub fn advance_handshake(&mut self) -> io::Result<bool> {
         match self {
             Transport::Tls(link) => link.advance().map(|()| link.is_ready()),
             Transport::Quic(link) => link.advance().map(|()| link.is_ready()),
-            Transport::Plain(_) | Transport::Near(_) => Ok(true),
+            Transport::Plain(_) | Transport::Shm(_) => Ok(true),
         }
     }
 
@@ -46,16 +46,16 @@ impl Transport {
         match self {
             Transport::Tls(link) => link.peer_cluster(clusters),
             Transport::Quic(link) => link.peer_cluster(clusters),
-            Transport::Plain(_) | Transport::Near(_) => None,
+            Transport::Plain(_) | Transport::Shm(_) => None,
         }
     }
 
-    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<Read> {
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<SocketRead> {
         match self {
             Transport::Plain(socket) => socket.read(buffer),
             Transport::Tls(link) => link.read(buffer),
             Transport::Quic(link) => link.read(buffer),
-            Transport::Near(near) => near.read(buffer),
+            Transport::Shm(shm) => shm.read(buffer),
         }
     }
 
@@ -64,12 +64,12 @@ impl Transport {
         &mut self,
         slices: impl Iterator<Item = &'a [u8]>,
         lengths: impl Iterator<Item = usize>,
-    ) -> io::Result<Written> {
+    ) -> io::Result<SocketWrite> {
         match self {
             Transport::Plain(socket) => socket.write(slices),
             Transport::Tls(link) => link.write(slices),
             Transport::Quic(link) => link.write(slices),
-            Transport::Near(near) => near.write(slices, lengths),
+            Transport::Shm(shm) => shm.write(slices, lengths),
         }
     }
 }

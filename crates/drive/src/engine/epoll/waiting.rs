@@ -23,7 +23,7 @@ use super::transport::Transport;
 /// How long spinning may last where a processor is idle: about what a wake-up costs.
 const SPIN: Duration = Duration::from_micros(50);
 /// After this many vain spins in a row, the engine sleeps at once, until events come quickly again.
-const VAIN_SPINS_MAX: u32 = 8;
+const FUTILE_SPINS_MAX: u32 = 8;
 /// Events that come this soon after the engine went to sleep would have been worth a spin.
 const SOON: Duration = Duration::from_micros(50);
 
@@ -31,10 +31,10 @@ const SOON: Duration = Duration::from_micros(50);
 pub struct Waiter {
     spin: Duration,
     /// How many ranks of this node the relay may spin beside; `None`: the user has decided.
-    ranks_beside_max: Option<usize>,
+    spin_ranks_max: Option<usize>,
     /// Links over shared memory: as many ranks run on this node, at least.
-    near: Vec<usize>,
-    vain_spins: u32,
+    shm_links: Vec<usize>,
+    futile_spins: u32,
     /// Links over shared memory that are not parked.
     awake: Vec<usize>,
     /// Links over shared memory whose ring is full.
@@ -49,17 +49,17 @@ impl Waiter {
         let default = if processors > 2 { SPIN } else { Duration::ZERO };
         Self {
             spin: spin.unwrap_or(default),
-            ranks_beside_max: spin.is_none().then(|| processors.saturating_sub(2)),
-            near: Vec::new(),
-            vain_spins: 0,
+            spin_ranks_max: spin.is_none().then(|| processors.saturating_sub(2)),
+            shm_links: Vec::new(),
+            futile_spins: 0,
             awake: Vec::new(),
             blocked: Vec::new(),
         }
     }
 
     /// A link over shared memory, awake at first.
-    pub fn note_near(&mut self, slot: usize) {
-        self.near.push(slot);
+    pub fn note_shm(&mut self, slot: usize) {
+        self.shm_links.push(slot);
         self.note_awake(slot);
     }
 
@@ -70,16 +70,16 @@ impl Waiter {
     }
 
     /// An input that was paused goes on.
-    pub fn note_going(&mut self, slot: usize, connection: &Connection) {
-        if let Some(Transport::Near(_)) = connection.transport {
+    pub fn note_resumed(&mut self, slot: usize, connection: &Connection) {
+        if let Some(Transport::Shm(_)) = connection.transport {
             self.note_awake(slot);
         }
     }
 
     /// An output takes no more. Sockets say when that changes; memory does to whoever parks.
     pub fn note_blocked(&mut self, slot: usize, connection: &Connection) {
-        let is_near = matches!(connection.transport, Some(Transport::Near(_)));
-        if is_near && !self.blocked.contains(&slot) {
+        let is_shm = matches!(connection.transport, Some(Transport::Shm(_)));
+        if is_shm && !self.blocked.contains(&slot) {
             self.blocked.push(slot);
             self.note_awake(slot);
         }
@@ -87,7 +87,7 @@ impl Waiter {
 
     /// The slot is somebody else's from now on.
     pub fn forget(&mut self, slot: usize) {
-        self.near.retain(|other| *other != slot);
+        self.shm_links.retain(|other| *other != slot);
         self.awake.retain(|other| *other != slot);
         self.blocked.retain(|other| *other != slot);
     }
@@ -102,10 +102,10 @@ impl Waiter {
     }
 
     /// Queues awake links in whose rings something lies.
-    pub fn collect_near(&mut self, connections: &mut [Connection], ready: &mut VecDeque<usize>) {
+    pub fn collect_shm(&mut self, connections: &mut [Connection], ready: &mut VecDeque<usize>) {
         for slot in &self.awake {
             let connection = &mut connections[*slot];
-            if !connection.is_queued && connection.has_near_input() {
+            if !connection.is_queued && connection.has_shm_input() {
                 connection.is_queued = true;
                 ready.push_back(*slot);
             }
@@ -130,18 +130,18 @@ impl Waiter {
             return look(Some(Duration::ZERO)).map(drop);
         }
         let may_spin = self.spin > Duration::ZERO
-            && self.ranks_beside_max.is_none_or(|most| self.near.len() <= most);
-        let is_worth_it = may_spin && self.vain_spins < VAIN_SPINS_MAX;
+            && self.spin_ranks_max.is_none_or(|most| self.shm_links.len() <= most);
+        let is_worth_it = may_spin && self.futile_spins < FUTILE_SPINS_MAX;
         if is_worth_it {
             let start = Instant::now();
             while start.elapsed() < self.spin {
-                let mut has_input = |slot: &usize| connections[*slot].has_near_input();
+                let mut has_input = |slot: &usize| connections[*slot].has_shm_input();
                 if look(Some(Duration::ZERO))? > 0 || self.awake.iter().any(&mut has_input) {
-                    self.vain_spins = 0;
+                    self.futile_spins = 0;
                     return Ok(());
                 }
             }
-            self.vain_spins += 1;
+            self.futile_spins += 1;
         }
         if !self.park_all(connections) {
             return look(Some(Duration::ZERO)).map(drop);
@@ -149,7 +149,7 @@ impl Waiter {
         let start = (may_spin && !is_worth_it).then(Instant::now);
         let count = look(sleep)?;
         if count > 0 && start.is_some_and(|start| start.elapsed() < SOON) {
-            self.vain_spins = 0;
+            self.futile_spins = 0;
         }
         Ok(())
     }
@@ -160,10 +160,8 @@ impl Waiter {
         while let Some(slot) = self.awake.last() {
             let connection = &mut connections[*slot];
             let is_parked = match &mut connection.transport {
-                Some(Transport::Near(near)) if connection.is_paused => {
-                    near.0.prepare_wait_for_room()
-                }
-                Some(Transport::Near(near)) => near.0.prepare_park(),
+                Some(Transport::Shm(shm)) if connection.is_paused => shm.0.prepare_wait_for_room(),
+                Some(Transport::Shm(shm)) => shm.0.prepare_park(),
                 _ => true,
             };
             if !is_parked {
@@ -176,9 +174,9 @@ impl Waiter {
 }
 
 impl Connection {
-    fn has_near_input(&mut self) -> bool {
+    fn has_shm_input(&mut self) -> bool {
         match &mut self.transport {
-            Some(Transport::Near(near)) => !self.is_paused && near.has_input(),
+            Some(Transport::Shm(shm)) => !self.is_paused && shm.has_input(),
             _ => false,
         }
     }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use super::super::stream::Piece;
 use super::DATAGRAM_BYTES_MAX;
-use crate::check::Sum;
+use crate::checksum::Checksum;
 
 /// Most bytes of one run: the kernel makes one packet of it before it cuts it.
 const RUN_BYTES_MAX: usize = DATAGRAM_BYTES_MAX;
@@ -83,9 +83,9 @@ impl Batch {
     /// # Safety
     /// The payload's memory is valid.
     #[inline]
-    pub(super) unsafe fn push(&mut self, sum: Sum, front: &[u8], payload: &[Piece]) -> bool {
+    pub(super) unsafe fn push(&mut self, sum: Checksum, front: &[u8], payload: &[Piece]) -> bool {
         let to = self.to.expect("begin() names the destination first");
-        let sum_bytes = if sum == Sum::Off { 0 } else { SUM_BYTES };
+        let sum_bytes = if sum == Checksum::Off { 0 } else { SUM_BYTES };
         let payload_bytes = payload.iter().map(|piece| piece.len).sum::<usize>();
         let size = front.len() + sum_bytes + payload_bytes;
         assert!(size > 0 && size <= self.size_max, "a datagram of {size} bytes was not announced");

@@ -46,7 +46,7 @@ fn a_run_keeps_its_order_and_its_smaller_end() {
 
 #[test]
 fn pieces_are_gathered_and_summed_on_their_way() {
-    for sum in [Sum::Crc32c, Sum::Additive, Sum::Off] {
+    for sum in [Checksum::Crc32c, Checksum::Additive, Checksum::Off] {
         let (mut a, mut b) = pair(V4);
         let mut memory = [noise(1001), noise(5000), noise(2)];
         let pieces =
@@ -59,7 +59,7 @@ fn pieces_are_gathered_and_summed_on_their_way() {
         collect(&mut b, a.local_addr(), &mut seen, 1);
         let payload = memory.concat();
         let check = sum.of(&payload).to_le_bytes();
-        let check = if sum == Sum::Off { &[][..] } else { &check[..] };
+        let check = if sum == Checksum::Off { &[][..] } else { &check[..] };
         assert!(seen[0] == [b"front", check, &payload].concat());
     }
 }
@@ -139,9 +139,12 @@ fn what_is_too_large_is_told_and_dropped_and_the_rest_goes_on() {
         collect(&mut b, a.local_addr(), &mut seen, 2);
         assert!(seen == [vec![2; 100], vec![3; 65_488]]);
         let told: Vec<_> = a.take_notices().collect();
-        let too_large = |size| Trouble::TooLarge { size, mtu: Some(65_536) };
+        let too_large = |size| DestinationError::TooLarge { size, mtu: Some(65_536) };
         let expected = [65_489, 65_500].map(too_large);
-        assert_eq!(told, expected.map(|trouble| Notice { to: b.local_addr(), trouble }));
+        assert_eq!(
+            told,
+            expected.map(|trouble| DestinationNotice { to: b.local_addr(), error: trouble })
+        );
     }
 }
 
@@ -153,7 +156,8 @@ fn a_run_of_too_large_datagrams_takes_its_smaller_end_not_along() {
             a.forbid_offload().unwrap();
         }
         // The socket's own limit stands for that of a network.
-        notice::set_option(&a.socket, libc::IPPROTO_IPV6, libc::IPV6_MTU, 3000).unwrap();
+        destination_notice::set_option(&a.socket, libc::IPPROTO_IPV6, libc::IPV6_MTU, 3000)
+            .unwrap();
         (0..3).for_each(|_| push(&mut a, b.local_addr(), &[1; 4000]));
         push(&mut a, b.local_addr(), &[2; 100]);
         (0..3).for_each(|_| push(&mut a, b.local_addr(), &[3; 2900]));
@@ -163,7 +167,7 @@ fn a_run_of_too_large_datagrams_takes_its_smaller_end_not_along() {
         assert!(seen == [vec![2; 100], vec![3; 2900], vec![3; 2900], vec![3; 2900]]);
         let told: Vec<_> = a.take_notices().collect();
         assert_eq!(told.len(), 1);
-        assert!(matches!(told[0].trouble, Trouble::TooLarge { size: 4000, .. }), "{told:?}");
+        assert!(matches!(told[0].error, DestinationError::TooLarge { size: 4000, .. }), "{told:?}");
         assert_eq!(a.has_offload(), offload);
     }
 }
@@ -182,8 +186,11 @@ fn a_port_where_nobody_listens_is_suspect_and_others_are_not() {
         let mut seen = Vec::new();
         collect(&mut b, a.local_addr(), &mut seen, 1);
         assert_eq!(seen, [b"hello"]);
-        let refused = Trouble::Suspect { code: libc::ECONNREFUSED };
-        assert_eq!(a.take_notices().collect::<Vec<_>>(), [Notice { to: nobody, trouble: refused }]);
+        let refused = DestinationError::Unreachable { code: libc::ECONNREFUSED };
+        assert_eq!(
+            a.take_notices().collect::<Vec<_>>(),
+            [DestinationNotice { to: nobody, error: refused }]
+        );
         // The same for receiving.
         push(&mut a, nobody, b"anybody there now?");
         a.flush().unwrap();
@@ -193,7 +200,10 @@ fn a_port_where_nobody_listens_is_suspect_and_others_are_not() {
         let mut seen = Vec::new();
         collect(&mut a, b.local_addr(), &mut seen, 1);
         assert_eq!(seen, [b"here I am"]);
-        assert_eq!(a.take_notices().collect::<Vec<_>>(), [Notice { to: nobody, trouble: refused }]);
+        assert_eq!(
+            a.take_notices().collect::<Vec<_>>(),
+            [DestinationNotice { to: nobody, error: refused }]
+        );
     }
 }
 
@@ -213,7 +223,7 @@ fn an_address_that_cannot_be_is_suspect_and_costs_no_offload() {
         collect(&mut b, a.local_addr(), &mut seen, 2);
         let notices: Vec<_> = a.take_notices().collect();
         assert!(
-            matches!(notices[..], [Notice { to: told, trouble: Trouble::Suspect { .. } }] if told == to),
+            matches!(notices[..], [DestinationNotice { to: told, error: DestinationError::Unreachable { .. } }] if told == to),
             "{to}: {notices:?}"
         );
         assert_eq!(a.has_offload(), had_offload, "{to}");
@@ -316,14 +326,14 @@ fn a_real_kernel_without_room_makes_us_wait() {
     wait(&a, PollFlags::OUT);
     assert_eq!(a.flush().unwrap(), Sent::All);
     let to = ([192, 0, 2, 2], 9).into();
-    let unreachable = Trouble::Suspect { code: libc::EHOSTUNREACH };
+    let unreachable = DestinationError::Unreachable { code: libc::EHOSTUNREACH };
     let mut told: Vec<_> = a.take_notices().collect();
     if told.is_empty() {
         wait(&a, PollFlags::ERR);
         a.receive(|_, _| ()).unwrap();
         told = a.take_notices().collect();
     }
-    assert!(told.contains(&Notice { to, trouble: unreachable }), "{told:?}");
+    assert!(told.contains(&DestinationNotice { to, error: unreachable }), "{told:?}");
 }
 
 /// In a network of its own, as above.
@@ -344,7 +354,10 @@ fn a_filter_makes_a_destination_suspect() {
     a.receive(|_, _| ()).unwrap();
     let told: Vec<_> = a.take_notices().collect();
     // A rejected datagram is refused twice: at once, and by the message that the filter makes.
-    let suspect = |port, code| Notice { to: (V4, port).into(), trouble: Trouble::Suspect { code } };
+    let suspect = |port, code| DestinationNotice {
+        to: (V4, port).into(),
+        error: DestinationError::Unreachable { code },
+    };
     let expected =
         [suspect(9, libc::EPERM), suspect(11, libc::ECONNREFUSED), suspect(11, libc::EPERM)];
     assert_eq!(told, expected);
@@ -421,9 +434,12 @@ fn numbered(number: u32, size: usize) -> Vec<u8> {
 #[ignore = "a measurement"]
 fn measure() {
     for size in [1472, 8972, 65_000] {
-        for (offload, sum) in
-            [(true, Sum::Off), (true, Sum::Crc32c), (false, Sum::Off), (false, Sum::Crc32c)]
-        {
+        for (offload, sum) in [
+            (true, Checksum::Off),
+            (true, Checksum::Crc32c),
+            (false, Checksum::Off),
+            (false, Checksum::Crc32c),
+        ] {
             let mut rates: Vec<f64> = (0..9).map(|_| rate(size, offload, sum)).collect();
             rates.sort_by(f64::total_cmp);
             let name = if offload { "with" } else { "without" };
@@ -436,7 +452,7 @@ fn measure() {
 }
 
 /// Gb/s of one thread that sends and receives in turn.
-fn rate(size: usize, offload: bool, sum: Sum) -> f64 {
+fn rate(size: usize, offload: bool, sum: Checksum) -> f64 {
     const BYTES: usize = 256 << 20;
     let (mut a, mut b) = pair(V4);
     if !offload {
@@ -447,7 +463,7 @@ fn rate(size: usize, offload: bool, sum: Sum) -> f64 {
     let begun = Instant::now();
     let (mut received, mut rounds) = (0, 0);
     let front = [7u8; 40];
-    let payload = size - front.len() - if sum == Sum::Off { 0 } else { 4 };
+    let payload = size - front.len() - if sum == Checksum::Off { 0 } else { 4 };
     let count = DATAGRAM_BYTES_MAX / size;
     while received < BYTES {
         assert!(a.begin(b.local_addr(), size));

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use quinn_proto::{ConnectionHandle, EndpointEvent, VarInt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Hub, LINES_CALM_MAX, News, QuicHub};
+use super::{CONNECTIONS_UNVALIDATED_MAX, Hub, QuicEvents, QuicHub};
 
 impl QuicHub {
-    /// Ends all connections of these hubs, after what was written has arrived or `patience` has passed.
-    pub fn wind_up<'a>(hubs: impl IntoIterator<Item = &'a Self>, patience: Duration) {
+    /// Ends all connections of these hubs, after what was written has arrived or `time_max` has passed.
+    pub fn shut_down<'a>(hubs: impl IntoIterator<Item = &'a Self>, time_max: Duration) {
         let mut hubs: Vec<_> = hubs.into_iter().map(|hub| hub.0.borrow_mut()).collect();
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + time_max;
         hubs.iter_mut().for_each(|hub| hub.finish());
         loop {
             let now = Instant::now();
@@ -37,7 +37,7 @@ impl QuicHub {
         }
         for hub in &mut hubs {
             let now = Instant::now();
-            (0..hub.lines.len()).for_each(|index| hub.release(index, now));
+            (0..hub.connections.len()).for_each(|index| hub.release(index, now));
             hub.transmit(now);
         }
     }
@@ -46,10 +46,10 @@ impl QuicHub {
 impl Hub {
     /// Nobody holds the line any more.
     pub(super) fn release(&mut self, index: usize, now: Instant) {
-        if let Some(line) = &mut self.lines[index] {
-            line.is_held = false;
-            (line.token, line.news) = (None, News::default());
-            line.connection.close(now, VarInt::from_u32(0), bytes::Bytes::new());
+        if let Some(quic) = &mut self.connections[index] {
+            quic.is_held = false;
+            (quic.token, quic.events) = (None, QuicEvents::default());
+            quic.connection.close(now, VarInt::from_u32(0), bytes::Bytes::new());
             self.touch(index);
         }
     }
@@ -58,18 +58,18 @@ impl Hub {
     /// that says how long its confirmations take, and so how long that is: with many of them, strangers whose
     /// certificate has not been seen are told once, if at all.
     pub(super) fn forget_if_over(&mut self, index: usize) {
-        let Some(line) = &self.lines[index] else { return };
-        let is_crowded = self.lines_count > LINES_CALM_MAX;
-        let has_been_told = !line.is_touched;
-        let is_over = line.is_drained || (is_crowded && !line.is_connected && has_been_told);
-        if line.is_held || !is_over {
+        let Some(quic) = &self.connections[index] else { return };
+        let is_crowded = self.connections_count > CONNECTIONS_UNVALIDATED_MAX;
+        let has_sent_close = !quic.is_touched;
+        let is_over = quic.is_drained || (is_crowded && !quic.is_connected && has_sent_close);
+        if quic.is_held || !is_over {
             return;
         }
-        if let Some(at) = line.timer {
+        if let Some(at) = quic.timer {
             self.timers.remove(&(at, index));
         }
-        self.lines[index] = None;
-        self.lines_count -= 1;
+        self.connections[index] = None;
+        self.connections_count -= 1;
         self.endpoint.handle_event(ConnectionHandle(index), EndpointEvent::drained());
     }
 
@@ -80,9 +80,9 @@ impl Hub {
 
     /// Nothing more will be written.
     fn finish(&mut self) {
-        for index in 0..self.lines.len() {
-            if let Some(line) = &mut self.lines[index] {
-                line.finish();
+        for index in 0..self.connections.len() {
+            if let Some(quic) = &mut self.connections[index] {
+                quic.finish();
                 self.touch(index);
             }
         }
@@ -90,7 +90,7 @@ impl Hub {
 
     /// Whether something that was written may still arrive.
     fn is_waiting(&mut self) -> bool {
-        self.lines.iter_mut().flatten().any(|line| line.is_waiting())
+        self.connections.iter_mut().flatten().any(|quic| quic.is_waiting())
     }
 }
 

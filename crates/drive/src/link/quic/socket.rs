@@ -32,7 +32,7 @@ const SLOTS: usize = 8;
 pub struct QuicSocket {
     socket: UdpSocket,
     state: UdpSocketState,
-    offload: Offload,
+    offload: OffloadBackoff,
     slots: Box<[u8]>,
     /// What the kernel had no room for.
     waiting: Option<(Transmit, Vec<u8>)>,
@@ -40,7 +40,7 @@ pub struct QuicSocket {
 
 /// When the kernel is asked again to cut runs, after it has refused one: that may have been the matter of one way, or of
 /// one moment, and `quinn_udp` does not ask again by itself.
-struct Offload {
+struct OffloadBackoff {
     /// It does at all, here.
     is_had: bool,
     /// How long after the next refusal.
@@ -50,7 +50,7 @@ struct Offload {
 }
 
 /// Datagrams that came together, from one peer.
-pub struct Batch<'a> {
+pub struct ReceivedBatch<'a> {
     pub from: SocketAddr,
     /// The local address they were sent to.
     pub to: Option<IpAddr>,
@@ -60,7 +60,7 @@ pub struct Batch<'a> {
     pub stride: usize,
 }
 
-impl Batch<'_> {
+impl ReceivedBatch<'_> {
     /// Each datagram by itself. They share one allocation, but those of handshakes (RFC 9000, 17.2): what a stranger sends
     /// may be kept for a while, and must not keep more than itself.
     pub fn datagrams(&self) -> impl Iterator<Item = BytesMut> + use<> {
@@ -95,7 +95,7 @@ impl QuicSocket {
         let socket = UdpSocket::from(socket);
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         let slots = vec![0; SLOTS * SLOT_BYTES].into_boxed_slice();
-        let offload = Offload::new(&state);
+        let offload = OffloadBackoff::new(&state);
         Ok(Self { socket, state, offload, slots, waiting: None })
     }
 
@@ -148,7 +148,7 @@ impl QuicSocket {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.waiting = Some((clone(transmit), bytes.into()));
             }
-            // A card or a kernel that cannot cut runs: each alone, for a while (see `Offload`).
+            // A card or a kernel that cannot cut runs: each alone, for a while (see `OffloadBackoff`).
             Err(_) => {
                 let size = transmit.segment_size.unwrap_or(bytes.len());
                 for datagram in bytes.chunks(size.max(1)).filter(|_| size < bytes.len()) {
@@ -175,7 +175,7 @@ impl QuicSocket {
     }
 
     /// One receiving call. False: there was nothing more.
-    pub fn receive(&mut self, mut each: impl FnMut(Batch<'_>)) -> bool {
+    pub fn receive(&mut self, mut each: impl FnMut(ReceivedBatch<'_>)) -> bool {
         let mut meta = [RecvMeta::default(); SLOTS];
         let mut slots = self.slots.chunks_mut(SLOT_BYTES);
         // As many chunks as there are slots: see `bind`.
@@ -186,7 +186,7 @@ impl QuicSocket {
             return false;
         };
         for (slot, meta) in self.slots.chunks(SLOT_BYTES).zip(&meta[..count]) {
-            each(Batch {
+            each(ReceivedBatch {
                 from: meta.addr,
                 to: meta.dst_ip,
                 ecn: meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8)),
@@ -198,7 +198,7 @@ impl QuicSocket {
     }
 }
 
-impl Offload {
+impl OffloadBackoff {
     fn new(state: &UdpSocketState) -> Self {
         let is_had = state.max_gso_segments() > 1;
         Self { is_had, pause: ALONE_MIN, due: None, asked: None }

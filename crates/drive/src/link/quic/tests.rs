@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::share::{WINDOW_BYTES, WINDOW_BYTES_MIN};
+use super::window_share::{WINDOW_BYTES, WINDOW_BYTES_MIN};
 use super::*;
 
 /// Nothing here takes longer, except on a machine that has stopped.
@@ -28,7 +28,7 @@ impl Authority {
     }
 }
 
-fn hub(identity: &Identity, listens: bool, pool: &Pool) -> QuicHub {
+fn hub(identity: &Identity, listens: bool, pool: &WindowPool) -> QuicHub {
     let any = "127.0.0.1:0".parse().unwrap();
     QuicHub::bind(any, identity, Congestion::Cubic, listens, pool).unwrap()
 }
@@ -37,7 +37,7 @@ fn turn(hubs: &[&QuicHub], now: Instant) {
     for hub in hubs {
         while hub.receive(now) {}
         hub.collect(now);
-        hub.take_news();
+        hub.take_events();
         hub.transmit(now);
     }
 }
@@ -61,7 +61,7 @@ fn links(from: &QuicHub, to: &QuicHub, count: usize) -> Vec<(QuicLink, QuicLink)
         near.write(std::iter::once(&b"!"[..])).unwrap();
         let mut far = None;
         run(&[from, to], || {
-            far = far.take().or_else(|| to.take_arrivals().pop().map(|(link, _)| link));
+            far = far.take().or_else(|| to.take_accepted().pop().map(|(link, _)| link));
             far.as_ref().is_some_and(|far| far.read(&mut [0]).is_ok())
         });
         all.push((near, far.unwrap()));
@@ -71,9 +71,9 @@ fn links(from: &QuicHub, to: &QuicHub, count: usize) -> Vec<(QuicLink, QuicLink)
 
 #[test]
 fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
-    const CROWD: usize = 3 * LINES_CALM_MAX;
+    const CROWD: usize = 3 * CONNECTIONS_UNVALIDATED_MAX;
     let (ours, foreign) = (Authority::new(), Authority::new());
-    let pool = Pool::default();
+    let pool = WindowPool::default();
     let door = hub(&ours.identity(0), true, &pool);
     let crowd = hub(&foreign.identity(1), false, &pool);
     // The clock stands still: nothing is over because its time is.
@@ -85,12 +85,15 @@ fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
         assert!(start.elapsed() < PATIENCE, "only {gone} have come");
         turn(&[&crowd, &door], now);
         // They came, and must go.
-        gone += door.take_arrivals().len();
+        gone += door.take_accepted().len();
         door.transmit(now);
     }
-    let kept = door.0.borrow().lines_count;
-    assert!(kept <= LINES_CALM_MAX, "{kept} lines are kept for {CROWD} strangers");
-    assert_eq!(door.0.borrow().lines.iter().flatten().count(), kept);
+    let kept = door.0.borrow().connections_count;
+    assert!(
+        kept <= CONNECTIONS_UNVALIDATED_MAX,
+        "{kept} connections are kept for {CROWD} strangers"
+    );
+    assert_eq!(door.0.borrow().connections.iter().flatten().count(), kept);
     drop(strangers);
 
     // A friend gets in, and one that goes is not forgotten before it knows.
@@ -98,14 +101,14 @@ fn strangers_that_have_gone_leave_nothing_behind_where_there_are_many() {
     let both = links(&friend, &door, 1);
     drop(both);
     door.transmit(Instant::now());
-    assert_eq!(door.0.borrow().lines_count, kept + 1);
+    assert_eq!(door.0.borrow().connections_count, kept + 1);
 }
 
 #[test]
 fn all_hubs_of_a_relay_are_wound_up_at_the_same_time() {
     const TIME: Duration = Duration::from_secs(1);
     let authority = Authority::new();
-    let (own, pool) = (authority.identity(1), Pool::default());
+    let (own, pool) = (authority.identity(1), WindowPool::default());
     let far = hub(&authority.identity(0), true, &pool);
     let hubs = [hub(&own, false, &pool), hub(&own, false, &pool), hub(&own, false, &pool)];
     let both: Vec<_> = hubs.iter().map(|near| links(near, &far, 1)).collect();
@@ -114,7 +117,7 @@ fn all_hubs_of_a_relay_are_wound_up_at_the_same_time() {
         near.write(std::iter::once(&b"is anybody there?"[..])).unwrap();
     }
     let start = Instant::now();
-    QuicHub::wind_up(&hubs, TIME);
+    QuicHub::shut_down(&hubs, TIME);
     let took = start.elapsed();
     assert!(took >= TIME && took < 2 * TIME, "{took:?}");
 }
@@ -153,10 +156,10 @@ fn what_a_relay_keeps_of_many_that_it_does_not_read_has_a_bound() {
     const COUNT: usize = 8;
     const POOL: u64 = 8 << 20;
     let authority = Authority::new();
-    let pool = Pool::new(POOL);
+    let pool = WindowPool::new(POOL);
     let far = hub(&authority.identity(0), true, &pool);
     // The other side promises nothing to anybody here.
-    let near = hub(&authority.identity(1), false, &Pool::default());
+    let near = hub(&authority.identity(1), false, &WindowPool::default());
 
     let one = links(&near, &far, 1);
     let kept = fill(&near, &far, &one);

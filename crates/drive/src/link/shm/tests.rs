@@ -85,7 +85,7 @@ fn a_writer_that_waits_for_room_is_rung_before_the_ring_is_empty() {
             while send(&mut a) {}
             assert!(a.prepare_park(), "the ring is full");
             let mut read = 0;
-            while !bell_rang(&a) {
+            while !doorbell_rang(&a) {
                 assert!(b.peek().unwrap().is_some(), "read to the end without a bell");
                 b.consume();
                 read += 1;
@@ -96,7 +96,7 @@ fn a_writer_that_waits_for_room_is_rung_before_the_ring_is_empty() {
         while b.peek().unwrap().is_some() {
             b.consume();
         }
-        assert!(!bell_rang(&a), "nobody waits any more");
+        assert!(!doorbell_rang(&a), "nobody waits any more");
     }
 }
 
@@ -112,7 +112,7 @@ fn room_that_is_there_already_lets_nobody_sleep_but_tells_so_once() {
     a.unpark();
 }
 
-fn bell_rang(link: &ShmLink) -> bool {
+fn doorbell_rang(link: &ShmLink) -> bool {
     recv(&link.socket, &mut [0u8; 8][..], RecvFlags::DONTWAIT).is_ok()
 }
 
@@ -241,7 +241,7 @@ impl ShmLink {
 
     /// Any word of any of the two control blocks.
     fn scribble_control(&self, place: u16, value: u64) {
-        self.scribble(place as usize % (2 * size_of::<Control>() / 8), value);
+        self.scribble(place as usize % (2 * size_of::<RingControl>() / 8), value);
     }
 
     /// The start of any slot of the ring that this side writes.

@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use landbridge_proto::relay::{FRAME_BYTES_MAX, Order, Relay, Remark, Room, SegmentId};
+use landbridge_proto::relay::{
+    DiskRequest, FRAME_BYTES_MAX, LogEvent, LogLimits, Relay, SegmentId,
+};
 
 use super::super::random::Random;
-use super::super::{Tally, Violation, require};
+use super::super::{EventCounts, Violation, require};
 
 /// See the module head.
 #[derive(Default)]
 pub struct Disk {
-    orders: VecDeque<Order>,
+    orders: VecDeque<DiskRequest>,
     files: BTreeMap<SegmentId, Vec<u8>>,
     /// Of a hundred looks, at how many it does something.
     percent: u64,
@@ -18,25 +20,28 @@ pub struct Disk {
 
 impl Disk {
     /// With what its relay may keep; half of the relays have none.
-    pub fn new(random: &mut Random) -> (Self, Option<Room>) {
+    pub fn new(random: &mut Random) -> (Self, Option<LogLimits>) {
         let percent = random.pick(&[0, 2, 20, 100]);
-        let room = Room { memory: 100_000, disk: Some(1 << 40), segment: FRAME_BYTES_MAX };
+        let room = LogLimits { memory: 100_000, disk: Some(1 << 40), segment: FRAME_BYTES_MAX };
         let room = Some(room).filter(|_| percent > 0 && random.percent(75));
         (Self { percent, ..Self::default() }, room)
     }
 
     /// Memory for which what is kept is too much, and no disk.
-    pub fn tight(seed: u64) -> Room {
+    pub fn tight_room(seed: u64) -> LogLimits {
         let memory = 1_000 << (seed / 3 % 8);
-        Room { memory, disk: None, segment: FRAME_BYTES_MAX }
+        LogLimits { memory, disk: None, segment: FRAME_BYTES_MAX }
     }
 
-    /// Whoever can come back no longer, or can again: it is none of those if `is_tight` does not say so.
-    pub fn hear(relay: &mut Relay, is_tight: bool) -> Result<Option<Remark>, Violation> {
-        let remark = relay.poll_remark();
+    /// Whoever can come back no longer, or can again: it is none of those if `has_tight_memory` does not say so.
+    pub fn poll_log_event(
+        relay: &mut Relay,
+        has_tight_memory: bool,
+    ) -> Result<Option<LogEvent>, Violation> {
+        let remark = relay.poll_log_event();
         let (memory, disk) = relay.kept_bytes();
         require!(
-            remark.is_none() || is_tight,
+            remark.is_none() || has_tight_memory,
             "{remark:?}, with {memory} bytes in memory, {disk} on the disk"
         );
         Ok(remark)
@@ -47,27 +52,27 @@ impl Disk {
         &mut self,
         relay: &mut Relay,
         random: &mut Random,
-        tally: &mut Tally,
+        counts: &mut EventCounts,
     ) -> Result<(), Violation> {
-        while let Some(order) = relay.poll_order() {
+        while let Some(order) = relay.poll_disk_request() {
             self.orders.push_back(order);
         }
-        require!(relay.poll_stranded().is_none(), "what is kept is of no use");
+        require!(relay.poll_failed_replay().is_none(), "what is kept is of no use");
         if self.orders.is_empty() || !random.percent(self.percent) {
             return Ok(());
         }
-        let is_read = |order: &Order| matches!(order, Order::Read(..));
+        let is_read = |order: &DiskRequest| matches!(order, DiskRequest::Read(..));
         let at = self.orders.iter().position(is_read).unwrap_or(0);
         match self.orders.remove(at) {
             None => (),
-            Some(Order::Write(id, bytes)) => {
-                tally.count("segments written");
+            Some(DiskRequest::Write(id, bytes)) => {
+                counts.count("segments written");
                 self.files.insert(id, bytes.to_vec());
                 drop(bytes);
                 relay.handle_written(id, true);
             }
-            Some(Order::Read(id, length, mut into)) => {
-                tally.count("segments read back");
+            Some(DiskRequest::Read(id, length, mut into)) => {
+                counts.count("segments read back");
                 let Some(file) = self.files.get(&id) else {
                     return Err(Violation("a segment is read that is not on the disk".into()));
                 };
@@ -75,7 +80,7 @@ impl Disk {
                 require!(into.len() == length, "{length} bytes are asked for, of {}", into.len());
                 relay.handle_read(id, Some(into));
             }
-            Some(Order::Forget(id)) => {
+            Some(DiskRequest::Delete(id)) => {
                 require!(self.files.remove(&id).is_some(), "a segment is forgotten twice");
             }
         }

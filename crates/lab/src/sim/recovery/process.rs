@@ -8,13 +8,14 @@ use std::rc::Rc;
 
 use landbridge_proto::channel::PathId;
 use landbridge_proto::endpoint::{
-    Action, Config, Endpoint, KEPT, Level, Memory, Message, Path, Peer, Place, Posting, Ticket,
+    Action, CompletionLevel, Config, Endpoint, Memory, Message, PathProperties, PayloadDestination,
+    Peer, Posting, REASSEMBLED, Ticket,
 };
 use landbridge_proto::id::Address;
 use landbridge_proto::path::time::{MICROSECOND, Time};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header, Kind};
-use landbridge_proto::wire::head::Head;
-use landbridge_proto::wire::hello::Standing;
+use landbridge_proto::wire::hello::LogPosition;
+use landbridge_proto::wire::kind_header::KindHeader;
 
 use super::super::random::Random;
 use super::super::{Violation, require};
@@ -25,9 +26,9 @@ const POSTED_MAX: u32 = 4;
 
 /// Memory of a program.
 #[derive(Clone, Debug)]
-pub struct Bytes(Rc<RefCell<Vec<u8>>>);
+pub struct ProgramMemory(Rc<RefCell<Vec<u8>>>);
 
-impl Bytes {
+impl ProgramMemory {
     fn new(bytes: Vec<u8>) -> Self {
         Self(Rc::new(RefCell::new(bytes)))
     }
@@ -37,7 +38,7 @@ impl Bytes {
     }
 }
 
-impl Memory for Bytes {
+impl Memory for ProgramMemory {
     fn size(&self) -> u64 {
         self.0.borrow().len() as u64
     }
@@ -49,8 +50,8 @@ impl Memory for Bytes {
 
 /// Something that a program has seen: a message, or that one is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    Heard { from: u32, number: u32, bytes: usize },
+pub enum ProgramEvent {
+    Received { from: u32, number: u32, bytes: usize },
     Sent { context: usize },
 }
 
@@ -69,24 +70,24 @@ pub struct Task {
 
 /// At the poll of this number since the one before: so many frames, after so much time.
 #[derive(Clone, Copy, Debug)]
-struct Intake {
+struct Determinant {
     polls: u64,
     frames: u32,
     micros: u64,
 }
 
-/// What it waits for before it can go on.
+/// Whether a step made progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    Nothing,
+pub enum StepResult {
+    Progress,
     /// The relay must say more.
-    Relay,
+    NeedsRelay,
 }
 
 /// An image of a process. It is not its memory but all that led there: whoever is given the same does the same.
 #[derive(Clone)]
-pub struct Image {
-    pub standing: Standing,
+pub struct CheckpointImage {
+    pub log_position: LogPosition,
     polls: u64,
     log: Vec<u8>,
 }
@@ -94,7 +95,7 @@ pub struct Image {
 /// One start of a process.
 pub struct Process {
     task: Task,
-    endpoint: Endpoint<Bytes>,
+    endpoint: Endpoint<ProgramMemory>,
     stores: BTreeMap<u32, Vec<u8>>,
     early: BTreeMap<(Peer, u64), Vec<u8>>,
     /// To the relay.
@@ -102,33 +103,33 @@ pub struct Process {
     /// From it.
     pub down: Vec<u8>,
     /// All that it has seen.
-    pub events: Vec<Event>,
-    /// The program's own chance.
-    chance: Random,
+    pub events: Vec<ProgramEvent>,
+    /// The program's own random numbers.
+    random: Random,
     left: Vec<u32>,
-    heard: u32,
+    received: u32,
     confirmed: u32,
-    posted: BTreeMap<usize, Bytes>,
+    posted: BTreeMap<usize, ProgramMemory>,
     contexts: usize,
     // What is taken in, and again.
     is_opened: bool,
-    next: Option<Intake>,
-    untold: u32,
+    next: Option<Determinant>,
+    unreplayed: u32,
     sent: u64,
     sent_before: u64,
-    since_intake: u64,
+    polls_since_determinant: u64,
     /// Polls of this start, and of whichever came furthest before it.
     pub polls: u64,
     polls_before: u64,
     micros: u64,
     real: u64,
     /// Of the poll that is being done again.
-    again: Option<(Intake, u32)>,
-    pub intakes_again: u64,
-    /// All its intakes as a relay tells them, with their frames: how many, and the bytes of these.
+    replaying: Option<(Determinant, u32)>,
+    pub replayed_determinants: u64,
+    /// All its determinants as a relay tells them, with their frames: how many, and the bytes of these.
     log: Vec<u8>,
-    intakes: u64,
-    taken: u64,
+    determinants: u64,
+    delivered_bytes: u64,
 }
 
 impl Process {
@@ -147,85 +148,98 @@ impl Process {
             up: Vec::new(),
             down: Vec::new(),
             events: Vec::new(),
-            chance: Random::new(task.seed ^ (u64::from(task.index) << 40)),
+            random: Random::new(task.seed ^ (u64::from(task.index) << 40)),
             left,
-            heard: 0,
+            received: 0,
             confirmed: 0,
             posted: BTreeMap::new(),
             contexts: 0,
             is_opened: false,
             next: None,
-            untold: 0,
+            unreplayed: 0,
             sent: 0,
             sent_before: 0,
-            since_intake: 0,
+            polls_since_determinant: 0,
             polls: 0,
             polls_before,
             micros: 0,
             real,
-            again: None,
-            intakes_again: 0,
+            replaying: None,
+            replayed_determinants: 0,
             log: Vec::new(),
-            intakes: 0,
-            taken: 0,
+            determinants: 0,
+            delivered_bytes: 0,
         }
     }
 
     /// A process of an image; as [`Process::new`].
-    pub fn of_image(
+    pub fn restore(
         task: Task,
-        image: &Image,
+        image: &CheckpointImage,
         polls_before: u64,
         real: u64,
     ) -> Result<Self, Violation> {
         let mut it = Self::new(task, image.polls, real);
-        let Standing { intakes, sent, .. } = image.standing;
-        it.down.extend(told(0, intakes as u32, sent));
+        let LogPosition { determinants, sent, .. } = image.log_position;
+        it.down.extend(determinant_frame(0, determinants as u32, sent));
         it.down.extend(&image.log);
-        while it.polls < image.polls || it.again.is_some() {
-            require!(it.step(real)? == Need::Nothing, "an image is not whole");
+        while it.polls < image.polls || it.replaying.is_some() {
+            require!(it.step(real)? == StepResult::Progress, "an image is not whole");
         }
-        require!(it.standing() == image.standing, "{} is not what its image was", task.index);
+        require!(
+            it.log_position() == image.log_position,
+            "{} is not what its image was",
+            task.index
+        );
         it.up.clear();
-        (it.is_opened, it.polls_before, it.intakes_again) = (false, polls_before, 0);
+        (it.is_opened, it.polls_before, it.replayed_determinants) = (false, polls_before, 0);
         Ok(it)
     }
 
     /// Whether an image of it can be taken: it repeats nothing.
-    pub fn may_stand_aside(&self) -> bool {
-        let knows_all = self.is_opened && self.next.is_none() && self.untold == 0;
+    pub fn may_quiesce(&self) -> bool {
+        let knows_all = self.is_opened && self.next.is_none() && self.unreplayed == 0;
         let has_done_all = self.sent >= self.sent_before && self.polls >= self.polls_before;
-        knows_all && has_done_all && self.again.is_none()
+        knows_all && has_done_all && self.replaying.is_none()
     }
 
     /// Its image is taken. It has let go of its rings, and must be told again what came.
-    pub fn stand_aside(&mut self) -> Image {
+    pub fn quiesce(&mut self) -> CheckpointImage {
         self.down.clear();
         self.is_opened = false;
-        Image { standing: self.standing(), polls: self.polls, log: self.log.clone() }
+        CheckpointImage {
+            log_position: self.log_position(),
+            polls: self.polls,
+            log: self.log.clone(),
+        }
     }
 
-    fn standing(&self) -> Standing {
-        Standing { intakes: self.intakes, taken: self.taken, sent: self.sent, kept: 0 }
+    fn log_position(&self) -> LogPosition {
+        LogPosition {
+            determinants: self.determinants,
+            taken: self.delivered_bytes,
+            sent: self.sent,
+            kept: 0,
+        }
     }
 
-    fn note_intake(&mut self, polls: u64, frames: u32, micros: u64) {
-        self.log.extend(told(polls, frames, micros));
-        self.intakes += 1;
+    fn log_determinant(&mut self, polls: u64, frames: u32, micros: u64) {
+        self.log.extend(determinant_frame(polls, frames, micros));
+        self.determinants += 1;
     }
 
     /// Whether its program has seen all that it is to see.
     pub fn is_done(&self) -> bool {
         let all = self.task.each * (self.task.count - 1);
-        self.heard == all && self.confirmed == all
+        self.received == all && self.confirmed == all
     }
 
     /// The program goes on a little, and looks for messages. `real`: the clock, in microseconds.
-    pub fn step(&mut self, real: u64) -> Result<Need, Violation> {
-        if self.again.is_none() && !self.ready()? {
-            return Ok(Need::Relay);
+    pub fn step(&mut self, real: u64) -> Result<StepResult, Violation> {
+        if self.replaying.is_none() && !self.ready()? {
+            return Ok(StepResult::NeedsRelay);
         }
-        if self.again.is_none() {
+        if self.replaying.is_none() {
             self.act()?;
         }
         self.poll(real)
@@ -233,20 +247,20 @@ impl Process {
 
     /// Whether it is known what the next poll has to do.
     fn ready(&mut self) -> Result<bool, Violation> {
-        if self.is_opened && (self.next.is_some() || self.untold == 0) {
+        if self.is_opened && (self.next.is_some() || self.unreplayed == 0) {
             return Ok(true);
         }
         let Some(frame) = self.take_frame() else { return Ok(false) };
         let header = Header::parse(&frame).map_err(|bad| Violation(bad.0.into()))?;
-        require!(header.kind == Kind::Intake, "{} is told {header:?}", self.task.index);
+        require!(header.kind == Kind::Determinant, "{} is told {header:?}", self.task.index);
         let (polls, frames, micros) = (header.sequence, header.credit, header.delivered);
         require!((polls == 0) != self.is_opened, "the telling begins twice, or not: {header:?}");
         if self.is_opened {
-            self.next = Some(Intake { polls, frames, micros });
-            self.untold -= 1;
+            self.next = Some(Determinant { polls, frames, micros });
+            self.unreplayed -= 1;
             return Ok(true);
         }
-        (self.is_opened, self.untold, self.sent_before) = (true, frames, self.sent + micros);
+        (self.is_opened, self.unreplayed, self.sent_before) = (true, frames, self.sent + micros);
         self.ready()
     }
 
@@ -254,21 +268,23 @@ impl Process {
     fn act(&mut self) -> Result<(), Violation> {
         let others: Vec<u32> =
             (0..self.task.count).filter(|other| self.left[*other as usize] > 0).collect();
-        if self.chance.percent(30) && !others.is_empty() {
-            let to = self.chance.pick(&others);
+        if self.random.percent(30) && !others.is_empty() {
+            let to = self.random.pick(&others);
             let number = self.task.each - self.left[to as usize];
             self.left[to as usize] -= 1;
-            let size = 8 + self.chance.size(self.task.bytes_max);
-            let memory = Bytes::new(content(self.task.index, number, size as usize));
-            let level = self.chance.pick(&[Level::Handed, Level::Delivered]);
+            let size = 8 + self.random.size(self.task.bytes_max);
+            let memory = ProgramMemory::new(content(self.task.index, number, size as usize));
+            let level = self
+                .random
+                .pick(&[CompletionLevel::TransmitComplete, CompletionLevel::DeliveryComplete]);
             let ticket = self.ticket();
             let peer = self.peer(to);
             let (tag, data) = (Some(1), None);
             let message = Message { peer, memory, tag, data, ticket, level };
             require!(self.endpoint.send(message).is_ok(), "too many operations");
         }
-        if self.chance.percent(40) && self.posted.len() < POSTED_MAX as usize {
-            let memory = Bytes::new(vec![0; 8 + self.task.bytes_max as usize]);
+        if self.random.percent(40) && self.posted.len() < POSTED_MAX as usize {
+            let memory = ProgramMemory::new(vec![0; 8 + self.task.bytes_max as usize]);
             let ticket = self.ticket();
             self.posted.insert(ticket.context, memory.clone());
             let tag = Some((1, 0));
@@ -287,49 +303,53 @@ impl Process {
         let is_known = self.endpoint.is_known(address);
         let peer = self.endpoint.peer(address);
         if !is_known {
-            self.endpoint.open_path(peer, PATH, Path::RELAY);
+            self.endpoint.open_path(peer, PATH, PathProperties::RELAY);
         }
         peer
     }
 
-    fn poll(&mut self, real: u64) -> Result<Need, Violation> {
-        if let Some((intake, left)) = self.again.take() {
-            return self.take_in_again(intake, left);
+    fn poll(&mut self, real: u64) -> Result<StepResult, Violation> {
+        if let Some((determinant, left)) = self.replaying.take() {
+            return self.replay_determinant(determinant, left);
         }
-        self.endpoint.end_deferral();
+        self.endpoint.flush_deferred_acks();
         self.polls += 1;
-        self.since_intake += 1;
+        self.polls_since_determinant += 1;
         let has_looked_before = self.polls <= self.polls_before;
         match self.next {
-            Some(next) if next.polls > self.since_intake => (),
+            Some(next) if next.polls > self.polls_since_determinant => (),
             Some(next) => {
-                (self.next, self.since_intake) = (None, 0);
-                self.note_intake(next.polls, next.frames, next.micros);
+                (self.next, self.polls_since_determinant) = (None, 0);
+                self.log_determinant(next.polls, next.frames, next.micros);
                 self.micros += next.micros;
                 self.real = real;
                 self.endpoint.set_time(self.now());
-                self.intakes_again += 1;
-                return self.take_in_again(next, next.frames);
+                self.replayed_determinants += 1;
+                return self.replay_determinant(next, next.frames);
             }
             None if has_looked_before || self.sent < self.sent_before => (),
             None => self.poll_live(real)?,
         }
         self.drain()?;
-        Ok(Need::Nothing)
+        Ok(StepResult::Progress)
     }
 
     /// As many frames as were taken in before, as soon as they are there.
-    fn take_in_again(&mut self, intake: Intake, mut left: u32) -> Result<Need, Violation> {
+    fn replay_determinant(
+        &mut self,
+        determinant: Determinant,
+        mut left: u32,
+    ) -> Result<StepResult, Violation> {
         while left > 0 {
             let Some(frame) = self.take_frame() else {
-                self.again = Some((intake, left));
-                return Ok(Need::Relay);
+                self.replaying = Some((determinant, left));
+                return Ok(StepResult::NeedsRelay);
             };
-            self.take_in(&frame)?;
+            self.deliver_frame(&frame)?;
             left -= 1;
         }
-        self.end_intake()?;
-        Ok(Need::Nothing)
+        self.finish_poll()?;
+        Ok(StepResult::Progress)
     }
 
     fn poll_live(&mut self, real: u64) -> Result<(), Violation> {
@@ -349,33 +369,33 @@ impl Process {
         self.micros += lag;
         self.real = real;
         self.endpoint.set_time(self.now());
-        self.note_intake(self.since_intake, waiting.len() as u32, lag);
+        self.log_determinant(self.polls_since_determinant, waiting.len() as u32, lag);
         for frame in &waiting {
-            self.take_in(frame)?;
+            self.deliver_frame(frame)?;
         }
         // In front of whatever follows from it.
         let frames = waiting.len() as u32;
-        let intake = Header {
+        let frame = Header {
             length: 0,
-            kind: Kind::Intake,
+            kind: Kind::Determinant,
             flags: 0,
             hops: 0,
             source: Address::new(self.task.index, 0),
             target: Address::ANONYMOUS,
-            sequence: self.since_intake,
+            sequence: self.polls_since_determinant,
             delivered: lag,
             credit: frames,
         };
         if frames > 0 || lag > 0 {
             let mut bytes = [0; HEADER_BYTES];
-            intake.emit(&mut bytes);
+            frame.emit(&mut bytes);
             self.up.extend(bytes);
-            self.since_intake = 0;
+            self.polls_since_determinant = 0;
         }
-        self.end_intake()
+        self.finish_poll()
     }
 
-    fn end_intake(&mut self) -> Result<(), Violation> {
+    fn finish_poll(&mut self) -> Result<(), Violation> {
         let now = self.now();
         if self.endpoint.next_wake().is_some_and(|wake| wake <= now) {
             self.endpoint.handle_time(now);
@@ -394,25 +414,25 @@ impl Process {
         (self.down.len() >= length).then(|| self.down.drain(..length).collect())
     }
 
-    fn take_in(&mut self, frame: &[u8]) -> Result<(), Violation> {
+    fn deliver_frame(&mut self, frame: &[u8]) -> Result<(), Violation> {
         let header = Header::parse(frame).map_err(|bad| Violation(bad.0.into()))?;
         self.log.extend(frame);
-        self.taken += frame.len() as u64;
+        self.delivered_bytes += frame.len() as u64;
         let peer = self.peer(header.source.index());
         match header.kind {
             Kind::Lost => {
-                self.endpoint.shake_path(peer, PATH);
+                self.endpoint.presume_path_lost(peer, PATH);
                 return Ok(());
             }
             Kind::Unreachable => return Err(Violation(format!("{header:?}"))),
             _ => (),
         }
         let body = &frame[HEADER_BYTES..];
-        let head = Head::size(header.kind, header.flags);
+        let head = KindHeader::size(header.kind, header.flags);
         let place = self.endpoint.handle_frame(peer, PATH, &header, body);
         let place = place.map_err(|fault| Violation(format!("{}: {header:?}", fault.0)))?;
         let payload = &body[head..];
-        if let Place::Early { frame, whole, at } = place {
+        if let PayloadDestination::OutOfOrder { frame, whole, at } = place {
             let early = self.early.entry((peer, frame)).or_insert_with(|| vec![0; whole as usize]);
             if header.kind != Kind::Fragment {
                 early[..head].copy_from_slice(&body[..head]);
@@ -422,36 +442,36 @@ impl Process {
             self.put(place, payload)?;
         }
         self.endpoint.handle_payload(peer, PATH);
-        self.see()?;
-        while let Some(frame) = self.endpoint.next_kept(peer) {
+        self.handle_actions()?;
+        while let Some(frame) = self.endpoint.next_reassembled(peer) {
             let Some(body) = self.early.remove(&(peer, frame)) else {
                 return Err(Violation(format!("frame {frame} is not kept")));
             };
-            let taken = self.endpoint.handle_kept(peer, &body);
+            let taken = self.endpoint.handle_reassembled(peer, &body);
             let (place, head) = taken.map_err(|fault| Violation(fault.0.into()))?;
-            self.see()?;
+            self.handle_actions()?;
             self.put(place, &body[head..])?;
-            self.endpoint.handle_payload(peer, KEPT);
-            self.see()?;
+            self.endpoint.handle_payload(peer, REASSEMBLED);
+            self.handle_actions()?;
         }
         Ok(())
     }
 
-    fn put(&mut self, place: Place, payload: &[u8]) -> Result<(), Violation> {
+    fn put(&mut self, place: PayloadDestination, payload: &[u8]) -> Result<(), Violation> {
         match place {
-            Place::Nowhere => (),
-            Place::Receive { .. } => {
+            PayloadDestination::Discard => (),
+            PayloadDestination::Receive { .. } => {
                 if let Some((memory, at, take)) = self.endpoint.place_memory(place) {
                     memory.write(at as usize, &payload[..payload.len().min(take as usize)]);
                 }
             }
-            Place::Store { store, size } if size > 0 => {
+            PayloadDestination::NewUnexpected { store, size } if size > 0 => {
                 let mut bytes = payload.to_vec();
                 bytes.resize(size as usize, 0);
                 self.stores.insert(store, bytes);
             }
-            Place::Store { .. } => (),
-            Place::Stored { store, at } => {
+            PayloadDestination::NewUnexpected { .. } => (),
+            PayloadDestination::Unexpected { store, at } => {
                 let Some(bytes) = self.stores.get_mut(&store) else {
                     return Err(Violation(format!("there is no store {store}")));
                 };
@@ -463,19 +483,19 @@ impl Process {
     }
 
     /// Does what the endpoint wants done.
-    fn see(&mut self) -> Result<(), Violation> {
+    fn handle_actions(&mut self) -> Result<(), Violation> {
         while let Some(action) = self.endpoint.poll_action() {
             match action {
-                Action::Done(done) => {
+                Action::Complete(done) => {
                     require!(done.error.is_none(), "{}: {done:?}", self.task.index);
                     self.finish(done.ticket.context, done.source, done.length as usize)?;
                 }
-                Action::Fill { store, memory, at, length } => {
+                Action::CopyUnexpected { store, memory, at, length } => {
                     let bytes = self.stores.remove(&store).unwrap_or_default();
                     memory.write(at as usize, &bytes[..length as usize]);
                 }
-                Action::Forget { store } => drop(self.stores.remove(&store)),
-                Action::Divert { .. } => (),
+                Action::DropUnexpected { store } => drop(self.stores.remove(&store)),
+                Action::DiscardPayload { .. } => (),
                 Action::Release { peer, frame } => drop(self.early.remove(&(peer, frame))),
                 other => return Err(Violation(format!("nobody does {other:?} here"))),
             }
@@ -497,18 +517,18 @@ impl Process {
                 let is_true = memory[..bytes] == content(from, number, bytes);
                 let is_from = self.endpoint.address(peer) == Address::new(from, 0);
                 require!(is_true && is_from, "a message of {from} is not what it was");
-                self.heard += 1;
-                Event::Heard { from, number, bytes }
+                self.received += 1;
+                ProgramEvent::Received { from, number, bytes }
             }
             _ => {
                 self.confirmed += 1;
-                Event::Sent { context }
+                ProgramEvent::Sent { context }
             }
         };
         // What it does next depends on what it has seen.
-        if let Event::Heard { from, number, .. } = event {
-            let salt = self.chance.next() ^ u64::from(from) << 32 ^ u64::from(number);
-            self.chance = Random::new(salt);
+        if let ProgramEvent::Received { from, number, .. } = event {
+            let salt = self.random.next() ^ u64::from(from) << 32 ^ u64::from(number);
+            self.random = Random::new(salt);
         }
         self.events.push(event);
         Ok(())
@@ -516,7 +536,7 @@ impl Process {
 
     /// Does what the endpoint wants done, and hands all its frames to the ring.
     fn drain(&mut self) -> Result<(), Violation> {
-        self.see()?;
+        self.handle_actions()?;
         while let Some(peer) = self.endpoint.next_busy() {
             while let Some(frame) = self.endpoint.poll_transmit(peer, PATH) {
                 let mut copy = Vec::new();
@@ -526,21 +546,21 @@ impl Process {
                     copy.extend(&bytes[at as usize..(at + length) as usize]);
                     self.up.extend(&copy);
                 }
-                let copy = frame.wants_copy.then(|| Bytes::new(copy));
+                let copy = frame.wants_copy.then(|| ProgramMemory::new(copy));
                 self.sent += 1;
                 self.endpoint.transmitted(peer, PATH, true, copy);
             }
-            self.see()?;
+            self.handle_actions()?;
         }
         Ok(())
     }
 }
 
-/// An intake, as a relay tells it; without polls: how many there are, and how much was sent.
-fn told(polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES] {
+/// A determinant, as a relay tells it; without polls: how many there are, and how much was sent.
+fn determinant_frame(polls: u64, frames: u32, micros: u64) -> [u8; HEADER_BYTES] {
     let header = Header {
         length: 0,
-        kind: Kind::Intake,
+        kind: Kind::Determinant,
         flags: 0,
         hops: 0,
         source: Address::ANONYMOUS,

@@ -2,13 +2,18 @@
 
 use super::*;
 
-fn facts(universe: u32) -> Facts {
-    Facts { group: 0, kvsname: "kvs_test".into(), universe, mapping: "(vector,(0,1,4))".into() }
+fn config(universe: u32) -> ServerConfig {
+    ServerConfig {
+        group: 0,
+        kvsname: "kvs_test".into(),
+        universe,
+        mapping: "(vector,(0,1,4))".into(),
+    }
 }
 
 /// A server without keys or agents below.
 fn alone(ranks: &[(u32, u32)]) -> Server {
-    Server::new(facts(2), ranks.iter().copied(), [], &Delta::new())
+    Server::new(config(2), ranks.iter().copied(), [], &Delta::new())
 }
 
 fn replies(server: &mut Server, rank: u32, line: &str) -> Vec<String> {
@@ -16,7 +21,7 @@ fn replies(server: &mut Server, rank: u32, line: &str) -> Vec<String> {
     let mut lines = Vec::new();
     while let Some(event) = server.poll_event() {
         match event {
-            Event::Reply { line, .. } => lines.push(line),
+            ServerEvent::Reply { line, .. } => lines.push(line),
             other => panic!("not a reply: {other:?}"),
         }
     }
@@ -60,7 +65,7 @@ fn the_sequence_of_mpich_is_answered() {
 fn abort_keeps_its_code_and_text() {
     let mut server = alone(&[(0, 0)]);
     server.handle_line(0, "cmd=abort exitcode=7 message=out of cheese");
-    let abort = Event::Abort { rank: 0, code: 7, message: "out of cheese".into() };
+    let abort = ServerEvent::Abort { rank: 0, code: 7, message: "out of cheese".into() };
     assert_eq!(server.poll_event(), Some(abort));
 }
 
@@ -72,24 +77,26 @@ fn a_spawn_goes_to_the_root_and_nonsense_is_answered_at_once() {
         lines.map(str::to_string)
     };
     server.handle_block(0, &block("nprocs=3"));
-    let Some(Event::Spawn { rank: 0, request }) = server.poll_event() else { panic!("no spawn") };
+    let Some(ServerEvent::Spawn { rank: 0, request }) = server.poll_event() else {
+        panic!("no spawn")
+    };
     assert_eq!((request.commands[0].program.as_str(), request.count()), ("a", 3));
     server.handle_block(0, &block("nprocs=many"));
     let line = "cmd=spawn_result rc=-1 errmsg=spawn_failed\n".to_string();
-    assert_eq!(server.poll_event(), Some(Event::Reply { rank: 0, line }));
-    assert!(matches!(server.poll_event(), Some(Event::SpawnRefused { rank: 0, .. })));
+    assert_eq!(server.poll_event(), Some(ServerEvent::Reply { rank: 0, line }));
+    assert!(matches!(server.poll_event(), Some(ServerEvent::SpawnRefused { rank: 0, .. })));
 }
 
 #[test]
 fn a_group_knows_the_keys_it_was_given_and_waits_only_for_those_who_take_part() {
     let keys = vec![("PARENT".to_string(), "port".to_string())];
-    let facts = Facts { group: 7, ..facts(1) };
-    let mut server = Server::new(facts, [(70, 0)], [2], &keys);
+    let config = ServerConfig { group: 7, ..config(1) };
+    let mut server = Server::new(config, [(70, 0)], [2], &keys);
     let reply = "cmd=get_result rc=0 msg=success value=port\n";
     assert_eq!(replies(&mut server, 70, "cmd=get kvsname=k key=PARENT"), [reply]);
     assert!(replies(&mut server, 70, "cmd=barrier_in").is_empty());
     server.handle_barrier_up(2, Delta::new());
-    assert_eq!(server.poll_event(), Some(Event::BarrierUp { group: 7, delta: Delta::new() }));
+    assert_eq!(server.poll_event(), Some(ServerEvent::BarrierUp { group: 7, delta: Delta::new() }));
     assert_eq!(server.children().collect::<Vec<_>>(), [2]);
 }
 
@@ -124,9 +131,9 @@ impl Tree {
             next_rank += RANKS_PER_AGENT;
             (next_rank - RANKS_PER_AGENT..next_rank).map(|rank| (rank, 0))
         };
-        let mut server = |children| Server::new(facts(0), ranks(), 0..children, &Delta::new());
+        let mut server = |children| Server::new(config(0), ranks(), 0..children, &Delta::new());
         let mut tree = Tree {
-            root: Server::new(facts(0), [], 0..cluster_count, &Delta::new()),
+            root: Server::new(config(0), [], 0..cluster_count, &Delta::new()),
             clusters: Vec::new(),
             nodes: Vec::new(),
             site_messages: 0,
@@ -162,7 +169,7 @@ impl Tree {
                 while let Some(event) = self.nodes[cluster][node].poll_event() {
                     moved = true;
                     match event {
-                        Event::BarrierUp { delta, .. } => {
+                        ServerEvent::BarrierUp { delta, .. } => {
                             self.node_messages += 1;
                             self.clusters[cluster].handle_barrier_up(node, delta);
                         }
@@ -173,11 +180,11 @@ impl Tree {
             while let Some(event) = self.clusters[cluster].poll_event() {
                 moved = true;
                 match event {
-                    Event::BarrierUp { delta, .. } => {
+                    ServerEvent::BarrierUp { delta, .. } => {
                         self.site_messages += 1;
                         self.root.handle_barrier_up(cluster, delta);
                     }
-                    Event::BarrierDown { delta, .. } => {
+                    ServerEvent::BarrierDown { delta, .. } => {
                         for node in &mut self.nodes[cluster] {
                             self.node_messages += 1;
                             node.handle_barrier_down(delta.clone());
@@ -190,8 +197,8 @@ impl Tree {
         while let Some(event) = self.root.poll_event() {
             moved = true;
             match event {
-                Event::BarrierUp { delta, .. } => self.root.handle_barrier_down(delta),
-                Event::BarrierDown { delta, .. } => {
+                ServerEvent::BarrierUp { delta, .. } => self.root.handle_barrier_down(delta),
+                ServerEvent::BarrierDown { delta, .. } => {
                     for cluster in &mut self.clusters {
                         self.site_messages += 1;
                         cluster.handle_barrier_down(delta.clone());
@@ -203,8 +210,8 @@ impl Tree {
         moved
     }
 
-    fn count_reply(&mut self, event: Event) {
-        let Event::Reply { line, .. } = event else { panic!("unexpected {event:?}") };
+    fn count_reply(&mut self, event: ServerEvent) {
+        let ServerEvent::Reply { line, .. } = event else { panic!("unexpected {event:?}") };
         self.released += usize::from(line.starts_with("cmd=barrier_out"));
     }
 }
@@ -258,17 +265,17 @@ fn no_one_leaves_a_barrier_before_the_last_has_come() {
 #[test]
 fn another_agent_takes_ranks_over() {
     let key = |key: &str| (key.to_string(), "1".to_string());
-    let mut above = Server::new(facts(4), [], [3, 5], &vec![key("old")]);
+    let mut above = Server::new(config(4), [], [3, 5], &vec![key("old")]);
     above.handle_barrier_up(3, vec![key("a")]);
-    assert!(above.hand_over(3, 7), "it had reached the barrier");
+    assert!(above.reassign(3, 7), "it had reached the barrier");
     let up = |server: &mut Server| match server.poll_event() {
-        Some(Event::BarrierUp { delta, .. }) => Some(delta),
+        Some(ServerEvent::BarrierUp { delta, .. }) => Some(delta),
         None => None,
         other => panic!("{other:?}"),
     };
     let ranks = [(0, 0), (1, 0)];
-    let mut taken = Server::new(facts(4), ranks, [], &above.keys());
-    taken.take_up([key("fresh")].into_iter(), true);
+    let mut taken = Server::new(config(4), ranks, [], &above.keys());
+    taken.adopt_state([key("fresh")].into_iter(), true);
     ranks.iter().for_each(|&(rank, _)| taken.handle_line(rank, "cmd=barrier_in"));
     assert_eq!(up(&mut taken), None, "that is known above");
     above.handle_barrier_up(5, vec![]);
@@ -280,7 +287,7 @@ fn another_agent_takes_ranks_over() {
     assert_eq!((answers, above.released()), (2, 1));
     let found = replies(&mut taken, 0, "cmd=get kvsname=kvs_test key=old");
     assert_eq!(found, ["cmd=get_result rc=0 msg=success value=1\n"]);
-    assert!(!above.hand_over(7, 8), "the next one is still to come");
+    assert!(!above.reassign(7, 8), "the next one is still to come");
     ranks.iter().for_each(|&(rank, _)| taken.handle_line(rank, "cmd=barrier_in"));
     assert_eq!(up(&mut taken), Some(vec![key("fresh")]));
 }

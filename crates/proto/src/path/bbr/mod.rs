@@ -34,11 +34,11 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use state::State;
+pub use state::BbrState;
 
-use state::Facts;
+use state::TransitionInputs;
 
-use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, least_window};
+use super::congestion::{Acked, WINDOW_BYTES_MAX, initial_window, minimum_window};
 use super::pacer::BATCH_BYTES_MAX;
 use super::rtt::SAMPLE_NANOS_MAX;
 use super::time::{MILLISECOND, SECOND, Time, bytes_in, percent_of, rate_of};
@@ -83,28 +83,28 @@ const BATCH_NANOS: u64 = MILLISECOND;
 
 /// Receivers that compute acknowledge late and in bunches. For so much time of their silence the
 /// window grows, not more: what they do not take waits in a buffer that is not ours.
-const BUNCH_NANOS_MAX: u64 = 20 * MILLISECOND;
+const EXTRA_ACKED_NANOS_MAX: u64 = 20 * MILLISECOND;
 
 /// One path's window and rate after BBR.
 #[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,
-    state: State,
+    state: BbrState,
     delivered: u64,
     in_flight: u64,
-    round: Round,
+    round: BbrRound,
     /// One has ended since the state was last decided on.
     is_round_over: bool,
     /// Bytes per second.
-    rate: Best,
+    rate: MaxFilter,
     /// Bytes that were acknowledged in a bunch, ahead of the rate.
-    bunch: Best,
-    bunching: Bunching,
-    full: Full,
-    rtt: Option<Shortest>,
+    extra_acked: MaxFilter,
+    ack_aggregation: AckAggregation,
+    full: FullPipe,
+    rtt: Option<MinRtt>,
     /// The next round trip is one without a queue of ours: it counts as the shortest, whatever it is.
     is_rtt_due: bool,
-    probe: Probe,
+    probe: RttProbe,
     window: u64,
     /// Below this the window is held after too much loss.
     bound: Option<u64>,
@@ -114,7 +114,7 @@ pub struct Bbr {
 
 /// The round under way: it ends with the acknowledgement of something sent after its start.
 #[derive(Clone, Copy, Debug, Default)]
-struct Round {
+struct BbrRound {
     /// Something sent when so much was delivered ends it.
     end: u64,
     /// Acknowledged in it.
@@ -122,7 +122,7 @@ struct Round {
     /// When it started, if nothing was under way then.
     flight_at: Option<Time>,
     /// What the round before has shown, and whether that counts: its last acknowledgement may go on.
-    before: Option<(Spacing, bool)>,
+    before: Option<(RateSample, bool)>,
     /// From this acknowledgement on the rate is measured: all delivered then, and at what moment.
     delivered: u64,
     started_at: Time,
@@ -138,13 +138,13 @@ struct Round {
 
 /// Bytes from one acknowledgement to another, and how long it took to send and to acknowledge them.
 #[derive(Clone, Copy, Debug)]
-struct Spacing {
+struct RateSample {
     bytes: u64,
     sent_nanos: u64,
     acked_nanos: u64,
 }
 
-impl Spacing {
+impl RateSample {
     fn rate(self) -> u64 {
         rate_of(self.bytes, self.acked_nanos.max(self.sent_nanos))
     }
@@ -155,14 +155,14 @@ impl Spacing {
     }
 }
 
-impl Round {
-    fn spacing(&self, delivered: u64) -> Option<Spacing> {
+impl BbrRound {
+    fn spacing(&self, delivered: u64) -> Option<RateSample> {
         let bytes = delivered.saturating_sub(self.delivered);
         let sent_nanos = self.acked_sent_at.nanos_since(self.sent_at);
         let acked_nanos = self.acked_at.nanos_since(self.started_at);
         let nanos = acked_nanos.max(sent_nanos);
         let is_long = nanos >= SPACING_NANOS_MIN || (nanos > 0 && self.flight_at.is_none());
-        (is_long && bytes > 0).then_some(Spacing { bytes, sent_nanos, acked_nanos })
+        (is_long && bytes > 0).then_some(RateSample { bytes, sent_nanos, acked_nanos })
     }
 
     /// The rate with the round trip before the first acknowledgement: never more than what the path carries. 0 if it did not
@@ -174,27 +174,27 @@ impl Round {
 
 /// Whether the rate has stopped to grow.
 #[derive(Clone, Copy, Debug, Default)]
-struct Full {
+struct FullPipe {
     rate: u64,
     rounds: u32,
     is_full: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Shortest {
+struct MinRtt {
     nanos: u64,
     seen_at: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Probe {
+struct RttProbe {
     until: Option<Time>,
     shortest: Option<u64>,
 }
 
 /// Bytes acknowledged since a moment at which they were not ahead of the rate.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bunching {
+struct AckAggregation {
     since: Time,
     bytes: u64,
 }
@@ -205,18 +205,18 @@ impl Bbr {
         let mtu = mtu_bytes.max(1);
         Bbr {
             mtu,
-            state: State::Startup,
+            state: BbrState::Startup,
             delivered: 0,
             in_flight: 0,
-            round: Round::default(),
+            round: BbrRound::default(),
             is_round_over: false,
-            rate: Best::default(),
-            bunch: Best::default(),
-            bunching: Bunching::default(),
-            full: Full::default(),
+            rate: MaxFilter::default(),
+            extra_acked: MaxFilter::default(),
+            ack_aggregation: AckAggregation::default(),
+            full: FullPipe::default(),
             rtt: None,
             is_rtt_due: false,
-            probe: Probe::default(),
+            probe: RttProbe::default(),
             window: initial_window(mtu),
             bound: None,
             stopped_at: None,
@@ -250,7 +250,7 @@ impl Bbr {
         if now.nanos_since(acked.sent_at) >= SAMPLE_NANOS_MAX {
             return self.resume(now);
         }
-        self.measure_bunch(now, acked.bytes);
+        self.measure_extra_acked(now, acked.bytes);
         let is_stale = self.measure_rtt(now, acked.rtt_nanos);
         let is_first = self.round.bytes == 0;
         self.round.bytes = self.round.bytes.saturating_add(acked.bytes);
@@ -282,10 +282,10 @@ impl Bbr {
     /// Bytes that may be under way.
     pub fn window_bytes(&self) -> u64 {
         if self.stopped_at.is_some() {
-            return least_window(self.mtu);
+            return minimum_window(self.mtu);
         }
         let window = match self.state {
-            State::ProbeRtt => self.window.min(self.probe_window()),
+            BbrState::ProbeRtt => self.window.min(self.probe_window()),
             _ => self.window,
         };
         window.min(self.bound.unwrap_or(WINDOW_BYTES_MAX)).max(self.least())
@@ -309,7 +309,7 @@ impl Bbr {
     }
 
     /// What is done at present.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> BbrState {
         self.state
     }
 
@@ -322,7 +322,7 @@ impl Bbr {
         // Only what is sent after the first acknowledgement can end it, or it would be one datagram.
         self.start_round(self.delivered.saturating_add(1));
         self.round.flight_at = Some(now);
-        self.bunching = Bunching { since: now, bytes: 0 };
+        self.ack_aggregation = AckAggregation { since: now, bytes: 0 };
     }
 
     /// Somebody was away, computing or stopped. A rate with that time in it would be none of the path's: it is measured anew
@@ -330,12 +330,12 @@ impl Bbr {
     fn resume(&mut self, now: Time) {
         self.start_round(self.delivered.saturating_add(1));
         self.measure_from(now, now);
-        self.bunching = Bunching { since: now, bytes: 0 };
+        self.ack_aggregation = AckAggregation { since: now, bytes: 0 };
     }
 
     fn start_round(&mut self, end: u64) {
         let in_flight_max = self.in_flight;
-        self.round = Round { end, in_flight_max, ..Round::default() };
+        self.round = BbrRound { end, in_flight_max, ..BbrRound::default() };
     }
 
     /// The rate is measured from now on.
@@ -358,41 +358,41 @@ impl Bbr {
     }
 
     /// Says what it has shown, and whether that counts.
-    fn end_round(&mut self) -> Option<(Spacing, bool)> {
+    fn end_round(&mut self) -> Option<(RateSample, bool)> {
         let round = self.round;
         let spacing = round.spacing(self.delivered);
-        let rate = spacing.map_or(0, Spacing::rate).max(round.flight_rate());
+        let rate = spacing.map_or(0, RateSample::rate).max(round.flight_rate());
         let counts = rate > 0 && (!round.is_app_limited || rate >= self.rate.value());
         if counts {
             self.rate.push(rate);
-            self.bunch.push(0);
+            self.extra_acked.push(0);
         }
-        if rate > 0 && (!round.is_app_limited || spacing.is_some_and(Spacing::is_held_up)) {
-            self.judge_growth();
+        if rate > 0 && (!round.is_app_limited || spacing.is_some_and(RateSample::is_held_up)) {
+            self.check_full_pipe();
         }
-        self.judge_loss(round.bytes, round.lost);
+        self.check_loss_bound(round.bytes, round.lost);
         self.is_round_over = true;
         spacing.map(|spacing| (spacing, counts))
     }
 
-    fn judge_growth(&mut self) {
+    fn check_full_pipe(&mut self) {
         let rate = self.rate.value();
         if rate >= percent_of(self.full.rate, FULL_PERCENT) {
-            self.full = Full { rate, rounds: 0, ..self.full };
+            self.full = FullPipe { rate, rounds: 0, ..self.full };
         } else {
             self.full.rounds = self.full.rounds.saturating_add(1);
             self.full.is_full |= self.full.rounds >= FULL_ROUNDS;
         }
     }
 
-    fn judge_loss(&mut self, delivered: u64, lost: u64) {
+    fn check_loss_bound(&mut self, delivered: u64, lost: u64) {
         let is_much = lost >= LOSS_DATAGRAMS_MIN.saturating_mul(self.mtu)
             && lost > lost.saturating_add(delivered) / LOSS_PART_MAX;
         if is_much {
             // A little less than what got through leaves room for others, but what fills the path
             // without a queue is no cause of loss.
             let held = self.round.in_flight_max.min(self.bound.unwrap_or(u64::MAX)).min(delivered);
-            let bound = percent_of(held, BOUND_PERCENT).max(self.product());
+            let bound = percent_of(held, BOUND_PERCENT).max(self.bdp());
             self.bound = Some(bound.max(self.least()));
             self.full.is_full = true;
         }
@@ -400,14 +400,14 @@ impl Bbr {
 
     /// Returns whether the shortest round trip has become too old.
     fn measure_rtt(&mut self, now: Time, rtt_nanos: Option<u64>) -> bool {
-        if let (Some(rtt), State::ProbeRtt) = (rtt_nanos, self.state) {
+        if let (Some(rtt), BbrState::ProbeRtt) = (rtt_nanos, self.state) {
             self.probe.shortest = Some(self.probe.shortest.map_or(rtt, |least| least.min(rtt)));
         }
         let is_due = self.is_rtt_due;
         let is_shortest = |nanos: &u64| is_due || self.rtt.is_none_or(|rtt| *nanos <= rtt.nanos);
         if let Some(nanos) = rtt_nanos.filter(is_shortest) {
             self.is_rtt_due = false;
-            self.rtt = Some(Shortest { nanos: nanos.max(1), seen_at: now });
+            self.rtt = Some(MinRtt { nanos: nanos.max(1), seen_at: now });
         }
         let Some(rtt) = &mut self.rtt else { return false };
         // A clock that jumped back must not make it young for ever.
@@ -415,35 +415,35 @@ impl Bbr {
         !is_due && now.nanos_since(rtt.seen_at) > RTT_NANOS_MAX
     }
 
-    fn measure_bunch(&mut self, now: Time, bytes: u64) {
+    fn measure_extra_acked(&mut self, now: Time, bytes: u64) {
         let rate = self.rate.value();
-        let expected = bytes_in(now.nanos_since(self.bunching.since), rate);
-        if self.bunching.bytes <= expected || now < self.bunching.since {
-            self.bunching = Bunching { since: now, bytes };
+        let expected = bytes_in(now.nanos_since(self.ack_aggregation.since), rate);
+        if self.ack_aggregation.bytes <= expected || now < self.ack_aggregation.since {
+            self.ack_aggregation = AckAggregation { since: now, bytes };
         } else {
-            self.bunching.bytes = self.bunching.bytes.saturating_add(bytes);
+            self.ack_aggregation.bytes = self.ack_aggregation.bytes.saturating_add(bytes);
         }
-        let expected = bytes_in(now.nanos_since(self.bunching.since), rate);
-        let ahead = self.bunching.bytes.saturating_sub(expected);
-        self.bunch.raise(ahead.min(bytes_in(BUNCH_NANOS_MAX, rate)));
+        let expected = bytes_in(now.nanos_since(self.ack_aggregation.since), rate);
+        let ahead = self.ack_aggregation.bytes.saturating_sub(expected);
+        self.extra_acked.raise(ahead.min(bytes_in(EXTRA_ACKED_NANOS_MAX, rate)));
     }
 
     fn enter_next(&mut self, now: Time, is_stale: bool) {
-        let facts = Facts {
+        let inputs = TransitionInputs {
             is_round: core::mem::take(&mut self.is_round_over),
             is_full: self.full.is_full,
-            is_drained: self.in_flight <= self.product(),
+            is_drained: self.in_flight <= self.bdp(),
             is_stale,
-            is_probed: self.state == State::ProbeRtt && self.is_probed(now),
+            is_probed: self.state == BbrState::ProbeRtt && self.is_probed(now),
         };
-        let next = self.state.next(facts);
+        let next = self.state.next(inputs);
         if next == self.state {
             return;
         }
         match (self.state, next) {
-            (State::ProbeRtt, _) => self.take_probed(now),
-            (_, State::ProbeRtt) => self.probe = Probe::default(),
-            (_, State::Up) => self.let_out(),
+            (BbrState::ProbeRtt, _) => self.take_probed(now),
+            (_, BbrState::ProbeRtt) => self.probe = RttProbe::default(),
+            (_, BbrState::Up) => self.raise_bound(),
             _ => {}
         }
         self.state = next;
@@ -468,7 +468,7 @@ impl Bbr {
     }
 
     /// Lets the window out by a step; without a bound once that holds nothing back.
-    fn let_out(&mut self) {
+    fn raise_bound(&mut self) {
         let target = self.target();
         self.bound = self
             .bound
@@ -491,12 +491,12 @@ impl Bbr {
         {
             // Nothing sent before has arrived first: it is lost. The rate is known, the window
             // doubles up to it.
-            self.window = least_window(self.mtu);
+            self.window = minimum_window(self.mtu);
         }
     }
 
     /// What fills the path without a queue.
-    fn product(&self) -> u64 {
+    fn bdp(&self) -> u64 {
         let Some(rtt) = self.rtt else { return 0 };
         bytes_in(rtt.nanos, self.rate.value())
     }
@@ -508,13 +508,13 @@ impl Bbr {
         }
         let least_batch = 2 * self.mtu.min(BATCH_BYTES_MAX);
         let batch = bytes_in(BATCH_NANOS, rate).min(BATCH_BYTES_MAX).max(least_batch);
-        percent_of(self.product(), self.state.window_percent())
+        percent_of(self.bdp(), self.state.window_percent())
             .saturating_add(BATCHES * batch)
-            .saturating_add(self.bunch.value())
+            .saturating_add(self.extra_acked.value())
     }
 
     fn probe_window(&self) -> u64 {
-        percent_of(self.product(), PROBE_RTT_PERCENT).max(self.least())
+        percent_of(self.bdp(), PROBE_RTT_PERCENT).max(self.least())
     }
 
     fn least(&self) -> u64 {
@@ -524,12 +524,12 @@ impl Bbr {
 
 /// The greatest value of the last [`RATE_ROUNDS`] rounds.
 #[derive(Clone, Copy, Debug, Default)]
-struct Best {
+struct MaxFilter {
     values: [u64; RATE_ROUNDS],
     at: usize,
 }
 
-impl Best {
+impl MaxFilter {
     /// A new round, with this value.
     fn push(&mut self, value: u64) {
         self.at = (self.at + 1) % RATE_ROUNDS;

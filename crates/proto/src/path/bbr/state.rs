@@ -18,7 +18,7 @@ pub(super) const CYCLE_ROUNDS: usize = 1 + DOWN_ROUNDS as usize + CRUISE_ROUNDS 
 
 /// What is done at present; see the table in [`super`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum BbrState {
     /// Looks for the rate, doubling it.
     Startup,
     /// Lets the queue of Startup run empty.
@@ -35,7 +35,7 @@ pub enum State {
 
 /// What decides on the next state.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Facts {
+pub(super) struct TransitionInputs {
     /// A round trip is over.
     pub is_round: bool,
     /// The rate has stopped to grow.
@@ -48,39 +48,43 @@ pub(super) struct Facts {
     pub is_probed: bool,
 }
 
-impl State {
-    pub(super) fn next(self, facts: Facts) -> State {
+impl BbrState {
+    pub(super) fn next(self, inputs: TransitionInputs) -> BbrState {
         match self {
-            State::ProbeRtt if facts.is_probed && facts.is_full => State::Cruise(0),
-            State::ProbeRtt if facts.is_probed => State::Startup,
-            State::ProbeRtt => State::ProbeRtt,
-            _ if facts.is_stale => State::ProbeRtt,
-            State::Startup if facts.is_full => State::Drain,
-            State::Drain if facts.is_drained => State::Cruise(0),
-            State::Up if facts.is_round => State::Down(0),
-            State::Down(_) if facts.is_drained => State::Cruise(0),
-            State::Down(rounds) if facts.is_round && rounds + 1 >= DOWN_ROUNDS => State::Cruise(0),
-            State::Down(rounds) if facts.is_round => State::Down(rounds + 1),
-            State::Cruise(rounds) if facts.is_round && rounds + 1 >= CRUISE_ROUNDS => State::Up,
-            State::Cruise(rounds) if facts.is_round => State::Cruise(rounds + 1),
+            BbrState::ProbeRtt if inputs.is_probed && inputs.is_full => BbrState::Cruise(0),
+            BbrState::ProbeRtt if inputs.is_probed => BbrState::Startup,
+            BbrState::ProbeRtt => BbrState::ProbeRtt,
+            _ if inputs.is_stale => BbrState::ProbeRtt,
+            BbrState::Startup if inputs.is_full => BbrState::Drain,
+            BbrState::Drain if inputs.is_drained => BbrState::Cruise(0),
+            BbrState::Up if inputs.is_round => BbrState::Down(0),
+            BbrState::Down(_) if inputs.is_drained => BbrState::Cruise(0),
+            BbrState::Down(rounds) if inputs.is_round && rounds + 1 >= DOWN_ROUNDS => {
+                BbrState::Cruise(0)
+            }
+            BbrState::Down(rounds) if inputs.is_round => BbrState::Down(rounds + 1),
+            BbrState::Cruise(rounds) if inputs.is_round && rounds + 1 >= CRUISE_ROUNDS => {
+                BbrState::Up
+            }
+            BbrState::Cruise(rounds) if inputs.is_round => BbrState::Cruise(rounds + 1),
             same => same,
         }
     }
 
     pub(super) fn rate_percent(self) -> u64 {
         match self {
-            State::Startup => STARTUP_PERCENT,
-            State::Drain => DRAIN_PERCENT,
-            State::Up => 125,
-            State::Down(_) => 75,
-            State::Cruise(_) | State::ProbeRtt => 100,
+            BbrState::Startup => STARTUP_PERCENT,
+            BbrState::Drain => DRAIN_PERCENT,
+            BbrState::Up => 125,
+            BbrState::Down(_) => 75,
+            BbrState::Cruise(_) | BbrState::ProbeRtt => 100,
         }
     }
 
     pub(super) fn window_percent(self) -> u64 {
         match self {
-            State::Startup | State::Drain => STARTUP_PERCENT,
-            State::Up | State::Down(_) | State::Cruise(_) | State::ProbeRtt => 200,
+            BbrState::Startup | BbrState::Drain => STARTUP_PERCENT,
+            BbrState::Up | BbrState::Down(_) | BbrState::Cruise(_) | BbrState::ProbeRtt => 200,
         }
     }
 }
@@ -91,59 +95,59 @@ const _: () = assert!(STARTUP_PERCENT * DRAIN_PERCENT >= 10_000);
 mod tests {
     use super::*;
 
-    const STATES: [State; 14] = [
-        State::Startup,
-        State::Drain,
-        State::Up,
-        State::Down(0),
-        State::Down(1),
-        State::Down(2),
-        State::Down(3),
-        State::Cruise(0),
-        State::Cruise(1),
-        State::Cruise(2),
-        State::Cruise(3),
-        State::Cruise(4),
-        State::Cruise(5),
-        State::ProbeRtt,
+    const STATES: [BbrState; 14] = [
+        BbrState::Startup,
+        BbrState::Drain,
+        BbrState::Up,
+        BbrState::Down(0),
+        BbrState::Down(1),
+        BbrState::Down(2),
+        BbrState::Down(3),
+        BbrState::Cruise(0),
+        BbrState::Cruise(1),
+        BbrState::Cruise(2),
+        BbrState::Cruise(3),
+        BbrState::Cruise(4),
+        BbrState::Cruise(5),
+        BbrState::ProbeRtt,
     ];
 
-    /// Columns: round over, full, drained, stale, probed; `-` = does not matter. Facts
+    /// Columns: round over, full, drained, stale, probed; `-` = does not matter. TransitionInputs
     /// without a row are stale ones: they lead to ProbeRtt.
-    const TABLE: [(State, &str, State); 33] = [
-        (State::Startup, "-0-0-", State::Startup),
-        (State::Startup, "-1-0-", State::Drain),
-        (State::Drain, "--00-", State::Drain),
-        (State::Drain, "--10-", State::Cruise(0)),
-        (State::Up, "0--0-", State::Up),
-        (State::Up, "1--0-", State::Down(0)),
-        (State::Down(0), "0-00-", State::Down(0)),
-        (State::Down(0), "1-00-", State::Down(1)),
-        (State::Down(0), "--10-", State::Cruise(0)),
-        (State::Down(1), "0-00-", State::Down(1)),
-        (State::Down(1), "1-00-", State::Down(2)),
-        (State::Down(1), "--10-", State::Cruise(0)),
-        (State::Down(2), "0-00-", State::Down(2)),
-        (State::Down(2), "1-00-", State::Down(3)),
-        (State::Down(2), "--10-", State::Cruise(0)),
-        (State::Down(3), "0-00-", State::Down(3)),
-        (State::Down(3), "1-00-", State::Cruise(0)),
-        (State::Down(3), "--10-", State::Cruise(0)),
-        (State::Cruise(0), "0--0-", State::Cruise(0)),
-        (State::Cruise(0), "1--0-", State::Cruise(1)),
-        (State::Cruise(1), "0--0-", State::Cruise(1)),
-        (State::Cruise(1), "1--0-", State::Cruise(2)),
-        (State::Cruise(2), "0--0-", State::Cruise(2)),
-        (State::Cruise(2), "1--0-", State::Cruise(3)),
-        (State::Cruise(3), "0--0-", State::Cruise(3)),
-        (State::Cruise(3), "1--0-", State::Cruise(4)),
-        (State::Cruise(4), "0--0-", State::Cruise(4)),
-        (State::Cruise(4), "1--0-", State::Cruise(5)),
-        (State::Cruise(5), "0--0-", State::Cruise(5)),
-        (State::Cruise(5), "1--0-", State::Up),
-        (State::ProbeRtt, "----0", State::ProbeRtt),
-        (State::ProbeRtt, "-0--1", State::Startup),
-        (State::ProbeRtt, "-1--1", State::Cruise(0)),
+    const TABLE: [(BbrState, &str, BbrState); 33] = [
+        (BbrState::Startup, "-0-0-", BbrState::Startup),
+        (BbrState::Startup, "-1-0-", BbrState::Drain),
+        (BbrState::Drain, "--00-", BbrState::Drain),
+        (BbrState::Drain, "--10-", BbrState::Cruise(0)),
+        (BbrState::Up, "0--0-", BbrState::Up),
+        (BbrState::Up, "1--0-", BbrState::Down(0)),
+        (BbrState::Down(0), "0-00-", BbrState::Down(0)),
+        (BbrState::Down(0), "1-00-", BbrState::Down(1)),
+        (BbrState::Down(0), "--10-", BbrState::Cruise(0)),
+        (BbrState::Down(1), "0-00-", BbrState::Down(1)),
+        (BbrState::Down(1), "1-00-", BbrState::Down(2)),
+        (BbrState::Down(1), "--10-", BbrState::Cruise(0)),
+        (BbrState::Down(2), "0-00-", BbrState::Down(2)),
+        (BbrState::Down(2), "1-00-", BbrState::Down(3)),
+        (BbrState::Down(2), "--10-", BbrState::Cruise(0)),
+        (BbrState::Down(3), "0-00-", BbrState::Down(3)),
+        (BbrState::Down(3), "1-00-", BbrState::Cruise(0)),
+        (BbrState::Down(3), "--10-", BbrState::Cruise(0)),
+        (BbrState::Cruise(0), "0--0-", BbrState::Cruise(0)),
+        (BbrState::Cruise(0), "1--0-", BbrState::Cruise(1)),
+        (BbrState::Cruise(1), "0--0-", BbrState::Cruise(1)),
+        (BbrState::Cruise(1), "1--0-", BbrState::Cruise(2)),
+        (BbrState::Cruise(2), "0--0-", BbrState::Cruise(2)),
+        (BbrState::Cruise(2), "1--0-", BbrState::Cruise(3)),
+        (BbrState::Cruise(3), "0--0-", BbrState::Cruise(3)),
+        (BbrState::Cruise(3), "1--0-", BbrState::Cruise(4)),
+        (BbrState::Cruise(4), "0--0-", BbrState::Cruise(4)),
+        (BbrState::Cruise(4), "1--0-", BbrState::Cruise(5)),
+        (BbrState::Cruise(5), "0--0-", BbrState::Cruise(5)),
+        (BbrState::Cruise(5), "1--0-", BbrState::Up),
+        (BbrState::ProbeRtt, "----0", BbrState::ProbeRtt),
+        (BbrState::ProbeRtt, "-0--1", BbrState::Startup),
+        (BbrState::ProbeRtt, "-1--1", BbrState::Cruise(0)),
     ];
 
     #[test]
@@ -152,7 +156,7 @@ mod tests {
             for bits in 0..32u32 {
                 let [is_round, is_full, is_drained, is_stale, is_probed] =
                     core::array::from_fn(|column| bits >> column & 1 == 1);
-                let is_row = |row: &&(State, &str, State)| {
+                let is_row = |row: &&(BbrState, &str, BbrState)| {
                     let mut cells = row.1.bytes().enumerate();
                     let fits = |(column, cell)| {
                         cell == b'-' || u32::from(cell - b'0') == bits >> column & 1
@@ -160,11 +164,12 @@ mod tests {
                     row.0 == state && cells.all(fits)
                 };
                 let mut rows = TABLE.iter().filter(is_row);
-                let stale = (is_stale && state != State::ProbeRtt).then_some(State::ProbeRtt);
+                let stale = (is_stale && state != BbrState::ProbeRtt).then_some(BbrState::ProbeRtt);
                 let expected = rows.next().map(|row| row.2).or(stale);
                 assert!(rows.next().is_none(), "{state:?} {bits:05b}");
-                let facts = Facts { is_round, is_full, is_drained, is_stale, is_probed };
-                assert_eq!(Some(state.next(facts)), expected, "{state:?} {facts:?}");
+                let inputs =
+                    TransitionInputs { is_round, is_full, is_drained, is_stale, is_probed };
+                assert_eq!(Some(state.next(inputs)), expected, "{state:?} {inputs:?}");
             }
         }
     }

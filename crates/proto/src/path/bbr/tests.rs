@@ -51,8 +51,8 @@ fn a_path_is_found_and_startup_ends() {
     assert!(bbr.window_bytes() >= 20_000);
     let (bbr, _) = cruising();
     // A million bytes in ten milliseconds.
-    assert_eq!((bbr.rate.value(), bbr.product()), (100_000_000, 1_000_000));
-    assert_eq!(bbr.window_bytes(), 2_000_000 + 3 * BATCH_BYTES_MAX + bbr.bunch.value());
+    assert_eq!((bbr.rate.value(), bbr.bdp()), (100_000_000, 1_000_000));
+    assert_eq!(bbr.window_bytes(), 2_000_000 + 3 * BATCH_BYTES_MAX + bbr.extra_acked.value());
 }
 
 #[test]
@@ -87,13 +87,13 @@ fn random_loss_bounds_nothing_and_much_loss_does_until_it_ends() {
 #[test]
 fn an_old_round_trip_is_measured_again_with_little_under_way() {
     let (mut bbr, mut now) = cruising();
-    bbr.rtt = Some(Shortest { nanos: RTT / 2, seen_at: now });
+    bbr.rtt = Some(MinRtt { nanos: RTT / 2, seen_at: now });
     let mut probed = 0;
     for _ in 0..1100 {
         // Never idle: something is always under way.
         flight(&mut bbr, &mut now, 1_000_000, 0, false, MTU);
-        if bbr.state() == State::ProbeRtt {
-            assert!(bbr.window_bytes() <= bbr.product());
+        if bbr.state() == BbrState::ProbeRtt {
+            assert!(bbr.window_bytes() <= bbr.bdp());
             probed += 1;
         }
     }
@@ -105,10 +105,10 @@ fn an_old_round_trip_is_measured_again_with_little_under_way() {
 #[test]
 fn a_pause_shows_the_round_trip_without_a_probe() {
     let (mut bbr, mut now) = cruising();
-    bbr.rtt = Some(Shortest { nanos: RTT / 2, seen_at: now });
+    bbr.rtt = Some(MinRtt { nanos: RTT / 2, seen_at: now });
     now = now.after(3600 * SECOND);
     round(&mut bbr, &mut now, 1_000_000, 0, false);
-    assert_ne!(bbr.state(), State::ProbeRtt);
+    assert_ne!(bbr.state(), BbrState::ProbeRtt);
     assert_eq!(bbr.rtt.map(|rtt| rtt.nanos), Some(RTT));
     assert_eq!(bbr.rate.value(), 100_000_000);
 }

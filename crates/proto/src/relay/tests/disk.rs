@@ -2,9 +2,9 @@
 
 use alloc::collections::BTreeMap;
 
-use super::recovery::{intake, opening, send, written};
+use super::recovery::{determinant, opening, send, written};
 use super::*;
-use crate::relay::shelf::Shelf;
+use crate::relay::log_storage::LogStorage;
 
 const SEGMENT: usize = 40 << 10;
 /// More than what is not full yet may take in any case.
@@ -23,18 +23,18 @@ struct Rig {
     one: LinkId,
     sent: u64,
     files: BTreeMap<SegmentId, Vec<u8>>,
-    orders: VecDeque<Order>,
+    requests: VecDeque<DiskRequest>,
 }
 
 impl Rig {
     fn new(disk: Option<u64>) -> Self {
         let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-        relay.set_recovering_within(Room { memory: MEMORY, disk, segment: SEGMENT });
+        relay.enable_recovery_within(LogLimits { memory: MEMORY, disk, segment: SEGMENT });
         let [zero, one] = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
         for link in [zero, one] {
             assert_eq!(written(&mut relay, link), [opening(0)]);
         }
-        Self { relay, zero, one, sent: 0, files: BTreeMap::new(), orders: VecDeque::new() }
+        Self { relay, zero, one, sent: 0, files: BTreeMap::new(), requests: VecDeque::new() }
     }
 
     /// One more frame for endpoint 1.
@@ -55,29 +55,29 @@ impl Rig {
     }
 
     fn collect(&mut self) {
-        while let Some(order) = self.relay.poll_order() {
-            self.orders.push_back(order);
+        while let Some(order) = self.relay.poll_disk_request() {
+            self.requests.push_back(order);
         }
     }
 
     /// The disk does the next thing. False: there is none.
     fn work(&mut self, is_well: bool) -> bool {
         self.collect();
-        match self.orders.pop_front() {
+        match self.requests.pop_front() {
             None => return false,
-            Some(Order::Write(id, bytes)) => {
+            Some(DiskRequest::Write(id, bytes)) => {
                 if is_well {
                     assert!(self.files.insert(id, bytes.to_vec()).is_none());
                 }
                 drop(bytes);
                 self.relay.handle_written(id, is_well);
             }
-            Some(Order::Read(id, length, mut into)) => {
+            Some(DiskRequest::Read(id, length, mut into)) => {
                 assert!(into.is_empty() && into.capacity() >= length);
                 into.extend(&self.files[&id]);
                 self.relay.handle_read(id, Some(into).filter(|_| is_well));
             }
-            Some(Order::Forget(id)) => drop(self.files.remove(&id)),
+            Some(DiskRequest::Delete(id)) => drop(self.files.remove(&id)),
         }
         true
     }
@@ -94,7 +94,7 @@ impl Rig {
     }
 
     /// What endpoint 1 is told: how many frames, all as they were. The disk works when nothing else can be done.
-    fn told(&mut self, is_well: bool) -> u64 {
+    fn replayed(&mut self, is_well: bool) -> u64 {
         let (mut count, mut idle) = (0, 0);
         loop {
             idle += 1;
@@ -112,9 +112,9 @@ impl Rig {
                 }
                 rest = later;
             }
-            let has_told = self.relay.has_to_tell() && self.relay.tell();
+            let has_replayed = self.relay.has_replay_work() && self.relay.replay_next();
             while self.relay.poll_flush().is_some() {}
-            if bytes.is_empty() && !has_told && !self.work(is_well) {
+            if bytes.is_empty() && !has_replayed && !self.work(is_well) {
                 return count;
             }
         }
@@ -134,10 +134,10 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
         if start == 2 {
             // It is killed while it is told; what was being read arrives when the next start is there.
             let _ = written(&mut rig.relay, rig.one);
-            rig.relay.tell();
+            rig.relay.replay_next();
             continue;
         }
-        assert_eq!(rig.told(true), 1_000);
+        assert_eq!(rig.replayed(true), 1_000);
         let read = rig.relay.counters().read_back_bytes;
         assert!(read >= disk, "{read} of {disk}");
         let held = rig.relay.kept_bytes().0;
@@ -146,7 +146,7 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_told_from_there() {
     // And goes on.
     rig.send_many(100);
     rig.kill(5).unwrap();
-    assert_eq!(rig.told(true), 1_100);
+    assert_eq!(rig.replayed(true), 1_100);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn inputs_wait_for_a_slow_disk_and_for_nothing_else() {
     assert!(rig.relay.waits_for_disk() && rig.relay.poll_resume().is_none());
     // What the others say that is not kept passes, and so does what a killed one has still said.
     let zero = rig.zero;
-    rig.relay.hear_out(zero);
+    rig.relay.begin_drain(zero);
     assert_eq!(rig.send(), Stop::Partial);
     rig.relay.suspend(zero);
     rig.zero = rig.relay.attach(rank(0), 1).unwrap();
@@ -192,19 +192,19 @@ fn a_disk_that_fails_is_used_no_more_and_what_is_on_it_is_still_told() {
     rig.send_many(300);
     let on_disk = rig.relay.kept_bytes().1;
     assert!(on_disk > 0);
-    while rig.orders.is_empty() {
+    while rig.requests.is_empty() {
         rig.send();
         rig.collect();
     }
     assert!(rig.work(false));
     let before = rig.sent;
     rig.kill(1).unwrap();
-    assert_eq!(rig.told(true), before, "in memory and on the disk");
+    assert_eq!(rig.replayed(true), before, "in memory and on the disk");
     // There is no more room than memory: then it can come back no longer, and goes on.
-    while rig.relay.poll_remark().is_none() {
+    while rig.relay.poll_log_event().is_none() {
         assert_eq!(rig.send(), Stop::Partial);
         rig.collect();
-        assert!(!rig.orders.iter().any(|order| matches!(order, Order::Write(..))));
+        assert!(!rig.requests.iter().any(|order| matches!(order, DiskRequest::Write(..))));
     }
     let (digests, disk) = rig.relay.kept_bytes();
     assert!(digests <= SENT as u64 * rig.sent && disk == 0, "{digests} {disk}");
@@ -220,19 +220,19 @@ fn a_disk_that_is_full_is_told_of_once_and_what_comes_stays_in_memory() {
     while rig.relay.kept_bytes().1 < (4 << 20) - SEGMENT as u64 {
         rig.send_many(1);
     }
-    while rig.relay.poll_remark() != Some(Remark::DiskFull) {
+    while rig.relay.poll_log_event() != Some(LogEvent::DiskFull) {
         rig.send_many(1);
     }
     let before = rig.sent;
     rig.kill(1).unwrap();
-    assert_eq!(rig.told(true), before);
+    assert_eq!(rig.replayed(true), before);
     let why = loop {
         rig.send_many(1);
-        if let Some(remark) = rig.relay.poll_remark() {
+        if let Some(remark) = rig.relay.poll_log_event() {
             break remark;
         }
     };
-    assert!(matches!(why, Remark::GivenUp(who, _) if who == rank(1)), "{why:?}");
+    assert!(matches!(why, LogEvent::Unrecoverable(who, _) if who == rank(1)), "{why:?}");
     while rig.work(true) {}
     assert!(rig.relay.kept_bytes().0 <= SENT as u64 * rig.sent && rig.disk_bytes() == 0);
 }
@@ -242,11 +242,13 @@ fn what_cannot_be_read_back_is_told_to_nobody_and_its_endpoint_hears_why() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(1_000);
     rig.kill(1).unwrap();
-    let told = rig.told(false);
+    let told = rig.replayed(false);
     assert!(told < 100, "{told} frames were in memory in front of the first segment");
-    let (link, why) = rig.relay.poll_stranded().unwrap();
+    let (link, why) = rig.relay.poll_failed_replay().unwrap();
     assert!(link == rig.one && why.contains("could not be read back"), "{why}");
-    assert!(matches!(rig.relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
+    assert!(
+        matches!(rig.relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+    );
     assert!(rig.kill(2).unwrap_err().contains("could not be read back"));
 }
 
@@ -260,12 +262,14 @@ fn one_that_is_far_behind_goes_on_when_the_disk_cannot_be_read_and_is_sent_that_
         while rig.work(true) {}
     }
     assert!(rig.disk_bytes() > MEMORY);
-    let told = rig.told(false);
+    let told = rig.replayed(false);
     assert!((1..1_000).contains(&told), "{told}");
-    assert!(rig.relay.poll_stranded().is_none(), "it is still there");
-    assert!(matches!(rig.relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
+    assert!(rig.relay.poll_failed_replay().is_none(), "it is still there");
+    assert!(
+        matches!(rig.relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+    );
     while rig.relay.poll_flush().is_some() {}
-    let lost = (Kind::Lost, seal(rank(1), rank(0)), 0);
+    let lost = (Kind::Lost, pair_check(rank(1), rank(0)), 0);
     assert_eq!(written(&mut rig.relay, rig.zero), [lost], "who has sent it asks after it");
     for n in told..1_000 {
         send(&mut rig.relay, rig.zero, frame(rank(0), rank(1), n * 10_000, LENGTH));
@@ -279,63 +283,66 @@ fn what_is_kept_can_be_looked_at_wherever_it_lies() {
     let mut rig = Rig::new(Some(1 << 30));
     rig.send_many(500);
     for (polls, frames, micros) in [(7, 1, 0), (3, 0, 50), (2, 20, 1)] {
-        send(&mut rig.relay, rig.one, intake(rank(1), polls, frames, micros));
+        send(&mut rig.relay, rig.one, determinant(rank(1), polls, frames, micros));
     }
-    let all: Vec<Holding> = rig.relay.holdings(rank(0)).collect();
+    let all: Vec<LogStatus> = rig.relay.log_statuses(rank(0)).collect();
     let [zero, one] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((zero.frames, zero.sent, zero.intakes, zero.disk_bytes), (0, 500, 0, 0));
+    assert_eq!((zero.frames, zero.sent, zero.determinants, zero.disk_bytes), (0, 500, 0, 0));
     assert_eq!((one.frames, one.bytes, one.sent), (500, 500 * FRAME as u64, 0));
-    assert_eq!((one.intakes, one.taken_in, one.polls, one.is_told), (3, 21, 12, false));
+    assert_eq!(
+        (one.determinants, one.delivered_frames, one.polls, one.is_replaying),
+        (3, 21, 12, false)
+    );
     assert_eq!(one.disk_bytes, rig.disk_bytes());
-    assert_eq!(rig.relay.holdings(rank(1)).count(), 1);
+    assert_eq!(rig.relay.log_statuses(rank(1)).count(), 1);
 
-    let shown = rig.relay.excerpt(rank(1), 0, 2).unwrap();
-    let first = Moment { number: 0, polls: 7, micros: 0, frames: 1, first_frame: 0 };
-    let second = Moment { number: 1, polls: 10, micros: 50, frames: 0, first_frame: 1 };
-    assert_eq!(shown.moments, [first, second]);
+    let shown = rig.relay.log_excerpt(rank(1), 0, 2).unwrap();
+    let first = DeterminantStatus { number: 0, polls: 7, micros: 0, frames: 1, first_frame: 0 };
+    let second = DeterminantStatus { number: 1, polls: 10, micros: 50, frames: 0, first_frame: 1 };
+    assert_eq!(shown.determinants, [first, second]);
     // The first ones are not full segments, and stay in memory.
-    assert!(matches!(shown.frames[..], [Shown::Frame(0, header)] if header.sequence == 0));
-    let shown = rig.relay.excerpt(rank(1), 2, 9).unwrap();
-    let third = Moment { number: 2, polls: 12, micros: 51, frames: 20, first_frame: 1 };
-    assert_eq!(shown.moments, [third]);
+    assert!(matches!(shown.frames[..], [ShownFrame::Frame(0, header)] if header.sequence == 0));
+    let shown = rig.relay.log_excerpt(rank(1), 2, 9).unwrap();
+    let third = DeterminantStatus { number: 2, polls: 12, micros: 51, frames: 20, first_frame: 1 };
+    assert_eq!(shown.determinants, [third]);
     let mut next = 1;
     for shown in &shown.frames {
         match shown {
-            Shown::Frame(number, header) => {
+            ShownFrame::Frame(number, header) => {
                 assert_eq!((*number, header.sequence), (next, next * 10_000));
                 next += 1;
             }
-            Shown::Away(range) => {
+            ShownFrame::OnDisk(range) => {
                 assert_eq!(range.start, next);
                 next = range.end;
             }
         }
     }
     assert_eq!(next, 21, "{shown:?}");
-    assert!(shown.frames.iter().any(|it| matches!(it, Shown::Away(_))));
+    assert!(shown.frames.iter().any(|it| matches!(it, ShownFrame::OnDisk(_))));
     // What nobody has taken in yet.
-    let waiting = rig.relay.excerpt(rank(1), 3, 5).unwrap();
-    assert!(waiting.moments.is_empty() && waiting.frames.len() <= 5);
-    assert_eq!(rig.relay.excerpt(rank(3), 0, 1), None);
+    let waiting = rig.relay.log_excerpt(rank(1), 3, 5).unwrap();
+    assert!(waiting.determinants.is_empty() && waiting.frames.len() <= 5);
+    assert_eq!(rig.relay.log_excerpt(rank(3), 0, 1), None);
 }
 
 #[test]
 fn of_whom_much_was_given_since_its_last_image_is_said_once_for_each_image() {
     let mut rig = Rig::new(Some(1 << 30));
-    rig.relay.set_image_bytes(500_000);
+    rig.relay.set_checkpoint_log_bytes(500_000);
     rig.send_many(40);
-    assert_eq!(rig.relay.poll_remark(), None);
+    assert_eq!(rig.relay.poll_log_event(), None);
     rig.send_many(100);
-    let remarks: Vec<Remark> = std::iter::from_fn(|| rig.relay.poll_remark()).collect();
-    assert_eq!(remarks, [Remark::Grown(rank(1))]);
-    send(&mut rig.relay, rig.one, intake(rank(1), 7, 140, 0));
+    let events: Vec<LogEvent> = std::iter::from_fn(|| rig.relay.poll_log_event()).collect();
+    assert_eq!(events, [LogEvent::CheckpointDue(rank(1))]);
+    send(&mut rig.relay, rig.one, determinant(rank(1), 7, 140, 0));
     rig.relay.suspend(rig.one);
-    let standing = Standing { intakes: 1, taken: 140 * FRAME as u64, sent: 0, kept: 0 };
+    let standing = LogPosition { determinants: 1, taken: 140 * FRAME as u64, sent: 0, kept: 0 };
     rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
     rig.send_many(40);
-    assert_eq!(rig.relay.poll_remark(), None);
+    assert_eq!(rig.relay.poll_log_event(), None);
     rig.send_many(30);
-    assert_eq!(rig.relay.poll_remark(), Some(Remark::Grown(rank(1))));
+    assert_eq!(rig.relay.poll_log_event(), Some(LogEvent::CheckpointDue(rank(1))));
 }
 
 #[test]
@@ -344,18 +351,18 @@ fn memory_that_is_not_needed_any_more_is_for_whoever_stocks_it() {
     let full = (COUNT as usize * FRAME / SEGMENT) as u64;
     let memory = 2 * full * SEGMENT as u64;
     let mut rig = Rig::new(None);
-    let room = Room { memory, disk: None, segment: SEGMENT };
-    rig.relay.histories.as_mut().unwrap().shelf = Shelf::new(room);
+    let room = LogLimits { memory, disk: None, segment: SEGMENT };
+    rig.relay.logs.as_mut().unwrap().storage = LogStorage::new(room);
     rig.send_many(COUNT);
-    assert!(rig.relay.poll_surplus().is_none(), "all of it is needed");
+    assert!(rig.relay.poll_surplus_buffer().is_none(), "all of it is needed");
     let kept = rig.relay.kept_bytes().0;
     assert!(rig.relay.unused_bytes() <= memory - kept);
-    send(&mut rig.relay, rig.one, intake(rank(1), 1, COUNT as u32, 0));
+    send(&mut rig.relay, rig.one, determinant(rank(1), 1, COUNT as u32, 0));
     let taken = COUNT * FRAME as u64;
-    let standing = Standing { intakes: 1, taken, sent: 0, kept: 1 };
+    let standing = LogPosition { determinants: 1, taken, sent: 0, kept: 1 };
     rig.relay.suspend(rig.one);
     rig.one = rig.relay.attach_at(rank(1), 0, standing).unwrap();
-    let surplus: Vec<_> = core::iter::from_fn(|| rig.relay.poll_surplus()).collect();
+    let surplus: Vec<_> = core::iter::from_fn(|| rig.relay.poll_surplus_buffer()).collect();
     assert!(surplus.iter().all(|it| it.is_empty() && it.capacity() >= SEGMENT));
     assert!(surplus.len() as u64 + 40 > full, "{} of {full}", surplus.len());
     assert!(rig.relay.unused_bytes() + (40 * SEGMENT) as u64 > memory);
@@ -375,5 +382,5 @@ fn one_that_is_far_behind_hears_everything_though_the_disk_is_full_and_so_is_the
     }
     let (memory, disk) = rig.relay.kept_bytes();
     assert!(memory + FRAME as u64 > MEMORY && disk > 3 << 20, "{memory} {disk}");
-    assert_eq!(rig.told(true), sent);
+    assert_eq!(rig.replayed(true), sent);
 }

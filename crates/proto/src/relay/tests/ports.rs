@@ -6,7 +6,7 @@
 use super::*;
 
 /// The start of rank 2, or of the other relay, that has been here.
-const START: u32 = 3;
+const INCARNATION: u32 = 3;
 
 /// How rank 2 stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ enum Rank {
 
 /// What then holds: where frames for it go, and whether it may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stands {
+enum RouteState {
     Unknown,
     Waited,
     Up,
@@ -48,12 +48,12 @@ enum RankEvent {
 }
 
 /// How it stands then, what rank 1 hears, what rank 2 is given; `None`: this cannot happen, or is refused.
-type Outcome = Option<(Stands, &'static [Kind], &'static [Kind])>;
+type Outcome = Option<(RouteState, &'static [Kind], &'static [Kind])>;
 
 #[test]
 fn a_rank_in_every_state_under_every_event() {
     use RankEvent::{Attach, Detach, Frame, Suspend, Time};
-    use Stands::{Left, Unknown, Up, Waited};
+    use RouteState::{Left, Unknown, Up, Waited};
     const TOLD: &[Kind] = &[Kind::Unreachable];
     const LOST: &[Kind] = &[Kind::Lost];
     const GETS: &[Kind] = &[Kind::Ack];
@@ -61,11 +61,14 @@ fn a_rank_in_every_state_under_every_event() {
     let told: Outcome = Some((Left, TOLD, &[]));
     let rows: [(RankEvent, [Outcome; 6]); 9] = [
         // From unknown, awaited, attached, leaving, broken, gone.
-        (Attach(START - 1), [is(Up), Some((Up, &[], GETS)), None, None, None, is(Up)]),
-        (Attach(START), [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, LOST, &[])), is(Up)]),
+        (Attach(INCARNATION - 1), [is(Up), Some((Up, &[], GETS)), None, None, None, is(Up)]),
+        (
+            Attach(INCARNATION),
+            [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, LOST, &[])), is(Up)],
+        ),
         (
             // Whatever waits is for an earlier start.
-            Attach(START + 1),
+            Attach(INCARNATION + 1),
             [is(Up), Some((Up, &[], GETS)), None, None, Some((Up, TOLD, &[])), is(Up)],
         ),
         (
@@ -84,7 +87,10 @@ fn a_rank_in_every_state_under_every_event() {
         (Detach, [None, told, told, is(Left), told, None]),
         (Time(ATTACH_MILLIS_MAX), [is(Unknown), is(Waited), is(Up), is(Up), is(Waited), is(Left)]),
         (Time(ATTACH_MILLIS_MAX + 1), [is(Unknown), told, is(Up), is(Up), is(Waited), is(Left)]),
-        (Time(ENDPOINT_AWAY_MILLIS_MAX + 1), [is(Unknown), told, is(Up), is(Up), told, is(Left)]),
+        (
+            Time(ENDPOINT_RECONNECT_MILLIS_MAX + 1),
+            [is(Unknown), told, is(Up), is(Up), told, is(Left)],
+        ),
     ];
     let states =
         [Rank::Unknown, Rank::Awaited, Rank::Attached, Rank::Leaving, Rank::Broken, Rank::Gone];
@@ -115,19 +121,19 @@ fn rank_after(state: Rank, event: RankEvent) -> Outcome {
         RankEvent::Time(millis) => relay.handle_time(millis),
     }
     let stands = match relay.table.route(rank(2)) {
-        Route::Awaited => Stands::Unknown,
-        Route::Left => Stands::Left,
-        Route::Nowhere => unreachable!("rank 2 belongs here"),
+        Route::NotAttached => RouteState::Unknown,
+        Route::Detached => RouteState::Left,
+        Route::NoRoute => unreachable!("rank 2 belongs here"),
         Route::Link(link) => match relay.port(link).state {
-            State::Up => Stands::Up,
-            State::Away { .. } => Stands::Waited,
-            State::Lost => unreachable!("a rank is never given up and kept"),
+            PortState::Up => RouteState::Up,
+            PortState::Disconnected { .. } => RouteState::Waited,
+            PortState::Abandoned => unreachable!("a rank is never given up and kept"),
         },
     };
-    assert_eq!(relay.needs_time(), stands == Stands::Waited || has_other_away(&relay));
+    assert_eq!(relay.needs_time(), stands == RouteState::Waited || has_other_away(&relay));
     let heard = kinds(output(&mut relay, one));
     let gets = match (stands, link(&relay)) {
-        (Stands::Up, Some(link)) => kinds(output(&mut relay, link)),
+        (RouteState::Up, Some(link)) => kinds(output(&mut relay, link)),
         _ => &[],
     };
     Some((stands, heard, gets))
@@ -135,7 +141,7 @@ fn rank_after(state: Rank, event: RankEvent) -> Outcome {
 
 fn has_other_away(relay: &Relay) -> bool {
     let peer = relay.peer(ClusterId(1)).unwrap();
-    matches!(relay.port(peer).state, State::Away { .. })
+    matches!(relay.port(peer).state, PortState::Disconnected { .. })
 }
 
 fn with_rank(state: Rank) -> (Relay, LinkId) {
@@ -149,14 +155,14 @@ fn with_rank(state: Rank) -> (Relay, LinkId) {
         feed(&mut relay, one, first);
         return (relay, one);
     }
-    let two = relay.attach(rank(2), START).unwrap();
+    let two = relay.attach(rank(2), INCARNATION).unwrap();
     feed(&mut relay, one, first);
     assert_eq!(output(&mut relay, two), [(Kind::Ack, rank(1))]);
     match state {
         Rank::Leaving => {
             let mut goodbye = frame(rank(2), rank(1), 0, 8);
             goodbye[4] = Kind::Goodbye as u8;
-            goodbye[7] = guard(&goodbye);
+            goodbye[7] = framing_crc(&goodbye);
             feed(&mut relay, two, goodbye);
         }
         Rank::Broken => relay.suspend(two),
@@ -203,17 +209,20 @@ fn another_relay_in_every_state_under_every_event() {
     let is = |stands| -> OtherOutcome { Some((stands, &[])) };
     let rows: [(OtherEvent, [OtherOutcome; 5]); 6] = [
         // From never there, joined, broken, broken at rest, lost.
-        (Connect(START), [is("up"), is("up"), Some(("up", LOST)), is("up"), is("up")]),
+        (Connect(INCARNATION), [is("up"), is("up"), Some(("up", LOST)), is("up"), is("up")]),
         (
             // What another start of it has taken in may have ended with it.
-            Connect(START + 1),
+            Connect(INCARNATION + 1),
             [is("up"), None, Some(("up", LOST)), Some(("up", LOST)), is("up")],
         ),
         (Disconnect, [None, is("away"), None, None, None]),
         (Frame, [is("away"), is("up"), is("away"), is("away"), Some(("lost", TOLD))]),
-        (Time(PEER_AWAY_MILLIS_MAX), [is("away"), is("up"), is("away"), is("away"), is("lost")]),
         (
-            Time(PEER_AWAY_MILLIS_MAX + 1),
+            Time(PEER_RECONNECT_MILLIS_MAX),
+            [is("away"), is("up"), is("away"), is("away"), is("lost")],
+        ),
+        (
+            Time(PEER_RECONNECT_MILLIS_MAX + 1),
             [is("lost"), is("up"), Some(("lost", TOLD)), is("lost"), is("lost")],
         ),
     ];
@@ -232,8 +241,8 @@ fn other_after(state: Other, event: OtherEvent) -> OtherOutcome {
             relay.connect(peer, start).ok()?;
         }
         OtherEvent::Disconnect => {
-            let lane = *relay.lanes(peer).first()?;
-            relay.disconnect(lane);
+            let stream = *relay.streams(peer).first()?;
+            relay.disconnect(stream);
         }
         OtherEvent::Frame => {
             feed(&mut relay, one, frame(rank(1), rank(5), 10, 10));
@@ -241,11 +250,11 @@ fn other_after(state: Other, event: OtherEvent) -> OtherOutcome {
         OtherEvent::Time(millis) => relay.handle_time(millis),
     }
     let stands = match relay.port(peer).state {
-        State::Up => "up",
-        State::Away { .. } => "away",
-        State::Lost => "lost",
+        PortState::Up => "up",
+        PortState::Disconnected { .. } => "away",
+        PortState::Abandoned => "lost",
     };
-    assert_eq!(relay.is_up(peer), !relay.lanes(peer).is_empty(), "up as long as a stream is");
+    assert_eq!(relay.is_up(peer), !relay.streams(peer).is_empty(), "up as long as a stream is");
     assert_eq!(relay.needs_time(), stands == "away");
     Some((stands, kinds(output(&mut relay, one))))
 }
@@ -257,23 +266,24 @@ fn with_other(state: Other) -> (Relay, LinkId, LinkId) {
     match state {
         Other::Never => return (relay, one, peer),
         Other::Lost => {
-            relay.handle_time(PEER_AWAY_MILLIS_MAX + 1);
+            relay.handle_time(PEER_RECONNECT_MILLIS_MAX + 1);
             return (relay, one, peer);
         }
         _ => (),
     }
-    let lane = relay.connect(peer, START).unwrap().lane;
+    let stream = relay.connect(peer, INCARNATION).unwrap().stream;
     feed(&mut relay, one, frame(rank(1), rank(5), 0, 10));
-    let written = raw(&mut relay, lane).len() as u64;
+    let written = raw(&mut relay, stream).len() as u64;
     if state == Other::BrokenAtRest {
         let nobody = Address::ANONYMOUS;
-        let sign = Header { delivered: written, ..notice::empty(Kind::Ack, nobody, nobody) };
+        let keepalive =
+            Header { delivered: written, ..undeliverable::empty(Kind::Ack, nobody, nobody) };
         let mut bytes = vec![0; HEADER_BYTES];
-        sign.emit(&mut bytes);
-        assert_eq!(feed(&mut relay, lane, bytes).stop, Stop::Partial);
+        keepalive.emit(&mut bytes);
+        assert_eq!(feed(&mut relay, stream, bytes).stop, Stop::Partial);
     }
     if state != Other::Joined {
-        relay.disconnect(lane);
+        relay.disconnect(stream);
     }
     assert_eq!(output(&mut relay, one), []);
     (relay, one, peer)

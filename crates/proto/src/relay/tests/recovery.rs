@@ -3,13 +3,13 @@
 use alloc::string::ToString as _;
 
 use super::*;
-use crate::relay::telling::TOLD_BYTES_MAX;
-use crate::wire::head::Head;
+use crate::relay::replay::REPLAY_BYTES_MAX;
+use crate::wire::kind_header::KindHeader;
 
 /// A relay of one cluster whose endpoints 0 and 1 are attached.
 fn recovering() -> (Relay, [LinkId; 2]) {
     let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-    relay.set_recovering();
+    relay.enable_recovery();
     let links = [0, 1].map(|index| relay.attach(rank(index), 0).unwrap());
     links.iter().for_each(|link| assert_eq!(written(&mut relay, *link), [opening(0)]));
     (relay, links)
@@ -17,7 +17,7 @@ fn recovering() -> (Relay, [LinkId; 2]) {
 
 /// What an endpoint is told first: that it has sent so much.
 pub(super) fn opening(sent: u32) -> (Kind, u64, u32) {
-    (Kind::Intake, 0, sent)
+    (Kind::Determinant, 0, sent)
 }
 
 pub(super) fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop {
@@ -28,8 +28,8 @@ pub(super) fn send(relay: &mut Relay, from: LinkId, mut bytes: Vec<u8>) -> Stop 
     taken.stop
 }
 
-pub(super) fn intake(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
-    let header = notice::empty(Kind::Intake, source, Address::ANONYMOUS);
+pub(super) fn determinant(source: Address, polls: u64, frames: u32, micros: u64) -> Vec<u8> {
+    let header = undeliverable::empty(Kind::Determinant, source, Address::ANONYMOUS);
     let mut bytes = vec![0; HEADER_BYTES];
     Header { sequence: polls, credit: frames, delivered: micros, ..header }.emit(&mut bytes);
     bytes
@@ -42,7 +42,7 @@ pub(super) fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> 
     let mut frames = Vec::new();
     let mut rest = &bytes[..];
     while let Ok(header) = Header::parse(rest) {
-        let is_opening = header.kind == Kind::Intake && header.sequence == 0;
+        let is_opening = header.kind == Kind::Determinant && header.sequence == 0;
         let last = if is_opening { header.delivered as u32 } else { header.credit };
         frames.push((header.kind, header.sequence, last));
         rest = &rest[HEADER_BYTES + header.length as usize..];
@@ -54,7 +54,7 @@ pub(super) fn written(relay: &mut Relay, link: LinkId) -> Vec<(Kind, u64, u32)> 
 fn a_new_start_is_given_the_same_and_what_it_sends_again_goes_nowhere() {
     let (mut relay, [zero, one]) = recovering();
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
-    send(&mut relay, one, intake(rank(1), 7, 1, 0));
+    send(&mut relay, one, determinant(rank(1), 7, 1, 0));
     send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, one).len(), 1);
     assert_eq!(written(&mut relay, zero).len(), 1);
@@ -64,7 +64,7 @@ fn a_new_start_is_given_the_same_and_what_it_sends_again_goes_nowhere() {
     let one = relay.attach(rank(1), 1).unwrap();
     let given = written(&mut relay, one);
     let kind = Kind::Ack;
-    assert_eq!(given, [opening(1), (Kind::Intake, 7, 1), (kind, 0, 0), (kind, 10, 0)]);
+    assert_eq!(given, [opening(1), (Kind::Determinant, 7, 1), (kind, 0, 0), (kind, 10, 0)]);
     send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
     send(&mut relay, one, frame(rank(1), rank(0), 5, 5));
@@ -85,9 +85,9 @@ fn whoever_does_something_else_is_stopped_and_nobody_is_given_it() {
 
 /// A message with a tag.
 fn tagged(target: Address, tag: u64, text: &[u8]) -> Vec<u8> {
-    let mut head = [0; crate::limit::HEAD_BYTES_MAX];
-    let size = Head::Message { tag, data: 0, long: None }.emit(&mut head);
-    let header = notice::empty(Kind::Tagged, rank(1), target);
+    let mut head = [0; crate::limit::KIND_HEADER_BYTES_MAX];
+    let size = KindHeader::Message { tag, data: 0, long: None }.emit(&mut head);
+    let header = undeliverable::empty(Kind::Tagged, rank(1), target);
     let mut bytes = vec![0; HEADER_BYTES];
     Header { length: (size + text.len()) as u32, ..header }.emit(&mut bytes);
     bytes.extend(head[..size].iter().chain(text));
@@ -95,9 +95,9 @@ fn tagged(target: Address, tag: u64, text: &[u8]) -> Vec<u8> {
 }
 
 /// What is said when `second` comes in place of `first`, after a frame that comes again.
-fn told_apart(first: Vec<u8>, second: Vec<u8>) -> Divergence {
+fn divergence_of(first: Vec<u8>, second: Vec<u8>) -> Divergence {
     let (mut relay, [zero, one]) = recovering();
-    relay.set_patience(1);
+    relay.set_reconnect_timeout(1);
     send(&mut relay, one, frame(rank(1), rank(0), 0, 5));
     send(&mut relay, one, first);
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 9));
@@ -108,44 +108,57 @@ fn told_apart(first: Vec<u8>, second: Vec<u8>) -> Divergence {
     assert_eq!(send(&mut relay, one, frame(rank(1), rank(0), 0, 5)), Stop::Partial);
     assert!(matches!(send(&mut relay, one, second), Stop::Broken(_)));
     assert_eq!(written(&mut relay, one), [opening(1)], "it hears which frame, and nothing else");
-    let Some(Remark::Diverged(apart)) = relay.poll_remark() else { panic!("nothing is said") };
-    assert!(matches!(relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
-    assert_eq!((apart.who, apart.incarnation, apart.frame), (rank(1), 3, 1));
-    apart
+    let Some(LogEvent::Diverged(divergence)) = relay.poll_log_event() else {
+        panic!("nothing is said")
+    };
+    assert!(
+        matches!(relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+    );
+    assert_eq!((divergence.who, divergence.incarnation, divergence.frame), (rank(1), 3, 1));
+    divergence
 }
 
 #[test]
 fn both_versions_of_a_frame_are_named_with_tag_and_place() {
-    let apart = told_apart(tagged(rank(0), 0x77, b"the same"), tagged(rank(0), 0x77, b"the sume"));
+    let divergence =
+        divergence_of(tagged(rank(0), 0x77, b"the same"), tagged(rank(0), 0x77, b"the sume"));
     let (is, was) = (*b"ume\0\0\0\0\0", *b"ame\0\0\0\0\0");
-    assert_eq!(apart.place, Some(Apart::Payload { at: 5, is, was }));
-    assert!(std::format!("{apart}").ends_with(
+    assert_eq!(divergence.difference, Some(FrameDifference::Payload { at: 5, is, was }));
+    assert!(std::format!("{divergence}").ends_with(
         "from byte 5 on: [75, 6d, 65, 00, 00, 00, 00, 00], and was [61, 6d, 65, 00, 00, 00, 00, 00]"
     ));
-    let versions = [apart.was, apart.is];
+    let versions = [divergence.was, divergence.is];
     assert!(versions.iter().all(|it| (it.tag, it.length) == (Some(0x77), 24)));
-    assert_ne!(apart.was.digest, apart.is.digest);
-    let apart = told_apart(tagged(rank(0), 0x77, b"short"), tagged(rank(0), 0x78, b"short"));
-    assert_eq!(apart.place, Some(Apart::Front));
-    assert_eq!((apart.was.tag, apart.is.tag), (Some(0x77), Some(0x78)));
-    let said = apart.to_string();
-    let words = ["start 3 of rank 1 ", "frame 1: Tagged to rank 0, 21 bytes, tag 0x78", "tag 0x77"];
+    assert_ne!(divergence.was.digest, divergence.is.digest);
+    let divergence =
+        divergence_of(tagged(rank(0), 0x77, b"short"), tagged(rank(0), 0x78, b"short"));
+    assert_eq!(divergence.difference, Some(FrameDifference::Front));
+    assert_eq!((divergence.was.tag, divergence.is.tag), (Some(0x77), Some(0x78)));
+    let said = divergence.to_string();
+    let words =
+        ["incarnation 3 of rank 1 ", "frame 1: Tagged to rank 0, 21 bytes, tag 0x78", "tag 0x77"];
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
 }
 
 #[test]
 fn of_a_frame_to_another_cluster_kind_length_and_target_are_named() {
     let (far, here) = (rank(RANKS_PER_CLUSTER), rank(0));
-    let apart = told_apart(tagged(far, 7, b"abc"), tagged(here, 7, b"abcd"));
-    assert_eq!((apart.was.kind, apart.was.target), (Some(Kind::Tagged), far));
-    assert_eq!((apart.was.length, apart.was.tag, apart.place), (19, None, None));
-    assert_eq!((apart.is.target, apart.is.length, apart.is.tag), (here, 20, Some(7)));
+    let divergence = divergence_of(tagged(far, 7, b"abc"), tagged(here, 7, b"abcd"));
+    assert_eq!((divergence.was.kind, divergence.was.target), (Some(Kind::Tagged), far));
+    assert_eq!(
+        (divergence.was.length, divergence.was.tag, divergence.difference),
+        (19, None, None)
+    );
+    assert_eq!(
+        (divergence.is.target, divergence.is.length, divergence.is.tag),
+        (here, 20, Some(7))
+    );
 }
 
 #[test]
 fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
     let (mut relay, [zero, one]) = recovering();
-    relay.set_recovering_within(Room { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
     for n in 0..10 {
         send(&mut relay, zero, frame(rank(0), rank(1), n * 100, 100));
     }
@@ -158,10 +171,10 @@ fn a_history_that_grows_too_long_is_given_up_and_the_job_goes_on() {
 fn time_that_went_on_without_a_frame_goes_on_again() {
     let (mut relay, [_, one]) = recovering();
     for (polls, frames, micros) in [(3, 0, 4_000_000), (1, 2, 17)] {
-        let stop = send(&mut relay, one, intake(rank(1), polls, frames, micros));
+        let stop = send(&mut relay, one, determinant(rank(1), polls, frames, micros));
         assert_eq!(stop, Stop::Partial);
     }
-    let stop = send(&mut relay, one, intake(rank(1), 9, 0, 0));
+    let stop = send(&mut relay, one, determinant(rank(1), 9, 0, 0));
     assert!(matches!(stop, Stop::Broken(_)), "nothing has come to pass: {stop:?}");
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
@@ -174,22 +187,22 @@ fn time_that_went_on_without_a_frame_goes_on_again() {
 /// A relay of cluster 0 with endpoint 1, and a stream to the relay of cluster 1.
 fn with_a_peer() -> (Relay, LinkId, LinkId) {
     let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-    relay.set_recovering();
+    relay.enable_recovery();
     let one = relay.attach(rank(1), 0).unwrap();
     written(&mut relay, one);
     let peer = relay.peer(ClusterId(1)).unwrap();
-    let lane = relay.connect(peer, 7).unwrap().lane;
-    (relay, one, lane)
+    let stream = relay.connect(peer, 7).unwrap().stream;
+    (relay, one, stream)
 }
 
 #[test]
 fn what_was_lost_between_relays_while_an_endpoint_was_away_is_told_to_its_next_start() {
-    let (mut relay, one, lane) = with_a_peer();
+    let (mut relay, one, stream) = with_a_peer();
     let far = rank(RANKS_PER_CLUSTER);
     send(&mut relay, one, frame(rank(1), far, 0, 10));
-    assert_eq!(written(&mut relay, lane).len(), 1);
+    assert_eq!(written(&mut relay, stream).len(), 1);
     relay.suspend(one);
-    relay.disconnect(lane);
+    relay.disconnect(stream);
     let peer = relay.peer(ClusterId(1)).unwrap();
     relay.connect(peer, 7).unwrap();
     assert_eq!(relay.poll_flush(), Some(peer));
@@ -197,44 +210,51 @@ fn what_was_lost_between_relays_while_an_endpoint_was_away_is_told_to_its_next_s
     for start in 1..3 {
         let one = relay.attach(rank(1), start).unwrap();
         while relay.poll_flush().is_some() {}
-        assert_eq!(written(&mut relay, one), [opening(1), (Kind::Lost, seal(far, rank(1)), 0)]);
+        assert_eq!(
+            written(&mut relay, one),
+            [opening(1), (Kind::Lost, pair_check(far, rank(1)), 0)]
+        );
         relay.suspend(one);
     }
 }
 
 #[test]
 fn whoever_waits_for_one_that_never_comes_back_is_told() {
-    let (mut relay, one, lane) = with_a_peer();
+    let (mut relay, one, stream) = with_a_peer();
     let (zero, far) = (relay.attach(rank(0), 0).unwrap(), rank(RANKS_PER_CLUSTER));
     written(&mut relay, zero);
     // The first is given to it before it is killed, the second waits for it.
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
     assert_eq!(written(&mut relay, one).len(), 1);
     relay.suspend(one);
-    send(&mut relay, lane, frame(far, rank(1), 0, 10));
-    relay.handle_time(RETURN_MILLIS_MAX);
+    send(&mut relay, stream, frame(far, rank(1), 0, 10));
+    relay.handle_time(RESTART_MILLIS_MAX);
     while relay.poll_flush().is_some() {}
-    assert_eq!((written(&mut relay, zero), written(&mut relay, lane).len()), (vec![], 1), "a sign");
-    relay.handle_time(RETURN_MILLIS_MAX + 1);
+    assert_eq!(
+        (written(&mut relay, zero), written(&mut relay, stream).len()),
+        (vec![], 1),
+        "a sign"
+    );
+    relay.handle_time(RESTART_MILLIS_MAX + 1);
     while relay.poll_flush().is_some() {}
-    let unreachable = |by: Address| (Kind::Unreachable, seal(rank(1), by), 0);
+    let unreachable = |by: Address| (Kind::Unreachable, pair_check(rank(1), by), 0);
     assert_eq!(written(&mut relay, zero), [unreachable(rank(0))]);
-    assert_eq!(written(&mut relay, lane), [unreachable(far)]);
+    assert_eq!(written(&mut relay, stream), [unreachable(far)]);
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("away for too long"));
 }
 
 #[test]
 fn nobody_hears_of_one_that_was_away_and_has_come_back() {
-    let (mut relay, one, lane) = with_a_peer();
+    let (mut relay, one, stream) = with_a_peer();
     let far = rank(RANKS_PER_CLUSTER);
-    send(&mut relay, lane, frame(far, rank(1), 0, 10));
+    send(&mut relay, stream, frame(far, rank(1), 0, 10));
     written(&mut relay, one);
     relay.suspend(one);
-    send(&mut relay, lane, frame(far, rank(1), 10, 10));
+    send(&mut relay, stream, frame(far, rank(1), 10, 10));
     let one = relay.attach(rank(1), 1).unwrap();
     while relay.poll_flush().is_some() {}
     assert_eq!(written(&mut relay, one).len(), 3);
-    assert_eq!(written(&mut relay, lane), []);
+    assert_eq!(written(&mut relay, stream), []);
 }
 
 #[test]
@@ -242,15 +262,15 @@ fn what_a_killed_one_has_still_said_passes_an_output_that_is_full() {
     let (mut relay, one, _) = with_a_peer();
     let far = rank(RANKS_PER_CLUSTER);
     while send(&mut relay, one, frame(rank(1), far, 0, 30_000)) != Stop::Full {}
-    relay.hear_out(one);
+    relay.begin_drain(one);
     assert_eq!(send(&mut relay, one, frame(rank(1), far, 0, 30_000)), Stop::Partial);
-    assert_eq!(send(&mut relay, one, intake(rank(1), 5, 1, 0)), Stop::Partial);
+    assert_eq!(send(&mut relay, one, determinant(rank(1), 5, 1, 0)), Stop::Partial);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    assert_eq!(written(&mut relay, one)[1], (Kind::Intake, 5, 1));
+    assert_eq!(written(&mut relay, one)[1], (Kind::Determinant, 5, 1));
 }
 
-/// Much has been given to endpoint 1, and taken in: frames of 30,000 bytes, each in an intake of its own, with three in
+/// Much has been given to endpoint 1, and taken in: frames of 30,000 bytes, each in a determinant of its own, with three in
 /// between in which only time went on. What a new start of it must be told of that, without the opening.
 fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u64, u32)> {
     let mut expected = Vec::new();
@@ -258,19 +278,23 @@ fn much(relay: &mut Relay, [zero, one]: [LinkId; 2]) -> Vec<(Kind, u64, u32)> {
         let sequence = n * 30_000;
         send(relay, zero, frame(rank(0), rank(1), sequence, 30_000));
         for polls in 1..=3 {
-            send(relay, one, intake(rank(1), polls, 0, 1_000));
-            expected.push((Kind::Intake, polls, 0));
+            send(relay, one, determinant(rank(1), polls, 0, 1_000));
+            expected.push((Kind::Determinant, polls, 0));
         }
-        send(relay, one, intake(rank(1), n + 4, 1, 0));
-        expected.extend([(Kind::Intake, n + 4, 1), (Kind::Ack, sequence, 0)]);
+        send(relay, one, determinant(rank(1), n + 4, 1, 0));
+        expected.extend([(Kind::Determinant, n + 4, 1), (Kind::Ack, sequence, 0)]);
     }
     while !written(relay, one).is_empty() {}
     expected
 }
 
 /// What endpoint 1 is told, piece by piece; `between` them others are served.
-fn told(relay: &mut Relay, one: LinkId, between: impl FnMut(&mut Relay)) -> Vec<(Kind, u64, u32)> {
-    rest(relay, one, TOLD_BYTES_MAX + 2 * FRAME_BYTES_MAX, between)
+fn replayed(
+    relay: &mut Relay,
+    one: LinkId,
+    between: impl FnMut(&mut Relay),
+) -> Vec<(Kind, u64, u32)> {
+    rest(relay, one, REPLAY_BYTES_MAX + 2 * FRAME_BYTES_MAX, between)
 }
 
 /// The same; no more than `most` bytes wait at a time.
@@ -286,11 +310,11 @@ fn rest(
         assert!(waiting <= most, "{waiting} bytes wait");
         let piece = written(relay, one);
         between(relay);
-        if piece.is_empty() && !relay.has_to_tell() {
+        if piece.is_empty() && !relay.has_replay_work() {
             return told;
         }
         told.extend(piece);
-        relay.tell();
+        relay.replay_next();
         while relay.poll_flush().is_some() {}
     }
 }
@@ -304,7 +328,7 @@ fn what_was_is_told_in_pieces_and_others_are_served_in_between() {
     let (two, three) = (relay.attach(rank(2), 0).unwrap(), relay.attach(rank(3), 0).unwrap());
     assert_eq!((written(&mut relay, two), written(&mut relay, three).len()), (vec![opening(0)], 1));
     let mut rounds = 0;
-    let given = told(&mut relay, one, |relay| {
+    let given = replayed(&mut relay, one, |relay| {
         rounds += 1;
         send(relay, two, frame(rank(2), rank(3), rounds, 10));
         assert_eq!(written(relay, three), [(Kind::Ack, rounds, 0)]);
@@ -336,9 +360,9 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
         let piece = written(&mut relay, link);
         assert_eq!((piece[0], piece[1]), (opening(0), expected[0]));
         assert!(piece.len() < expected.len() / 10);
-        assert!(relay.tell() && relay.port(link).waiting_bytes() > 0);
+        assert!(relay.replay_next() && relay.port(link).waiting_bytes() > 0);
     }
-    let rest = told(&mut relay, link, |_| ());
+    let rest = replayed(&mut relay, link, |_| ());
     assert_eq!(rest.last(), Some(&(Kind::Ack, 400 * 30_000 + 30, 0)));
     // It leaves while it is told, and nobody else is told in its place.
     relay.suspend(link);
@@ -346,7 +370,7 @@ fn one_that_is_killed_while_it_is_told_is_told_all_of_it_again() {
     relay.detach(one);
     let two = relay.attach(rank(2), 0).unwrap();
     assert_eq!(written(&mut relay, two), [opening(0)]);
-    assert!(!relay.tell());
+    assert!(!relay.replay_next());
 }
 
 #[test]
@@ -357,25 +381,25 @@ fn one_that_falls_behind_is_told_out_of_what_is_kept_and_little_waits_for_it_bes
         send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
         assert_eq!(relay.queued_bytes(), 0, "it waits where it is kept");
     }
-    let given = told(&mut relay, one, |_| ());
+    let given = replayed(&mut relay, one, |_| ());
     assert_eq!(given, Vec::from_iter((0..100).map(message)));
     // Then it is given what comes at once.
     send(&mut relay, zero, frame(rank(0), rank(1), 100 * 30_000, 30_000));
     assert_eq!(written(&mut relay, one), [message(100)]);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    let given = told(&mut relay, one, |_| ());
+    let given = replayed(&mut relay, one, |_| ());
     assert_eq!((given[0], given[1..].len()), (opening(0), 101));
 }
 
 #[test]
 fn one_that_is_given_up_before_it_has_done_anything_begins_anew_with_its_first_image() {
     let (mut relay, [zero, one]) = recovering();
-    relay.histories.as_mut().unwrap().shelf.set_memory(0);
+    relay.logs.as_mut().unwrap().storage.set_memory(0);
     relay.suspend(one);
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 50));
-    relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
-    let one = relay.attach_at(rank(1), 0, Standing::default()).unwrap();
+    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    let one = relay.attach_at(rank(1), 0, LogPosition::default()).unwrap();
     assert_eq!(written(&mut relay, one)[0], opening(0));
 }
 
@@ -385,7 +409,7 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
     let mut given = Vec::new();
     for n in 0..200 {
         if n == 100 {
-            relay.histories.as_mut().unwrap().shelf.set_memory(0);
+            relay.logs.as_mut().unwrap().storage.set_memory(0);
         }
         // Two at a time; it takes one piece of what waits now and then.
         let mut both = frame(rank(0), rank(1), 2 * n * 30_000, 30_000);
@@ -393,7 +417,7 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
         send(&mut relay, zero, both);
         if n % 10 == 0 {
             given.extend(written(&mut relay, one));
-            relay.tell();
+            relay.replay_next();
             while relay.poll_flush().is_some() {}
         }
         let kept = relay.kept_bytes().0;
@@ -406,23 +430,23 @@ fn one_that_is_always_behind_is_given_up_when_there_is_no_memory_and_still_hears
 
 #[test]
 fn whoever_has_sent_something_to_one_that_was_behind_hears_when_it_never_comes_back() {
-    for is_told in [false, true] {
-        let (mut relay, one, lane) = with_a_peer();
+    for is_replaying in [false, true] {
+        let (mut relay, one, stream) = with_a_peer();
         let (zero, far) = (relay.attach(rank(0), 0).unwrap(), rank(RANKS_PER_CLUSTER));
         written(&mut relay, zero);
         for n in 0..20 {
             send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
         }
-        send(&mut relay, lane, frame(far, rank(1), 0, 10));
-        if is_told {
-            told(&mut relay, one, |_| ());
+        send(&mut relay, stream, frame(far, rank(1), 0, 10));
+        if is_replaying {
+            replayed(&mut relay, one, |_| ());
         }
         relay.suspend(one);
-        relay.handle_time(RETURN_MILLIS_MAX + 1);
+        relay.handle_time(RESTART_MILLIS_MAX + 1);
         while relay.poll_flush().is_some() {}
-        let unreachable = |by: Address| (Kind::Unreachable, seal(rank(1), by), 0);
+        let unreachable = |by: Address| (Kind::Unreachable, pair_check(rank(1), by), 0);
         assert_eq!(written(&mut relay, zero), [unreachable(rank(0))]);
-        let heard = written(&mut relay, lane);
+        let heard = written(&mut relay, stream);
         assert!(heard.contains(&unreachable(far)), "{heard:?}");
     }
 }
@@ -433,9 +457,9 @@ fn one_that_is_being_told_what_was_hears_all_of_it_though_it_may_not_come_back_a
     let expected = much(&mut relay, [zero, one]);
     relay.suspend(one);
     let one = relay.attach(rank(1), 1).unwrap();
-    relay.histories.as_mut().unwrap().shelf.set_memory(0);
+    relay.logs.as_mut().unwrap().storage.set_memory(0);
     send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000, 50));
-    let given = told(&mut relay, one, |_| ());
+    let given = replayed(&mut relay, one, |_| ());
     assert_eq!(given.len(), expected.len() + 2);
     send(&mut relay, zero, frame(rank(0), rank(1), 400 * 30_000 + 50, 50));
     assert_eq!(written(&mut relay, one).len(), 1);
@@ -448,12 +472,12 @@ fn who_takes_leave_and_then_breaks_the_protocol_has_not_left() {
     let (mut relay, [zero, one]) = recovering();
     let mut goodbye = frame(rank(1), rank(0), 0, 8);
     goodbye[4] = Kind::Goodbye as u8;
-    goodbye[7] = guard(&goodbye);
+    goodbye[7] = framing_crc(&goodbye);
     send(&mut relay, one, goodbye);
-    assert!(!relay.may_return(one));
+    assert!(!relay.may_reconnect(one));
     // In the name of somebody else.
     let stop = send(&mut relay, one, frame(rank(2), rank(0), 8, 10));
-    assert!(matches!(stop, Stop::Broken(_)) && relay.may_return(one));
+    assert!(matches!(stop, Stop::Broken(_)) && relay.may_reconnect(one));
     assert_eq!(written(&mut relay, zero).len(), 1);
 }
 
@@ -463,14 +487,14 @@ fn one_that_stands_in_the_middle_is_told_what_came_after() {
     let size = frame(rank(0), rank(1), 0, 10).len() as u64;
     let mut places = Vec::new();
     for number in 0..6_u64 {
-        let intakes = number.div_ceil(2);
-        let taken = 2 * intakes * size;
-        places.push(Standing { intakes, taken, sent: number / 2, kept: 0 });
+        let determinants = number.div_ceil(2);
+        let taken = 2 * determinants * size;
+        places.push(LogPosition { determinants: determinants, taken, sent: number / 2, kept: 0 });
         match number % 2 {
             0 => {
                 send(&mut relay, zero, frame(rank(0), rank(1), 20 * number, 10));
                 send(&mut relay, zero, frame(rank(0), rank(1), 20 * number + 10, 10));
-                send(&mut relay, one, intake(rank(1), 7 + number, 2, 0));
+                send(&mut relay, one, determinant(rank(1), 7 + number, 2, 0));
             }
             _ => _ = send(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5)),
         }
@@ -488,7 +512,7 @@ fn one_that_stands_in_the_middle_is_told_what_came_after() {
         let one = relay.attach_at(rank(1), start as u32 + 1, *place).unwrap();
         let given = written(&mut relay, one);
         assert_eq!(given[0], opening(3 - place.sent as u32));
-        assert_eq!(given[1..], everything[1 + 3 * place.intakes as usize..], "{place:?}");
+        assert_eq!(given[1..], everything[1 + 3 * place.determinants as usize..], "{place:?}");
         // It sends the rest again, and nobody hears of it.
         for number in (1..6).step_by(2).skip(place.sent as usize) {
             let stop = send(&mut relay, one, frame(rank(1), rank(0), 5 * number, 5));
@@ -502,22 +526,22 @@ fn one_that_stands_in_the_middle_is_told_what_came_after() {
 fn nobody_stands_where_it_has_never_been() {
     let (mut relay, [zero, one]) = recovering();
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
-    send(&mut relay, one, intake(rank(1), 7, 1, 0));
+    send(&mut relay, one, determinant(rank(1), 7, 1, 0));
     let size = frame(rank(0), rank(1), 0, 10).len() as u64;
-    let right = Standing { intakes: 1, taken: size, sent: 0, kept: 0 };
+    let right = LogPosition { determinants: 1, taken: size, sent: 0, kept: 0 };
     relay.suspend(one);
     for wrong in [
-        Standing { intakes: 2, ..right },
-        Standing { taken: size + 1, ..right },
-        Standing { sent: 1, ..right },
-        Standing { sent: u64::MAX, ..right },
+        LogPosition { determinants: 2, ..right },
+        LogPosition { taken: size + 1, ..right },
+        LogPosition { sent: 1, ..right },
+        LogPosition { sent: u64::MAX, ..right },
     ] {
         assert!(relay.attach_at(rank(1), 1, wrong).is_err(), "{wrong:?}");
     }
     relay.attach_at(rank(1), 1, right).unwrap();
-    let never = Standing { intakes: 1, ..Standing::default() };
+    let never = LogPosition { determinants: 1, ..LogPosition::default() };
     assert!(Relay::new(ClusterId(0), clusters(), 0).is_ok_and(|mut relay| {
-        relay.set_recovering();
+        relay.enable_recovery();
         relay.attach_at(rank(1), 1, never).is_err()
     }));
 }
@@ -527,18 +551,18 @@ fn what_came_before_the_oldest_image_is_dropped() {
     let (mut relay, [zero, one]) = recovering();
     let size = frame(rank(0), rank(1), 0, 3000).len() as u64;
     let mut link = one;
-    let (mut kept_most, mut images) = (0, Vec::<Standing>::new());
+    let (mut kept_most, mut images) = (0, Vec::<LogPosition>::new());
     for round in 0..200_u64 {
         for number in 0..20 {
             send(&mut relay, zero, frame(rank(0), rank(1), 20 * round + number, 3000));
-            send(&mut relay, link, intake(rank(1), 7, 1, 0));
+            send(&mut relay, link, determinant(rank(1), 7, 1, 0));
             send(&mut relay, link, frame(rank(1), rank(0), 20 * round + number, 5));
         }
         written(&mut relay, link);
         written(&mut relay, zero);
         let done = 20 * (round + 1);
-        let kept = images.iter().rev().nth(1).map_or(0, |image| image.intakes);
-        let standing = Standing { intakes: done, taken: done * size, sent: done, kept };
+        let kept = images.iter().rev().nth(1).map_or(0, |image| image.determinants);
+        let standing = LogPosition { determinants: done, taken: done * size, sent: done, kept };
         relay.suspend(link);
         link = relay.attach_at(rank(1), 0, standing).unwrap();
         assert_eq!(written(&mut relay, link), [opening(0)], "round {round}");
@@ -547,70 +571,72 @@ fn what_came_before_the_oldest_image_is_dropped() {
     }
     // Three rounds, and what cannot be dropped because it lies in one block with what is needed.
     assert!(kept_most < 3 * 20 * size + (3 << 20), "{kept_most}");
-    let shown = relay.excerpt(rank(1), 0, 3).unwrap();
-    let numbers: Vec<_> = shown.moments.iter().map(|it| (it.number, it.first_frame)).collect();
+    let shown = relay.log_excerpt(rank(1), 0, 3).unwrap();
+    let numbers: Vec<_> = shown.determinants.iter().map(|it| (it.number, it.first_frame)).collect();
     assert_eq!(numbers, [(3960, 3960), (3961, 3961), (3962, 3962)]);
-    assert_eq!((shown.moments[0].polls, shown.frames.len()), (3961 * 7, 3));
+    assert_eq!((shown.determinants[0].polls, shown.frames.len()), (3961 * 7, 3));
     relay.suspend(link);
     assert!(relay.attach(rank(1), 1).is_err(), "there is no way from the beginning");
-    let oldest = Standing { kept: 0, ..images[197] };
+    let oldest = LogPosition { kept: 0, ..images[197] };
     let link = relay.attach_at(rank(1), 1, oldest).unwrap();
     let told = written(&mut relay, link);
     assert_eq!((told[0], told.len()), (opening(40), 1 + 2 * 40));
-    assert_eq!(told[1..3], [(Kind::Intake, 7, 1), (Kind::Ack, 20 * 198, 0)]);
+    assert_eq!(told[1..3], [(Kind::Determinant, 7, 1), (Kind::Ack, 20 * 198, 0)]);
 }
 
 /// Endpoint 1 has been given ten frames, which is too much to be kept, has taken in six of them and sent two.
-fn given_up() -> (Relay, [LinkId; 2], Standing) {
+fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
     let (mut relay, [zero, one]) = recovering();
-    relay.set_recovering_within(Room { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
     for number in 0..10 {
         send(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
     }
-    assert!(matches!(relay.poll_remark(), Some(Remark::GivenUp(who, _)) if who == rank(1)));
-    send(&mut relay, one, intake(rank(1), 7, 6, 0));
+    assert!(
+        matches!(relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+    );
+    send(&mut relay, one, determinant(rank(1), 7, 6, 0));
     for at in [0, 5] {
         send(&mut relay, one, frame(rank(1), rank(0), at, 5));
     }
     assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (10, 2));
     let taken = 6 * frame(rank(0), rank(1), 0, 100).len() as u64;
-    (relay, [zero, one], Standing { intakes: 1, taken, sent: 2, kept: 0 })
+    (relay, [zero, one], LogPosition { determinants: 1, taken, sent: 2, kept: 0 })
 }
 
 #[test]
 fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
-    let (mut relay, [zero, one], image) = given_up();
+    let (mut relay, [zero, one], image) = discarded_log();
     // While it stands aside more comes, and notices that it is to be given were in its ring.
     relay.suspend(one);
     send(&mut relay, zero, frame(rank(0), rank(1), 1_000, 100));
-    relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
+    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
     let one = relay.attach_at(rank(1), 0, image).unwrap();
-    assert_eq!(relay.poll_remark(), Some(Remark::BegunAnew(rank(1))));
+    assert_eq!(relay.poll_log_event(), Some(LogEvent::Recoverable(rank(1))));
     while relay.poll_flush().is_some() {}
     // What it had not taken in is lost, and whoever has sent it hears so.
-    assert_eq!(written(&mut relay, zero), [(Kind::Lost, seal(rank(1), rank(0)), 0)]);
+    assert_eq!(written(&mut relay, zero), [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
     assert_eq!(written(&mut relay, one), [opening(0)]);
     send(&mut relay, zero, frame(rank(0), rank(1), 600, 100));
-    send(&mut relay, one, intake(rank(1), 3, 1, 0));
+    send(&mut relay, one, determinant(rank(1), 3, 1, 0));
     send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
     assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (1, 1));
     relay.suspend(one);
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("not kept any more"));
     let one = relay.attach_at(rank(1), 1, image).unwrap();
-    let told = [opening(1), (Kind::Intake, 3, 1), (Kind::Ack, 600, 0)];
+    let told = [opening(1), (Kind::Determinant, 3, 1), (Kind::Ack, 600, 0)];
     assert_eq!(written(&mut relay, one), told);
     send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
     assert_eq!(written(&mut relay, zero), [], "it has that");
     // What led there is dropped with the images after it, as ever.
-    let next = Standing { intakes: 2, sent: 3, taken: image.taken / 6 * 7, kept: 2 };
+    let next = LogPosition { determinants: 2, sent: 3, taken: image.taken / 6 * 7, kept: 2 };
     relay.suspend(one);
     relay.attach_at(rank(1), 1, next).unwrap();
-    assert!(relay.poll_remark().is_none());
+    assert!(relay.poll_log_event().is_none());
 }
 
 #[test]
 fn a_later_start_of_one_of_which_there_was_too_much_is_refused() {
-    let (mut relay, [_, one], image) = given_up();
+    let (mut relay, [_, one], image) = discarded_log();
     relay.suspend(one);
     assert!(relay.attach_at(rank(1), 1, image).unwrap_err().contains("cannot come back"));
     assert!(relay.attach(rank(1), 1).unwrap_err().contains("cannot come back"));
@@ -621,24 +647,24 @@ fn a_later_start_of_one_of_which_there_was_too_much_is_refused() {
 #[test]
 fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it_again() {
     for is_in_ring in [true, false] {
-        let (mut relay, one, lane) = with_a_peer();
+        let (mut relay, one, stream) = with_a_peer();
         let far = rank(RANKS_PER_CLUSTER);
         send(&mut relay, one, frame(rank(1), far, 0, 10));
-        assert_eq!(written(&mut relay, lane).len(), 1);
-        relay.set_recovering_within(Room { memory: 0, disk: None, segment: SEGMENT_BYTES });
-        send(&mut relay, lane, frame(far, rank(1), 0, 10));
+        assert_eq!(written(&mut relay, stream).len(), 1);
+        relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
+        send(&mut relay, stream, frame(far, rank(1), 0, 10));
         assert_eq!(written(&mut relay, one).len(), 1);
-        relay.disconnect(lane);
+        relay.disconnect(stream);
         let peer = relay.peer(ClusterId(1)).unwrap();
         relay.connect(peer, 7).unwrap();
         while relay.poll_flush().is_some() {}
-        let lost = (Kind::Lost, seal(far, rank(1)), 0);
+        let lost = (Kind::Lost, pair_check(far, rank(1)), 0);
         if is_in_ring {
             assert_eq!(written(&mut relay, one), [lost]);
         }
         relay.suspend(one);
-        relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
-        relay.attach_at(rank(1), 0, Standing { sent: 1, ..Standing::default() }).unwrap();
+        relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+        relay.attach_at(rank(1), 0, LogPosition { sent: 1, ..LogPosition::default() }).unwrap();
         while relay.poll_flush().is_some() {}
         assert_eq!(written(&mut relay, one), [opening(0), lost], "in the ring: {is_in_ring}");
     }
@@ -647,32 +673,38 @@ fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it
 #[test]
 fn one_that_was_sent_too_much_before_it_came_is_told_from_the_beginning() {
     let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
-    relay.set_recovering_within(Room { memory: 0, disk: None, segment: SEGMENT_BYTES });
+    relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
     let zero = relay.attach(rank(0), 0).unwrap();
     send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
-    relay.histories.as_mut().unwrap().shelf.set_memory(1 << 20);
+    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
     let one = relay.attach(rank(1), 0).unwrap();
     while relay.poll_flush().is_some() {}
     assert_eq!(written(&mut relay, one), [opening(0)]);
-    assert_eq!(written(&mut relay, zero)[1..], [(Kind::Lost, seal(rank(1), rank(0)), 0)]);
+    assert_eq!(written(&mut relay, zero)[1..], [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
 }
 
 #[test]
 fn where_intakes_go_on_behind_all_of_them_is_known_without_reading_them() {
-    let mut list = intakes::Intakes::default();
-    let mut spots = vec![list.end()];
+    let mut list = determinant_log::DeterminantLog::default();
+    let mut positions = vec![list.end()];
     for number in 1..2_000_u64 {
-        list.push(intakes::Intake { polls: number, frames: 1 + number as u32 % 3, micros: number });
-        spots.push(list.end());
+        list.push(determinant_log::Determinant {
+            polls: number,
+            frames: 1 + number as u32 % 3,
+            micros: number,
+        });
+        positions.push(list.end());
     }
-    let sums = |spot: intakes::Spot| (spot.number, spot.polls, spot.frames, spot.micros);
-    for (number, spot) in spots.iter().enumerate() {
-        let counted = list.spot(spots[0], number as u64).unwrap();
-        assert_eq!(sums(counted), sums(*spot), "{number}");
-        let (mut one, mut other) = (counted.cursor, spot.cursor);
+    let sums = |position: determinant_log::DeterminantPosition| {
+        (position.number, position.polls, position.frames, position.micros)
+    };
+    for (number, position) in positions.iter().enumerate() {
+        let counted = list.position_after(positions[0], number as u64).unwrap();
+        assert_eq!(sums(counted), sums(*position), "{number}");
+        let (mut one, mut other) = (counted.cursor, position.cursor);
         assert_eq!(list.read(&mut one), list.read(&mut other));
     }
-    assert!(list.spot(spots[0], 2_000).is_none());
+    assert!(list.position_after(positions[0], 2_000).is_none());
 }
 
 #[test]
@@ -686,8 +718,8 @@ fn one_that_takes_all_at_once_goes_on_after_others_had_their_turn() {
         turns.push(written(&mut relay, one).len());
         assert!(!relay.has_output(one), "its turn is over");
         while relay.poll_flush().is_some() {}
-        assert!(relay.has_to_tell() || turns.len() == 12, "it is forgotten after {turns:?}");
-        relay.tell();
+        assert!(relay.has_replay_work() || turns.len() == 12, "it is forgotten after {turns:?}");
+        relay.replay_next();
         assert!(relay.poll_flush() == Some(one) || turns.len() == 12);
     }
     assert_eq!(turns.len(), 12);

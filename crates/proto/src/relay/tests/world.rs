@@ -7,7 +7,7 @@ pub type Channel = (Address, Address);
 pub struct World {
     random: u64,
     pub relays: [Relay; 2],
-    /// Each relay's links: its ranks, then its lanes. `None`: broken.
+    /// Each relay's links: its ranks, then its streams. `None`: broken.
     links: [Vec<Option<LinkId>>; 2],
     /// Bytes that each link has still to hand over, and whether it is paused.
     inputs: [Vec<(Vec<u8>, bool)>; 2],
@@ -19,7 +19,7 @@ pub struct World {
     pub taken: BTreeMap<Channel, BTreeMap<u64, u64>>,
     pub arrived: BTreeMap<Channel, BTreeSet<u64>>,
     /// When the source of a channel has last heard that something is lost.
-    pub told: BTreeMap<Channel, u64>,
+    pub reported_losses: BTreeMap<Channel, u64>,
     pub unreachable: Vec<Channel>,
     now: u64,
     pub stalled: bool,
@@ -27,14 +27,14 @@ pub struct World {
 
 impl World {
     pub fn new(seed: u64) -> Self {
-        Self::with_lanes(seed, 1)
+        Self::with_streams(seed, 1)
     }
 
-    pub fn with_lanes(seed: u64, lanes: usize) -> Self {
+    pub fn with_streams(seed: u64, streams: usize) -> Self {
         let relay = |own| Relay::new(ClusterId(own), clusters(), 0).unwrap();
         let mut relays = [relay(0), relay(1)];
         relays.iter_mut().for_each(|relay| relay.endpoint_bound = SMALL_BOUND);
-        let ports = RANKS_PER_CLUSTER as usize + lanes;
+        let ports = RANKS_PER_CLUSTER as usize + streams;
         let empty = vec![(Vec::new(), false); ports];
         let mut world = Self {
             random: seed,
@@ -46,7 +46,7 @@ impl World {
             sent: BTreeMap::new(),
             taken: BTreeMap::new(),
             arrived: BTreeMap::new(),
-            told: BTreeMap::new(),
+            reported_losses: BTreeMap::new(),
             unreachable: Vec::new(),
             now: 0,
             stalled: false,
@@ -107,7 +107,7 @@ impl World {
             }
             let bound = (RANKS_PER_CLUSTER as usize * SMALL_BOUND)
                 + RELAY_WINDOW_BYTES as usize
-                + 2 * self.ports() * (FRAME_BYTES_MAX + crate::route::queue::CHUNK_BYTES);
+                + 2 * self.ports() * (FRAME_BYTES_MAX + crate::route::byte_queue::CHUNK_BYTES);
             assert!(self.relays[side].queued_bytes() <= bound);
         }
     }
@@ -189,7 +189,9 @@ impl World {
     pub fn check(&mut self, header: &Header, body: &[u8]) {
         match header.kind {
             Kind::Unreachable => self.unreachable.push((header.target, header.source)),
-            Kind::Lost => drop(self.told.insert((header.target, header.source), self.now)),
+            Kind::Lost => {
+                self.reported_losses.insert((header.target, header.source), self.now);
+            }
             _ => {
                 let channel = (header.source, header.target);
                 let arrived = self.arrived.entry(channel).or_default();
@@ -205,7 +207,7 @@ impl World {
     }
 
     /// A stream between the relays is lost with all that is under way.
-    pub fn break_lane(&mut self) {
+    pub fn break_stream(&mut self) {
         let first = RANKS_PER_CLUSTER as usize;
         let up = (first..self.ports()).filter(|port| self.links[0][*port].is_some());
         let up: Vec<usize> = up.collect();
@@ -214,8 +216,8 @@ impl World {
         }
         let port = up[self.draw(up.len())];
         for side in 0..2 {
-            let lane = self.links[side][port].take().unwrap();
-            self.relays[side].disconnect(lane);
+            let stream = self.links[side][port].take().unwrap();
+            self.relays[side].disconnect(stream);
             self.inputs[side][port] = (Vec::new(), false);
             self.drain(side, &[]);
         }
@@ -252,10 +254,10 @@ impl World {
             self.links[side][port] = Some(self.relays[side].attach(address, 0).unwrap());
             return self.drain(side, &[]);
         };
-        assert!((index as usize) < LANES_MAX);
+        assert!((index as usize) < STREAMS_MAX);
         for side in 0..2 {
             let peer = self.relays[side].peer(ClusterId(1 - side as u16)).unwrap();
-            self.links[side][port] = Some(self.relays[side].connect(peer, 1).unwrap().lane);
+            self.links[side][port] = Some(self.relays[side].connect(peer, 1).unwrap().stream);
             self.drain(side, &[]);
         }
     }

@@ -7,22 +7,22 @@
 use std::io;
 use std::net::SocketAddr;
 
-use landbridge_drive::check::Sum;
+use landbridge_drive::checksum::Checksum;
 use landbridge_drive::link::datagram::DatagramLink;
 use landbridge_drive::link::stream::{Piece, Sent};
-use landbridge_proto::endpoint::{Outgoing, Peer};
-use landbridge_proto::wire::datagram::{self, Inside, PROBE_BYTES, TOKEN_BYTES};
+use landbridge_proto::endpoint::{OutgoingFrame, Peer};
+use landbridge_proto::wire::datagram::{self, DatagramBody, PROBE_BYTES, TOKEN_BYTES};
 use landbridge_proto::wire::frame::{HEADER_BYTES, Header};
 
 use rustix::event::epoll::EventFlags;
 
 use super::super::Engine;
+use super::super::dialling::{EventToken, watch};
 use super::super::handshake::Carrier;
 use super::super::integrity;
 use super::super::links::Link;
 use super::super::memory::Bytes;
-use super::super::peers::{Token, watch};
-use super::Line;
+use super::UdpPath;
 use crate::log;
 
 /// Room for everything before a frame's payload.
@@ -31,43 +31,43 @@ const FRONT_BYTES_MAX: usize = 256;
 /// Pieces of one payload, and what of it lies in the frame's front.
 const PIECES_MAX: usize = 9;
 
-/// A line's address, and the numbers of its socket and of its token.
+/// A UDP path's address, and the numbers of its socket and of its token.
 #[derive(Clone, Copy)]
-struct Target {
+struct DatagramTarget {
     socket: usize,
     to: SocketAddr,
     token: u64,
 }
 
-impl Line {
-    fn target(&self) -> Target {
-        Target { socket: self.socket, to: self.to, token: self.token }
+impl UdpPath {
+    fn target(&self) -> DatagramTarget {
+        DatagramTarget { socket: self.socket, to: self.to, token: self.token }
     }
 }
 
 impl Engine {
-    /// Sends what there is for `peer` by the line of this link.
+    /// Sends what there is for `peer` by the UDP path of this link.
     pub(in super::super) fn transmit_datagrams(
         &mut self,
         link: &mut Link,
         peer: Peer,
     ) -> io::Result<()> {
-        let Carrier::Datagram(line) = &mut link.carrier else {
+        let Carrier::Datagram(udp_path) = &mut link.carrier else {
             return Ok(());
         };
-        if !line.is_open() {
+        if !udp_path.is_open() {
             return Ok(());
         }
-        let target = line.target();
+        let target = udp_path.target();
         let Some(mut socket) = self.datagrams().sockets[target.socket].link.take() else {
             return Ok(());
         };
-        let now = self.idle.time();
+        let now = self.poll_state.time();
         self.core.set_time(now);
         let outcome = self.gather(&mut socket, target, link, peer);
         self.datagrams().sockets[target.socket].link = Some(socket);
-        if let (true, Carrier::Datagram(line)) = (link.has_sent, &mut link.carrier) {
-            line.flow.note_sent(now);
+        if let (true, Carrier::Datagram(udp_path)) = (link.has_sent, &mut link.carrier) {
+            udp_path.monitor.note_sent(now);
             link.has_sent = false;
         }
         // Notices wait until the link is back in its place: they may be about it.
@@ -81,7 +81,7 @@ impl Engine {
     fn gather(
         &mut self,
         socket: &mut DatagramLink,
-        Target { to, token, .. }: Target,
+        DatagramTarget { to, token, .. }: DatagramTarget,
         link: &mut Link,
         peer: Peer,
     ) -> io::Result<Sent> {
@@ -96,12 +96,12 @@ impl Engine {
                 }
                 continue;
             }
-            // Confirmations too: who only confirms would otherwise go on doing so on a line that is dead.
+            // Confirmations too: who only confirms would otherwise go on doing so on a UDP path that is dead.
             link.has_sent = true;
             let copy = match frame.payload {
                 // SAFETY: as above.
                 Some((memory, at, len)) if frame.wants_copy => {
-                    Some(unsafe { memory.keep(at, len, &mut Sum::Off.start()) })
+                    Some(unsafe { memory.keep(at, len, &mut Checksum::Off.start()) })
                 }
                 _ => None,
             };
@@ -124,7 +124,7 @@ impl Engine {
     fn watch_socket(&mut self, socket: usize, interest: EventFlags) -> io::Result<()> {
         let entry = self.datagrams.as_ref().and_then(|all| all.sockets.get(socket)?.link.as_ref());
         entry.map_or(Ok(()), |link| {
-            watch(&self.epoll, link.fd(), Token::Datagrams(socket), interest)
+            watch(&self.epoll, link.fd(), EventToken::Datagrams(socket), interest)
         })
     }
 
@@ -161,7 +161,7 @@ impl Engine {
         for peer in std::mem::take(&mut entry.blocked) {
             self.core.mark_busy(peer);
         }
-        // If epoll cannot be told, it says again that there is room.
+        // If epoll cannot watch for room, it says again that there is room.
         let _ = self.watch_socket(socket, EventFlags::IN);
         self.handle_notices(socket);
         self.flush();
@@ -176,21 +176,21 @@ impl Engine {
         let Some(mut link) = entry.link.take() else {
             return 0;
         };
-        self.core.set_time(self.idle.time());
+        self.core.set_time(self.poll_state.time());
         let received = link.receive(|from, bytes| self.take_datagram(socket, from, bytes));
         self.datagrams().sockets[socket].link = Some(link);
         for (id, has_sign) in std::mem::take(&mut self.datagrams().touched) {
             self.end_batch(id, has_sign);
         }
         for (id, probe) in std::mem::take(&mut self.datagrams().answers) {
-            if let Some((_, line)) = self.line(id) {
-                let Target { socket, to, token } = line.target();
+            if let Some((_, udp_path)) = self.udp_path(id) {
+                let DatagramTarget { socket, to, token } = udp_path.target();
                 self.send_probe(socket, to, probe, token, true);
             }
         }
         self.handle_notices(socket);
-        if !self.given_up.is_empty() || !self.dropped.is_empty() {
-            self.fail_given_up();
+        if !self.failed_peers.is_empty() || !self.dropped.is_empty() {
+            self.fail_pending_peers();
         }
         match received {
             Ok(received) => received.datagrams,
@@ -201,24 +201,24 @@ impl Engine {
         }
     }
 
-    /// What came for line `id` with one call has been taken in. `has_sign`: there was more than the peer's own probes, which it
+    /// What came for UDP path `id` with one call has been taken in. `has_sign`: there was more than the peer's own probes, which it
     /// sends whether or not anything gets through to it.
     fn end_batch(&mut self, id: usize, has_sign: bool) {
-        let now = self.idle.time();
+        let now = self.poll_state.time();
         let Some(link) = self.links.get_mut(id).and_then(Option::as_mut) else {
             return;
         };
-        link.heard = now;
+        link.last_received = now;
         let (Some(peer), path) = (link.peer, link.path) else {
             return;
         };
-        let Carrier::Datagram(line) = &mut link.carrier else {
+        let Carrier::Datagram(udp_path) = &mut link.carrier else {
             return;
         };
-        let ends_doubt = has_sign && line.flow.handle_heard();
+        let ends_doubt = has_sign && udp_path.monitor.handle_received();
         self.core.end_batch(peer, path);
         if ends_doubt {
-            self.share_work(peer);
+            self.restripe(peer);
         }
         self.drain_actions();
         self.send_probes(id);
@@ -226,39 +226,39 @@ impl Engine {
 
     #[inline]
     fn take_datagram(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) {
-        let Some(id) = self.line_from(socket, from, bytes) else {
+        let Some(id) = self.udp_path_from(socket, from, bytes) else {
             return;
         };
         let inside = datagram::parse(bytes);
-        let is_sign = !matches!(inside, Ok(Inside::Probe(_)));
+        let is_sign = !matches!(inside, Ok(DatagramBody::Probe(_)));
         let datagrams = self.datagrams();
         match datagrams.touched.iter_mut().rfind(|(touched, _)| *touched == id) {
             Some((_, has_sign)) => *has_sign |= is_sign,
             None => datagrams.touched.push((id, is_sign)),
         }
         match inside {
-            Ok(Inside::Frame(frame)) => self.take_framed(id, frame),
-            Ok(Inside::Probe(probe)) => {
+            Ok(DatagramBody::Frame(frame)) => self.take_framed(id, frame),
+            Ok(DatagramBody::Probe(probe)) => {
                 datagrams.answers.push((id, probe));
-                let now = self.idle.time();
-                if let Some((_, line)) = self.line(id) {
-                    line.flow.handle_probed(now);
+                let now = self.poll_state.time();
+                if let Some((_, udp_path)) = self.udp_path(id) {
+                    udp_path.monitor.handle_peer_probe(now);
                 }
             }
-            Ok(Inside::Answer(probe)) => {
-                let now = self.idle.time();
-                if let Some((_, line)) = self.line(id) {
-                    let news = line.flow.handle_answer(now, probe);
-                    self.handle_news(id, news);
+            Ok(DatagramBody::ProbeReply(probe)) => {
+                let now = self.poll_state.time();
+                if let Some((_, udp_path)) = self.udp_path(id) {
+                    let change = udp_path.monitor.handle_answer(now, probe);
+                    self.handle_change(id, change);
                 }
             }
-            Err(_) => datagrams.strange += 1,
+            Err(_) => datagrams.unknown += 1,
         }
     }
 
-    /// The line by which a datagram came.
+    /// The UDP path by which a datagram came.
     #[inline]
-    fn line_from(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) -> Option<usize> {
+    fn udp_path_from(&mut self, socket: usize, from: SocketAddr, bytes: &[u8]) -> Option<usize> {
         let token = datagram::token(bytes)?;
         let datagrams = self.datagrams.as_mut()?;
         if let Some((known, at, id)) = datagrams.last
@@ -266,23 +266,27 @@ impl Engine {
         {
             return Some(id);
         }
-        let mut told = datagrams.told.get_mut(&token).filter(|told| told.socket == socket);
-        if let Some(told) = &mut told {
-            told.is_known = true;
+        let mut advertised =
+            datagrams.tokens.get_mut(&token).filter(|advertised| advertised.socket == socket);
+        if let Some(advertised) = &mut advertised {
+            advertised.is_known = true;
         }
         let is_it = |id: &&usize| match self.links.get(**id).and_then(Option::as_ref) {
-            Some(link) => matches!(&link.carrier, Carrier::Datagram(line) if line.to == from),
+            Some(link) => {
+                matches!(&link.carrier, Carrier::Datagram(udp_path) if udp_path.to == from)
+            }
             None => false,
         };
-        let found = told.and_then(|told| told.lines.iter().find(is_it).copied());
+        let found =
+            advertised.and_then(|advertised| advertised.udp_paths.iter().find(is_it).copied());
         match found {
             Some(id) => datagrams.last = Some((token, from, id)),
-            None => datagrams.strange += 1,
+            None => datagrams.unknown += 1,
         }
         found
     }
 
-    /// Takes in a frame that came by line `id`. What is spoilt counts as lost.
+    /// Takes in a frame that came by UDP path `id`. What is corrupt counts as lost.
     #[inline]
     fn take_framed(&mut self, id: usize, frame: &[u8]) {
         let Some(link) = self.links[id].as_ref() else {
@@ -292,18 +296,18 @@ impl Engine {
         let is_whole = |header: Header| HEADER_BYTES + header.length as usize == frame.len();
         let taken = match Header::parse(frame) {
             Ok(header) if is_whole(header) => self.take_frame(peer, path, sum, frame),
-            _ => Err(integrity::spoilt("a datagram that is no frame")),
+            _ => Err(integrity::corrupt("a datagram that is no frame")),
         };
         let Err(error) = taken else {
             return;
         };
         if error.kind() != io::ErrorKind::InvalidData {
-            self.datagrams().spoilt += 1;
-            return peer.into_iter().for_each(|peer| self.count_spoilt(peer, path));
+            self.datagrams().corrupt += 1;
+            return peer.into_iter().for_each(|peer| self.count_corrupt(peer, path));
         }
         if let Some(peer) = peer {
             log!(Warn, "{}: {error}", self.core.address(peer));
-            self.given_up.push((peer, libc::ECONNRESET));
+            self.failed_peers.push((peer, libc::ECONNRESET));
         }
     }
 }
@@ -317,8 +321,8 @@ unsafe fn push_frame(
     socket: &mut DatagramLink,
     to: SocketAddr,
     token: u64,
-    sum: Sum,
-    frame: &mut Outgoing<'_, Bytes>,
+    sum: Checksum,
+    frame: &mut OutgoingFrame<'_, Bytes>,
     payload: &[Piece],
 ) -> bool {
     let payload_bytes: usize = payload.iter().map(|piece| piece.len).sum();
@@ -327,10 +331,10 @@ unsafe fn push_frame(
     }
     let mut front = [0; FRONT_BYTES_MAX];
     front[..TOKEN_BYTES].copy_from_slice(&token.to_le_bytes());
-    let check_at = frame.check_at().filter(|_| sum != Sum::Off);
+    let checksum_at = frame.checksum_at().filter(|_| sum != Checksum::Off);
     integrity::fill_in_front(sum, frame);
     let whole = frame.front();
-    let Some(at) = check_at else {
+    let Some(at) = checksum_at else {
         let end = TOKEN_BYTES + whole.len();
         front[TOKEN_BYTES..end].copy_from_slice(whole);
         // SAFETY: the caller's promise.
@@ -338,7 +342,7 @@ unsafe fn push_frame(
     };
     let end = TOKEN_BYTES + at;
     front[TOKEN_BYTES..end].copy_from_slice(&whole[..at]);
-    let lead = &whole[at + landbridge_proto::limit::CHECK_BYTES..];
+    let lead = &whole[at + landbridge_proto::limit::CHECKSUM_BYTES..];
     if lead.is_empty() {
         // SAFETY: the caller's promise.
         return unsafe { socket.push_summed(sum, &front[..end], payload) };
@@ -364,7 +368,7 @@ pub(super) fn push_probe(
     let rest = Piece { base: ZEROES.as_ptr().cast_mut(), len: size - PROBE_BYTES };
     // SAFETY: the zeroes live for ever, and are only read.
     if unsafe { socket.push(front, &[rest]) } {
-        // Trouble comes as a notice, or with the next frame.
+        // An error comes as a notice, or with the next frame.
         let _ = socket.flush();
     }
 }

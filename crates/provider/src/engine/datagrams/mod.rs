@@ -1,21 +1,21 @@
 //! Paths of datagrams: one UDP socket for each local address, for all peers.
 //!
 //! Over a TCP connection that has proven itself each endpoint tells the other its UDP port at that connection's own end,
-//! with a token that only this peer knows ([`Door`]). From then on there is a *line* between the same two addresses: a link
-//! like others, but one that is not used before it has been found to work, and is found again when it stops ([`flow`]). While
+//! with a token that only this peer knows ([`AdvertisedAddress`]). From then on there is a *UDP path* between the same two addresses: a link
+//! like others, but one that is not used before it has been found to work, and is found again when it stops ([`path_monitor`]). While
 //! it works, the connection beside it is spare.
 //!
 //! | file | does |
 //! |---|---|
-//! | `flow` | judges one line: works, is silent, carries how much |
+//! | `path_monitor` | judges one UDP path: works, is silent, carries how much |
 //! | `carry` | frames out and in |
-//! | here | sockets, tokens, lines that come and go |
+//! | here | sockets, tokens, UDP paths that come and go |
 //!
-//! What may never happen: a datagram is looked at whose token nobody was told; a socket that is full, or a notice that
+//! What may never happen: a datagram is looked at whose token nobody was advertised; a socket that is full, or a notice that
 //! anybody can forge, ends a path.
 
 mod carry;
-mod flow;
+mod path_monitor;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,60 +24,62 @@ use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
 
-use landbridge_drive::link::datagram::{DATAGRAM_BYTES_MAX, DatagramLink, Notice, Trouble};
+use landbridge_drive::link::datagram::{
+    DATAGRAM_BYTES_MAX, DatagramLink, DestinationError, DestinationNotice,
+};
 use landbridge_proto::channel::PathId;
-use landbridge_proto::endpoint::{Path, Peer};
-use landbridge_proto::limit::{CHECK_BYTES, HEAD_BYTES_MAX};
+use landbridge_proto::endpoint::{PathProperties, Peer};
+use landbridge_proto::limit::{CHECKSUM_BYTES, KIND_HEADER_BYTES_MAX};
 use landbridge_proto::path::congestion;
 use landbridge_proto::path::time::{MILLISECOND, SECOND, Time};
-use landbridge_proto::wire::datagram::{Probe, TOKEN_BYTES};
+use landbridge_proto::wire::datagram::{PathProbe, TOKEN_BYTES};
 use landbridge_proto::wire::frame::HEADER_BYTES;
-use landbridge_proto::wire::head::Door;
+use landbridge_proto::wire::kind_header::AdvertisedAddress;
 
-use self::flow::{Flow, News, Verdict};
+use self::path_monitor::{PathChange, PathHealth, PathMonitor};
 use super::Engine;
+use super::dialling::{EventToken, free_slot, watch};
 use super::handshake::Carrier;
 use super::identity::random;
 use super::links::Link;
-use super::neighbours::Out;
-use super::peers::{Token, free_slot, watch};
-use super::rails::{address_of, door_at};
+use super::peer_state::SendState;
+use super::rails::{advertised_address, advertisement_of};
 use crate::log;
 
-/// The number under which frames are taken in from a line that is not open yet on this side: no path has it.
+/// The number under which frames are taken in from a UDP path that is not open yet on this side: no path has it.
 const UNOPENED: PathId = PathId(u8::MAX - 1);
 
-/// First pause before a door is told again; doubled each time.
-const TELL_NANOS_MIN: u64 = 50 * MILLISECOND;
+/// First pause before an advertisement is sent again; doubled each time.
+const ADVERTISE_NANOS_MIN: u64 = 50 * MILLISECOND;
 /// And the last one: a peer that does not answer after a minute has no use for it.
-const TELL_NANOS_MAX: u64 = 32 * SECOND;
+const ADVERTISE_NANOS_MAX: u64 = 32 * SECOND;
 /// So many large datagrams lost in a row are a reason to see whether their size still passes.
-const SWALLOWED: u32 = 3;
+const BLACK_HOLE_LOSSES: u32 = 3;
 /// Who has looked at nothing for so long has been elsewhere.
-const ABSENCE: Duration = Duration::from_millis(50);
-/// So much longer than a line its connection has brought something: the peer does not use the line.
+const POLL_GAP_MIN: Duration = Duration::from_millis(50);
+/// So much longer than a UDP path its connection has brought something: the peer does not use the UDP path.
 const BYPASS_NANOS: u64 = 30 * MILLISECOND;
 
 /// What an IPv4 and a UDP header take of a packet.
 const PACKET_BYTES: usize = 28;
 
-/// All lines of an engine.
+/// All UDP paths of an engine.
 pub struct Datagrams {
-    congestion: congestion::Kind,
+    congestion: congestion::CongestionAlgorithm,
     sockets: Vec<Socket>,
     /// What peers put in front of what they send here.
-    told: BTreeMap<u64, Told>,
-    /// Doors that have been told, and are to be tried.
-    doors: Vec<(Peer, Door)>,
+    tokens: BTreeMap<u64, AdvertisedToken>,
+    /// Addresses that peers have advertised, and are to be tried.
+    advertisements: Vec<(Peer, AdvertisedAddress)>,
     /// Lines that brought something in the receiving call under way.
     touched: Vec<(usize, bool)>,
     /// Answers to probes of that call.
-    answers: Vec<(usize, Probe)>,
-    /// The line of the last datagram.
+    answers: Vec<(usize, PathProbe)>,
+    /// The UDP path of the last datagram.
     last: Option<(u64, SocketAddr, usize)>,
-    /// Datagrams that were dropped: of no line, and spoilt.
-    strange: u64,
-    spoilt: u64,
+    /// Datagrams that were dropped: of no UDP path, and corrupt.
+    unknown: u64,
+    corrupt: u64,
 }
 
 /// A socket; without its link while that is in use.
@@ -89,101 +91,103 @@ struct Socket {
     blocked: Vec<Peer>,
 }
 
-/// Whom a token was told, and for which socket.
-struct Told {
+/// Whom a token was advertised, and for which socket.
+struct AdvertisedToken {
     peer: Peer,
     socket: usize,
-    lines: Vec<usize>,
+    udp_paths: Vec<usize>,
     /// Something with it has come: the peer knows it.
     is_known: bool,
-    /// Otherwise it is told again then, and after so long once more: a door may be lost, and may come before its connection.
-    again: Time,
+    /// Otherwise it is advertised again then, and after so long once more: an advertisement may be lost, and may come before its connection.
+    next_advertisement: Time,
     pause: u64,
 }
 
-impl Told {
+impl AdvertisedToken {
     fn new(peer: Peer, socket: usize) -> Self {
-        let (lines, is_known, again) = (Vec::new(), false, Time(0));
-        Self { peer, socket, lines, is_known, again, pause: TELL_NANOS_MIN }
+        let (udp_paths, is_known, next_advertisement) = (Vec::new(), false, Time(0));
+        Self { peer, socket, udp_paths, is_known, next_advertisement, pause: ADVERTISE_NANOS_MIN }
     }
 
-    /// Whether it is to be told now; it then counts as told.
+    /// Whether it is to be advertised now; it then counts as advertised.
     fn is_due(&mut self, now: Time) -> bool {
-        let is_due = !self.is_known && now >= self.again && self.pause <= TELL_NANOS_MAX;
+        let is_due =
+            !self.is_known && now >= self.next_advertisement && self.pause <= ADVERTISE_NANOS_MAX;
         if is_due {
-            (self.again, self.pause) = (now.after(self.pause), self.pause * 2);
+            (self.next_advertisement, self.pause) = (now.after(self.pause), self.pause * 2);
         }
         is_due
     }
 }
 
 /// One end of a path of datagrams.
-pub struct Line {
+pub struct UdpPath {
     socket: usize,
     to: SocketAddr,
     /// The peer's token for us, and ours for it.
     token: u64,
     own_token: u64,
-    congestion: congestion::Kind,
+    congestion: congestion::CongestionAlgorithm,
     /// It has been open.
     has_worked: bool,
-    flow: Flow,
+    monitor: PathMonitor,
 }
 
 impl Datagrams {
-    pub fn new(congestion: congestion::Kind) -> Self {
+    pub fn new(congestion: congestion::CongestionAlgorithm) -> Self {
         Self {
             congestion,
             sockets: Vec::new(),
-            told: BTreeMap::new(),
-            doors: Vec::new(),
+            tokens: BTreeMap::new(),
+            advertisements: Vec::new(),
             touched: Vec::new(),
             answers: Vec::new(),
             last: None,
-            strange: 0,
-            spoilt: 0,
+            unknown: 0,
+            corrupt: 0,
         }
     }
 
-    /// Datagrams that were dropped: of no line, and spoilt.
+    /// Datagrams that were dropped: of no UDP path, and corrupt.
     pub fn dropped(&self) -> (u64, u64) {
-        (self.strange, self.spoilt)
+        (self.unknown, self.corrupt)
     }
 
     /// Our token for `peer` at a socket; a new one if there is none.
     fn token_for(&mut self, peer: Peer, socket: usize) -> u64 {
-        let mut all = self.told.iter();
-        if let Some((&token, _)) = all.find(|(_, told)| (told.peer, told.socket) == (peer, socket))
+        let mut all = self.tokens.iter();
+        if let Some((&token, _)) =
+            all.find(|(_, advertised)| (advertised.peer, advertised.socket) == (peer, socket))
         {
             return token;
         }
         loop {
             let token = u64::from_le_bytes(random());
-            if token != 0 && !self.told.contains_key(&token) {
-                self.told.insert(token, Told::new(peer, socket));
+            if token != 0 && !self.tokens.contains_key(&token) {
+                self.tokens.insert(token, AdvertisedToken::new(peer, socket));
                 return token;
             }
         }
     }
 }
 
-impl Line {
+impl UdpPath {
     pub fn is_open(&self) -> bool {
-        self.flow.is_open()
+        self.monitor.is_open()
     }
 
     pub fn socket(&self) -> usize {
         self.socket
     }
 
-    pub fn is_doubted(&self) -> bool {
-        self.flow.is_doubted()
+    pub fn is_suspected(&self) -> bool {
+        self.monitor.is_suspected()
     }
 
     /// What the path can do. Whole messages that fit into one datagram are copied; pieces of longer ones stay where they are.
-    pub fn traits(&self, copy_max: u32) -> Path {
+    pub fn traits(&self, copy_max: u32) -> PathProperties {
         let payload_max = self.payload_max();
-        Path {
+        PathProperties {
             payload_max,
             eager_max: payload_max,
             first_piece: payload_max,
@@ -194,15 +198,16 @@ impl Line {
             checked: true,
             copy_max: copy_max.min(payload_max - 1),
             spare: false,
-            overtakes: true,
-            silent: true,
+            reorders: true,
+            silent_loss: true,
             datagram: Some(self.congestion),
         }
     }
 
     /// Payload for which every datagram has room, whatever the frame's head.
     fn payload_max(&self) -> u32 {
-        (self.flow.size() - TOKEN_BYTES - HEADER_BYTES - HEAD_BYTES_MAX - CHECK_BYTES) as u32
+        (self.monitor.size() - TOKEN_BYTES - HEADER_BYTES - KIND_HEADER_BYTES_MAX - CHECKSUM_BYTES)
+            as u32
     }
 }
 
@@ -212,25 +217,28 @@ impl Engine {
         self.datagrams.as_mut().expect("datagrams are in use")
     }
 
-    fn line(&mut self, id: usize) -> Option<(Peer, &mut Line)> {
+    fn udp_path(&mut self, id: usize) -> Option<(Peer, &mut UdpPath)> {
         let link = self.links.get_mut(id)?.as_mut()?;
         let peer = link.peer?;
         match &mut link.carrier {
-            Carrier::Datagram(line) => Some((peer, line)),
+            Carrier::Datagram(udp_path) => Some((peer, udp_path)),
             _ => None,
         }
     }
 
-    /// The lines of a peer.
-    fn lines_of(&self, peer: Peer) -> Vec<usize> {
-        let is_line =
+    /// The UDP paths of a peer.
+    fn udp_paths_of(&self, peer: Peer) -> Vec<usize> {
+        let is_udp_path =
             |link: &Link| link.peer == Some(peer) && matches!(link.carrier, Carrier::Datagram(_));
         let links = self.links.iter().enumerate();
-        links.filter(|(_, link)| link.as_deref().is_some_and(is_line)).map(|(id, _)| id).collect()
+        links
+            .filter(|(_, link)| link.as_deref().is_some_and(is_udp_path))
+            .map(|(id, _)| id)
+            .collect()
     }
 
-    /// A direct connection to `peer` is up: it is told where datagrams are taken at this end of it.
-    pub(super) fn tell_datagram_door(&mut self, peer: Peer, link: usize) {
+    /// A direct connection to `peer` is up: it is advertised where datagrams are taken at this end of it.
+    pub(super) fn advertise_udp(&mut self, peer: Peer, link: usize) {
         if self.datagrams.is_none() {
             return;
         }
@@ -241,23 +249,24 @@ impl Engine {
             Ok(socket) => {
                 let datagrams = self.datagrams();
                 let token = datagrams.token_for(peer, socket);
-                if let Some(told) = datagrams.told.get_mut(&token) {
-                    (told.is_known, told.again, told.pause) = (false, Time(0), TELL_NANOS_MIN);
+                if let Some(advertised) = datagrams.tokens.get_mut(&token) {
+                    (advertised.is_known, advertised.next_advertisement, advertised.pause) =
+                        (false, Time(0), ADVERTISE_NANOS_MIN);
                 }
-                self.tell_doors_again();
+                self.readvertise_udp();
             }
             Err(error) => log!(Warn, "no UDP at {own}: {error}"),
         }
     }
 
-    /// Tells peers of our doors that they do not know, as far as we can see.
-    fn tell_doors_again(&mut self) {
-        let now = self.idle.time();
+    /// Tells peers of our addresses that they do not know, as far as we can see.
+    fn readvertise_udp(&mut self) {
+        let now = self.poll_state.time();
         let datagrams = self.datagrams.as_mut().expect("datagrams are in use");
-        for (&token, told) in &mut datagrams.told {
-            if told.is_due(now) {
-                let Socket { ip, port, .. } = datagrams.sockets[told.socket];
-                self.core.tell_door(told.peer, door_at(ip, port, token));
+        for (&token, advertised) in &mut datagrams.tokens {
+            if advertised.is_due(now) {
+                let Socket { ip, port, .. } = datagrams.sockets[advertised.socket];
+                self.core.advertise_address(advertised.peer, advertisement_of(ip, port, token));
             }
         }
     }
@@ -271,138 +280,149 @@ impl Engine {
         let link = DatagramLink::bind(SocketAddr::new(ip, 0))?;
         let index = datagrams.sockets.len();
         let port = link.local_addr().port();
-        watch(&self.epoll, link.fd(), Token::Datagrams(index), EventFlags::IN)?;
+        watch(&self.epoll, link.fd(), EventToken::Datagrams(index), EventFlags::IN)?;
         let socket = Socket { ip, port, link: Some(link), blocked: Vec::new() };
         self.datagrams().sockets.push(socket);
         Ok(index)
     }
 
     /// `peer` takes datagrams at an address. Nothing is done yet: the connection that has said so is being read.
-    pub(super) fn handle_datagram_door(&mut self, peer: Peer, door: &Door) {
+    pub(super) fn handle_udp_advertisement(
+        &mut self,
+        peer: Peer,
+        advertisement: &AdvertisedAddress,
+    ) {
         if let Some(datagrams) = &mut self.datagrams {
-            datagrams.doors.push((peer, *door));
+            datagrams.advertisements.push((peer, *advertisement));
         }
     }
 
-    /// Makes lines to the doors that peers have told.
+    /// Makes UDP paths to the addresses that peers have advertised.
     #[inline]
-    pub(super) fn open_lines(&mut self) {
-        if self.datagrams.as_ref().is_some_and(|datagrams| !datagrams.doors.is_empty()) {
-            for (peer, door) in std::mem::take(&mut self.datagrams().doors) {
-                self.open_lines_to(peer, &door);
+    pub(super) fn open_udp_paths(&mut self) {
+        if self.datagrams.as_ref().is_some_and(|datagrams| !datagrams.advertisements.is_empty()) {
+            for (peer, advertisement) in std::mem::take(&mut self.datagrams().advertisements) {
+                self.open_udp_paths_to(peer, &advertisement);
             }
         }
     }
 
-    /// There is a line to a door from every address of ours that has a connection there.
+    /// There is a UDP path to an advertised address from every address of ours that has a connection there.
     #[cold]
-    fn open_lines_to(&mut self, peer: Peer, door: &Door) {
-        let to = address_of(door);
-        let routes = self.neighbours[peer.0 as usize].routes.clone();
-        let ends = routes.iter().filter_map(|route| self.links[route.link].as_ref()?.ends);
+    fn open_udp_paths_to(&mut self, peer: Peer, advertisement: &AdvertisedAddress) {
+        let to = advertised_address(advertisement);
+        let open_paths = self.peer_states[peer.0 as usize].open_paths.clone();
+        let ends =
+            open_paths.iter().filter_map(|open_path| self.links[open_path.link].as_ref()?.ends);
         let mut locals: Vec<IpAddr> =
             ends.filter(|&(_, theirs)| theirs == to.ip()).map(|(own, _)| own).collect();
         locals.sort_unstable();
         locals.dedup();
         for own in locals {
-            if let Err(error) = self.open_line(peer, own, to, door.token) {
+            if let Err(error) = self.open_udp_path(peer, own, to, advertisement.token) {
                 log!(Info, "{}: udp from {own} to {to}: {error}", self.core.address(peer));
             }
         }
     }
 
-    fn open_line(&mut self, peer: Peer, own: IpAddr, to: SocketAddr, token: u64) -> io::Result<()> {
+    fn open_udp_path(
+        &mut self,
+        peer: Peer,
+        own: IpAddr,
+        to: SocketAddr,
+        token: u64,
+    ) -> io::Result<()> {
         let socket = self.socket_at(own)?;
-        let now = self.idle.time();
-        for id in self.lines_of(peer) {
-            if let Some((_, line)) = self.line(id)
-                && (line.socket, line.to.ip()) == (socket, to.ip())
+        let now = self.poll_state.time();
+        for id in self.udp_paths_of(peer) {
+            if let Some((_, udp_path)) = self.udp_path(id)
+                && (udp_path.socket, udp_path.to.ip()) == (socket, to.ip())
             {
-                (line.to, line.token) = (to, token);
-                line.flow.shake(now);
+                (udp_path.to, udp_path.token) = (to, token);
+                udp_path.monitor.probe_now(now);
                 self.send_probes(id);
                 return Ok(());
             }
         }
         let own_token = self.datagrams().token_for(peer, socket);
-        let flow = Flow::new(now, DATAGRAM_BYTES_MAX);
+        let monitor = PathMonitor::new(now, DATAGRAM_BYTES_MAX);
         let congestion = self.datagrams().congestion;
         let has_worked = false;
-        let line = Line { socket, to, token, own_token, congestion, has_worked, flow };
-        let mut link = Link::new(Carrier::Datagram(Box::new(line)), Some(peer));
+        let udp_path = UdpPath { socket, to, token, own_token, congestion, has_worked, monitor };
+        let mut link = Link::new(Carrier::Datagram(Box::new(udp_path)), Some(peer));
         (link.sum, link.ends, link.path) =
             (self.identity.integrity, Some((own, to.ip())), UNOPENED);
         let id = free_slot(&mut self.links);
         self.links[id] = Some(Box::new(link));
-        if let Some(told) = self.datagrams().told.get_mut(&own_token) {
-            told.lines.push(id);
+        if let Some(advertised) = self.datagrams().tokens.get_mut(&own_token) {
+            advertised.udp_paths.push(id);
         }
         self.send_probes(id);
         Ok(())
     }
 
-    /// Whether link `id` may carry frames though it is not certain that they get through. Not a line that is doubted: there
+    /// Whether link `id` may carry frames though it is not certain that they get through. Not a UDP path that is doubted: there
     /// may be a better way.
     pub(super) fn may_carry(&self, id: usize) -> bool {
         let link = self.links[id].as_ref();
         link.is_none_or(|link| link.socket().is_none() || link.works())
     }
 
-    /// No connection to `peer` shows whether it is still there: its lines are asked.
-    pub(super) fn question_lines(&mut self, peer: Peer) {
+    /// No connection to `peer` shows whether it is still there: its UDP paths are asked.
+    pub(super) fn probe_udp_paths(&mut self, peer: Peer) {
         if self.datagrams.is_none() {
             return;
         }
-        let now = self.idle.time();
-        for id in self.lines_of(peer) {
-            if let Some((_, line)) = self.line(id) {
-                line.flow.question(now);
+        let now = self.poll_state.time();
+        for id in self.udp_paths_of(peer) {
+            if let Some((_, udp_path)) = self.udp_path(id) {
+                udp_path.monitor.expect_answer(now);
             }
         }
     }
 
-    /// Line `id` is no more: its peer is gone.
-    pub(super) fn forget_line(&mut self, id: usize, line: &Line) {
-        let own_token = line.own_token;
+    /// UDP path `id` is no more: its peer is gone.
+    pub(super) fn forget_udp_path(&mut self, id: usize, udp_path: &UdpPath) {
+        let own_token = udp_path.own_token;
         let datagrams = self.datagrams();
         datagrams.last = None;
         datagrams.touched.retain(|(touched, _)| *touched != id);
-        datagrams.answers.retain(|&(line, _)| line != id);
-        if let Some(told) = datagrams.told.get_mut(&own_token) {
-            told.lines.retain(|&line| line != id);
+        datagrams.answers.retain(|&(udp_path, _)| udp_path != id);
+        if let Some(advertised) = datagrams.tokens.get_mut(&own_token) {
+            advertised.udp_paths.retain(|&udp_path| udp_path != id);
         }
     }
 
     /// `peer` is gone: nothing is taken from it any more.
     pub(super) fn forget_tokens(&mut self, peer: Peer) {
         if let Some(datagrams) = &mut self.datagrams {
-            datagrams.told.retain(|_, told| told.peer != peer);
+            datagrams.tokens.retain(|_, advertised| advertised.peer != peer);
         }
     }
 
-    /// Whether frames between these addresses go in datagrams: by a line that works, or has worked as long as another does.
-    /// (What has silenced a line has probably silenced its connection, too, and that takes longer to be noticed.)
+    /// Whether frames between these addresses go in datagrams: by a UDP path that works, or has worked as long as another does.
+    /// (What has silenced a UDP path has probably silenced its connection, too, and that takes longer to be noticed.)
     pub(super) fn is_covered(&self, peer: Peer, ends: Option<(IpAddr, IpAddr)>) -> bool {
         if self.datagrams.is_none() {
             return false;
         }
         let theirs = self.links.iter().flatten().filter(|link| link.peer == Some(peer));
-        let lines = theirs.filter_map(|link| match &link.carrier {
-            Carrier::Datagram(line) => Some((line, link.ends)),
+        let udp_paths = theirs.filter_map(|link| match &link.carrier {
+            Carrier::Datagram(udp_path) => Some((udp_path, link.ends)),
             _ => None,
         });
-        let (mut is_beside, mut some_work) = (false, false);
-        for (line, between) in lines {
-            is_beside |= between == ends && line.has_worked;
-            some_work |= line.is_open() && !line.is_doubted();
+        let (mut has_tcp_beside, mut some_work) = (false, false);
+        for (udp_path, between) in udp_paths {
+            has_tcp_beside |= between == ends && udp_path.has_worked;
+            some_work |= udp_path.is_open() && !udp_path.is_suspected();
         }
-        is_beside && some_work
+        has_tcp_beside && some_work
     }
 
     /// The core has something to do when its time has come.
     #[inline]
     pub(super) fn handle_time(&mut self) {
-        let now = self.idle.time();
+        let now = self.poll_state.time();
         self.core.set_time(now);
         self.do_what_is_due(now);
     }
@@ -416,12 +436,12 @@ impl Engine {
         }
     }
 
-    /// Sends the probes of line `id` that are due.
+    /// Sends the probes of UDP path `id` that are due.
     fn send_probes(&mut self, id: usize) {
-        let (now, pause_max) = (self.idle.time(), self.identity.redial_max.as_nanos() as u64);
-        while let Some((_, line)) = self.line(id) {
-            let (socket, to, token) = (line.socket, line.to, line.token);
-            let Some(probe) = line.flow.due_probe(now, pause_max) else {
+        let (now, pause_max) = (self.poll_state.time(), self.identity.redial_max.as_nanos() as u64);
+        while let Some((_, udp_path)) = self.udp_path(id) {
+            let (socket, to, token) = (udp_path.socket, udp_path.to, udp_path.token);
+            let Some(probe) = udp_path.monitor.due_probe(now, pause_max) else {
                 return;
             };
             self.send_probe(socket, to, probe, token, false);
@@ -432,7 +452,7 @@ impl Engine {
         &mut self,
         socket: usize,
         to: SocketAddr,
-        probe: Probe,
+        probe: PathProbe,
         token: u64,
         is_answer: bool,
     ) {
@@ -446,158 +466,163 @@ impl Engine {
         self.handle_notices(socket);
     }
 
-    /// An answer, or time, has changed what line `id` can do.
-    fn handle_news(&mut self, id: usize, news: News) {
-        let Some((peer, line)) = self.line(id) else {
+    /// An answer, or time, has changed what UDP path `id` can do.
+    fn handle_change(&mut self, id: usize, change: PathChange) {
+        let Some((peer, udp_path)) = self.udp_path(id) else {
             return;
         };
-        let (to, size) = (line.to, line.flow.size());
-        match news {
-            News::Nothing => return,
-            News::Opened => {
-                if !self.open_route(peer, id) {
-                    if let Some((_, line)) = self.line(id) {
-                        line.flow.close(Time(u64::MAX));
+        let (to, size) = (udp_path.to, udp_path.monitor.size());
+        match change {
+            PathChange::Nothing => return,
+            PathChange::Opened => {
+                if !self.add_path(peer, id) {
+                    if let Some((_, udp_path)) = self.udp_path(id) {
+                        udp_path.monitor.close(Time(u64::MAX));
                     }
                     return;
                 }
-                if let Some((_, line)) = self.line(id) {
-                    line.has_worked = true;
+                if let Some((_, udp_path)) = self.udp_path(id) {
+                    udp_path.has_worked = true;
                 }
                 log!(Info, "{}: udp to {to}", self.core.address(peer));
-                if self.neighbours[peer.0 as usize].out != Out::Gone {
-                    // Whatever is being dialled is dialled all the same: a line is no connection.
-                    self.set_out(peer, Out::Up(id));
+                if self.peer_states[peer.0 as usize].send_state != SendState::Closed {
+                    // Whatever is being dialled is dialled all the same: a UDP path is no connection.
+                    self.set_send_state(peer, SendState::Up(id));
                 }
             }
-            News::Resized => {
+            PathChange::Resized => {
                 log!(Info, "{}: udp to {to}: datagrams of {size} bytes", self.core.address(peer));
             }
         }
-        self.share_work(peer);
+        self.restripe(peer);
         self.drain_actions();
     }
 
-    /// Line `id` works no more: what it carried goes by others, and it is tried anew.
-    fn close_line(&mut self, id: usize, why: &'static str) {
-        let Some((peer, _)) = self.line(id) else {
+    /// UDP path `id` works no more: what it carried goes by others, and it is tried anew.
+    fn close_udp_path(&mut self, id: usize, why: &'static str) {
+        let Some((peer, _)) = self.udp_path(id) else {
             return;
         };
         let ends = self.links[id].as_ref().and_then(|link| link.ends);
         let why = io::Error::new(io::ErrorKind::TimedOut, why);
-        self.lose_route(peer, id, ends, &why);
+        self.lose_path(peer, id, ends, &why);
         if let Some(link) = self.links[id].as_mut() {
             link.path = UNOPENED;
         }
     }
 
-    /// Looks after all lines: probes that are due, silence. To be called every few milliseconds.
+    /// Looks after all UDP paths: probes that are due, silence. To be called every few milliseconds.
     #[cold]
     pub(super) fn check_datagrams(&mut self, gap: Duration) {
-        self.open_lines();
-        self.tell_doors_again();
-        let (now, patience) = (self.idle.time(), self.identity.suspect_after.as_nanos() as u64);
+        self.open_udp_paths();
+        self.readvertise_udp();
+        let (now, suspect_after) =
+            (self.poll_state.time(), self.identity.suspect_after.as_nanos() as u64);
         for id in 0..self.links.len() {
-            let Some((peer, line)) = self.line(id) else {
+            let Some((peer, udp_path)) = self.udp_path(id) else {
                 continue;
             };
-            if gap > ABSENCE {
-                line.flow.handle_absence(now);
+            if gap > POLL_GAP_MIN {
+                udp_path.monitor.handle_poll_gap(now);
             }
-            let news = line.flow.expire(now);
-            self.handle_news(id, news);
-            self.look_for_swallowed(peer, id);
-            let elsewhere = self.heard_elsewhere(peer, id);
+            let change = udp_path.monitor.expire(now);
+            self.handle_change(id, change);
+            self.detect_black_hole(peer, id);
+            let elsewhere = self.last_received_elsewhere(peer, id);
             let is_bypassed = self.is_bypassed(peer, id, now);
-            let Some((_, line)) = self.line(id) else {
+            let Some((_, udp_path)) = self.udp_path(id) else {
                 continue;
             };
-            if is_bypassed && line.flow.doubt(now) {
-                self.share_work(peer);
+            if is_bypassed && udp_path.monitor.suspect(now) {
+                self.restripe(peer);
             }
-            let Some((_, line)) = self.line(id) else {
+            let Some((_, udp_path)) = self.udp_path(id) else {
                 continue;
             };
-            match line.flow.judge(now, patience, elsewhere) {
-                Verdict::Fine => (),
-                Verdict::Doubt => {
+            match udp_path.monitor.assess(now, suspect_after, elsewhere) {
+                PathHealth::Alive => (),
+                PathHealth::Suspected => {
                     log!(Debug, "{}: udp is silent", self.core.address(peer));
-                    self.share_work(peer);
+                    self.restripe(peer);
                 }
-                Verdict::Lost => self.close_line(id, "nothing is heard any more"),
+                PathHealth::Lost => self.close_udp_path(id, "nothing is heard any more"),
             }
             self.send_probes(id);
         }
     }
 
-    /// Several of a line's largest datagrams in a row are lost: perhaps their size does not pass any more.
-    fn look_for_swallowed(&mut self, peer: Peer, id: usize) {
+    /// Several of a UDP path's largest datagrams in a row are lost: perhaps their size does not pass any more.
+    fn detect_black_hole(&mut self, peer: Peer, id: usize) {
         let Some(path) = self.links[id].as_ref().map(|link| link.path) else {
             return;
         };
-        let lost = self.core.path_use(peer, path).map_or(0, |done| done.large_lost);
-        if let Some((_, line)) = self.line(id).filter(|_| lost >= SWALLOWED) {
-            line.flow.shake_size();
+        let lost = self.core.path_statistics(peer, path).map_or(0, |done| done.large_lost);
+        if let Some((_, udp_path)) = self.udp_path(id).filter(|_| lost >= BLACK_HOLE_LOSSES) {
+            udp_path.monitor.recheck_size();
         }
     }
 
-    /// Whether the peer sends over the connection beside line `id` and not by it: it does not trust the line.
+    /// Whether the peer sends over the connection beside UDP path `id` and not by it: it does not trust the UDP path.
     fn is_bypassed(&self, peer: Peer, id: usize, now: Time) -> bool {
         let Some(link) = self.links[id].as_ref() else {
             return false;
         };
-        let is_beside =
+        let has_tcp_beside =
             |it: &&Link| (it.peer, it.ends) == (Some(peer), link.ends) && it.is_stream();
         let links = self.links.iter().filter_map(Option::as_deref);
-        let beside = links.filter(is_beside).map(|beside| beside.heard).max();
-        beside.is_some_and(|heard| {
+        let last_over_tcp = links.filter(has_tcp_beside).map(|link| link.last_received).max();
+        last_over_tcp.is_some_and(|heard| {
             let is_recent = now.nanos_since(heard) < 2 * BYPASS_NANOS;
-            is_recent && heard.nanos_since(link.heard) > BYPASS_NANOS
+            is_recent && heard.nanos_since(link.last_received) > BYPASS_NANOS
         })
     }
 
     /// When something from `peer` came last by another link than `id`.
-    fn heard_elsewhere(&self, peer: Peer, id: usize) -> Time {
+    fn last_received_elsewhere(&self, peer: Peer, id: usize) -> Time {
         let links = self.links.iter().enumerate().filter(|&(other, _)| other != id);
         let theirs = links.filter_map(|(_, link)| link.as_ref()).filter(|l| l.peer == Some(peer));
-        theirs.map(|link| link.heard).max().unwrap_or(Time(0))
+        theirs.map(|link| link.last_received).max().unwrap_or(Time(0))
     }
 
-    /// What the kernel says about destinations. None of it is believed: the line is looked at.
+    /// What the kernel says about destinations. None of it is believed: the UDP path is looked at.
     pub(super) fn handle_notices(&mut self, socket: usize) {
         let Some(link) = &mut self.datagrams().sockets[socket].link else {
             return;
         };
-        let notices: Vec<Notice> = link.take_notices().collect();
-        let now = self.idle.time();
+        let notices: Vec<DestinationNotice> = link.take_notices().collect();
+        let now = self.poll_state.time();
         for notice in notices {
             for id in 0..self.links.len() {
-                let Some((_, line)) = self.line(id) else {
+                let Some((_, udp_path)) = self.udp_path(id) else {
                     continue;
                 };
-                if (line.socket, line.to) != (socket, notice.to) {
+                if (udp_path.socket, udp_path.to) != (socket, notice.to) {
                     continue;
                 }
-                let news = match notice.trouble {
-                    Trouble::TooLarge { size: 0, mtu } => {
+                let change = match notice.error {
+                    DestinationError::TooLarge { size: 0, mtu } => {
                         let fits = mtu.unwrap_or(0) as usize;
-                        let size = line.flow.size();
+                        let size = udp_path.monitor.size();
                         if fits < size + PACKET_BYTES {
-                            line.flow.handle_too_large(now, size)
+                            udp_path.monitor.handle_too_large(now, size)
                         } else {
-                            News::Nothing
+                            PathChange::Nothing
                         }
                     }
-                    Trouble::TooLarge { size, .. } => line.flow.handle_too_large(now, size),
-                    Trouble::Suspect { .. } | Trouble::Crowded => News::Nothing,
+                    DestinationError::TooLarge { size, .. } => {
+                        udp_path.monitor.handle_too_large(now, size)
+                    }
+                    DestinationError::Unreachable { .. } | DestinationError::QueueFull => {
+                        PathChange::Nothing
+                    }
                 };
-                self.handle_news(id, news);
+                self.handle_change(id, change);
             }
         }
     }
 
     /// Whether what this endpoint has sent may be lost when it ends.
-    pub(super) fn has_lines(&self) -> bool {
+    pub(super) fn has_udp_paths(&self) -> bool {
         let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
         self.links.iter().flatten().any(|link| is_open(link))
     }
@@ -605,34 +630,35 @@ impl Engine {
 
 #[cfg(test)]
 impl Engine {
-    /// Where the first socket is, and a token that somebody was told for it.
-    pub(super) fn door_for_tests(&mut self) -> (SocketAddr, u64) {
+    /// Where the first socket is, and a token that somebody was advertised for it.
+    pub(super) fn advertised_for_tests(&mut self) -> (SocketAddr, u64) {
         let datagrams = self.datagrams();
-        let (&token, told) = datagrams.told.first_key_value().expect("somebody was told");
-        let socket = &datagrams.sockets[told.socket];
+        let (&token, advertised) =
+            datagrams.tokens.first_key_value().expect("somebody was advertised");
+        let socket = &datagrams.sockets[advertised.socket];
         (SocketAddr::new(socket.ip, socket.port), token)
     }
 
-    /// The first line is found not to work, and is tried anew.
-    pub(super) fn close_line_for_tests(&mut self) {
+    /// The first UDP path is found not to work, and is tried anew.
+    pub(super) fn close_udp_path_for_tests(&mut self) {
         let is_open = |link: &Link| matches!(&link.carrier, Carrier::Datagram(l) if l.is_open());
         let links = self.links.iter();
         let first = links.map(Option::as_deref).position(|link| link.is_some_and(is_open));
-        let id = first.expect("a line");
-        if let Some((_, line)) = self.line(id) {
+        let id = first.expect("a UDP path");
+        if let Some((_, udp_path)) = self.udp_path(id) {
             let now = Time(0);
-            line.flow.close(now);
+            udp_path.monitor.close(now);
         }
-        self.close_line(id, "a test");
+        self.close_udp_path(id, "a test");
     }
 
-    /// Sends these bytes behind the right token by the first line; false if there is no line.
+    /// Sends these bytes behind the right token by the first UDP path; false if there is no UDP path.
     pub(super) fn send_junk_for_tests(&mut self, bytes: &[u8]) -> bool {
-        let lines = self.links.iter().filter_map(|link| match &link.as_ref()?.carrier {
-            Carrier::Datagram(line) => Some((line.socket, line.to, line.token)),
+        let udp_paths = self.links.iter().filter_map(|link| match &link.as_ref()?.carrier {
+            Carrier::Datagram(udp_path) => Some((udp_path.socket, udp_path.to, udp_path.token)),
             _ => None,
         });
-        let Some((socket, to, token)) = lines.into_iter().next() else {
+        let Some((socket, to, token)) = udp_paths.into_iter().next() else {
             return false;
         };
         let datagram = [&token.to_le_bytes()[..], bytes].concat();

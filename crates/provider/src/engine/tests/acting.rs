@@ -13,7 +13,7 @@ fn advice_while(party: &mut Party, mut act: impl FnMut(&mut Party)) -> Vec<Advic
         act(party);
         for _ in 0..2 {
             let advice = party.engine.progress();
-            party.engine.note_rest(advice, 0);
+            party.engine.note_advice_taken(advice, 0);
             seen.push(advice);
         }
     }
@@ -23,7 +23,7 @@ fn advice_while(party: &mut Party, mut act: impl FnMut(&mut Party)) -> Vec<Advic
 #[test]
 fn whoever_reads_a_counter_that_waits_for_nothing_never_parks() {
     let mut party = Party::open();
-    let advice = advice_while(&mut party, |party| assert!(party.engine.glance()));
+    let advice = advice_while(&mut party, |party| assert!(party.engine.progress_for_counter()));
     assert!(!advice.contains(&Advice::Park));
     let advice = advice_while(&mut party, |_| ());
     assert!(advice.contains(&Advice::Park), "a loop that only waits");
@@ -43,13 +43,13 @@ fn whoever_posts_operations_never_parks() {
 #[test]
 fn a_counter_of_operations_in_flight_is_waited_for() {
     let (mut one, mut other, number) = linked();
-    assert!(one.engine.glance());
+    assert!(one.engine.progress_for_counter());
     one.write(number).unwrap();
-    assert!(!one.engine.glance());
+    assert!(!one.engine.progress_for_counter());
     until(|| {
         other.engine.progress();
         one.engine.progress();
         one.next().is_some()
     });
-    assert!(one.engine.glance());
+    assert!(one.engine.progress_for_counter());
 }

@@ -74,6 +74,6 @@ fn an_address_that_both_nodes_have_is_not_called() {
         let IpAddr::V4(ip) = ours else { continue };
         let number = peer_at(&mut party, address, ip.octets());
         let peer = party.engine.peer_of(number).unwrap();
-        assert!(!party.engine.may_lead_to(peer, &SocketAddr::new(ours, address.port())));
+        assert!(!party.engine.is_worth_dialling(peer, &SocketAddr::new(ours, address.port())));
     }
 }

@@ -71,5 +71,5 @@ fn closing_waits_until_what_a_relay_in_shared_memory_has_taken_has_arrived() {
     until(|| closing.is_finished());
     let paths = closing.join().unwrap();
     assert_eq!(paths.iter().map(|path| path.what).collect::<Vec<_>>(), ["relay"]);
-    assert_eq!(paths[0].state, ledger::State::Up);
+    assert_eq!(paths[0].state, path_statistics::PathState::Up);
 }

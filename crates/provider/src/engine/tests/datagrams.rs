@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 
 use landbridge_proto::path::congestion;
-use landbridge_proto::wire::datagram::{PROBE_BYTES, Probe, TOKEN_BYTES};
+use landbridge_proto::wire::datagram::{PROBE_BYTES, PathProbe, TOKEN_BYTES};
 
 use super::super::datagrams::Datagrams;
 use super::*;
@@ -19,10 +19,12 @@ impl Pair {
     /// Joined by TCP over the loopback, with a line that is open on both sides.
     fn open() -> Self {
         let mut pair = Self::join(|party| {
-            let datagrams = Datagrams::new(congestion::Kind::Cubic);
+            let datagrams = Datagrams::new(congestion::CongestionAlgorithm::Cubic);
             party.engine.datagrams = Some(Box::new(datagrams));
         });
-        until(|| pair.turn() && pair.one.engine.has_lines() && pair.other.engine.has_lines());
+        until(|| {
+            pair.turn() && pair.one.engine.has_udp_paths() && pair.other.engine.has_udp_paths()
+        });
         pair
     }
 
@@ -80,17 +82,18 @@ impl Pair {
     fn hide_doors(&mut self) {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for party in [&mut self.one, &mut self.other] {
-            party.engine.neighbours[0].name = Some(name_at(closed, 1));
+            party.engine.peer_states[0].name = Some(name_at(closed, 1));
         }
     }
 
     /// Bytes that the first has sent over UDP.
     fn bytes_over_udp(&mut self) -> u64 {
         let engine = &self.one.engine;
-        let lines = engine.neighbours[0].routes.iter().filter(|route| {
-            engine.links[route.link].as_ref().is_some_and(|link| link.socket().is_some())
+        let lines = engine.peer_states[0].open_paths.iter().filter(|open_path| {
+            engine.links[open_path.link].as_ref().is_some_and(|link| link.socket().is_some())
         });
-        let done = lines.filter_map(|route| engine.core.path_use(Peer(0), route.path));
+        let done =
+            lines.filter_map(|open_path| engine.core.path_statistics(Peer(0), open_path.path));
         done.map(|done| done.bytes).sum()
     }
 }
@@ -108,9 +111,9 @@ fn messages_of_all_sizes_go_in_datagrams() {
 #[test]
 fn what_strangers_send_is_dropped() {
     let mut pair = Pair::open();
-    let (to, token) = pair.other.engine.door_for_tests();
+    let (to, token) = pair.other.engine.advertised_for_tests();
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let guess = Probe { size: PROBE_BYTES as u32, number: 1 };
+    let guess = PathProbe { size: PROBE_BYTES as u32, number: 1 };
     let frame = [&token.to_le_bytes()[..], &[0xff; 100]].concat();
     let sent: [&[u8]; 4] =
         [&[], &token.to_le_bytes()[..TOKEN_BYTES - 1], &guess.emit(!token, false), &frame];
@@ -135,7 +138,7 @@ fn spoilt_datagrams_of_a_peer_count_as_lost() {
     }
     until(|| pair.turn() && pair.other.engine.datagrams.as_ref().unwrap().dropped().1 >= 4);
     pair.exchange(100_000);
-    assert!(pair.other.engine.has_lines());
+    assert!(pair.other.engine.has_udp_paths());
 }
 
 /// No kernel confirms a datagram, so nothing but silence shows that a process has died.
@@ -146,10 +149,10 @@ fn a_peer_that_dies_is_given_up_though_a_line_to_it_was_open() {
     drop(other);
     until(|| {
         one.engine.progress();
-        one.engine.neighbours[0].out == Out::Gone
+        one.engine.peer_states[0].send_state == SendState::Closed
     });
     assert!(start.elapsed() < Duration::from_secs(5), "after {:?}", start.elapsed());
-    assert!(!one.engine.has_lines());
+    assert!(!one.engine.has_udp_paths());
 }
 
 #[test]
@@ -170,21 +173,23 @@ fn a_line_alone_carries_and_its_connection_is_dialled_all_the_same() {
     pair.exchange(100_000);
     let start = Instant::now();
     until(|| pair.turn() && start.elapsed() > Duration::from_millis(800));
-    let neighbour = &pair.one.engine.neighbours[0];
-    assert!(neighbour.repair.is_some() && matches!(neighbour.out, Out::Up(_)));
+    let peer_state = &pair.one.engine.peer_states[0];
+    assert!(peer_state.reconnect.is_some() && matches!(peer_state.send_state, SendState::Up(_)));
     pair.exchange(100_000);
 }
 
 #[test]
 fn a_line_that_opens_is_used_whatever_is_being_dialled() {
-    for out in [Out::Cut, Out::Dialling, Out::AwaitTurn, Out::AwaitRelay] {
+    for out in
+        [SendState::Reconnecting, SendState::Dialling, SendState::DialQueued, SendState::AwaitRelay]
+    {
         let mut pair = Pair::open();
         pair.hide_doors();
-        pair.one.engine.close_line_for_tests();
+        pair.one.engine.close_udp_path_for_tests();
         pair.cut_connection();
-        pair.one.engine.neighbours[0].out = out;
+        pair.one.engine.peer_states[0].send_state = out;
         until(|| pair.turn() && pair.one.is_linked());
-        assert!(pair.one.engine.neighbours[0].repair.is_some(), "{out:?}");
+        assert!(pair.one.engine.peer_states[0].reconnect.is_some(), "{out:?}");
         pair.exchange(100_000);
     }
 }

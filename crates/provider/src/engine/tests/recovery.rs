@@ -30,7 +30,7 @@ impl Recorded {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 9));
         let number = party.av.insert(name_at(nowhere, 1));
         let engine = &mut party.engine;
-        engine.replay = Some(Replay::new(engine.idle.time()));
+        engine.replay = Some(Replay::new(engine.poll_state.time()));
         let id = engine.links.len();
         engine.links.push(Some(Box::new(Link::new(Carrier::Shm(Box::new(ours)), None))));
         engine.rings.push(id);
@@ -40,18 +40,18 @@ impl Recorded {
         Recorded { party, relay, number }
     }
 
-    /// After a start that has told `intakes` and sent so many other frames.
-    fn start_again(intakes: &[Vec<u8>], sent: u64) -> Recorded {
+    /// After a start that has told `determinants` and sent so many other frames.
+    fn start_again(determinants: &[Vec<u8>], sent: u64) -> Recorded {
         let mut again = Recorded::start();
-        let told = Header::parse(&intakes[0]).unwrap();
+        let told = Header::parse(&determinants[0]).unwrap();
         let mut opening = [0; HEADER_BYTES];
-        let credit = intakes.len() as u32;
+        let credit = determinants.len() as u32;
         Header { sequence: 0, credit, delivered: sent, ..told }.emit(&mut opening);
         assert!(again.relay.send(&opening, &[]));
-        for intake in intakes {
-            assert!(again.relay.send(intake, &[]));
+        for determinant in determinants {
+            assert!(again.relay.send(determinant, &[]));
         }
-        again.party.engine.learn_record().unwrap();
+        again.party.engine.begin_replay().unwrap();
         again
     }
 
@@ -86,32 +86,36 @@ fn what_was_asked_because_of_the_time_alone_is_asked_again_at_the_same_poll() {
     first.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     first.poll(3);
     let asked = first.sent();
-    assert_eq!(kinds(&asked), [Kind::Intake, Kind::Ask], "told in front of what follows");
-    let intake = Header::parse(&asked[0]).unwrap();
-    assert_eq!((intake.sequence, intake.credit), (4, 0));
-    assert!(intake.delivered >= LONG_MICROS);
+    assert_eq!(
+        kinds(&asked),
+        [Kind::Determinant, Kind::StatusRequest],
+        "told in front of what follows"
+    );
+    let determinant = Header::parse(&asked[0]).unwrap();
+    assert_eq!((determinant.sequence, determinant.credit), (4, 0));
+    assert!(determinant.delivered >= LONG_MICROS);
 
     let mut second = Recorded::start_again(&asked[..1], 2);
     second.party.send(second.number).unwrap();
     second.poll(3);
     assert_eq!(second.sent(), before);
-    assert!(second.party.engine.is_repeating());
+    assert!(second.party.engine.is_replaying());
     second.poll(1);
     assert_eq!(second.sent(), asked[1..], "without a moment's wait");
-    assert!(!second.party.engine.is_repeating());
+    assert!(!second.party.engine.is_replaying());
     // It goes on as the first one would have.
     second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
     assert_eq!(second.sent().len(), 0, "the second question waits twice as long");
     second.party.engine.replay.as_mut().unwrap().pass_time(LONG_MICROS);
     second.poll(1);
-    assert_eq!(kinds(&second.sent()), [Kind::Intake, Kind::Ask]);
+    assert_eq!(kinds(&second.sent()), [Kind::Determinant, Kind::StatusRequest]);
 }
 
 #[test]
 fn who_is_not_taken_back_says_where_to_read_why() {
     let Recorded { mut party, relay, .. } = Recorded::start();
     drop(relay);
-    let error = party.engine.learn_record().unwrap_err().to_string();
+    let error = party.engine.begin_replay().unwrap_err().to_string();
     assert!(error.contains("--relay-log"), "{error}");
 }

@@ -8,8 +8,8 @@ use crate::abi::*;
 
 mod getinfo;
 mod objects;
+mod options;
 mod queues;
-mod terms;
 mod vectors;
 
 const EINVAL: i32 = -libc::EINVAL;

@@ -1,0 +1,704 @@
+//! How connections come to be: doors that are answered, and relays that are dialled.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use landbridge_proto::id::ClusterId;
+use landbridge_proto::relay::{NewStream, STREAMS_MAX};
+use landbridge_proto::route::routing_table::LinkId;
+use landbridge_proto::wire::hello::{Introduction, Role};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+
+use super::pending_connection::{HelloProgress, Origin, PendingConnection};
+use super::transport::Transport;
+use super::udp_backoff::UdpBackoff;
+use super::udp_upgrade::UdpUpgrade;
+use super::{ConnectionKey, EventLoop, PENDING_MAX, Phase, RelayStream, Remote};
+use crate::engine::{LinkState, Peer, Setup};
+use crate::link::relay_shm::RelayShmLink;
+use crate::link::shm::{Mapper, ShmLink};
+use crate::link::socket::Socket;
+use crate::link::tls::TlsLink;
+use crate::sys;
+
+/// Tokens from here on are doors.
+pub const LISTENER_BASE: u64 = u64::MAX - 1_000;
+/// Tokens from here on are controls.
+pub const CONTROL_BASE: u64 = u64::MAX - 500;
+
+/// Connections accepted before others get a turn.
+const ACCEPTS_MAX: usize = 64;
+/// How long the doors stay closed when there are no more descriptors.
+const ACCEPT_PAUSE_MILLIS: u64 = 100;
+/// The first pause before a relay is dialled again; doubled each time, up to what the user allows.
+const DIAL_MILLIS_MIN: u64 = 100;
+
+/// A network where UDP is dropped and TCP is not answers a TCP dial sooner.
+const OUTAGE_CONNECT_MILLIS: u64 = 900;
+
+enum ListeningSocket {
+    Tcp(TcpListener, Origin),
+    Unix(UnixListener),
+}
+
+/// The listening sockets, and a descriptor in reserve for when there are no more.
+pub struct Listeners {
+    sockets: Vec<ListeningSocket>,
+    reserve: Option<OwnedFd>,
+    paused_until: Option<u64>,
+}
+
+impl Listeners {
+    pub fn open(
+        epoll: &OwnedFd,
+        ranks: TcpListener,
+        unix: Option<UnixListener>,
+        relays: Option<TcpListener>,
+    ) -> io::Result<Self> {
+        let mut sockets = vec![ListeningSocket::Tcp(ranks, Origin::Ranks)];
+        sockets.extend(relays.map(|listener| ListeningSocket::Tcp(listener, Origin::Relays)));
+        sockets.extend(unix.map(ListeningSocket::Unix));
+        for (index, listener) in sockets.iter().enumerate() {
+            rustix::io::ioctl_fionbio(listener, true)?;
+            let data = EventData::new_u64(LISTENER_BASE + index as u64);
+            epoll::add(epoll, listener, data, EventFlags::IN)?;
+        }
+        Ok(Self { sockets, reserve: open_reserve(), paused_until: None })
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
+    }
+
+    fn pause(&mut self, epoll: &OwnedFd) {
+        self.paused_until = Some(sys::now_millis() + ACCEPT_PAUSE_MILLIS);
+        for listener in &self.sockets {
+            let _ = epoll::delete(epoll, listener);
+        }
+    }
+
+    pub fn resume(&mut self, epoll: &OwnedFd, now_millis: u64) {
+        if self.reserve.is_none() {
+            self.reserve = open_reserve();
+        }
+        if self.paused_until.is_none_or(|until| until > now_millis) {
+            return;
+        }
+        self.paused_until = None;
+        for (index, listener) in self.sockets.iter().enumerate() {
+            let data = EventData::new_u64(LISTENER_BASE + index as u64);
+            let _ = epoll::add(epoll, listener, data, EventFlags::IN);
+        }
+    }
+}
+
+impl AsFd for ListeningSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            ListeningSocket::Tcp(listener, _) => listener.as_fd(),
+            ListeningSocket::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+fn open_reserve() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+impl ListeningSocket {
+    fn accept(&self) -> io::Result<(OwnedFd, Remote, Origin)> {
+        match self {
+            ListeningSocket::Tcp(listener, origin) => {
+                let (stream, address) = listener.accept()?;
+                Ok((stream.into(), Remote::Ip(address), *origin))
+            }
+            ListeningSocket::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                let pid = sys::peer_pid(&stream);
+                Ok((stream.into(), Remote::Process(pid), Origin::Unix))
+            }
+        }
+    }
+}
+
+/// A stream to a relay that is to be dialled.
+pub struct Dial {
+    pub(super) peer: Peer,
+    /// Number of the stream, from 0 on.
+    pub(super) stream: u32,
+    next: usize,
+    due_millis: Option<u64>,
+    pause_millis: u64,
+    pause_millis_max: u64,
+    /// Why each address could not be reached, as far as that has been told since the link was up.
+    reported: Vec<(String, String)>,
+    /// Over UDP it could not be reached here: TCP is next.
+    fallback: Option<SocketAddr>,
+    /// When UDP has failed, if TCP may still show that it was the whole network.
+    udp_failed_millis: Option<u64>,
+    /// UDP has failed twice in a row, or is about to be tried for the second time.
+    is_udp_retry: bool,
+    /// TCP is let go of in favour of UDP.
+    is_dropped_for_udp: bool,
+    pub(super) udp_backoff: UdpBackoff,
+    pub(super) udp_upgrade: UdpUpgrade,
+}
+
+impl Dial {
+    /// As many as there are to be streams.
+    pub fn all(peer: &Peer, setup: &Setup, now_millis: u64) -> Vec<Self> {
+        let pause_millis_max = (setup.redial_max.as_millis() as u64).max(DIAL_MILLIS_MIN);
+        let new = |stream| Self {
+            peer: peer.clone(),
+            stream,
+            next: 0,
+            due_millis: Some(now_millis),
+            pause_millis: DIAL_MILLIS_MIN,
+            pause_millis_max,
+            reported: Vec::new(),
+            fallback: None,
+            udp_failed_millis: None,
+            is_udp_retry: false,
+            is_dropped_for_udp: false,
+            udp_backoff: UdpBackoff::default(),
+            udp_upgrade: UdpUpgrade::default(),
+        };
+        (0..setup.wan_streams.clamp(1, STREAMS_MAX) as u32).map(new).collect()
+    }
+
+    pub fn is_scheduled(&self) -> bool {
+        self.due_millis.is_some()
+    }
+
+    /// Whether this reason is another one than the last for this address. There are no more entries than
+    /// addresses.
+    fn is_new_reason(&mut self, address: String, why: &str) -> bool {
+        match self.reported.iter_mut().find(|(known, _)| *known == address) {
+            Some((_, reason)) if reason == why => false,
+            Some((_, reason)) => {
+                *reason = why.to_string();
+                true
+            }
+            None => {
+                self.reported.push((address, why.to_string()));
+                true
+            }
+        }
+    }
+
+    /// TCP gets through: but so late after UDP has failed that this was the network's fault? It is tried once more.
+    fn suspects_outage(&mut self, now_millis: u64) -> bool {
+        let failed = self.udp_failed_millis.take();
+        self.is_dropped_for_udp = failed.is_some_and(|at| now_millis > at + OUTAGE_CONNECT_MILLIS);
+        self.is_udp_retry |= self.is_dropped_for_udp;
+        // The same address, not the one after it.
+        self.next -= usize::from(self.is_dropped_for_udp);
+        self.is_dropped_for_udp
+    }
+
+    fn next_address(&mut self) -> Option<SocketAddr> {
+        let address = self.peer.addresses.get(self.next % self.peer.addresses.len().max(1));
+        self.next += 1;
+        address.copied()
+    }
+}
+
+impl EventLoop<'_> {
+    pub(super) fn accept_connections(&mut self, index: usize) {
+        for _ in 0..ACCEPTS_MAX {
+            match self.listeners.sockets[index].accept() {
+                Ok((socket, remote, origin)) => self.handle_accepted(socket, remote, origin),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        self.refuse_without_descriptors(index, &error);
+                        return;
+                    }
+                    // It has left before we came to the door.
+                    _ => continue,
+                },
+            }
+        }
+    }
+
+    /// With the reserve the connection can at least be taken and closed; then the doors rest.
+    fn refuse_without_descriptors(&mut self, index: usize, error: &io::Error) {
+        drop(self.listeners.reserve.take());
+        if let Ok((_, remote, _)) = self.listeners.sockets[index].accept() {
+            self.report.accepted += 1;
+            let why = format!("{error}; raise the limit of open files (ulimit -n)");
+            self.refuse(&remote, &why);
+        }
+        self.listeners.reserve = open_reserve();
+        self.listeners.pause(&self.epoll);
+    }
+
+    fn handle_accepted(&mut self, socket: OwnedFd, remote: Remote, origin: Origin) {
+        let transport = rustix::io::ioctl_fionbio(&socket, true)
+            .map_err(|error| error.to_string())
+            .and_then(|()| self.transport_of(socket, origin));
+        self.add_pending(transport, remote, origin);
+    }
+
+    pub(super) fn add_pending(
+        &mut self,
+        transport: Result<Transport, String>,
+        remote: Remote,
+        origin: Origin,
+    ) {
+        self.report.accepted += 1;
+        if self.pending_count >= PENDING_MAX {
+            self.close_oldest_pending();
+        }
+        let pending = PendingConnection::new(origin, sys::now_millis());
+        match transport {
+            Ok(transport) => match self.open(transport, pending, remote) {
+                Ok(slot) => self.enqueue(slot),
+                Err(error) => self.host.log(format_args!("cannot watch a connection: {error}")),
+            },
+            Err(why) => self.refuse(&remote, &why),
+        }
+    }
+
+    fn transport_of(&self, socket: OwnedFd, origin: Origin) -> Result<Transport, String> {
+        match (origin, &self.identity) {
+            (Origin::Ranks, _) if self.relay.is_recovery_enabled() => {
+                let peer_timeout = Duration::from_millis(self.relay.reconnect_timeout_millis());
+                sys::tune_recorded_link(&socket, peer_timeout);
+            }
+            (Origin::Ranks, _) => sys::tune_link(&socket),
+            (Origin::Unix, _) => (),
+            (Origin::Relays | Origin::Dialled(..), _) => sys::tune_shared_link(&socket),
+        }
+        let link = match (origin, &self.identity) {
+            (Origin::Ranks | Origin::Unix, _) => return Ok(Transport::Plain(Socket(socket))),
+            (Origin::Relays, Some(identity)) => TlsLink::accept(identity, socket),
+            (Origin::Dialled(cluster, _), Some(identity)) => {
+                TlsLink::dial(identity, cluster, socket)
+            }
+            (_, None) => return Err("this relay has no certificate".into()),
+        };
+        link.map(|link| Transport::Tls(Box::new(link))).map_err(|error| format!("TLS: {error}"))
+    }
+
+    // ---- strangers ---------------------------------------------------------------------
+
+    pub(super) fn serve_pending(&mut self, slot: usize) {
+        if self.drops_for_udp(slot) {
+            self.schedule_close(slot, "UDP is tried once more".into());
+            return;
+        }
+        let connection = &mut self.connections[slot];
+        let (Phase::Pending(pending), Some(transport)) =
+            (&mut connection.phase, &mut connection.transport)
+        else {
+            return;
+        };
+        match pending.advance(transport, &self.own) {
+            Ok(HelloProgress::Waits) => {
+                if connection.is_ending {
+                    self.schedule_close(slot, "it left before the hello was over".into());
+                }
+            }
+            Ok(HelloProgress::Certified) => match self.certify(slot) {
+                Ok(()) => self.serve_pending(slot),
+                Err(why) => self.schedule_close(slot, why),
+            },
+            Ok(HelloProgress::Known(introduction, memory)) => {
+                let origin = pending.origin;
+                let result = match origin {
+                    Origin::Ranks | Origin::Unix => {
+                        self.admit_endpoint(slot, &introduction, memory)
+                    }
+                    Origin::Relays | Origin::Dialled(..) => self.admit_relay(slot, &introduction),
+                };
+                match result {
+                    // What has come right behind the hello is not announced again.
+                    Ok(()) => self.enqueue(slot),
+                    Err(why) => self.schedule_close(slot, why),
+                }
+            }
+            Err(why) => self.schedule_close(slot, why),
+        }
+    }
+
+    /// Whether a dial over TCP, which has just got through, makes way for another one over UDP.
+    fn drops_for_udp(&mut self, slot: usize) -> bool {
+        let connection = &self.connections[slot];
+        let (Phase::Pending(pending), Remote::Ip(_)) = (&connection.phase, &connection.remote)
+        else {
+            return false;
+        };
+        let Origin::Dialled(cluster, number) = pending.origin else { return false };
+        if connection.is_ending || !pending.is_connecting() {
+            return false;
+        }
+        let dial = self.dial_of(cluster, number);
+        dial.is_some_and(|dial| dial.suspects_outage(sys::now_millis()))
+    }
+
+    /// A relay has shown a certificate: whose is it?
+    fn certify(&mut self, slot: usize) -> Result<(), String> {
+        let cluster = self.certified_cluster(slot)?;
+        self.relay.peer(cluster).ok_or("its certificate is that of no other cluster")?;
+        if let Phase::Pending(pending) = &mut self.connections[slot].phase {
+            pending.set_certified();
+        }
+        Ok(())
+    }
+
+    fn certified_cluster(&self, slot: usize) -> Result<ClusterId, String> {
+        let transport = self.connections[slot].transport.as_ref();
+        transport
+            .and_then(|transport| transport.peer_cluster(self.clusters))
+            .ok_or_else(|| "its certificate is that of no relay of this job".into())
+    }
+
+    fn admit_endpoint(
+        &mut self,
+        slot: usize,
+        introduction: &Introduction,
+        memory: Option<OwnedFd>,
+    ) -> Result<(), String> {
+        match introduction.role {
+            Role::Endpoint => (),
+            Role::Relay => return Err("a relay connected to the listener of the ranks".into()),
+            Role::Doctor => {
+                self.pending_count -= 1;
+                self.report.attached += 1;
+                self.connections[slot].phase = Phase::Doctor;
+                return Ok(());
+            }
+        }
+        if introduction.cluster != self.own_cluster {
+            return Err(format!(
+                "it belongs to cluster {}, this relay to cluster {}",
+                introduction.cluster.0, self.own_cluster.0
+            ));
+        }
+        if let Some(memory) = memory {
+            self.share_memory(slot, memory)?;
+        }
+        let (address, incarnation) = (introduction.address, introduction.incarnation);
+        self.violations.check(address)?;
+        if let Some((link, older)) = self.relay.incarnation(address) {
+            if incarnation < older {
+                return Err(format!("a later start of {address} is attached already"));
+            }
+            let why = match incarnation == older {
+                true => "it reconnects",
+                false => "it has been restarted",
+            };
+            if let Some(old) = self.slots.get(link.0 as usize).copied().flatten() {
+                if self.relay.is_recovery_enabled() {
+                    self.drain_input(old, link);
+                }
+                self.suspend(old, why);
+            }
+        }
+        let is_shm = matches!(self.connections[slot].transport, Some(Transport::Shm(_)));
+        if self.log_storage.keeps_nondeterminism() && !is_shm {
+            self.relay.keep_nondeterminism_of(address);
+        }
+        let link = self.relay.attach_at(address, incarnation, introduction.log_position)?;
+        self.connections[slot].phase = Phase::Endpoint { link, address };
+        self.bind(link, slot);
+        self.drain(&[]);
+        Ok(())
+    }
+
+    fn share_memory(&mut self, slot: usize, memory: OwnedFd) -> Result<(), String> {
+        let connection = &mut self.connections[slot];
+        let socket = match connection.transport.take() {
+            Some(Transport::Plain(socket)) => socket,
+            _ => return Err("it shares memory over something else than a Unix socket".into()),
+        };
+        let link = ShmLink::accept(socket.0, memory, Mapper::ANYWHERE)
+            .map_err(|error| format!("it does not share memory ({error})"))?;
+        connection.transport = Some(Transport::Shm(Box::new(RelayShmLink(link))));
+        self.waiter.note_shm(slot);
+        Ok(())
+    }
+
+    fn admit_relay(&mut self, slot: usize, introduction: &Introduction) -> Result<(), String> {
+        let cluster = self.certified_cluster(slot)?;
+        if introduction.role != Role::Relay {
+            return Err("a rank connected to the listener of the relays".into());
+        }
+        if introduction.cluster != cluster {
+            return Err(format!(
+                "it says it is the relay of cluster {}, but its certificate is for cluster {}",
+                introduction.cluster.0, cluster.0
+            ));
+        }
+        let peer = self.relay.peer(cluster).ok_or("this job has no such relay")?;
+        let (stream, takes_over) = match &self.connections[slot].phase {
+            Phase::Pending(pending) => match pending.origin {
+                Origin::Dialled(_, number) => {
+                    (RelayStream { number, is_dialled: true }, pending.takes_over)
+                }
+                _ => RelayStream::parse(introduction.cookie)?,
+            },
+            _ => return Err("it has been let in already".into()),
+        };
+        let older = self.replace_streams(peer, stream, introduction.incarnation, takes_over);
+        self.retire(older);
+        let new_stream = self.relay.connect(peer, introduction.incarnation)?;
+        self.connections[slot].phase = Phase::Peer { link: new_stream.stream, cluster, stream };
+        self.bind(new_stream.stream, slot);
+        if let Some(Transport::Tls(tls)) = &mut self.connections[slot].transport {
+            tls.grow();
+        }
+        self.report_stream(slot, cluster, stream, &new_stream);
+        if takes_over && !new_stream.is_first {
+            self.host.handle_link(cluster, &self.connections[slot].remote, LinkState::Up);
+        }
+        let is_it = |dial: &&mut Dial| dial.peer.cluster == cluster && dial.stream == stream.number;
+        if let Some(dial) = self.dials.iter_mut().find(is_it).filter(|_| stream.is_dialled) {
+            dial.due_millis = None;
+            dial.pause_millis = DIAL_MILLIS_MIN;
+            dial.reported.clear();
+            (dial.udp_failed_millis, dial.is_udp_retry) = (None, false);
+            let (over_tcp, now) = match self.connections[slot].remote {
+                Remote::Ip(at) => (Some(at).filter(|_| self.udp.is_wanted()), sys::now_millis()),
+                _ => (None, sys::now_millis()),
+            };
+            dial.udp_backoff.note_up(matches!(self.connections[slot].remote, Remote::Udp(_)), now);
+            dial.udp_upgrade.note_up(over_tcp, now);
+        }
+        self.drain(&[]);
+        Ok(())
+    }
+
+    /// What this stream replaces is no longer alive: all streams to an earlier start of the relay there, or the same
+    /// stream. If it `takes_over`, that is well, and given back: it is to be retired.
+    fn replace_streams(
+        &mut self,
+        peer: LinkId,
+        stream: RelayStream,
+        incarnation: u32,
+        takes_over: bool,
+    ) -> Vec<LinkId> {
+        let is_new = self.relay.peer_incarnation(peer) != Some(incarnation);
+        let mut retiring = Vec::new();
+        for id in self.relay.streams(peer).to_vec() {
+            let Some(old) = self.slots.get(id.0 as usize).copied().flatten() else { continue };
+            let is_same = matches!(self.connections[old].phase, Phase::Peer { stream: other, .. } if other == stream);
+            if is_new {
+                self.close(old, "the relay there has been restarted");
+            } else if is_same && takes_over {
+                retiring.push(id);
+            } else if is_same {
+                self.close(old, "the relay there reconnects");
+            }
+        }
+        retiring
+    }
+
+    fn report_stream(
+        &mut self,
+        slot: usize,
+        cluster: ClusterId,
+        stream: RelayStream,
+        new_stream: &NewStream,
+    ) {
+        let (remote, number) = (&self.connections[slot].remote, cluster.0);
+        if !new_stream.is_first {
+            self.host.log(format_args!(
+                "stream {} to the relay of cluster {number} at {remote} is up",
+                stream.number
+            ));
+            return;
+        }
+        match new_stream.lossy_channels {
+            0 => self.host.log(format_args!("linked to the relay of cluster {number} at {remote}")),
+            channels => self.host.log(format_args!(
+                "linked to the relay of cluster {number} at {remote} again; frames of {channels} channels may have \
+                 been lost in the break, their senders have been told"
+            )),
+        }
+        self.host.handle_link(cluster, remote, LinkState::Up);
+    }
+
+    pub(super) fn close_late_pending(&mut self, now_millis: u64) {
+        if self.is_after_stall(now_millis) {
+            return;
+        }
+        while let Some(key) = self.pending.front().copied() {
+            match self.pending_connection(key) {
+                None => drop(self.pending.pop_front()),
+                Some(pending) if pending.deadline_millis <= now_millis => {
+                    let why = pending.timeout_reason();
+                    self.pending.pop_front();
+                    self.schedule_close(key.slot, why);
+                }
+                Some(_) => return,
+            }
+        }
+    }
+
+    fn close_oldest_pending(&mut self) {
+        while let Some(key) = self.pending.pop_front() {
+            if self.pending_connection(key).is_some() {
+                self.close(key.slot, "its hello was slow while many other connections waited");
+                return;
+            }
+        }
+    }
+
+    fn pending_connection(&mut self, key: ConnectionKey) -> Option<&mut PendingConnection> {
+        match &mut self.find(key)?.phase {
+            Phase::Pending(pending) => Some(pending),
+            _ => None,
+        }
+    }
+
+    // ---- dialling ----------------------------------------------------------------------
+
+    pub(super) fn schedule_dial(&mut self, cluster: ClusterId, stream: u32) {
+        let now = sys::now_millis();
+        if let Some(dial) = self.dial_of(cluster, stream) {
+            dial.due_millis = Some(now + dial.pause_millis);
+            dial.pause_millis = (2 * dial.pause_millis).min(dial.pause_millis_max);
+        }
+    }
+
+    fn dial_of(&mut self, cluster: ClusterId, stream: u32) -> Option<&mut Dial> {
+        let mut dials = self.dials.iter_mut();
+        dials.find(|dial| dial.peer.cluster == cluster && dial.stream == stream)
+    }
+
+    /// While there is no stream to a relay, only the first one is tried.
+    pub(super) fn dial_due(&mut self, now_millis: u64) {
+        for index in 0..self.dials.len() {
+            let dial = &mut self.dials[index];
+            let (cluster, stream) = (dial.peer.cluster, dial.stream);
+            let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+            if dial.due_millis.is_none_or(|due| due > now_millis) || (stream > 0 && !is_up) {
+                continue;
+            }
+            dial.due_millis = None;
+            let fallback = dial.fallback.take();
+            let Some(address) = fallback.or_else(|| dial.next_address()) else { continue };
+            let may_use_udp = fallback.is_none() && dial.udp_backoff.allows_udp(now_millis);
+            if may_use_udp && self.dial_over_udp((cluster, stream), address, now_millis, false) {
+                continue;
+            }
+            if let Err(why) = self.dial(cluster, stream, address, now_millis) {
+                self.handle_dial_failure(cluster, stream, &Remote::Ip(address), &why);
+            }
+        }
+    }
+
+    /// The relay is dialled again, as often as it takes; the log says so once for each reason.
+    pub(super) fn handle_dial_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        remote: &Remote,
+        why: &str,
+    ) {
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let mut dial = self.dial_of(cluster, stream);
+        if let Some(dial) = &mut dial
+            && std::mem::take(&mut dial.is_dropped_for_udp)
+        {
+            dial.due_millis = Some(sys::now_millis());
+            return;
+        }
+        if !is_up && dial.is_some_and(|dial| dial.is_new_reason(remote.to_string(), why)) {
+            self.host.log(format_args!(
+                "cannot reach the relay of cluster {} at {remote}: {why}; it is tried again and again",
+                cluster.0
+            ));
+            self.host.handle_link(cluster, remote, LinkState::Unreachable(why));
+        }
+        self.schedule_dial(cluster, stream);
+    }
+
+    /// TCP is next, at once, unless the stream stands over TCP already; UDP has another try later.
+    pub(super) fn handle_udp_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        why: &str,
+    ) {
+        let now = sys::now_millis();
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        if dial.udp_upgrade.note_failure(now) {
+            return;
+        }
+        (dial.fallback, dial.due_millis) = (Some(address), Some(now));
+        dial.udp_failed_millis = (!std::mem::take(&mut dial.is_udp_retry)).then_some(now);
+        self.report_udp_failure(cluster, stream, address, why);
+    }
+
+    /// Once for each reason.
+    pub(super) fn report_udp_failure(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        why: &str,
+    ) {
+        let is_up = self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer));
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        if !is_up && dial.is_new_reason(format!("{address}/udp"), why) {
+            self.host.log(format_args!(
+                "cannot reach the relay of cluster {} at {address} over UDP: {why}; TCP is tried",
+                cluster.0
+            ));
+        }
+    }
+
+    /// A stream that we have dialled has broken. Over UDP that may have been once too often.
+    pub(super) fn note_break(&mut self, cluster: ClusterId, stream: u32, was_said: bool) {
+        let Some(dial) = self.dial_of(cluster, stream) else { return };
+        dial.udp_upgrade.note_break();
+        if let Some(millis) = dial.udp_backoff.note_break(was_said, sys::now_millis()) {
+            self.host.log(format_args!(
+                "stream {stream} to the relay of cluster {} breaks again and again over UDP; TCP is used for the next \
+                 {} s",
+                cluster.0,
+                millis / 1_000
+            ));
+        }
+    }
+
+    fn dial(
+        &mut self,
+        cluster: ClusterId,
+        stream: u32,
+        address: SocketAddr,
+        now_millis: u64,
+    ) -> Result<(), String> {
+        let socket = connect(address).map_err(|error| error.to_string())?;
+        let origin = Origin::Dialled(cluster, stream);
+        let transport = self.transport_of(socket, origin)?;
+        let slot = self
+            .open(transport, PendingConnection::new(origin, now_millis), Remote::Ip(address))
+            .map_err(|error| error.to_string())?;
+        // The first event says that the connection is there, or why not.
+        self.connections[slot].is_writable = false;
+        Ok(())
+    }
+}
+
+/// Starts a connection.
+fn connect(address: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,255 @@
+//! Connections on which nothing has been heard for too long.
+//!
+//! The system knows when it has last heard anything of the other end of a TCP connection, and it
+//! answers for a process that computes, or is stopped. So a stream between relays on which something
+//! is under way, and of whose other end nothing is heard, is broken: how soon that is certain enough,
+//! its own round trips say ([`stream_timeout_millis`]). One on which nothing is under way carries a sign of
+//! life every second, and is given up when several have not come. A connection to a rank is silent
+//! when nobody says anything, so it is looked at only while something is under way to it.
+//!
+//! What may never happen: a relay is taken for dead because it is stopped, or because this one was.
+
+use super::{ConnectionKey, EventLoop, Phase};
+use crate::sys::{self, TcpInfo};
+
+/// A stream to another relay that is silent for this long is broken, whatever is under way: four signs of
+/// life, or what answers them. So is one whose round trip is not known.
+const STREAM_IDLE_MILLIS_MAX: u64 = 4_000;
+/// With something under way a stream may be silent for so many of the times in which TCP itself expects an answer
+/// (RFC 6298): it has sent again three times meanwhile.
+const STREAM_RTOS: u64 = 8;
+/// The least that counts as such a time: the kernel waits no less before it sends again.
+const RTO_MILLIS_MIN: u64 = 200;
+/// No line is so long that more is needed.
+const STREAM_TIMEOUT_MILLIS_MAX: u64 = 30_000;
+/// A rank that confirms nothing for this long is cut off: the kernel has tried some five times.
+const RANK_TIMEOUT_MILLIS: u64 = 10_000;
+/// How often that is looked at,
+const CHECK_MILLIS: u64 = 1_000;
+/// and while something is under way between relays.
+const CHECK_MILLIS_SHORT: u64 = 100;
+/// A clock that has not been looked at for this long: this process has been stopped,
+const STALL_MILLIS: u64 = 2_000;
+/// and judges nobody before everybody has had this long to be heard again.
+const GRACE_MILLIS: u64 = 3_000;
+
+/// A clock that is so late that what has come may lie unread: what is awaited is awaited anew from now on.
+const LATE_MILLIS: u64 = 300;
+
+/// See the module head.
+#[derive(Default)]
+pub struct LivenessMonitor {
+    watched: Vec<ConnectionKey>,
+    next_check_millis: u64,
+    /// Something is under way to another relay.
+    has_in_flight: bool,
+    late_millis: u64,
+    grace_until_millis: u64,
+}
+
+impl LivenessMonitor {
+    pub fn watch(&mut self, key: ConnectionKey) {
+        self.watched.push(key);
+    }
+
+    pub fn needs_clock(&self) -> bool {
+        !self.watched.is_empty()
+    }
+
+    /// Whether looks must follow each other soon.
+    pub fn has_in_flight(&self) -> bool {
+        self.has_in_flight
+    }
+
+    /// Something has been written to another relay.
+    pub fn note_in_flight(&mut self) {
+        (self.has_in_flight, self.next_check_millis) = (true, 0);
+    }
+
+    /// The clock is looked at `late_millis` after it was to be.
+    pub fn note_tick(&mut self, now_millis: u64, late_millis: u64) {
+        self.late_millis = late_millis;
+        if late_millis > STALL_MILLIS {
+            self.grace_until_millis = now_millis + GRACE_MILLIS;
+        }
+    }
+}
+
+impl EventLoop<'_> {
+    pub(super) fn is_after_stall(&self, now_millis: u64) -> bool {
+        now_millis < self.liveness.grace_until_millis
+    }
+
+    pub(super) fn close_unresponsive(&mut self, now_millis: u64) {
+        if now_millis < self.liveness.next_check_millis || self.is_after_stall(now_millis) {
+            return;
+        }
+        self.liveness.has_in_flight = false;
+        for key in std::mem::take(&mut self.liveness.watched) {
+            if self.check_liveness(key, now_millis) {
+                self.liveness.watch(key);
+            }
+        }
+        let gap = if self.liveness.has_in_flight { CHECK_MILLIS_SHORT } else { CHECK_MILLIS };
+        self.liveness.next_check_millis = now_millis + gap;
+    }
+
+    /// How long a rank may confirm nothing. One that is recorded ends when it is cut off, and must repeat all that it did; it
+    /// has as long as a peer that no path reaches.
+    fn rank_timeout_millis(&self) -> u64 {
+        match self.relay.is_recovery_enabled() {
+            true => self.relay.reconnect_timeout_millis().max(RANK_TIMEOUT_MILLIS),
+            false => RANK_TIMEOUT_MILLIS,
+        }
+    }
+
+    /// Looks at a connection. False: not any more.
+    fn check_liveness(&mut self, key: ConnectionKey, now_millis: u64) -> bool {
+        let is_late = self.liveness.late_millis > LATE_MILLIS;
+        let rank_millis = self.rank_timeout_millis();
+        let Some(connection) = self.find(key) else { return false };
+        let Some(transport) = &connection.transport else { return false };
+        // QUIC notices for itself.
+        let Some(fd) = transport.fd() else { return false };
+        let Some(tcp_info) = sys::tcp_info(fd) else { return false };
+        let is_under_way = tcp_info.has_unacked || tcp_info.has_unsent;
+        let unacked = unacked(connection.unacked_since_millis, is_under_way, is_late, now_millis);
+        connection.unacked_since_millis = unacked.map(|(since, _)| since);
+        let is_broken = match connection.phase {
+            Phase::Peer { .. } => {
+                let unacked_millis = unacked.map(|(_, idle_millis)| idle_millis);
+                self.liveness.has_in_flight |= is_under_way;
+                is_stream_unresponsive(
+                    &tcp_info,
+                    unacked_millis,
+                    self.connections[key.slot].is_paused,
+                )
+            }
+            _ if !tcp_info.has_unacked => {
+                connection.is_watched = false;
+                return false;
+            }
+            _ => tcp_info.idle_millis > rank_millis,
+        };
+        if !is_broken {
+            return true;
+        }
+        let seconds = tcp_info.idle_millis as f64 / 1e3;
+        self.schedule_close(key.slot, format!("nothing has been heard of it for {seconds:.1} s"));
+        false
+    }
+}
+
+/// Since when and for how long something has been under way, if it is. `before`: since when, as far as that was known; what was
+/// written in this round may have been so after its clock was looked at.
+fn unacked(
+    before: Option<u64>,
+    is_under_way: bool,
+    is_late: bool,
+    now_millis: u64,
+) -> Option<(u64, u64)> {
+    let since = before.filter(|_| !is_late).unwrap_or(now_millis);
+    is_under_way.then(|| (since, now_millis.saturating_sub(since)))
+}
+
+/// Whether a stream between relays has been silent for too long. `unacked_millis`: for how long something has been under
+/// way. `is_paused`: while this side takes nothing in, the other side may be unable to say anything, but its system
+/// answers.
+fn is_stream_unresponsive(
+    tcp_info: &TcpInfo,
+    unacked_millis: Option<u64>,
+    is_paused: bool,
+) -> bool {
+    let timeout = stream_timeout_millis(tcp_info.round_trip_micros, tcp_info.variation_micros);
+    let silent_millis = unacked_millis.map(|awaited| awaited.min(tcp_info.idle_millis));
+    let signs_millis = timeout.max(STREAM_IDLE_MILLIS_MAX);
+    silent_millis.is_some_and(|silent| silent > timeout)
+        || (!is_paused && tcp_info.idle_millis > signs_millis)
+}
+
+/// How long a stream to another relay may be silent while something is under way, from its round trip and how much that
+/// varies.
+fn stream_timeout_millis(round_trip_micros: u32, variation_micros: u32) -> u64 {
+    if round_trip_micros == 0 {
+        return STREAM_IDLE_MILLIS_MAX;
+    }
+    // RFC 6298, 2.3.
+    let rto_micros = u64::from(round_trip_micros) + 4 * u64::from(variation_micros);
+    let rto_millis = (rto_micros / 1_000).max(RTO_MILLIS_MIN);
+    (STREAM_RTOS * rto_millis).min(STREAM_TIMEOUT_MILLIS_MAX)
+}
+
+const _: () = assert!(LATE_MILLIS > 2 * CHECK_MILLIS_SHORT);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_given_as_long_as_its_round_trips_say() {
+        const MILLI: u32 = 1_000;
+        let rows = [
+            // Round trip and variation, in milliseconds; timeout.
+            ((0, 0), STREAM_IDLE_MILLIS_MAX),
+            ((1, 0), 1_600),
+            ((20, 5), 1_600),
+            ((100, 10), 1_600),
+            ((100, 50), 2_400),
+            ((250, 20), 2_640),
+            ((600, 50), 6_400),
+            ((3_000, 1_000), STREAM_TIMEOUT_MILLIS_MAX),
+        ];
+        for ((round_trip, variation), expected) in rows {
+            let timeout = stream_timeout_millis(round_trip * MILLI, variation * MILLI);
+            assert_eq!(timeout, expected, "{round_trip} ms, {variation} ms");
+        }
+        assert_eq!(stream_timeout_millis(u32::MAX, u32::MAX), STREAM_TIMEOUT_MILLIS_MAX);
+    }
+
+    #[test]
+    fn what_is_awaited_is_so_since_it_was_written_be_that_after_the_clock_was_looked_at() {
+        assert_eq!(unacked(Some(40), true, false, 100), Some((40, 60)));
+        assert_eq!(unacked(Some(101), true, false, 100), Some((101, 0)), "a moment ago");
+        assert_eq!(unacked(None, true, false, 100), Some((100, 0)));
+        assert_eq!(unacked(Some(40), true, true, 100), Some((100, 0)), "what came may lie unread");
+        assert_eq!(unacked(Some(40), false, false, 100), None);
+    }
+
+    #[test]
+    fn silence_counts_from_when_something_is_under_way() {
+        let silent = |idle_millis, round_trip_millis: u32| TcpInfo {
+            idle_millis,
+            unacked_millis: idle_millis,
+            has_unacked: true,
+            has_unsent: false,
+            is_zero_window: false,
+            round_trip_micros: round_trip_millis * 1_000,
+            variation_micros: 0,
+            bytes_per_second: 0,
+        };
+        let rows = [
+            // Silent for so long, with a round trip of; under way for; paused; is it broken?
+            (900, 50, None, false, false),
+            (3_900, 50, None, false, false),
+            (4_100, 50, None, false, true),
+            // Nothing is said by who takes nothing in, but its system answers.
+            (4_100, 50, None, true, false),
+            (4_100, 50, Some(1_700), true, true),
+            // The last sign came long ago, and ours has just left.
+            (2_000, 50, Some(0), false, false),
+            (2_000, 50, Some(1_600), false, false),
+            (2_000, 50, Some(1_601), false, true),
+            // What was sent long ago is answered now and then.
+            (1_000, 50, Some(9_000), false, false),
+            (2_000, 600, Some(2_000), false, false),
+            // A line so long that four seconds mean little.
+            (4_700, 600, Some(4_700), false, false),
+            (4_900, 600, Some(4_900), false, true),
+        ];
+        for (idle_millis, round_trip, awaited, is_paused, expected) in rows {
+            let is_broken =
+                is_stream_unresponsive(&silent(idle_millis, round_trip), awaited, is_paused);
+            assert_eq!(is_broken, expected, "{idle_millis} {round_trip} {awaited:?} {is_paused}");
+        }
+    }
+}

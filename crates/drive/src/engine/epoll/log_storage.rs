@@ -1,0 +1,218 @@
+//! What a relay keeps for its processes, beyond its memory: orders go to the disk, and what becomes of them comes back.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use landbridge_proto::relay::{KeptNondeterminism, LogEvent, LogLimits, SEGMENT_BYTES};
+
+use super::*;
+use crate::engine::disk::{Disk, DiskCompletion};
+use crate::engine::segment_pool::SegmentPool;
+use crate::engine::{FencedRecord, LogQuery, LogReply, RecoveryConfig};
+
+/// The token of the disk's bell.
+pub const DISK_TOKEN: u64 = udp_hubs::HUB_BASE - 1;
+
+/// Endpoints of which is told at once what is kept: the lines about them fit into a pipe.
+const REPLY_ENDPOINTS_MAX: usize = 100;
+
+/// How long inputs may wait for a disk that does nothing before the user hears of it.
+const DISK_STALL_MILLIS: u64 = 5_000;
+
+/// See the module head.
+#[derive(Default)]
+pub struct LogStorage {
+    disk: Option<Disk>,
+    /// From when something is kept that takes whole segments. Where there can be no thread it is never there.
+    segment_pool: Option<SegmentPool>,
+    has_pool: bool,
+    /// Since when inputs have been waiting and the disk has done nothing, as far as it has been looked at.
+    stalled_since_millis: Option<u64>,
+    is_stalled: bool,
+    has_failed: bool,
+    /// For what fenced endpoints have read of clocks.
+    nondeterminism_file: Option<File>,
+}
+
+impl LogStorage {
+    /// What the relay is to keep, if anything.
+    pub fn new(
+        epoll: &OwnedFd,
+        relay: &mut Relay,
+        wanted: Option<RecoveryConfig>,
+    ) -> io::Result<Self> {
+        let Some(RecoveryConfig { memory, disk, checkpoint_log_bytes, nondeterminism_file }) =
+            wanted
+        else {
+            return Ok(Self::default());
+        };
+        let bytes = disk.as_ref().map(Disk::bytes_max);
+        relay.enable_recovery_within(LogLimits { memory, disk: bytes, segment: SEGMENT_BYTES });
+        relay.set_checkpoint_log_bytes(checkpoint_log_bytes);
+        if let Some(disk) = &disk {
+            epoll::add(
+                epoll,
+                disk.completion_fd(),
+                EventData::new_u64(DISK_TOKEN),
+                EventFlags::IN,
+            )?;
+        }
+        Ok(Self { disk, nondeterminism_file, ..Self::default() })
+    }
+
+    /// Whether endpoints of other nodes may be started on third ones.
+    pub fn keeps_nondeterminism(&self) -> bool {
+        self.nondeterminism_file.is_some()
+    }
+}
+
+impl EventLoop<'_> {
+    /// The disk has done something.
+    pub(super) fn handle_disk(&mut self) {
+        let Some(disk) = &self.log_storage.disk else { return };
+        for done in disk.take_completions() {
+            match done {
+                DiskCompletion::Written(id, result) => {
+                    if let (Err(error), false) = (&result, self.log_storage.has_failed) {
+                        self.log_storage.has_failed = true;
+                        self.host.warn(format_args!(
+                            "recover_dir cannot be written: {error}; what is kept for --recover has only memory from now on \
+                             (recover_memory), and a process for which that is not enough can come back no longer"
+                        ));
+                    }
+                    self.relay.handle_written(id, result.is_ok());
+                }
+                DiskCompletion::Read(id, result) => {
+                    if let Err(error) = &result {
+                        self.host.warn(format_args!("recover_dir cannot be read: {error}"));
+                    }
+                    self.relay.handle_read(id, result.ok());
+                }
+            }
+        }
+        self.log_storage.stalled_since_millis = None;
+        if std::mem::take(&mut self.log_storage.is_stalled) {
+            self.host.warn(format_args!("recover_dir can be written again: the job goes on"));
+        }
+    }
+
+    /// Hands orders to the disk and memory to the relay, and says what the user should know.
+    pub(super) fn service_log(&mut self) {
+        for _ in 0..self.relay.wanted_segment_buffers() {
+            if !std::mem::replace(&mut self.log_storage.has_pool, true) {
+                self.log_storage.segment_pool = SegmentPool::open().ok();
+            }
+            let Some(segment) = self.log_storage.segment_pool.as_mut().and_then(SegmentPool::take)
+            else {
+                break;
+            };
+            self.relay.add_segment_buffer(segment);
+        }
+        let pool = &mut self.log_storage.segment_pool;
+        while let Some(segment) = self.relay.poll_surplus_buffer() {
+            if let Some(pool) = pool {
+                pool.put(segment);
+            }
+        }
+        if let Some(pool) = pool {
+            pool.shrink_to(self.relay.unused_bytes());
+        }
+        while let (Some(disk), Some(order)) =
+            (&self.log_storage.disk, self.relay.poll_disk_request())
+        {
+            disk.submit(order);
+        }
+        while let Some(remark) = self.relay.poll_log_event() {
+            match remark {
+                LogEvent::Unrecoverable(who, why) => {
+                    self.host.warn(format_args!("of {who} {why}"));
+                    self.host.handle_log_abandoned(who);
+                }
+                LogEvent::Diverged(apart) => self.host.warn(format_args!("{apart}")),
+                LogEvent::CheckpointDue(who) => self.host.handle_checkpoint_due(who),
+                LogEvent::Recoverable(who) => self.host.handle_log_resumed(who),
+                LogEvent::DiskFull => self.host.warn(format_args!(
+                    "what is kept for --recover has filled recover_disk: what comes now stays in memory (recover_memory), and \
+                     a process for which that is not enough can come back no longer"
+                )),
+            }
+        }
+        while let Some((link, why)) = self.relay.poll_failed_replay() {
+            if let Some(slot) = self.slots.get(link.0 as usize).copied().flatten() {
+                self.schedule_close(slot, why.into());
+            }
+        }
+    }
+
+    /// The input of `link` is broken. If that is for a frame that was another one before, the process gets to know which.
+    pub(super) fn post_refused_frame(&mut self, slot: usize, link: LinkId) {
+        let refused = self.relay.diverged_frame(link);
+        let transport = &mut self.connections[slot].transport;
+        if let (Some(frame), Some(Transport::Shm(shm))) = (refused, transport) {
+            shm.0.set_close_code(frame);
+        }
+    }
+
+    /// Nothing more of starts of `who` before this one is taken; what they have said is. What is known of its reads is handed over.
+    fn fence(&mut self, who: Address, incarnation: u32) {
+        if let Some((link, older)) = self.relay.incarnation(who)
+            && older <= incarnation
+            && let Some(slot) = self.slots.get(link.0 as usize).copied().flatten()
+        {
+            self.drain_input(slot, link);
+            self.suspend(slot, "its node is lost");
+        }
+        self.relay.fence(who, incarnation);
+        let kept = self.relay.nondeterminism_of(who).unwrap_or_default();
+        let KeptNondeterminism { first, bytes, polls, mut is_full } = kept;
+        let mut length = bytes.len() as u64;
+        if let Some(Err(error)) =
+            self.log_storage.nondeterminism_file.as_ref().map(|file| file.write_all_at(&bytes, 0))
+        {
+            self.host
+                .warn(format_args!("what {who} has read of clocks cannot be handed over: {error}"));
+            // As one of which not all is on record.
+            (length, is_full) = (0, true);
+        }
+        let bytes = length;
+        self.host.handle_fenced(who, &FencedRecord { first, bytes, polls, is_full });
+    }
+
+    /// Does what has been asked for, and says what is kept.
+    pub(super) fn perform(&mut self, next: ControlAction) -> ControlAction {
+        while let Some((who, incarnation)) = self.host.poll_fence() {
+            self.fence(who, incarnation);
+        }
+        let ControlAction::Query(query) = next else { return next };
+        let reply = match query {
+            LogQuery::All(first) => {
+                let mut holdings = self.relay.log_statuses(first);
+                let some = holdings.by_ref().take(REPLY_ENDPOINTS_MAX).collect();
+                LogReply::All(some, holdings.next().map(|holding| holding.address))
+            }
+            LogQuery::One { address, from, count } => {
+                LogReply::One(self.relay.log_excerpt(address, from, count))
+            }
+        };
+        self.host.handle_log_reply(&reply);
+        ControlAction::Continue
+    }
+
+    /// Whether inputs have been waiting for the disk for long.
+    pub(super) fn check_disk(&mut self, now_millis: u64) {
+        if !self.relay.waits_for_disk() {
+            self.log_storage.stalled_since_millis = None;
+            return;
+        }
+        let since = *self.log_storage.stalled_since_millis.get_or_insert(now_millis);
+        if now_millis.saturating_sub(since) > DISK_STALL_MILLIS
+            && !std::mem::replace(&mut self.log_storage.is_stalled, true)
+        {
+            self.host.warn(format_args!(
+                "recover_dir has taken nothing for {} s, and the memory for what is kept for --recover is full: the job waits for \
+                 it",
+                DISK_STALL_MILLIS / 1_000
+            ));
+        }
+    }
+}

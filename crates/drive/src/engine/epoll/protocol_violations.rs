@@ -1,0 +1,106 @@
+//! Endpoints that break the protocol: the user hears who it is, and whoever does it again and again is not let in any more.
+//!
+//! In: frames that no receiver could read. Out: a warning, and refusals of further connections. Bytes that a network brings may
+//! have been damaged on the way, so such a connection may be made anew, unless [`VIOLATIONS_MAX`] in a row brought nothing that was
+//! right. In shared memory nothing is damaged. What processes may do that come back is up to whoever starts them.
+//!
+//! What may never happen: an endpoint connects, is cut off and connects again without an end.
+
+use std::collections::BTreeMap;
+
+use landbridge_proto::id::Address;
+use landbridge_proto::wire::Malformed;
+
+use super::{EventLoop, Phase};
+use crate::engine::epoll::transport::Transport;
+
+/// Connections of an endpoint in a row that brought a frame that cannot be, and none before it that can.
+const VIOLATIONS_MAX: u32 = 16;
+
+/// How often each endpoint has broken the protocol in a row.
+#[derive(Default)]
+pub struct ProtocolViolations(BTreeMap<Address, u32>);
+
+impl ProtocolViolations {
+    /// It has done so. Whether it is not let in from now on.
+    fn note(&mut self, address: Address, is_shm: bool) -> bool {
+        let count = self.0.entry(address).or_default();
+        let was_let_in = *count < VIOLATIONS_MAX;
+        *count = if is_shm { VIOLATIONS_MAX } else { *count + 1 };
+        was_let_in && *count >= VIOLATIONS_MAX
+    }
+
+    /// A frame of it was right.
+    fn reset(&mut self, address: Address) {
+        if self.0.get(&address).is_some_and(|count| *count < VIOLATIONS_MAX) {
+            self.0.remove(&address);
+        }
+    }
+
+    /// Whether it may attach.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self, address: Address) -> Result<(), String> {
+        match self.0.get(&address) {
+            Some(VIOLATIONS_MAX..) => {
+                Err(format!("{address} has sent what no rank sends, and is not let in any more"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl EventLoop<'_> {
+    /// The connection has brought so many bytes of frames that are right.
+    #[inline]
+    pub(super) fn note_valid(&mut self, slot: usize, bytes: usize) {
+        if bytes > 0
+            && !self.violations.0.is_empty()
+            && let Phase::Endpoint { address, .. } = self.connections[slot].phase
+        {
+            self.violations.reset(address);
+        }
+    }
+
+    /// And then one that is not.
+    pub(super) fn note_violation(&mut self, slot: usize, malformed: Malformed) {
+        let connection = &self.connections[slot];
+        let Phase::Endpoint { address, .. } = connection.phase else { return };
+        let is_shm = matches!(connection.transport, Some(Transport::Shm(_)));
+        if !self.relay.is_recovery_enabled() && self.violations.note(address, is_shm) {
+            self.host.warn(format_args!(
+                "{address} sends what no rank sends, and is not let in any more: {malformed}"
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_breaks_the_protocol_in_shared_memory_is_not_let_in_again() {
+        let (mut violations, address) = (ProtocolViolations::default(), Address::new(3, 0));
+        assert!(violations.check(address).is_ok());
+        assert!(
+            violations.note(address, true) && !violations.note(address, true),
+            "it is said once"
+        );
+        violations.reset(address);
+        assert!(violations.check(address).is_err() && violations.check(Address::new(4, 0)).is_ok());
+    }
+
+    #[test]
+    fn damage_on_a_network_counts_only_in_a_row() {
+        let (mut violations, address) = (ProtocolViolations::default(), Address::new(3, 0));
+        for _ in 0..3 {
+            assert!((1..VIOLATIONS_MAX).all(|_| !violations.note(address, false)));
+            assert!(violations.check(address).is_ok());
+            violations.reset(address);
+        }
+        assert!((1..VIOLATIONS_MAX).all(|_| !violations.note(address, false)));
+        assert!(violations.note(address, false) && violations.check(address).is_err());
+    }
+}

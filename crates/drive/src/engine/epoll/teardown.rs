@@ -1,0 +1,152 @@
+//! How connections end, and who is told.
+
+use super::*;
+
+impl EventLoop<'_> {
+    pub(super) fn schedule_close(&mut self, slot: usize, why: String) {
+        self.closing.push((self.key(slot), why));
+    }
+
+    /// Whoever has waited for one of them goes on.
+    pub(super) fn close_scheduled(&mut self) {
+        while let Some((key, why)) = self.closing.pop() {
+            if self.find(key).is_some() {
+                self.close(key.slot, &why);
+            }
+        }
+        self.resume();
+    }
+
+    /// Ends a connection, whatever it is.
+    pub(super) fn close(&mut self, slot: usize, why: &str) {
+        let connection = &self.connections[slot];
+        let is_gone = match (&connection.phase, &connection.transport) {
+            // Its end is the process's.
+            (Phase::Endpoint { .. }, Some(Transport::Shm(_)))
+                if !self.relay.is_recovery_enabled() =>
+            {
+                true
+            }
+            (Phase::Endpoint { link, .. }, _) if self.relay.is_recovery_enabled() => {
+                !self.relay.may_reconnect(*link)
+            }
+            (Phase::Endpoint { link, .. }, _) => {
+                connection.has_ended && !self.relay.may_reconnect(*link)
+            }
+            _ => false,
+        };
+        self.end(slot, why, is_gone);
+    }
+
+    /// Ends the connection of an endpoint that is still there.
+    pub(super) fn suspend(&mut self, slot: usize, why: &str) {
+        self.end(slot, why, false);
+    }
+
+    pub(super) fn end(&mut self, slot: usize, why: &str, is_gone: bool) {
+        let connection = &mut self.connections[slot];
+        let generation = connection.generation.wrapping_add(1);
+        self.unparsed_bytes -= connection.unparsed.len();
+        let free = Connection { generation, is_queued: connection.is_queued, ..Connection::free() };
+        let Connection { phase, remote, retired_millis, .. } = std::mem::replace(connection, free);
+        self.waiter.forget(slot);
+        match phase {
+            Phase::Free => return,
+            Phase::Doctor => (),
+            Phase::Pending(pending) => self.handle_refusal(pending.origin, &remote, why),
+            Phase::Endpoint { link, address } => {
+                self.slots[link.0 as usize] = None;
+                if is_gone {
+                    self.relay.detach(link);
+                    self.host.log(format_args!("{address} at {remote} has left: {why}"));
+                } else {
+                    self.relay.suspend(link);
+                    self.host.log(format_args!(
+                        "{address} at {remote} is away: {why}; frames for it wait until it is back"
+                    ));
+                }
+            }
+            Phase::Peer { link, cluster, stream } if retired_millis.is_some() => {
+                self.slots[link.0 as usize] = None;
+                self.relay.disconnect(link);
+                self.host.log(format_args!(
+                    "stream {} to the relay of cluster {} at {remote} was replaced: {why}",
+                    stream.number, cluster.0
+                ));
+            }
+            Phase::Peer { link, cluster, stream } => {
+                self.slots[link.0 as usize] = None;
+                self.relay.disconnect(link);
+                self.report.breaks += 1;
+                self.handle_break(cluster, stream, &remote, why);
+            }
+        }
+        self.free.push(slot);
+        self.drain(&[]);
+    }
+
+    /// A stream to another relay is down.
+    pub(super) fn handle_break(
+        &mut self,
+        cluster: ClusterId,
+        stream: RelayStream,
+        remote: &Remote,
+        why: &str,
+    ) {
+        let number = cluster.0;
+        if self.relay.peer(cluster).is_some_and(|peer| self.relay.is_up(peer)) {
+            self.host.log(format_args!(
+                "stream {} to the relay of cluster {number} at {remote} is down: {why}; others go on",
+                stream.number
+            ));
+        } else {
+            self.host.log(format_args!(
+                "the link to the relay of cluster {number} at {remote} is down: {why}; frames for it wait until it \
+                 is back"
+            ));
+            self.host.handle_link(cluster, remote, LinkState::Down(why));
+        }
+        if stream.is_dialled {
+            self.note_break(cluster, stream.number, why == CLOSED);
+            self.schedule_dial(cluster, stream.number);
+        }
+    }
+
+    pub(super) fn handle_refusal(&mut self, origin: Origin, remote: &Remote, why: &str) {
+        self.pending_count -= 1;
+        match origin {
+            Origin::Dialled(cluster, stream) => {
+                self.report.refused += 1;
+                match remote {
+                    Remote::Udp(at) => self.handle_udp_failure(cluster, stream, *at, why),
+                    _ => self.handle_dial_failure(cluster, stream, remote, why),
+                }
+            }
+            _ => self.refuse(remote, why),
+        }
+    }
+
+    pub(super) fn refuse(&mut self, remote: &Remote, why: &str) {
+        self.report.refused += 1;
+        if self.refusals.note(why, sys::now_millis()) {
+            self.host.log(format_args!("refused {remote}: {why}"));
+        }
+    }
+
+    pub(super) fn report_refusals(&mut self, now_millis: u64) {
+        while let Some((count, why)) = self.refusals.poll(now_millis) {
+            self.host.log(format_args!("refused {count} more: {why}"));
+        }
+    }
+}
+
+pub(super) fn text(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => CLOSED.into(),
+        // A program that ends does so when it leaves something unread.
+        io::ErrorKind::ConnectionReset => {
+            format!("it has ended, or closed the connection, without reading to the end ({error})")
+        }
+        _ => error.to_string(),
+    }
+}

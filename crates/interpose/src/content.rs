@@ -1,0 +1,663 @@
+//! Calls that read, write and map the content of files.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use landbridge_proto::digest::digest;
+use landbridge_proto::nondeterminism::RandomSource;
+use libc::{c_int, c_long};
+
+use crate::descriptor_calls::{bytes_of, identity_from};
+use crate::descriptor_table::{FileIdentity, FileKind};
+use crate::file_metadata::{self, IoVectors, identity_of, is_installed};
+use crate::observe;
+use crate::session::{
+    CallDescription, EffectOutcome, Path, Session, abort_replay, bytes, call_of, error, kernel,
+    requires_durability,
+};
+
+/// First byte of what is kept of a read: the content follows, or its digest.
+const CONTENT: u8 = 0;
+const DIGEST: u8 = 1;
+/// A file of a user's own up to this size is kept with its content, for it may be written later on.
+const SMALL_BYTES: i64 = 16 << 20;
+/// In the place of where an own append has ended, of a file to which others append as well.
+const SHARED: i64 = -1;
+/// Position of a write that the kernel puts at the end.
+const AT_END: u64 = u64::MAX;
+/// `pwritev2`: at the end, whatever the descriptor says.
+const RWF_APPEND: u64 = 0x10;
+/// Longest part of a file that is compared at once.
+const COMPARED: usize = 4096;
+
+impl Session {
+    /// A file behind a descriptor that nobody saw this process open, such as one that came over a socket (unix(7), `SCM_RIGHTS`): no
+    /// later incarnation could open it again.
+    pub fn look_for_passed(&mut self, descriptor: u64) {
+        if self.table.index(descriptor).is_none() && !crate::recording::is_restart_forbidden() {
+            observe::with_file(descriptor, |_, path| {
+                let path = Path(path);
+                crate::recording::forbid_restart(format_args!(
+                    "it uses {path} by a descriptor that it did not open"
+                ));
+            });
+        }
+    }
+
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn read(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
+        let [descriptor, pointer, length, ..] = arguments;
+        let open = self.table.get(descriptor).filter(|open| open.kind != FileKind::Directory)?;
+        // SAFETY: the caller's promise.
+        let pieces = unsafe { IoVectors::of(number, pointer, length) };
+        let position = position(number, arguments);
+        let at = position.unwrap_or(open.offset);
+        let wanted = pieces.length() as u64;
+        let call = call_of(number, [descriptor, at as u64, wanted, 0, 0], &[]);
+        let result = if self.is_live() {
+            let result = kernel(number, arguments);
+            // SAFETY: the kernel has just written so much there.
+            unsafe { self.note_read(descriptor, call, &pieces, result) };
+            result
+        } else {
+            // SAFETY: the program expects something there.
+            unsafe { self.replay_read(descriptor, call, &pieces, at) }
+        };
+        if let Some(open) = self.table.get(descriptor).filter(|_| position.is_none()) {
+            open.offset += result.max(0);
+        }
+        Some(result)
+    }
+
+    unsafe fn note_read(
+        &mut self,
+        descriptor: u64,
+        call: landbridge_proto::nondeterminism::FileCall,
+        pieces: &IoVectors,
+        result: i64,
+    ) {
+        let Some(length) = usize::try_from(result).ok().filter(|length| *length > 0) else {
+            return self.note(call, result, &[]);
+        };
+        let keeps = self.records_content(descriptor, length);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !keeps {
+                let digest = pieces.digest(length).to_le_bytes();
+                return self.note(call, result, &[&[DIGEST], &digest]);
+            }
+            const AT_ONCE: usize = 64;
+            let mut list: [&[u8]; AT_ONCE] = [&[]; AT_ONCE];
+            list[0] = &[CONTENT];
+            let mut count = 1;
+            for piece in pieces.first(length) {
+                if count == AT_ONCE {
+                    self.forbid_restart(format_args!(
+                        "it reads into more than {AT_ONCE} pieces at once"
+                    ));
+                    break;
+                }
+                list[count] = piece;
+                count += 1;
+            }
+            self.note(call, result, &list[..count]);
+        }
+    }
+
+    /// Whether what was read just now is kept with its content, because it may be something else the next time.
+    fn records_content(&mut self, descriptor: u64, length: usize) -> bool {
+        let Some(open) = self.table.get(descriptor) else { return true };
+        if !open.may_be_read_again() {
+            return true;
+        }
+        let is_small = open.identity.size <= SMALL_BYTES && !is_installed(open.path());
+        let before = open.identity;
+        if is_small && self.may_record_content(length) {
+            return true;
+        }
+        let has_changed = identity_of(descriptor).is_none_or(|(_, now)| now != before);
+        if let Some(open) = self.table.get(descriptor).filter(|_| has_changed) {
+            open.is_recorded = true;
+        }
+        has_changed
+    }
+
+    /// As it was read before: out of the record, or out of the file if that has not changed.
+    unsafe fn replay_read(
+        &mut self,
+        descriptor: u64,
+        call: landbridge_proto::nondeterminism::FileCall,
+        pieces: &IoVectors,
+        at: i64,
+    ) -> i64 {
+        let path = self.path_of(descriptor);
+        let about = CallDescription::Bytes {
+            what: "read",
+            path,
+            offset: at,
+            length: pieces.length() as u64,
+        };
+        let recalled = self.guard.record().replay_call(call);
+        let (result, kept) =
+            recalled.unwrap_or_else(|error| abort_replay(format_args!("{about}: {error}")));
+        let Some((form, mut kept)) = kept.split_first() else { return result };
+        let length = result.max(0) as usize;
+        if *form == CONTENT {
+            // SAFETY: the program's buffers.
+            for piece in unsafe { pieces.first(length) } {
+                let now = piece.len().min(kept.len());
+                piece[..now].copy_from_slice(&kept[..now]);
+                kept = &kept[now..];
+            }
+            return result;
+        }
+        let before = u64::from_le_bytes(kept.try_into().unwrap_or_default());
+        let index = self.table.index(descriptor);
+        index.into_iter().for_each(|index| self.reopen_file(index));
+        let (list, count) = pieces.list();
+        let found = kernel(libc::SYS_preadv, [descriptor, list, count, at as u64, 0, 0]);
+        // SAFETY: the kernel has written there.
+        let now = unsafe { pieces.digest(found.clamp(0, result) as usize) };
+        if found < result || now != before {
+            abort_replay(format_args!(
+                "{about} gave {found} bytes of digest {now:016x}, and before {result} of {before:016x}: the file has \
+                 changed"
+            ));
+        }
+        result
+    }
+
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn write(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
+        let [descriptor, pointer, length, ..] = arguments;
+        let open = self.table.get(descriptor).filter(|open| open.kind == FileKind::File)?;
+        // SAFETY: the caller's promise.
+        let pieces = unsafe { IoVectors::of(number, pointer, length) };
+        let flags = if number == libc::SYS_pwritev2 { arguments[5] } else { 0 };
+        let appends = open.appends() || flags & RWF_APPEND != 0;
+        let position = position(number, arguments);
+        let at = if appends { AT_END } else { position.unwrap_or(open.offset) as u64 };
+        let path = self.path_of(descriptor);
+        let wanted = pieces.length() as u64;
+        let about =
+            CallDescription::Bytes { what: "write", path, offset: at as i64, length: wanted };
+        let call = call_of(number, [descriptor, at, wanted, 0, 0], &[]);
+        // SAFETY: the program's buffers.
+        let digest = unsafe { pieces.digest(pieces.length()) };
+        let (result, end) = if self.is_live() {
+            let place = (at != AT_END).then_some(at);
+            let writing =
+                PendingWrite { number, arguments, descriptor, place, appends, digest, about };
+            // SAFETY: the caller's promise.
+            unsafe { self.perform_write(call, &pieces, &writing) }
+        } else {
+            self.replay_write(call, digest, about)
+        };
+        let open = self.table.get(descriptor)?;
+        if position.is_none() && result > 0 {
+            open.offset = if appends { end as i64 } else { open.offset + result };
+        }
+        if appends {
+            open.append_end = if open.is_shared_append { SHARED } else { end as i64 };
+            let (identity, end) = (open.identity, open.append_end);
+            self.table.note_end(&identity, end);
+        }
+        Some(result)
+    }
+
+    unsafe fn perform_write(
+        &mut self,
+        call: landbridge_proto::nondeterminism::FileCall,
+        pieces: &IoVectors,
+        writing: &PendingWrite<'_>,
+    ) -> (i64, u64) {
+        let descriptor = writing.descriptor;
+        let size = || identity_of(descriptor).map_or(0, |(_, now)| now.size);
+        let before = if writing.appends { size() } else { 0 };
+        let mut is_shared = false;
+        if let Some(open) = self.table.get(descriptor).filter(|_| writing.appends) {
+            // Who has found it empty, and has appended nothing yet, is the only one so far.
+            let is_own = if open.append_end == 0 { before == 0 } else { open.append_end == before };
+            open.is_shared_append |= !is_own;
+            is_shared = open.is_shared_append;
+        }
+        let place = writing.place.filter(|_| !writing.appends && requires_durability());
+        let replaced = || place.map_or((0, 0), |at| content_of(descriptor, at, pieces.length()));
+        let precondition = || {
+            let (length, digest) = replaced();
+            [before as u64, u64::from(is_shared), length, digest, 0, 0]
+        };
+        // SAFETY: the caller's promise.
+        let outcome = |precondition: [u64; 6]| unsafe {
+            match place {
+                _ if writing.appends => appended(descriptor, pieces, precondition),
+                Some(at) => written(descriptor, at, pieces, precondition),
+                None => EffectOutcome::NotPerformed,
+            }
+        };
+        let perform = || kernel(writing.number, writing.arguments);
+        let result = self.effect(call, writing.about, precondition, outcome, perform);
+        let end = if writing.appends { size() as u64 } else { 0 };
+        self.note(call, result, &[&writing.digest.to_le_bytes(), &end.to_le_bytes()]);
+        (result, end)
+    }
+
+    /// Nothing is written; what would be must be what was.
+    fn replay_write(
+        &mut self,
+        call: landbridge_proto::nondeterminism::FileCall,
+        now: u64,
+        about: CallDescription<'_>,
+    ) -> (i64, u64) {
+        let (mut before, mut end) = ([0; 8], [0; 8]);
+        let result = self.replay(call, about, &mut [&mut before, &mut end]);
+        let before = u64::from_le_bytes(before);
+        if now != before {
+            abort_replay(format_args!(
+                "{about} has the digest {now:016x}, and it wrote {before:016x} there before"
+            ));
+        }
+        (result, u64::from_le_bytes(end))
+    }
+
+    pub fn seek(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [descriptor, offset, whence, ..] = arguments;
+        self.table.get(descriptor)?;
+        let call = call_of(libc::SYS_lseek, [descriptor, offset, whence, 0, 0], &[]);
+        let result = if self.is_live() {
+            self.observe(call, || kernel(libc::SYS_lseek, arguments), |_| [&[], &[]])
+        } else {
+            let about = CallDescription::Path("seek", self.path_of(descriptor));
+            self.replay(call, about, &mut [])
+        };
+        if let Some(open) = self.table.get(descriptor).filter(|_| result >= 0) {
+            open.offset = result;
+        }
+        Some(result)
+    }
+
+    /// The names in a directory.
+    ///
+    /// # Safety
+    /// The arguments are those of `getdents64`.
+    pub unsafe fn list(
+        &mut self,
+        number: c_long,
+        descriptor: u64,
+        into: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        self.table.get(descriptor)?;
+        let call = call_of(number, [descriptor, arguments[2], 0, 0, 0], &[]);
+        // SAFETY: the program's buffer.
+        let room = unsafe { bytes(into, arguments[2] as usize) };
+        let result = if self.is_live() {
+            let result = kernel(number, arguments);
+            self.note(call, result, &[&room[..result.max(0) as usize]]);
+            result
+        } else {
+            self.replay(call, CallDescription::Path("listing", &[]), &mut [&mut room[..]])
+        };
+        if let Some((open, end)) =
+            self.table.get(descriptor).zip(last_offset(&room[..result.max(0) as usize]))
+        {
+            open.offset = end;
+        }
+        Some(result)
+    }
+
+    /// `ftruncate` and what else changes an open file, and may be done twice.
+    pub fn resize(&mut self, number: c_long, descriptor: u64, arguments: [u64; 6]) -> Option<i64> {
+        let is_one = |kind| matches!(kind, FileKind::File | FileKind::Directory);
+        let open = self.table.get(descriptor).filter(|open| is_one(open.kind))?;
+        open.is_recorded = true;
+        let [_, second, third, fourth, ..] = arguments;
+        // Other calls have pointers there.
+        let words = match number {
+            libc::SYS_ftruncate => [descriptor, second, 0, 0, 0],
+            libc::SYS_fallocate => [descriptor, second, third, fourth, 0],
+            _ => [descriptor, 0, 0, 0, 0],
+        };
+        let resizing = ResizeReplay::of(number, second);
+        let call = call_of(number, words, &[]);
+        let about = CallDescription::Path("change of size or attributes", self.path_of(descriptor));
+        if !self.is_live() {
+            return Some(self.replay(call, about, &mut []));
+        }
+        let size = || identity_of(descriptor).map_or(0, |(_, now)| now.size) as u64;
+        let precondition = || [size(), 0, 0, 0, 0, 0];
+        let outcome = |precondition: [u64; 6]| resizing.outcome(precondition[0], size());
+        let perform = || kernel(number, arguments);
+        let result = self.effect(call, about, precondition, outcome, perform);
+        self.note(call, result, &[]);
+        Some(result)
+    }
+
+    pub fn synchronize(
+        &mut self,
+        number: c_long,
+        descriptor: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        self.table.get(descriptor)?;
+        Some(if self.is_live() { kernel(number, arguments) } else { 0 })
+    }
+
+    /// From one descriptor to another within the kernel.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn copy(
+        &mut self,
+        number: c_long,
+        to: u64,
+        from: u64,
+        from_offset: u64,
+        to_offset: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        let is_file = self.table.get(to).is_some_and(|open| open.kind == FileKind::File);
+        if !is_file {
+            return self.copy_out(number, from, from_offset, arguments);
+        }
+        let words = [to, from, arguments[3], arguments[4], 0];
+        let words = if number == libc::SYS_sendfile { words } else { [to, from, 0, words[3], 0] };
+        let call = call_of(number, words, &[]);
+        let about = CallDescription::Path("copy", &[]);
+        let result = if self.is_live() {
+            let perform = || kernel(number, arguments);
+            let result =
+                self.effect(call, about, || [0; 6], |_| EffectOutcome::NotPerformed, perform);
+            self.note(call, result, &[]);
+            result
+        } else {
+            let result = self.replay(call, about, &mut []);
+            for offset in [from_offset, to_offset].into_iter().filter(|offset| *offset != 0) {
+                // SAFETY: an offset of the program's, which the kernel would have moved.
+                unsafe { *(offset as *mut i64) += result.max(0) };
+            }
+            result
+        };
+        for (descriptor, offset) in [(from, from_offset), (to, to_offset)] {
+            if let Some(open) = self.table.get(descriptor).filter(|_| offset == 0) {
+                open.offset += result.max(0);
+            }
+        }
+        Some(result)
+    }
+
+    /// From a file to a pipe or a socket: done again, for those who read there are told again.
+    fn copy_out(
+        &mut self,
+        number: c_long,
+        from: u64,
+        from_offset: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        let index = self.table.index(from)?;
+        if !self.is_live() {
+            self.reopen_file(index);
+            let offset = self.table.by_index(index).offset as u64;
+            kernel(libc::SYS_lseek, [from, offset, libc::SEEK_SET as u64, 0, 0, 0]);
+        }
+        let result = kernel(number, arguments);
+        if from_offset == 0 {
+            self.table.by_index(index).offset += result.max(0);
+        }
+        Some(result)
+    }
+
+    pub fn splice(&mut self, from: u64, to: u64) -> Option<i64> {
+        let index = self.table.index(from).or(self.table.index(to))?;
+        let path = Path(self.table.by_index(index).path());
+        crate::recording::forbid_restart(format_args!("it uses splice(2) on {path}"));
+        None
+    }
+
+    pub fn device_control(&mut self, descriptor: u64, request: u64) -> Option<i64> {
+        let open = self.table.get(descriptor)?;
+        if shares_blocks(request) {
+            let path = Path(open.path());
+            crate::recording::forbid_restart(format_args!(
+                "it has {path} share the blocks of another file"
+            ));
+        }
+        None
+    }
+
+    /// A file in memory. What is stored there goes past every call.
+    pub fn map(
+        &mut self,
+        length: u64,
+        flags: u64,
+        descriptor: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        let flags = flags as c_int;
+        if flags & libc::MAP_ANONYMOUS != 0 {
+            return None;
+        }
+        let index = self.table.index(descriptor)?;
+        let open = self.table.by_index(index);
+        let is_shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+        if is_shared && open.may_write() {
+            let path = Path(open.path());
+            crate::recording::forbid_restart(format_args!("it maps {path} shared and writable"));
+            return None;
+        }
+        let call = call_of(libc::SYS_mmap, [descriptor, length, arguments[5], 0, 0], &[]);
+        let path = self.path_of(descriptor);
+        if self.is_live() {
+            let now = identity_of(descriptor).map(|(_, now)| now).unwrap_or_default();
+            self.note(call, 0, &[&bytes_of(&now)]);
+            return None;
+        }
+        let mut before = [0; size_of::<FileIdentity>()];
+        self.replay(call, CallDescription::Path("mapping", path), &mut [&mut before]);
+        self.reopen_file(index);
+        let now = identity_of(descriptor).map(|(_, now)| now);
+        if now != Some(identity_from(&before)) {
+            abort_replay(format_args!("{}, which it had mapped, has changed since", Path(path)));
+        }
+        None
+    }
+
+    /// # Safety
+    /// The arguments are those of `getrandom`.
+    pub unsafe fn random(&mut self, into: u64, length: u64, flags: u64) -> Option<i64> {
+        // SAFETY: the program's buffer.
+        let room = unsafe { bytes(into, length as usize) };
+        let draw = |room: &mut [u8]| {
+            let (pointer, length) = (room.as_mut_ptr().addr() as u64, room.len() as u64);
+            kernel(libc::SYS_getrandom, [pointer, length, flags, 0, 0, 0])
+        };
+        let drawn = self.guard.record().bytes(RandomSource::Random, room, draw);
+        Some(crate::libc_wrappers::outcome_of(drawn))
+    }
+
+    /// Rings by which the kernel is asked without a call: nobody would see what it does.
+    pub fn no_rings(&mut self) -> Option<i64> {
+        static IS_SAID: AtomicBool = AtomicBool::new(false);
+        if !IS_SAID.swap(true, Relaxed) {
+            crate::libc_wrappers::warn(format_args!(
+                "io_uring and Linux's asynchronous I/O cannot be recorded: the program is told that this system has none"
+            ));
+        }
+        Some(error(libc::ENOSYS))
+    }
+}
+
+/// `FICLONE` and `FICLONERANGE` (ioctl_ficlone(2)).
+pub fn shares_blocks(request: u64) -> bool {
+    matches!(request as u32, 0x4004_9409 | 0x4020_940d)
+}
+
+/// A write that is performed.
+struct PendingWrite<'a> {
+    number: c_long,
+    arguments: [u64; 6],
+    descriptor: u64,
+    /// Where, unless it is at the end.
+    place: Option<u64>,
+    appends: bool,
+    digest: u64,
+    about: CallDescription<'a>,
+}
+
+/// What an interrupted change of an open file would do if it was done again.
+#[derive(Clone, Copy)]
+enum ResizeReplay {
+    /// The same.
+    Idempotent,
+    /// The file has this length; what others have put there since would be gone.
+    Length(u64),
+    /// Parts are taken out or put in, and what comes behind them moves.
+    Moves,
+}
+
+impl ResizeReplay {
+    fn of(number: c_long, second: u64) -> ResizeReplay {
+        let moves = (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) as u64;
+        match number {
+            libc::SYS_ftruncate => ResizeReplay::Length(second),
+            libc::SYS_fallocate if second & moves != 0 => ResizeReplay::Moves,
+            _ => ResizeReplay::Idempotent,
+        }
+    }
+
+    fn outcome(self, before: u64, now: u64) -> EffectOutcome {
+        match self {
+            ResizeReplay::Idempotent => EffectOutcome::NotPerformed,
+            _ if before == now => EffectOutcome::NotPerformed,
+            ResizeReplay::Length(wanted) if wanted == now => EffectOutcome::NotPerformed,
+            _ => EffectOutcome::Unknown,
+        }
+    }
+}
+
+/// Where a call reads or writes that says so itself.
+fn position(number: c_long, arguments: [u64; 6]) -> Option<i64> {
+    let says = matches!(
+        number,
+        libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_preadv2
+            | libc::SYS_pwritev2
+    );
+    let at = arguments[3] as i64;
+    let is_current = at == -1 && matches!(number, libc::SYS_preadv2 | libc::SYS_pwritev2);
+    (says && !is_current).then_some(at)
+}
+
+/// How much there is at a place of a file, and a digest of it.
+fn content_of(descriptor: u64, at: u64, length: usize) -> (u64, u64) {
+    let (mut found, mut count, mut all) = ([0; COMPARED], 0, [0; 16]);
+    read_by_another(descriptor, |file| {
+        while count < length {
+            let wanted = COMPARED.min(length - count) as u64;
+            let room = found.as_mut_ptr().addr() as u64;
+            let read = kernel(libc::SYS_pread64, [file, room, wanted, at + count as u64, 0, 0]);
+            let Some(read) = usize::try_from(read).ok().filter(|read| *read > 0) else { break };
+            let before = digest(&all);
+            all[..8].copy_from_slice(&before.to_le_bytes());
+            all[8..].copy_from_slice(&digest(&found[..read]).to_le_bytes());
+            count += read;
+        }
+    });
+    (count as u64, digest(&all))
+}
+
+/// With a descriptor of the same file that may read: the program's may only write.
+fn read_by_another(descriptor: u64, work: impl FnOnce(u64)) {
+    let Some(file) = file_metadata::open_to_read(descriptor) else { return };
+    work(file);
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+}
+
+/// Whether a write at a place has happened within which the last incarnation was killed; precondition: what was there before. If neither
+/// that stands there nor what was to be written, somebody else has written there since.
+///
+/// # Safety
+/// The memory is there.
+unsafe fn written(
+    descriptor: u64,
+    at: u64,
+    pieces: &IoVectors,
+    precondition: [u64; 6],
+) -> EffectOutcome {
+    let [_, _, length_before, digest_before, ..] = precondition;
+    let (length, digest) = content_of(descriptor, at, pieces.length());
+    if (length, digest) == (length_before, digest_before) {
+        return EffectOutcome::NotPerformed;
+    }
+    // To write the same once more changes nothing.
+    // SAFETY: the caller's promise.
+    let is_ours = unsafe { is_there(descriptor, at, pieces, length as usize) };
+    if is_ours && length >= length_before {
+        EffectOutcome::NotPerformed
+    } else {
+        EffectOutcome::Unknown
+    }
+}
+
+/// Whether an append has happened within which the last incarnation was killed. Of one that has happened in part, that part is
+/// taken back.
+///
+/// # Safety
+/// The memory is there.
+unsafe fn appended(descriptor: u64, pieces: &IoVectors, precondition: [u64; 6]) -> EffectOutcome {
+    let [before, is_shared, ..] = precondition;
+    let Some((_, now)) = identity_of(descriptor) else { return EffectOutcome::Unknown };
+    let grown = now.size - before as i64;
+    if grown == 0 {
+        return EffectOutcome::NotPerformed;
+    }
+    let wanted = pieces.length() as i64;
+    // SAFETY: the caller's promise.
+    let is_ours = grown > 0
+        && grown <= wanted
+        && is_shared == 0
+        && unsafe { is_there(descriptor, before, pieces, grown as usize) };
+    match is_ours {
+        false => EffectOutcome::Unknown,
+        true if grown == wanted => EffectOutcome::Performed(wanted),
+        true => match kernel(libc::SYS_ftruncate, [descriptor, before, 0, 0, 0, 0]) {
+            0 => EffectOutcome::NotPerformed,
+            _ => EffectOutcome::Unknown,
+        },
+    }
+}
+
+/// Whether the first so many bytes stand there in the file.
+///
+/// # Safety
+/// The memory is there.
+unsafe fn is_there(descriptor: u64, mut at: u64, pieces: &IoVectors, length: usize) -> bool {
+    let (mut found, mut is_there) = ([0; COMPARED], false);
+    read_by_another(descriptor, |file| {
+        // SAFETY: the caller's promise.
+        is_there = unsafe { pieces.first(length) }.all(|piece| {
+            piece.chunks(COMPARED).all(|part| {
+                let room = found.as_mut_ptr().addr() as u64;
+                let read = [file, room, part.len() as u64, at, 0, 0];
+                at += part.len() as u64;
+                kernel(libc::SYS_pread64, read) == part.len() as i64 && found[..part.len()] == *part
+            })
+        });
+    });
+    is_there
+}
+
+/// Where in the directory the last of these entries ends (`struct linux_dirent64`).
+fn last_offset(mut entries: &[u8]) -> Option<i64> {
+    let mut last = None;
+    while let Some((offset, length)) = entries.get(8..16).zip(entries.get(16..18)) {
+        last = offset.try_into().ok().map(i64::from_le_bytes);
+        let length = u16::from_le_bytes(length.try_into().ok()?);
+        entries = entries.get(usize::from(length).max(18)..)?;
+    }
+    last
+}

@@ -1,0 +1,492 @@
+//! Calls that open files, duplicate their descriptors, lock them, and close them.
+
+use libc::{c_int, c_long};
+
+use crate::descriptor_table::{DESCRIPTORS, FileIdentity, FileKind, LOCKS, OpenFile, PATH_BYTES};
+use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
+use crate::session::{
+    CallDescription, EffectOutcome, Path, Session, abort_replay, call_of, error, kernel,
+    requires_durability, text,
+};
+
+/// What the record keeps of a file that was opened, in front of its path.
+const HEADER_BYTES: usize = 1 + 2 + size_of::<FileIdentity>();
+
+/// What follows an `open` that has succeeded.
+struct OpenedFile {
+    kind: FileKind,
+    identity: FileIdentity,
+    length: usize,
+    path: [u8; PATH_BYTES],
+}
+
+impl Session {
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn open(
+        &mut self,
+        number: c_long,
+        directory: u64,
+        path: u64,
+        flags: u64,
+        mode: u64,
+    ) -> Option<i64> {
+        // SAFETY: a path of the program's.
+        let name = unsafe { text(path) };
+        if is_exempt(name) {
+            return None;
+        }
+        let flags = flags as c_int;
+        // Who creates nothing leaves anything in the register of the mode.
+        let creates = flags & (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) != 0;
+        let mode = if creates { mode } else { 0 };
+        let call = call_of(number, [directory, flags as u64, mode, 0, 0], name);
+        let about = CallDescription::Path("open", name);
+        if self.is_live() {
+            let perform = || kernel(libc::SYS_openat, [directory, path, flags as u64, mode, 0, 0]);
+            let precondition = || precondition_of((directory, path));
+            let outcome = |before| outcome_of((directory, path), flags, before);
+            let changes = creates || flags & libc::O_TRUNC != 0;
+            let result = match changes {
+                true => self.effect(call, about, precondition, outcome, perform),
+                false => perform(),
+            };
+            let opened = OpenedFile::of(result);
+            let header = opened.header();
+            self.note(call, result, &[&header[..], opened.path()]);
+            if result >= 0 {
+                if opened.kind == FileKind::Other && file_metadata::passes_on(result as u64) {
+                    self.forbid_restart(format_args!(
+                        "it opens {}, which keeps nothing",
+                        Path(name)
+                    ));
+                }
+                self.register(result, flags, &opened, true);
+            }
+            return Some(result);
+        }
+        let mut header = [0; HEADER_BYTES];
+        let mut opened = OpenedFile::none();
+        let into = &mut [&mut header[..], &mut opened.path[..]];
+        let result = self.replay(call, about, into);
+        opened.take_header(&header);
+        if result >= 0 {
+            self.replay_open(directory, path, flags, result, &opened);
+        }
+        Some(result)
+    }
+
+    /// The descriptor that the call had before is open again: on the same file if that is still there, else on a placeholder.
+    fn replay_open(
+        &mut self,
+        directory: u64,
+        path: u64,
+        flags: c_int,
+        number: i64,
+        opened: &OpenedFile,
+    ) {
+        let not = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
+        let harmless = (flags & !not) as u64;
+        let closes = flags & libc::O_CLOEXEC;
+        if opened.kind == FileKind::Other {
+            let found = kernel(libc::SYS_openat, [directory, path, harmless, 0, 0, 0]);
+            move_descriptor(found, number, closes);
+            return;
+        }
+        let placeholder = (libc::O_RDWR | libc::O_CLOEXEC) as u64;
+        let null = c"/dev/null".as_ptr().addr() as u64;
+        let found = kernel(libc::SYS_openat, [crate::syscalls::HERE, null, placeholder, 0, 0, 0]);
+        move_descriptor(found, number, closes);
+        self.register(number, flags, opened, false);
+    }
+
+    fn register(&mut self, number: i64, flags: c_int, opened: &OpenedFile, is_real: bool) {
+        if opened.kind == FileKind::Other {
+            self.table.remove(number as u64);
+            return;
+        }
+        let since = self.guard.since();
+        let append_end = self.table.end_of(&opened.identity);
+        let Some(open) = self.table.insert(number) else {
+            self.forbid_restart(format_args!("it has more files open than are looked after"));
+            return;
+        };
+        (open.kind, open.flags, open.identity) = (opened.kind, flags, opened.identity);
+        open.append_end = append_end;
+        open.is_real = is_real;
+        open.rename(opened.path());
+        open.is_recorded = open.kind == FileKind::Virtual
+            || open.may_write()
+            || opened.identity.modified.max(opened.identity.changed) >= since;
+        if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+            open.is_removed = true;
+            self.table.index(number as u64).into_iter().for_each(|index| self.hold(index));
+        }
+    }
+
+    pub fn close(&mut self, descriptor: u64) -> Option<i64> {
+        self.table.get(descriptor)?;
+        self.release_held(descriptor);
+        self.table.remove(descriptor);
+        Some(kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]))
+    }
+
+    pub fn close_range(&mut self, first: u64, last: u64, flags: u64) -> Option<i64> {
+        const CLOSE_RANGE_CLOEXEC: u64 = 4;
+        if flags & CLOSE_RANGE_CLOEXEC == 0 {
+            let (first, last) = (first as u32 as u64, last as u32 as u64);
+            for descriptor in first..=last.min(DESCRIPTORS as u64 - 1) {
+                self.release_held(descriptor);
+                self.table.remove(descriptor);
+            }
+        }
+        None
+    }
+
+    /// The kernel chooses the new descriptor.
+    pub fn duplicate(&mut self, number: c_long, from: u64, arguments: [u64; 6]) -> Option<i64> {
+        self.table.get(from)?;
+        let call = call_of(number, [from, arguments[1], 0, 0, 0], &[]);
+        let closes = arguments[1] == libc::F_DUPFD_CLOEXEC as u64 && number == libc::SYS_fcntl;
+        let result = if self.is_live() {
+            self.observe(call, || kernel(number, arguments), |_| [&[], &[]])
+        } else {
+            let result = self.replay(call, CallDescription::Path("dup", &[]), &mut []);
+            if result >= 0 {
+                let flag = if closes { libc::O_CLOEXEC } else { 0 };
+                move_descriptor(kernel(number, arguments), result, flag);
+            }
+            result
+        };
+        if result >= 0 && !self.table.duplicate(from, result) {
+            self.forbid_restart(format_args!("it has more descriptors than are looked after"));
+        }
+        Some(result)
+    }
+
+    /// The program chooses it.
+    pub fn duplicate_to(
+        &mut self,
+        number: c_long,
+        from: u64,
+        to: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        let (has_from, has_to) = (self.table.index(from), self.table.index(to));
+        has_from.or(has_to)?;
+        if has_from != has_to {
+            self.release_held(to);
+        }
+        let result = kernel(number, arguments);
+        if result >= 0 {
+            match has_from {
+                None => self.table.remove(to),
+                Some(_) if self.table.duplicate(from, to as u32 as i64) => (),
+                Some(_) => {
+                    self.forbid_restart(format_args!(
+                        "it has more descriptors than are looked after"
+                    ));
+                }
+            }
+        }
+        Some(result)
+    }
+
+    /// # Safety
+    /// The arguments are those of `fcntl`.
+    pub unsafe fn control(
+        &mut self,
+        descriptor: u64,
+        command: u64,
+        argument: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        self.table.get(descriptor)?;
+        let call = call_of(libc::SYS_fcntl, [descriptor, command, 0, 0, 0], &[]);
+        match command as c_int {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+                self.duplicate(libc::SYS_fcntl, descriptor, arguments)
+            }
+            libc::F_GETFL if self.is_live() => {
+                Some(self.observe(call, || kernel(libc::SYS_fcntl, arguments), |_| [&[], &[]]))
+            }
+            libc::F_GETFL => Some(self.replay(call, CallDescription::Path("fcntl", &[]), &mut [])),
+            libc::F_SETFL => {
+                let changed = libc::O_APPEND | libc::O_DIRECT | libc::O_NOATIME | libc::O_NONBLOCK;
+                let open = self.table.get(descriptor)?;
+                open.flags = open.flags & !changed | argument as c_int & changed;
+                None
+            }
+            libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
+                // SAFETY: of `fcntl`.
+                let range = unsafe { (argument as *const libc::flock).read_unaligned() };
+                Some(self.lock_range(descriptor, &range, arguments))
+            }
+            libc::F_GETLK | libc::F_OFD_GETLK => {
+                let holder = self.holder(descriptor);
+                // SAFETY: of `fcntl`.
+                let into = unsafe { crate::session::bytes(argument, size_of::<libc::flock>()) };
+                if self.is_live() {
+                    // Its own locks are those of an open file, and are in nobody else's way.
+                    let result = ask_for_lock(holder, command as c_int, argument);
+                    self.note(call, result, &[into]);
+                    return Some(result);
+                }
+                Some(self.replay(call, CallDescription::Path("lock", &[]), &mut [into]))
+            }
+            _ => None,
+        }
+    }
+
+    fn lock_range(&mut self, descriptor: u64, range: &libc::flock, arguments: [u64; 6]) -> i64 {
+        let kind = range.l_type as u64;
+        let words = [descriptor, kind, range.l_start as u64, range.l_len as u64, 0];
+        let call = call_of(libc::SYS_fcntl, words, &[]);
+        self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
+        let is_of_process = matches!(arguments[1] as c_int, libc::F_SETLK | libc::F_SETLKW);
+        let holder = if is_of_process { self.holder(descriptor) } else { descriptor };
+        let offset = self.table.get(descriptor).map_or(0, |open| open.offset);
+        let result = if self.is_live() {
+            self.observe(call, || lock_now(holder, offset, arguments), |_| [&[], &[]])
+        } else {
+            self.replay(call, CallDescription::Path("lock", &[]), &mut [])
+        };
+        let Some(open) = self.table.get(holder).filter(|_| result == 0) else { return result };
+        let this = (range.l_start, range.l_len);
+        if i32::from(range.l_type) == libc::F_UNLCK {
+            let is_whole = this == (0, 0);
+            open.ranges.iter_mut().filter(|held| is_whole || **held == Some(this)).for_each(
+                |held| {
+                    *held = None;
+                },
+            );
+        } else if !open.ranges.contains(&Some(this)) {
+            let free = open.ranges.iter().position(Option::is_none).unwrap_or(LOCKS - 1);
+            open.ranges[free] = Some(this);
+        }
+        result
+    }
+
+    /// The descriptor by which the process has locked ranges of the same file already, if there is one: its locks are those of one
+    /// open file, so that they are not in each other's way.
+    fn holder(&mut self, descriptor: u64) -> u64 {
+        let Some(own) = self.table.get(descriptor).map(|open| open.identity) else {
+            return descriptor;
+        };
+        let holds = |open: &OpenFile| {
+            let same = (open.identity.device, open.identity.inode) == (own.device, own.inode);
+            same && open.ranges.iter().any(Option::is_some)
+        };
+        let found = self.table.opens().find(|(_, open)| holds(open)).map(|(index, _)| index);
+        let found = found.and_then(|index| self.table.descriptors(index).next());
+        found.unwrap_or(descriptor)
+    }
+
+    pub fn lock(&mut self, descriptor: u64, operation: u64, arguments: [u64; 6]) -> Option<i64> {
+        self.table.get(descriptor)?;
+        let call = call_of(libc::SYS_flock, [descriptor, operation, 0, 0, 0], &[]);
+        self.table.index(descriptor).into_iter().for_each(|index| self.hold(index));
+        let result = if self.is_live() {
+            self.observe(call, || kernel(libc::SYS_flock, arguments), |_| [&[], &[]])
+        } else {
+            self.replay(call, CallDescription::Path("lock", &[]), &mut [])
+        };
+        let open = self.table.get(descriptor).filter(|_| result == 0);
+        if let Some(open) = open {
+            let kind = operation as c_int & !libc::LOCK_NB;
+            open.lock = if kind == libc::LOCK_UN { 0 } else { kind };
+        }
+        Some(result)
+    }
+
+    /// What is open when the program begins, or when it has become another one.
+    pub fn adopt(&mut self) {
+        for descriptor in 0..DESCRIPTORS as u64 {
+            let opened = OpenedFile::of(descriptor as i64);
+            if opened.kind == FileKind::Other {
+                continue;
+            }
+            let flags =
+                kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFL as u64, 0, 0, 0, 0]) as c_int;
+            self.register(descriptor as i64, flags, &opened, true);
+            let current = [descriptor, 0, libc::SEEK_CUR as u64, 0, 0, 0];
+            let offset = kernel(libc::SYS_lseek, current);
+            if let Some(open) = self.table.get(descriptor) {
+                open.offset = offset.max(0);
+            }
+        }
+    }
+
+    /// The process becomes another program, which finds its files as the kernel has them.
+    pub fn before_exec(&mut self) {
+        if self.is_live() {
+            return self.release_all_held();
+        }
+        for index in 0..crate::descriptor_table::OPENS {
+            if self.table.uses(index) > 0 && self.try_reopen_file(index) {
+                let offset = self.table.by_index(index).offset as u64;
+                if let Some(descriptor) = self.table.descriptors(index).next() {
+                    kernel(libc::SYS_lseek, [descriptor, offset, 0, 0, 0, 0]);
+                }
+            }
+        }
+    }
+}
+
+/// A lock of the process (`F_SETLK`) becomes one of the open file (`F_OFD_SETLK`), which is not lost with the process. `offset`: where
+/// the program stands in the file.
+fn lock_now(holder: u64, offset: i64, arguments: [u64; 6]) -> i64 {
+    let command = match arguments[1] as c_int {
+        libc::F_SETLK => libc::F_OFD_SETLK,
+        libc::F_SETLKW => libc::F_OFD_SETLKW,
+        _ => return kernel(libc::SYS_fcntl, arguments),
+    };
+    // SAFETY: of `fcntl`.
+    let mut range = unsafe { (arguments[2] as *const libc::flock).read_unaligned() };
+    range.l_pid = 0;
+    if i32::from(range.l_whence) == libc::SEEK_CUR {
+        (range.l_whence, range.l_start) = (libc::SEEK_SET as i16, range.l_start + offset);
+    }
+    let range = (&raw const range).addr() as u64;
+    kernel(libc::SYS_fcntl, [holder, command as u64, range, 0, 0, 0])
+}
+
+/// `F_GETLK` as `F_OFD_GETLK`.
+fn ask_for_lock(holder: u64, command: c_int, range: u64) -> i64 {
+    if command == libc::F_GETLK {
+        // SAFETY: of `fcntl`.
+        unsafe { (*(range as *mut libc::flock)).l_pid = 0 };
+    }
+    kernel(libc::SYS_fcntl, [holder, libc::F_OFD_GETLK as u64, range, 0, 0, 0])
+}
+
+/// What was there before it was opened: inode (0: nothing), device, size, and when it was modified.
+fn precondition_of(place: (u64, u64)) -> [u64; 6] {
+    let found = file_metadata::identity_at(place);
+    found.map_or([0; 6], |(_, now)| {
+        [now.inode, now.device, now.size as u64, now.modified as u64, 0, 0]
+    })
+}
+
+/// Whether an `open` that may have created or emptied a file has happened.
+fn outcome_of(place: (u64, u64), flags: c_int, before: [u64; 6]) -> EffectOutcome {
+    let now = precondition_of(place);
+    let was_absent = before[0] == 0;
+    let is_new = flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0;
+    match now[0] {
+        // Another node's rank may have removed since what this call had made there.
+        0 if is_new && was_absent && requires_durability() => EffectOutcome::Unknown,
+        0 => EffectOutcome::NotPerformed,
+        _ if is_new && was_absent => EffectOutcome::Unknown,
+        // To empty it once more changes nothing, unless somebody has written there since.
+        _ if flags & libc::O_TRUNC != 0 && now[2] != 0 && now != before => EffectOutcome::Unknown,
+        _ => EffectOutcome::NotPerformed,
+    }
+}
+
+/// `found` becomes descriptor `wanted`, as it was before.
+fn move_descriptor(found: i64, wanted: i64, closes: c_int) {
+    if found == wanted {
+        return;
+    }
+    let (found, wanted) = (found as u64, wanted as u64);
+    let taken = kernel(libc::SYS_fcntl, [wanted, libc::F_GETFD as u64, 0, 0, 0, 0]);
+    if taken != error(libc::EBADF) {
+        let mut path = [0; PATH_BYTES];
+        let length = path_of(wanted, &mut path);
+        let by = Path(&path[..length]);
+        abort_replay(format_args!(
+            "descriptor {wanted}, which it had for a file, is taken by {by}"
+        ));
+    }
+    kernel(libc::SYS_dup3, [found, wanted, closes as u64, 0, 0, 0]);
+    kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+}
+
+impl OpenedFile {
+    fn none() -> OpenedFile {
+        OpenedFile {
+            kind: FileKind::Other,
+            identity: FileIdentity::default(),
+            length: 0,
+            path: [0; PATH_BYTES],
+        }
+    }
+
+    /// Of what the kernel has opened there.
+    fn of(descriptor: i64) -> OpenedFile {
+        let mut opened = OpenedFile::none();
+        let Some((kind, identity)) = u64::try_from(descriptor).ok().and_then(identity_of) else {
+            return opened;
+        };
+        opened.identity = identity;
+        if kind == FileKind::Other {
+            return opened;
+        }
+        opened.length = path_of(descriptor as u64, &mut opened.path);
+        opened.kind = match kind {
+            _ if is_exempt(opened.path()) => FileKind::Other,
+            FileKind::File | FileKind::Directory if is_virtual(opened.path()) => FileKind::Virtual,
+            other => other,
+        };
+        opened
+    }
+
+    fn path(&self) -> &[u8] {
+        &self.path[..self.length]
+    }
+
+    fn header(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[1..3].copy_from_slice(&(self.length as u16).to_le_bytes());
+        bytes[3..].copy_from_slice(&bytes_of(&self.identity));
+        bytes
+    }
+
+    fn take_header(&mut self, bytes: &[u8; HEADER_BYTES]) {
+        self.kind = FileKind::of(bytes[0]).unwrap_or(FileKind::Other);
+        let length = u16::from_le_bytes([bytes[1], bytes[2]]);
+        self.length = usize::from(length).min(PATH_BYTES);
+        self.identity = identity_from(&bytes[3..]);
+    }
+}
+
+/// An identity as bytes.
+pub fn bytes_of(identity: &FileIdentity) -> [u8; size_of::<FileIdentity>()] {
+    let words = [
+        identity.device,
+        identity.inode,
+        identity.size as u64,
+        identity.modified as u64,
+        identity.changed as u64,
+    ];
+    let mut bytes = [0; size_of::<FileIdentity>()];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// And back.
+pub fn identity_from(bytes: &[u8]) -> FileIdentity {
+    let word = |at: usize| {
+        bytes
+            .get(8 * at..8 * at + 8)
+            .map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
+    };
+    FileIdentity {
+        device: word(0),
+        inode: word(1),
+        size: word(2) as i64,
+        modified: word(3) as i64,
+        changed: word(4) as i64,
+    }
+}
+
+impl OpenFile {
+    /// Whether what is read of it may be read again and compared, instead of being kept.
+    pub fn may_be_read_again(&self) -> bool {
+        self.kind == FileKind::File && !self.is_recorded
+    }
+}

@@ -1,0 +1,127 @@
+//! The functions that programs find here instead of in the C library. Each hands on its arguments with one more: the
+//! address it was called from.
+
+use std::arch::naked_asm;
+use std::ffi::c_int;
+
+use landbridge_proto::nondeterminism::Polls;
+
+use crate::{aio, child_programs, libc_wrappers, observe, recording, temporary, trap};
+
+/// `name => body, register`: of the argument behind the last one, on x86-64 and on ARM.
+macro_rules! interpose_with_caller {
+    ($($name:ident => $body:path, $x86:literal, $arm:literal;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!(concat!("mov ", $x86, ", [rsp]"), "jmp {body}", body = sym $body)
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!(concat!("mov ", $arm, ", x30"), "b {body}", body = sym $body)
+        }
+    )*};
+}
+
+interpose_with_caller! {
+    clock_gettime => libc_wrappers::clock_gettime, "rdx", "x2";
+    gettimeofday => libc_wrappers::gettimeofday, "rdx", "x2";
+    timespec_get => libc_wrappers::timespec_get, "rdx", "x2";
+    time => libc_wrappers::time, "rsi", "x1";
+    clock => libc_wrappers::clock, "rdi", "x0";
+    getrandom => libc_wrappers::getrandom, "rcx", "x3";
+    getentropy => libc_wrappers::getentropy, "rdx", "x2";
+    arc4random => libc_wrappers::arc4random, "rdi", "x0";
+    arc4random_buf => libc_wrappers::arc4random_buf, "rdx", "x2";
+    arc4random_uniform => libc_wrappers::arc4random_uniform, "rsi", "x1";
+    // `std::random_device::_M_getval()` of libstdc++, which reads the processor's own generator.
+    _ZNSt13random_device9_M_getvalEv => libc_wrappers::random_device, "rsi", "x1";
+    mkstemp => temporary::mkstemp, "rsi", "x1";
+    mkstemp64 => temporary::mkstemp, "rsi", "x1";
+    mkostemp => temporary::mkostemp, "rdx", "x2";
+    mkostemp64 => temporary::mkostemp, "rdx", "x2";
+    mkstemps => temporary::mkstemps, "rdx", "x2";
+    mkstemps64 => temporary::mkstemps, "rdx", "x2";
+    mkostemps => temporary::mkostemps, "rcx", "x3";
+    mkostemps64 => temporary::mkostemps, "rcx", "x3";
+    mkdtemp => temporary::mkdtemp, "rsi", "x1";
+    pthread_create => observe::pthread_create, "r8", "x4";
+}
+
+/// `name => body`, for those that need no more than their own arguments.
+macro_rules! interpose {
+    ($($name:ident => $body:path;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!("jmp {body}", body = sym $body)
+        }
+    )*};
+}
+
+interpose! {
+    aio_read => aio::aio_read;
+    aio_read64 => aio::aio_read;
+    aio_write => aio::aio_write;
+    aio_write64 => aio::aio_write;
+    aio_fsync => aio::aio_fsync;
+    aio_fsync64 => aio::aio_fsync;
+    lio_listio => aio::lio_listio;
+    lio_listio64 => aio::lio_listio;
+    sched_yield => trap::sched_yield;
+    posix_spawn => child_programs::posix_spawn;
+    posix_spawnp => child_programs::posix_spawnp;
+    posix_spawn_file_actions_addopen => child_programs::add_open;
+}
+
+/// Runs when the program is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        recording::initialize();
+    }
+    at_load
+};
+
+/// For the provider: the place where it keeps how often the program has looked for messages; null if this process is not
+/// recorded.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_interpose_polls() -> *const Polls {
+    recording::polls().map_or(std::ptr::null(), |polls| polls)
+}
+
+/// For the provider: whether this process is a child of one that is recorded. 0: it is not.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_interpose_is_child() -> c_int {
+    c_int::from(observe::is_child())
+}
+
+/// For the provider: whether what this thread reads is recorded. 0: it is not.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_interpose_is_recorded_thread() -> c_int {
+    c_int::from(recording::is_owner())
+}
+
+/// For the provider: lets go of the record for as long as an image of this process is taken. 0: it has none.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_interpose_quiesce() -> c_int {
+    c_int::from(recording::quiesce())
+}
+
+/// For the provider: the byte that is 0 while the system calls of this thread are nobody's business; null if they always are.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_interpose_selector() -> *mut u8 {
+    trap::selector()
+}
+
+/// And takes hold of it again. 0: that cannot be, and nothing may go on. 2: the descriptor must stay open.
+#[unsafe(no_mangle)]
+extern "C" fn landbridge_interpose_resume(descriptor: c_int, incarnation: u64) -> c_int {
+    recording::resume(descriptor, incarnation) as c_int
+}

@@ -1,0 +1,454 @@
+//! What the kernel says of files: kind, identity, canonical path.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+
+use libc::{c_long, mode_t};
+
+use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
+use crate::session::{bytes, kernel, text};
+
+const SECOND: i64 = 1_000_000_000;
+
+/// FileKind and identity of what is open there.
+pub fn identity_of(descriptor: u64) -> Option<(FileKind, FileIdentity)> {
+    asked(|room| kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]))
+}
+
+/// Of what has this name; a symbolic link itself, not what it leads to.
+pub fn identity_at((directory, path): (u64, u64)) -> Option<(FileKind, FileIdentity)> {
+    let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
+    asked(|room| kernel(libc::SYS_newfstatat, [directory, path, room, flags, 0, 0]))
+}
+
+fn asked(ask: impl FnOnce(u64) -> i64) -> Option<(FileKind, FileIdentity)> {
+    let mut about = MaybeUninit::<libc::stat>::zeroed();
+    if ask(about.as_mut_ptr().addr() as u64) != 0 {
+        return None;
+    }
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    let about = unsafe { about.assume_init() };
+    let identity = FileIdentity {
+        device: about.st_dev,
+        inode: about.st_ino,
+        size: about.st_size,
+        modified: about.st_mtime * SECOND + about.st_mtime_nsec,
+        changed: about.st_ctime * SECOND + about.st_ctime_nsec,
+    };
+    Some((kind_of(about.st_mode, about.st_rdev), identity))
+}
+
+fn kind_of(mode: mode_t, device: libc::dev_t) -> FileKind {
+    // random(4): /dev/random and /dev/urandom.
+    let is_random = libc::major(device) == 1 && matches!(libc::minor(device), 8 | 9);
+    match mode & libc::S_IFMT {
+        libc::S_IFREG => FileKind::File,
+        libc::S_IFDIR => FileKind::Directory,
+        libc::S_IFCHR if is_random => FileKind::Random,
+        _ => FileKind::Other,
+    }
+}
+
+/// Whether what is open there is a pipe with a name, or a disk: what is written there is not to be written again, and is not recorded.
+pub fn passes_on(descriptor: u64) -> bool {
+    let mut about = MaybeUninit::<libc::stat>::zeroed();
+    let room = about.as_mut_ptr().addr() as u64;
+    let is_there = kernel(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]) == 0;
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    let mode = unsafe { about.assume_init() }.st_mode & libc::S_IFMT;
+    is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
+}
+
+/// Another descriptor of the same file, by which it can be read.
+pub fn open_to_read(descriptor: u64) -> Option<u64> {
+    let name = link_of(descriptor);
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let here = libc::AT_FDCWD as u32 as u64;
+    let name = name.text().as_ptr().addr() as u64;
+    let found = kernel(libc::SYS_openat, [here, name, flags, 0, 0, 0]);
+    u64::try_from(found).ok()
+}
+
+/// The path of what is open there, as the kernel names it; how long it is.
+pub fn path_of(descriptor: u64, into: &mut [u8; PATH_BYTES]) -> usize {
+    let name = link_of(descriptor);
+    let room = into.as_mut_ptr().addr() as u64;
+    let name = name.text().as_ptr().addr() as u64;
+    let length = kernel(libc::SYS_readlink, [name, room, PATH_BYTES as u64 - 1, 0, 0, 0]);
+    usize::try_from(length).unwrap_or(0)
+}
+
+/// Its name in proc(5).
+fn link_of(descriptor: u64) -> Name {
+    Name::new(&[b"/proc/self/fd/", Digits::of(descriptor as u32 as u64).text()])
+}
+
+/// The canonical path of what has this name; its length, 0 if there is nothing.
+pub fn path_at((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
+    let flags = (libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64;
+    let found = kernel(libc::SYS_openat, [directory, path, flags, 0, 0, 0]);
+    if found < 0 {
+        return 0;
+    }
+    let length = path_of(found as u64, into);
+    kernel(libc::SYS_close, [found as u64, 0, 0, 0, 0, 0]);
+    length
+}
+
+/// The canonical path that something of this name has, or had: that of its directory, and the name; its length, 0 if there is no
+/// such directory.
+///
+/// # Safety
+/// The path is one of the program's.
+pub unsafe fn path_of_name((directory, path): (u64, u64), into: &mut [u8; PATH_BYTES]) -> usize {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    let name = &name[..name.len() - name.iter().rev().take_while(|byte| **byte == b'/').count()];
+    let slash = name.iter().rposition(|byte| *byte == b'/');
+    let (above, last) = slash.map_or((&b"."[..], name), |at| (&name[..=at], &name[at + 1..]));
+    let mut folder = [0; PATH_BYTES];
+    if last.is_empty() || above.len() >= PATH_BYTES {
+        return 0;
+    }
+    folder[..above.len()].copy_from_slice(above);
+    let length = path_at((directory, folder.as_ptr().addr() as u64), into);
+    let start = if into[..length].ends_with(b"/") { length } else { length + 1 };
+    if length == 0 || start + last.len() >= PATH_BYTES {
+        return 0;
+    }
+    into[start - 1] = b'/';
+    into[start..start + last.len()].copy_from_slice(last);
+    start + last.len()
+}
+
+/// Process and number of each thread of this process but the calling one.
+pub fn each_other_thread(mut work: impl FnMut(u64, u64)) {
+    let (process, own) = (kernel(libc::SYS_getpid, [0; 6]), kernel(libc::SYS_gettid, [0; 6]));
+    each_number_in(c"/proc/self/task", |number| {
+        if number > 0 && number != own as u64 {
+            work(process as u64, number);
+        }
+    });
+}
+
+/// Whether one of another process's descriptors is the same open file as a descriptor of this process (open(2), "open file
+/// description"). Where kcmp(2) is not allowed, two descriptors of one file count as the same.
+pub fn shares_open_file(descriptor: u64, process: u64) -> bool {
+    const KCMP_FILE: u64 = 0;
+    let Some((_, here)) = identity_of(descriptor) else { return false };
+    let own = kernel(libc::SYS_getpid, [0; 6]) as u64;
+    let folder = Name::new(&[b"/proc/", Digits::of(process).text(), b"/fd"]);
+    let mut is_shared = false;
+    each_number_in(folder.text(), |number| {
+        let link = Name::new(&[folder.bytes(), b"/", Digits::of(number).text()]);
+        let place = link.text().as_ptr().addr() as u64;
+        let found = asked(|room| {
+            kernel(libc::SYS_newfstatat, [crate::syscalls::HERE, place, room, 0, 0, 0])
+        });
+        let is_file = |(_, there): (FileKind, FileIdentity)| {
+            (there.device, there.inode) == (here.device, here.inode)
+        };
+        if found.is_some_and(is_file) {
+            let same = kernel(libc::SYS_kcmp, [process, own, KCMP_FILE, number, descriptor, 0]);
+            is_shared |= same <= 0;
+        }
+    });
+    is_shared
+}
+
+/// Each entry of a folder of proc(5) whose name is a number.
+fn each_number_in(folder: &CStr, mut work: impl FnMut(u64)) {
+    const ENTRIES_BYTES: usize = 4096;
+    let folder = folder.as_ptr().addr() as u64;
+    let flags = (libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
+    let found = kernel(libc::SYS_openat, [crate::syscalls::HERE, folder, flags, 0, 0, 0]);
+    let Ok(descriptor) = u64::try_from(found) else { return };
+    let mut room = [0_u8; ENTRIES_BYTES];
+    loop {
+        let into = room.as_mut_ptr().addr() as u64;
+        let listed = [descriptor, into, ENTRIES_BYTES as u64, 0, 0, 0];
+        let length = kernel(libc::SYS_getdents64, listed);
+        let Some(mut rest) = usize::try_from(length).ok().and_then(|length| room.get(..length))
+        else {
+            break;
+        };
+        if rest.is_empty() {
+            break;
+        }
+        // struct linux_dirent64: inode, offset, length, kind, name.
+        while let Some(bytes) = rest.get(16..18) {
+            let length = usize::from(u16::from_le_bytes([bytes[0], bytes[1]])).max(19);
+            let name = rest.get(19..length).unwrap_or_default();
+            let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
+            if name.first().is_some_and(u8::is_ascii_digit) {
+                work(digits.fold(0, |sum: u64, digit| 10 * sum + u64::from(digit - b'0')));
+            }
+            rest = rest.get(length..).unwrap_or_default();
+        }
+    }
+    kernel(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0]);
+}
+
+/// A short path, built without memory of its own.
+struct Name {
+    bytes: [u8; NAME_BYTES],
+    length: usize,
+}
+
+const NAME_BYTES: usize = 64;
+
+impl Name {
+    fn new(parts: &[&[u8]]) -> Self {
+        let (mut bytes, mut length) = ([0; NAME_BYTES], 0);
+        for part in parts {
+            // What does not fit names nothing: the last byte stays zero.
+            let now = part.len().min(NAME_BYTES - 1 - length);
+            bytes[length..length + now].copy_from_slice(&part[..now]);
+            length += now;
+        }
+        Self { bytes, length }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    fn text(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+}
+
+/// A number in decimal digits.
+struct Digits {
+    text: [u8; 20],
+    start: usize,
+}
+
+impl Digits {
+    fn of(mut number: u64) -> Self {
+        let mut digits = Digits { text: [b'0'; 20], start: 20 };
+        while number > 0 || digits.start == 20 {
+            digits.start -= 1;
+            digits.text[digits.start] = b'0' + (number % 10) as u8;
+            number /= 10;
+        }
+        digits
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.text[self.start..]
+    }
+}
+
+/// What follows the process's own folder of proc(5) in a path.
+pub fn in_own_proc_directory(path: &[u8]) -> Option<&[u8]> {
+    let rest = path.strip_prefix(b"/proc/")?;
+    if let Some(rest) = rest.strip_prefix(b"self/") {
+        return Some(rest);
+    }
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let number = rest[..digits]
+        .iter()
+        .fold(0, |sum: i64, digit| sum.wrapping_mul(10).wrapping_add(i64::from(digit - b'0')));
+    let is_own = digits > 0 && number == kernel(libc::SYS_getpid, [0; 6]);
+    is_own.then(|| rest[digits..].strip_prefix(b"/")).flatten()
+}
+
+/// Whether nothing is recorded of what has this path: memory that processes share, which the network's libraries make for
+/// themselves, each incarnation anew; and the list of the process's own threads, whose numbers are those of this incarnation.
+pub fn is_exempt(path: &[u8]) -> bool {
+    if in_own_proc_directory(path).is_some_and(|rest| rest.starts_with(b"task")) {
+        return true;
+    }
+    const OURS: [&[u8]; 5] =
+        [b"/dev/shm/mpich", b"/dev/shm/ucx", b"/dev/shm/psm", b"/memfd:", b"/dev/infiniband"];
+    OURS.iter().any(|start| path.starts_with(start))
+}
+
+/// Whether the kernel makes up what is read there.
+pub fn is_virtual(path: &[u8]) -> bool {
+    path.starts_with(b"/proc/") || path.starts_with(b"/sys/")
+}
+
+/// Whether it belongs to an installed program: nobody writes it while the job runs, and there is much of it.
+pub fn is_installed(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    let ends = |ending: &[u8]| name.ends_with(ending);
+    path.starts_with(b"/usr/")
+        || path.starts_with(b"/lib")
+        || path.starts_with(b"/etc/")
+        || ends(b".so")
+        || name.windows(4).any(|part| part == b".so.")
+        || ends(b".py")
+        || ends(b".pyc")
+}
+
+/// IoVectors of memory that a call reads or writes, as `struct iovec`.
+pub struct IoVectors {
+    list: [libc::iovec; IO_VECTORS_MAX],
+    count: usize,
+}
+
+/// As the kernel's `UIO_MAXIOV`.
+const IO_VECTORS_MAX: usize = 1024;
+
+impl IoVectors {
+    /// Of a call with one buffer, or with a list of them.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn of(number: c_long, pointer: u64, length: u64) -> IoVectors {
+        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let mut pieces = IoVectors { list: [none; IO_VECTORS_MAX], count: 1 };
+        let has_list = matches!(
+            number,
+            libc::SYS_readv
+                | libc::SYS_preadv
+                | libc::SYS_preadv2
+                | libc::SYS_writev
+                | libc::SYS_pwritev
+                | libc::SYS_pwritev2
+        );
+        if !has_list {
+            pieces.list[0] = libc::iovec { iov_base: pointer as *mut _, iov_len: length as usize };
+            return pieces;
+        }
+        pieces.count = (length as usize).min(IO_VECTORS_MAX);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let list = pointer as *const libc::iovec;
+            list.copy_to_nonoverlapping(pieces.list.as_mut_ptr(), pieces.count);
+        }
+        pieces
+    }
+
+    /// For the kernel: where the list is, and how long.
+    pub fn list(&self) -> (u64, u64) {
+        (self.list.as_ptr().addr() as u64, self.count as u64)
+    }
+
+    pub fn length(&self) -> usize {
+        self.list[..self.count].iter().map(|piece| piece.iov_len).sum()
+    }
+
+    /// The first so many bytes.
+    ///
+    /// # Safety
+    /// The memory is there, and nobody else uses it meanwhile.
+    pub unsafe fn first(&self, mut length: usize) -> impl Iterator<Item = &'static mut [u8]> {
+        self.list[..self.count].iter().map_while(move |piece| {
+            let now = piece.iov_len.min(length);
+            length -= now;
+            // SAFETY: the caller's promise.
+            let memory = unsafe { bytes(piece.iov_base.addr() as u64, now) };
+            (now > 0 || piece.iov_len == 0).then_some(memory)
+        })
+    }
+
+    /// A digest of the first so many bytes, the same however they are cut into pieces.
+    ///
+    /// # Safety
+    /// The memory is there.
+    pub unsafe fn digest(&self, length: usize) -> u64 {
+        // SAFETY: the caller's promise.
+        let mut pieces = unsafe { self.first(length) };
+        if self.count == 1 {
+            return pieces.next().map_or(0, |piece| landbridge_proto::digest::digest(piece));
+        }
+        pieces
+            .fold(0, |sum: u64, piece| sum.rotate_left(7) ^ landbridge_proto::digest::digest(piece))
+    }
+}
+
+/// Whether a path leads to a name that nobody records, seen from the working directory.
+///
+/// # Safety
+/// The path is a string.
+pub unsafe fn is_exempt_at((directory, path): (u64, u64)) -> bool {
+    let _ = directory;
+    // SAFETY: the caller's promise.
+    is_exempt(unsafe { crate::session::text(path) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::syscalls::HERE;
+
+    #[test]
+    fn installed_files_are_told_from_a_users_own() {
+        for path in [&b"/usr/share/x"[..], b"/lib64/a", b"/home/a/x.so.6", b"/w/m.pyc", b"/w/b.so"]
+        {
+            assert!(is_installed(path));
+        }
+        for path in [&b"/home/a/input.dat"[..], b"/scratch/so", b"/tmp/x.sox"] {
+            assert!(!is_installed(path));
+        }
+    }
+
+    #[test]
+    fn a_descriptor_shares_its_position_with_its_copies_alone() {
+        // SAFETY: descriptors of this test's own.
+        let [one, copy, other] = unsafe {
+            let open = || libc::open(c"/etc/passwd".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            let one = open();
+            [one, libc::dup(one), open()].map(|it| u64::try_from(it).unwrap())
+        };
+        let own = u64::from(std::process::id());
+        assert!(shares_open_file(one, own) && shares_open_file(copy, own));
+        let mut child = std::process::Command::new("sleep");
+        // SAFETY: runs in the child, which keeps this one descriptor over exec.
+        unsafe {
+            use std::os::unix::process::CommandExt;
+            child.arg("9").pre_exec(move || {
+                libc::fcntl(copy as i32, libc::F_SETFD, 0);
+                Ok(())
+            });
+        }
+        let mut child = child.spawn().unwrap();
+        assert!(shares_open_file(one, child.id().into()), "it has a copy");
+        let is_allowed = kernel(libc::SYS_kcmp, [own, own, 0, one, copy, 0]) >= 0;
+        assert!(!is_allowed || !shares_open_file(other, child.id().into()), "it has none");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for descriptor in [one, copy, other] {
+            // SAFETY: as above.
+            unsafe { libc::close(descriptor as i32) };
+        }
+        assert_eq!(Digits::of(0).text(), b"0");
+        assert_eq!(Digits::of(u64::MAX).text(), u64::MAX.to_string().as_bytes());
+    }
+
+    #[test]
+    fn the_kernel_names_what_is_open() {
+        let mut path = [0; PATH_BYTES];
+        let length = path_at((HERE, c"/dev/null".as_ptr().addr() as u64), &mut path);
+        assert_eq!(&path[..length], b"/dev/null");
+        assert_eq!(path_at((HERE, c"/no/such".as_ptr().addr() as u64), &mut path), 0);
+        for (name, whole) in [
+            (c"/dev/null", &b"/dev/null"[..]),
+            (c"/usr/../usr/bin/gone//", b"/usr/bin/gone"),
+            (c"/gone", b"/gone"),
+            (c"/no/such", b""),
+            (c"/", b""),
+        ] {
+            let place = (HERE, name.as_ptr().addr() as u64);
+            // SAFETY: a string that ends.
+            let length = unsafe { path_of_name(place, &mut path) };
+            assert_eq!(&path[..length], whole, "{name:?}");
+        }
+        let (kind, one) = identity_at((HERE, c"/usr".as_ptr().addr() as u64)).unwrap();
+        assert_eq!(kind, FileKind::Directory);
+        assert!(one.inode > 0 && one.changed > SECOND);
+        assert_eq!(in_own_proc_directory(b"/proc/self/task/1"), Some(&b"task/1"[..]));
+        let own = format!("/proc/{}/maps", std::process::id());
+        assert_eq!(in_own_proc_directory(own.as_bytes()), Some(&b"maps"[..]));
+        assert!(
+            in_own_proc_directory(b"/proc/1/maps").is_none()
+                && in_own_proc_directory(b"/proc/stat").is_none()
+        );
+        assert!(is_exempt(b"/proc/self/task") && !is_exempt(b"/proc/self/stat"));
+        let (kind, _) = identity_at((HERE, c"/dev/urandom".as_ptr().addr() as u64)).unwrap();
+        assert_eq!(kind, FileKind::Random);
+    }
+}

@@ -1,0 +1,180 @@
+//! Open files that must outlive this process: the agent of this node holds them (`launch/src/agent/held_files.rs`).
+//!
+//! A lock lives as long as somebody has the same open file, and so does a file whose name is gone. Before the program
+//! locks or removes what it has open, the descriptor goes to the agent, over a Unix socket that is made for that one
+//! message; the next incarnation asks for the descriptor back.
+//!
+//! Where the rank may go on on another node, the agent is also told to have the record there before an effect is performed ([`make_durable`]).
+//!
+//! What may never happen: the program goes on while nobody holds what it would need.
+
+use std::mem::{MaybeUninit, size_of};
+
+use landbridge_proto::nondeterminism::{
+    DURABLE_SUFFIX, HELD_DROP, HELD_GET, HELD_KEEP, HELD_MAKE_DURABLE, HELD_WORD_BYTES, RecordHead,
+};
+
+use crate::recording;
+use crate::session::kernel;
+
+/// How long the agent may take.
+const ANSWER_SECONDS: i64 = 10;
+/// An older answer does not count: by 20 s of silence a node is lost.
+const FRESH_SECONDS: i64 = 8;
+
+/// Room for one descriptor control a message.
+const SPACE: usize = 24;
+
+#[repr(C, align(8))]
+struct ControlMessage([u8; SPACE]);
+
+/// The agent holds this open file under this number from now on. False: it cannot.
+pub fn keep(descriptor: u64, number: u64) -> bool {
+    recording::head()
+        .is_some_and(|head| exchange(head, HELD_KEEP, number, Some(descriptor), false).is_ok())
+}
+
+/// And no longer.
+pub fn release(number: u64) {
+    let _ = recording::head().map(|head| exchange(head, HELD_DROP, number, None, false));
+}
+
+/// A descriptor of what is held under this number.
+pub fn get(number: u64) -> Option<u64> {
+    recording::head().and_then(|head| exchange(head, HELD_GET, number, None, true).ok()).flatten()
+}
+
+/// Returns when another node knows what is recorded there, however long that takes: a node that counts as lost gets no answer any more,
+/// and so does nothing that the rank's next incarnation does elsewhere. An answer that was under way for long may be from before
+/// that, and does not count. False: the agent is gone.
+pub fn make_durable(head: &RecordHead) -> bool {
+    loop {
+        let asked = seconds();
+        match exchange(head, HELD_MAKE_DURABLE, 0, None, true) {
+            Ok(_) if seconds() - asked <= FRESH_SECONDS => return true,
+            Err(error) if error == -i64::from(libc::ECONNREFUSED) => return false,
+            _ => (),
+        }
+    }
+}
+
+/// Since the machine has started, also while it was stopped.
+fn seconds() -> i64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let room = (&raw mut time).addr() as u64;
+    kernel(libc::SYS_clock_gettime, [libc::CLOCK_BOOTTIME as u64, room, 0, 0, 0, 0]);
+    time.tv_sec
+}
+
+/// Sends the word, and waits for the answer if there is one. `Err`: nobody has heard it, or said anything; why.
+fn exchange(
+    head: &RecordHead,
+    what: u64,
+    number: u64,
+    descriptor: Option<u64>,
+    is_answered: bool,
+) -> Result<Option<u64>, i64> {
+    let flags = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+    let socket = kernel(libc::SYS_socket, [libc::AF_UNIX as u64, flags, 0, 0, 0, 0]);
+    let socket = u64::try_from(socket).map_err(|_| socket)?;
+    let outcome = talk(head, socket, [what, number], descriptor, is_answered);
+    kernel(libc::SYS_close, [socket, 0, 0, 0, 0, 0]);
+    outcome
+}
+
+fn talk(
+    head: &RecordHead,
+    socket: u64,
+    word: [u64; 2],
+    descriptor: Option<u64>,
+    is_answered: bool,
+) -> Result<Option<u64>, i64> {
+    let time = libc::timeval { tv_sec: ANSWER_SECONDS, tv_usec: 0 };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let (time, length) = ((&raw const time).addr() as u64, size_of::<libc::timeval>() as u64);
+        let level = libc::SOL_SOCKET as u64;
+        kernel(libc::SYS_setsockopt, [socket, level, option as u64, time, length, 0]);
+    }
+    let suffix = if word[0] == HELD_MAKE_DURABLE { DURABLE_SUFFIX } else { "" };
+    let nobody = -i64::from(libc::ECONNREFUSED);
+    let (address, length) = address(head, suffix).ok_or(nobody)?;
+    let address = (&raw const address).addr() as u64;
+    let connected = kernel(libc::SYS_connect, [socket, address, length, 0, 0, 0]);
+    if connected != 0 {
+        return Err(connected);
+    }
+    // A name of its own, of the kernel's choice, so that it can be answered; by nobody else, for it is connected.
+    let family = libc::AF_UNIX as libc::sa_family_t;
+    let own = (&raw const family).addr() as u64;
+    let own_length = size_of::<libc::sa_family_t>() as u64;
+    kernel(libc::SYS_bind, [socket, own, own_length, 0, 0, 0]);
+    let mut control = ControlMessage([0; SPACE]);
+    descriptor.iter().for_each(|descriptor| control.put(*descriptor as i32));
+    message(libc::SYS_sendmsg, socket, word, &mut control, descriptor.is_some())?;
+    if !is_answered {
+        return Ok(None);
+    }
+    let mut control = ControlMessage([0; SPACE]);
+    let answer = message(libc::SYS_recvmsg, socket, [0; 2], &mut control, true)?;
+    if answer == word { Ok(control.take()) } else { Err(-i64::from(libc::EPROTO)) }
+}
+
+/// Sends or receives one message: its word.
+fn message(
+    number: i64,
+    socket: u64,
+    mut word: [u64; 2],
+    control: &mut ControlMessage,
+    has_control: bool,
+) -> Result<[u64; 2], i64> {
+    let mut piece = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: HELD_WORD_BYTES };
+    // SAFETY: all zeros are a message without anything.
+    let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    header.msg_iov = &raw mut piece;
+    header.msg_iovlen = 1;
+    if has_control {
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = SPACE;
+    }
+    let flags = (libc::MSG_NOSIGNAL | libc::MSG_CMSG_CLOEXEC) as u64;
+    let header = (&raw mut header).addr() as u64;
+    let done = kernel(number, [socket, header, flags, 0, 0, 0]);
+    match done {
+        done if done == HELD_WORD_BYTES as i64 => Ok(word),
+        error if error < 0 => Err(error),
+        _ => Err(-i64::from(libc::EPROTO)),
+    }
+}
+
+/// A `struct cmsghdr` with one descriptor.
+impl ControlMessage {
+    const LENGTH: usize = 20;
+
+    fn put(&mut self, descriptor: i32) {
+        self.0[..8].copy_from_slice(&Self::LENGTH.to_ne_bytes());
+        self.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
+        self.0[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
+        self.0[16..20].copy_from_slice(&descriptor.to_ne_bytes());
+    }
+
+    fn take(&self) -> Option<u64> {
+        let number =
+            |at: usize| i32::from_ne_bytes(self.0[at..at + 4].try_into().unwrap_or_default());
+        let is_there = self.0[..8] == Self::LENGTH.to_ne_bytes() && number(12) == libc::SCM_RIGHTS;
+        u64::try_from(number(16)).ok().filter(|_| is_there)
+    }
+}
+
+/// Where the agent listens: a name in the abstract namespace (unix(7)) that ends so.
+fn address(head: &RecordHead, suffix: &str) -> Option<(libc::sockaddr_un, u64)> {
+    let name = head.held_name()?;
+    // SAFETY: all zeros are an address.
+    let mut address: libc::sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let count = name.len() + suffix.len();
+    let room = address.sun_path.get_mut(1..=count)?;
+    let letters = name.iter().chain(suffix.as_bytes());
+    room.iter_mut().zip(letters).for_each(|(to, from)| *to = *from as std::ffi::c_char);
+    let length = size_of::<libc::sa_family_t>() + 1 + count;
+    Some((address, length as u64))
+}

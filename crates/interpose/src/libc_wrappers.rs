@@ -1,0 +1,322 @@
+//! What each function that stands in front of the C library's does. `caller`: where it was called from.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt::{self, Write};
+use std::hint::black_box;
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering::Relaxed;
+
+use landbridge_proto::id::{EXIT_LINE, EXIT_UNRECOVERABLE, LINE_TAG};
+use landbridge_proto::nondeterminism::{Clock, RandomSource, RecordError};
+use libc::{clock_t, clockid_t, size_t, ssize_t, time_t, timespec, timeval};
+
+use crate::real_libc;
+use crate::recording::{self, RecordGuard};
+use crate::session::kernel;
+
+const SECOND: i64 = 1_000_000_000;
+
+/// More than an answer takes of the stack.
+const STACK_BYTES: usize = 512;
+
+pub unsafe extern "C" fn clock_gettime(id: clockid_t, time: *mut timespec, caller: usize) -> c_int {
+    // SAFETY: of the C library's function, by its caller.
+    unsafe {
+        let Some((clock, mut guard)) = Clock::of(id).zip(recording::lock(caller)) else {
+            return real_libc::clock_gettime(id, time);
+        };
+        let answer = guard.record().clock(clock, || now(id));
+        *time = timespec_of(value(answer, guard));
+    }
+    0
+}
+
+pub unsafe extern "C" fn gettimeofday(
+    time: *mut timeval,
+    zone: *mut c_void,
+    caller: usize,
+) -> c_int {
+    // SAFETY: as above. The zone is a constant.
+    unsafe {
+        let Some(mut guard) = recording::lock(caller).filter(|_| !time.is_null()) else {
+            return real_libc::gettimeofday(time, zone);
+        };
+        if !zone.is_null() {
+            real_libc::gettimeofday(time, zone);
+        }
+        let micros = || {
+            let mut time = std::mem::zeroed::<timeval>();
+            real_libc::gettimeofday(&mut time, std::ptr::null_mut());
+            time.tv_sec * 1_000_000 + time.tv_usec
+        };
+        let answer = guard.record().clock(Clock::TIME_OF_DAY, micros);
+        let micros = value(answer, guard);
+        *time =
+            timeval { tv_sec: micros.div_euclid(1_000_000), tv_usec: micros.rem_euclid(1_000_000) };
+    }
+    0
+}
+
+pub unsafe extern "C" fn timespec_get(time: *mut timespec, base: c_int, caller: usize) -> c_int {
+    const TIME_UTC: c_int = 1;
+    // SAFETY: as above.
+    unsafe {
+        let Some(mut guard) = recording::lock(caller).filter(|_| base == TIME_UTC) else {
+            return real_libc::timespec_get(time, base);
+        };
+        let answer = guard.record().clock(Clock::TIMESPEC, || now(libc::CLOCK_REALTIME));
+        *time = timespec_of(value(answer, guard));
+    }
+    base
+}
+
+pub unsafe extern "C" fn time(time: *mut time_t, caller: usize) -> time_t {
+    // SAFETY: as above.
+    unsafe {
+        let Some(mut guard) = recording::lock(caller) else { return real_libc::time(time) };
+        let answer = guard.record().clock(Clock::TIME, || real_libc::time(std::ptr::null_mut()));
+        let seconds = value(answer, guard);
+        if let Some(time) = time.as_mut() {
+            *time = seconds;
+        }
+        seconds
+    }
+}
+
+pub unsafe extern "C" fn clock(caller: usize) -> clock_t {
+    // SAFETY: as above.
+    unsafe {
+        let Some(mut guard) = recording::lock(caller) else { return real_libc::clock() };
+        let answer = guard.record().clock(Clock::CLOCK, || real_libc::clock());
+        value(answer, guard)
+    }
+}
+
+pub unsafe extern "C" fn getrandom(
+    buffer: *mut c_void,
+    length: size_t,
+    flags: c_uint,
+    caller: usize,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
+            return real_libc::getrandom(buffer, length, flags);
+        };
+        let draw = |into: &mut [u8]| {
+            let given = real_libc::getrandom(into.as_mut_ptr().cast(), into.len(), flags);
+            if given < 0 { -i64::from(*libc::__errno_location()) } else { given as i64 }
+        };
+        match bytes(guard, RandomSource::Random, buffer, length, draw) {
+            given @ 0.. => given as ssize_t,
+            error => set_errno(error) as ssize_t,
+        }
+    }
+}
+
+/// A number of `std::random_device`, whatever source the program has asked it for. The system's source is as good as any.
+pub unsafe extern "C" fn random_device(_: *const c_void, caller: usize) -> c_uint {
+    let mut number = [0_u8; size_of::<c_uint>()];
+    let mut filled = 0;
+    while filled < number.len() {
+        let rest = &mut number[filled..];
+        // SAFETY: writes the rest of a number.
+        let given = unsafe { getrandom(rest.as_mut_ptr().cast(), rest.len(), 0, caller) };
+        filled += usize::try_from(given).unwrap_or(0);
+    }
+    c_uint::from_ne_bytes(number)
+}
+
+pub unsafe extern "C" fn getentropy(buffer: *mut c_void, length: size_t, caller: usize) -> c_int {
+    // SAFETY: as above.
+    unsafe {
+        let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
+            return real_libc::getentropy(buffer, length);
+        };
+        let draw =
+            |into: &mut [u8]| match real_libc::getentropy(into.as_mut_ptr().cast(), into.len()) {
+                0 => into.len() as i64,
+                _ => -i64::from(*libc::__errno_location()),
+            };
+        match bytes(guard, RandomSource::Entropy, buffer, length, draw) {
+            0.. => 0,
+            error => set_errno(error),
+        }
+    }
+}
+
+pub unsafe extern "C" fn arc4random(caller: usize) -> u32 {
+    // SAFETY: as above.
+    unsafe {
+        let Some(guard) = recording::lock(caller) else { return real_libc::arc4random() };
+        random_u32(guard, || real_libc::arc4random())
+    }
+}
+
+pub unsafe extern "C" fn arc4random_uniform(bound: u32, caller: usize) -> u32 {
+    // SAFETY: as above.
+    unsafe {
+        let Some(guard) = recording::lock(caller) else {
+            return real_libc::arc4random_uniform(bound);
+        };
+        random_u32(guard, || real_libc::arc4random_uniform(bound))
+    }
+}
+
+pub unsafe extern "C" fn arc4random_buf(buffer: *mut c_void, length: size_t, caller: usize) {
+    // SAFETY: as above.
+    unsafe {
+        let Some(guard) = recording::lock(caller).filter(|_| !buffer.is_null()) else {
+            return real_libc::arc4random_buf(buffer, length);
+        };
+        let draw = |into: &mut [u8]| {
+            real_libc::arc4random_buf(into.as_mut_ptr().cast(), into.len());
+            into.len() as i64
+        };
+        bytes(guard, RandomSource::Arc4, buffer, length, draw);
+    }
+}
+
+fn random_u32(guard: RecordGuard, draw: impl FnOnce() -> u32) -> u32 {
+    let mut number = [0; 4];
+    let draw = |into: &mut [u8]| {
+        into.copy_from_slice(&draw().to_ne_bytes());
+        4
+    };
+    // SAFETY: the buffer has four bytes.
+    unsafe { bytes(guard, RandomSource::Arc4, number.as_mut_ptr().cast(), 4, draw) };
+    u32::from_ne_bytes(number)
+}
+
+/// # Safety
+/// `buffer` has `length` bytes.
+unsafe fn bytes(
+    mut guard: RecordGuard,
+    source: RandomSource,
+    buffer: *mut c_void,
+    length: size_t,
+    draw: impl FnOnce(&mut [u8]) -> i64,
+) -> i64 {
+    // SAFETY: the caller's promise; the program looks at none of it before it has its answer.
+    let into = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+    let answer = guard.record().bytes(source, into, draw);
+    value(answer, guard)
+}
+
+/// The answer; ends the process if there can be none.
+#[inline]
+fn value(answer: Result<i64, RecordError>, guard: RecordGuard) -> i64 {
+    let value = answer.unwrap_or_else(|problem| report_error(&problem));
+    drop(guard);
+    clear_stack();
+    value
+}
+
+/// Who asks the system leaves something else on the stack than who finds the answer on record, and programs send what they find
+/// there: fields that they have never set.
+#[inline(never)]
+fn clear_stack() {
+    let mut left = [MaybeUninit::<u8>::zeroed(); STACK_BYTES];
+    black_box(&mut left);
+}
+
+#[cold]
+fn report_error(problem: &RecordError) -> i64 {
+    if let RecordError::Full(answer) = problem {
+        warn(format_args!("{problem}: if this process is killed it cannot be restarted"));
+        return *answer;
+    }
+    abort_replay(format_args!("{problem}"))
+}
+
+/// Ends the process: this incarnation did not do what an earlier one did, or cannot find out what to do.
+#[cold]
+pub fn abort_replay(why: fmt::Arguments<'_>) -> ! {
+    let polls = recording::polls().map_or(0, |polls| polls.present.load(Relaxed));
+    warn(format_args!("this process cannot go on: {why}, after {polls} polls"));
+    write(format_args!("{LINE_TAG}{EXIT_LINE}\n"));
+    loop {
+        // Nothing of the process may run any more.
+        kernel(libc::SYS_exit_group, [EXIT_UNRECOVERABLE as u64, 0, 0, 0, 0, 0]);
+    }
+}
+
+/// The answer to a system call; ends the process if there can be none.
+pub fn outcome_of(answer: Result<i64, RecordError>) -> i64 {
+    answer.unwrap_or_else(|problem| report_error(&problem))
+}
+
+fn set_errno(error: i64) -> c_int {
+    // SAFETY: this thread's own.
+    unsafe { *libc::__errno_location() = error.unsigned_abs() as c_int };
+    -1
+}
+
+/// A clock that every system has, in nanoseconds.
+pub fn now(id: clockid_t) -> i64 {
+    let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one time.
+    unsafe { real_libc::clock_gettime(id, &mut time) };
+    time.tv_sec * SECOND + time.tv_nsec
+}
+
+#[inline]
+fn timespec_of(nanos: i64) -> timespec {
+    timespec { tv_sec: nanos.div_euclid(SECOND), tv_nsec: nanos.rem_euclid(SECOND) }
+}
+
+/// One line on standard error, as the provider writes them.
+#[cold]
+pub fn warn(text: fmt::Arguments<'_>) {
+    log_as("Warn", text);
+}
+
+/// The same of something that may well be right.
+#[cold]
+pub fn info(text: fmt::Arguments<'_>) {
+    log_as("Info", text);
+}
+
+fn log_as(level: &str, text: fmt::Arguments<'_>) {
+    let me = kernel(libc::SYS_getpid, [0; 6]);
+    write(format_args!("{LINE_TAG}[{me}]: {level}: {text}\n"));
+}
+
+fn write(text: fmt::Arguments<'_>) {
+    let mut line = MessageBuffer::new();
+    let _ = line.write_fmt(text);
+    let bytes = line.bytes();
+    let (start, length) = (bytes.as_ptr().addr() as u64, bytes.len() as u64);
+    kernel(libc::SYS_write, [libc::STDERR_FILENO as u64, start, length, 0, 0, 0]);
+}
+
+/// A text of bounded length, for which nobody allocates memory; the newline at its end stays.
+pub struct MessageBuffer {
+    bytes: [u8; MESSAGE_BYTES],
+    length: usize,
+}
+
+const MESSAGE_BYTES: usize = 1024;
+
+impl MessageBuffer {
+    pub fn new() -> Self {
+        Self { bytes: [0; MESSAGE_BYTES], length: 0 }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Write for MessageBuffer {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = &mut self.bytes[self.length..];
+        let length = text.len().min(room.len());
+        room[..length].copy_from_slice(&text.as_bytes()[..length]);
+        self.length += length;
+        if length < text.len() && text.ends_with('\n') {
+            self.bytes[MESSAGE_BYTES - 1] = b'\n';
+        }
+        Ok(())
+    }
+}

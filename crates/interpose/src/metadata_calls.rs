@@ -1,0 +1,470 @@
+//! Calls that look at names and attributes, and calls that change names.
+
+use libc::c_long;
+
+use crate::descriptor_table::{OPENS, PATH_BYTES};
+use crate::file_metadata::{identity_at, is_exempt, is_exempt_at, path_at, path_of_name};
+use crate::path_changes::{CompletionCheck, PathAt, PathChange};
+use crate::session::{CallDescription, EffectOutcome, Session, bytes, call_of, kernel, text};
+
+/// What the record keeps of a change of names, in front of the two paths.
+const CHANGE_BYTES: usize = 8 + 8 + 2 + 2;
+
+impl Session {
+    /// # Safety
+    /// The arguments are those of such a call: a path at `path`, and room for so many bytes at `into`.
+    pub unsafe fn stat_path(
+        &mut self,
+        number: c_long,
+        directory: u64,
+        path: u64,
+        into: u64,
+        length: usize,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        // SAFETY: a path of the program's.
+        let name = unsafe { text(path) };
+        if name.is_empty() && length > 0 {
+            // SAFETY: of what is open, which is what an empty path asks for.
+            return unsafe { self.stat_open(number, directory, into, length, arguments) };
+        }
+        // SAFETY: as above.
+        if unsafe { is_exempt_at((directory, path)) } {
+            return None;
+        }
+        let call = call_of(number, [directory, 0, 0, 0, 0], name);
+        // SAFETY: the program's buffer.
+        let room = unsafe { bytes(into, length) };
+        Some(self.stat_into(
+            call,
+            CallDescription::Path("look at attributes", name),
+            room,
+            number,
+            arguments,
+        ))
+    }
+
+    /// # Safety
+    /// There is room for so many bytes at `into`.
+    pub unsafe fn stat_open(
+        &mut self,
+        number: c_long,
+        descriptor: u64,
+        into: u64,
+        length: usize,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        self.table.get(descriptor)?;
+        let call = call_of(number, [descriptor, 0, 0, 0, 0], &[]);
+        // SAFETY: the program's buffer.
+        let room = unsafe { bytes(into, length) };
+        let about = CallDescription::Path("look at attributes", self.path_of(descriptor));
+        Some(self.stat_into(call, about, room, number, arguments))
+    }
+
+    fn stat_into(
+        &mut self,
+        call: landbridge_proto::nondeterminism::FileCall,
+        about: CallDescription<'_>,
+        room: &mut [u8],
+        number: c_long,
+        arguments: [u64; 6],
+    ) -> i64 {
+        if !self.is_live() {
+            return self.replay(call, about, &mut [room]);
+        }
+        let result = kernel(number, arguments);
+        let written = if result == 0 { &*room } else { &[] };
+        self.note(call, result, &[written]);
+        result
+    }
+
+    /// # Safety
+    /// The arguments are those of `readlinkat`.
+    pub unsafe fn read_link(
+        &mut self,
+        number: c_long,
+        directory: u64,
+        path: u64,
+        into: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        let length = if number == libc::SYS_readlink { arguments[2] } else { arguments[3] };
+        // SAFETY: the program's path and buffer.
+        let (name, room) = unsafe { (text(path), bytes(into, length as usize)) };
+        let call = call_of(number, [directory, length, 0, 0, 0], name);
+        if !self.is_live() {
+            return Some(self.replay(
+                call,
+                CallDescription::Path("look at a link", name),
+                &mut [room],
+            ));
+        }
+        let result = kernel(number, arguments);
+        self.note(call, result, &[&room[..result.max(0) as usize]]);
+        Some(result)
+    }
+
+    /// Extended attributes of a name (xattr(7)).
+    ///
+    /// # Safety
+    /// The arguments are those of such a call: `attribute` is a string or 0, and there is room for so many bytes at `into`.
+    pub unsafe fn read_attribute(
+        &mut self,
+        number: c_long,
+        path: u64,
+        attribute: u64,
+        into: u64,
+        length: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        // SAFETY: the program's paths and buffer.
+        let (name, attribute, room) =
+            unsafe { (text(path), text(attribute), bytes(into, length as usize)) };
+        if is_exempt(name) {
+            return None;
+        }
+        let words = [landbridge_proto::digest::digest(attribute), length, 0, 0, 0];
+        let call = call_of(number, words, name);
+        Some(self.attribute(
+            call,
+            CallDescription::Path("look at attributes", name),
+            room,
+            number,
+            arguments,
+        ))
+    }
+
+    /// The same of what is open.
+    ///
+    /// # Safety
+    /// As above.
+    pub unsafe fn read_open_attribute(
+        &mut self,
+        number: c_long,
+        descriptor: u64,
+        attribute: u64,
+        into: u64,
+        length: u64,
+        arguments: [u64; 6],
+    ) -> Option<i64> {
+        self.table.get(descriptor)?;
+        // SAFETY: the program's text and buffer.
+        let (attribute, room) = unsafe { (text(attribute), bytes(into, length as usize)) };
+        let call = call_of(number, [descriptor, length, 0, 0, 0], attribute);
+        let about = CallDescription::Path("look at attributes", self.path_of(descriptor));
+        Some(self.attribute(call, about, room, number, arguments))
+    }
+
+    fn attribute(
+        &mut self,
+        call: landbridge_proto::nondeterminism::FileCall,
+        about: CallDescription<'_>,
+        room: &mut [u8],
+        number: c_long,
+        arguments: [u64; 6],
+    ) -> i64 {
+        if !self.is_live() {
+            return self.replay(call, about, &mut [room]);
+        }
+        let result = kernel(number, arguments);
+        let length = usize::try_from(result).unwrap_or(0).min(room.len());
+        self.note(call, result, &[&room[..length]]);
+        result
+    }
+
+    /// A change of names.
+    ///
+    /// # Safety
+    /// The arguments are those of such a call.
+    pub unsafe fn change(&mut self, path_change: &PathChange, arguments: [u64; 6]) -> Option<i64> {
+        let places = [path_change.first, path_change.second];
+        // SAFETY: the program's paths.
+        let is_exempt = places.into_iter().flatten().any(|place| unsafe { is_exempt_at(place) });
+        if is_exempt {
+            return None;
+        }
+        // SAFETY: as above.
+        let [first, second] =
+            places.map(|place| place.map_or(&[][..], |(_, path)| unsafe { text(path) }));
+        let words = [landbridge_proto::digest::digest(first), path_change.number as u64, 0, 0, 0];
+        let call = call_of(path_change.number, words, second);
+        let about = CallDescription::Path(
+            "change of a name",
+            if first.is_empty() { second } else { first },
+        );
+        let mut change = RecordedChange::none();
+        let is_first = !self.was_live();
+        let result = if self.is_live_except_files() {
+            if is_first {
+                self.restore_others(path_change);
+            }
+            change.inspect(path_change);
+            self.hold_before(path_change, &change);
+            let precondition = || precondition_of(path_change);
+            let outcome = |before| outcome_of(path_change, before);
+            let perform = || kernel(path_change.number, arguments);
+            let result = self.effect(call, about, precondition, outcome, perform);
+            change.inspect_after(path_change);
+            let header = change.header();
+            let (old, new) = change.paths();
+            let pieces = [&header[..], old, new];
+            self.note(call, result, &pieces);
+            result
+        } else {
+            let mut header = [0; CHANGE_BYTES];
+            let into = &mut [&mut header[..], &mut change.names[..]];
+            let result = self.replay(call, about, into);
+            change.take_header(&header);
+            self.hold_before(path_change, &change);
+            result
+        };
+        if result == 0 {
+            self.follow(path_change, &change);
+        }
+        if is_first && self.was_live() {
+            self.restore_files();
+        }
+        Some(result)
+    }
+
+    /// The process is live from this call on, which may have changed names already: what is open under these follows later, for it may
+    /// have another name by now.
+    fn restore_others(&mut self, path_change: &PathChange) {
+        let places = [path_change.first, path_change.second];
+        for (directory, _) in places.into_iter().flatten() {
+            let index = self.table.index(directory);
+            index.into_iter().for_each(|index| self.restore(index));
+        }
+        self.table.working_directory.restore();
+        let mut names = [[0; PATH_BYTES]; 2];
+        let mut lengths = [0; 2];
+        for (at, place) in places.into_iter().enumerate() {
+            if let Some(place) = place {
+                // SAFETY: a path of the program's.
+                lengths[at] = unsafe { path_of_name(place, &mut names[at]) };
+            }
+        }
+        self.restore_those(|open| {
+            names.iter().zip(lengths).all(|(name, length)| {
+                let name = &name[..length];
+                name.is_empty() || open.path() != name && !is_below(open.path(), name)
+            })
+        });
+    }
+
+    /// Files that are open and are about to lose their name are held by the agent.
+    fn hold_before(&mut self, path_change: &PathChange, change: &RecordedChange) {
+        let goes = match path_change.check {
+            CompletionCheck::Gone => change.paths().0,
+            CompletionCheck::Moved => change.paths().1,
+            _ => return,
+        };
+        for index in 0..OPENS {
+            let open = self.table.by_index(index);
+            let is_it = !goes.is_empty() && open.path() == goes && !open.is_removed;
+            if is_it && self.table.uses(index) > 0 {
+                self.hold(index);
+            }
+        }
+    }
+
+    /// Files that are open have another name now, or none.
+    fn follow(&mut self, path_change: &PathChange, change: &RecordedChange) {
+        let (old, new) = change.paths();
+        let folder = &mut self.table.working_directory;
+        for open in self.table.opens.iter_mut().chain([&mut folder.open]) {
+            let is_it = open.path() == old && !old.is_empty();
+            match path_change.check {
+                CompletionCheck::Gone if is_it => open.is_removed = true,
+                CompletionCheck::Moved if is_it => open.rename(new),
+                CompletionCheck::Moved if open.path() == new && !new.is_empty() => {
+                    open.is_removed = true
+                }
+                CompletionCheck::Moved if is_below(open.path(), old) => {
+                    let mut path = [0; PATH_BYTES];
+                    let rest = &open.path()[old.len()..];
+                    let length = new.len() + rest.len();
+                    if length < PATH_BYTES {
+                        path[..new.len()].copy_from_slice(new);
+                        path[new.len()..length].copy_from_slice(rest);
+                    }
+                    open.rename(&path[..length.min(PATH_BYTES - 1)]);
+                }
+                _ => (),
+            }
+        }
+    }
+}
+
+fn is_below(path: &[u8], directory: &[u8]) -> bool {
+    !directory.is_empty()
+        && path.strip_prefix(directory).is_some_and(|rest| rest.first() == Some(&b'/'))
+}
+
+/// What a change of names is about, in canonical paths.
+struct RecordedChange {
+    identity: (u64, u64),
+    lengths: (u16, u16),
+    /// One behind the other.
+    names: [u8; 2 * PATH_BYTES],
+}
+
+impl RecordedChange {
+    fn none() -> RecordedChange {
+        RecordedChange { identity: (0, 0), lengths: (0, 0), names: [0; 2 * PATH_BYTES] }
+    }
+
+    /// Before it is performed.
+    fn inspect(&mut self, path_change: &PathChange) {
+        let Some(first) =
+            path_change.first.filter(|_| path_change.check != CompletionCheck::Idempotent)
+        else {
+            return;
+        };
+        let mut path = [0; PATH_BYTES];
+        let mut length = path_at(first, &mut path);
+        if length == 0 {
+            // The incarnation before may have been killed when it had changed that name already.
+            // SAFETY: a path of the program's.
+            length = unsafe { path_of_name(first, &mut path) };
+        }
+        self.names[..length].copy_from_slice(&path[..length]);
+        self.lengths.0 = length as u16;
+        if let Some((_, found)) = identity_at(first) {
+            self.identity = (found.device, found.inode);
+        }
+        // What has that name now is about to lose it.
+        self.inspect_after(path_change);
+    }
+
+    /// And afterwards.
+    fn inspect_after(&mut self, path_change: &PathChange) {
+        let Some(second) = path_change.second.filter(|_| path_change.moves()) else { return };
+        let mut path = [0; PATH_BYTES];
+        let length = path_at(second, &mut path);
+        if length == 0 {
+            return;
+        }
+        let start = usize::from(self.lengths.0);
+        self.names[start..start + length].copy_from_slice(&path[..length]);
+        self.lengths.1 = length as u16;
+    }
+
+    fn paths(&self) -> (&[u8], &[u8]) {
+        let (first, second) = (usize::from(self.lengths.0), usize::from(self.lengths.1));
+        let names = &self.names[..(first + second).min(2 * PATH_BYTES)];
+        names.split_at(first.min(names.len()))
+    }
+
+    fn header(&self) -> [u8; CHANGE_BYTES] {
+        let mut bytes = [0; CHANGE_BYTES];
+        bytes[..8].copy_from_slice(&self.identity.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.identity.1.to_le_bytes());
+        bytes[16..18].copy_from_slice(&self.lengths.0.to_le_bytes());
+        bytes[18..].copy_from_slice(&self.lengths.1.to_le_bytes());
+        bytes
+    }
+
+    fn take_header(&mut self, bytes: &[u8; CHANGE_BYTES]) {
+        let length = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        self.lengths = (length(16), length(18));
+    }
+}
+
+/// What both names are before a change: inode (0: it is not there), device, and when it was changed.
+fn precondition_of(path_change: &PathChange) -> [u64; 6] {
+    let fact = |place: Option<PathAt>| {
+        let found = place.and_then(identity_at);
+        found.map_or([0; 3], |(_, now)| [now.inode, now.device, now.changed as u64])
+    };
+    let ([a, b, c], [d, e, f]) = (fact(path_change.first), fact(path_change.second));
+    [a, b, c, d, e, f]
+}
+
+/// Whether a change has happened within which the last incarnation was killed.
+fn outcome_of(path_change: &PathChange, before: [u64; 6]) -> EffectOutcome {
+    judge(path_change, before, precondition_of(path_change))
+}
+
+fn judge(path_change: &PathChange, before: [u64; 6], now: [u64; 6]) -> EffectOutcome {
+    let file = |precondition: [u64; 6], at: usize| (precondition[at], precondition[at + 1]);
+    let (first, second) = (file(now, 0), file(now, 3));
+    let (first_before, second_before) = (file(before, 0), file(before, 3));
+    let is_gone = |file: (u64, u64)| file.0 == 0;
+    let is_as_before = first == first_before && second == second_before;
+    match path_change.check {
+        CompletionCheck::Idempotent => EffectOutcome::NotPerformed,
+        // Somebody else may have made a new file there that was given the inode of the one that this call had removed.
+        CompletionCheck::Gone if is_as_before && now[2] == before[2] => EffectOutcome::NotPerformed,
+        CompletionCheck::Gone if is_gone(first) => EffectOutcome::Performed(0),
+        CompletionCheck::Moved | CompletionCheck::Made if is_as_before => {
+            EffectOutcome::NotPerformed
+        }
+        CompletionCheck::Moved if is_gone(first) && second == first_before => {
+            EffectOutcome::Performed(0)
+        }
+        // Without a first name it may be what somebody else has made.
+        CompletionCheck::Made
+            if is_gone(second_before) && path_change.first.is_some() && second == first =>
+        {
+            EffectOutcome::Performed(0)
+        }
+        _ => EffectOutcome::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: u64 = crate::syscalls::HERE;
+    const FILE: [u64; 3] = [7, 1, 100];
+    const OTHER: [u64; 3] = [8, 1, 50];
+    const NONE: [u64; 3] = [0; 3];
+
+    fn path_change(check: CompletionCheck) -> PathChange {
+        let first = (check != CompletionCheck::Made).then_some((HERE, 0));
+        PathChange { number: 0, first, second: Some((HERE, 0)), check }
+    }
+
+    fn both(first: [u64; 3], second: [u64; 3]) -> [u64; 6] {
+        [first[0], first[1], first[2], second[0], second[1], second[2]]
+    }
+
+    fn is_undone(outcome: EffectOutcome) -> Option<bool> {
+        match outcome {
+            EffectOutcome::NotPerformed => Some(true),
+            EffectOutcome::Performed(_) => Some(false),
+            EffectOutcome::Unknown => None,
+        }
+    }
+
+    #[test]
+    fn what_became_of_a_change_is_seen_or_unknown() {
+        let judged = |check, before, now| is_undone(judge(&path_change(check), before, now));
+        use CompletionCheck::*;
+        let (yes, no, unknown) = (Some(true), Some(false), None);
+        let touched = [7, 1, 101];
+        for (check, before, now, wanted) in [
+            (Gone, both(FILE, NONE), both(FILE, NONE), yes),
+            (Gone, both(FILE, NONE), both(NONE, NONE), no),
+            // The inode was used again, by whom nobody knows.
+            (Gone, both(FILE, NONE), both(touched, NONE), unknown),
+            (Gone, both(FILE, NONE), both(OTHER, NONE), unknown),
+            (Gone, both(NONE, NONE), both(NONE, NONE), yes),
+            (Moved, both(FILE, OTHER), both(FILE, OTHER), yes),
+            (Moved, both(FILE, OTHER), both(NONE, touched), no),
+            (Moved, both(FILE, OTHER), both(NONE, OTHER), unknown),
+            (Moved, both(FILE, NONE), both(NONE, NONE), unknown),
+            (Made, both(NONE, NONE), both(NONE, NONE), yes),
+            // A folder that serves as a lock.
+            (Made, both(NONE, NONE), both(NONE, FILE), unknown),
+            (Made, both(NONE, FILE), both(NONE, FILE), yes),
+        ] {
+            assert_eq!(judged(check, before, now), wanted, "{check:?} {before:?} {now:?}");
+        }
+        let link = PathChange { first: Some((HERE, 0)), ..path_change(Made) };
+        assert_eq!(is_undone(judge(&link, both(FILE, NONE), both(FILE, FILE))), no);
+    }
+}

@@ -1,0 +1,97 @@
+//! System calls that change names: which arguments are paths, and how it is found out whether one that was interrupted
+//! has happened.
+
+use libc::c_long;
+
+use crate::syscalls::HERE;
+
+/// What tells whether an interrupted change has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompletionCheck {
+    /// It may be done again.
+    Idempotent,
+    /// The first name is gone from where it was.
+    Gone,
+    /// The first name's file has the second name.
+    Moved,
+    /// The second name is there, and was not.
+    Made,
+}
+
+/// A directory's descriptor and a path.
+pub type PathAt = (u64, u64);
+
+/// A system call that changes names, or what belongs to a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathChange {
+    pub number: c_long,
+    /// The name it is about.
+    pub first: Option<PathAt>,
+    /// The name that it makes.
+    pub second: Option<PathAt>,
+    pub check: CompletionCheck,
+}
+
+impl PathChange {
+    /// `None`: the call changes no name.
+    pub fn of(number: c_long, arguments: [u64; 6]) -> Option<PathChange> {
+        use CompletionCheck::*;
+        let [a, b, c, d, ..] = arguments;
+        let directory = |register: u64| register as u32 as u64;
+        let (here_a, at_ab) = (Some((HERE, a)), Some((a, b)));
+        let (first, second, check) = match number {
+            libc::SYS_rename => (here_a, Some((HERE, b)), Moved),
+            libc::SYS_renameat | libc::SYS_renameat2 => (at_ab, Some((directory(c), d)), Moved),
+            libc::SYS_unlink | libc::SYS_rmdir => (here_a, None, Gone),
+            libc::SYS_unlinkat => (at_ab, None, Gone),
+            libc::SYS_link => (here_a, Some((HERE, b)), Made),
+            libc::SYS_linkat => (at_ab, Some((directory(c), d)), Made),
+            // The first is a text, which need not be a name.
+            libc::SYS_symlink => (None, Some((HERE, b)), Made),
+            libc::SYS_symlinkat => (None, Some((directory(b), c)), Made),
+            libc::SYS_mkdir | libc::SYS_mknod => (None, here_a, Made),
+            libc::SYS_mkdirat | libc::SYS_mknodat => (None, at_ab, Made),
+            libc::SYS_truncate
+            | libc::SYS_chmod
+            | libc::SYS_chown
+            | libc::SYS_lchown
+            | libc::SYS_utime
+            | libc::SYS_utimes
+            | libc::SYS_setxattr
+            | libc::SYS_lsetxattr
+            | libc::SYS_removexattr
+            | libc::SYS_lremovexattr => (here_a, None, Idempotent),
+            libc::SYS_fchmodat | libc::SYS_fchownat | libc::SYS_futimesat | libc::SYS_utimensat => {
+                (at_ab, None, Idempotent)
+            }
+            _ => return None,
+        };
+        Some(PathChange { number, first, second, check })
+    }
+
+    /// Whether the second name takes the place of the first.
+    pub fn moves(&self) -> bool {
+        self.check == CompletionCheck::Moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_change_says_which_names_it_is_about() {
+        let arguments = [1, 2, 3, 4, 5, 6];
+        let path_change = |number| PathChange::of(number, arguments);
+        let rename = path_change(libc::SYS_renameat2).unwrap();
+        assert_eq!((rename.first, rename.second), (Some((1, 2)), Some((3, 4))));
+        assert!(rename.moves());
+        let mkdir = path_change(libc::SYS_mkdir).unwrap();
+        assert_eq!(
+            (mkdir.first, mkdir.second, mkdir.check),
+            (None, Some((HERE, 1)), CompletionCheck::Made)
+        );
+        assert_eq!(path_change(libc::SYS_unlinkat).unwrap().first, Some((1, 2)));
+        assert_eq!(path_change(libc::SYS_getpid), None);
+    }
+}

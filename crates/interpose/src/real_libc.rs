@@ -1,0 +1,125 @@
+//! The C library's own functions, behind those that stand in front of them.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use libc::{clockid_t, size_t, ssize_t, time_t, timespec, timeval};
+
+/// Strings, and a null pointer behind them.
+type CStringList = *const *mut c_char;
+
+/// The next function of this name behind ours; looked up once.
+pub struct NextSymbol {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl NextSymbol {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// # Safety
+    /// `F` is the function pointer type of the name.
+    #[inline]
+    unsafe fn get<F: Copy>(&self) -> F {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        let mut address = self.address.load(Relaxed);
+        if address.is_null() {
+            address = self.find();
+        }
+        // SAFETY: not null, of pointer size, and of the caller's type.
+        unsafe { std::mem::transmute_copy(&address) }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        // SAFETY: a lookup.
+        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if address.is_null() {
+            // Who calls it was linked with it: a C library that has it no longer cannot be.
+            crate::libc_wrappers::warn(format_args!("the C library has no {:?}", self.name));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(1) }
+        }
+        self.address.store(address, Relaxed);
+        address
+    }
+}
+
+macro_rules! behind {
+    ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        /// # Safety
+        /// As the C library's function.
+        #[inline]
+        pub unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            const NAME: &CStr = match CStr::from_bytes_with_nul(
+                concat!(stringify!($name), "\0").as_bytes(),
+            ) {
+                Ok(name) => name,
+                Err(_) => panic!(),
+            };
+            static NEXT_SYMBOL: NextSymbol = NextSymbol::new(NAME);
+            // SAFETY: the type is that of the C library's header; the rest is the caller's promise.
+            unsafe {
+                NEXT_SYMBOL.get::<unsafe extern "C" fn($($type),*) $(-> $result)?>()($($argument),*)
+            }
+        }
+    )*};
+}
+
+behind! {
+    clock_gettime(id: clockid_t, time: *mut timespec) -> c_int;
+    gettimeofday(time: *mut timeval, zone: *mut c_void) -> c_int;
+    timespec_get(time: *mut timespec, base: c_int) -> c_int;
+    time(time: *mut time_t) -> time_t;
+    clock() -> libc::clock_t;
+    getrandom(buffer: *mut c_void, length: size_t, flags: libc::c_uint) -> ssize_t;
+    getentropy(buffer: *mut c_void, length: size_t) -> c_int;
+    arc4random() -> u32;
+    arc4random_buf(buffer: *mut c_void, length: size_t);
+    arc4random_uniform(bound: u32) -> u32;
+    aio_read(request: *mut libc::aiocb) -> c_int;
+    aio_write(request: *mut libc::aiocb) -> c_int;
+    aio_fsync(operation: c_int, request: *mut libc::aiocb) -> c_int;
+    lio_listio(
+        mode: c_int,
+        list: *const *mut libc::aiocb,
+        count: c_int,
+        event: *mut libc::sigevent
+    ) -> c_int;
+    posix_spawn(
+        process: *mut libc::pid_t,
+        path: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t,
+        words: CStringList,
+        environment: CStringList
+    ) -> c_int;
+    posix_spawnp(
+        process: *mut libc::pid_t,
+        name: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t,
+        words: CStringList,
+        environment: CStringList
+    ) -> c_int;
+    posix_spawn_file_actions_addopen(
+        actions: *mut libc::posix_spawn_file_actions_t,
+        descriptor: c_int,
+        path: *const c_char,
+        flags: c_int,
+        mode: libc::mode_t
+    ) -> c_int;
+    mkstemp(template: *mut c_char) -> c_int;
+    mkostemp(template: *mut c_char, flags: c_int) -> c_int;
+    mkstemps(template: *mut c_char, suffix: c_int) -> c_int;
+    mkostemps(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int;
+    mkdtemp(template: *mut c_char) -> *mut c_char;
+    pthread_create(
+        thread: *mut libc::pthread_t,
+        attributes: *const libc::pthread_attr_t,
+        begin: extern "C" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void
+    ) -> c_int;
+}

@@ -1,0 +1,494 @@
+//! One recorded call: performed and noted, or answered from the record.
+//!
+//! While an incarnation replays, nothing that an earlier one did to files is done again: calls take the recorded results. What
+//! was read is given again with its content where that may differ by now, and is read again and compared by digest otherwise. The
+//! first call behind the record makes the process *live*: each file that is open then is opened anew under the name that it has by
+//! now, must be the very file that it was, and stands where the program left it.
+//!
+//! What may never happen: an effect is done twice; a process goes on with another file than it had.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use landbridge_proto::digest::digest;
+use landbridge_proto::nondeterminism::{FileCall, PRECONDITION_WORDS, RecordError, RecordHead};
+use libc::{c_int, c_long};
+
+use crate::descriptor_table::{DescriptorTable, FileKind, OPENS, OpenFile};
+use crate::libc_wrappers::{self, warn};
+use crate::recording::{self, RecordGuard};
+use crate::syscalls::HERE;
+use crate::{file_metadata, held_files, trampoline};
+
+struct TableCell(UnsafeCell<DescriptorTable>);
+// SAFETY: used by the recorded thread alone, within a turn.
+unsafe impl Sync for TableCell {}
+static TABLE: TableCell = TableCell(UnsafeCell::new(DescriptorTable::EMPTY));
+
+/// Files that the agent was ever given.
+static HELD: AtomicU64 = AtomicU64::new(0);
+/// The process has done all that was recorded before it.
+static IS_LIVE: AtomicBool = AtomicBool::new(false);
+/// Bytes that were recorded because they may differ, of files that are not known to change. Beyond the bound digests serve.
+static CONTENT: AtomicI32 = AtomicI32::new(0);
+/// Numbers from here on are of files that the agent holds while an image is taken.
+const QUIESCED: u64 = 1 << 32;
+const NULL: &std::ffi::CStr = c"/dev/null";
+/// A quarter of the record.
+const CONTENT_BYTES_MAX: i32 = 64 << 20;
+
+/// A call within its turn.
+pub struct Session {
+    pub guard: RecordGuard,
+    pub table: &'static mut DescriptorTable,
+}
+
+/// What became of an effect in which the last incarnation was killed.
+pub enum EffectOutcome {
+    /// Nothing, or doing it again makes no difference.
+    NotPerformed,
+    /// It has happened, with this result.
+    Performed(i64),
+    /// That cannot be told.
+    Unknown,
+}
+
+impl Session {
+    pub fn new(guard: RecordGuard) -> Self {
+        // SAFETY: there is one turn at a time.
+        Self { guard, table: unsafe { &mut *TABLE.0.get() } }
+    }
+
+    /// Whether the recorded thread has a file open there, as another thread sees it.
+    pub fn has_open(descriptor: u64) -> bool {
+        // SAFETY: a word that may be out of date by the time it is used, as descriptors are.
+        unsafe { (*TABLE.0.get()).index(descriptor).is_some() }
+    }
+
+    /// The path of what is open there, for messages.
+    pub fn path_of(&mut self, descriptor: u64) -> &'static [u8] {
+        let path = self.table.get(descriptor).map_or(&[][..], |open| open.path());
+        // SAFETY: the table stays, and only this session changes it: not while it has the path.
+        unsafe { std::slice::from_raw_parts(path.as_ptr(), path.len()) }
+    }
+
+    /// Whether there is nothing to be replayed; the first time the files are made ready for that.
+    pub fn is_live(&mut self) -> bool {
+        let was_live = self.was_live();
+        let is_live = self.is_live_except_files();
+        if is_live && !was_live {
+            self.restore_files();
+        }
+        is_live
+    }
+
+    /// The same for a call that may be the one within which the incarnation before was killed, and that may have given a file another
+    /// name: [`Session::restore_files`] follows when that is known.
+    pub fn is_live_except_files(&mut self) -> bool {
+        let is_live = IS_LIVE.load(Relaxed) || self.guard.record().is_live();
+        IS_LIVE.store(is_live, Relaxed);
+        is_live
+    }
+
+    pub fn was_live(&self) -> bool {
+        IS_LIVE.load(Relaxed)
+    }
+
+    /// The process is one of an image: it has a record before it again.
+    pub fn restart_replay() {
+        IS_LIVE.store(false, Relaxed);
+    }
+
+    /// Before an image is taken: the agent has every file, and the process only placeholders, which need nothing of what
+    /// becomes of the files until somebody restores the image. False: the agent cannot, and nothing has changed.
+    pub fn quiesce(&mut self) -> bool {
+        for index in 0..OPENS {
+            let open = self.table.by_index(index);
+            // A placeholder of an earlier image stays one.
+            open.is_quiesced = false;
+            if !open.is_real || self.table.uses(index) == 0 {
+                continue;
+            }
+            let descriptor = self.table.descriptors(index).next();
+            let is_kept = descriptor.is_none_or(|it| held_files::keep(it, QUIESCED + index as u64));
+            let placeholder =
+                kernel(libc::SYS_openat, [HERE, NULL.as_ptr().addr() as u64, 2, 0, 0, 0]);
+            if !is_kept || placeholder < 0 {
+                self.resume();
+                return false;
+            }
+            let open = self.table.by_index(index);
+            (open.is_real, open.is_quiesced) = (false, true);
+            self.replace_descriptors(index, placeholder as u64);
+        }
+        true
+    }
+
+    /// The process goes on as the same incarnation: it has its files back.
+    pub fn resume(&mut self) {
+        for index in 0..OPENS {
+            let is_quiesced = std::mem::take(&mut self.table.by_index(index).is_quiesced);
+            if self.table.uses(index) == 0 || !is_quiesced {
+                continue;
+            }
+            let number = QUIESCED + index as u64;
+            match held_files::get(number) {
+                Some(found) => {
+                    self.table.by_index(index).is_real = true;
+                    self.replace_descriptors(index, found);
+                }
+                None => self.restore(index),
+            }
+            held_files::release(number);
+        }
+    }
+
+    /// All descriptors of an open file are of `found` from now on.
+    fn replace_descriptors(&mut self, index: usize, found: u64) {
+        for descriptor in self.table.descriptors(index) {
+            let closes = kernel(libc::SYS_fcntl, [descriptor, libc::F_GETFD as u64, 0, 0, 0, 0]);
+            let flag = if closes & 1 == 1 { libc::O_CLOEXEC } else { 0 };
+            kernel(libc::SYS_dup3, [found, descriptor, flag as u64, 0, 0, 0]);
+        }
+        kernel(libc::SYS_close, [found, 0, 0, 0, 0, 0]);
+    }
+
+    /// A call without effects. `perform` makes it; `pieces`: what the kernel has written for this result.
+    pub fn observe<'a>(
+        &mut self,
+        call: FileCall,
+        perform: impl FnOnce() -> i64,
+        pieces: impl FnOnce(i64) -> [&'a [u8]; 2],
+    ) -> i64 {
+        let result = perform();
+        self.note(call, result, &pieces(result));
+        result
+    }
+
+    /// The call has this result.
+    pub fn note(&mut self, call: FileCall, result: i64, pieces: &[&[u8]]) {
+        match self.guard.record().note_call(call, result, pieces) {
+            Err(problem @ RecordError::Full(_)) => {
+                warn(format_args!("{problem}: if this process is killed it cannot be restarted"));
+                make_durable();
+            }
+            noted => noted.unwrap_or_else(|problem| abort_replay(format_args!("{problem}"))),
+        }
+    }
+
+    /// The recorded result of the call; what the kernel wrote is put into `into` (as much as fits).
+    pub fn replay(
+        &mut self,
+        call: FileCall,
+        about: CallDescription<'_>,
+        into: &mut [&mut [u8]],
+    ) -> i64 {
+        match self.guard.record().replay_call(call) {
+            Ok((result, mut bytes)) => {
+                for room in into {
+                    let now = bytes.len().min(room.len());
+                    room[..now].copy_from_slice(&bytes[..now]);
+                    bytes = &bytes[now..];
+                }
+                result
+            }
+            Err(problem) => abort_replay(format_args!("{about}: {problem}")),
+        }
+    }
+
+    /// An effect: announced, performed, and noted; or found to have happened.
+    pub fn effect(
+        &mut self,
+        call: FileCall,
+        about: CallDescription<'_>,
+        precondition: impl FnOnce() -> [u64; PRECONDITION_WORDS],
+        outcome: impl FnOnce([u64; PRECONDITION_WORDS]) -> EffectOutcome,
+        perform: impl FnOnce() -> i64,
+    ) -> i64 {
+        let interrupted = self.guard.record().interrupted(call);
+        let precondition = interrupted.unwrap_or_else(precondition);
+        match interrupted.map_or(EffectOutcome::NotPerformed, outcome) {
+            EffectOutcome::Performed(result) => return result,
+            EffectOutcome::Unknown => abort_replay(format_args!(
+                "it was killed within {about}, and whether that has happened cannot be told"
+            )),
+            EffectOutcome::NotPerformed => (),
+        }
+        self.guard.record().announce(call, precondition);
+        if !make_durable() {
+            abort_replay(format_args!(
+                "its agent has not taken down {about}, so another node may repeat it"
+            ));
+        }
+        perform()
+    }
+
+    /// The process cannot be restarted from now on, which is said once.
+    pub fn forbid_restart(&mut self, reason: fmt::Arguments<'_>) {
+        recording::forbid_restart(reason);
+    }
+
+    /// Whether this many bytes may be recorded though they could be read again.
+    pub fn may_record_content(&self, bytes: usize) -> bool {
+        let bytes = bytes.min(CONTENT_BYTES_MAX as usize) as i32;
+        let before = CONTENT.fetch_add(bytes, Relaxed);
+        let fits = before.saturating_add(bytes) <= CONTENT_BYTES_MAX;
+        if !fits {
+            CONTENT.store(before, Relaxed);
+        }
+        fits
+    }
+
+    /// Each file that is open is what it was, and stands where it stood.
+    pub fn restore_files(&mut self) {
+        self.restore_those(|_| true);
+        self.table.working_directory.restore();
+    }
+
+    /// The same of those files alone.
+    pub fn restore_those(&mut self, is_wanted: impl Fn(&OpenFile) -> bool) {
+        for index in 0..OPENS {
+            if self.table.uses(index) > 0 && is_wanted(self.table.by_index(index)) {
+                self.restore(index);
+            }
+        }
+    }
+
+    /// One of them.
+    pub fn restore(&mut self, index: usize) {
+        let open = self.table.by_index(index);
+        if open.is_locked() && !open.is_real && !is_held(open.held) {
+            let path = Path(open.path());
+            abort_replay(format_args!(
+                "it was killed while it held a lock on {path}, which others may have had since"
+            ));
+        }
+        self.reopen_file(index);
+        let open = self.table.by_index(index);
+        let offset = open.offset as u64;
+        let has_position =
+            matches!(open.kind, FileKind::File | FileKind::Directory | FileKind::Virtual)
+                && open.flags & libc::O_PATH == 0;
+        let first = self.table.descriptors(index).next();
+        if let Some(descriptor) = first.filter(|_| has_position) {
+            kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
+        }
+    }
+
+    /// The agent holds this open file from now on: its locks and its content outlive this process.
+    pub fn hold(&mut self, index: usize) {
+        let open = self.table.by_index(index);
+        if open.held != 0 {
+            return;
+        }
+        open.held = HELD.fetch_add(1, Relaxed) + 1;
+        let number = open.held;
+        // An incarnation that was killed within this call may have given it to the agent already.
+        if !self.is_live() || !self.try_reopen_file(index) {
+            return;
+        }
+        let descriptor = self.table.descriptors(index).next();
+        if descriptor.is_some_and(|descriptor| !held_files::keep(descriptor, number)) {
+            let path = Path(self.table.by_index(index).path());
+            recording::forbid_restart(format_args!("nobody holds {path} for it"));
+        }
+    }
+
+    /// Before the last descriptor of an open file is closed: the agent must not hold it any longer, nor its locks.
+    pub fn release_held(&mut self, descriptor: u64) {
+        let Some(index) = self.table.index(descriptor).filter(|at| self.table.uses(*at) == 1)
+        else {
+            return;
+        };
+        if self.table.by_index(index).held == 0 || !self.is_live() {
+            return;
+        }
+        let open = self.table.by_index(index);
+        kernel(libc::SYS_flock, [descriptor, libc::LOCK_UN as u64, 0, 0, 0, 0]);
+        if open.is_locked() {
+            unlock_all(descriptor);
+        }
+        held_files::release(open.held);
+    }
+
+    /// The process ends, or becomes another program.
+    pub fn release_all_held(&mut self) {
+        if self.is_live() {
+            self.table
+                .opens()
+                .filter(|(_, open)| open.held != 0)
+                .for_each(|(_, open)| held_files::release(std::mem::take(&mut open.held)));
+        }
+    }
+
+    /// Opens the file again if its descriptors are placeholders. The process ends if that is no longer the same file.
+    pub fn reopen_file(&mut self, index: usize) {
+        if !self.try_reopen_file(index) {
+            let path = Path(self.table.by_index(index).path());
+            abort_replay(format_args!(
+                "{path}, which it has open, is not there any more, or is another file by now"
+            ));
+        }
+    }
+
+    /// The same. False: it is not there.
+    pub fn try_reopen_file(&mut self, index: usize) -> bool {
+        let open = self.table.by_index(index);
+        if open.is_real {
+            return true;
+        }
+        let Some(found) = reopen(open) else { return false };
+        open.is_real = true;
+        self.replace_descriptors(index, found as u64);
+        true
+    }
+}
+
+/// Whether what this process does may be done again on another node, which learns of it before it happens.
+pub fn requires_durability() -> bool {
+    recording::head().is_some_and(RecordHead::has_durable_effects)
+}
+
+/// Another node knows what is recorded, if one may need to. False: the agent is gone.
+fn make_durable() -> bool {
+    recording::head()
+        .is_none_or(|head| !head.has_durable_effects() || held_files::make_durable(head))
+}
+
+/// Unlocks every range of an open file.
+fn unlock_all(descriptor: u64) {
+    // SAFETY: all zeros are the whole file.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = libc::F_UNLCK as i16;
+    let range = (&raw const range).addr() as u64;
+    kernel(libc::SYS_fcntl, [descriptor, libc::F_OFD_SETLK as u64, range, 0, 0, 0]);
+}
+
+/// Whether the agent has what it was given under this number.
+fn is_held(number: u64) -> bool {
+    let found = if number == 0 { None } else { held_files::get(number) };
+    found.iter().for_each(|found| _ = kernel(libc::SYS_close, [*found, 0, 0, 0, 0, 0]));
+    found.is_some()
+}
+
+/// A descriptor of the open file that the agent holds, or of the file under its present name if it is the same file.
+fn reopen(open: &OpenFile) -> Option<i64> {
+    let held = if open.held == 0 { None } else { held_files::get(open.held) };
+    if let Some(found) = held {
+        return Some(found as i64);
+    }
+    if open.path().is_empty() || open.is_removed {
+        return None;
+    }
+    let not = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
+    let flags = (open.flags & !not | libc::O_CLOEXEC) as u64;
+    let path = open.path_pointer().addr() as u64;
+    let found = kernel(libc::SYS_openat, [HERE, path, flags, 0, 0, 0]);
+    if found < 0 {
+        return None;
+    }
+    if open.kind != FileKind::Virtual && !is_of(open, found as u64) {
+        kernel(libc::SYS_close, [found as u64, 0, 0, 0, 0, 0]);
+        return None;
+    }
+    Some(found)
+}
+
+/// Whether the descriptor is of this file.
+fn is_of(open: &OpenFile, descriptor: u64) -> bool {
+    file_metadata::identity_of(descriptor).is_some_and(|(_, identity)| {
+        (identity.device, identity.inode) == (open.identity.device, open.identity.inode)
+    })
+}
+
+/// A system call with arguments of our own.
+pub fn kernel(number: c_long, arguments: [u64; 6]) -> i64 {
+    // SAFETY: descriptors, and memory that the callers in this crate have.
+    unsafe { trampoline::call(number, arguments) }
+}
+
+/// Builds a [`FileCall`]: its number, and a digest of what must be the same in every incarnation.
+pub fn call_of(number: c_long, words: [u64; 5], path: &[u8]) -> FileCall {
+    let mut bytes = [0; 48];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[40..].copy_from_slice(&path_digest(path).to_le_bytes());
+    FileCall { number: number as u32, digest: (digest(&bytes) >> 32) as u32 }
+}
+
+/// The process's own folder of proc(5) is the same one in every incarnation, whatever its process id.
+fn path_digest(path: &[u8]) -> u64 {
+    file_metadata::in_own_proc_directory(path)
+        .map_or_else(|| digest(path), |rest| digest(rest).wrapping_add(1))
+}
+
+/// What a call is about, for a message.
+#[derive(Clone, Copy)]
+pub enum CallDescription<'a> {
+    Path(&'static str, &'a [u8]),
+    Bytes { what: &'static str, path: &'a [u8], offset: i64, length: u64 },
+}
+
+impl fmt::Display for CallDescription<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            CallDescription::Path(what, path) => write!(f, "its {what} of {}", Path(path)),
+            CallDescription::Bytes { what, path, offset, length } => {
+                write!(f, "its {what} of {length} bytes at {offset} of {}", Path(path))
+            }
+        }
+    }
+}
+
+/// The end of a path, as text.
+pub struct Path<'a>(pub &'a [u8]);
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 200;
+        if self.0.len() > SHOWN {
+            f.write_str("…")?;
+        }
+        let end = &self.0[self.0.len().saturating_sub(SHOWN)..];
+        for chunk in end.utf8_chunks() {
+            f.write_str(chunk.valid())?;
+        }
+        Ok(())
+    }
+}
+
+/// This process cannot be restarted from what it did.
+#[cold]
+pub fn abort_replay(why: fmt::Arguments<'_>) -> ! {
+    libc_wrappers::abort_replay(why)
+}
+
+/// A C string of the program's.
+///
+/// # Safety
+/// It is one, or null.
+pub unsafe fn text<'a>(pointer: u64) -> &'a [u8] {
+    if pointer == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::ffi::CStr::from_ptr(pointer as *const std::ffi::c_char) }.to_bytes()
+}
+
+/// Memory of the program's; none if there is nothing to be read.
+///
+/// # Safety
+/// So many bytes are there.
+pub unsafe fn bytes<'a>(pointer: u64, length: usize) -> &'a mut [u8] {
+    if pointer == 0 || length == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(pointer as *mut u8, length) }
+}
+
+pub fn error(number: c_int) -> i64 {
+    -i64::from(number)
+}

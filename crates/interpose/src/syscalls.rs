@@ -1,0 +1,223 @@
+//! The system calls that are recorded, by number: what is done with each.
+//!
+//! In: a call of the recorded thread. Out: its result, or `None`: it is let through as it is. The table below is the
+//! whole answer to "what is covered"; `docs/RECOVERY.md` has it in words.
+//!
+//! What may never happen: a call that changes a file goes through without an entry, and without a word about it.
+
+use std::ffi::c_char;
+
+use libc::c_long;
+
+use crate::path_changes::PathChange;
+use crate::session::Session;
+use crate::{child_programs, observe, recording};
+
+/// `AT_FDCWD` as an argument.
+pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
+
+/// # Safety
+/// The arguments are those of a system call that this thread makes.
+pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
+    let guard = recording::lock_for_call()?;
+    let mut session = Session::new(guard);
+    // SAFETY: the caller's promise.
+    unsafe { session.handle(number, arguments) }
+}
+
+impl Session {
+    unsafe fn handle(&mut self, number: c_long, mut arguments: [u64; 6]) -> Option<i64> {
+        if begins_with_descriptor(number) {
+            // The upper half of its register may be anything.
+            arguments[0] = arguments[0] as u32 as u64;
+        }
+        let [a, b, c, d, e, _] = arguments;
+        if let Some(descriptor) = used_descriptor(number, arguments) {
+            self.look_for_passed(descriptor);
+        }
+        // SAFETY: of the system call, by its caller.
+        unsafe {
+            match number {
+                libc::SYS_read
+                | libc::SYS_pread64
+                | libc::SYS_readv
+                | libc::SYS_preadv
+                | libc::SYS_preadv2 => self.read(number, arguments),
+                libc::SYS_write
+                | libc::SYS_pwrite64
+                | libc::SYS_writev
+                | libc::SYS_pwritev
+                | libc::SYS_pwritev2 => self.write(number, arguments),
+                libc::SYS_lseek => self.seek(arguments),
+                libc::SYS_open => self.open(number, HERE, a, b, c),
+                libc::SYS_creat => {
+                    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+                    self.open(number, HERE, a, flags as u64, b)
+                }
+                libc::SYS_openat => self.open(number, a, b, c, d),
+                libc::SYS_openat2 => Some(-i64::from(libc::ENOSYS)),
+                libc::SYS_chdir | libc::SYS_fchdir => self.change_directory(number, arguments),
+                libc::SYS_chroot | libc::SYS_pivot_root => {
+                    self.forbid_restart(format_args!("it changes its root directory"));
+                    None
+                }
+                libc::SYS_close => self.close(a),
+                libc::SYS_close_range => self.close_range(a, b, c),
+                libc::SYS_dup => self.duplicate(number, a, arguments),
+                libc::SYS_dup2 | libc::SYS_dup3 => {
+                    self.duplicate_to(number, a, b as u32 as u64, arguments)
+                }
+                libc::SYS_fcntl => self.control(a, b, c, arguments),
+                libc::SYS_stat | libc::SYS_lstat => {
+                    self.stat_path(number, HERE, a, b, STAT, arguments)
+                }
+                libc::SYS_newfstatat => self.stat_path(number, a, b, c, STAT, arguments),
+                libc::SYS_statx => self.stat_path(number, a, b, e, STATX, arguments),
+                libc::SYS_statfs => self.stat_path(number, HERE, a, b, STATFS, arguments),
+                libc::SYS_fstat => self.stat_open(number, a, b, STAT, arguments),
+                libc::SYS_fstatfs => self.stat_open(number, a, b, STATFS, arguments),
+                libc::SYS_access => self.stat_path(number, HERE, a, 0, 0, arguments),
+                libc::SYS_faccessat | libc::SYS_faccessat2 => {
+                    self.stat_path(number, a, b, 0, 0, arguments)
+                }
+                libc::SYS_readlink => self.read_link(number, HERE, a, b, arguments),
+                libc::SYS_readlinkat => self.read_link(number, a, b, c, arguments),
+                libc::SYS_listxattr | libc::SYS_llistxattr => {
+                    self.read_attribute(number, a, 0, b, c, arguments)
+                }
+                libc::SYS_getxattr | libc::SYS_lgetxattr => {
+                    self.read_attribute(number, a, b, c, d, arguments)
+                }
+                libc::SYS_flistxattr => self.read_open_attribute(number, a, 0, b, c, arguments),
+                libc::SYS_fgetxattr => self.read_open_attribute(number, a, b, c, d, arguments),
+                libc::SYS_getdents | libc::SYS_getdents64 => self.list(number, a, b, arguments),
+                libc::SYS_ftruncate | libc::SYS_fallocate => self.resize(number, a, arguments),
+                libc::SYS_mmap => self.map(b, d, e as u32 as u64, arguments),
+                libc::SYS_flock => self.lock(a, b, arguments),
+                libc::SYS_fsync
+                | libc::SYS_fdatasync
+                | libc::SYS_sync_file_range
+                | libc::SYS_fadvise64
+                | libc::SYS_readahead => self.synchronize(number, a, arguments),
+                libc::SYS_fchmod
+                | libc::SYS_fchown
+                | libc::SYS_fsetxattr
+                | libc::SYS_fremovexattr => self.resize(number, a, arguments),
+                libc::SYS_sendfile => self.copy(number, a, b as u32 as u64, c, 0, arguments),
+                libc::SYS_copy_file_range => self.copy(number, c as u32 as u64, a, b, d, arguments),
+                libc::SYS_splice => self.splice(a, c as u32 as u64),
+                libc::SYS_ioctl => self.device_control(a, b),
+                libc::SYS_getrandom => self.random(a, b, c),
+                libc::SYS_io_uring_setup | libc::SYS_io_setup => self.no_rings(),
+                libc::SYS_exit_group | libc::SYS_exit => {
+                    self.release_all_held();
+                    None
+                }
+                libc::SYS_execve | libc::SYS_execveat => {
+                    if number == libc::SYS_execve {
+                        child_programs::check_exec(a as *const c_char, c as *const *mut c_char);
+                    }
+                    self.before_exec();
+                    None
+                }
+                libc::SYS_fork | libc::SYS_vfork => observe::fork(libc::SYS_fork, [0; 6], 0, 0),
+                libc::SYS_clone => observe::fork(number, arguments, a, b),
+                libc::SYS_clone3 => observe::clone3(arguments),
+                _ => PathChange::of(number, arguments)
+                    .and_then(|path_change| self.change(&path_change, arguments)),
+            }
+        }
+    }
+}
+
+/// The descriptor whose file such a call reads, writes, moves in or maps.
+fn used_descriptor(number: c_long, arguments: [u64; 6]) -> Option<u64> {
+    let is_anonymous = arguments[3] as i32 & libc::MAP_ANONYMOUS != 0;
+    match number {
+        libc::SYS_read
+        | libc::SYS_pread64
+        | libc::SYS_readv
+        | libc::SYS_preadv
+        | libc::SYS_preadv2
+        | libc::SYS_write
+        | libc::SYS_pwrite64
+        | libc::SYS_writev
+        | libc::SYS_pwritev
+        | libc::SYS_pwritev2
+        | libc::SYS_lseek
+        | libc::SYS_ftruncate
+        | libc::SYS_fallocate
+        | libc::SYS_sendfile => Some(arguments[0]),
+        libc::SYS_copy_file_range => Some(arguments[2] as u32 as u64),
+        libc::SYS_mmap if !is_anonymous => Some(arguments[4] as u32 as u64),
+        _ => None,
+    }
+}
+
+/// Calls whose first argument is a descriptor.
+fn begins_with_descriptor(number: c_long) -> bool {
+    let is_file = matches!(
+        number,
+        libc::SYS_read
+            | libc::SYS_pread64
+            | libc::SYS_readv
+            | libc::SYS_preadv
+            | libc::SYS_preadv2
+            | libc::SYS_write
+            | libc::SYS_pwrite64
+            | libc::SYS_writev
+            | libc::SYS_pwritev
+            | libc::SYS_pwritev2
+            | libc::SYS_lseek
+            | libc::SYS_close
+            | libc::SYS_dup
+            | libc::SYS_dup2
+            | libc::SYS_dup3
+            | libc::SYS_fcntl
+            | libc::SYS_fstat
+            | libc::SYS_fstatfs
+            | libc::SYS_getdents
+            | libc::SYS_getdents64
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate
+            | libc::SYS_flock
+            | libc::SYS_fsync
+            | libc::SYS_fdatasync
+            | libc::SYS_sync_file_range
+            | libc::SYS_fadvise64
+            | libc::SYS_readahead
+            | libc::SYS_fchmod
+            | libc::SYS_fchown
+            | libc::SYS_fsetxattr
+            | libc::SYS_fremovexattr
+            | libc::SYS_sendfile
+            | libc::SYS_copy_file_range
+            | libc::SYS_splice
+            | libc::SYS_ioctl
+    );
+    let is_directory = matches!(
+        number,
+        libc::SYS_openat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlinkat
+            | libc::SYS_renameat
+            | libc::SYS_renameat2
+            | libc::SYS_unlinkat
+            | libc::SYS_linkat
+            | libc::SYS_mkdirat
+            | libc::SYS_mknodat
+            | libc::SYS_fchmodat
+            | libc::SYS_fchownat
+            | libc::SYS_futimesat
+            | libc::SYS_utimensat
+    );
+    is_file || is_directory
+}
+
+/// Bytes that the kernel writes for each of these.
+const STAT: usize = size_of::<libc::stat>();
+const STATX: usize = 256;
+const STATFS: usize = size_of::<libc::statfs>();

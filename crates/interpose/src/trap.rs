@@ -1,0 +1,510 @@
+//! System calls of the recorded thread come here instead of to the kernel (syscall user dispatch, Linux 5.11).
+//!
+//! In: a SIGSYS for each call that the thread makes, from wherever: program, C library, MPI library. Out: either the call is
+//! performed and recorded here (`syscalls`), or it is let through (`trampoline`). The provider, whose calls are not the
+//! program's, turns dispatch off while it works, by one byte ([`selector`]).
+//!
+//! A handler of a signal interrupts the program anywhere, at another place in each incarnation, so that nothing it does can be
+//! replayed: its calls are watched as those of another thread are (`observe`), also while the provider works.
+//!
+//! The kernel ends a process whose SIGSYS is blocked or has no handler. So this handler stays (`rt_sigaction`), no mask of the
+//! program contains the signal (`rt_sigprocmask`), and it has a signal stack of its own (`sigaltstack`): what it
+//! leaves there no program ever sends.
+//!
+//! What may never happen: a system call in this handler from outside the gate.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::mem::{MaybeUninit, offset_of};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use libc::{c_long, siginfo_t, ucontext_t};
+
+use crate::{file_metadata, observe, recording, syscalls, trampoline};
+
+const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+const DISPATCH_OFF: u64 = 0;
+const DISPATCH_ON: u64 = 1;
+const ALLOW: u8 = 0;
+const BLOCK: u8 = 1;
+/// `si_code` of a dispatched call.
+const SYS_USER_DISPATCH: c_int = 2;
+
+/// What a queued SIGSYS carries that tells a thread to have its calls dispatched.
+const REARM: usize = 0x6c62_7265_6172_6d21;
+
+/// Enough for a signal frame with every extension of today's processors, and for the handler.
+const STACK_BYTES: usize = 256 << 10;
+const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
+const SA_RESTORER: u64 = 0x0400_0000;
+
+/// Whether calls of the recorded thread are dispatched.
+static SELECTOR: AtomicU8 = AtomicU8::new(ALLOW);
+/// Those of threads and processes that are observed always are.
+static OBSERVED_SELECTOR: AtomicU8 = AtomicU8::new(BLOCK);
+static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Calls that came here, and those of them that were let through.
+pub static TRAPS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+#[repr(align(64))]
+struct HandlerStack(UnsafeCell<MaybeUninit<[u8; STACK_BYTES]>>);
+// SAFETY: only the kernel and the handler of one thread use it.
+unsafe impl Sync for HandlerStack {}
+static STACK: HandlerStack = HandlerStack(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// The signal stack that the program believes to have.
+struct EmulatedStack(UnsafeCell<MaybeUninit<libc::stack_t>>);
+// SAFETY: used by the recorded thread alone.
+unsafe impl Sync for EmulatedStack {}
+static EMULATED_STACK: EmulatedStack = EmulatedStack(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// Signals of Linux are 1 to 64.
+const SIGNALS: usize = 65;
+/// The handlers of the program, for each of which [`on_signal`] is called first: address, and the flags it was installed with.
+static HANDLERS: [(AtomicUsize, AtomicU64); SIGNALS] =
+    [const { (AtomicUsize::new(0), AtomicU64::new(0)) }; SIGNALS];
+/// Handlers that the recorded thread is in. One that is left by `longjmp` is never over: its calls stay watched.
+static HANDLERS_RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+/// As the kernel takes it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SignalAction {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+/// A system call of the program, with the registers it was made with.
+pub struct TrappedCall {
+    pub number: c_long,
+    pub arguments: [u64; 6],
+    context: *mut ucontext_t,
+}
+
+/// Begins. False: this kernel cannot, and nothing has changed.
+pub fn install() -> bool {
+    if !install_handler() {
+        return false;
+    }
+    let stack = libc::stack_t { ss_sp: STACK.0.get().cast(), ss_flags: 0, ss_size: STACK_BYTES };
+    // SAFETY: the structure lives until the call returns, and the stack stays.
+    unsafe {
+        let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        (*EMULATED_STACK.0.get()).write(none);
+        raw(libc::SYS_sigaltstack, [(&raw const stack).addr() as u64, 0, 0, 0, 0, 0]);
+    }
+    start_dispatch()
+}
+
+fn install_handler() -> bool {
+    if trampoline::range().0 == 0 && trampoline::open().is_none() {
+        return false;
+    }
+    let action = SignalAction {
+        handler: on_trap as *const () as usize,
+        flags: (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64 | SA_RESTORER,
+        restorer: trampoline::restorer(),
+        mask: !0,
+    };
+    let action = (&raw const action).addr() as u64;
+    // SAFETY: the structure lives until the call returns; the handler is one.
+    unsafe { raw(libc::SYS_rt_sigaction, [libc::SIGSYS as u64, action, 0, 8, 0, 0]) };
+    unblock();
+    IS_INSTALLED.store(true, Relaxed);
+    true
+}
+
+/// Whether calls of this process come here.
+#[inline]
+pub fn is_installed() -> bool {
+    IS_INSTALLED.load(Relaxed)
+}
+
+/// Whether the recorded thread is in a handler of a signal, and this is that thread.
+pub fn is_in_handler() -> bool {
+    recording::is_owner() && HANDLERS_RUNNING.load(Relaxed) > 0
+}
+
+/// Lets all calls of this thread come here, which is not the recorded one. False: this kernel cannot.
+pub fn observe_this_thread() -> bool {
+    install_handler() && dispatch(&OBSERVED_SELECTOR)
+}
+
+fn dispatch(selector: &'static AtomicU8) -> bool {
+    let (start, length) = trampoline::range();
+    let selector = (&raw const *selector).addr() as u64;
+    let arguments =
+        [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_ON, start as u64, length as u64, selector, 0];
+    // SAFETY: the selector stays.
+    unsafe { raw(libc::SYS_prctl, arguments) == 0 }
+}
+
+/// Lets calls of the recorded thread come here. False: this kernel cannot.
+pub fn start_dispatch() -> bool {
+    SELECTOR.store(ALLOW, Relaxed);
+    let is_on = dispatch(&SELECTOR);
+    if is_on {
+        SELECTOR.store(BLOCK, Relaxed);
+    }
+    is_on
+}
+
+/// After [`suspend_dispatch`], by a thread that lets its calls through for the moment. In a process made of an image nobody's calls are
+/// dispatched any more: each thread is told to begin anew.
+pub fn resume_dispatch(is_restored: bool) {
+    start_dispatch();
+    SELECTOR.store(ALLOW, Relaxed);
+    OBSERVED_SELECTOR.store(BLOCK, Relaxed);
+    if is_restored {
+        file_metadata::each_other_thread(rearm);
+    }
+}
+
+/// As a queued SIGSYS (`struct siginfo`): its number, error, code, padding, sender, and a pointer.
+#[repr(C, align(8))]
+struct QueuedSignal([i32; 32]);
+
+fn rearm(process: u64, thread: u64) {
+    let mut queued = QueuedSignal([0; 32]);
+    queued.0[..3].copy_from_slice(&[libc::SIGSYS, 0, libc::SI_QUEUE]);
+    queued.0[4] = process as i32;
+    queued.0[6..8].copy_from_slice(&[REARM as u32 as i32, (REARM >> 32) as i32]);
+    let queued = (&raw const queued).addr() as u64;
+    let arguments = [process, thread, libc::SIGSYS as u64, queued, 0, 0];
+    // SAFETY: the structure is there.
+    unsafe { raw(libc::SYS_rt_tgsigqueueinfo, arguments) };
+}
+
+/// Lets every call through from now on, of other threads as well: whoever takes an image makes calls in the name of each.
+pub fn suspend_dispatch() {
+    SELECTOR.store(ALLOW, Relaxed);
+    OBSERVED_SELECTOR.store(ALLOW, Relaxed);
+    // SAFETY: changes only what happens to calls of this thread.
+    unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, DISPATCH_OFF, 0, 0, 0, 0]) };
+}
+
+/// The byte that is 0 while calls of this thread are let through; null if they always are.
+pub fn selector() -> *mut u8 {
+    if recording::is_owner() { SELECTOR.as_ptr() } else { null_mut() }
+}
+
+/// As the C library's function. MPI libraries that wait call it for each message, and it is nobody's business what it does: here it
+/// goes past the trap.
+pub extern "C" fn sched_yield() -> c_int {
+    // SAFETY: a call without arguments.
+    unsafe { raw(libc::SYS_sched_yield, [0; 6]) as c_int }
+}
+
+/// # Safety
+/// As the system call.
+unsafe fn raw(number: c_long, arguments: [u64; 6]) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { trampoline::call(number, arguments) }
+}
+
+fn unblock() {
+    let sigsys = SIGSYS_BIT;
+    let how = libc::SIG_UNBLOCK as u64;
+    // SAFETY: the mask is there.
+    unsafe { raw(libc::SYS_rt_sigprocmask, [how, (&raw const sigsys).addr() as u64, 0, 8, 0, 0]) };
+}
+
+/// A dispatched call, or another SIGSYS.
+unsafe extern "C" fn on_trap(_: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel hands in both, and nobody else has them.
+    unsafe {
+        let context = context.cast::<ucontext_t>();
+        if (*info).si_code == libc::SI_QUEUE && (*info).si_value().sival_ptr.addr() == REARM {
+            dispatch(&OBSERVED_SELECTOR);
+            return;
+        }
+        if (*info).si_code != SYS_USER_DISPATCH {
+            return raise_default_sigsys();
+        }
+        let registers = &mut (*context).uc_mcontext.gregs;
+        let register = |at: c_int| registers[at as usize] as u64;
+        let arguments = [
+            register(libc::REG_RDI),
+            register(libc::REG_RSI),
+            register(libc::REG_RDX),
+            register(libc::REG_R10),
+            register(libc::REG_R8),
+            register(libc::REG_R9),
+        ];
+        let number = register(libc::REG_RAX) as c_long;
+        let mut trapped = TrappedCall { number, arguments, context };
+        TRAPS[0].fetch_add(1, Relaxed);
+        let result = trapped.handle();
+        let registers = &mut (*context).uc_mcontext.gregs;
+        let rip = libc::REG_RIP as usize;
+        if let Some(result) = result {
+            registers[libc::REG_RAX as usize] = result;
+            return;
+        }
+        TRAPS[1].fetch_add(1, Relaxed);
+        match trampoline::stub(registers[rip] as usize) {
+            Some(stub) => registers[rip] = stub as i64,
+            None => registers[libc::REG_RAX as usize] = raw(number, arguments),
+        }
+    }
+}
+
+/// In front of each handler of the program: its calls are dispatched, whatever it has interrupted, and nothing of them is recorded.
+extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+    let handler = HANDLERS[signal as usize].0.load(Relaxed);
+    // SAFETY: the address is that of a handler, which may take no more than the first argument: the others are in registers.
+    let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
+    if !recording::is_owner() {
+        return handler(signal, info, context);
+    }
+    HANDLERS_RUNNING.fetch_add(1, Relaxed);
+    let before = SELECTOR.swap(BLOCK, Relaxed);
+    handler(signal, info, context);
+    SELECTOR.store(before, Relaxed);
+    HANDLERS_RUNNING.fetch_sub(1, Relaxed);
+}
+
+/// A SIGSYS of another origin does what it does without a handler.
+unsafe fn raise_default_sigsys() {
+    let default = SignalAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+    let sigsys = libc::SIGSYS as u64;
+    // SAFETY: the action is there; the signal comes when this handler has returned.
+    unsafe {
+        raw(libc::SYS_rt_sigaction, [sigsys, (&raw const default).addr() as u64, 0, 8, 0, 0]);
+        let (process, thread) = (raw(libc::SYS_getpid, [0; 6]), raw(libc::SYS_gettid, [0; 6]));
+        raw(libc::SYS_tgkill, [process as u64, thread as u64, sigsys, 0, 0, 0]);
+    }
+}
+
+impl TrappedCall {
+    /// `None`: it is let through.
+    ///
+    /// # Safety
+    /// The registers are those of a system call of this thread.
+    unsafe fn handle(&mut self) -> Option<i64> {
+        let [first, second, third, fourth, ..] = self.arguments;
+        // SAFETY: the program's pointers are as valid as for the kernel; it ends itself if they are not.
+        unsafe {
+            match self.number {
+                libc::SYS_rt_sigprocmask => self.change_mask(first as c_int, second, third, fourth),
+                libc::SYS_rt_sigaction => self.set_action(first as c_int, second, third, fourth),
+                libc::SYS_rt_sigsuspend => self.wait_with(first),
+                libc::SYS_ppoll => self.wait_with(fourth),
+                libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => self.wait_with(self.arguments[4]),
+                // The last argument is a pair of mask and length.
+                libc::SYS_pselect6 => {
+                    let pair = self.arguments[5] as *const u64;
+                    self.wait_with(if pair.is_null() { 0 } else { pair.read_unaligned() })
+                }
+                libc::SYS_sigaltstack if recording::is_owner() => {
+                    Some(self.set_stack(first, second))
+                }
+                _ if recording::is_owner() && HANDLERS_RUNNING.load(Relaxed) == 0 => {
+                    syscalls::handle(self.number, self.arguments)
+                }
+                _ => observe::handle(self.number, self.arguments),
+            }
+        }
+    }
+
+    /// What this handler returns to has the mask that the program asks for, but for one signal.
+    unsafe fn change_mask(&mut self, how: c_int, set: u64, old: u64, bytes: u64) -> Option<i64> {
+        if bytes != 8 {
+            return None;
+        }
+        // SAFETY: the kernel's frame; a set has eight bytes.
+        unsafe {
+            let mask = (&raw mut (*self.context).uc_sigmask).cast::<u64>();
+            let before = mask.read();
+            if set != 0 {
+                let set = (set as *const u64).read_unaligned();
+                let wanted = match how {
+                    libc::SIG_BLOCK => before | set,
+                    libc::SIG_UNBLOCK => before & !set,
+                    libc::SIG_SETMASK => set,
+                    _ => return Some(-i64::from(libc::EINVAL)),
+                };
+                mask.write(wanted & !SIGSYS_BIT);
+            }
+            if old != 0 {
+                (old as *mut u64).write_unaligned(before);
+            }
+        }
+        Some(0)
+    }
+
+    /// A wait during which the program has another mask: that must not contain the one signal either, for a handler of the program makes
+    /// calls.
+    unsafe fn wait_with(&self, mask: u64) -> Option<i64> {
+        let mask = mask as *mut u64;
+        // SAFETY: of the system call, by its caller; only who blocks that signal has anything written.
+        unsafe {
+            if !mask.is_null() && mask.read_unaligned() & SIGSYS_BIT != 0 {
+                mask.write_unaligned(mask.read_unaligned() & !SIGSYS_BIT);
+            }
+        }
+        None
+    }
+
+    /// Handlers of the program block everything that they want to, but for one signal, and are called by [`on_signal`].
+    unsafe fn set_action(&self, signal: c_int, new: u64, old: u64, bytes: u64) -> Option<i64> {
+        let handlers = usize::try_from(signal).ok().and_then(|signal| HANDLERS.get(signal))?;
+        if bytes != 8 {
+            return None;
+        }
+        let (handler, flags) = (handlers.0.load(Relaxed), handlers.1.load(Relaxed));
+        let mut before = SignalAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+        let place = (&raw mut before).addr() as u64;
+        // SAFETY: the kernel reads and writes as much.
+        unsafe {
+            // The program is made to believe that SIGSYS has no handler.
+            if signal != libc::SIGSYS {
+                let mut action = (new != 0).then(|| (new as *const SignalAction).read_unaligned());
+                if let Some(action) = &mut action {
+                    action.mask &= !SIGSYS_BIT;
+                    if !matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN) {
+                        handlers.0.store(action.handler, Relaxed);
+                        handlers.1.store(action.flags, Relaxed);
+                        action.handler = on_signal as *const () as usize;
+                        action.flags |= libc::SA_SIGINFO as u64;
+                    }
+                }
+                let action = action.as_ref().map_or(0, |action| (&raw const *action).addr() as u64);
+                let result =
+                    raw(libc::SYS_rt_sigaction, [signal as u64, action, place, bytes, 0, 0]);
+                if result != 0 {
+                    handlers.0.store(handler, Relaxed);
+                    handlers.1.store(flags, Relaxed);
+                    return Some(result);
+                }
+            }
+            if before.handler == on_signal as *const () as usize {
+                (before.handler, before.flags) = (handler, flags);
+            }
+            if old != 0 {
+                (old as *mut SignalAction).write_unaligned(before);
+            }
+        }
+        Some(0)
+    }
+
+    /// The program believes to have the signal stack it asks for; its handlers run on ours, which is no smaller.
+    unsafe fn set_stack(&self, new: u64, old: u64) -> i64 {
+        // SAFETY: the kernel reads and writes as much.
+        unsafe {
+            let believed = (*EMULATED_STACK.0.get()).assume_init_mut();
+            let before = *believed;
+            if new != 0 {
+                *believed = (new as *const libc::stack_t).read_unaligned();
+            }
+            if old != 0 {
+                (old as *mut libc::stack_t).write_unaligned(before);
+            }
+        }
+        0
+    }
+}
+
+const _: () = assert!(offset_of!(SignalAction, mask) == 24 && size_of::<SignalAction>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_a_dispatched_thread_come_here_and_work_as_ever() {
+        let thread = std::thread::spawn(|| {
+            if !observe_this_thread() {
+                eprintln!("skipped: this kernel has no syscall user dispatch");
+                return;
+            }
+            let before = TRAPS[0].load(Relaxed);
+            // SAFETY: plain system calls; the structures are there.
+            unsafe {
+                assert_eq!(libc::getppid(), libc::syscall(libc::SYS_getppid) as i32);
+                // A thread that blocks every signal can make calls all the same.
+                let (mut all, mut was) = (std::mem::zeroed(), std::mem::zeroed());
+                libc::sigfillset(&mut all);
+                assert_eq!(libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut was), 0);
+                assert!(libc::getppid() > 0);
+                assert_eq!(libc::pthread_sigmask(libc::SIG_SETMASK, &was, &mut all), 0);
+                assert_eq!(libc::sigismember(&all, libc::SIGUSR1), 1);
+                assert_eq!(libc::sigismember(&all, libc::SIGSYS), 0);
+                assert_eq!(libc::open(c"/no/such".as_ptr(), libc::O_RDONLY), -1);
+                assert_eq!(*libc::__errno_location(), libc::ENOENT);
+            }
+            // Children are made from within, and end as ever.
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            assert!(child.wait().unwrap().success());
+            assert!(TRAPS[0].load(Relaxed) > before + 5);
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn handlers_of_signals_are_what_the_program_believes() {
+        static SEEN: AtomicUsize = AtomicUsize::new(0);
+        extern "C" fn one(signal: c_int) {
+            SEEN.store(signal as usize, Relaxed);
+        }
+        let thread = std::thread::spawn(|| {
+            if !observe_this_thread() {
+                return;
+            }
+            let signal = libc::SIGWINCH;
+            // SAFETY: structures of which all zeros are a value; a handler.
+            unsafe {
+                let (mut new, mut old): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
+                new.sa_sigaction = one as *const () as usize;
+                new.sa_flags = libc::SA_RESTART;
+                assert_eq!(libc::sigaction(signal, &new, &mut old), 0);
+                assert_eq!(old.sa_sigaction, libc::SIG_DFL);
+                assert_eq!(libc::sigaction(signal, std::ptr::null(), &mut old), 0);
+                assert_eq!(old.sa_sigaction, one as *const () as usize);
+                assert_eq!(old.sa_flags & (libc::SA_SIGINFO | libc::SA_RESTART), libc::SA_RESTART);
+                assert_eq!(libc::raise(signal), 0);
+                assert_eq!(SEEN.load(Relaxed), signal as usize);
+                assert_eq!(libc::signal(signal, libc::SIG_DFL), one as *const () as usize);
+                assert_eq!(libc::signal(signal, libc::SIG_IGN), libc::SIG_DFL);
+                assert_eq!(libc::signal(signal, libc::SIG_DFL), libc::SIG_IGN);
+                assert_eq!(libc::sigaction(libc::SIGKILL, &new, &mut old), -1);
+            }
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_whose_dispatch_is_gone_begins_anew_when_it_is_told_to() {
+        use std::sync::mpsc::channel;
+        let ((ready, is_ready), (go_on, may_go_on)) = (channel(), channel());
+        let thread = std::thread::spawn(move || {
+            if !observe_this_thread() {
+                return ready.send(None).unwrap();
+            }
+            // SAFETY: changes only what happens to calls of this thread.
+            unsafe { raw(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) };
+            ready.send(Some(unsafe { raw(libc::SYS_gettid, [0; 6]) })).unwrap();
+            may_go_on.recv().unwrap();
+            let before = TRAPS[0].load(Relaxed);
+            // SAFETY: a plain call.
+            unsafe { libc::getppid() };
+            assert!(TRAPS[0].load(Relaxed) > before);
+        });
+        if let Some(thread_id) = is_ready.recv().unwrap() {
+            let mut found = false;
+            file_metadata::each_other_thread(|process, other| {
+                if other == thread_id as u64 {
+                    found = true;
+                    rearm(process, other);
+                }
+            });
+            assert!(found);
+            go_on.send(()).unwrap();
+        }
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,77 @@
+//! The folder where relative names begin (chdir(2)).
+//!
+//! In: `chdir` and `fchdir`, performed and recorded. Out, in a later incarnation: nothing is changed while it replays, and when it is
+//! live it is in the folder in which it was, under the name that this has by then.
+//!
+//! What may never happen: a relative name means another file than it meant.
+
+use libc::c_long;
+
+use crate::descriptor_calls::{bytes_of, identity_from};
+use crate::descriptor_table::{FileIdentity, OpenFile, PATH_BYTES};
+use crate::file_metadata::{identity_at, path_at};
+use crate::session::{CallDescription, Path, Session, abort_replay, call_of, kernel, text};
+use crate::syscalls::HERE;
+
+const HEADER_BYTES: usize = size_of::<FileIdentity>();
+const THIS: &std::ffi::CStr = c".";
+
+/// See the module head. Of what is open only name and identity count; no name: nobody has changed it.
+pub struct WorkingDirectory {
+    pub open: OpenFile,
+}
+
+impl WorkingDirectory {
+    /// The process is live: it goes where it was.
+    pub fn restore(&mut self) {
+        if self.open.path().is_empty() {
+            return;
+        }
+        let place = self.open.path_pointer().addr() as u64;
+        let is_there = kernel(libc::SYS_chdir, [place, 0, 0, 0, 0, 0]) == 0;
+        let now = here().map(|now| (now.device, now.inode));
+        let wanted = (self.open.identity.device, self.open.identity.inode);
+        if !is_there || now != Some(wanted) || self.open.is_removed {
+            let path = Path(self.open.path());
+            abort_replay(format_args!(
+                "its working directory {path} is gone, or is another one by now"
+            ));
+        }
+    }
+}
+
+impl Session {
+    /// # Safety
+    /// The arguments are those of `chdir` or, with a descriptor, of `fchdir`.
+    pub unsafe fn change_directory(&mut self, number: c_long, arguments: [u64; 6]) -> Option<i64> {
+        let is_name = number == libc::SYS_chdir;
+        let descriptor = arguments[0] as u32 as u64;
+        // SAFETY: a path of the program's.
+        let name = if is_name { unsafe { text(arguments[0]) } } else { &[] };
+        let words = [if is_name { 0 } else { descriptor }, 0, 0, 0, 0];
+        let call = call_of(number, words, name);
+        let (mut header, mut path) = ([0; HEADER_BYTES], [0; PATH_BYTES]);
+        let result = if self.is_live() {
+            let result = kernel(number, arguments);
+            let place = (HERE, THIS.as_ptr().addr() as u64);
+            let length = if result == 0 { path_at(place, &mut path) } else { 0 };
+            header = bytes_of(&here().unwrap_or_default());
+            self.note(call, result, &[&header, &path[..length]]);
+            result
+        } else {
+            let about = CallDescription::Path("change of its working directory", name);
+            self.replay(call, about, &mut [&mut header, &mut path])
+        };
+        if result == 0 {
+            let length = path.iter().position(|byte| *byte == 0).unwrap_or(0);
+            let open = &mut self.table.working_directory.open;
+            open.rename(&path[..length]);
+            (open.identity, open.is_removed) = (identity_from(&header), false);
+        }
+        Some(result)
+    }
+}
+
+fn here() -> Option<FileIdentity> {
+    identity_at((HERE, THIS.as_ptr().addr() as u64)).map(|(_, identity)| identity)
+}

@@ -1,0 +1,156 @@
+//! Paths between simulated processes that break, are suspected, and come back; processes that lose each other for good.
+
+use std::collections::BTreeMap;
+
+use landbridge_proto::channel::PathId;
+
+use super::Violation;
+use super::frame_transfer::PATHS_MAX;
+use super::model::LOST;
+use super::node::random_pipe;
+use super::world::World;
+
+impl World {
+    /// A path breaks, if there is one that may.
+    pub fn break_random_path(&mut self) -> Result<(), Violation> {
+        let count = self.nodes.len();
+        let (a, b) = (self.random.index(count), self.random.index(count));
+        let path_id = self.random.index(PATHS_MAX);
+        let is_there = path_id < self.pipes[a][b].len() && a != b;
+        if is_there && !self.nodes[a].paths[b][path_id].lossless {
+            self.break_path(a, b, path_id)?;
+        }
+        Ok(())
+    }
+
+    /// One side of a path suspects it, or no longer, whatever is right.
+    pub fn suspect_random_path(&mut self) -> Result<(), Violation> {
+        let count = self.nodes.len();
+        let (from, to) = (self.random.index(count), self.random.index(count));
+        let path_id = self.random.index(PATHS_MAX);
+        let is_there = path_id < self.pipes[from][to].len() && from != to;
+        if !is_there || self.nodes[from].paths[to][path_id].lossless || self.model.failed[from][to]
+        {
+            return Ok(());
+        }
+        let is_suspected = self.random.percent(50);
+        self.set_suspected(from, to, path_id, is_suspected)
+    }
+
+    /// `from` suspects a path, or no longer.
+    pub fn set_suspected(
+        &mut self,
+        from: usize,
+        to: usize,
+        path_id: usize,
+        is_suspected: bool,
+    ) -> Result<(), Violation> {
+        let (peer, path) = (self.peer(from, to), PathId(path_id as u8));
+        self.log_step(|| format!("{from} suspects path {path_id} to {to}: {is_suspected}"));
+        if is_suspected && self.pipes[from][to][path_id].pending_write.is_some() {
+            // Its memory may be given back as soon as the frame has come by another path.
+            self.pipes[from][to][path_id].own_pending_write(&mut self.arena)?;
+            self.nodes[from].endpoint.handle_flushed(peer, path);
+        }
+        self.nodes[from].endpoint.suspect_path(peer, path, is_suspected);
+        self.counts.count("paths suspected");
+        self.drain(from)
+    }
+
+    pub fn break_path(&mut self, a: usize, b: usize, path_id: usize) -> Result<(), Violation> {
+        let is_lost = self.model.failed[a][b] || self.model.failed[b][a];
+        if is_lost
+            || self.broken.contains(&(a, b, path_id))
+            || self.broken.contains(&(b, a, path_id))
+        {
+            return Ok(());
+        }
+        self.counts.count("paths broken");
+        self.log_step(|| format!("path {path_id} between {a} and {b} breaks"));
+        for (from, to) in [(a, b), (b, a)] {
+            if self.random.percent(50) {
+                // What had arrived can still be read.
+                while !self.broken.contains(&(a, b, path_id)) && self.read(from, to, path_id)? {}
+            }
+        }
+        if self.broken.contains(&(a, b, path_id)) || self.broken.contains(&(b, a, path_id)) {
+            return Ok(());
+        }
+        self.broken.push((a, b, path_id));
+        for (from, to) in [(a, b), (b, a)] {
+            let path = self.nodes[from].paths[to][path_id];
+            self.pipes[from][to][path_id] = random_pipe(&path, &mut self.random);
+            self.pipes[from][to][path_id].cut();
+        }
+        for (node, other) in [(a, b), (b, a)] {
+            let peer = self.peer(node, other);
+            self.nodes[node].endpoint.close_path(peer, PathId(path_id as u8));
+            self.drain(node)?;
+        }
+        Ok(())
+    }
+
+    /// A broken path comes back; false if there is none that may.
+    pub fn reopen_path(&mut self) -> Result<bool, Violation> {
+        if self.broken.is_empty() {
+            return Ok(false);
+        }
+        let first = self.random.index(self.broken.len());
+        let mut places = (first..self.broken.len()).chain(0..first);
+        let may_come = |&place: &usize| {
+            let (a, b, path_id) = self.broken[place];
+            self.may_reopen(a, b, path_id)
+        };
+        let Some(place) = places.find(may_come) else {
+            return Ok(false);
+        };
+        let (a, b, path_id) = self.broken.swap_remove(place);
+        self.log_step(|| format!("path {path_id} between {a} and {b} is back"));
+        for (from, to) in [(a, b), (b, a)] {
+            if !self.model.failed[from][to] && !self.model.failed[to][from] {
+                let path = self.nodes[from].paths[to][path_id];
+                self.pipes[from][to][path_id] = random_pipe(&path, &mut self.random);
+            }
+        }
+        for (node, other) in [(a, b), (b, a)] {
+            if self.model.failed[node][other] {
+                continue;
+            }
+            let peer = self.peer(node, other);
+            let path = self.nodes[node].paths[other][path_id];
+            self.nodes[node].endpoint.open_path(peer, PathId(path_id as u8), path);
+            self.drain(node)?;
+        }
+        Ok(true)
+    }
+
+    /// `node` learns that `other` is lost.
+    pub fn lose_peer(&mut self, node: usize, other: usize) -> Result<(), Violation> {
+        self.log_step(|| format!("{node} loses {other}"));
+        let peer = self.peer(node, other);
+        let opened = self.placed_frame[other][node].take().and_then(|(_, message)| message);
+        let is_theirs = |&(from, to, _): &(usize, usize, u32)| (from, to) == (other, node);
+        let (cut, ahead) =
+            std::mem::take(&mut self.ahead).into_iter().partition(|(k, _)| is_theirs(k));
+        self.ahead = ahead;
+        let cut: BTreeMap<_, (usize, u64)> = cut;
+        let unfinished: Vec<usize> = opened.into_iter().chain(cut.values().map(|c| c.0)).collect();
+        for path_id in 0..self.pipes[node][other].len() {
+            self.pipes[node][other][path_id].cut();
+            let pipe = &mut self.pipes[other][node][path_id];
+            pipe.incoming = None;
+            pipe.bytes.clear();
+            pipe.network = None;
+            pipe.cut();
+        }
+        self.model.fail(node, other, &unfinished);
+        let state = &mut self.nodes[node];
+        state.pulls.retain(|pull| pull.from != other);
+        state.early.retain(|&(from, _), _| from != other);
+        // Requests are answered all the same: the endpoint must not mind.
+        state.endpoint.fail(peer, LOST);
+        self.counts.count("peers lost");
+        self.drain(node)?;
+        self.model.check_failed(node, other)
+    }
+}

@@ -1,0 +1,121 @@
+//! A rank waits before it changes a file until another node knows what it has recorded (`effects` of the record's head): whoever
+//! takes the rank over when this node is lost then knows of every change that it may have made.
+//!
+//! In: requests of ranks, on a socket of each ([`HeldFiles::effects`]), and acknowledgements of the agent above. Out: the news of the record with
+//! a [`Message::MakeDurable`] behind it, and the answer to the rank.
+//!
+//! What may never happen: a rank is answered before the agent above has said that it knows.
+//!
+//! [`HeldFiles::effects`]: super::held_files::HeldFiles::effects
+
+use std::rc::Rc;
+
+use super::Agent;
+use super::held_files::{EffectRequest, HeldFiles};
+use super::rank_recording::RankRecording;
+use crate::control::Message;
+
+/// Requests of ranks that are not acknowledged yet, in the order of their numbers.
+#[derive(Default)]
+pub(super) struct DurableEffects {
+    last: u32,
+    pending: Vec<(u32, Rc<RankRecording>, EffectRequest)>,
+}
+
+impl DurableEffects {
+    /// The number of a request that has just been passed on.
+    fn add(&mut self, recording: Rc<RankRecording>, request: EffectRequest) -> u32 {
+        self.last = self.last.wrapping_add(1);
+        self.pending.push((self.last, recording, request));
+        self.last
+    }
+
+    /// The rank with this record has ended for good: nobody waits for the answers.
+    fn forget(&mut self, recording: &Rc<RankRecording>) {
+        self.pending.retain(|(_, other, _)| !Rc::ptr_eq(other, recording));
+    }
+
+    /// This one is acknowledged.
+    fn end(&mut self, serial: u32) {
+        if let Some(place) = self.pending.iter().position(|(number, ..)| *number == serial) {
+            let (_, recording, request) = self.pending.remove(place);
+            answer(&recording, &request);
+        }
+    }
+}
+
+fn answer(recording: &RankRecording, request: &EffectRequest) {
+    recording.held_files().into_iter().for_each(|held| held.answer(request));
+}
+
+impl Agent {
+    /// A rank asks that what it has recorded be known above.
+    pub(super) fn handle_effect_request(&mut self, index: usize) {
+        let Some(recording) = self.ranks[index].recording.clone() else { return };
+        let is_replicated_above = self.is_replicated() && self.has_spares();
+        // A rank has one thread that does this, and asks again after seconds.
+        let Some(request) = recording.held_files().and_then(|held| held.next_effect_request())
+        else {
+            return;
+        };
+        if !is_replicated_above {
+            return answer(&recording, &request);
+        }
+        let rank = self.ranks[index].rank;
+        self.send_recording_updates(index);
+        let serial = self.effects.add(recording, request);
+        self.parent.send(&Message::MakeDurable { rank, serial });
+    }
+
+    /// The rank has ended, and is not restarted: nobody comes for what is held for it, or waits for an answer.
+    pub(super) fn release_rank(&mut self, index: usize) {
+        let Some(recording) = &self.ranks[index].recording else { return };
+        recording.held_files().into_iter().for_each(HeldFiles::clear);
+        self.effects.forget(recording);
+    }
+
+    pub(super) fn handle_durable(&mut self, serial: u32) {
+        self.effects.end(serial);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+    use landbridge_proto::nondeterminism::{
+        DURABLE_SUFFIX, HELD_MAKE_DURABLE, HELD_WORD_BYTES, held_name,
+    };
+
+    use super::*;
+
+    /// A rank that waits for this number.
+    fn ask(effects: &mut DurableEffects, recording: &Rc<RankRecording>) -> (u32, UnixDatagram) {
+        let held = recording.held_files().unwrap();
+        let own = format!("landbridge-ships-{}-{}", std::process::id(), effects.last);
+        let rank = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(own).unwrap()).unwrap();
+        let to = [&held_name(held.bits())[..], DURABLE_SUFFIX.as_bytes()].concat();
+        let mut word = [0; HELD_WORD_BYTES];
+        word[..8].copy_from_slice(&HELD_MAKE_DURABLE.to_ne_bytes());
+        rank.send_to_addr(&word, &SocketAddr::from_abstract_name(to).unwrap()).unwrap();
+        rank.set_nonblocking(true).unwrap();
+        (effects.add(recording.clone(), held.next_effect_request().unwrap()), rank)
+    }
+
+    #[test]
+    fn requests_of_an_ended_rank_are_dropped_and_others_answered() {
+        let recording = [(); 2]
+            .map(|()| Rc::new(RankRecording::for_test(Some(HeldFiles::new().unwrap())).unwrap()));
+        let mut effects = DurableEffects::default();
+        let asked = [0, 1, 0].map(|which| ask(&mut effects, &recording[which]));
+        effects.forget(&recording[0]);
+        assert_eq!(Rc::strong_count(&recording[0]), 1, "nothing of it is kept");
+        let mut bytes = [0; HELD_WORD_BYTES];
+        for ((serial, rank), has_answer) in asked.iter().zip([false, true, false]) {
+            effects.end(*serial);
+            assert_eq!(rank.recv(&mut bytes).is_ok(), has_answer, "{serial}");
+        }
+        assert!(effects.pending.is_empty());
+    }
+}

@@ -1,0 +1,360 @@
+//! A node below is lost, and its ranks go on on a spare one; and the other side of that, an agent that is given ranks.
+//!
+//! What may never happen: ranks of one node are started on two; a rank that has ended is started again.
+
+use std::fmt;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Error, Result, bail};
+use landbridge_proto::setting::{PEER_TIMEOUT, Value};
+
+use super::checkpoint_scheduler::CheckpointScheduler;
+use super::groups::{AgentGroup, new_statistics_page};
+use super::input::STDIN_RETAINED_BYTES_MAX;
+use super::pmi_replay::{EXCHANGED_BYTES_MAX, PmiReplay};
+use super::rank::LocalRank;
+use super::rank_recording::RankRecording;
+use super::restore::Restore;
+use super::state_transfer::StateTransfer;
+use super::{Agent, Phase};
+use crate::control::rank_state::{Adoption, Exchange, Moved, RankUpdate, RecordingUpdate};
+use crate::control::{ALIVE_INTERVAL, Assignment, LOST_AFTER, Message, Node};
+use crate::mpi;
+use crate::pmi::server::{Server, ServerConfig};
+use crate::pmi::wire::is_answered_later;
+use crate::spare::{self, Spare};
+
+/// Questions of the ranks of a node, with the answers, that go to another one in one message ([`FRAME_BYTES_MAX`], and what is written
+/// around them).
+///
+/// [`FRAME_BYTES_MAX`]: crate::control::FRAME_BYTES_MAX
+pub const ADOPTED_BYTES_MAX: usize = 48 << 20;
+
+/// What the user reads of a node that is lost.
+fn node_lost_text(lost: &str, why: &str, ranks: &[u32], to: &str) -> String {
+    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    let (ranks, are) = if numbers.len() == 1 { ("rank", "is") } else { ("ranks", "are") };
+    format!("node {lost} is lost ({why}): {ranks} {} {are} restarted on {to}", numbers.join(", "))
+}
+
+fn no_spare_left(lost: &str, why: &str) -> String {
+    format!("node {lost} is lost ({why}), and there is no spare node left")
+}
+
+/// A rank cannot be started for a reason of this node.
+#[derive(Debug)]
+pub(super) struct NodeSpecificError(String);
+
+impl NodeSpecificError {
+    pub(super) fn error(why: Error) -> Error {
+        Error::new(NodeSpecificError(format!("{why:#}")))
+    }
+}
+
+impl std::error::Error for NodeSpecificError {}
+
+impl fmt::Display for NodeSpecificError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl Agent {
+    /// The agent above decides what becomes of a rank that cannot be started here.
+    pub(super) fn request_other_node(&mut self, rank: u32, why: String) {
+        self.parent.send(&Message::RankUpdate(Box::new(RankUpdate::Unstartable { rank, why })));
+    }
+
+    /// Whether it may be started on another one.
+    pub(super) fn may_request_other_node(&self, error: &Error) -> bool {
+        error.is::<NodeSpecificError>() && self.is_replicated() && self.has_spares()
+    }
+
+    /// Whether ranks may be started on another node.
+    pub(super) fn may_move(&self) -> bool {
+        self.assignment.as_ref().is_some_and(|own| mpi::recovers(&own.job.environment))
+    }
+
+    /// Whether the agent above keeps what is needed to start our ranks elsewhere.
+    pub(super) fn is_replicated(&self) -> bool {
+        let is_below = |own: &Assignment| own.node.relay_unix.is_none();
+        self.may_move() && self.assignment.as_ref().is_some_and(is_below)
+    }
+
+    /// Whether there are nodes for that.
+    pub(super) fn has_spares(&self) -> bool {
+        self.assignment.as_ref().is_some_and(|own| own.job.has_spares)
+    }
+
+    /// What is known of a rank here alone goes up in front of what follows from it: its pipes, and what it asks, are read first.
+    pub(super) fn send_recording_updates(&mut self, index: usize) {
+        if !self.is_replicated() || !self.has_spares() {
+            return;
+        }
+        let rank = &self.ranks[index];
+        let recording = rank.recording.as_ref().filter(|_| rank.replay.is_some());
+        let updates = recording.map_or(Vec::new(), |recording| recording.updates(rank.rank));
+        for update in updates {
+            self.parent.send(&Message::RecordingUpdate(Box::new(update)));
+        }
+    }
+
+    /// Tells the agent above that we are there.
+    pub(super) fn send_keepalive(&mut self) {
+        if self.is_replicated() && self.keepalive_sent_at.elapsed() >= ALIVE_INTERVAL {
+            self.keepalive_sent_at = Instant::now();
+            self.parent.send(&Message::Ping);
+        }
+    }
+
+    /// Agents below of which nothing has been heard for long are lost, if there is a spare node for their ranks; otherwise they
+    /// are waited for. Whoever could not listen cannot tell.
+    pub(super) fn check_lost_nodes(&mut self) {
+        if !self.is_running() || !self.has_room() {
+            return;
+        }
+        let patience = self.node_patience();
+        for index in 0..self.children.len() {
+            let child = &self.children[index];
+            let is_unresponsive =
+                !child.done && child.process.stream.last_received_at().elapsed() > patience;
+            if is_unresponsive && self.choose_spare(child.node.rank_count).is_some() {
+                let seconds = patience.as_secs();
+                self.handle_lost_node(
+                    index,
+                    &format!("nothing has been heard of it for {seconds} s"),
+                );
+            }
+        }
+    }
+
+    /// How long an agent below may be silent: as long as any path may be, for whatever is moved begins anew.
+    fn node_patience(&self) -> Duration {
+        let variable = PEER_TIMEOUT.variable();
+        let environment = self.assignment.as_ref().map(|own| &own.job.environment);
+        let said = environment.into_iter().flatten().find(|(name, _)| *name == variable);
+        let text = said.map_or(PEER_TIMEOUT.default, |(_, text)| text);
+        match PEER_TIMEOUT.parse(text) {
+            Ok(Value::Time(time)) => time.max(LOST_AFTER),
+            _ => LOST_AFTER,
+        }
+    }
+
+    /// Ranks have been started, and one that is lost may go on.
+    pub(super) fn is_running(&self) -> bool {
+        self.phase == Phase::Working && !self.relay_address.is_empty() && self.may_move()
+    }
+
+    /// The agent of a node below is gone, or counts as gone: its ranks go on elsewhere.
+    pub(super) fn handle_lost_node(&mut self, index: usize, why: &str) {
+        self.fail_over(index, why);
+        self.send_spares();
+    }
+
+    fn fail_over(&mut self, index: usize, why: &str) {
+        let child = &mut self.children[index];
+        (child.done, child.is_lost) = (true, true);
+        // If it is there after all, the end of this stream ends it, and its ranks.
+        child.process.stream.close_output();
+        child.kill(libc::SIGKILL);
+        let lost = child.node.clone();
+        if let Some(place) = self.transfers.iter().position(|transfer| transfer.to == index) {
+            return self.redirect_transfer(place, &lost, why);
+        }
+        let spawned = self.children[index].spawned.iter();
+        let mut spawned = spawned.flat_map(|(_, indices)| self.replicas.living(indices.clone()));
+        if spawned.next().is_some() {
+            return self.fail(format!(
+                "node {} is lost ({why}), with processes that ranks have spawned: these do not come back",
+                lost.name
+            ));
+        }
+        let ranks = self.replicas.living(lost.first_rank..lost.first_rank + lost.rank_count);
+        if ranks.is_empty() {
+            let what = if lost.is_spare { "spare node" } else { "node" };
+            let text = format!("{what} {} is lost ({why}): no rank is there", lost.name);
+            return self.parent.send(&Message::Note { text });
+        }
+        let Some(to) = self.choose_spare(ranks.len() as u32) else {
+            return self.fail(no_spare_left(&lost.name, why));
+        };
+        let name = &self.children[to].node.name;
+        let text = node_lost_text(&lost.name, why, &ranks, name);
+        self.parent.send(&Message::Note { text });
+        self.transfers.push(StateTransfer::new(lost, index, to, ranks));
+    }
+
+    /// Whether the launcher has this question of a rank below already: its lost node has asked it.
+    pub(super) fn is_repeated_request(&mut self, index: usize, rank: u32) -> bool {
+        let is_kept = self.may_move() && self.children[index].node.holds(rank);
+        is_kept && !self.replicas.admit(rank)
+    }
+
+    /// A rank of an agent below cannot be restarted there.
+    pub(super) fn handle_unstartable(&mut self, index: usize, rank: u32, why: &str) {
+        let has_moved_before = self.replicas.handle_unstartable(rank);
+        let is_spare_free = self.choose_spare(self.children[index].node.rank_count).is_some();
+        match spare::after_failed_start(has_moved_before, is_spare_free && self.is_running()) {
+            spare::FailedStartAction::Elsewhere => self.handle_lost_node(index, why),
+            spare::FailedStartAction::GiveUp(reason) => self.fail(format!("{why}; {reason}")),
+        }
+    }
+
+    /// The node that was to take ranks is lost in turn.
+    fn redirect_transfer(&mut self, place: usize, lost: &Node, why: &str) {
+        let ranks = self.transfers[place].ranks.clone();
+        let Some(to) = self.choose_spare(ranks.len() as u32) else {
+            return self.fail(no_spare_left(&lost.name, why));
+        };
+        self.transfers[place].redirect(to);
+        let text = node_lost_text(&lost.name, why, &ranks, &self.children[to].node.name);
+        self.parent.send(&Message::Note { text });
+    }
+
+    /// All that is known of them is there: the ranks are started on their new node.
+    pub(super) fn move_ranks(&mut self, transfer: StateTransfer) {
+        let StateTransfer { lost, from: index, to, ranks, .. } = transfer;
+        let released = self.groups.get(&0).map_or(0, |group| group.server.released());
+        if let Some(rank) = ranks.iter().find(|&&rank| self.replicas.has_asked_too_much(rank)) {
+            return self.fail(format!(
+                "rank {rank} cannot go on on another node: it has asked its process manager more than {} MiB, with the answers, and no more of that is kept",
+                EXCHANGED_BYTES_MAX >> 20
+            ));
+        }
+        if self.replicas.exchanged_bytes(&ranks) > ADOPTED_BYTES_MAX {
+            return self.fail(format!(
+                "ranks of node {} cannot go on on another node: together they have asked their process manager more than {} MiB, with \
+                 the answers",
+                lost.name,
+                ADOPTED_BYTES_MAX >> 20
+            ));
+        }
+        let transferred = self.replicas.transfer(ranks, released, Instant::now());
+        let name = self.children[to].node.name.clone();
+        let moved = Moved { cluster: lost.cluster, from: lost.name, to: name };
+        let first = self.children[index].node.first_rank;
+        let count = std::mem::take(&mut self.children[index].node.rank_count);
+        let node = &mut self.children[to].node;
+        (node.first_rank, node.rank_count) = (first, count);
+        let (has_reached, keys) = match self.groups.get_mut(&0) {
+            Some(group) => (group.server.reassign(index, to), group.server.keys()),
+            None => (false, Vec::new()),
+        };
+        self.parent.send(&Message::Moved(Box::new(moved)));
+        let has_first = transferred.iter().any(|one| one.rank == 0);
+        let adoption = Adoption { has_reached, keys, ranks: transferred };
+        let stream = &mut self.children[to].process.stream;
+        stream.send(&Message::Adopt(Box::new(adoption)));
+        if has_first {
+            match self.forwarded_input.replay() {
+                Some(replay) => replay.iter().for_each(|message| stream.send(message)),
+                None => self.fail(format!(
+                    "rank 0 cannot go on on another node: it was given more than {} MiB of standard input, and no more of it is kept",
+                    STDIN_RETAINED_BYTES_MAX >> 20
+                )),
+            }
+        }
+    }
+
+    fn choose_spare(&self, ranks: u32) -> Option<usize> {
+        let is_free = |child: &super::ChildAgent| {
+            child.node.is_spare && child.node.rank_count == 0 && child.ready && !child.done
+        };
+        let is_taken = |place: &usize| self.transfers.iter().any(|it| it.to == *place);
+        let all = self.children.iter().enumerate();
+        let all = all.filter(|(place, child)| is_free(child) && !is_taken(place));
+        let spares: Vec<Spare> =
+            all.map(|(place, child)| Spare { place, slots: child.node.slots }).collect();
+        spare::choose(&spares, ranks).map(|spare| spare.place)
+    }
+
+    // --- on the spare node
+
+    /// What is known of a rank that is to be started here comes before it.
+    pub(super) fn apply_update(&mut self, update: &RecordingUpdate) {
+        let Some(assignment) = &self.assignment else { return };
+        let outcome = match self.received_recordings.get(&update.rank) {
+            Some(recording) => Ok(Some(recording.clone())),
+            None => {
+                RankRecording::new(&assignment.job, true).map(|recording| recording.map(Rc::new))
+            }
+        };
+        let laid = outcome.and_then(|recording| {
+            if let Some(recording) = recording {
+                recording.apply(update).context("no memory for its record of clocks")?;
+                self.received_recordings.insert(update.rank, recording);
+            }
+            Ok(())
+        });
+        if let Err(error) = laid {
+            self.fail(format!("rank {} cannot go on on another node: {error:#}", update.rank));
+        }
+    }
+
+    pub(super) fn handle_adoption(&mut self, adoption: &Adoption) {
+        let Some(assignment) = self.assignment.take() else { return };
+        if self.phase == Phase::Working
+            && let Err(error) = self.adopt(&assignment, adoption)
+        {
+            let why = format!("on node {}: {error:#}", assignment.node.name);
+            match adoption.ranks.first().filter(|_| error.is::<NodeSpecificError>()) {
+                Some(one) => self.request_other_node(one.rank, why),
+                None => self.fail(why),
+            }
+        }
+        self.assignment = Some(assignment);
+        // The answers that they wait for: all of them are there to hear them.
+        for one in &adoption.ranks {
+            for Exchange { question, answer } in one.unanswered_requests() {
+                if let Some(group) = self.groups.get_mut(&0) {
+                    group.server.handle_question(one.rank, question);
+                }
+                if answer.is_none() && is_answered_later(question) {
+                    self.reply(one.rank, "");
+                }
+            }
+        }
+        self.drain_servers();
+    }
+
+    fn adopt(&mut self, assignment: &Assignment, adoption: &Adoption) -> Result<()> {
+        let job = &assignment.job;
+        let config = ServerConfig {
+            group: 0,
+            kvsname: job.kvsname.clone(),
+            universe: job.universe,
+            mapping: job.mapping.clone(),
+        };
+        let unreleased_puts = adoption.ranks.iter().flat_map(|one| one.unreleased_puts());
+        let ranks = adoption.ranks.iter().map(|one| (one.rank, job.application(one.rank).0));
+        let mut server = Server::new(config, ranks, [], &adoption.keys);
+        server.adopt_state(unreleased_puts, adoption.has_reached);
+        self.groups.insert(0, AgentGroup::adopted(server, adoption.ranks.len() as u32));
+        let count = adoption.ranks.len() as u32;
+        for (turn, one) in adoption.ranks.iter().enumerate() {
+            let recording = match self.received_recordings.remove(&one.rank) {
+                None => RankRecording::new(job, true)?.map(Rc::new),
+                laid => laid,
+            };
+            if recording.as_ref().is_some_and(|recording| recording.is_full()) {
+                bail!("the nondeterminism record of rank {} is full", one.rank);
+            }
+            if let Some(why) = recording.as_ref().and_then(|recording| recording.refusal()) {
+                bail!("rank {}: {why}", one.rank);
+            }
+            let polls = recording.as_ref().map(|recording| recording.poll_counts());
+            let replay = PmiReplay::adopted(one, polls, Instant::now());
+            let config = self.spare_config.clone().filter(|_| recording.is_some());
+            let turn = (turn as u32, count);
+            let mut rank = LocalRank::vacant(one.rank, recording, new_statistics_page());
+            rank.scheduler =
+                config.map(|config| CheckpointScheduler::new(config, one.rank, one.moves, turn));
+            rank.replay = Some(replay);
+            // It goes on, from an image or with the program, once the agent looks at it next.
+            rank.restore = Some(Restore::begin(&mut rank, None, &one.images));
+            self.ranks.push(rank);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,699 @@
+//! What a rank that may be restarted reads of clocks and chance: a memory file that outlives the rank, and the library
+//! that fills it and reads it again (`crates/interpose`), loaded in front of the rank's own.
+//!
+//! Where the rank may go on on another node, what is new in that file goes to the agent above ([`RankRecording::updates`]), in front of what
+//! the rank has printed or asked since; and there it is laid into the file of its next start ([`RankRecording::apply`]).
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use landbridge_proto::nondeterminism::{
+    BASE_AT, CHECKPOINT_REQUESTS_AT, DURABLE_EFFECTS_AT, FILES_AT, FILES_WORDS, FULL_AT, HELD_AT,
+    NO_RESTART_AT, NO_RESTART_BYTES, NONDETERMINISM_BYTES, POLLS_AT, RECORD_HEAD_BYTES,
+    RECORDED_AT, REDELIVERED_AT,
+};
+use landbridge_proto::recent_determinants::{
+    DETERMINANT_COUNT_AT, RECENT_DETERMINANTS_MAX, RECORD_ENTRIES_BYTES, determinant_at,
+};
+use landbridge_proto::setting::{RECOVER_CLOCKS, RECOVER_FILES, Setting, Value};
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+use super::held_files::HeldFiles;
+use super::pmi_replay::PollCounts;
+use super::rank::same_length;
+use crate::control::Job;
+use crate::control::rank_state::RecordingUpdate;
+use crate::mpi::{self, Environment};
+use crate::sibling;
+use crate::sys;
+
+/// The library; cargo gives it this name.
+const INTERPOSER: &str = "liblandbridge_interpose.so";
+
+/// Most of a record that is told at once.
+pub const PIECE_BYTES: u64 = 1 << 20;
+
+/// The record of one rank, for all its starts.
+pub struct RankRecording {
+    memory: OwnedFd,
+    library: PathBuf,
+    /// Whether what the rank does with files is recorded as well.
+    with_files: bool,
+    /// Open files that outlive it; empty if nobody wants that.
+    held_files: Option<HeldFiles>,
+    replicated: Cell<ReplicatedExtent>,
+    /// The head's part about files, as it was told last.
+    replicated_files: RefCell<Vec<u8>>,
+}
+
+/// What of a record the agent above knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct ReplicatedExtent {
+    reads: u64,
+    determinants: u64,
+    polls: u64,
+    is_full: bool,
+    /// What lies before this place is needed no more.
+    base: u64,
+}
+
+impl RankRecording {
+    /// For a rank of this job; `None` if nobody wants it.
+    /// `ships`: the rank may go on on another node.
+    pub fn new(job: &Job, waits_for_replica: bool) -> Result<Option<RankRecording>> {
+        let is_off = |setting: &Setting| {
+            let variable = setting.variable();
+            let said = job.environment.iter().find(|(name, _)| *name == variable);
+            said.is_some_and(|(_, text)| setting.parse(text) == Ok(Value::Switch(false)))
+        };
+        if is_off(&RECOVER_CLOCKS) {
+            return Ok(None);
+        }
+        let with_files = !is_off(&RECOVER_FILES);
+        let library = sibling::path(INTERPOSER)?;
+        if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" \t:".contains(byte)) {
+            bail!(
+                "{} cannot be loaded in front of a program: there is a blank or a colon in its path (without it: \
+                 --set recover_clocks=off)",
+                library.display()
+            );
+        }
+        let memory = new_memory_file().context("no memory file")?;
+        let held_files = if with_files { Some(HeldFiles::new()?) } else { None };
+        let (replicated, replicated_files) = (Cell::default(), RefCell::default());
+        let recording =
+            RankRecording { memory, library, with_files, held_files, replicated, replicated_files };
+        recording
+            .write(DURABLE_EFFECTS_AT, &u64::from(waits_for_replica).to_ne_bytes())
+            .context("no memory file")?;
+        let bits = recording.held_files().map_or([0; 2], HeldFiles::bits).map(u64::to_ne_bytes);
+        recording.write(HELD_AT, bits.as_flattened()).context("no memory file")?;
+        Ok(Some(recording))
+    }
+
+    /// Nobody has written it yet.
+    #[cfg(test)]
+    pub fn for_test(held_files: Option<HeldFiles>) -> rustix::io::Result<RankRecording> {
+        let (memory, library) = (new_memory_file()?, "/opt/clocks.so".into());
+        let (replicated, replicated_files) = (Cell::default(), RefCell::default());
+        Ok(RankRecording {
+            memory,
+            library,
+            with_files: true,
+            held_files,
+            replicated,
+            replicated_files,
+        })
+    }
+
+    /// Open files that outlive the rank's processes.
+    pub fn held_files(&self) -> Option<&HeldFiles> {
+        self.held_files.as_ref()
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Whether it had no room for something that the rank was told, so that another start cannot be.
+    pub fn is_full(&self) -> bool {
+        self.words(FULL_AT) != Some([0])
+    }
+
+    /// Why another incarnation would go wrong, if it would: what the rank did to files cannot be replayed.
+    pub fn refusal(&self) -> Option<String> {
+        let [length] = self.words(NO_RESTART_AT)?;
+        // An incarnation that was killed as it wrote the reason leaves a length beyond every text.
+        let length = usize::try_from(length).ok()?.min(NO_RESTART_BYTES);
+        let text = self.bytes(NO_RESTART_AT + size_of::<u64>(), length);
+        (length > 0).then(|| String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned())
+    }
+
+    /// Bytes that have ever been recorded.
+    pub fn recorded(&self) -> u64 {
+        self.words(RECORDED_AT).map_or(0, |[recorded]| recorded)
+    }
+
+    /// How often the rank has looked for messages.
+    pub fn poll_counts(&self) -> PollCounts {
+        let [furthest, present] = self.words(POLLS_AT).unwrap_or_default();
+        let [taken] = self.words(REDELIVERED_AT).unwrap_or_default();
+        PollCounts { furthest, present, taken }
+    }
+
+    /// Its process has ended, and there is no other one yet.
+    pub fn end_incarnation(&self) -> PollCounts {
+        let _ = rustix::io::pwrite(&self.memory, &0_u64.to_ne_bytes(), POLLS_AT as u64 + 8);
+        self.poll_counts()
+    }
+
+    /// Whether a start that begins with the program can be told all that the first one was.
+    pub fn can_replay_from_start(&self) -> bool {
+        self.words(BASE_AT) == Some([0])
+    }
+
+    /// Asks the rank to make way for its image of this number.
+    pub fn request_checkpoint(&self, number: u64) {
+        let _ =
+            rustix::io::pwrite(&self.memory, &number.to_ne_bytes(), CHECKPOINT_REQUESTS_AT as u64);
+    }
+
+    /// How many bytes of it the present start has been told.
+    pub fn replayed(&self) -> u64 {
+        let [_, told] = self.words(RECORDED_AT).unwrap_or_default();
+        told
+    }
+
+    /// Whether a start may go on that was told so many bytes, here or on another node: what came after them is all here.
+    pub fn check_position(&self, replayed: u64) -> Result<()> {
+        let [base] = self.words(BASE_AT).unwrap_or([u64::MAX]);
+        let [recorded] = self.words(RECORDED_AT).unwrap_or_default();
+        if replayed < base {
+            bail!("what it read of clocks after that is not kept any more");
+        }
+        if replayed > recorded {
+            bail!("what it had read of clocks until then is not known here");
+        }
+        Ok(())
+    }
+
+    /// What has come since the last time, in this order: the rank may go on meanwhile, and each part must not be older than the one
+    /// before (see [`RecordingUpdate`]). It is one batch, which ends where an entry of the record ends, since the rank counts what it has recorded
+    /// by entries.
+    pub fn updates(&self, rank: u32) -> Vec<RecordingUpdate> {
+        let replicated = self.replicated.get();
+        let number = |at: usize| self.words::<1>(at).map_or(0, |[number]| number);
+        // An effect that is announced there follows all that is read below.
+        let files = self.files();
+        let files = if *self.replicated_files.borrow() == files { Vec::new() } else { files };
+        let reads = number(RECORDED_AT);
+        let is_full = self.is_full();
+        let polls = number(POLLS_AT);
+        let determinants = number(DETERMINANT_COUNT_AT);
+        let base = number(BASE_AT);
+        let now = ReplicatedExtent { reads, determinants, polls, is_full, base };
+        if now == replicated && files.is_empty() {
+            return Vec::new();
+        }
+        self.replicated.set(now);
+        if !files.is_empty() {
+            self.replicated_files.replace(files.clone());
+        }
+        let (first_determinant, determinants) =
+            self.determinants(replicated.determinants, determinants);
+        let rest = RecordingUpdate {
+            rank,
+            is_full,
+            polls,
+            base,
+            first_determinant,
+            determinants,
+            files,
+            ..RecordingUpdate::default()
+        };
+        let mut updates = Vec::new();
+        // Nobody needs to know what was cut meanwhile.
+        let mut from = replicated.reads.max(base);
+        loop {
+            let to = reads.min(from + PIECE_BYTES);
+            let bytes = self.entries(from, to);
+            // What goes with the first piece holds for all, from the last one on.
+            let rest = if updates.is_empty() {
+                rest.clone()
+            } else {
+                RecordingUpdate { rank, ..RecordingUpdate::default() }
+            };
+            updates.push(RecordingUpdate { from, reads: bytes, continues: to < reads, ..rest });
+            from = to;
+            if from == reads {
+                return updates;
+            }
+        }
+    }
+
+    /// The head's part about files. An effect is there whole or not at all: its place is written last, and cleared first.
+    fn files(&self) -> Vec<u8> {
+        const PLACE: usize = 1;
+        let Some(mut words) = self.words::<FILES_WORDS>(FILES_AT) else { return Vec::new() };
+        let place = self.words::<1>(FILES_AT + PLACE * size_of::<u64>());
+        if place != Some([words[PLACE]]) {
+            words[PLACE] = 0;
+        }
+        let length = usize::try_from(words[FILES_WORDS - 1]).unwrap_or(NO_RESTART_BYTES);
+        let text = self.bytes(NO_RESTART_AT + size_of::<u64>(), length.min(NO_RESTART_BYTES));
+        let files: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).chain(text).collect();
+        // Nothing has been said about any.
+        if files.iter().all(|byte| *byte == 0) { Vec::new() } else { files }
+    }
+
+    /// Determinants from one number to another, and which is the first of them that is still there.
+    fn determinants(&self, from: u64, to: u64) -> (u64, Vec<[u64; 3]>) {
+        let first = from.max(to.saturating_sub(RECENT_DETERMINANTS_MAX as u64));
+        let mut bytes = Vec::new();
+        let mut number = first;
+        while number < to {
+            let count = (to - number).min(until_ring_end(number));
+            bytes.extend(self.bytes(determinant_at(number), count as usize * DETERMINANT_BYTES));
+            number += count;
+        }
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+        let determinants: Vec<u64> = words.collect();
+        let determinants = determinants.as_chunks::<3>().0;
+        // Meanwhile others may have taken the place of the oldest.
+        let last = self.words::<1>(DETERMINANT_COUNT_AT).map_or(0, |[count]| count);
+        let valid = (last + 1).saturating_sub(RECENT_DETERMINANTS_MAX as u64).clamp(first, to);
+        (valid, determinants.get((valid - first) as usize..).unwrap_or_default().to_vec())
+    }
+
+    /// What is known of the rank, before it has its first start here, which comes behind the last piece. The agent above need not be
+    /// told that.
+    pub fn apply(&self, update: &RecordingUpdate) -> rustix::io::Result<()> {
+        let mut replicated = self.replicated.get();
+        replicated.reads = replicated.reads.max(update.end());
+        replicated.determinants = replicated
+            .determinants
+            .max(update.first_determinant + update.determinants.len() as u64);
+        replicated.polls = replicated.polls.max(update.polls);
+        replicated.is_full |= update.is_full;
+        replicated.base = replicated.base.max(update.base);
+        if replicated.reads.saturating_sub(replicated.base) > RECORD_ENTRIES_BYTES as u64 {
+            return Err(rustix::io::Errno::FBIG);
+        }
+        self.write_entries(update.from, &update.reads)?;
+        self.write_determinants(update.first_determinant, &update.determinants)?;
+        if !update.files.is_empty() {
+            self.write(FILES_AT, &update.files)?;
+            self.replicated_files.replace(update.files.clone());
+        }
+        let words = [
+            (RECORDED_AT, replicated.reads),
+            (DETERMINANT_COUNT_AT, replicated.determinants),
+            (POLLS_AT, replicated.polls),
+            (FULL_AT, u64::from(replicated.is_full)),
+            (BASE_AT, replicated.base),
+        ];
+        for (at, number) in words {
+            self.write(at, &number.to_ne_bytes())?;
+        }
+        self.replicated.set(replicated);
+        Ok(())
+    }
+
+    fn write_entries(&self, mut at: u64, mut left: &[u8]) -> rustix::io::Result<()> {
+        while !left.is_empty() {
+            let offset = at as usize % RECORD_ENTRIES_BYTES;
+            let (now, later) = left.split_at(left.len().min(RECORD_ENTRIES_BYTES - offset));
+            self.write(RECORD_HEAD_BYTES + offset, now)?;
+            (at, left) = (at + now.len() as u64, later);
+        }
+        Ok(())
+    }
+
+    fn write_determinants(&self, mut number: u64, mut left: &[[u64; 3]]) -> rustix::io::Result<()> {
+        while !left.is_empty() {
+            let (now, later) = left.split_at(left.len().min(until_ring_end(number) as usize));
+            let words = now.as_flattened().iter();
+            let bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+            self.write(determinant_at(number), &bytes)?;
+            (number, left) = (number + now.len() as u64, later);
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: usize, mut bytes: &[u8]) -> rustix::io::Result<()> {
+        let end = at + bytes.len();
+        while !bytes.is_empty() {
+            let written = rustix::io::pwrite(&self.memory, bytes, (end - bytes.len()) as u64)?;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+
+    /// No start of the rank will stand before this place any more: the room is used again. The rank stands still.
+    pub fn trim(&self, position: u64) {
+        let [base] = self.words(BASE_AT).unwrap_or([u64::MAX]);
+        let [recorded] = self.words(RECORDED_AT).unwrap_or_default();
+        if position <= base || position > recorded {
+            return;
+        }
+        // First the memory, which is not needed, then the word that lets the rank write there.
+        self.release_pages(base, position, recorded);
+        let _ = self.write(BASE_AT, &position.to_ne_bytes());
+    }
+
+    /// Whole pages from one place to another take no memory any more.
+    fn release_pages(&self, from: u64, to: u64, recorded: u64) {
+        const PAGE: u64 = RECORD_HEAD_BYTES as u64;
+        const ALL: u64 = RECORD_ENTRIES_BYTES as u64;
+        let page = from / PAGE * PAGE;
+        // Of the first one nothing is needed either, unless it begins with the newest entries.
+        let mut from = if recorded <= page + ALL { page } else { page + PAGE };
+        let to = to / PAGE * PAGE;
+        while from < to {
+            let offset = from % ALL;
+            let count = (to - from).min(ALL - offset);
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&self.memory, flags, PAGE + offset, count);
+            from += count;
+        }
+    }
+
+    /// What was read from one place to another.
+    fn entries(&self, mut from: u64, to: u64) -> Vec<u8> {
+        let mut all = Vec::new();
+        while from < to {
+            let offset = from as usize % RECORD_ENTRIES_BYTES;
+            let count = ((to - from) as usize).min(RECORD_ENTRIES_BYTES - offset);
+            all.extend(self.bytes(RECORD_HEAD_BYTES + offset, count));
+            from += count as u64;
+        }
+        all
+    }
+
+    fn bytes(&self, at: usize, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        let mut filled = 0;
+        while filled < count {
+            match rustix::io::pread(&self.memory, &mut bytes[filled..], (at + filled) as u64) {
+                Ok(read) if read > 0 => filled += read,
+                _ => break,
+            }
+        }
+        bytes.truncate(filled);
+        bytes
+    }
+
+    fn words<const N: usize>(&self, at: usize) -> Option<[u64; N]> {
+        let mut bytes = [[0; 8]; N];
+        let room = bytes.as_flattened_mut();
+        let wanted = room.len();
+        let read = rustix::io::pread(&self.memory, room, at as u64);
+        (read == Ok(wanted)).then(|| bytes.map(u64::from_ne_bytes))
+    }
+
+    /// What the rank's environment says about it. `environment`: all else.
+    pub fn variables(&self, environment: &Environment) -> [(&'static str, std::ffi::OsString); 3] {
+        let mut libraries = self.library.clone().into_os_string();
+        let others = mpi::variable(environment, "LD_PRELOAD");
+        if !others.is_empty() {
+            libraries.push(":");
+            libraries.push(others);
+        }
+        let memory = same_length(sys::raw(&self.memory));
+        let files = if self.with_files { "1" } else { "0" };
+        [
+            ("LD_PRELOAD", libraries),
+            ("LANDBRIDGE_RECORD", memory.into()),
+            ("LANDBRIDGE_RECORD_FILES", files.into()),
+        ]
+    }
+}
+
+/// A determinant in the record.
+const DETERMINANT_BYTES: usize = 3 * size_of::<u64>();
+
+/// Determinants from this number on that lie one behind the other.
+fn until_ring_end(number: u64) -> u64 {
+    RECENT_DETERMINANTS_MAX as u64 - number % RECENT_DETERMINANTS_MAX as u64
+}
+
+/// All zeros, of which only what is written takes memory.
+fn new_memory_file() -> rustix::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("landbridge-recording", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, NONDETERMINISM_BYTES as u64)?;
+    Ok(sys::out_of_the_way(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use landbridge_proto::nondeterminism::{NondeterminismRecord, RandomSource, RecordHead};
+
+    use super::*;
+    use crate::control::Ending;
+
+    fn recording() -> RankRecording {
+        RankRecording::for_test(None).unwrap()
+    }
+
+    #[test]
+    fn a_recording_is_full_once_its_head_says_so() {
+        let recording = recording();
+        assert!(!recording.is_full());
+        rustix::io::pwrite(&recording.memory, &1_u64.to_ne_bytes(), FULL_AT as u64).unwrap();
+        assert!(recording.is_full());
+    }
+
+    /// As the rank does it.
+    fn put(recording: &RankRecording, at: usize, number: u64) {
+        rustix::io::pwrite(&recording.memory, &number.to_ne_bytes(), at as u64).unwrap();
+    }
+
+    fn read(recording: &RankRecording, from: u64, bytes: &[u8]) {
+        rustix::io::pwrite(&recording.memory, bytes, RECORD_HEAD_BYTES as u64 + from).unwrap();
+        put(recording, RECORDED_AT, from + bytes.len() as u64);
+    }
+
+    fn take_in(recording: &RankRecording, number: u64) {
+        let words = [number + 1, 2, number].map(u64::to_ne_bytes);
+        rustix::io::pwrite(&recording.memory, words.as_flattened(), determinant_at(number) as u64)
+            .unwrap();
+        put(recording, DETERMINANT_COUNT_AT, number + 1);
+    }
+
+    #[test]
+    fn updates_are_sent_once_and_applied_to_the_recording_of_the_next_incarnation() {
+        let (one, other) = (recording(), recording());
+        assert_eq!(one.updates(3), []);
+        read(&one, 0, b"abc");
+        take_in(&one, 0);
+        put(&one, POLLS_AT, 7);
+        let updates = one.updates(3);
+        let [update] = &updates[..] else { panic!("{updates:?}") };
+        assert_eq!((update.rank, update.from, &update.reads[..]), (3, 0, &b"abc"[..]));
+        assert!(!update.continues);
+        assert_eq!(
+            (update.polls, update.first_determinant, &update.determinants[..]),
+            (7, 0, &[[1, 2, 0]][..])
+        );
+        assert_eq!(one.updates(3), []);
+        other.apply(update).unwrap();
+        // Much of both.
+        let many = vec![5; 2 * PIECE_BYTES as usize + 1];
+        read(&one, 3, &many);
+        (1..RECENT_DETERMINANTS_MAX as u64 + 20).for_each(|number| take_in(&one, number));
+        let updates = one.updates(3);
+        let go_on: Vec<bool> = updates.iter().map(|update| update.continues).collect();
+        assert_eq!(go_on, [true, true, false], "the last one ends where an entry does");
+        assert_eq!(
+            updates[0].first_determinant, 21,
+            "the first of them are gone, and one may be just now"
+        );
+        updates.iter().for_each(|update| other.apply(update).unwrap());
+        let all = [&b"abc"[..], &many].concat();
+        assert!(other.entries(0, all.len() as u64) == all);
+        assert_eq!(other.poll_counts(), PollCounts { furthest: 7, present: 0, taken: 0 });
+        assert_eq!(other.words(DETERMINANT_COUNT_AT), Some([RECENT_DETERMINANTS_MAX as u64 + 20]));
+        assert_eq!(other.words(determinant_at(500)), Some([501, 2, 500]));
+        assert_eq!(other.updates(3), [], "it came from there");
+        // An effect that is under way.
+        put(&one, FILES_AT + 8, 77);
+        let updates = one.updates(3);
+        assert_eq!(updates.len(), 1);
+        assert_eq!(updates[0].files.len(), FILES_WORDS * 8);
+        other.apply(&updates[0]).unwrap();
+        assert_eq!(other.words(FILES_AT), Some([0, 77]));
+        assert_eq!((one.updates(3), other.updates(3)), (Vec::new(), Vec::new()));
+        take_in(&other, RECENT_DETERMINANTS_MAX as u64 + 20);
+        assert_eq!(
+            other.updates(3)[0].determinants,
+            [[RECENT_DETERMINANTS_MAX as u64 + 21, 2, RECENT_DETERMINANTS_MAX as u64 + 20]]
+        );
+    }
+
+    #[test]
+    fn a_full_recording_is_full_on_the_next_node_as_well() {
+        let (one, other) = (recording(), recording());
+        put(&one, FULL_AT, 1);
+        one.updates(3).iter().for_each(|update| other.apply(update).unwrap());
+        assert!(other.is_full());
+        let beyond = RecordingUpdate {
+            from: NONDETERMINISM_BYTES as u64,
+            reads: vec![1],
+            ..RecordingUpdate::default()
+        };
+        assert!(other.apply(&beyond).is_err());
+    }
+
+    #[test]
+    fn what_the_oldest_image_covers_takes_no_memory_and_is_not_sent() {
+        let (one, other) = (recording(), recording());
+        let used = |recording: &RankRecording| {
+            rustix::fs::fstat(&recording.memory).unwrap().st_blocks * 512
+        };
+        let (piece, room) = (vec![3; 1 << 20], RECORD_ENTRIES_BYTES as u64);
+        let mut end = 0;
+        let mut replicated = Vec::new();
+        // Almost twice the room.
+        for round in 0..2 * room / piece.len() as u64 - 1 {
+            let offset = (end % room) as usize;
+            let (now, later) = piece.split_at(piece.len().min(room as usize - offset));
+            one.write(RECORD_HEAD_BYTES + offset, now).unwrap();
+            one.write(RECORD_HEAD_BYTES, later).unwrap();
+            end += piece.len() as u64;
+            put(&one, RECORDED_AT, end);
+            replicated.extend(one.updates(1));
+            if round > 3 {
+                one.trim(end - 3 * piece.len() as u64);
+            }
+        }
+        assert!(used(&one) < 5 << 20, "{}", used(&one));
+        assert!(!one.can_replay_from_start() && other.can_replay_from_start());
+        one.trim(0);
+        one.trim(u64::MAX);
+        replicated.extend(one.updates(1));
+        assert_eq!(replicated.last().unwrap().base, end - 3 * piece.len() as u64);
+        let last = replicated.split_off(replicated.len() - 5);
+        other.apply(&RecordingUpdate { base: last[0].from, ..last[0].clone() }).unwrap();
+        last[1..].iter().for_each(|update| other.apply(update).unwrap());
+        assert!(other.entries(end - 3, end) == [3; 3] && other.updates(1).is_empty());
+        assert_eq!(other.words(BASE_AT), Some([end - 3 * piece.len() as u64]));
+    }
+
+    #[test]
+    fn trims_of_less_than_a_page_release_memory_as_well() {
+        let recording = recording();
+        let used = || rustix::fs::fstat(&recording.memory).unwrap().st_blocks * 512;
+        for round in 0..4_000 {
+            read(&recording, 100 * round, &[1; 100]);
+            recording.trim((100 * round).saturating_sub(500));
+        }
+        assert!(used() <= 3 * 4096, "{}", used());
+        // The newest entries may lie in front of what is needed first, in the same page.
+        let (base, all) = (399_400, RECORD_ENTRIES_BYTES as u64);
+        assert_eq!(recording.words(BASE_AT), Some([base]));
+        let newest = base + all - 10;
+        recording.write(RECORD_HEAD_BYTES + (newest % all) as usize, b"newest").unwrap();
+        put(&recording, RECORDED_AT, newest + 6);
+        recording.trim(base + 8192);
+        assert_eq!(recording.entries(newest, newest + 6), b"newest");
+    }
+
+    /// What a process writes that has this record mapped: a mebibyte of chance at a time, until it has filled all the room half
+    /// as often again.
+    fn write_much(
+        head: &RecordHead,
+        record: &mut NondeterminismRecord,
+        buffer: &mut [u8],
+    ) -> Option<()> {
+        const AHEAD_MAX: u64 = 64 << 20;
+        while head.extent().end < 3 * RECORD_ENTRIES_BYTES as u64 / 2 {
+            while head.extent().end - head.extent().base > AHEAD_MAX {
+                std::thread::yield_now();
+            }
+            let number = (head.extent().end >> 20) as u8;
+            let draw = |into: &mut [u8]| {
+                into.fill(number);
+                into.len() as i64
+            };
+            record.bytes(RandomSource::Random, buffer, draw).ok()?;
+        }
+        Some(())
+    }
+
+    #[test]
+    fn a_recording_is_trimmed_while_another_process_writes_it() {
+        let _alone = sys::children();
+        let recording = recording();
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let mut buffer = vec![0; 1 << 20];
+        // SAFETY: the file has so many bytes, and the mapping stays; of the entries only the child has a slice, or, when it has
+        // ended, this one. The child does nothing that takes memory, and leaves at once.
+        let (head, room, child) = unsafe {
+            let fd = recording.memory.as_raw_fd();
+            let start =
+                libc::mmap(std::ptr::null_mut(), NONDETERMINISM_BYTES, protection, flags, fd, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            let head = &*start.cast::<RecordHead>();
+            head.begin(1, 0);
+            let room = (start.cast::<u8>().add(RECORD_HEAD_BYTES), RECORD_ENTRIES_BYTES);
+            let child = libc::fork();
+            if child == 0 {
+                let entries = std::slice::from_raw_parts_mut(room.0, room.1);
+                let mut record = NondeterminismRecord::new(head, entries);
+                let outcome = write_much(head, &mut record, &mut buffer);
+                libc::_exit(i32::from(outcome.is_none()));
+            }
+            (head, room, child as u32)
+        };
+        let mut images = [head.position(), head.position()];
+        let mut ended = None;
+        while ended.is_none() {
+            ended = sys::reap(child);
+            if recording.replayed() > images[1].consumed() + (9 << 20) {
+                let newer = std::mem::replace(&mut images[1], head.position());
+                images[0] = newer;
+                recording.trim(images[0].consumed());
+            }
+            std::thread::yield_now();
+        }
+        assert_eq!(ended.map(|(_, ending)| ending), Some(Ending::Exited(0)));
+        let used = rustix::fs::fstat(&recording.memory).unwrap().st_blocks * 512;
+        assert!(used < 70 << 20, "{used}");
+        // SAFETY: see above.
+        let entries = unsafe { std::slice::from_raw_parts_mut(room.0, room.1) };
+        let mut record = NondeterminismRecord::new(head, entries);
+        let end = recording.replayed();
+        for (start, image) in images.iter().enumerate() {
+            recording.check_position(image.consumed()).unwrap();
+            assert!(head.resume(start as u64 + 2, 0, image));
+            let mut count = 0;
+            while recording.replayed() < end {
+                let number = (recording.replayed() >> 20) as u8;
+                let replicated = record.bytes(RandomSource::Random, &mut buffer, |_| -1);
+                assert_eq!(replicated, Ok(1 << 20));
+                assert!(buffer.iter().all(|byte| *byte == number), "{count}");
+                count += 1;
+            }
+            // Of the newer one on there may be nothing.
+            assert!(count >= 9 * (1 - start), "{count}");
+        }
+    }
+
+    #[test]
+    fn polls_are_read_where_the_provider_counts_them() {
+        let recording = recording();
+        assert_eq!(recording.poll_counts(), PollCounts::default());
+        for (at, number) in [(POLLS_AT, 43_u64), (POLLS_AT + 8, 12)] {
+            rustix::io::pwrite(&recording.memory, &number.to_ne_bytes(), at as u64).unwrap();
+        }
+        assert_eq!(recording.poll_counts(), PollCounts { furthest: 43, present: 12, taken: 0 });
+        assert_eq!(recording.end_incarnation(), PollCounts { furthest: 43, present: 0, taken: 0 });
+    }
+
+    #[test]
+    fn nothing_is_restored_where_the_recording_does_not_reach() {
+        let recording = recording();
+        read(&recording, 0, &[1; 50]);
+        recording.check_position(50).unwrap();
+        let error = recording.check_position(51).unwrap_err().to_string();
+        assert!(error.contains("is not known here"), "{error}");
+        recording.trim(20);
+        recording.check_position(20).unwrap();
+        let error = recording.check_position(19).unwrap_err().to_string();
+        assert!(error.contains("is not kept any more"), "{error}");
+        assert_eq!(recording.words(RECORDED_AT), Some([50, 0]), "asking changes nothing");
+    }
+
+    #[test]
+    fn what_the_user_loads_in_front_stays() {
+        let mut environment = Environment::new();
+        let libraries = |environment: &Environment| recording().variables(environment)[0].1.clone();
+        assert_eq!(libraries(&environment), "/opt/clocks.so");
+        environment.insert("LD_PRELOAD".into(), "/x.so:/y.so".into());
+        assert_eq!(libraries(&environment), "/opt/clocks.so:/x.so:/y.so");
+    }
+}

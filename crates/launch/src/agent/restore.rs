@@ -1,0 +1,690 @@
+//! Brings a rank whose process has ended back from its images, while its agent goes on with everything else.
+//!
+//! | it | until |
+//! |---|---|
+//! | waits | the image that was being written is whole |
+//! | finds | a thread has found the images that another node has taken |
+//! | lays out | one has made room for the process, and laid out the next image, fetched if need be |
+//! | makes | CRIU has made a process of it, or was ended because it had not |
+//! | clears | a thread has ended what failed attempts have left |
+//!
+//! In: what the last start has left, with its images; ends of processes; the time. Out: a process of the newest image that serves,
+//! or nothing. An image that is torn is deleted. One that is whole and of which no process can be made (there is no memory just now,
+//! its process id is taken) is tried once more, then the one before; it stays, and may serve the next time.
+//!
+//! What may never happen: two attempts are the same start of the rank, for what is left of the first may have taken its
+//! record; a process of a failed attempt goes on beside the rank; a store or a file system that does not answer is waited for
+//! without an end.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::checkpoint_scheduler::CheckpointScheduler;
+use super::rank::LocalRank;
+use super::{Agent, Phase};
+use crate::checkpoint::CheckpointConfig;
+use crate::checkpoint::checkpoint_image::{CheckpointImage, UnpackedImage};
+use crate::checkpoint::criu;
+use crate::checkpoint::object_store::ObjectStore;
+use crate::control::rank_state::CheckpointLocation;
+use crate::control::{Ending, Message};
+use crate::sys;
+
+/// Attempts at an image.
+const ATTEMPTS_PER_IMAGE: u32 = 2;
+/// For so long CRIU may work at one.
+const RESTORE_MAX: Duration = Duration::from_secs(60);
+/// And all of it may take so long: half of what a relay waits for one that has been started.
+const RESTORE_TOTAL_MAX: Duration = Duration::from_secs(300);
+/// So long it may take until the processes of an earlier start are gone, which are killed.
+const KILL_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Between two glances at a thread.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// See the module head.
+pub struct Restore {
+    /// How the last start has ended, as the user reads it; of a rank that comes from another node that was said.
+    how: Option<String>,
+    deadline: Instant,
+    /// Newest first.
+    remaining: VecDeque<CheckpointImage>,
+    /// Of what was started of the rank until now.
+    pids: Vec<u32>,
+    step: RestoreStep,
+}
+
+enum RestoreStep {
+    /// Decides what is next.
+    Choosing,
+    AwaitingSeal,
+    Finding(JoinHandle<Vec<Result<CheckpointImage>>>),
+    Unpacking {
+        image: Box<CheckpointImage>,
+        attempt: u32,
+        thread: JoinHandle<Result<UnpackedImage>>,
+    },
+    Restoring(Box<RunningCriu>),
+    CleaningUp(JoinHandle<bool>),
+}
+
+/// CRIU is at work.
+struct RunningCriu {
+    image: CheckpointImage,
+    attempt: u32,
+    unpacked: UnpackedImage,
+    rank: LocalRank,
+    criu: u32,
+    began: Instant,
+    limit: Duration,
+    ended: Option<Ending>,
+    is_late: bool,
+    /// The process that it has made has ended already.
+    early: Option<Ending>,
+}
+
+/// What has come of it.
+pub enum RestoreOutcome {
+    Busy,
+    /// The next start of the rank, which has ended so if it has; the number of its image.
+    Restored(Box<LocalRank>, u64, Option<Ending>),
+    /// There is none that serves.
+    NoUsableImage,
+}
+
+/// What is said to the user, and the processes that have nothing to do with the rank.
+pub struct RestoreContext<'a> {
+    pub unrelated: &'a [u32],
+    pub report: &'a mut dyn FnMut(String),
+}
+
+impl Restore {
+    /// `told`: images that another node has taken, oldest first.
+    pub fn begin(
+        old: &mut LocalRank,
+        how: Option<String>,
+        locations: &[CheckpointLocation],
+    ) -> Restore {
+        let deadline = Instant::now() + RESTORE_TOTAL_MAX;
+        let mut step = RestoreStep::AwaitingSeal;
+        if let Some(scheduler) = old.scheduler.as_mut().filter(|scheduler| !scheduler.is_sealing())
+        {
+            scheduler.end_incarnation();
+        }
+        if let Some(scheduler) = old.scheduler.as_ref().filter(|_| !locations.is_empty()) {
+            let (config, locations) = (scheduler.config().clone(), locations.to_vec());
+            step = in_thread(move || locate_images(&locations, &config, deadline))
+                .map_or(RestoreStep::Choosing, RestoreStep::Finding);
+        }
+        // What the last start had started holds numbers of processes that are in its images as well.
+        let pids = Vec::from_iter((old.pid > 0).then_some(old.pid));
+        Restore { how, deadline, remaining: VecDeque::new(), pids, step }
+    }
+
+    /// When to look at it again, if no process ends before.
+    pub fn next_time(&self) -> Instant {
+        match &self.step {
+            RestoreStep::Restoring(it) if it.ended.is_none() && !it.is_late => it.began + it.limit,
+            RestoreStep::Restoring(it) if it.ended.is_none() => Instant::now() + KILL_WAIT_MAX,
+            _ => Instant::now() + POLL_INTERVAL,
+        }
+    }
+
+    /// CRIU has ended, or what it has made, if that was this process.
+    pub fn note_exit(&mut self, pid: u32, ending: Ending) -> bool {
+        let RestoreStep::Restoring(it) = &mut self.step else { return false };
+        let place = match pid {
+            _ if pid == it.criu => &mut it.ended,
+            _ if pid == it.rank.pid => &mut it.early,
+            _ => return false,
+        };
+        *place = Some(ending);
+        true
+    }
+
+    /// CRIU, while it is at work.
+    fn criu(&self) -> Option<u32> {
+        match &self.step {
+            RestoreStep::Restoring(it) if it.ended.is_none() => Some(it.criu),
+            _ => None,
+        }
+    }
+
+    /// Nobody comes back any more.
+    pub fn stop(self) {
+        if let Some(criu) = self.criu() {
+            sys::kill(criu, libc::SIGKILL);
+        }
+    }
+
+    /// Goes on as far as that is possible without waiting.
+    pub fn advance(&mut self, old: &mut LocalRank, context: &mut RestoreContext) -> RestoreOutcome {
+        loop {
+            let is_late = Instant::now() >= self.deadline;
+            match std::mem::replace(&mut self.step, RestoreStep::Choosing) {
+                RestoreStep::AwaitingSeal
+                    if old.scheduler.as_ref().is_some_and(CheckpointScheduler::is_sealing)
+                        && !is_late =>
+                {
+                    self.step = RestoreStep::AwaitingSeal;
+                    return RestoreOutcome::Busy;
+                }
+                RestoreStep::AwaitingSeal => {
+                    old.scheduler.iter_mut().for_each(CheckpointScheduler::end_incarnation);
+                    self.remaining
+                        .extend(old.scheduler.iter().flat_map(CheckpointScheduler::newest_first));
+                }
+                RestoreStep::Finding(thread) if thread.is_finished() || is_late => {
+                    self.take_located(old, thread, context);
+                }
+                RestoreStep::Unpacking { image, attempt, thread }
+                    if thread.is_finished() || is_late =>
+                {
+                    self.begin_criu(old, (*image, attempt), thread, context);
+                }
+                RestoreStep::Restoring(it) if it.ended.is_some() => {
+                    if let Some(restored) = self.finish_criu(old, *it, context) {
+                        return restored;
+                    }
+                }
+                RestoreStep::CleaningUp(thread) if thread.is_finished() => {
+                    return RestoreOutcome::NoUsableImage;
+                }
+                RestoreStep::Choosing => match self.remaining.pop_front() {
+                    Some(image) if !is_late => self.unpack(old, image, 1, None, context),
+                    // Without a thread for it, later.
+                    _ => {
+                        self.step = self
+                            .clean_up(context)
+                            .map_or(RestoreStep::Choosing, RestoreStep::CleaningUp)
+                    }
+                },
+                mut other => {
+                    if let RestoreStep::Restoring(it) = &mut other {
+                        it.end_late();
+                    }
+                    self.step = other;
+                    return RestoreOutcome::Busy;
+                }
+            }
+        }
+    }
+
+    fn take_located(
+        &mut self,
+        old: &mut LocalRank,
+        thread: JoinHandle<Vec<Result<CheckpointImage>>>,
+        context: &mut RestoreContext,
+    ) {
+        let found = if thread.is_finished() { thread.join().ok() } else { None };
+        let late = || vec![Err(anyhow::anyhow!("they were not found in time"))];
+        for outcome in found.unwrap_or_else(late) {
+            match outcome {
+                Ok(image) => {
+                    old.scheduler.iter_mut().for_each(|scheduler| scheduler.add(image.clone()))
+                }
+                Err(error) => {
+                    let rank = old.rank;
+                    (context.report)(format!(
+                        "a checkpoint of rank {rank} that the lost node has taken cannot be had here: {error:#}"
+                    ));
+                }
+            }
+        }
+        self.remaining.extend(old.scheduler.iter().flat_map(CheckpointScheduler::newest_first));
+    }
+
+    /// Makes room for a process of this image, and lays it out.
+    fn unpack(
+        &mut self,
+        old: &LocalRank,
+        image: CheckpointImage,
+        attempt: u32,
+        unpacked: Option<UnpackedImage>,
+        context: &mut RestoreContext,
+    ) {
+        if !self.pids.contains(&image.header.pid) {
+            self.pids.push(image.header.pid);
+        }
+        let (pids, unrelated, deadline) =
+            (self.pids.clone(), context.unrelated.to_vec(), self.deadline);
+        let object_store = old.scheduler.as_ref().and_then(CheckpointScheduler::object_store);
+        let theirs = image.clone();
+        let thread = in_thread(move || {
+            pids.iter().for_each(|&pid| _ = sys::end_session(pid, &unrelated, KILL_WAIT_MAX));
+            match unpacked {
+                Some(unpacked) => Ok(unpacked),
+                None => theirs
+                    .unpack()
+                    .or_else(|error| unpack_from_store(&theirs, object_store, deadline, error)),
+            }
+        });
+        if let Some(thread) = thread {
+            self.step = RestoreStep::Unpacking { image: Box::new(image), attempt, thread };
+        }
+    }
+
+    /// What is left of failed attempts ends.
+    fn clean_up(&self, context: &mut RestoreContext) -> Option<JoinHandle<bool>> {
+        let (pids, unrelated) = (self.pids.clone(), context.unrelated.to_vec());
+        in_thread(move || pids.iter().all(|&pid| sys::end_session(pid, &unrelated, KILL_WAIT_MAX)))
+    }
+
+    /// CRIU begins with what was laid out.
+    fn begin_criu(
+        &mut self,
+        old: &mut LocalRank,
+        (image, attempt): (CheckpointImage, u32),
+        thread: JoinHandle<Result<UnpackedImage>>,
+        context: &mut RestoreContext,
+    ) {
+        let unpacked = match thread.is_finished() {
+            true => thread.join().unwrap_or_else(|_| bail!("it could not be laid out")),
+            false => {
+                Err(anyhow::anyhow!("it could not be had in {} s", RESTORE_TOTAL_MAX.as_secs()))
+            }
+        };
+        let number = image.header.number;
+        let unpacked = match unpacked {
+            Ok(unpacked) => unpacked,
+            Err(error) => {
+                // Who comes too late may be whole, and who could not be had just now.
+                if Instant::now() < self.deadline && !is_transient(&error) {
+                    old.scheduler.iter_mut().for_each(|scheduler| scheduler.drop_image(number));
+                }
+                return (context.report)(format!(
+                    "{} cannot be used: {error:#}",
+                    name(old, number)
+                ));
+            }
+        };
+        let began = Instant::now();
+        let limit = RESTORE_MAX.min(self.deadline.saturating_duration_since(began));
+        match old.begin_restore(&image, &unpacked) {
+            Ok((rank, criu)) => {
+                let (ended, is_late, early) = (None, false, None);
+                let running = RunningCriu {
+                    image,
+                    attempt,
+                    unpacked,
+                    rank,
+                    criu,
+                    began,
+                    limit,
+                    ended,
+                    is_late,
+                    early,
+                };
+                self.step = RestoreStep::Restoring(Box::new(running));
+            }
+            Err(error) => self.fail(old, image, attempt, unpacked, (error, false), context),
+        }
+    }
+
+    /// CRIU has ended.
+    fn finish_criu(
+        &mut self,
+        old: &mut LocalRank,
+        it: RunningCriu,
+        context: &mut RestoreContext,
+    ) -> Option<RestoreOutcome> {
+        let RunningCriu { image, attempt, unpacked, rank, limit, ended, is_late, early, .. } = it;
+        if ended == Some(Ending::Exited(0)) {
+            let number = image.header.number;
+            let rank = rank.take_over(old, &image.header.replay_position);
+            return Some(RestoreOutcome::Restored(Box::new(rank), number, early));
+        }
+        let error = match is_late {
+            true => anyhow::anyhow!("CRIU was not done with it after {:.1} s", limit.as_secs_f64()),
+            false => criu::restore_error(&unpacked.folder),
+        };
+        self.fail(old, image, attempt, unpacked, (error, is_late), context);
+        None
+    }
+
+    /// No process could be made of an image. What has taken so long would do so again.
+    fn fail(
+        &mut self,
+        old: &mut LocalRank,
+        image: CheckpointImage,
+        attempt: u32,
+        unpacked: UnpackedImage,
+        (error, is_late): (anyhow::Error, bool),
+        context: &mut RestoreContext,
+    ) {
+        old.replay.iter_mut().for_each(|replay| replay.next_incarnation());
+        old.recording.iter().for_each(|recording| _ = recording.end_incarnation());
+        let name = name(old, image.header.number);
+        if attempt < ATTEMPTS_PER_IMAGE && !is_late {
+            (context.report)(format!("{name} is tried once more: {error:#}"));
+            return self.unpack(old, image, attempt + 1, Some(unpacked), context);
+        }
+        (context.report)(format!("{name} cannot be used: {error:#}"));
+    }
+}
+
+impl RunningCriu {
+    fn end_late(&mut self) {
+        if !self.is_late && self.began.elapsed() >= self.limit {
+            self.is_late = true;
+            sys::kill(self.criu, libc::SIGKILL);
+        }
+    }
+}
+
+fn name(rank: &LocalRank, number: u64) -> String {
+    format!("checkpoint {number} of rank {}", rank.rank)
+}
+
+fn in_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<JoinHandle<T>> {
+    std::thread::Builder::new().name("restore".into()).spawn(work).ok()
+}
+
+/// Whether the image may be whole for all that: the disk was full, or the store did not answer.
+fn is_transient(error: &anyhow::Error) -> bool {
+    use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+    error.chain().any(|cause| match cause.downcast_ref::<io::Error>() {
+        Some(cause) => !matches!(cause.kind(), InvalidData | NotFound | UnexpectedEof),
+        None => cause.is::<ureq::Error>(),
+    })
+}
+
+/// What the node has lost, or what is damaged there, the store may have.
+fn unpack_from_store(
+    image: &CheckpointImage,
+    object_store: Option<ObjectStore>,
+    deadline: Instant,
+    error: anyhow::Error,
+) -> Result<UnpackedImage> {
+    let Some(object_store) = object_store else { return Err(error) };
+    let outcome = object_store.get(image, deadline).and_then(|()| image.unpack());
+    outcome.with_context(|| format!("{error:#}, and the store does not help"))
+}
+
+/// The images that another node has taken, in a folder that this one sees as well, or in the store.
+fn locate_images(
+    locations: &[CheckpointLocation],
+    config: &CheckpointConfig,
+    deadline: Instant,
+) -> Vec<Result<CheckpointImage>> {
+    let object_store = config.object_store.as_ref().map(ObjectStore::fresh);
+    let find = |one: &CheckpointLocation| {
+        let authenticator = config.authenticator.as_ref().context("the job has no key")?;
+        let folder: PathBuf = config.job_folder.join(&one.path);
+        CheckpointImage::find(folder.clone(), &one.tag, authenticator).or_else(|error| {
+            match &object_store {
+                Some(object_store) => object_store.find(folder, &one.tag, authenticator, deadline),
+                None => Err(error),
+            }
+        })
+    };
+    locations.iter().map(|one| find(one).with_context(|| one.path.clone())).collect()
+}
+
+impl Agent {
+    /// CRIU, or what it has made of an image, has ended.
+    pub(super) fn note_restore_exit(&mut self, pid: u32, ending: Ending) -> bool {
+        let mut restores = self.ranks.iter_mut().filter_map(|rank| rank.restore.as_mut());
+        restores.any(|restore| restore.note_exit(pid, ending))
+    }
+
+    /// Goes on with those who are brought back from their images.
+    pub(super) fn advance_restores(&mut self) {
+        for index in 0..self.ranks.len() {
+            let Some(mut restore) = self.ranks[index].restore.take() else { continue };
+            if self.phase != Phase::Working {
+                restore.stop();
+                self.unreported.push(index);
+                continue;
+            }
+            let unrelated = self.unrelated();
+            let (old, parent) = (&mut self.ranks[index], &mut self.parent);
+            let mut report = |text| parent.send(&Message::Note { text });
+            let mut context = RestoreContext { unrelated: &unrelated, report: &mut report };
+            match restore.advance(old, &mut context) {
+                RestoreOutcome::Busy => self.ranks[index].restore = Some(restore),
+                RestoreOutcome::Restored(rank, image, early) => {
+                    self.put_in_place(index, *rank);
+                    self.report_restart(index, restore.how.as_deref(), Ok(Some(image)));
+                    if let Some(ending) = early {
+                        self.handle_ending(index, ending);
+                    }
+                }
+                RestoreOutcome::NoUsableImage => {
+                    let outcome = self.restart_from_start(index).map(|()| None);
+                    if !self.report_restart(index, restore.how.as_deref(), outcome) {
+                        self.unreported.push(index);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Processes that have nothing to do with a rank that has ended.
+    fn unrelated(&self) -> Vec<u32> {
+        let mut unrelated = self.own_processes();
+        for rank in &self.ranks {
+            unrelated.extend(rank.ending.is_none().then_some(rank.pid));
+            unrelated.extend(rank.scheduler.as_ref().and_then(CheckpointScheduler::criu));
+            unrelated.extend(rank.restore.as_ref().and_then(Restore::criu));
+        }
+        unrelated
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::{Path, PathBuf};
+
+    use super::super::pmi_replay::PmiReplay;
+    use super::*;
+    use crate::checkpoint::checkpoint_image::{ImageHeader, begin, seal_as_it_is};
+    use crate::checkpoint::manifest_authenticator::ManifestAuthenticator;
+
+    #[test]
+    fn what_was_not_to_be_had_just_now_may_be_whole() {
+        let error = |kind| anyhow::Error::from(io::Error::from(kind)).context("an image");
+        assert!(is_transient(&error(io::ErrorKind::StorageFull)));
+        assert!(!is_transient(&error(io::ErrorKind::NotFound)));
+        assert!(!is_transient(&anyhow::anyhow!("its checksum is another one")));
+    }
+
+    /// A folder with a program in it that is run instead of CRIU.
+    struct FakeCriu(PathBuf, #[expect(dead_code)] std::sync::MutexGuard<'static, ()>);
+
+    impl FakeCriu {
+        fn new(name: &str, program: &str) -> FakeCriu {
+            let alone = sys::children();
+            let name = format!("landbridge-revive-{name}-{}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir(&folder).unwrap();
+            let tool = folder.join("criu");
+            let program = format!("#!/bin/sh\ncd {}\n{program}\n", folder.display());
+            fs::write(&tool, program).unwrap();
+            fs::set_permissions(&tool, fs::Permissions::from_mode(0o700)).unwrap();
+            FakeCriu(folder, alone)
+        }
+
+        /// A rank that has ended, with images 1 and 2.
+        fn rank(&self) -> (LocalRank, Vec<CheckpointImage>) {
+            let config = CheckpointConfig {
+                tool: self.0.join("criu"),
+                ..CheckpointConfig::sample(1, &self.0)
+            };
+            let mut scheduler = CheckpointScheduler::new(config, 2, 0, (0, 1));
+            let images: Vec<_> = [1, 2].map(|number| image(&self.0, number)).into();
+            images.iter().for_each(|image| scheduler.add(image.clone()));
+            (ended(scheduler), images)
+        }
+
+        /// What the program was called for.
+        fn calls(&self) -> Vec<String> {
+            let text = fs::read_to_string(self.0.join("calls")).unwrap_or_default();
+            text.lines().map(str::to_string).collect()
+        }
+    }
+
+    impl Drop for FakeCriu {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Larger than any number of a process.
+    const NOBODY: u32 = 1 << 23;
+
+    fn ended(scheduler: CheckpointScheduler) -> LocalRank {
+        let mut rank = LocalRank::vacant(2, None, None);
+        (rank.pid, rank.replay) = (NOBODY, Some(PmiReplay::new(Instant::now())));
+        rank.scheduler = Some(scheduler);
+        rank
+    }
+
+    /// Brings it back, or not, as its agent would.
+    fn run_restore(
+        old: &mut LocalRank,
+        mut report: impl FnMut(String),
+    ) -> Option<(LocalRank, u64)> {
+        let mut restore = Restore::begin(old, None, &[]);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let mut context = RestoreContext { unrelated: &[], report: &mut report };
+            match restore.advance(old, &mut context) {
+                RestoreOutcome::Busy => (),
+                RestoreOutcome::Restored(rank, number, _) => return Some((*rank, number)),
+                RestoreOutcome::NoUsableImage => return None,
+            }
+            assert!(
+                Instant::now() < deadline && restore.next_time() < deadline + RESTORE_TOTAL_MAX
+            );
+            if let Some((pid, ending)) = restore.criu().and_then(sys::reap) {
+                assert!(restore.note_exit(pid, ending));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn image(folder: &Path, number: u64) -> CheckpointImage {
+        let folder = begin(&folder.join("job/rank-2"), number).unwrap();
+        fs::write(folder.join("pages-1.img"), number.to_string()).unwrap();
+        let header = ImageHeader { number, pid: NOBODY, ..ImageHeader::default() };
+        seal_as_it_is(&folder, header, 0, &ManifestAuthenticator::sample(1)).unwrap()
+    }
+
+    /// Puts down for which image it is called.
+    const NOTE: &str =
+        r#"for word; do case $word in */rank-2/*) echo ${word##*/} >> calls; esac; done"#;
+
+    #[test]
+    fn what_cannot_be_restored_is_tried_again_and_stays() {
+        let place = FakeCriu::new("fails", &format!("{NOTE}\nexit 1"));
+        let (mut rank, images) = place.rank();
+        let mut told = Vec::new();
+        assert!(run_restore(&mut rank, |text| told.push(text)).is_none());
+        assert_eq!(place.calls(), ["2", "2", "1", "1"]);
+        images.iter().for_each(|image| drop(image.unpack().unwrap()));
+        // Each attempt was another start, and so is what comes now.
+        assert_eq!(rank.replay.as_ref().unwrap().restarts, 4);
+        assert_eq!(told.len(), 4);
+        // The next time all of them are there.
+        assert!(run_restore(&mut rank, |_| ()).is_none());
+        assert_eq!(place.calls().len(), 8);
+    }
+
+    #[test]
+    fn the_second_attempt_may_succeed() {
+        let place = FakeCriu::new("second", &format!("{NOTE}\n[ $(wc -l < calls) -eq 2 ]"));
+        let (mut rank, _) = place.rank();
+        let (revived, number) = run_restore(&mut rank, |_| ()).unwrap();
+        assert_eq!((number, revived.pid), (2, NOBODY));
+        assert_eq!(revived.replay.as_ref().unwrap().restarts, 1);
+        assert_eq!(revived.scheduler.unwrap().newest_first().len(), 2);
+    }
+
+    #[test]
+    fn what_is_torn_is_deleted_and_nobody_tries_it() {
+        let place = FakeCriu::new("torn", NOTE);
+        let (mut rank, images) = place.rank();
+        fs::write(images[1].folder.join("pages-1.img"), "x").unwrap();
+        let (revived, number) = run_restore(&mut rank, |_| ()).unwrap();
+        assert_eq!((number, place.calls()), (1, vec!["1".to_string()]));
+        assert!(!images[1].folder.exists());
+        assert_eq!(revived.scheduler.unwrap().newest_first(), images[..1]);
+    }
+
+    #[test]
+    fn processes_of_earlier_incarnations_are_killed_before_an_attempt() {
+        let place = FakeCriu::new("leaves", &format!("{NOTE}\nexit 1"));
+        let (mut rank, _) = place.rank();
+        // It ends, and nobody waits for it: its number is not free.
+        #[expect(clippy::zombie_processes)]
+        let child = std::process::Command::new("true").spawn().unwrap();
+        rank.pid = child.id();
+        run_restore(&mut rank, |_| ());
+        assert!(!Path::new(&format!("/proc/{}", child.id())).exists());
+    }
+
+    #[test]
+    fn what_does_not_answer_is_not_waited_for() {
+        let place = FakeCriu::new("late", "exec sleep 60");
+        let (mut rank, _) = place.rank();
+        let mut told = Vec::new();
+        let mut report = |text| told.push(text);
+        let mut restore = Restore::begin(&mut rank, None, &[]);
+        // A store that says nothing.
+        let image = rank.scheduler.as_ref().unwrap().newest_first().remove(0);
+        let (hold, wait) = std::sync::mpsc::channel::<()>();
+        let thread = in_thread(move || wait.recv().map_err(Into::into).and_then(|()| bail!("no")));
+        let (image, thread) = (Box::new(image), thread.unwrap());
+        restore.step = RestoreStep::Unpacking { image, attempt: 1, thread };
+        let mut context = RestoreContext { unrelated: &[], report: &mut report };
+        assert!(matches!(restore.advance(&mut rank, &mut context), RestoreOutcome::Busy));
+        restore.deadline = Instant::now();
+        while !matches!(restore.advance(&mut rank, &mut context), RestoreOutcome::NoUsableImage) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(told[0].contains("could not be had in"), "{told:?}");
+        assert_eq!(rank.scheduler.unwrap().newest_first().len(), 2, "they may be whole");
+        drop(hold);
+    }
+
+    #[test]
+    fn images_of_another_node_are_located_and_missing_ones_reported() {
+        let place = FakeCriu::new("found", NOTE);
+        let (rank, images) = place.rank();
+        drop(rank);
+        let config = CheckpointConfig {
+            tool: place.0.join("criu"),
+            ..CheckpointConfig::sample(1, &place.0)
+        };
+        let mut rank = ended(CheckpointScheduler::new(config, 2, 1, (0, 1)));
+        let mut known: Vec<CheckpointLocation> =
+            images.iter().map(CheckpointImage::location).collect();
+        fs::remove_dir_all(&images[1].folder).unwrap();
+        known[1].path = "rank-2/2".into();
+        let mut told = Vec::new();
+        let mut report = |text| told.push(text);
+        let mut restore = Restore::begin(&mut rank, None, &known);
+        let mut context = RestoreContext { unrelated: &[], report: &mut report };
+        loop {
+            match restore.advance(&mut rank, &mut context) {
+                RestoreOutcome::Restored(_, number, _) => break assert_eq!(number, 1),
+                RestoreOutcome::NoUsableImage => panic!("the older one is there"),
+                RestoreOutcome::Busy => (),
+            }
+            if let Some((pid, ending)) = restore.criu().and_then(sys::reap) {
+                restore.note_exit(pid, ending);
+            }
+        }
+        assert!(told.len() == 1 && told[0].contains("rank-2/2"), "{told:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Whether the nodes that may take over ranks can use their images.
+//!
+//! Such a node says so where the images are: with a file in its folder of images (its claim), or with an object in the store, once it
+//! has found CRIU to work and has read there what it has written. A node with ranks looks for that of each of them that is still
+//! free and lives; which these are it hears from the agent above. So it is seen, and not believed.
+//!
+//! What may never happen: an image counts that a node cannot use which may have to; one that is lost holds up the others.
+
+use std::thread::JoinHandle;
+
+use anyhow::bail;
+
+use super::Agent;
+use crate::checkpoint::{CheckpointConfig, criu, lease};
+use crate::control::rank_state::Spares;
+use crate::control::{Job, Message, Node};
+
+impl Agent {
+    /// Whether images of ranks are to be taken and can be; if not, the user hears why, once for each host.
+    pub(super) fn config(&mut self, job: &Job, node: &Node) -> Option<CheckpointConfig> {
+        let mut config =
+            CheckpointConfig::find(&job.environment).filter(|_| super::groups::recovers(job))?;
+        let name = own_lease(node);
+        let spares = leases(node.cluster, &node.spares);
+        config.tool = criu::find(&config.tool);
+        let outcome = criu::check(&config.tool)
+            // Elsewhere its own word on the first image says it.
+            .and_then(|()| if node.is_spare { criu::works(&config.tool) } else { Ok(()) })
+            .and_then(|()| config.prepare(job, name, &spares));
+        if let Err(error) = &outcome {
+            let text = match node.is_spare {
+                true => cannot_use(&node.name, error),
+                false => format!(
+                    "no checkpoints on node {}: {error:#}; a rank that is killed begins with the program",
+                    node.name
+                ),
+            };
+            self.parent.send(&Message::Note { text });
+        }
+        self.lease = outcome.ok();
+        self.spares.clone_from(&node.spares);
+        self.lease.is_some().then_some(config)
+    }
+
+    /// A spare node says in the store that it reaches that.
+    pub(super) fn begin_announcing(&mut self, job: &Job, node: &Node) {
+        let Some(object_store) =
+            self.spare_config.as_ref().and_then(|config| config.object_store.clone())
+        else {
+            return;
+        };
+        let (job, name) = (job.id.clone(), own_lease(node));
+        let announce = move || object_store.announce_spare(&job, name);
+        self.announcing = std::thread::Builder::new().name("sign".into()).spawn(announce).ok();
+    }
+
+    pub(super) fn advance_announcing(&mut self) {
+        let Some(thread) = self.announcing.take_if(|thread| thread.is_finished()) else { return };
+        let announced = thread.join().unwrap_or_else(|_| bail!("it has failed"));
+        if let (Err(error), Some(own)) = (announced, &self.assignment) {
+            let text = cannot_use(&own.node.name, &error.context("the store"));
+            self.parent.send(&Message::Note { text });
+        }
+    }
+
+    /// Takes that back, as the job ends; by a thread that may be left to itself after a while.
+    pub(super) fn end_announcing(&mut self) -> Option<JoinHandle<()>> {
+        let (config, own) = self.spare_config.take().zip(self.assignment.as_ref())?;
+        let object_store = config.object_store?.fresh();
+        let (job, name, announcing) =
+            (own.job.id.clone(), own_lease(&own.node), self.announcing.take());
+        let remove = move || {
+            announcing.map(JoinHandle::join);
+            object_store.withdraw_spare(&job, name);
+        };
+        std::thread::Builder::new().name("remove".into()).spawn(remove).ok()
+    }
+
+    /// The agents below hear which nodes may still take ranks, when that has changed.
+    pub(super) fn send_spares(&mut self) {
+        let is_taken = |place: usize| self.transfers.iter().any(|it| it.to == place);
+        let all = self.children.iter().enumerate();
+        let free = all.filter(|(place, child)| {
+            child.node.is_spare && child.node.rank_count == 0 && !child.done && !is_taken(*place)
+        });
+        let names: Vec<String> = free.map(|(_, child)| child.node.name.clone()).collect();
+        for child in self.children.iter_mut().filter(|child| !child.done) {
+            child.process.stream.send(&Message::Spares(Spares { names: names.clone() }));
+        }
+    }
+
+    pub(super) fn handle_spares(&mut self, mut names: Vec<String>) {
+        let Some(own) = &self.assignment else { return };
+        names.retain(|name| *name != own.node.name);
+        let leases = leases(own.node.cluster, &names);
+        let schedulers = self.ranks.iter_mut().filter_map(|rank| rank.scheduler.as_mut());
+        schedulers.for_each(|scheduler| scheduler.set_spares(&leases));
+        self.spare_config.iter_mut().for_each(|config| config.spares.clone_from(&leases));
+        self.spares = names;
+    }
+
+    /// The user hears once that images of this node are of no use to these others.
+    pub(super) fn report_unreachable(&mut self, unreachable: &[u32]) {
+        let Some(own) = self.assignment.as_ref().filter(|_| !self.is_reachability_reported) else {
+            return;
+        };
+        let is_unreachable =
+            |name: &&String| unreachable.contains(&lease::spare_number(own.node.cluster, name));
+        let names: Vec<&str> =
+            self.spares.iter().filter(is_unreachable).map(String::as_str).collect();
+        if names.is_empty() {
+            return;
+        }
+        self.is_reachability_reported = true;
+        let has_store = CheckpointConfig::find(&own.job.environment)
+            .is_some_and(|config| config.object_store_url.is_some());
+        let until = match has_store {
+            true => "these have CRIU and reach the store (its variables go there with -x)",
+            false => {
+                "these have CRIU, and checkpoint_dir is a folder that every node sees, or s3://BUCKET/PREFIX"
+            }
+        };
+        let text = format!(
+            "checkpoints of node {} are on it alone: spare nodes cannot use them ({}); all that its ranks do is kept \
+             (recover_memory), until {until}",
+            own.node.name,
+            names.join(", ")
+        );
+        self.parent.send(&Message::Note { text });
+    }
+}
+
+fn cannot_use(node: &str, error: &anyhow::Error) -> String {
+    format!(
+        "spare node {node} cannot use checkpoints: {error:#}; what begins there begins with the program, so all that ranks do is kept"
+    )
+}
+
+/// Under which number it has its claim.
+fn own_lease(node: &Node) -> u32 {
+    if node.is_spare { lease::spare_number(node.cluster, &node.name) } else { node.first_rank }
+}
+
+fn leases(cluster: u32, names: &[String]) -> Vec<u32> {
+    names.iter().map(|name| lease::spare_number(cluster, name)).collect()
+}

@@ -1,0 +1,354 @@
+//! Ranks of a node that is lost are handed over to another one: first the relay takes nothing more of their starts there, then all
+//! that is known of their records of clocks and last determinants goes to the agent that takes them, piece by piece, then they are
+//! started (`node_failover`).
+//!
+//! Two know of a record: the relay has what came in front of messages, the agent here what came in front of printed lines and
+//! questions. It is only ever added to, so the longer of the two is all that anybody has seen something of. The relay writes what
+//! it has into a file that it shares with this agent. Both have whole batches only: of one that the node was telling when it was
+//! lost nobody has seen anything that follows, and where it breaks off may be in the middle of an entry.
+//!
+//! What may never happen: a start is told less than what somebody has seen follows from, or a part of an entry; more than a piece
+//! waits here.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Agent;
+use super::rank_recording::PIECE_BYTES;
+use super::replicated_rank_state::ReplicatedRecording;
+use crate::control::rank_state::RecordingUpdate;
+use crate::control::{Message, Node};
+use crate::control_stream::BACKLOG_BYTES_MAX;
+
+/// A relay drops what it says when nobody reads that: it is asked again.
+const FENCE_RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// What the relay has of the record of a rank of which it takes nothing more: it lies in the file that both have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FencedRecording {
+    pub rank: u32,
+    pub first: u64,
+    pub bytes: u64,
+    pub polls: u64,
+    pub is_full: bool,
+}
+
+/// One that is under way.
+pub struct StateTransfer {
+    /// As it was.
+    pub lost: Node,
+    /// Places of the agents below, of the node that is lost and of the one that takes its ranks.
+    pub from: usize,
+    pub to: usize,
+    /// Those that are not handed over yet,
+    remaining: VecDeque<u32>,
+    /// and all.
+    pub ranks: Vec<u32>,
+    stage: TransferStage,
+}
+
+enum TransferStage {
+    Fence,
+    Fencing(Instant),
+    /// The record of the first one has been told up to here; nothing of it yet.
+    Sending(FencedRecording, Option<u64>),
+}
+
+impl StateTransfer {
+    pub fn new(lost: Node, from: usize, to: usize, ranks: Vec<u32>) -> StateTransfer {
+        StateTransfer {
+            lost,
+            from,
+            to,
+            remaining: ranks.iter().copied().collect(),
+            ranks,
+            stage: TransferStage::Fence,
+        }
+    }
+
+    /// To another node, from the beginning: the one that was to take the ranks is lost as well.
+    pub fn redirect(&mut self, to: usize) {
+        (self.to, self.stage) = (to, TransferStage::Fence);
+        self.remaining = self.ranks.iter().copied().collect();
+    }
+}
+
+/// The next piece of what is known of a record, behind `at`, and where it ends; `None` behind the last one.
+fn next_update(
+    fenced: &FencedRecording,
+    recording: &ReplicatedRecording,
+    file: &File,
+    at: Option<u64>,
+) -> Result<Option<(RecordingUpdate, u64)>> {
+    let (here, there) = (recording.end(), fenced.first + fenced.bytes);
+    let end = here.max(there);
+    let (from, rest) = match at {
+        Some(at) if at >= end => return Ok(None),
+        Some(at) => (at, RecordingUpdate { rank: fenced.rank, ..RecordingUpdate::default() }),
+        None => {
+            // What lies before either was in front of an image.
+            let base = recording.first.max(fenced.first);
+            (base, RecordingUpdate { base, ..recording.rest(fenced.rank) })
+        }
+    };
+    let to = end.min(from + PIECE_BYTES);
+    let reads = if there >= here && from >= fenced.first {
+        let mut bytes = vec![0; (to - from) as usize];
+        file.read_exact_at(&mut bytes, from - fenced.first).context("the relay's file")?;
+        bytes
+    } else {
+        let range = from - recording.first..to.min(here) - recording.first;
+        recording.reads[range.start as usize..range.end as usize].to_vec()
+    };
+    let polls = rest.polls.max(fenced.polls);
+    let is_full = rest.is_full || fenced.is_full;
+    // The rest goes with the first one.
+    let next = from + reads.len() as u64;
+    Ok(Some((RecordingUpdate { from, reads, polls, is_full, continues: next < end, ..rest }, next)))
+}
+
+impl Agent {
+    /// Goes on with the first of those that are under way.
+    pub(super) fn advance_transfers(&mut self) {
+        while self.is_running() && !self.transfers.is_empty() {
+            match self.advance_transfer() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    return self.fail(format!("ranks cannot go on on another node: {error:#}"));
+                }
+            }
+        }
+    }
+
+    /// False: it waits for somebody.
+    fn advance_transfer(&mut self) -> Result<bool> {
+        let Self { transfers, relay, replicas, children, .. } = self;
+        let (Some(transfer), Some(relay)) = (transfers.first_mut(), relay) else {
+            return Ok(false);
+        };
+        let Some(&rank) = transfer.remaining.front() else {
+            let transfer = self.transfers.remove(0);
+            self.move_ranks(transfer);
+            return Ok(true);
+        };
+        let stream = &mut children[transfer.to].process.stream;
+        match &mut transfer.stage {
+            TransferStage::Fencing(at) if at.elapsed() < FENCE_RETRY_AFTER => {
+                let Some(fenced) = relay.take_fenced(rank) else { return Ok(false) };
+                transfer.stage = TransferStage::Sending(fenced, None);
+            }
+            TransferStage::Fence | TransferStage::Fencing(_) => {
+                // Also what was handed over to another node that is lost as well.
+                replicas.drop_partial_batch(rank);
+                relay.fence(rank, replicas.next_first_incarnation(rank));
+                transfer.stage = TransferStage::Fencing(Instant::now());
+            }
+            TransferStage::Sending(..) if stream.backlog_bytes() >= BACKLOG_BYTES_MAX => {
+                return Ok(false);
+            }
+            TransferStage::Sending(fenced, at) => {
+                let nothing = ReplicatedRecording::default();
+                let recording = replicas.recording(rank).unwrap_or(&nothing);
+                match next_update(fenced, recording, relay.transfer_file()?, *at)? {
+                    Some((update, next)) => {
+                        // Whoever takes the rank over says only what comes after that.
+                        replicas.handle_recording_update(update.clone());
+                        stream.send(&Message::RecordingUpdate(Box::new(update)));
+                        *at = Some(next);
+                    }
+                    None => {
+                        transfer.remaining.pop_front();
+                        transfer.stage = TransferStage::Fence;
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::replicated_rank_state::ReplicatedRankStates;
+    use super::*;
+
+    /// All pieces, put together.
+    fn all_updates(
+        fenced: &FencedRecording,
+        recording: &ReplicatedRecording,
+        file: &File,
+    ) -> (RecordingUpdate, usize) {
+        let mut all = RecordingUpdate::default();
+        let (mut at, mut count) = (None, 0);
+        while let Some((update, next)) = next_update(fenced, recording, file, at).unwrap() {
+            let base = if count == 0 { update.base } else { all.base };
+            assert_eq!(update.from, base + all.reads.len() as u64);
+            let reads = [all.reads, update.reads].concat();
+            let polls = all.polls.max(update.polls);
+            let is_full = all.is_full || update.is_full;
+            let rest = if count == 0 {
+                (update.first_determinant, update.determinants)
+            } else {
+                (all.first_determinant, all.determinants)
+            };
+            assert_eq!(
+                update.continues,
+                next_update(fenced, recording, file, Some(next)).unwrap().is_some()
+            );
+            all = RecordingUpdate {
+                continues: false,
+                rank: update.rank,
+                base,
+                from: base,
+                reads,
+                is_full,
+                polls,
+                first_determinant: rest.0,
+                determinants: rest.1,
+                files: if count == 0 { update.files } else { all.files },
+            };
+            (at, count) = (Some(next), count + 1);
+        }
+        (all, count)
+    }
+
+    #[test]
+    fn the_longer_of_two_recordings_is_transferred_with_the_later_polls() {
+        let file =
+            File::from(rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::empty()).unwrap());
+        let bytes: Vec<u8> = (0..2 * PIECE_BYTES + 5).map(|at| (at * 7) as u8).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        let recording = |length: usize| ReplicatedRecording {
+            first: 0,
+            reads: bytes[..length].to_vec(),
+            polls: 8,
+            is_full: false,
+            first_determinant: 3,
+            determinants: [[1, 2, 3]].into(),
+            files: vec![4; 80],
+            partial: None,
+        };
+        for (here, there, polls) in
+            [(0, 0, 9), (5, 3, 7), (3, 5, 9), (9, 9, 8), (4, bytes.len(), 1), (bytes.len(), 4, 11)]
+        {
+            let fenced = FencedRecording {
+                rank: 2,
+                first: 0,
+                bytes: there as u64,
+                polls,
+                is_full: here == 9,
+            };
+            let (update, count) = all_updates(&fenced, &recording(here), &file);
+            assert!(update.reads == bytes[..here.max(there)], "{here} {there}");
+            assert_eq!((update.rank, update.polls, update.is_full), (2, polls.max(8), here == 9));
+            assert_eq!((update.first_determinant, &update.determinants[..]), (3, &[[1, 2, 3]][..]));
+            assert_eq!(count, here.max(there).div_ceil(PIECE_BYTES as usize).max(1));
+            // What the next node will say goes on behind that.
+            let mut replicas = ReplicatedRankStates::default();
+            replicas.handle_recording_update(RecordingUpdate {
+                rank: 2,
+                reads: bytes[..here].to_vec(),
+                ..RecordingUpdate::default()
+            });
+            let mut at = None;
+            while let Some((next_update, next)) =
+                next_update(&fenced, replicas.recording(2).unwrap(), &file, at).unwrap()
+            {
+                replicas.handle_recording_update(next_update);
+                at = Some(next);
+            }
+            let from = here.max(there) as u64;
+            replicas.handle_recording_update(RecordingUpdate {
+                rank: 2,
+                from,
+                reads: vec![77],
+                ..RecordingUpdate::default()
+            });
+            assert_eq!(replicas.recording(2).unwrap().reads.len() as u64, from + 1);
+        }
+    }
+
+    #[test]
+    fn what_was_trimmed_is_not_transferred() {
+        let flags = rustix::fs::MemfdFlags::empty();
+        let file = File::from(rustix::fs::memfd_create("test", flags).unwrap());
+        file.write_all_at(b"fghi", 0).unwrap();
+        let fenced = FencedRecording { rank: 2, first: 5, bytes: 4, polls: 1, is_full: false };
+        let recording = |first, reads: &[u8]| ReplicatedRecording {
+            first,
+            reads: reads.to_vec(),
+            ..ReplicatedRecording::default()
+        };
+        // The agent's knows more at its beginning, at its end, or the same; it ends before the relay's begins, or knows nothing.
+        let rows: [(ReplicatedRecording, u64, &[u8]); 6] = [
+            (recording(2, b"cdefg"), 5, b"fghi"),
+            (recording(7, b"hij"), 7, b"hij"),
+            (recording(7, b"hi"), 7, b"hi"),
+            (recording(2, b"cde"), 5, b"fghi"),
+            (recording(2, b"cd"), 5, b"fghi"),
+            (recording(0, b""), 5, b"fghi"),
+        ];
+        for (recording, base, reads) in rows {
+            let (all_updates, _) = all_updates(&fenced, &recording, &file);
+            assert_eq!((all_updates.base, &all_updates.reads[..]), (base, reads), "{recording:?}");
+        }
+        // It has begun anew, and nothing was read since.
+        let begun = FencedRecording { bytes: 0, ..fenced };
+        let (all, count) = all_updates(&begun, &recording(2, b"cd"), &file);
+        assert_eq!((all.base, &all.reads[..], count), (5, &b""[..], 1));
+        // Nobody knows anything.
+        let nothing =
+            all_updates(&FencedRecording::default(), &ReplicatedRecording::default(), &file);
+        assert_eq!(nothing, (RecordingUpdate::default(), 1));
+    }
+
+    #[test]
+    fn a_partial_batch_of_a_lost_node_is_not_transferred() {
+        let flags = rustix::fs::MemfdFlags::empty();
+        let file = File::from(rustix::fs::memfd_create("test", flags).unwrap());
+        file.write_all_at(b"abcd", 0).unwrap();
+        let fenced = FencedRecording { rank: 2, first: 0, bytes: 4, polls: 5, is_full: false };
+        let mut replicas = ReplicatedRankStates::default();
+        let piece_of = |from, reads: &[u8], continues| {
+            let (rank, reads) = (2, reads.to_vec());
+            RecordingUpdate { rank, from, reads, continues, ..RecordingUpdate::default() }
+        };
+        replicas.handle_recording_update(RecordingUpdate {
+            polls: 3,
+            files: vec![1],
+            ..piece_of(0, b"ab", false)
+        });
+        let torn = RecordingUpdate {
+            polls: 9,
+            files: vec![2],
+            is_full: true,
+            ..piece_of(2, b"cdefg", true)
+        };
+        replicas.handle_recording_update(torn);
+        // What the agent knows ends further on, but within an entry.
+        let all = all_updates(&fenced, replicas.recording(2).unwrap(), &file).0;
+        assert_eq!((&all.reads[..], all.polls, all.is_full), (&b"abcd"[..], 5, false));
+        assert_eq!(all.files, [1], "the effect that was announced there has not happened");
+        // What is kept of it then is what was handed over.
+        replicas.drop_partial_batch(2);
+        let mut at = None;
+        while let Some((update, next)) =
+            next_update(&fenced, replicas.recording(2).unwrap(), &file, at).unwrap()
+        {
+            replicas.handle_recording_update(update);
+            at = Some(next);
+        }
+        let recording = replicas.recording(2).unwrap();
+        assert_eq!(
+            (&recording.reads[..], recording.polls, recording.is_full),
+            (&b"abcd"[..], 5, false)
+        );
+        replicas.handle_recording_update(piece_of(4, b"other", false));
+        assert_eq!(replicas.recording(2).unwrap().reads, b"abcdother");
+    }
+}

@@ -1,0 +1,183 @@
+//! The boards of this host's ranks ([`landbridge_proto::statistics_page`]): memory on which each says how its paths are.
+//!
+//! A look begins with a question on every board and ends when every rank has answered, or after [`ANSWER_WAIT_MAX`]: ranks that
+//! compute do not answer. Then the launcher hears of all of them in one message.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use landbridge_proto::statistics_page::{
+    IN_USE_AT, LENGTH_AT, MAGIC, REPLY_AT, REQUEST_AT, SLOTS, STATISTICS_PAGE_BYTES, TEXT_AT,
+    TEXT_BYTES_MAX, VERSION_AT, slot_at,
+};
+use rustix::fs::MemfdFlags;
+use rustix::io::{pread, pwrite};
+
+use super::Agent;
+use crate::control::Message;
+use crate::ps::paths::Paths;
+use crate::sys;
+
+/// Ranks inside MPI look at their network every millisecond or so; the machine may be busy.
+const ANSWER_WAIT_MAX: Duration = Duration::from_millis(400);
+/// Between two glances at boards that are not answered.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// A text that is changed again and again while it is read is given up.
+const READ_ATTEMPTS_MAX: u32 = 8;
+
+/// The board of one rank, for all its starts.
+pub struct StatisticsPage(OwnedFd);
+
+/// What one endpoint of a rank says, and to which question.
+struct EndpointStatistics {
+    answered: u64,
+    text: String,
+}
+
+/// A look that is under way.
+pub struct PathQuery {
+    serial: u32,
+    rows_max: usize,
+    until: Instant,
+}
+
+impl StatisticsPage {
+    pub fn new() -> Result<StatisticsPage> {
+        let file = rustix::fs::memfd_create("landbridge-statistics", MemfdFlags::CLOEXEC);
+        let file = file.context("no memory file for a statistics page")?;
+        rustix::fs::ftruncate(&file, STATISTICS_PAGE_BYTES as u64)?;
+        pwrite(&file, &MAGIC, 0)?;
+        Ok(StatisticsPage(sys::out_of_the_way(file)))
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn ask(&self, number: u64) {
+        let _ = pwrite(&self.0, &number.to_ne_bytes(), REQUEST_AT as u64);
+    }
+
+    pub(super) fn word(&self, at: usize) -> u64 {
+        let mut word = [0; 8];
+        match pread(&self.0, &mut word[..], at as u64) {
+            Ok(8) => u64::from_ne_bytes(word),
+            _ => 0,
+        }
+    }
+
+    fn is_taken(slot: &usize, statistics_page: &StatisticsPage) -> bool {
+        statistics_page.word(slot + IN_USE_AT) != 0
+    }
+
+    /// What the endpoints of the rank say, which it has written itself: nothing in it is trusted.
+    fn statistics(&self) -> Vec<EndpointStatistics> {
+        let taken = (0..SLOTS).map(slot_at).filter(|at| StatisticsPage::is_taken(at, self));
+        taken.filter_map(|at| self.endpoint_statistics(at)).collect()
+    }
+
+    fn endpoint_statistics(&self, at: usize) -> Option<EndpointStatistics> {
+        for _ in 0..READ_ATTEMPTS_MAX {
+            let version = self.word(at + VERSION_AT);
+            let answered = self.word(at + REPLY_AT);
+            let length = (self.word(at + LENGTH_AT) as usize).min(TEXT_BYTES_MAX);
+            let mut bytes = vec![0; length];
+            let read = pread(&self.0, &mut bytes[..], (at + TEXT_AT) as u64);
+            let is_whole = read == Ok(length) && version.is_multiple_of(2);
+            if is_whole && version == self.word(at + VERSION_AT) {
+                let text = String::from_utf8_lossy(&bytes).into_owned();
+                return Some(EndpointStatistics { answered, text });
+            }
+        }
+        None
+    }
+}
+
+impl PathQuery {
+    /// When the boards are to be looked at again.
+    pub fn next_time(&self) -> Instant {
+        self.until.min(Instant::now() + POLL_INTERVAL)
+    }
+}
+
+impl Agent {
+    /// Asks the ranks here, and the agents below.
+    pub(super) fn begin_path_query(&mut self, serial: u32, rows_max: u32) {
+        for child in &mut self.children {
+            child.process.stream.send(&Message::QueryPaths { serial, rows_max });
+        }
+        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
+            rank.statistics_page
+                .iter()
+                .for_each(|statistics_page| statistics_page.ask(u64::from(serial)));
+        }
+        let until = Instant::now() + ANSWER_WAIT_MAX;
+        self.path_query = Some(PathQuery { serial, rows_max: rows_max as usize, until });
+    }
+
+    /// Tells the launcher what they say, once all have answered or had their time.
+    pub(super) fn advance_path_query(&mut self) {
+        let Some(path_query) = &self.path_query else { return };
+        let serial = u64::from(path_query.serial);
+        let mut paths = Paths::default();
+        for rank in self.ranks.iter().filter(|rank| rank.ending.is_none()) {
+            let statistics = rank
+                .statistics_page
+                .as_ref()
+                .map(|statistics_page| statistics_page.statistics())
+                .unwrap_or_default();
+            let has_answered =
+                statistics.iter().all(|endpoint_statistics| endpoint_statistics.answered == serial);
+            match has_answered && !statistics.is_empty() {
+                true => paths.ranks += 1,
+                false => paths.add_unanswered(rank.rank),
+            }
+            for endpoint_statistics in &statistics {
+                paths.add_statistics(
+                    rank.rank,
+                    &endpoint_statistics.text,
+                    endpoint_statistics.answered != serial,
+                );
+            }
+        }
+        if paths.unanswered_count > 0 && Instant::now() < path_query.until {
+            return;
+        }
+        paths.cut(path_query.rows_max);
+        let (serial, paths) = (path_query.serial, Box::new(paths));
+        self.path_query = None;
+        self.parent.send(&Message::Paths { serial, paths });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(statistics_page: &StatisticsPage, at: usize, word: u64) {
+        pwrite(&statistics_page.0, &word.to_ne_bytes(), at as u64).unwrap();
+    }
+
+    #[test]
+    fn a_statistics_page_is_read_as_a_rank_has_written_it() {
+        let statistics_page = StatisticsPage::new().unwrap();
+        assert!(statistics_page.statistics().is_empty());
+        statistics_page.ask(3);
+        assert_eq!(statistics_page.word(REQUEST_AT), 3);
+        let at = slot_at(2);
+        write(&statistics_page, at + IN_USE_AT, 1);
+        write(&statistics_page, at + REPLY_AT, 3);
+        write(&statistics_page, at + LENGTH_AT, 4);
+        pwrite(&statistics_page.0, b"text", (at + TEXT_AT) as u64).unwrap();
+        let statistics = statistics_page.statistics();
+        assert_eq!((statistics[0].answered, statistics[0].text.as_str()), (3, "text"));
+        // It is being written, for ever.
+        write(&statistics_page, at + VERSION_AT, 7);
+        assert!(statistics_page.statistics().is_empty());
+        // A rank writes what it likes there.
+        write(&statistics_page, at + VERSION_AT, 8);
+        write(&statistics_page, at + LENGTH_AT, u64::MAX);
+        assert_eq!(statistics_page.statistics()[0].text.len(), TEXT_BYTES_MAX);
+    }
+}

@@ -1,0 +1,146 @@
+//! What ranks print, and what rank 0 reads: to the agent above, and from it.
+//!
+//! What may never happen: something that was printed is on its way before what it follows from (`node_failover`).
+
+use super::Agent;
+use super::input::STDIN_RETAINED_BYTES_MAX;
+use super::pmi_replay::{PmiReplay, PrintOutcome};
+use crate::control::rank_state::RankUpdate;
+use crate::control::{Message, Stream};
+use crate::sys;
+
+impl Agent {
+    pub(super) fn handle_output(&mut self, index: usize) {
+        // A dead rank's pipe is emptied: nobody but an orphan can fill it any more.
+        let rank = &self.ranks[index];
+        let has_ended = rank.ending.is_some() && !rank.reported;
+        self.forward_output(index, has_ended);
+    }
+
+    /// All that is in the pipes of a rank that stands still.
+    pub(super) fn read_all_output(&mut self, index: usize) {
+        self.forward_output(index, true);
+    }
+
+    /// `everything`: the rank has ended, or stands still.
+    fn forward_output(&mut self, index: usize, everything: bool) {
+        let rank = &mut self.ranks[index];
+        let Some(mut replay) = rank.replay.take() else {
+            let number = rank.rank;
+            let parent = &mut self.parent;
+            return rank.read_output(everything, |stream, bytes| {
+                parent.send(&Message::Output { rank: number, stream, bytes, own: 0 });
+            });
+        };
+        let mut prints = Vec::new();
+        let recording = rank.recording.clone();
+        let polls = || recording.as_ref().map(|recording| recording.poll_counts());
+        rank.read_output(everything, |stream, bytes| {
+            let came = replay.print(stream, &bytes, polls());
+            prints.extend(came.into_iter().map(|print| (stream, print)));
+        });
+        if everything {
+            let last = replay.end_print(polls());
+            prints.extend(last.map(|print| (Stream::Stderr, print)));
+        }
+        rank.replay = Some(replay);
+        if !prints.is_empty() {
+            self.send_recording_updates(index);
+        }
+        prints.into_iter().for_each(|(stream, print)| self.forward_print(index, stream, print));
+    }
+
+    fn forward_print(&mut self, index: usize, stream: Stream, print: PrintOutcome) {
+        let rank = self.ranks[index].rank;
+        let (bytes, is_own) = match print {
+            PrintOutcome::New(bytes) => (bytes, false),
+            PrintOutcome::OfLibrary(bytes) => (bytes, true),
+            PrintOutcome::ReplacesLastWords { new, from, gone } => {
+                self.report_last_words(rank, from, gone);
+                (new, false)
+            }
+            PrintOutcome::Diverged(text) => {
+                // Whatever it does now may be wrong.
+                let rank = &mut self.ranks[index];
+                rank.replay.iter_mut().for_each(PmiReplay::abort);
+                if rank.ending.is_none() {
+                    sys::kill_group(rank.pid, libc::SIGKILL);
+                }
+                let text = format!("rank {} {text}", rank.rank);
+                return self.fail(text);
+            }
+        };
+        let own = if is_own { 0 } else { bytes.len() as u32 };
+        self.parent.send(&Message::Output { rank, stream, bytes, own });
+    }
+
+    fn report_last_words(&mut self, rank: u32, from: u64, gone: u64) {
+        if self.is_replicated() {
+            self.parent.send(&Message::RankUpdate(Box::new(RankUpdate::LastWords { rank, from })));
+        }
+        let text = format!(
+            "rank {rank} does not print again the last {gone} bytes that it printed on standard error before it ended by an \
+             error: they count as its last words"
+        );
+        self.parent.send(&Message::Note { text });
+    }
+
+    /// What a rank of an agent below has printed, where the rank may have to go on elsewhere.
+    pub(super) fn record_output(&mut self, rank: u32, stream: Stream, bytes: &[u8], own: u32) {
+        if own > 0 && self.may_move() && self.has_spares() {
+            self.replicas.handle_print(rank, stream, bytes);
+        }
+    }
+
+    /// A rank has ended as it wanted: it has printed all that earlier starts of it have.
+    pub(super) fn check_output(&mut self, index: usize) {
+        let rank = &self.ranks[index];
+        if let Some(text) = rank.replay.as_ref().and_then(PmiReplay::missing_output) {
+            self.fail(format!("rank {} {text}", rank.rank));
+        }
+    }
+
+    pub(super) fn deliver_stdin(&mut self, bytes: Vec<u8>) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
+            self.forwarded_input.forward(&bytes);
+            return child.process.stream.send(&Message::Stdin { bytes });
+        }
+        if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
+            self.ranks[index].input.queue(&bytes);
+            self.write_rank_input(index);
+        }
+    }
+
+    pub(super) fn deliver_stdin_end(&mut self) {
+        if let Some(child) = self.children.iter_mut().find(|child| child.holds(0)) {
+            self.forwarded_input.end();
+            return child.process.stream.send(&Message::StdinEnd);
+        }
+        if let Some(index) = self.ranks.iter().position(|rank| rank.rank == 0) {
+            self.ranks[index].input.end();
+            self.write_rank_input(index);
+        }
+    }
+
+    /// Gives a rank what it takes of its standard input.
+    pub(super) fn write_rank_input(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        if rank.restore.is_some() {
+            // Its next start takes it.
+            return;
+        }
+        let bytes = rank.input.write();
+        if bytes > 0 {
+            self.parent.send(&Message::StdinTaken { bytes });
+        }
+        if rank.input.take_loss() {
+            let text = format!(
+                "rank {} has been given more than {} MiB of standard input, and no more of it is kept: if this rank is killed it \
+                 comes back only from a checkpoint that is young enough",
+                rank.rank,
+                STDIN_RETAINED_BYTES_MAX >> 20
+            );
+            self.parent.send(&Message::Note { text });
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! Images in an object store that speaks the S3 protocol, beside those in the folder of the node.
+//!
+//! In: an image that is sealed. Out: its files as objects under `PREFIX/JOB/rank-N/NUMBER/`, in pieces, the manifest last: so an
+//! image is there if its manifest is. One that a node has lost is fetched into its folder, and checked there like any other.
+//! Requests are made by whichever thread calls; each ends when nothing moves for a while.
+//!
+//! What may never happen: keys are printed; somebody waits for a store that does not answer without an end.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, SendBody};
+
+use super::checkpoint_image::{CheckpointImage, MANIFEST, new_folder};
+use super::manifest_authenticator::ManifestAuthenticator;
+use super::packed_file::new_file;
+
+const SCHEME: &str = "s3://";
+/// Of a file that is one object: what stores take at once, and what need not be sent again if that fails.
+const PIECE_BYTES: u64 = 64 << 20;
+/// A manifest is no longer.
+const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+/// Attempts at an object.
+const ATTEMPTS: u32 = 3;
+/// A request that has not moved for so long has failed.
+const STALL_MAX: Duration = Duration::from_secs(30);
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// For so long a signature is good.
+const URL_VALID_FOR: Duration = Duration::from_secs(3_600);
+/// Where the certificates lie that this machine trusts.
+const TRUSTED: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// See the module head.
+#[derive(Clone)]
+pub struct ObjectStore {
+    bucket: Bucket,
+    keys: Credentials,
+    prefix: String,
+    job: String,
+    agent: Agent,
+    /// Nobody waits for what is sent any more.
+    is_over: Arc<AtomicBool>,
+}
+
+impl fmt::Debug for ObjectStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}/{}", SCHEME, self.bucket.name(), self.prefix)
+    }
+}
+
+/// Whether `checkpoint_dir` names a store.
+pub fn is_object_store(place: &str) -> bool {
+    place.starts_with(SCHEME)
+}
+
+impl ObjectStore {
+    /// The store at `s3://BUCKET/PREFIX`, with what the usual variables say of it. `allows_cleartext`: others on the way may read
+    /// images, which hold the job's key.
+    pub fn new(
+        place: &str,
+        allows_cleartext: bool,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<ObjectStore> {
+        let rest = place.strip_prefix(SCHEME).unwrap_or_default();
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() {
+            bail!("{place} names no bucket: write {SCHEME}BUCKET/PREFIX");
+        }
+        let needed = |name: &str| variable(name).with_context(|| format!("{name} is not set"));
+        let (key, secret) = (needed("AWS_ACCESS_KEY_ID")?, needed("AWS_SECRET_ACCESS_KEY")?);
+        let keys = match variable("AWS_SESSION_TOKEN") {
+            Some(token) => Credentials::new_with_token(key, secret, token),
+            None => Credentials::new(key, secret),
+        };
+        let region = variable("AWS_REGION").or_else(|| variable("AWS_DEFAULT_REGION"));
+        let region = region.unwrap_or_else(|| "us-east-1".into());
+        let endpoint = variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
+        let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
+        let wrong = || format!("{endpoint:?} is no address of a store");
+        let url = endpoint.parse().with_context(wrong)?;
+        let bucket = Bucket::new(url, UrlStyle::Path, bucket.to_string(), region);
+        let bucket = bucket.ok().with_context(wrong)?;
+        let (scheme, host) = (bucket.base_url().scheme(), bucket.base_url().host_str());
+        if scheme != "https" && !allows_cleartext && !is_loopback(host.unwrap_or_default()) {
+            bail!(
+                "{endpoint} is not on this machine, and images would go there in the clear, with the job's key: use https, or say \
+                 --set checkpoint_open=on"
+            );
+        }
+        let prefix = prefix.trim_matches('/').to_string();
+        let agent = agent(variable("AWS_CA_BUNDLE").or_else(|| variable("SSL_CERT_FILE")));
+        Ok(ObjectStore { bucket, keys, prefix, job: String::new(), agent, is_over: Arc::default() })
+    }
+
+    /// The same store, for the images of this job.
+    pub fn of_job(self, job: &str) -> ObjectStore {
+        ObjectStore { job: job.to_string(), ..self }
+    }
+
+    /// Ends what is being sent: it fails.
+    pub fn stop(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// The same store, for what comes after [`ObjectStore::stop`].
+    pub fn fresh(&self) -> ObjectStore {
+        ObjectStore { is_over: Arc::default(), ..self.clone() }
+    }
+
+    /// Puts an image there.
+    pub fn put(&self, image: &CheckpointImage) -> Result<()> {
+        for (name, bytes) in files(image) {
+            let mut file = File::open(image.folder.join(&name))?;
+            for (number, from, length) in pieces(bytes) {
+                let object = self.object(&image.folder, &name, number);
+                self.retry(&object, || {
+                    file.seek(SeekFrom::Start(from))?;
+                    let url = self.bucket.put_object(Some(&self.keys), &object).sign(URL_VALID_FOR);
+                    let mut piece = (&mut file).take(length);
+                    let request =
+                        self.agent.put(url.as_str()).header("content-length", length.to_string());
+                    request.send(SendBody::from_reader(&mut piece))?;
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches an image into the folder where it was, before the deadline.
+    pub fn get(&self, image: &CheckpointImage, deadline: Instant) -> Result<()> {
+        let number = image.header.number;
+        let folder = new_folder(image.folder.with_file_name(format!(".{number}.in")))?;
+        let outcome = self.get_into(image, &folder, deadline);
+        if outcome.is_ok() {
+            let _ = fs::remove_dir_all(&image.folder);
+            fs::rename(&folder, &image.folder)?;
+        } else {
+            let _ = fs::remove_dir_all(&folder);
+        }
+        outcome
+    }
+
+    fn get_into(&self, image: &CheckpointImage, folder: &Path, deadline: Instant) -> Result<()> {
+        for (name, bytes) in files(image) {
+            let mut file = new_file(&folder.join(&name))?;
+            for (number, from, length) in pieces(bytes) {
+                let object = self.object(&image.folder, &name, number);
+                self.retry(&object, || {
+                    file.seek(SeekFrom::Start(from))?;
+                    // One byte more would be seen by the sum.
+                    self.fetch(&object, length + 1, &mut file, deadline)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An image that another agent has put there, as it would lie in this folder.
+    pub fn find(
+        &self,
+        folder: PathBuf,
+        tag: &str,
+        authenticator: &ManifestAuthenticator,
+        deadline: Instant,
+    ) -> Result<CheckpointImage> {
+        let object = self.object(&folder, MANIFEST, 0);
+        let mut bytes = Vec::new();
+        self.retry(&object, || {
+            bytes.clear();
+            self.fetch(&object, MANIFEST_BYTES_MAX, &mut bytes, deadline)
+        })?;
+        let text = String::from_utf8(bytes).context("its manifest is damaged")?;
+        CheckpointImage::of(folder, &text, tag, authenticator)
+    }
+
+    /// Reads an object, at most so much of it, before the deadline.
+    fn fetch(
+        &self,
+        object: &str,
+        most: u64,
+        into: &mut impl Write,
+        deadline: Instant,
+    ) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            bail!("there is no time left");
+        }
+        let url = self.bucket.get_object(Some(&self.keys), object).sign(URL_VALID_FOR);
+        let request = self.agent.get(url.as_str()).config().timeout_global(Some(left)).build();
+        let mut body = request.call()?.into_body();
+        std::io::copy(&mut body.as_reader().take(most), into)?;
+        Ok(())
+    }
+
+    /// Tells others that whoever has this claim reaches the store: it has read what it has written there.
+    pub fn announce_spare(&self, job: &str, name: u32) -> Result<()> {
+        let word = "landbridge";
+        let (trial, sign) =
+            (self.spare_object(job, "try", name), self.spare_object(job, "spare", name));
+        let put = |object: &str| {
+            let url = self.bucket.put_object(Some(&self.keys), object).sign(URL_VALID_FOR);
+            self.agent.put(url.as_str()).send(word)?;
+            Ok(())
+        };
+        self.retry(&trial, || put(&trial))?;
+        let (mut read, deadline) = (Vec::new(), Instant::now() + STALL_MAX);
+        self.retry(&trial, || {
+            read.clear();
+            self.fetch(&trial, word.len() as u64 + 1, &mut read, deadline)
+        })?;
+        self.remove_object(&trial);
+        if read != word.as_bytes() {
+            bail!("object {trial}: what is read is not what was written");
+        }
+        self.retry(&sign, || put(&sign))
+    }
+
+    /// Which of those that may take over ranks have not signed here by the deadline. (One that does not reach the store never
+    /// will: nobody waits longer than that.)
+    pub fn unannounced_spares(&self, job: &str, spares: &[u32], deadline: Instant) -> Vec<u32> {
+        let is_announced = |name: u32| {
+            let object = self.spare_object(job, "spare", name);
+            loop {
+                match self.fetch(&object, 1, &mut std::io::sink(), Instant::now() + STALL_MAX) {
+                    Ok(()) => return true,
+                    Err(_)
+                        if Instant::now() >= deadline || self.is_over.load(Ordering::Relaxed) =>
+                    {
+                        return false;
+                    }
+                    Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                }
+            }
+        };
+        spares.iter().copied().filter(|&name| !is_announced(name)).collect()
+    }
+
+    pub fn withdraw_spare(&self, job: &str, name: u32) {
+        self.remove_object(&self.spare_object(job, "spare", name));
+    }
+
+    fn spare_object(&self, job: &str, kind: &str, name: u32) -> String {
+        format!("{}/{job}/{kind}-{name}", self.prefix).trim_start_matches('/').to_string()
+    }
+
+    /// Whether the store has answered. What cannot be removed now cannot be helped.
+    fn remove_object(&self, object: &str) -> bool {
+        let url = self.bucket.delete_object(Some(&self.keys), object).sign(URL_VALID_FOR);
+        self.agent.delete(url.as_str()).call().is_ok()
+    }
+
+    /// Removes an image, as far as that is there.
+    pub fn remove(&self, image: &CheckpointImage) {
+        // The manifest first: without it there is no image.
+        for (name, bytes) in files(image).into_iter().rev() {
+            for (number, ..) in pieces(bytes) {
+                let object = self.object(&image.folder, &name, number);
+                if !self.remove_object(&object) {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn retry(&self, object: &str, mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
+        let mut tried = 0;
+        loop {
+            if self.is_over.load(Ordering::Relaxed) {
+                bail!("nobody waits for it any more");
+            }
+            tried += 1;
+            match attempt() {
+                Ok(()) => return Ok(()),
+                Err(error) if tried >= ATTEMPTS => {
+                    return Err(error).with_context(|| format!("object {object}"));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(200) * tried),
+            }
+        }
+    }
+
+    /// The name of a piece: the last of the folder's names are those of the rank and the image.
+    fn object(&self, folder: &Path, name: &str, number: u64) -> String {
+        let names: Vec<_> = folder.iter().map(|part| part.to_string_lossy()).collect();
+        let place = names[names.len().saturating_sub(2)..].join("/");
+        let object = format!("{}/{}/{place}/{name}.{number}", self.prefix, self.job);
+        object.trim_start_matches('/').to_string()
+    }
+}
+
+/// Whether the way to this host does not leave this machine.
+fn is_loopback(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn agent(trusted: Option<String>) -> Agent {
+    let named = trusted.iter().map(String::as_str);
+    let text = named.chain(TRUSTED).find_map(|path| fs::read(path).ok()).unwrap_or_default();
+    let roots = parse_pem(&text).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    let roots: Vec<_> = roots.collect();
+    let ring = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots));
+    let tls = tls.unversioned_rustls_crypto_provider(ring).build();
+    Agent::config_builder()
+        .tls_config(tls)
+        .timeout_connect(Some(CONNECT_MAX))
+        .timeout_recv_response(Some(2 * STALL_MAX))
+        .timeout_per_read(Some(STALL_MAX))
+        .timeout_per_write(Some(STALL_MAX))
+        .build()
+        .into()
+}
+
+/// Of an image: names and lengths, the manifest last.
+fn files(image: &CheckpointImage) -> Vec<(String, u64)> {
+    let files = image.files.iter().cloned();
+    files.chain([(MANIFEST.to_string(), image.manifest_bytes)]).collect()
+}
+
+/// Of so many bytes: number, beginning and length of each. Of nothing there is one as well.
+fn pieces(bytes: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+    (0..bytes.div_ceil(PIECE_BYTES).max(1)).map(move |number| {
+        let from = number * PIECE_BYTES;
+        (number, from, (bytes - from).min(PIECE_BYTES))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object_store(
+        place: &str,
+        set: &'static [(&'static str, &'static str)],
+    ) -> Result<ObjectStore> {
+        let value = |name: &str| set.iter().find(|(known, _)| *known == name);
+        ObjectStore::new(place, false, |name| value(name).map(|(_, value)| value.to_string()))
+    }
+
+    #[test]
+    fn a_store_is_named_by_its_bucket_and_the_usual_variables() {
+        const KEYS: &[(&str, &str)] = &[
+            ("AWS_ACCESS_KEY_ID", "us"),
+            ("AWS_SECRET_ACCESS_KEY", "hush"),
+            ("AWS_ENDPOINT_URL", "http://127.0.0.1:5000"),
+        ];
+        let it = object_store("s3://images/of/me/", KEYS).unwrap().of_job("JOB");
+        assert_eq!(it.bucket.base_url().as_str(), "http://127.0.0.1:5000/images/");
+        assert_eq!(format!("{it:?}"), "s3://images/of/me");
+        let folder = Path::new("/proc/7/fd/9/rank-3/12");
+        assert_eq!(it.object(folder, "a.img", 0), "of/me/JOB/rank-3/12/a.img.0");
+        let bare = object_store("s3://images", &KEYS[..2]).unwrap().of_job("JOB");
+        assert_eq!(bare.bucket.base_url().as_str(), "https://s3.us-east-1.amazonaws.com/images/");
+        assert_eq!(bare.object(folder, "a.img", 1), "JOB/rank-3/12/a.img.1");
+        let error = object_store("s3://images", &[]).unwrap_err();
+        assert_eq!(error.to_string(), "AWS_ACCESS_KEY_ID is not set");
+        assert!(object_store("s3:///x", KEYS).unwrap_err().to_string().contains("names no bucket"));
+        assert!(is_object_store("s3://images") && !is_object_store("/tmp/s3://"));
+    }
+
+    #[test]
+    fn images_go_over_a_network_in_the_clear_only_if_somebody_says_so() {
+        let store = |endpoint: &str, allows_cleartext| {
+            let variable = |name: &str| match name {
+                "AWS_ENDPOINT_URL" => Some(endpoint.to_string()),
+                "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("x".to_string()),
+                _ => None,
+            };
+            ObjectStore::new("s3://images", allows_cleartext, variable)
+        };
+        for here in [
+            "http://127.0.0.3:9000",
+            "http://[::1]:9000",
+            "http://localhost",
+            "https://far.example",
+        ] {
+            store(here, false).unwrap();
+        }
+        for far in ["http://far.example:9000", "http://192.0.2.1", "http://localhost.example"] {
+            let error = store(far, false).unwrap_err();
+            assert!(error.to_string().contains("in the clear"), "{error}");
+            store(far, true).unwrap();
+        }
+    }
+
+    #[test]
+    fn pieces_are_all_of_a_file() {
+        for bytes in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES - 7] {
+            let all: Vec<_> = pieces(bytes).collect();
+            assert_eq!(all.iter().map(|(.., length)| length).sum::<u64>(), bytes);
+            assert!(all.iter().enumerate().all(|(at, it)| it.1 == at as u64 * PIECE_BYTES));
+            assert!(!all.is_empty());
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What relays keep of a job's ranks, so that these can come back: what each relay says, put together.
+//!
+//! Pure. Lines of JSON of the relays enter; what `landbridge log` shows leaves.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use super::paths::{bytes, counted, write_table};
+
+/// See the module head.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogStatus {
+    pub processes: Vec<ProcessLogStatus>,
+    /// Of the one that was asked for: determinants, and frames.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub determinants: Vec<Determinant>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frames: Vec<LoggedFrame>,
+    /// Relays of which nothing was heard in time.
+    pub relays_missing: u32,
+}
+
+/// What is kept of one endpoint of a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessLogStatus {
+    pub process: u32,
+    pub endpoint: u32,
+    /// Frames that it was given, their bytes, and those of them that are on a disk.
+    pub frames: u64,
+    pub bytes: u64,
+    pub disk_bytes: u64,
+    /// Frames that it has sent, and what the digests take that are kept of them.
+    pub sent: u64,
+    #[serde(default)]
+    pub sent_bytes: u64,
+    /// What it has read of clocks and chance, if it is on another node.
+    #[serde(default)]
+    pub nondeterminism_bytes: u64,
+    /// How often it has taken something in, what the record of that takes, and how many frames that were.
+    pub determinants: u64,
+    pub determinant_bytes: u64,
+    pub delivered_frames: u64,
+    pub polls: u64,
+    /// Whether it is being told what was.
+    pub is_replaying: bool,
+    /// Why it cannot come back.
+    pub problem: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Determinant {
+    pub determinant: u64,
+    /// At which poll since the rank began, and after how much time of its own.
+    pub polls: u64,
+    pub micros: u64,
+    /// How many frames, and the number of the first.
+    pub count: u64,
+    pub first_frame: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum LoggedFrame {
+    InMemory {
+        frame: u64,
+        kind: String,
+        source: u32,
+        sequence: u64,
+        length: u64,
+    },
+    /// These are on a disk.
+    OnDisk {
+        on_disk_from: u64,
+        on_disk_to: u64,
+    },
+}
+
+/// A line of a relay.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum LogStatusLine {
+    ProcessLogStatus(ProcessLogStatus),
+    Determinant(Determinant),
+    LoggedFrame(LoggedFrame),
+}
+
+impl LogStatus {
+    /// A relay has said this. What is not understood is of another version, and left out.
+    pub fn add_lines(&mut self, lines: &str) {
+        for said in lines.lines().filter_map(|line| serde_json::from_str(line).ok()) {
+            match said {
+                LogStatusLine::ProcessLogStatus(process) => self.processes.push(process),
+                LogStatusLine::Determinant(determinant) => self.determinants.push(determinant),
+                LogStatusLine::LoggedFrame(frame) => self.frames.push(frame),
+            }
+        }
+        self.processes.sort_by_key(|it| (it.process, it.endpoint));
+    }
+
+    /// The bytes that are kept of a rank, whose digests and determinants take some of them as well.
+    pub fn logged_bytes_of(&self, process: u32) -> Option<u64> {
+        let own: Vec<u64> = self
+            .processes
+            .iter()
+            .filter(|it| it.process == process)
+            .map(ProcessLogStatus::logged_bytes)
+            .collect();
+        (!own.is_empty()).then(|| own.iter().sum())
+    }
+
+    /// Of all ranks, and how much of that is on a disk.
+    pub fn logged_bytes(&self) -> (u64, u64) {
+        let on_disk = self.processes.iter().map(|it| it.disk_bytes);
+        (self.processes.iter().map(ProcessLogStatus::logged_bytes).sum(), on_disk.sum())
+    }
+
+    /// What is kept of each rank, for people. `name`: what a process is called.
+    pub fn table(&self, name: impl Fn(u32) -> String) -> String {
+        let mut text = String::new();
+        let head = [
+            "rank",
+            "frames",
+            "in memory",
+            "on disk",
+            "sent",
+            "determinants",
+            "bytes/frame",
+            "nondeterminism",
+            "polls",
+            "state",
+        ];
+        let rows = self.processes.iter().map(|it| it.cells(&name));
+        let rows: Vec<_> = std::iter::once(head.map(String::from)).chain(rows).collect();
+        match self.processes.is_empty() {
+            true => text.push_str("  nothing is kept of its ranks (it runs without --recover)\n"),
+            false => write_table(&mut text, &rows),
+        }
+        self.write_missing(&mut text);
+        text
+    }
+
+    fn write_missing(&self, text: &mut String) {
+        if self.relays_missing > 0 {
+            let relays = counted(u64::from(self.relays_missing), "relay");
+            let has = if self.relays_missing == 1 { "has" } else { "have" };
+            let _ = writeln!(text, "  {relays} {has} not answered in time");
+        }
+    }
+
+    /// What one rank has taken in when, for people.
+    pub fn deliveries_text(&self, name: impl Fn(u32) -> String) -> String {
+        let mut text = String::new();
+        let mut frames = self.frames.iter().peekable();
+        for determinant in &self.determinants {
+            let Determinant { determinant: number, polls, micros, count, first_frame } =
+                determinant;
+            let _ =
+                write!(text, "  determinant {number}: poll {polls}, {} s", *micros as f64 / 1e6);
+            let _ = match count {
+                0 => writeln!(text, ", something was due"),
+                _ => {
+                    writeln!(text, ", delivers frames {first_frame} to {}", first_frame + count - 1)
+                }
+            };
+            while let Some(frame) = frames.next_if(|it| it.first() < first_frame + count) {
+                frame.write(&mut text, &name);
+            }
+        }
+        if frames.peek().is_some() {
+            text.push_str("  not delivered yet:\n");
+            frames.for_each(|frame| frame.write(&mut text, &name));
+        }
+        if text.is_empty() {
+            text.push_str("  nothing is kept of it from there on\n");
+        }
+        self.write_missing(&mut text);
+        text
+    }
+}
+
+impl ProcessLogStatus {
+    fn logged_bytes(&self) -> u64 {
+        self.bytes + self.determinant_bytes + self.sent_bytes + self.nondeterminism_bytes
+    }
+
+    fn cells(&self, name: impl Fn(u32) -> String) -> [String; 10] {
+        // What the determinants of a frame take, and what is kept of one that was sent.
+        let each = self.determinant_bytes as f64 / self.delivered_frames.max(1) as f64;
+        let endpoint =
+            if self.endpoint == 0 { String::new() } else { format!(".{}", self.endpoint) };
+        let state = match (self.problem.as_str(), self.is_replaying) {
+            ("", true) => "replaying",
+            ("", false) => "logged",
+            (problem, _) => problem,
+        };
+        [
+            format!("{}{endpoint}", name(self.process)),
+            self.frames.to_string(),
+            bytes(self.bytes - self.disk_bytes.min(self.bytes)),
+            bytes(self.disk_bytes),
+            self.sent.to_string(),
+            self.determinants.to_string(),
+            format!("{each:.1}"),
+            if self.nondeterminism_bytes > 0 {
+                bytes(self.nondeterminism_bytes)
+            } else {
+                "-".into()
+            },
+            self.polls.to_string(),
+            state.to_string(),
+        ]
+    }
+}
+
+impl LoggedFrame {
+    fn first(&self) -> u64 {
+        match self {
+            LoggedFrame::InMemory { frame, .. } => *frame,
+            LoggedFrame::OnDisk { on_disk_from, .. } => *on_disk_from,
+        }
+    }
+
+    fn write(&self, text: &mut String, name: impl Fn(u32) -> String) {
+        let _ = match self {
+            LoggedFrame::InMemory { frame, kind, source, sequence, length } => {
+                let from = name(*source);
+                writeln!(text, "    frame {frame}: {kind} of {from}, {length} bytes at {sequence}")
+            }
+            LoggedFrame::OnDisk { on_disk_from, on_disk_to } => {
+                writeln!(text, "    frames {on_disk_from} to {}: on disk", on_disk_to - 1)
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAID: &str = "{\"process\":1,\"endpoint\":0,\"frames\":30,\"bytes\":3000,\"disk_bytes\":1000,\"sent\":4,\"sent_bytes\":48,\
+        \"determinants\":2,\"determinant_bytes\":8,\"delivered_frames\":4,\"polls\":99,\"is_replaying\":false,\"problem\":\"\"}\n\
+        {\"determinant\":0,\"polls\":7,\"micros\":1500000,\"count\":2,\"first_frame\":0}\n\
+        {\"determinant\":1,\"polls\":9,\"micros\":2500000,\"count\":0,\"first_frame\":2}\n\
+        {\"frame\":0,\"source\":0,\"sequence\":64,\"length\":8,\"kind\":\"Message\"}\n\
+        {\"on_disk_from\":1,\"on_disk_to\":2}\n\
+        {\"frame\":2,\"source\":0,\"sequence\":72,\"length\":8,\"kind\":\"Message\"}\nnonsense\n";
+
+    #[test]
+    fn log_status_of_relays_is_merged() {
+        let mut record = LogStatus::default();
+        record.add_lines(SAID);
+        let name = |process| format!("r{process}");
+        let table = "  rank  frames  in memory  on disk  sent  determinants  bytes/frame  nondeterminism  polls  state\n  \
+                     r1    30      2.00 kB    1.00 kB  4     2             2.0          -               99     logged\n";
+        assert_eq!(record.table(name), table);
+        let deliveries_text = "  determinant 0: poll 7, 1.5 s, delivers frames 0 to 1\n    frame 0: Message of r0, 8 bytes at 64\n    \
+                     frames 1 to 1: on disk\n  determinant 1: poll 9, 2.5 s, something was due\n  not delivered yet:\n    \
+                     frame 2: Message of r0, 8 bytes at 72\n";
+        assert_eq!(record.deliveries_text(name), deliveries_text);
+        assert_eq!((record.logged_bytes(), record.logged_bytes_of(1)), ((3056, 1000), Some(3056)));
+        assert_eq!(record.logged_bytes_of(0), None);
+        let json = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<LogStatus>(&json).unwrap(), record);
+        assert!(LogStatus::default().table(name).contains("without --recover"));
+    }
+}

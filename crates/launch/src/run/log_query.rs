@@ -1,0 +1,114 @@
+//! Relays are asked what they keep of their processes.
+
+use std::time::{Duration, Instant};
+
+use crate::control::Message;
+use crate::ps::log_status::LogStatus;
+use crate::ps::status_socket::StatusQuery;
+
+/// Relays that have not answered after this long are not waited for.
+const PATIENCE: Duration = Duration::from_millis(1_500);
+/// Who asks for something else as well is answered without after this long.
+const BRIEF: Duration = Duration::from_millis(300);
+/// What they have said is told to whoever else asks the same within this time.
+const AGE_MAX: Duration = Duration::from_millis(500);
+
+/// See the module head.
+#[derive(Default)]
+pub struct LogQuery {
+    serial: u32,
+    asked: Option<StatusQuery>,
+    /// Of agents that have not answered.
+    awaited: usize,
+    /// By when they are waited for, while they are; then until when it counts.
+    until: Option<Instant>,
+    /// By when those wait who want to know something else as well.
+    brief_until: Option<Instant>,
+    log_status: LogStatus,
+}
+
+impl LogQuery {
+    /// Whether nothing is asked just now.
+    pub fn is_idle(&self) -> bool {
+        self.until.is_none()
+    }
+
+    pub fn next_time(&self) -> Option<Instant> {
+        self.until.into_iter().chain(self.brief_until).min()
+    }
+
+    /// Whether who wants to know this beside something else may wait for it: it is being asked, or will be.
+    pub fn is_near(&self, question: StatusQuery) -> bool {
+        self.is_idle() || (self.brief_until.is_some() && self.asked == Some(question))
+    }
+
+    /// What to send to the agents that may have a relay.
+    pub fn begin(&mut self, question: StatusQuery, agents: usize, now: Instant) -> Message {
+        let serial = self.serial.wrapping_add(1).max(1);
+        let (asked, log_status) = (Some(question), LogStatus::default());
+        let (until, brief_until) = (Some(now + PATIENCE), Some(now + BRIEF));
+        *self = LogQuery { serial, asked, awaited: agents, until, brief_until, log_status };
+        let question = match question {
+            StatusQuery::Deliveries { rank, from, count } => format!("one {rank} {from} {count}"),
+            _ => "all 0".to_string(),
+        };
+        Message::QueryLog { serial, question }
+    }
+
+    pub fn add_answer(&mut self, serial: u32, lines: &str, now: Instant) {
+        if serial != self.serial || self.awaited == 0 {
+            return;
+        }
+        self.log_status.add_lines(lines);
+        self.awaited -= 1;
+        if self.awaited == 0 {
+            (self.until, self.brief_until) = (Some(now + AGE_MAX), None);
+        }
+    }
+
+    pub fn pass_time(&mut self, now: Instant) {
+        self.brief_until = self.brief_until.filter(|until| *until > now);
+        if self.until.is_some_and(|until| until <= now) {
+            self.log_status.relays_missing = std::mem::take(&mut self.awaited) as u32;
+            self.until = (self.log_status.relays_missing > 0).then_some(now + AGE_MAX);
+        }
+    }
+
+    /// What is known, if that is fresh, and this was asked.
+    pub fn found(&self, question: StatusQuery) -> Option<&LogStatus> {
+        let is_it = self.awaited == 0 && self.until.is_some() && self.asked == Some(question);
+        is_it.then_some(&self.log_status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_query_ends_when_all_have_answered_or_timed_out() {
+        let (mut log_query, now) = (LogQuery::default(), Instant::now());
+        let story = StatusQuery::Deliveries { rank: 3, from: 4, count: 5 };
+        let message = log_query.begin(story, 2, now);
+        let question = "one 3 4 5".to_string();
+        assert_eq!(message, Message::QueryLog { serial: 1, question });
+        log_query.add_answer(1, "", now);
+        log_query.add_answer(7, "", now);
+        assert_eq!(log_query.found(story), None, "one is missing");
+        log_query.add_answer(1, "", now);
+        assert!(log_query.found(story).is_some() && log_query.found(StatusQuery::Log).is_none());
+        log_query.pass_time(now + AGE_MAX);
+        assert!(log_query.found(story).is_none() && log_query.is_idle(), "it is old");
+        assert!(log_query.is_near(StatusQuery::Log));
+        log_query.begin(StatusQuery::Log, 2, now);
+        log_query.add_answer(2, "", now);
+        assert!(log_query.is_near(StatusQuery::Log) && !log_query.is_near(story));
+        log_query.pass_time(now + BRIEF);
+        assert!(!log_query.is_near(StatusQuery::Log), "that is not waited for");
+        log_query.pass_time(now + PATIENCE);
+        let missing = log_query.found(StatusQuery::Log).map(|log_status| log_status.relays_missing);
+        assert_eq!(missing, Some(1));
+        log_query.pass_time(now + PATIENCE + AGE_MAX);
+        assert!(log_query.is_idle());
+    }
+}

@@ -1,0 +1,117 @@
+//! When what is under way has been silent for too long: a wait that doubles each time it passes in vain.
+//!
+//! Nobody is told when something is lost in silence, so after a wait the peer is asked. It may be computing, and answer
+//! when it is done; until then each further question comes after twice the time, and what it costs is a few bytes.
+//!
+//! | state | something is under way | a sign of life | the wait has passed | nothing is under way |
+//! |---|---|---|---|---|
+//! | idle | waits from now on | | | |
+//! | waits | | waits anew, the first time | waits anew, twice as long | idle |
+
+use crate::path::time::{SECOND, Time};
+
+/// The longest wait.
+pub const PROBE_TIMEOUT_NANOS_MAX: u64 = 64 * SECOND;
+
+/// The longest first wait, and that of paths of which nothing is known: longer than any round trip and any stop of a relay
+/// that somebody would call normal.
+pub const FIRST_PROBE_TIMEOUT_NANOS_MAX: u64 = 4 * SECOND;
+
+/// More would not be longer.
+const DOUBLINGS_MAX: u32 = 36;
+
+/// See the module head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeTimeout {
+    since: Option<Time>,
+    doublings: u32,
+}
+
+impl ProbeTimeout {
+    /// Something is under way.
+    pub fn start(&mut self, now: Time) {
+        self.since.get_or_insert(now);
+    }
+
+    /// The peer has let something be known of what is under way.
+    pub fn handle_progress(&mut self, now: Time) {
+        if self.since.is_some() {
+            *self = Self { since: Some(now), doublings: 0 };
+        }
+    }
+
+    /// The wait has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.since.is_some() {
+            *self = Self { since: Some(now), doublings: (self.doublings + 1).min(DOUBLINGS_MAX) };
+        }
+    }
+
+    /// Nothing is under way.
+    pub fn stop(&mut self) {
+        *self = Self::default();
+    }
+
+    /// When the wait is over, if the first is of `first` nanoseconds.
+    pub fn due(&self, first: u64) -> Option<Time> {
+        let first = first.clamp(1, FIRST_PROBE_TIMEOUT_NANOS_MAX);
+        let wait = first.saturating_mul(1 << self.doublings).min(PROBE_TIMEOUT_NANOS_MAX);
+        self.since.map(|since| since.after(wait))
+    }
+
+    /// How often in a row it has passed in vain.
+    pub fn doublings(&self) -> u32 {
+        self.doublings
+    }
+}
+
+// Even the shortest first wait comes to the longest.
+const _: () = assert!(1 << DOUBLINGS_MAX >= PROBE_TIMEOUT_NANOS_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_under_every_event() {
+        type Happen = fn(&mut ProbeTimeout);
+        let idle = ProbeTimeout::default();
+        let waits = |since, doublings| ProbeTimeout { since: Some(Time(since)), doublings };
+        let rows: [(&str, Happen, [ProbeTimeout; 3]); 4] = [
+            (
+                "something under way",
+                |it| it.start(Time(9)),
+                [waits(9, 0), waits(3, 0), waits(3, 2)],
+            ),
+            ("a sign", |it| it.handle_progress(Time(9)), [idle, waits(9, 0), waits(9, 0)]),
+            ("in vain", |it| it.handle_timeout(Time(9)), [idle, waits(9, 1), waits(9, 3)]),
+            ("nothing under way", ProbeTimeout::stop, [idle; 3]),
+        ];
+        for (what, happen, expected) in rows {
+            for (mut state, expected) in [idle, waits(3, 0), waits(3, 2)].into_iter().zip(expected)
+            {
+                let before = state;
+                happen(&mut state);
+                assert_eq!(state, expected, "{before:?} under {what}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_wait_doubles_from_the_first_to_the_longest() {
+        let mut probe = ProbeTimeout::default();
+        assert_eq!(probe.due(SECOND), None);
+        probe.start(Time(0));
+        let mut now = 0;
+        for expected in [4, 8, 16, 32, 64, 64, 64] {
+            let due = probe.due(u64::MAX).unwrap();
+            assert_eq!(due.0 - now, expected * SECOND);
+            now = due.0;
+            probe.handle_timeout(due);
+        }
+        for _ in 0..100 {
+            probe.handle_timeout(Time(now));
+        }
+        assert_eq!(probe.due(0), Some(Time(now + PROBE_TIMEOUT_NANOS_MAX)));
+    }
+}

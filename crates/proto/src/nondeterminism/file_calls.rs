@@ -1,0 +1,334 @@
+//! System calls on files in the record: what each one returned, and which effect was under way when a process was killed.
+//!
+//! In: a call of the program ([`FileCall`]), its result, and the bytes that the kernel wrote for it. Out, in a later incarnation: the
+//! same result and bytes. An effect (a write, a rename) is announced in [`Pending`] before the kernel performs it, and has its
+//! entry afterwards: if the process was killed in between, the next incarnation knows which effect may have happened or not.
+//!
+//! What may never happen: a call is answered with the result of another call; an effect is performed that nothing announced.
+
+use core::mem::offset_of;
+use core::sync::atomic::{
+    AtomicU8, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+use super::{
+    CALL_TAG, NUMBER_BYTES_MAX, NondeterminismRecord, ReadRequest, RecordError, put_number,
+};
+
+/// Numbers that say what the world looked like before an effect: inode, size, offset, as the effect needs them.
+pub const PRECONDITION_WORDS: usize = 6;
+
+/// Longest reason for which a process cannot be restarted, in bytes.
+pub const NO_RESTART_BYTES: usize = 504;
+
+/// A word between the interposer and who holds open files for it: what, and the number of the file, each of eight bytes.
+pub const HELD_WORD_BYTES: usize = 16;
+/// The descriptor that comes along is to be held under this number,
+pub const HELD_KEEP: u64 = 1;
+/// or no longer,
+pub const HELD_DROP: u64 = 2;
+/// or is asked for: the answer is the same word, with the descriptor if there is one.
+pub const HELD_GET: u64 = 3;
+/// Nothing is held any more.
+pub const HELD_END: u64 = 4;
+/// On the agent's other socket, whose name ends with [`DURABLE_SUFFIX`]: what is recorded is to be known on another node. The answer, the
+/// same word, says that it is.
+pub const HELD_MAKE_DURABLE: u64 = 5;
+/// The process has ended and will not be restarted: all that is held for it is let go of.
+pub const HELD_CLEAR: u64 = 6;
+/// How the name of that socket ends, after the name of the first one.
+pub const DURABLE_SUFFIX: &str = "-ship";
+const HELD_PREFIX: &[u8; 16] = b"landbridge-held-";
+/// Length of the name of the first socket.
+pub const HELD_NAME_BYTES: usize = HELD_PREFIX.len() + 32;
+
+/// The name of the first socket, in the abstract namespace (unix(7)), from the 128 random bits that the record's head has
+/// ([`super::HELD_AT`]).
+pub fn held_name(chance: [u64; 2]) -> [u8; HELD_NAME_BYTES] {
+    let mut name = [0; HELD_NAME_BYTES];
+    name[..HELD_PREFIX.len()].copy_from_slice(HELD_PREFIX);
+    let bits = u128::from(chance[0]) << 64 | u128::from(chance[1]);
+    for (place, letter) in name[HELD_PREFIX.len()..].iter_mut().enumerate() {
+        *letter = b"0123456789abcdef"[(bits >> (124 - 4 * place)) as usize & 0xf];
+    }
+    name
+}
+
+const DIGEST_BYTES: usize = 4;
+
+/// One system call of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileCall {
+    /// Its number, as the kernel of this machine counts.
+    pub number: u32,
+    /// A digest of those arguments that are the same in every incarnation.
+    pub digest: u32,
+}
+
+/// The part of the record's head that is about files.
+#[repr(C)]
+#[derive(Debug)]
+pub struct FileRecord {
+    /// When the first incarnation began, in nanoseconds since 1970; 0 before.
+    pub since: AtomicU64,
+    /// The place of the effect's entry, plus one; 0: there has been none.
+    at: AtomicU64,
+    call: AtomicU64,
+    precondition: [AtomicU64; PRECONDITION_WORDS],
+    /// Not 0: the process cannot be restarted, for the reason of so many bytes that follows.
+    reason_length: AtomicU64,
+    text: [AtomicU8; NO_RESTART_BYTES],
+}
+
+impl Default for FileRecord {
+    fn default() -> Self {
+        Self {
+            since: AtomicU64::new(0),
+            at: AtomicU64::new(0),
+            call: AtomicU64::new(0),
+            precondition: Default::default(),
+            reason_length: AtomicU64::new(0),
+            text: [const { AtomicU8::new(0) }; NO_RESTART_BYTES],
+        }
+    }
+}
+
+impl FileRecord {
+    /// Where the length of the reason stands, from the beginning.
+    pub(super) const NO_RESTART_AT: usize = offset_of!(FileRecord, reason_length);
+
+    /// From now on the process cannot be restarted, for this reason. False: an earlier reason stands.
+    pub fn forbid_restart(&self, reason: &[u8]) -> bool {
+        // Who is first writes; the text counts from when its length is there.
+        if self.reason_length.compare_exchange(0, u64::MAX, Relaxed, Relaxed).is_err() {
+            return false;
+        }
+        let length = reason.len().min(NO_RESTART_BYTES);
+        self.text.iter().zip(&reason[..length]).for_each(|(to, from)| to.store(*from, Relaxed));
+        self.reason_length.store(length as u64, Release);
+        true
+    }
+
+    /// Whether the process cannot be restarted.
+    #[inline]
+    pub fn is_restart_forbidden(&self) -> bool {
+        self.reason_length.load(Acquire) != 0
+    }
+}
+
+impl NondeterminismRecord<'_> {
+    /// Whether the program has done all that earlier incarnations of it did, as far as the record says.
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        self.head.consumed.load(Relaxed) >= self.head.recorded.load(Relaxed)
+    }
+
+    /// What the head says about files.
+    pub fn files(&self) -> &FileRecord {
+        &self.head.files
+    }
+
+    /// An effect is about to be performed.
+    pub fn announce(&self, call: FileCall, precondition: [u64; PRECONDITION_WORDS]) {
+        let files = &self.head.files;
+        files.at.store(0, Release);
+        files.precondition.iter().zip(precondition).for_each(|(to, from)| to.store(from, Relaxed));
+        files.call.store(call.word(), Relaxed);
+        files.at.store(self.head.consumed.load(Relaxed) + 1, Release);
+    }
+
+    /// What was announced, if this is the effect in which the last incarnation was killed.
+    pub fn interrupted(&self, call: FileCall) -> Option<[u64; PRECONDITION_WORDS]> {
+        let files = &self.head.files;
+        let is_here = files.at.load(Acquire) == self.head.consumed.load(Relaxed) + 1;
+        let is_this = files.call.load(Relaxed) == call.word();
+        (self.is_live() && is_here && is_this)
+            .then(|| core::array::from_fn(|at| files.precondition[at].load(Relaxed)))
+    }
+
+    /// The call has this result, and the kernel wrote these bytes, in pieces.
+    pub fn note_call(
+        &mut self,
+        call: FileCall,
+        result: i64,
+        pieces: &[&[u8]],
+    ) -> Result<(), RecordError> {
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let at = self.head.consumed.load(Relaxed);
+        let Some((at, room)) = self.room(at, 1 + 3 * NUMBER_BYTES_MAX + DIGEST_BYTES + bytes)
+        else {
+            return Err(self.mark_full(result));
+        };
+        room[0] = CALL_TAG;
+        let mut length = 1 + put_number(&mut room[1..], i64::from(call.number));
+        room[length..length + DIGEST_BYTES].copy_from_slice(&call.digest.to_le_bytes());
+        length += DIGEST_BYTES;
+        length += put_number(&mut room[length..], result);
+        length += put_number(&mut room[length..], bytes as i64);
+        for piece in pieces {
+            room[length..length + piece.len()].copy_from_slice(piece);
+            length += piece.len();
+        }
+        self.head.recorded.store(at + length as u64, Release);
+        self.note_consumed(at + length as u64);
+        Ok(())
+    }
+
+    /// The result that this call had in an earlier incarnation, and the bytes that the kernel wrote.
+    pub fn replay_call(&mut self, call: FileCall) -> Result<(i64, &[u8]), RecordError> {
+        let now = ReadRequest::FileCall(call);
+        let at = self.head.consumed.load(Relaxed);
+        let Some((at, offset)) = self.locate(at) else {
+            return Err(self.diverged(now, ReadRequest::Unknown));
+        };
+        let (before, rest) = self.request_at(offset);
+        if before != now {
+            return Err(self.diverged(now, before));
+        }
+        let parsed = self.read_number(rest).and_then(|(result, rest)| {
+            let (bytes, rest) = self.read_number(rest)?;
+            Some((result, usize::try_from(bytes).ok()?, rest))
+        });
+        let Some((result, bytes, rest)) =
+            parsed.filter(|(_, bytes, rest)| *bytes <= self.entries.len() - rest)
+        else {
+            return Err(self.diverged(now, ReadRequest::Unknown));
+        };
+        let end = self.entry_end(at, rest + bytes - offset, now)?;
+        self.note_consumed(end);
+        Ok((result, &self.entries[rest..rest + bytes]))
+    }
+
+    /// The call of the entry whose number begins there, and where its result begins.
+    pub(super) fn call_at(&self, at: usize) -> Option<(FileCall, usize)> {
+        let (number, rest) = self.read_number(at)?;
+        let digest = self.entries.get(rest..rest + DIGEST_BYTES)?;
+        let digest = u32::from_le_bytes(digest.try_into().ok()?);
+        Some((FileCall { number: u32::try_from(number).ok()?, digest }, rest + DIGEST_BYTES))
+    }
+}
+
+impl FileCall {
+    fn word(self) -> u64 {
+        u64::from(self.number) << 32 | u64::from(self.digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::super::RecordHead;
+    use super::*;
+
+    const WRITE: FileCall = FileCall { number: 1, digest: 0xabcd_ef01 };
+    const READ: FileCall = FileCall { number: 0, digest: 7 };
+
+    #[test]
+    fn a_later_incarnation_is_given_the_same_results_and_bytes() {
+        let (head, mut room) = (RecordHead::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = NondeterminismRecord::new(&head, &mut room);
+        record.note_call(WRITE, 64, &[]).unwrap();
+        record.note_call(READ, 5, &[b"he", b"llo"]).unwrap();
+        record.note_call(READ, -2, &[]).unwrap();
+        assert!(record.is_live());
+        head.begin(2, 1);
+        assert!(!record.is_live());
+        assert_eq!(record.replay_call(WRITE), Ok((64, &[][..])));
+        assert_eq!(record.replay_call(READ), Ok((5, &b"hello"[..])));
+        let other = FileCall { digest: 8, ..READ };
+        let problem = record.replay_call(other).unwrap_err();
+        let (now, before) = (ReadRequest::FileCall(other), ReadRequest::FileCall(READ));
+        assert_eq!(problem, RecordError::Diverged { read: 3, now, before });
+        assert_eq!(record.replay_call(READ), Ok((-2, &[][..])));
+        assert!(record.is_live());
+    }
+
+    #[test]
+    fn a_call_of_which_not_all_is_on_record_is_answered_by_nobody() {
+        let (head, mut room) = (RecordHead::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = NondeterminismRecord::new(&head, &mut room);
+        record.note_call(READ, 5, &[b"hello"]).unwrap();
+        let first = head.position().consumed();
+        record.note_call(READ, 100, &[&[7; 100]]).unwrap();
+        let second = head.position().consumed();
+        let kept = record.entries.to_vec();
+        // As another node has it that knows so much of it.
+        for known in first..=second {
+            let mut room = vec![0; 500];
+            room[..known as usize].copy_from_slice(&kept[..known as usize]);
+            head.recorded.store(known, Relaxed);
+            head.begin(2 + known, 1);
+            let mut record = NondeterminismRecord::new(&head, &mut room);
+            assert_eq!(record.replay_call(READ), Ok((5, &b"hello"[..])));
+            let outcome = record.replay_call(READ);
+            if known == second {
+                assert_eq!(outcome, Ok((100, &[7; 100][..])));
+                continue;
+            }
+            let Err(RecordError::Diverged { read: 2, now, before }) = outcome else {
+                panic!("{known}: {outcome:?}")
+            };
+            assert_eq!(now, ReadRequest::FileCall(READ));
+            assert_ne!(before, now);
+            assert_eq!(head.position().consumed(), first, "nothing was told");
+        }
+    }
+
+    #[test]
+    fn a_length_that_no_record_has_is_none() {
+        let (head, mut room) = (RecordHead::default(), vec![0; 50]);
+        head.begin(1, 1);
+        let mut record = NondeterminismRecord::new(&head, &mut room);
+        record.note_call(READ, 5, &[b"hello"]).unwrap();
+        let length = head.position().consumed() as usize - 5 - 1;
+        head.recorded.store(50, Relaxed);
+        for bytes in [45, i64::MAX, -1] {
+            put_number(&mut record.entries[length..], bytes);
+            head.consumed.store(0, Relaxed);
+            let outcome = record.replay_call(READ);
+            assert!(matches!(outcome, Err(RecordError::Diverged { .. })), "{bytes}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn an_effect_counts_as_interrupted_until_it_has_its_entry() {
+        let (head, mut room) = (RecordHead::default(), vec![0; 500]);
+        head.begin(1, 1);
+        let mut record = NondeterminismRecord::new(&head, &mut room);
+        record.announce(WRITE, [1, 2, 3, 4, 5, 6]);
+        record.note_call(WRITE, 64, &[]).unwrap();
+        record.announce(WRITE, [6, 5, 4, 3, 2, 1]);
+        head.begin(2, 1);
+        assert_eq!(record.interrupted(WRITE), None, "it has an entry");
+        record.replay_call(WRITE).unwrap();
+        assert_eq!(record.interrupted(READ), None);
+        assert_eq!(record.interrupted(WRITE), Some([6, 5, 4, 3, 2, 1]));
+        record.note_call(WRITE, 64, &[]).unwrap();
+        assert_eq!(record.interrupted(WRITE), None);
+    }
+
+    #[test]
+    fn what_has_no_room_is_said_once_and_nothing_follows() {
+        let (head, mut room) = (RecordHead::default(), vec![0; 100]);
+        head.begin(1, 1);
+        let mut record = NondeterminismRecord::new(&head, &mut room);
+        assert_eq!(record.note_call(READ, 200, &[&[0; 200]]), Err(RecordError::Full(200)));
+        assert!(record.is_full());
+    }
+
+    #[test]
+    fn the_first_reason_for_no_restart_stands() {
+        let head = RecordHead::default();
+        assert!(!head.files.is_restart_forbidden());
+        assert!(head.files.forbid_restart(b"it maps FILE"));
+        assert!(!head.files.forbid_restart(b"another"));
+        assert!(head.files.is_restart_forbidden());
+        assert_eq!(head.files.reason_length.load(Relaxed), 12);
+        let long = RecordHead::default();
+        assert!(long.files.forbid_restart(&[b'x'; 2 * NO_RESTART_BYTES]));
+        assert_eq!(long.files.reason_length.load(Relaxed), NO_RESTART_BYTES as u64);
+    }
+}

@@ -1,0 +1,308 @@
+//! What is kept of each frame that a process has sent, and what is said of one that is not as it was.
+//!
+//! In: frames. Out: few bytes of each ([`SentDigest`]), which tell another frame from it; and when a new start has sent another one,
+//! all that is known of both ([`Divergence`]). Of the earlier one that is what was kept; where its receiver is of this relay
+//! as well, the frame itself is among what that was given, with its tag.
+//!
+//! What may never happen: two frames of which whoever receives them would see the difference count as one. (Those that differ
+//! in kind, length or target never do, others once in 2^43; payloads of which only a check is looked at once in 2^32.)
+
+use alloc::vec::Vec;
+use core::{array, fmt};
+
+use super::FRAME_BYTES_MAX;
+use super::message_log::MessageLogs;
+use crate::digest::digest;
+use crate::id::Address;
+use crate::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::wire::kind_header::KindHeader;
+
+/// Bytes that are kept of a frame.
+pub(super) const SENT_DIGEST_BYTES: usize = 12;
+
+/// Of two payloads that are said to differ.
+const SHOWN_BYTES: usize = 8;
+
+const KIND_BITS: u32 = 5;
+const LENGTH_BITS: u32 = 16;
+/// Both together; the rest of a word is of the digest.
+const SHORT_BITS: u32 = KIND_BITS + LENGTH_BITS;
+/// Where the relays that a frame has passed stand in it: they count in no digest.
+const HOPS_AT: usize = 6;
+
+const _: () = {
+    assert!(Kind::ALL.len() < 1 << KIND_BITS);
+    assert!(FRAME_BYTES_MAX < 1 << LENGTH_BITS);
+};
+
+/// What is kept of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SentDigest {
+    target: Address,
+    /// Kind, length and digest.
+    word: u64,
+}
+
+impl SentDigest {
+    #[inline]
+    pub fn of(header: &Header, frame: &[u8]) -> Self {
+        let short = u64::from(header.length) << KIND_BITS | header.kind as u64;
+        let word = digest(digest_input(header, frame)) >> SHORT_BITS << SHORT_BITS | short;
+        Self { target: header.target, word }
+    }
+
+    #[inline]
+    pub fn bytes(self) -> [u8; SENT_DIGEST_BYTES] {
+        let mut bytes = [0; SENT_DIGEST_BYTES];
+        bytes[..8].copy_from_slice(&self.word.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.target.0.to_le_bytes());
+        bytes
+    }
+
+    #[inline]
+    pub fn from_bytes(bytes: [u8; SENT_DIGEST_BYTES]) -> Self {
+        let [a, b, c, d, e, f, g, h, target @ ..] = bytes;
+        let word = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        Self { target: Address(u32::from_le_bytes(target)), word }
+    }
+
+    /// What can be said of it.
+    fn version(self) -> FrameVersion {
+        let number = self.word as u8 & ((1 << KIND_BITS) - 1);
+        FrameVersion {
+            kind: Kind::ALL.into_iter().find(|kind| *kind as u8 == number),
+            target: self.target,
+            length: (self.word >> KIND_BITS) as u32 & ((1 << LENGTH_BITS) - 1),
+            tag: None,
+            digest: self.word >> SHORT_BITS,
+        }
+    }
+}
+
+/// All of a frame, or what stands before its payload, if the sender's check of that is part of it: nobody reads long payloads
+/// twice.
+#[inline]
+fn digest_input<'a>(header: &Header, frame: &'a [u8]) -> &'a [u8] {
+    let head = KindHeader::size(header.kind, header.flags);
+    match header.payload(head) {
+        Ok((_, check @ 1..)) => &frame[..HEADER_BYTES + head + check],
+        _ => frame,
+    }
+}
+
+/// One of two frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameVersion {
+    /// What it is.
+    pub kind: Option<Kind>,
+    /// To whom.
+    pub target: Address,
+    /// Bytes after its header.
+    pub length: u32,
+    /// If it begins a message, its tag, as far as that is known.
+    pub tag: Option<u64>,
+    /// Of its bytes, or those before its payload and the check of that.
+    pub digest: u64,
+}
+
+/// As in `Tagged to rank 3, 72 bytes, tag 0x1f, digest 12ab`.
+impl fmt::Display for FrameVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Some(kind) => write!(f, "{kind:?}")?,
+            None => f.write_str("a frame")?,
+        }
+        write!(f, " to {}, {} bytes", self.target, self.length)?;
+        if let Some(tag) = self.tag {
+            write!(f, ", tag {tag:#x}")?;
+        }
+        write!(f, ", digest {:x}", self.digest)
+    }
+}
+
+/// A new start of an endpoint has sent something else than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Divergence {
+    /// Which endpoint,
+    pub who: Address,
+    /// and which start of it.
+    pub incarnation: u32,
+    /// Which of all the frames that it sends, from 0.
+    pub frame: u64,
+    /// What it was at first,
+    pub was: FrameVersion,
+    /// and what it is now.
+    pub is: FrameVersion,
+    /// Where they differ, if the earlier one is here.
+    pub difference: Option<FrameDifference>,
+}
+
+/// Where two frames differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameDifference {
+    /// From this byte of the payload on, and what stands there, as far as there is so much.
+    Payload {
+        /// Which byte.
+        at: usize,
+        /// What is sent now,
+        is: [u8; SHOWN_BYTES],
+        /// and what was sent.
+        was: [u8; SHOWN_BYTES],
+    },
+    /// In what stands before it: which message that is, how much was sent and taken in until then.
+    Front,
+}
+
+impl FrameDifference {
+    /// Between what was sent, and what is sent now.
+    fn find(header: &Header, one: &[u8], other: &[u8]) -> Self {
+        let head = KindHeader::size(header.kind, header.flags);
+        // A check of the payload differs as that does.
+        let check = header.payload(head).map_or(0, |(_, check)| check);
+        let start = HEADER_BYTES + head + check;
+        let was = one.get(start..).unwrap_or_default();
+        let is = other.get(start..).unwrap_or_default();
+        match is.iter().zip(was).position(|(is, was)| is != was) {
+            Some(at) => Self::Payload { at, is: shown(&is[at..]), was: shown(&was[at..]) },
+            None => Self::Front,
+        }
+    }
+}
+
+fn shown(bytes: &[u8]) -> [u8; SHOWN_BYTES] {
+    array::from_fn(|at| bytes.get(at).copied().unwrap_or_default())
+}
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { who, incarnation, frame, was, is, .. } = self;
+        write!(
+            f,
+            "incarnation {incarnation} of {who} sends as its frame {frame}: {is}; it was: {was}"
+        )?;
+        match self.difference {
+            Some(FrameDifference::Payload { at, is, was }) => {
+                write!(
+                    f,
+                    "; their content differs from byte {at} on: {is:02x?}, and was {was:02x?}"
+                )
+            }
+            Some(FrameDifference::Front) => f.write_str("; they differ in their headers"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl MessageLogs {
+    /// `who` sends `frame`, and what it sent in its place before was another one.
+    pub fn describe_divergence(
+        &self,
+        (who, incarnation, number): (Address, u32, u64),
+        was: SentDigest,
+        frame: &[u8],
+    ) -> Option<Divergence> {
+        let header = Header::parse(frame).ok()?;
+        let mut is = SentDigest::of(&header, frame).version();
+        is.tag = tag(&header, frame);
+        let mut divergence = Divergence {
+            who,
+            incarnation,
+            frame: number,
+            was: was.version(),
+            is,
+            difference: None,
+        };
+        if let Some((before, bytes)) = self.find_sent_frame(who, was) {
+            divergence.was.tag = tag(&before, &bytes);
+            divergence.difference = Some(FrameDifference::find(&before, &bytes, frame));
+        }
+        Some(divergence)
+    }
+
+    /// The frame itself, out of what its receiver was given, if that is in memory.
+    fn find_sent_frame(&self, source: Address, sent: SentDigest) -> Option<(Header, Vec<u8>)> {
+        let inbound = &self.all.get(&sent.target)?.inbound;
+        let known = sent.version();
+        let may_be = |header: &Header| {
+            header.source == source
+                && Some(header.kind) == known.kind
+                && header.length == known.length
+        };
+        inbound.in_memory().filter(|(header, _)| may_be(header)).find_map(|(header, frame)| {
+            let mut bytes = frame.to_vec();
+            bytes[HOPS_AT] = 0;
+            (SentDigest::of(&header, &bytes) == sent).then_some((header, bytes))
+        })
+    }
+}
+
+/// The tag of the message that a frame begins.
+fn tag(header: &Header, frame: &[u8]) -> Option<u64> {
+    if header.kind != Kind::Tagged {
+        return None;
+    }
+    match KindHeader::parse(header.kind, header.flags, frame.get(HEADER_BYTES..)?) {
+        Ok(KindHeader::Message { tag, .. }) => Some(tag),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::CHECKSUM_BYTES;
+    use crate::wire::frame::flag;
+
+    fn frame(target: Address, kind: Kind, length: u32, byte: u8) -> (Header, Vec<u8>) {
+        let header = super::super::undeliverable::empty(kind, Address::new(1, 0), target);
+        let header = Header { length, ..header };
+        let mut bytes = alloc::vec![byte; HEADER_BYTES + length as usize];
+        header.emit(&mut bytes);
+        (header, bytes)
+    }
+
+    #[test]
+    fn what_is_kept_of_a_frame_tells_another_one_and_says_what_it_was() {
+        let longest = (FRAME_BYTES_MAX - HEADER_BYTES) as u32;
+        let one = |target, kind, length, byte| {
+            let (header, bytes) = frame(target, kind, length, byte);
+            SentDigest::of(&header, &bytes)
+        };
+        let target = Address::new(Address::INDEX_MAX, 200);
+        let sent = one(target, Kind::Determinant, longest, 7);
+        assert_eq!(SentDigest::from_bytes(sent.bytes()), sent);
+        let version = sent.version();
+        assert_eq!((version.kind, version.length), (Some(Kind::Determinant), longest));
+        assert_eq!(version.target, target);
+        let others = [
+            one(Address::new(3, 0), Kind::Determinant, longest, 7),
+            one(target, Kind::AddressAdvertisement, longest, 7),
+            one(target, Kind::Determinant, longest - 1, 7),
+            one(target, Kind::Determinant, longest, 8),
+        ];
+        assert!(others.iter().all(|other| *other != sent));
+    }
+
+    #[test]
+    fn payloads_with_a_check_are_told_apart_by_that() {
+        let target = Address::new(3, 0);
+        let sent = |check: u8, flags: u8, payload: usize| {
+            let (header, mut bytes) = frame(target, Kind::Data, 0, 0);
+            let at = HEADER_BYTES + KindHeader::size(Kind::Data, flags);
+            bytes.resize(at + CHECKSUM_BYTES + payload, check);
+            let header = Header { flags, length: (bytes.len() - HEADER_BYTES) as u32, ..header };
+            header.emit(&mut bytes);
+            bytes[at..at + CHECKSUM_BYTES].fill(check);
+            (header, bytes)
+        };
+        for payload in [1, 2, 1_000] {
+            let of = |(header, bytes): (Header, Vec<u8>)| SentDigest::of(&header, &bytes);
+            assert_ne!(of(sent(1, flag::CHECKED, payload)), of(sent(2, flag::CHECKED, payload)));
+            // Without one every byte counts.
+            let (header, mut bytes) = sent(1, 0, payload);
+            let before = SentDigest::of(&header, &bytes);
+            *bytes.last_mut().unwrap() ^= 1;
+            assert_ne!(before, SentDigest::of(&header, &bytes));
+        }
+    }
+}

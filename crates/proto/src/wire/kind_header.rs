@@ -1,0 +1,450 @@
+//! The head: what follows a frame's header, fixed for each kind, before the payload.
+
+use core::array;
+
+use super::{Malformed, u32_at, u64_at};
+use crate::limit::{FRAME_BODY_BYTES_MAX, KIND_HEADER_BYTES_MAX};
+use crate::wire::frame::{Kind, flag};
+
+/// The meaning of a head. Op numbers are the sender's or receiver's own; the other side only
+/// hands them back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KindHeader {
+    /// A whole message, or with `long` its first piece.
+    Message {
+        /// 0 for untagged messages.
+        tag: u64,
+        /// Remote completion data, valid with [`flag::CQ_DATA`].
+        data: u64,
+        /// Present with [`flag::LONG`].
+        long: Option<Long>,
+    },
+    /// Send operation `send` may go on up to byte `limit`; its pieces go to receive `recv`.
+    Grant {
+        /// Operation of the message's sender.
+        send: u32,
+        /// Operation of its receiver.
+        recv: u32,
+        /// Bytes of the message that may be sent so far.
+        limit: u64,
+    },
+    /// Bytes `offset..` of the message for `recv`.
+    Data {
+        /// Operation of the receiver.
+        recv: u32,
+        /// Place of the payload in the message.
+        offset: u64,
+    },
+    /// Bytes `offset..` of the message of `send`, out of those its first piece announced.
+    Ahead {
+        /// Operation of the message's sender.
+        send: u32,
+        /// Place of the payload in the message.
+        offset: u64,
+    },
+    /// The memory of `send` is no longer needed.
+    Pulled {
+        /// Operation of the message's sender.
+        send: u32,
+    },
+    /// Nothing.
+    Empty,
+    /// Payload for `offset..` of the region `key`.
+    Write {
+        /// Operation to name in a refusal.
+        op: u32,
+        /// Bytes of the whole write, for the target's completion (2^32 - 1: that many or more).
+        total: u32,
+        /// Region.
+        key: u64,
+        /// Place in the region.
+        offset: u64,
+        /// Remote completion data, valid with [`flag::CQ_DATA`].
+        data: u64,
+    },
+    /// Asks for `length` bytes at `offset` of the region `key`.
+    Read {
+        /// Operation to name in the answer.
+        op: u32,
+        /// Region.
+        key: u64,
+        /// Place in the region.
+        offset: u64,
+        /// Bytes wanted.
+        length: u64,
+    },
+    /// Bytes `offset..` of what `op` asked for.
+    ReadData {
+        /// Operation that asked.
+        op: u32,
+        /// Place in the answer.
+        offset: u64,
+    },
+    /// Operand bytes, then as many bytes to compare with if `compares`.
+    Atomic {
+        /// Operation to name in the answer.
+        op: u32,
+        /// `enum fi_op`.
+        operation: u8,
+        /// `enum fi_datatype`.
+        datatype: u8,
+        /// Bit 0: the old values are wanted; bit 1: the second half of the payload is to compare with.
+        wants: u8,
+        /// Bytes of the target that take part.
+        length: u32,
+        /// Region.
+        key: u64,
+        /// Place in the region.
+        offset: u64,
+    },
+    /// The old values for `op` follow.
+    AtomicReply {
+        /// Operation that asked.
+        op: u32,
+    },
+    /// The payload is bytes `offset..` of a frame of `whole` bytes, head included.
+    Fragment {
+        /// What the frame is.
+        kind: Kind,
+        /// Its flags.
+        flags: u8,
+        /// First byte.
+        offset: u32,
+        /// Bytes of the frame.
+        whole: u32,
+    },
+    /// Ranges of bytes that have arrived, besides all below the header's `delivered`; the one that grew last comes first.
+    /// Empty ones mean nothing.
+    Sack {
+        /// Number of the status request that this answers, or 0.
+        answers: u64,
+        /// First byte, and how many.
+        ranges: [(u64, u32); SACK_RANGES],
+    },
+    /// Wants a report.
+    StatusRequest {
+        /// Names the status request in its answer; from 1.
+        number: u64,
+    },
+    /// Bytes `start..end` have arrived corrupt.
+    Nack {
+        /// First byte.
+        start: u64,
+        /// End.
+        end: u64,
+    },
+    /// Another address at which the sender can be reached.
+    AddressAdvertisement(AdvertisedAddress),
+    /// Nothing, but it counts: [`Kind::Goodbye`].
+    Goodbye,
+    /// `op` was refused with the (positive) errno `error`.
+    Refused {
+        /// Operation that was refused.
+        op: u32,
+        /// Why.
+        error: u32,
+    },
+}
+
+/// An address at which an endpoint takes connections, or datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdvertisedAddress {
+    /// IPv6, or IPv4 mapped into it.
+    pub ip: [u8; 16],
+    /// TCP port, or with a token UDP port.
+    pub port: u16,
+    /// What every datagram to that port begins with, if the one who was told this sends it; 0: it is a TCP port.
+    pub token: u64,
+}
+
+/// Ranges in one report: as many as the longest head has room for.
+pub const SACK_RANGES: usize = 3;
+
+/// What the receiver of a long message must know to ask for the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Long {
+    /// Bytes of the whole message.
+    pub total: u64,
+    /// Operation of the sender, for [`KindHeader::Grant`] and [`KindHeader::Pulled`].
+    pub send: u32,
+    /// Address of the whole message in the sender's memory, if it lies in one piece and may be
+    /// read by a process of the same node; else 0.
+    pub memory: u64,
+    /// Bytes behind the first piece that follow unasked, in [`Kind::Ahead`] frames.
+    pub ahead: u32,
+}
+
+impl KindHeader {
+    /// Bytes of the head of a frame of `kind` with `flags`.
+    #[inline]
+    pub fn size(kind: Kind, flags: u8) -> usize {
+        match kind {
+            Kind::Message | Kind::Tagged if flags & flag::LONG != 0 => 40,
+            Kind::Message | Kind::Tagged => 16,
+            Kind::Grant | Kind::Data | Kind::Ahead | Kind::ReadData => 16,
+            Kind::Fragment | Kind::Nack => 16,
+            Kind::Pulled
+            | Kind::AtomicReply
+            | Kind::Refused
+            | Kind::Goodbye
+            | Kind::StatusRequest => 8,
+            Kind::AddressAdvertisement => 32,
+            Kind::Ack
+            | Kind::Unreachable
+            | Kind::Lost
+            | Kind::Determinant
+            | Kind::Nondeterminism => 0,
+            Kind::Sack => 48,
+            Kind::Write | Kind::Read | Kind::Atomic => 32,
+        }
+    }
+
+    /// Writes the head to the front of `bytes`, and says how long it is.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than [`KIND_HEADER_BYTES_MAX`].
+    #[inline(always)]
+    pub fn emit(&self, bytes: &mut [u8]) -> usize {
+        let mut pen = Pen { bytes: &mut bytes[..KIND_HEADER_BYTES_MAX], at: 0 };
+        match *self {
+            KindHeader::Message { tag, data, long } => {
+                pen.u64(tag).u64(data);
+                if let Some(long) = long {
+                    pen.u64(long.total).u64(long.memory).u32(long.send).u32(long.ahead);
+                }
+            }
+            KindHeader::Grant { send, recv, limit } => drop(pen.u32(send).u32(recv).u64(limit)),
+            KindHeader::Data { recv: op, offset }
+            | KindHeader::Ahead { send: op, offset }
+            | KindHeader::ReadData { op, offset } => {
+                pen.u32(op).u32(0).u64(offset);
+            }
+            KindHeader::Pulled { send: op } | KindHeader::AtomicReply { op } => {
+                pen.u32(op).u32(0);
+            }
+            KindHeader::Empty => (),
+            KindHeader::Goodbye => drop(pen.u64(0)),
+            KindHeader::Fragment { kind, flags, offset, whole } => {
+                let what = u32::from_le_bytes([kind as u8, flags, 0, 0]);
+                pen.u32(what).u32(offset).u32(whole).u32(0);
+            }
+            KindHeader::Sack { answers, ranges } => {
+                pen.u64(answers);
+                for (start, bytes) in ranges {
+                    pen.u64(start).u32(bytes);
+                }
+                pen.u32(0);
+            }
+            KindHeader::StatusRequest { number } => drop(pen.u64(number)),
+            KindHeader::AddressAdvertisement(AdvertisedAddress { ip, port, token }) => {
+                pen.bytes(&ip).u32(port as u32).u32(0).u64(token);
+            }
+            KindHeader::Nack { start, end } => drop(pen.u64(start).u64(end)),
+            KindHeader::Write { op, total, key, offset, data: last } => {
+                pen.u32(op).u32(total).u64(key).u64(offset).u64(last);
+            }
+            KindHeader::Read { op, key, offset, length } => {
+                pen.u32(op).u32(0).u64(key).u64(offset).u64(length);
+            }
+            KindHeader::Atomic { op, operation, datatype, wants, length, key, offset } => {
+                let what = u32::from_le_bytes([operation, datatype, wants, 0]);
+                pen.u32(op).u32(what).u64(key).u64(offset).u32(length).u32(0);
+            }
+            KindHeader::Refused { op, error } => drop(pen.u32(op).u32(error)),
+        }
+        pen.at
+    }
+
+    /// Reads the head of a frame of `kind` with `flags`.
+    ///
+    /// # Errors
+    /// If `bytes` is shorter than [`KindHeader::size`], or a field contradicts the frame.
+    #[inline(always)]
+    pub fn parse(kind: Kind, flags: u8, bytes: &[u8]) -> Result<KindHeader, Malformed> {
+        if bytes.len() < KindHeader::size(kind, flags) {
+            return Err(Malformed("a frame is shorter than its head"));
+        }
+        let op = || u32_at(bytes, 0);
+        Ok(match kind {
+            Kind::Message | Kind::Tagged => KindHeader::Message {
+                tag: u64_at(bytes, 0),
+                data: u64_at(bytes, 8),
+                long: (flags & flag::LONG != 0).then(|| Long {
+                    total: u64_at(bytes, 16),
+                    memory: u64_at(bytes, 24),
+                    send: u32_at(bytes, 32),
+                    ahead: u32_at(bytes, 36),
+                }),
+            },
+            Kind::Grant => {
+                KindHeader::Grant { send: op(), recv: u32_at(bytes, 4), limit: u64_at(bytes, 8) }
+            }
+            Kind::Data => KindHeader::Data { recv: op(), offset: u64_at(bytes, 8) },
+            Kind::Ahead => KindHeader::Ahead { send: op(), offset: u64_at(bytes, 8) },
+            Kind::ReadData => KindHeader::ReadData { op: op(), offset: u64_at(bytes, 8) },
+            Kind::Pulled => KindHeader::Pulled { send: op() },
+            Kind::AtomicReply => KindHeader::AtomicReply { op: op() },
+            Kind::Ack
+            | Kind::Unreachable
+            | Kind::Lost
+            | Kind::Determinant
+            | Kind::Nondeterminism => KindHeader::Empty,
+            Kind::AddressAdvertisement => KindHeader::AddressAdvertisement(AdvertisedAddress {
+                ip: array::from_fn(|n| bytes[n]),
+                port: u32_at(bytes, 16) as u16,
+                token: u64_at(bytes, 24),
+            }),
+            Kind::StatusRequest => KindHeader::StatusRequest { number: u64_at(bytes, 0) },
+            Kind::Goodbye => KindHeader::Goodbye,
+            Kind::Fragment => parse_fragment(bytes)?,
+            Kind::Sack => KindHeader::Sack {
+                answers: u64_at(bytes, 0),
+                ranges: array::from_fn(|n| (u64_at(bytes, 8 + 12 * n), u32_at(bytes, 16 + 12 * n))),
+            },
+            Kind::Nack => KindHeader::Nack { start: u64_at(bytes, 0), end: u64_at(bytes, 8) },
+            Kind::Write => KindHeader::Write {
+                op: op(),
+                total: u32_at(bytes, 4),
+                key: u64_at(bytes, 8),
+                offset: u64_at(bytes, 16),
+                data: u64_at(bytes, 24),
+            },
+            Kind::Read => KindHeader::Read {
+                op: op(),
+                key: u64_at(bytes, 8),
+                offset: u64_at(bytes, 16),
+                length: u64_at(bytes, 24),
+            },
+            Kind::Atomic => parse_atomic(bytes)?,
+            Kind::Refused => KindHeader::Refused { op: op(), error: u32_at(bytes, 4) },
+        })
+    }
+}
+
+fn parse_fragment(bytes: &[u8]) -> Result<KindHeader, Malformed> {
+    let kind = Kind::from_number(bytes[0]).filter(|kind| kind.is_numbered());
+    let kind = kind.filter(|&kind| kind != Kind::Fragment);
+    let kind = kind.ok_or(Malformed("a fragment of no frame"))?;
+    let (offset, whole) = (u32_at(bytes, 4), u32_at(bytes, 8));
+    if offset >= whole || whole as usize > FRAME_BODY_BYTES_MAX {
+        return Err(Malformed("a fragment of a frame that cannot be"));
+    }
+    Ok(KindHeader::Fragment { kind, flags: bytes[1] & flag::ALL, offset, whole })
+}
+
+fn parse_atomic(bytes: &[u8]) -> Result<KindHeader, Malformed> {
+    let length = u32_at(bytes, 24);
+    if length as usize > crate::limit::ATOMIC_BYTES_MAX {
+        return Err(Malformed("an atomic operation is longer than they may be"));
+    }
+    Ok(KindHeader::Atomic {
+        op: u32_at(bytes, 0),
+        operation: bytes[4],
+        datatype: bytes[5],
+        wants: bytes[6],
+        key: u64_at(bytes, 8),
+        offset: u64_at(bytes, 16),
+        length,
+    })
+}
+
+struct Pen<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl Pen<'_> {
+    #[inline]
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.bytes[self.at..self.at + 4].copy_from_slice(&value.to_le_bytes());
+        self.at += 4;
+        self
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+        self
+    }
+
+    #[inline]
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.bytes[self.at..self.at + 8].copy_from_slice(&value.to_le_bytes());
+        self.at += 8;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_emitted_is_parsed_and_has_the_size_of_its_kind() {
+        for (kind, flags, head) in samples() {
+            let mut bytes = [0; KIND_HEADER_BYTES_MAX];
+            let size = head.emit(&mut bytes);
+            assert_eq!(size, KindHeader::size(kind, flags), "{kind:?}");
+            assert_eq!(KindHeader::parse(kind, flags, &bytes[..size]), Ok(head));
+            if size > 0 {
+                assert!(KindHeader::parse(kind, flags, &bytes[..size - 1]).is_err());
+            }
+        }
+    }
+
+    fn samples() -> [(Kind, u8, KindHeader); 20] {
+        let long = Some(Long { total: 1 << 40, send: 9, memory: 0x7fff_0000_0000, ahead: 7 });
+        let atomic = KindHeader::Atomic {
+            op: 1,
+            operation: 18,
+            datatype: 13,
+            wants: 3,
+            length: 4096,
+            key: u64::MAX,
+            offset: 3,
+        };
+        [
+            (Kind::Message, 0, KindHeader::Message { tag: 0, data: 2, long: None }),
+            (Kind::Tagged, flag::LONG, KindHeader::Message { tag: 1, data: 2, long }),
+            (Kind::Grant, 0, KindHeader::Grant { send: 1, recv: 2, limit: 3 }),
+            (Kind::Data, 0, KindHeader::Data { recv: 1, offset: 2 }),
+            (Kind::Ahead, 0, KindHeader::Ahead { send: 1, offset: 2 }),
+            (Kind::Pulled, 0, KindHeader::Pulled { send: 1 }),
+            (Kind::Ack, 0, KindHeader::Empty),
+            (Kind::Write, 0, KindHeader::Write { op: 1, total: 9, key: 2, offset: 3, data: 4 }),
+            (Kind::Read, 0, KindHeader::Read { op: 1, key: 2, offset: 3, length: 4 }),
+            (Kind::ReadData, 0, KindHeader::ReadData { op: 1, offset: 2 }),
+            (Kind::Atomic, 0, atomic),
+            (Kind::AtomicReply, 0, KindHeader::AtomicReply { op: 1 }),
+            (Kind::Refused, 0, KindHeader::Refused { op: 1, error: 14 }),
+            (Kind::Goodbye, 0, KindHeader::Goodbye),
+            (
+                Kind::Fragment,
+                0,
+                KindHeader::Fragment {
+                    kind: Kind::Tagged,
+                    flags: flag::LONG,
+                    offset: 5,
+                    whole: 50,
+                },
+            ),
+            (
+                Kind::Sack,
+                0,
+                KindHeader::Sack { answers: 3, ranges: [(1, 2), (u64::MAX, 9), (0, 0)] },
+            ),
+            (Kind::StatusRequest, 0, KindHeader::StatusRequest { number: 4 }),
+            (Kind::Nack, 0, KindHeader::Nack { start: 7, end: 9 }),
+            (
+                Kind::AddressAdvertisement,
+                0,
+                KindHeader::AddressAdvertisement(AdvertisedAddress {
+                    ip: [9; 16],
+                    port: 7711,
+                    token: 1 << 63,
+                }),
+            ),
+            (Kind::Lost, 0, KindHeader::Empty),
+        ]
+    }
+}

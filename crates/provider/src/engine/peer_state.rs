@@ -1,0 +1,220 @@
+//! Who the others are.
+//!
+//! A peer is known by the name in the address vector or by the address in its frames, whichever comes first. It is
+//! the endpoint that introduced itself first: another one that goes by the same socket address later is another
+//! peer, and one that goes by the same place in the job is refused.
+
+use std::io;
+
+use landbridge_proto::channel::{PATHS_MAX, PathId};
+use landbridge_proto::endpoint::Peer;
+use landbridge_proto::id::Address;
+use landbridge_proto::wire::hello::Introduction;
+use landbridge_proto::wire::name::Name;
+
+use super::Engine;
+use super::dialling::PathCandidate;
+use super::local_endpoint::NameBytes;
+use super::path_statistics;
+use super::reconnect::Reconnect;
+use crate::abi::{Errno, FiAddr};
+
+/// How often a peer that answers the call and hangs up is called again.
+const DIAL_RETRIES: u8 = 5;
+
+/// A peer, as this endpoint sees it.
+pub struct PeerState {
+    pub name: Option<NameBytes>,
+    pub send_state: SendState,
+    /// The paths that are open, also those by which only the peer sends.
+    pub open_paths: Vec<OpenPath>,
+    /// A way to it is being tried.
+    pub is_dialling: bool,
+    /// And that way is a further address: whether anybody is there says little about the peer.
+    pub is_further_address: bool,
+    /// A path has been lost, and is to be had again.
+    pub reconnect: Option<Reconnect>,
+    /// How often all ways may be tried again.
+    pub retries: u8,
+    /// Unlike that of any other endpoint which has had its name.
+    instance: Option<u64>,
+    /// Ways not yet tried, the best last.
+    pub candidates: Option<Vec<PathCandidate>>,
+    /// Its process id, if its memory may be read.
+    pub readable: Option<i32>,
+    /// Its number in the address vector, once looked up.
+    pub number: Option<FiAddr>,
+    /// What its paths have carried that are gone: see `path_statistics`.
+    pub closed_paths: Vec<path_statistics::PathStatistics>,
+    /// Frames that have arrived corrupt by those that are open.
+    pub corrupt: [u32; PATHS_MAX],
+}
+
+/// An open path of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenPath {
+    pub path: PathId,
+    pub link: usize,
+}
+
+/// The state of the way to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendState {
+    Unknown,
+    /// A connection is being made.
+    Dialling,
+    /// Waits until fewer others are being dialled.
+    DialQueued,
+    /// Waits for the relay's connection.
+    AwaitRelay,
+    /// Frames go out on this link.
+    Up(usize),
+    /// Every path is lost: it is being repaired.
+    Reconnecting,
+    /// It said goodbye, or broke off.
+    Closed,
+}
+
+impl PeerState {
+    fn new(name: Option<NameBytes>) -> Self {
+        Self {
+            name,
+            send_state: SendState::Unknown,
+            open_paths: Vec::new(),
+            is_dialling: false,
+            is_further_address: false,
+            reconnect: None,
+            retries: DIAL_RETRIES,
+            instance: None,
+            candidates: None,
+            readable: None,
+            number: None,
+            closed_paths: Vec::new(),
+            corrupt: [0; PATHS_MAX],
+        }
+    }
+}
+
+impl Engine {
+    /// The peer with address-vector number `number`.
+    #[inline]
+    pub(super) fn peer_of(&mut self, number: FiAddr) -> Result<Peer, Errno> {
+        match self.by_number.get(number as usize) {
+            Some(&known) if known != u32::MAX => Ok(Peer(known)),
+            _ => self.look_up(number),
+        }
+    }
+
+    #[cold]
+    fn look_up(&mut self, number: FiAddr) -> Result<Peer, Errno> {
+        let name = self.av.name_of(number).ok_or(Errno::EINVAL)?;
+        let peer = self.peer_named(&name).ok_or(Errno::EINVAL)?;
+        let index = number as usize;
+        if self.by_number.len() <= index {
+            self.by_number.resize(index + 1, u32::MAX);
+        }
+        self.by_number[index] = peer.0;
+        Ok(peer)
+    }
+
+    /// The peer with this name; `None` if it is no name.
+    fn peer_named(&mut self, name: &NameBytes) -> Option<Peer> {
+        let address =
+            if self.own.own_format { Name::parse(name).ok()?.address } else { Address::ANONYMOUS };
+        let peer = if address == Address::ANONYMOUS {
+            let core = &mut self.core;
+            *self.by_name.entry(*name).or_insert_with(|| core.peer(address))
+        } else {
+            self.core.peer(address)
+        };
+        self.peer_state(peer).name.get_or_insert(*name);
+        Some(peer)
+    }
+
+    /// The node of a peer, if its name tells.
+    pub(super) fn node_of(&self, peer: Peer) -> Option<u64> {
+        let name = self.peer_states[peer.0 as usize].name.filter(|_| self.own.own_format)?;
+        Name::parse(&name).ok().map(|name| name.node)
+    }
+
+    /// The peer whose frames carry this address.
+    #[inline]
+    pub(super) fn peer_addressed(&mut self, address: Address) -> Peer {
+        let peer = self.core.peer(address);
+        self.peer_state(peer);
+        peer
+    }
+
+    #[inline]
+    fn peer_state(&mut self, peer: Peer) -> &mut PeerState {
+        let index = peer.0 as usize;
+        while self.peer_states.len() <= index {
+            self.peer_states.push(PeerState::new(None));
+        }
+        &mut self.peer_states[index]
+    }
+
+    /// The peer's number in the address vector, if it has one.
+    pub(super) fn number_of(&mut self, peer: Peer) -> Option<FiAddr> {
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        if peer_state.number.is_none() {
+            peer_state.number = self.av.addr_of(peer_state.name.as_ref()?);
+        }
+        peer_state.number
+    }
+
+    /// Peers to which there is a link or soon will be, and those that have sent something.
+    pub(super) fn active_peers(&self) -> Vec<Peer> {
+        let all = self.peer_states.iter().enumerate();
+        let is_in_touch = |&(peer, out): &(Peer, SendState)| match out {
+            // Who has only been listened to so far must hear of our leaving too: it may have something for us.
+            SendState::Unknown => self.core.has_been_heard(peer),
+            SendState::Closed => false,
+            _ => true,
+        };
+        all.map(|(index, peer_state)| (Peer(index as u32), peer_state.send_state))
+            .filter(is_in_touch)
+            .map(|(peer, _)| peer)
+            .collect()
+    }
+
+    pub(super) fn peer_introduced(&mut self, introduction: &Introduction) -> Option<Peer> {
+        if introduction.address == Address::ANONYMOUS {
+            let peer = self.peer_named(&introduction.name)?;
+            let known = self.peer_states[peer.0 as usize].instance;
+            let is_another = known.is_some_and(|known| known != introduction.cookie);
+            if is_another || self.core.failed(peer).is_some() {
+                self.forget_name(peer, &introduction.name);
+            }
+            return self.peer_named(&introduction.name);
+        }
+        let peer = self.peer_addressed(introduction.address);
+        self.peer_state(peer).name.get_or_insert(introduction.name);
+        Some(peer)
+    }
+
+    /// Once a peer has introduced itself, nobody else is taken for it.
+    ///
+    /// # Errors
+    /// Another endpoint goes by its address. What was sent and received so far was with the first one, so this one
+    /// cannot go on with it.
+    pub(super) fn recognise(&mut self, peer: Peer, introduction: &Introduction) -> io::Result<()> {
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        if *peer_state.instance.get_or_insert(introduction.cookie) == introduction.cookie {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::AddrInUse, "another endpoint goes by the peer's address"))
+    }
+
+    /// The endpoint that had this name is gone and another has it now (an address of IP and port can be used again):
+    /// from now on the name means the new one.
+    fn forget_name(&mut self, peer: Peer, name: &NameBytes) {
+        self.fail_peer(peer, libc::ECONNRESET);
+        self.by_name.remove(name);
+        for number in &mut self.by_number {
+            if *number == peer.0 {
+                *number = u32::MAX;
+            }
+        }
+    }
+}

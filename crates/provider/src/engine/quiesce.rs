@@ -1,0 +1,127 @@
+//! An image of this process is taken (a checkpoint), while it waits, between two polls of its program.
+//!
+//! An image has nothing of other processes in it: not the ring or the stream to the relay, nor memory that whoever has started this
+//! process shares with it. So all that is let go of, a stream when the relay has taken all that was sent; the starter hears where the process stands, and then an image can be
+//! taken. Whoever goes on from here hears so from the starter: the process itself, or one that was made of the image later and
+//! is another incarnation of it. Both are given the same descriptors, find their shared memory where it was, and attach to the relay
+//! as one that stands there. Nothing of all this is seen by the program, nor by its peers.
+//!
+//! | word on the socket | bytes | what |
+//! |---|---|---|
+//! | to the starter | 32 | number of the image; determinants, frames sent, looks for messages |
+//! | from the starter | 24, with descriptors | the same number, which incarnation this is, determinants before which none will ever stand; the record of clocks, the statistics page if there is one |
+//!
+//! What may never happen: the process goes on without its record; an image is taken of one that repeats what was before.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use landbridge_proto::wire::hello::LogPosition;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+
+use super::Engine;
+use crate::{interposer, log, param, statistics_page};
+
+/// What the starter says.
+struct ResumeMessage {
+    number: u64,
+    incarnation: u32,
+    kept: u64,
+    files: Vec<OwnedFd>,
+}
+
+impl Engine {
+    /// Waits while an image is taken, if this is a moment for it.
+    #[cold]
+    pub(super) fn quiesce_for_checkpoint(&mut self) {
+        let is_closing = self.replay.as_ref().is_none_or(|replay| replay.is_closing);
+        if is_closing || self.is_replaying() || self.hellos_open > 0 || !self.uplink.is_up() {
+            return;
+        }
+        let Some(socket) = supervisor_socket() else { return };
+        let (polls, number) = (interposer::polls(), interposer::checkpoints_wanted());
+        let Some(standing) = self.replay.as_ref().map(|replay| replay.standing(0)) else { return };
+        let Some(link) = self.uplink.link() else { return };
+        self.send_nondeterminism_for_checkpoint();
+        // The new link must have the number of this one.
+        if self.links[..link].iter().any(Option::is_none) || !interposer::quiesce() {
+            return;
+        }
+        let has_page = statistics_page::quiesce();
+        // What the relay has sent and nobody has taken in is told again.
+        self.finish_for_checkpoint();
+        drop(self.close_link(link));
+        self.uplink.reset();
+        let message =
+            match await_checkpoint(socket, [number, standing.determinants, standing.sent, polls]) {
+                Ok(message) if message.number == number => message,
+                Ok(_) => {
+                    self.end_process("it is told of another image than the one that was taken")
+                }
+                Err(error) => self.end_process(&format!("nobody says that it may go on: {error}")),
+            };
+        self.resume(message, standing, has_page);
+    }
+
+    fn resume(&mut self, message: ResumeMessage, standing: LogPosition, has_page: bool) {
+        let ResumeMessage { incarnation, kept, files, .. } = message;
+        let mut files = files.into_iter();
+        let is_same = self.own.introduction.incarnation == incarnation;
+        if !files.next().is_some_and(|record| interposer::resume(record, incarnation, is_same)) {
+            self.end_process("its nondeterminism record is not the one that it had");
+        }
+        if has_page && !files.next().is_some_and(|file| statistics_page::resume(file.as_fd())) {
+            log!(Info, "there is no statistics page any more: nobody hears how the paths are");
+        }
+        let own = &mut self.own.introduction;
+        if !is_same {
+            let real = self.poll_state.time();
+            self.replay.iter_mut().for_each(|replay| replay.resume_clock(real));
+        }
+        (own.incarnation, own.log_position) = (incarnation, LogPosition { kept, ..standing });
+        self.attach();
+    }
+}
+
+/// The socket to whoever has started this process, if images are taken of it.
+fn supervisor_socket() -> Option<BorrowedFd<'static>> {
+    let number = param::QUIESCE_SOCKET.number().ok().flatten()?;
+    let number = i32::try_from(number).ok()?;
+    // SAFETY: it is open for as long as this process lives; one that is not is refused by the kernel.
+    Some(unsafe { BorrowedFd::borrow_raw(number) })
+}
+
+/// Says that an image can be taken, and waits until it is said who goes on. An image is taken in here.
+fn await_checkpoint(socket: BorrowedFd<'_>, numbers: [u64; 4]) -> io::Result<ResumeMessage> {
+    let mut word = [0; 32];
+    for (place, number) in word.chunks_exact_mut(8).zip(numbers) {
+        place.copy_from_slice(&number.to_le_bytes());
+    }
+    rustix::net::send(socket, &word, SendFlags::NOSIGNAL)?;
+    let mut answer = [0; 24];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut files = Vec::new();
+    let mut filled = 0;
+    while filled < answer.len() {
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut room = [IoSliceMut::new(&mut answer[filled..])];
+        let got = rustix::net::recvmsg(socket, &mut room, &mut ancillary, RecvFlags::CMSG_CLOEXEC);
+        match got {
+            Ok(got) if got.bytes == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(got) => filled += got.bytes,
+            Err(rustix::io::Errno::INTR) => (),
+            Err(error) => return Err(error.into()),
+        }
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                files.extend(more);
+            }
+        }
+    }
+    let number = |at: usize| {
+        let bytes = answer[at..at + 8].try_into();
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    };
+    Ok(ResumeMessage { number: number(0), incarnation: number(8) as u32, kept: number(16), files })
+}

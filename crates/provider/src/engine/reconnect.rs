@@ -1,0 +1,532 @@
+//! Paths that broke, and how they come back.
+//!
+//! When a path is lost, frames go on by another if there is one; what it may have lost goes again (the protocol sees to
+//! that). All the same it is dialled again, at once and then with longer and longer pauses. When no path is left by which
+//! anything gets through, the peer is *unreachable* ([`Engine::is_unreachable`]): its operations wait, quietly, up to the
+//! `peer_timeout`; only then, or when whoever answers in its place says that nobody is there, it is given up.
+//!
+//! A reconnect goes in rounds, in each of which every way is tried. What each answers, and the time, decide:
+//!
+//! | what happens | while the peer is unreachable | otherwise |
+//! |---|---|---|
+//! | a way is refused | the round counts as refused, if all are | |
+//! | somebody denies that we belong to the job | the same; more such rounds are borne | |
+//! | anything else goes wrong | there is hope: rounds count anew | |
+//! | a round was refused | again after a pause; after some in a row the peer is gone | again after a pause |
+//! | it is unreachable now, and was not | pauses and refusals count anew | |
+//! | `peer_timeout` has passed since it was unreachable | it is given up | |
+//!
+//! What may never happen: a peer that is unreachable is waited for without end, whatever paths still stand.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use landbridge_proto::channel::PathId;
+use landbridge_proto::endpoint::Peer;
+
+use super::Engine;
+use super::handshake::Carrier;
+use super::links::{Link, RELAY_PATH};
+use super::peer_state::{OpenPath, SendState};
+use crate::log;
+
+/// First pause between two attempts; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// So many rounds of attempts that were all refused in a row show that nobody is there. (One may be a door that is full.)
+const REFUSALS_MAX: u32 = 4;
+/// So many when somebody answered who did not seem to belong to the job: what was said may have been damaged on its way,
+/// and a hello has no other checksum than its proof.
+pub(super) const DENIALS_MAX: u32 = 10;
+/// A connection that has stood for so long was not made at the same time as another one between the same two: that one
+/// has been made because this one is broken.
+const DUPLICATE_AGE_MAX: Duration = Duration::from_secs(2);
+
+/// Attempts to have a path again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reconnect {
+    /// Since when the peer is unreachable, if it is.
+    unreachable_since: Option<Instant>,
+    next: Instant,
+    pause: Duration,
+    /// Rounds in a row in which every way was refused, since it is unreachable.
+    refusals: u32,
+    /// Some way of this round was not refused, but led nowhere.
+    has_unrefused: bool,
+    /// On some way of this round somebody answered who did not seem to belong to the job.
+    is_denied: bool,
+    /// A path has been lost, and not only fallen silent.
+    pub has_lost: bool,
+}
+
+impl Reconnect {
+    /// The pause after the attempt that is under way.
+    pub fn pause(&self) -> Duration {
+        self.pause
+    }
+
+    fn new(has_lost: bool, now: Instant) -> Self {
+        let (has_unrefused, is_denied) = (false, false);
+        Self {
+            unreachable_since: None,
+            next: now,
+            pause: PAUSE_MIN,
+            refusals: 0,
+            has_unrefused,
+            is_denied,
+            has_lost,
+        }
+    }
+
+    /// Every way is tried once more.
+    fn begin_round(&mut self) {
+        (self.has_unrefused, self.is_denied) = (false, false);
+    }
+
+    /// A way has led nowhere.
+    fn note(&mut self, error: &io::Error) {
+        // Nobody is there, or somebody else.
+        let is_refused =
+            matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::AddrInUse);
+        self.has_unrefused |= !is_refused && !is_denied(error);
+        self.is_denied |= is_denied(error);
+    }
+
+    /// Whether the peer is unreachable now. Says since when, if it is.
+    fn note_unreachable(&mut self, is_unreachable: bool, now: Instant) -> Option<Instant> {
+        match self.unreachable_since {
+            _ if !is_unreachable => self.unreachable_since = None,
+            Some(_) => (),
+            // Only now does a refusal say much, and there is reason for haste.
+            None => {
+                let Reconnect { has_unrefused, is_denied, has_lost, .. } = *self;
+                let fresh = Reconnect::new(has_lost, now);
+                *self =
+                    Reconnect { unreachable_since: Some(now), has_unrefused, is_denied, ..fresh };
+            }
+        }
+        self.unreachable_since
+    }
+
+    /// No way has led to the peer this time. True: nor will any, for it is gone.
+    fn end_round(&mut self, pause_max: Duration, now: Instant) -> bool {
+        let is_refused = self.unreachable_since.is_some() && !self.has_unrefused;
+        self.refusals = if is_refused { self.refusals + 1 } else { 0 };
+        let refusals_max = if self.is_denied { DENIALS_MAX } else { REFUSALS_MAX };
+        if self.refusals >= refusals_max {
+            return true;
+        }
+        self.next = now + self.pause;
+        self.pause = (self.pause * 2).min(pause_max);
+        false
+    }
+}
+
+impl Link {
+    /// Whether anything gets through by it, as far as is known: it is no line that is doubted, and no connection that has
+    /// been silent for so long that another is tried beside it.
+    pub(super) fn works(&self) -> bool {
+        match &self.carrier {
+            Carrier::Datagram(udp_path) => udp_path.is_open() && !udp_path.is_suspected(),
+            _ => !self.is_unresponsive,
+        }
+    }
+}
+
+/// Whether it is the network that is in the way, and may be there again.
+pub(super) fn is_network_down(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    matches!(error.kind(), HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
+}
+
+/// Whether somebody was there, and the hello went wrong: another may go right.
+pub(super) fn is_handshake_failure(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionReset, UnexpectedEof};
+    is_denied(error) || matches!(error.kind(), ConnectionReset | UnexpectedEof)
+}
+
+/// Whether who is there does not seem to belong to the job.
+pub(super) fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
+impl Engine {
+    /// The path of `peer` over link `id`, which joined the addresses `ends`, is lost, for a reason that need not be final. It is
+    /// to be had again, unless there is another connection between the same addresses.
+    #[cold]
+    pub(super) fn lose_path(
+        &mut self,
+        peer: Peer,
+        id: usize,
+        ends: Option<(IpAddr, IpAddr)>,
+        error: &io::Error,
+    ) {
+        let address = self.core.address(peer);
+        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let Some(place) = open_paths.iter().position(|open_path| open_path.link == id) else {
+            return;
+        };
+        // A link that has ended has had its account settled.
+        let path = open_paths[place].path;
+        if let Some(link) = self.links[id].take() {
+            self.finish_statistics(peer, path, &link, true);
+            self.links[id] = Some(link);
+        }
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let lost = peer_state.open_paths.remove(place);
+        let other = peer_state.open_paths.last().map(|open_path| open_path.link);
+        match other {
+            Some(link) => peer_state.send_state = SendState::Up(link),
+            None => peer_state.send_state = SendState::Reconnecting,
+        }
+        let goes_on = if other.is_some() { "goes on by another" } else { "is made anew" };
+        log!(Warn, "a path to {address} is lost and {goes_on}: {error}");
+        self.core.close_path(peer, lost.path);
+        self.restripe(peer);
+        self.drain_actions();
+        let is_rail = self.rail_lost(peer, ends, id);
+        let is_needed = self.duplicate_link(peer, ends).is_none() && !is_rail;
+        // Datagrams alone do not show that a peer has died.
+        if is_needed || !self.has_connection(peer) {
+            self.begin_reconnect(peer, true);
+        }
+    }
+
+    /// Whether nothing gets through to `peer` any more, as far as is known.
+    pub(super) fn is_unreachable(&self, peer: Peer) -> bool {
+        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        // A link that is in use just now is not in its place.
+        !open_paths
+            .iter()
+            .any(|open_path| self.links[open_path.link].as_ref().is_none_or(|link| link.works()))
+    }
+
+    /// Whether `peer` has a path that is no line of datagrams.
+    fn has_connection(&self, peer: Peer) -> bool {
+        let is_udp_path = |link: &Link| link.socket().is_some();
+        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        open_paths
+            .iter()
+            .any(|open_path| !self.links[open_path.link].as_deref().is_some_and(is_udp_path))
+    }
+
+    /// Since when `peer`, of which a path is to be had again, is unreachable, if it is.
+    fn unreachable_since(&mut self, peer: Peer) -> Option<Instant> {
+        let is_unreachable = self.is_unreachable(peer);
+        let reconnect = self.peer_states[peer.0 as usize].reconnect.as_mut()?;
+        reconnect.note_unreachable(is_unreachable, Instant::now())
+    }
+
+    /// The relay does not lead to `peer`, at least not now.
+    pub(super) fn drop_relay_path(&mut self, peer: Peer) {
+        let open_paths = &self.peer_states[peer.0 as usize].open_paths;
+        let through_relay = open_paths.iter().find(|open_path| open_path.path == RELAY_PATH);
+        if let Some(OpenPath { link, path }) = through_relay.copied() {
+            self.leave_relay_link(peer, link, path);
+            let why =
+                io::Error::new(io::ErrorKind::NetworkUnreachable, "the relay cannot reach it");
+            self.lose_path(peer, link, None, &why);
+        }
+    }
+
+    /// The relay's link, which goes on for others, touches no memory for `peer` any more: what it holds of a frame is
+    /// copied, and what is arriving goes nowhere.
+    fn leave_relay_link(&mut self, peer: Peer, id: usize, path: PathId) {
+        let Some(link) = self.links[id].as_mut() else {
+            return;
+        };
+        if link.inside.is_some_and(|(from, _)| from == peer) {
+            link.discard_rest();
+        }
+        if let Carrier::Stream(stream) = &mut link.carrier
+            && link.holding.take_if(|holder| *holder == peer).is_some()
+        {
+            stream.copy_held();
+            link.blocked.push_back(peer);
+            self.core.handle_flushed(peer, path);
+        }
+    }
+
+    pub(super) fn begin_reconnect(&mut self, peer: Peer, has_lost: bool) {
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        if let Some(reconnect) = &mut peer_state.reconnect {
+            reconnect.has_lost |= has_lost;
+            return;
+        }
+        peer_state.reconnect = Some(Reconnect::new(has_lost, Instant::now()));
+        let is_dialling = peer_state.is_dialling;
+        if !self.reconnects.contains(&peer) {
+            self.reconnects.push(peer);
+        }
+        if !is_dialling {
+            self.redial(peer);
+        }
+    }
+
+    fn redial(&mut self, peer: Peer) {
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        peer_state.candidates = None;
+        if let Some(reconnect) = &mut peer_state.reconnect {
+            reconnect.begin_round();
+        }
+        self.probe_udp_paths(peer);
+        self.dial(peer);
+    }
+
+    /// An attempt to reach `peer` has failed.
+    pub(super) fn note_attempt(&mut self, peer: Peer, error: &io::Error) {
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let is_further_address = peer_state.is_further_address;
+        let may_come = is_network_down(error) || is_handshake_failure(error);
+        if peer_state.reconnect.is_none() && may_come && peer_state.open_paths.is_empty() {
+            // The network fails before there has been any path: that is waited for as at any other time.
+            peer_state.reconnect = Some(Reconnect::new(true, Instant::now()));
+            self.reconnects.push(peer);
+        }
+        if is_further_address {
+            // Nobody need ever have been there.
+            return;
+        }
+        if let Some(reconnect) = &mut self.peer_states[peer.0 as usize].reconnect {
+            reconnect.note(error);
+        }
+    }
+
+    /// No way to `peer` has led to it this time.
+    pub(super) fn reconnect_later(&mut self, peer: Peer) {
+        let (address, redial_max) = (self.core.address(peer), self.identity.redial_max);
+        self.unreachable_since(peer);
+        let peer_state = &mut self.peer_states[peer.0 as usize];
+        let Some(reconnect) = &mut peer_state.reconnect else {
+            return;
+        };
+        if reconnect.end_round(redial_max, Instant::now()) {
+            log!(Warn, "the connection to {address} is lost, and nobody answers there");
+            return self.fail_peer(peer, libc::ECONNRESET);
+        }
+        self.set_send_state(peer, SendState::Reconnecting);
+    }
+
+    /// Looks after the paths that are to be had again. To be called every few milliseconds while there are any.
+    #[cold]
+    pub(super) fn check_reconnects(&mut self) {
+        let now = Instant::now();
+        for peer in std::mem::take(&mut self.reconnects) {
+            let unreachable_since = self.unreachable_since(peer);
+            let peer_state = &self.peer_states[peer.0 as usize];
+            let Some(reconnect) = &peer_state.reconnect else {
+                continue;
+            };
+            let (address, peer_timeout) = (self.core.address(peer), self.identity.peer_timeout);
+            if unreachable_since.is_some() && self.core.has_left(peer) {
+                // Its goodbye came later than the end of its connection.
+                log!(Debug, "{address} has left");
+                self.fail_peer(peer, libc::ECONNRESET);
+                continue;
+            }
+            if unreachable_since.is_some_and(|since| since.elapsed() > peer_timeout) {
+                log!(Warn, "{address} could not be reached for {peer_timeout:?}: it is given up");
+                self.fail_peer(peer, libc::ETIMEDOUT);
+                continue;
+            }
+            let is_due = !peer_state.is_dialling && now >= reconnect.next;
+            self.reconnects.push(peer);
+            if is_due {
+                self.redial(peer);
+            }
+        }
+    }
+
+    /// Connection `new` of a peer has come up. Others between the same addresses are broken, though this side may not have
+    /// noticed, if the same side has dialled them (it dials again when it has lost one), or have stood for long, or are
+    /// suspected. Whether one is left that need not be.
+    pub(super) fn drop_broken_duplicates(&mut self, peer: Peer, new: usize) -> bool {
+        let Some(link) = self.links[new].as_ref() else {
+            return false;
+        };
+        let (ends, is_accepted) = (link.ends, link.is_accepted);
+        let open_paths = self.peer_states[peer.0 as usize].open_paths.clone();
+        let mut has_duplicate = false;
+        for old in
+            open_paths.into_iter().map(|open_path| open_path.link).filter(|&link| link != new)
+        {
+            let is_duplicate = |link: &&Link| link.ends == ends && link.socket().is_none();
+            let Some(link) = self.links[old].as_deref().filter(is_duplicate) else {
+                continue;
+            };
+            let is_old = is_accepted && link.since.elapsed() >= DUPLICATE_AGE_MAX;
+            if ends.is_none()
+                || !(link.is_accepted == is_accepted || link.is_unresponsive || is_old)
+            {
+                has_duplicate |= ends.is_some();
+                continue;
+            }
+            let why = io::Error::new(io::ErrorKind::ConnectionReset, "another has been made");
+            if let Some(link) = self.close_link(old) {
+                self.finish_statistics(peer, link.path, &link, true);
+            }
+            self.lose_path(peer, old, ends, &why);
+        }
+        has_duplicate
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAUSE_MAX: Duration = Duration::from_millis(70);
+
+    #[derive(Clone, Copy, Debug)]
+    enum Event {
+        /// A way leads nowhere.
+        Fails(io::ErrorKind),
+        /// Nothing gets through any more.
+        Cut,
+        /// Something gets through again.
+        Open,
+        BeginRound,
+        EndRound,
+    }
+
+    /// Hopeful, corrupt, refusals so far, pause in milliseconds, time to the next attempt; since when it is unreachable. Or the
+    /// peer is gone.
+    type State = Option<((bool, bool, u32, u64, u64), Option<u64>)>;
+
+    /// It is this time now, in milliseconds.
+    const NOW: u64 = 1_000;
+
+    #[test]
+    fn a_repair_in_every_state_under_every_event() {
+        // A path is left; unreachable; unreachable with hope; refused so often that once more is enough; the same, if nobody had
+        // denied us; denied so often.
+        let (open, cut) = (None, Some(10));
+        let states: [State; 6] = [
+            Some(((false, false, 0, 40, 0), open)),
+            Some(((false, false, 0, 40, 0), cut)),
+            Some(((true, false, 2, 40, 0), cut)),
+            Some(((false, false, REFUSALS_MAX - 1, 40, 0), cut)),
+            Some(((false, true, REFUSALS_MAX - 1, 40, 0), cut)),
+            Some(((false, true, DENIALS_MAX - 1, 40, 0), cut)),
+        ];
+        for (event, expected) in rows(states, cut) {
+            for (state, expected) in states.into_iter().zip(expected) {
+                assert_eq!(after(state, event), expected, "{state:?} under {event:?}");
+            }
+        }
+    }
+
+    /// What becomes of each of the states under each event.
+    fn rows(states: [State; 6], cut: Option<u64>) -> [(Event, [State; 6]); 9] {
+        use Event::{BeginRound, Cut, EndRound, Fails, Open};
+        use io::ErrorKind::{
+            AddrInUse, ConnectionRefused, ConnectionReset, PermissionDenied, TimedOut,
+        };
+        let [left, lonely, hopeful, refused, denied, last] = states;
+        let with = |state: State, hope, corrupt| {
+            state.map(|((h, s, refusals, pause, next), cut)| {
+                ((h || hope, s || corrupt, refusals, pause, next), cut)
+            })
+        };
+        let each = |f: &dyn Fn(State) -> State| states.map(f);
+        let no_more = |state: State| state.map(|(known, _)| (known, None));
+        let fresh = Some(((false, false, 0, 20, 0), Some(NOW)));
+        let again = |hope, corrupt, refusals, cut| Some(((hope, corrupt, refusals, 70, 40), cut));
+        [
+            (Fails(ConnectionRefused), states),
+            (Fails(AddrInUse), states),
+            (Fails(TimedOut), each(&|state| with(state, true, false))),
+            (Fails(ConnectionReset), each(&|state| with(state, true, false))),
+            (Fails(PermissionDenied), each(&|state| with(state, false, true))),
+            (Cut, [fresh, lonely, hopeful, refused, denied, last]),
+            (
+                Open,
+                [
+                    left,
+                    no_more(lonely),
+                    no_more(hopeful),
+                    no_more(refused),
+                    no_more(denied),
+                    no_more(last),
+                ],
+            ),
+            (
+                BeginRound,
+                [
+                    left,
+                    lonely,
+                    Some(((false, false, 2, 40, 0), cut)),
+                    refused,
+                    Some(((false, false, REFUSALS_MAX - 1, 40, 0), cut)),
+                    Some(((false, false, DENIALS_MAX - 1, 40, 0), cut)),
+                ],
+            ),
+            (
+                EndRound,
+                [
+                    // Others carry what there is.
+                    again(false, false, 0, None),
+                    again(false, false, 1, cut),
+                    again(true, false, 0, cut),
+                    None,
+                    again(false, true, REFUSALS_MAX, cut),
+                    None,
+                ],
+            ),
+        ]
+    }
+
+    fn after(state: State, event: Event) -> State {
+        let start = Instant::now();
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        let ((has_unrefused, is_denied, refusals, pause, next), cut) = state?;
+        let pause = Duration::from_millis(pause);
+        let (next, cut) = (at(NOW + next), cut.map(at));
+        let mut reconnect = Reconnect {
+            unreachable_since: cut,
+            next,
+            pause,
+            refusals,
+            has_unrefused,
+            is_denied,
+            has_lost: true,
+        };
+        match event {
+            Event::Fails(kind) => reconnect.note(&kind.into()),
+            Event::Cut => {
+                reconnect.note_unreachable(true, at(NOW));
+            }
+            Event::Open => {
+                reconnect.note_unreachable(false, at(NOW));
+            }
+            Event::BeginRound => reconnect.begin_round(),
+            Event::EndRound => {
+                if reconnect.end_round(PAUSE_MAX, at(NOW)) {
+                    return None;
+                }
+            }
+        }
+        assert!(reconnect.has_lost, "nobody forgets why");
+        let millis = |later: Instant, earlier: Instant| (later - earlier).as_millis() as u64;
+        let Reconnect { refusals, has_unrefused, is_denied, .. } = reconnect;
+        let pause = reconnect.pause.as_millis() as u64;
+        let next = millis(reconnect.next, at(NOW));
+        Some((
+            (has_unrefused, is_denied, refusals, pause, next),
+            reconnect.unreachable_since.map(|cut| millis(cut, start)),
+        ))
+    }
+
+    #[test]
+    fn pauses_grow_up_to_the_longest() {
+        let start = Instant::now();
+        let mut reconnect = Reconnect::new(true, start);
+        let pauses = [0; 5].map(|_| {
+            reconnect.begin_round();
+            reconnect.note(&io::ErrorKind::TimedOut.into());
+            assert!(!reconnect.end_round(PAUSE_MAX, start));
+            (reconnect.next - start).as_millis()
+        });
+        assert_eq!(pauses, [20, 40, 70, 70, 70]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Connections of strangers: what the log says of them, and where they find an endpoint at all.
+
+use std::process::Command;
+
+use landbridge_proto::wire::hello::OPEN_BYTES;
+
+use super::*;
+
+const STRANGERS: usize = 300;
+
+/// In a process of its own, whose standard error is the log.
+#[test]
+fn strangers_without_number_cost_a_few_lines_that_count_them_all() {
+    const CHILD: &str = "LANDBRIDGE_TEST_STRANGERS";
+    if std::env::var_os(CHILD).is_some() {
+        return be_visited();
+    }
+    let name = "strangers_without_number_cost_a_few_lines_that_count_them_all";
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--nocapture", "--exact", &format!("engine::tests::pending_connections::{name}")]);
+    let began = Instant::now();
+    let output = child.env(CHILD, "1").env("LANDBRIDGE_LOG", "warn").output().unwrap();
+    let seconds = began.elapsed().as_secs() as usize;
+    let log = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{log}");
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("refused: ")).collect();
+    let (first, others): (Vec<&str>, Vec<&str>) =
+        lines.iter().partition(|line| line.contains("a connection of 127.0.0.1:"));
+    let count = |line: &&str| -> usize {
+        let (before, _) = line.split_once(" more connections were refused").unwrap();
+        before.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let counted: usize = others.iter().map(count).sum();
+    assert_eq!(first.len() + counted, STRANGERS, "{log}");
+    assert!(lines.len() <= 2 * (seconds + 2), "{} lines in {seconds} s: {log}", lines.len());
+}
+
+fn be_visited() {
+    let mut party = Party::open();
+    let address = SocketAddr::from(([127, 0, 0, 1], Name::parse(&party.name()).unwrap().port));
+    for _ in 0..STRANGERS {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&[b'G'; OPEN_BYTES]).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        until(|| {
+            party.engine.progress();
+            match stream.read(&mut [0]) {
+                Ok(count) => count == 0,
+                Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+            }
+        });
+    }
+    party.engine.close();
+}
