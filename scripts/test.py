@@ -66,13 +66,14 @@ def main() -> int:
         return 2
     wanted = [s for s in steps if (s.name in options.names if options.names else True)]
     chosen = [s for s in wanted if options.slow or options.names or not s.slow]
-    return run_all(chosen, [step for step in wanted if step not in chosen], options.slow)
+    return run_all(chosen, [step for step in wanted if step not in chosen], options)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name the steps and their commands")
     parser.add_argument("--slow", action="store_true", help="run the slow steps too")
+    parser.add_argument("--lanes", type=int, default=LANES, metavar="N", help="steps that run at the same time [%(default)s]")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these steps")
     return parser.parse_args()
 
@@ -263,15 +264,15 @@ def python_step(name, what, script, *arguments, limit_s, **options) -> Step:
     return Step(name, what, [sys.executable, script, *arguments], limit_s, **options)
 
 
-def run_all(steps: list[Step], left_out: list[Step], is_slow: bool) -> int:
+def run_all(steps: list[Step], left_out: list[Step], options) -> int:
     process.adopt_orphans()
     started = time.monotonic()
-    deadline = None if is_slow else started + BUDGET_S
-    print(f"{len(steps)} steps; those that wait more than they work run {LANES} at a time", flush=True)
+    deadline = None if options.slow else started + BUDGET_S
+    print(f"{len(steps)} steps; those that wait more than they work run {options.lanes} at a time", flush=True)
     rows = []
     for step in (step for step in steps if step.is_alone):
         rows += run_at_once([step], deadline, 1)
-    rows += run_at_once([step for step in steps if not step.is_alone], deadline, LANES)
+    rows += run_at_once([step for step in steps if not step.is_alone], deadline, options.lanes)
     seconds = time.monotonic() - started
     for pid in process.end_descendants():
         print(f"test: ended process {pid}, which a step had left behind")
