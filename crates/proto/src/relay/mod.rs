@@ -530,7 +530,7 @@ impl Relay {
             PortState::Up
                 if port.waiting_bytes() < bound && (port.waiting_inputs.is_empty() || its_turn) =>
             {
-                ()
+                
             }
             PortState::Up => {
                 self.enqueue_input(from, to);

@@ -489,7 +489,7 @@ fn one_that_stands_in_the_middle_is_told_what_came_after() {
     for number in 0..6_u64 {
         let determinants = number.div_ceil(2);
         let taken = 2 * determinants * size;
-        places.push(LogPosition { determinants: determinants, taken, sent: number / 2, kept: 0 });
+        places.push(LogPosition { determinants, taken, sent: number / 2, kept: 0 });
         match number % 2 {
             0 => {
                 send(&mut relay, zero, frame(rank(0), rank(1), 20 * number, 10));
