@@ -70,10 +70,10 @@ ROWS = [
     *rows_of("python", "sqlite", EITHER),
     *rows_of("fortran", "fortran-sequential fortran-append fortran-direct fortran-stream"),
     *rows_of("fortran", "fortran-scratch"),
-    *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix"),
+    *rows_of("odd", "sendfile copy-range io_uring aio-linux aio-posix longjmp directory thread-read constructor"),
     *rows_of("odd", "dev-urandom dev-random getrandom-raw", is_chance=True),
     *rows_of("odd", "mmap-shared mmap-private splice thread children static-child bare-child", REFUSED),
-    *rows_of("odd", "vfork-child spawn-open child-position passed handler", REFUSED),
+    *rows_of("odd", "vfork-child spawn-open child-position passed handler grandchild child-look socket shmat signal inotify ioctl", REFUSED),
     *rows_of("python", "memmap", REFUSED),
     *rows_of("libc", "fifo", REFUSED),
 ]
@@ -161,6 +161,10 @@ class Programs:
             words = ["gcc", "-O2", str(SOURCES / "fortran.c"), kernels, *mpi, "-lgfortran"]
         else:
             words = ["gcc", "-O2", str(SOURCES / f"{name}.c"), *mpi, "-lpthread", "-lrt"]
+        if name == "odd":
+            library = str(self.folder / "libodd.so")
+            subprocess.run(["gcc", "-O2", "-fPIC", "-shared", str(SOURCES / "odd_library.c"), "-o", library], check=True)
+            words += [library, f"-Wl,-rpath,{self.folder}"]
         subprocess.run(words, check=True)
         if name == "odd":
             words = ["gcc", "-O2", "-static", str(SOURCES / "appender.c"), "-o", str(self.folder / "odd-appender")]

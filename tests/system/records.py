@@ -227,7 +227,7 @@ def records(pid: int) -> list[int]:
     found = []
     try:
         for file in Path(f"/proc/{pid}/fd").iterdir():
-            if "landbridge-interpose" in os.readlink(file):
+            if "landbridge-recording" in os.readlink(file):
                 found.append(file.stat().st_blocks * 512)
     except OSError:
         # It has ended.

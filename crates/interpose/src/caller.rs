@@ -23,6 +23,9 @@ const TRANSPORTS: [&[u8]; 10] = [
     b"libefa.so",
 ];
 
+/// And MPI libraries with what they load, whose connections are part of the job.
+const MPI: [&[u8]; 4] = [b"libmpi", b"libpmi", b"libhwloc", b"libopen-"];
+
 /// Libraries that have read clocks, in the order in which they did. Used by one thread.
 static KNOWN: [KnownLibrary; KNOWN_MAX] = [const { KnownLibrary::none() }; KNOWN_MAX];
 /// More are looked up at each of their reads.
@@ -63,8 +66,15 @@ pub fn belongs_to_transport(address: usize) -> bool {
     library_of(address).is_transport
 }
 
+/// Whether the MPI library calls, or a library below it, for any thread.
+pub fn belongs_to_mpi_or_transport(address: usize) -> bool {
+    let found = library_of(address);
+    found.is_transport || found.is_mpi
+}
+
 fn library_of(address: usize) -> LibraryLookup {
-    let mut found = LibraryLookup { address, begin: 0, bytes: 0, is_transport: false };
+    let mut found =
+        LibraryLookup { address, begin: 0, bytes: 0, is_transport: false, is_mpi: false };
     // SAFETY: `visit` is called with `found` before this call returns.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
     found
@@ -87,6 +97,7 @@ struct LibraryLookup {
     begin: usize,
     bytes: usize,
     is_transport: bool,
+    is_mpi: bool,
 }
 
 /// Looks whether the address is in this library.
@@ -106,7 +117,9 @@ unsafe extern "C" fn visit(
         if found.address.wrapping_sub(begin) < bytes {
             (found.begin, found.bytes) = (begin, bytes);
             // SAFETY: null or a string.
-            found.is_transport = unsafe { is_transport(library.dlpi_name) };
+            found.is_transport = unsafe { is_named(library.dlpi_name, &TRANSPORTS) };
+            // SAFETY: as above.
+            found.is_mpi = unsafe { is_named(library.dlpi_name, &MPI) };
             return 1;
         }
     }
@@ -115,14 +128,14 @@ unsafe extern "C" fn visit(
 
 /// # Safety
 /// `path` is null or a string.
-unsafe fn is_transport(path: *const c_char) -> bool {
+unsafe fn is_named(path: *const c_char, beginnings: &[&[u8]]) -> bool {
     if path.is_null() {
         return false;
     }
     // SAFETY: the caller's promise.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    TRANSPORTS.iter().any(|start| name.starts_with(start))
+    beginnings.iter().any(|start| name.starts_with(start))
 }
 
 #[cfg(test)]
@@ -131,7 +144,7 @@ mod tests {
 
     #[test]
     fn libraries_of_the_network_are_told_from_others() {
-        let is_it = |path: &CStr| unsafe { is_transport(path.as_ptr()) };
+        let is_it = |path: &CStr| unsafe { is_named(path.as_ptr(), &TRANSPORTS) };
         for path in [c"/opt/lib/mpich/libucs.so.0", c"libfabric.so.1", c"/b/liblandbridge-fi.so"] {
             assert!(is_it(path), "{path:?}");
         }
@@ -144,7 +157,7 @@ mod tests {
     fn whoever_is_in_no_library_is_the_program() {
         for _ in 0..2 * KNOWN_MAX {
             assert!(is_program(8));
-            assert!(is_program(is_transport as *const () as usize));
+            assert!(is_program(is_named as *const () as usize));
         }
         assert!(KNOWN[1].bytes.load(Relaxed) == 0);
     }

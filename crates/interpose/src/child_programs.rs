@@ -96,6 +96,15 @@ pub unsafe extern "C" fn add_open(
     }
 }
 
+/// Whether a program that is given this process's environment will be observed.
+pub fn own_environment_loads_interposer() -> bool {
+    unsafe extern "C" {
+        static environ: CStringList;
+    }
+    // SAFETY: the C library's variable, which this thread reads between two changes of it.
+    unsafe { loads_interposer(environ) }
+}
+
 /// Before this file is executed.
 ///
 /// # Safety

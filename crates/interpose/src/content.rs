@@ -422,6 +422,11 @@ impl Session {
             crate::recording::forbid_restart(format_args!(
                 "it has {path} share the blocks of another file"
             ));
+        } else if open.kind == FileKind::File && !asks_for_a_terminal(request) {
+            let path = Path(open.path());
+            crate::recording::forbid_restart(format_args!(
+                "it uses ioctl(2) {request:#x} on {path}, which is not recorded"
+            ));
         }
         None
     }
@@ -444,6 +449,14 @@ impl Session {
         if is_shared && open.may_write() {
             let path = Path(open.path());
             crate::recording::forbid_restart(format_args!("it maps {path} shared and writable"));
+            return None;
+        }
+        // Whoever else has it mapped may store there, which no time of the file shows.
+        if is_shared && open.is_recorded && open.kind == FileKind::File {
+            let path = Path(open.path());
+            crate::recording::forbid_restart(format_args!(
+                "it maps {path} shared, which is changed while the job runs"
+            ));
             return None;
         }
         let call = call_of(libc::SYS_mmap, [descriptor, length, arguments[5], 0, 0], &[]);
@@ -487,6 +500,15 @@ impl Session {
         Some(error(libc::ENOSYS))
     }
 }
+
+/// Requests to which a file answers that it is no terminal, and those about the descriptor alone (ioctl_tty(2)).
+fn asks_for_a_terminal(request: u64) -> bool {
+    let of_descriptor = [libc::FIOCLEX, libc::FIONCLEX, libc::FIONBIO];
+    let of_terminal = [libc::TCGETS, libc::TIOCGWINSZ, libc::TIOCGPGRP, TCGETS2];
+    of_descriptor.contains(&request) || of_terminal.contains(&request)
+}
+
+const TCGETS2: u64 = 0x802c_542a;
 
 /// `FICLONE` and `FICLONERANGE` (ioctl_ficlone(2)).
 pub fn shares_blocks(request: u64) -> bool {

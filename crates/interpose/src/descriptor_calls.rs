@@ -98,6 +98,7 @@ impl Session {
         let found = kernel(libc::SYS_openat, [crate::syscalls::HERE, null, placeholder, 0, 0, 0]);
         move_descriptor(found, number, closes);
         self.register(number, flags, opened, false);
+        self.table.index(number as u64).into_iter().for_each(|index| self.reopen_to_share(index));
     }
 
     fn register(&mut self, number: i64, flags: c_int, opened: &OpenedFile, is_real: bool) {
@@ -322,6 +323,7 @@ impl Session {
         if self.is_live() {
             return self.release_all_held();
         }
+        self.table.working_directory.check();
         for index in 0..crate::descriptor_table::OPENS {
             if self.table.uses(index) > 0 && self.try_reopen_file(index) {
                 let offset = self.table.by_index(index).offset as u64;

@@ -167,7 +167,7 @@ impl DescriptorTable {
     pub const EMPTY: DescriptorTable = DescriptorTable {
         slots: [NONE; DESCRIPTORS],
         opens: [OpenFile::FREE; OPENS],
-        working_directory: WorkingDirectory { open: OpenFile::FREE },
+        working_directory: WorkingDirectory { open: OpenFile::FREE, is_elsewhere: false },
         ends: [AppendEnd { file: (0, 0), end: 0 }; ENDS],
         oldest: 0,
     };

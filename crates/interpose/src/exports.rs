@@ -2,11 +2,13 @@
 //! address it was called from.
 
 use std::arch::naked_asm;
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
 use landbridge_proto::nondeterminism::Polls;
 
-use crate::{aio, child_programs, libc_wrappers, observe, recording, temporary, trap};
+use crate::{
+    aio, child_programs, libc_wrappers, observe, recording, side_channels, temporary, trap,
+};
 
 /// `name => body, register`: of the argument behind the last one, on x86-64 and on ARM.
 macro_rules! interpose_with_caller {
@@ -50,6 +52,27 @@ interpose_with_caller! {
     mkostemps64 => temporary::mkostemps, "rcx", "x3";
     mkdtemp => temporary::mkdtemp, "rsi", "x1";
     pthread_create => observe::pthread_create, "r8", "x4";
+    connect => side_channels::connect, "rcx", "x3";
+    listen => side_channels::listen, "rdx", "x2";
+    shmat => side_channels::shmat, "rcx", "x3";
+    semget => side_channels::semget, "rcx", "x3";
+    msgget => side_channels::msgget, "rdx", "x2";
+    mq_open => side_channels::mq_open, "r8", "x4";
+}
+
+/// All six registers have arguments, so the address it was called from goes by the stack.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+extern "C" fn sendto() {
+    naked_asm!(
+        "mov rax, [rsp]",
+        "push rax",
+        "call {body}",
+        "add rsp, 8",
+        "ret",
+        body = sym side_channels::sendto
+    )
 }
 
 /// `name => body`, for those that need no more than their own arguments.
@@ -79,15 +102,28 @@ interpose! {
     posix_spawn_file_actions_addopen => child_programs::add_open;
 }
 
-/// Runs when the program is loaded.
+/// Runs when the program is loaded, before the constructors of every other library (`build.rs`): before that of the C library, too,
+/// which sets the environment.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = {
-    extern "C" fn at_load() {
+static AT_LOAD: unsafe extern "C" fn(c_int, Strings, Strings) = {
+    unsafe extern "C" fn at_load(_: c_int, _: Strings, environment: Strings) {
+        unsafe extern "C" {
+            static mut environ: Strings;
+        }
+        // SAFETY: the only thread sets the variable to what the C library will set it to.
+        unsafe {
+            if environ.is_null() {
+                environ = environment;
+            }
+        }
         recording::initialize();
     }
     at_load
 };
+
+/// As the loader hands in arguments and environment.
+type Strings = *const *const c_char;
 
 /// For the provider: the place where it keeps how often the program has looked for messages; null if this process is not
 /// recorded.

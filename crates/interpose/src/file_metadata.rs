@@ -59,6 +59,29 @@ pub fn passes_on(descriptor: u64) -> bool {
     is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
 }
 
+/// The same of what has this name.
+pub fn passes_on_at((directory, path): (u64, u64)) -> bool {
+    let mut about = MaybeUninit::<libc::stat>::zeroed();
+    let room = about.as_mut_ptr().addr() as u64;
+    let is_there = kernel(libc::SYS_newfstatat, [directory, path, room, 0, 0, 0]) == 0;
+    // SAFETY: all zeros are a value, and the kernel has written another.
+    let mode = unsafe { about.assume_init() }.st_mode & libc::S_IFMT;
+    is_there && matches!(mode, libc::S_IFIFO | libc::S_IFBLK)
+}
+
+/// The directory in which something of this name is, or would be. `None`: there is no such directory.
+///
+/// # Safety
+/// The path is one of the program's.
+pub unsafe fn directory_of(place: (u64, u64)) -> Option<FileIdentity> {
+    let mut path = [0; PATH_BYTES];
+    // SAFETY: the caller's promise.
+    let length = unsafe { path_of_name(place, &mut path) };
+    let slash = path[..length].iter().rposition(|byte| *byte == b'/')?;
+    path[slash.max(1)] = 0;
+    identity_at((crate::syscalls::HERE, path.as_ptr().addr() as u64)).map(|(_, identity)| identity)
+}
+
 /// Another descriptor of the same file, by which it can be read.
 pub fn open_to_read(descriptor: u64) -> Option<u64> {
     let name = link_of(descriptor);

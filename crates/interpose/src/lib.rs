@@ -39,6 +39,7 @@ mod path_changes;
 mod real_libc;
 mod recording;
 mod session;
+mod side_channels;
 mod syscalls;
 mod temporary;
 mod trampoline;

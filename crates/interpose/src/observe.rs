@@ -19,12 +19,14 @@ use landbridge_proto::nondeterminism::{RECORD_HEAD_BYTES, RecordHead};
 use libc::{c_long, pthread_attr_t, pthread_t};
 
 use crate::content;
-use crate::descriptor_table::{FileKind, PATH_BYTES};
+use crate::descriptor_table::{FileIdentity, FileKind, PATH_BYTES};
 use crate::file_metadata::{self, identity_of, is_exempt, is_virtual, path_of};
 use crate::path_changes::PathChange;
 use crate::session::{Path, Session, kernel, text};
 use crate::syscalls::HERE;
-use crate::{caller, child_programs, real_libc, recording, trampoline, trap};
+use crate::{
+    caller, child_programs, real_libc, recording, side_channels, syscalls, trampoline, trap,
+};
 
 /// In a program that a rank has started: the head of that rank's record.
 static OBSERVED: AtomicPtr<RecordHead> = AtomicPtr::new(null_mut());
@@ -120,6 +122,11 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
             forbid_restart_of(format_args!("it begins a thread otherwise than by pthread_create"));
         } else if !has(libc::CLONE_THREAD) && !has(libc::CLONE_VFORK) {
             forbid_restart_of(format_args!("it begins a process that shares its memory"));
+        } else if !has(libc::CLONE_THREAD) && !child_programs::own_environment_loads_interposer() {
+            // `system` and `popen` hand on the process's own environment.
+            forbid_restart_of(format_args!(
+                "it starts a program without LD_PRELOAD, which nobody can look after"
+            ));
         }
         return None;
     }
@@ -127,11 +134,19 @@ pub fn fork(number: c_long, arguments: [u64; 6], flags: u64, stack: u64) -> Opti
         forbid_restart_of(format_args!("it begins a process on a stack of its own"));
         return None;
     }
+    if observed().is_none() && !recording::is_record(recording::descriptor()) {
+        forbid_restart_of(format_args!("it has closed the record's descriptor, and forks"));
+        return None;
+    }
     let result = kernel(number, arguments);
     if result == 0 {
         let is_own = trampoline::make_own();
-        begin_child(recording::descriptor());
-        if !is_own {
+        // A child of a child has the head of the record already.
+        let is_observed = match observed() {
+            Some(_) => trap::observe_this_thread(),
+            None => begin_child(recording::descriptor()),
+        };
+        if !is_own || !is_observed {
             forbid_restart_of(format_args!("there is no memory for what looks after its children"));
         }
     }
@@ -172,9 +187,30 @@ pub unsafe fn handle(number: c_long, arguments: [u64; 6]) -> Option<i64> {
         return None;
     }
     let [a, b, c, ..] = arguments;
+    side_channels::check(number, arguments);
+    for descriptor in syscalls::used_descriptors(number, arguments).into_iter().flatten() {
+        placeholder(descriptor);
+    }
     // SAFETY: paths of the program's.
     unsafe {
         match number {
+            libc::SYS_stat
+            | libc::SYS_lstat
+            | libc::SYS_access
+            | libc::SYS_readlink
+            | libc::SYS_getxattr
+            | libc::SYS_lgetxattr
+            | libc::SYS_listxattr
+            | libc::SYS_llistxattr => looks(HERE, a),
+            libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlinkat => looks(a, b),
+            libc::SYS_getdents | libc::SYS_getdents64 => lists(a),
+            libc::SYS_execveat => forbid_restart_of(format_args!(
+                "it executes a program by its descriptor, which nobody can look after"
+            )),
             libc::SYS_open => open(HERE, a, b),
             libc::SYS_creat => open(HERE, a, libc::O_WRONLY as u64),
             libc::SYS_openat => open(a, b, c),
@@ -251,6 +287,66 @@ unsafe fn open(directory: u64, path: u64, flags: u64) {
     let name = unsafe { text(path) };
     if is_opened_for_writing(directory, path, name, flags as c_int) {
         forbid_restart("opens", name, " for writing");
+    } else if file_metadata::passes_on_at((directory, path)) {
+        forbid_restart("opens", name, ", which keeps nothing");
+    } else if file_metadata::identity_at((directory, path)).is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { looks(directory, path) };
+    }
+}
+
+/// A descriptor of the recorded thread that is not open on its file, because that thread has not come so far yet.
+fn placeholder(descriptor: u64) {
+    if Session::is_placeholder(descriptor) && is_replaying() {
+        forbid_restart("uses", b"a file", " that is open in it, before that is opened again");
+    }
+}
+
+fn is_replaying() -> bool {
+    recording::head().or_else(observed).is_some_and(RecordHead::is_replaying)
+}
+
+/// A look at a name: what is seen there may be something else the next time, if it has changed since the job began.
+///
+/// # Safety
+/// The path is a string, or null.
+unsafe fn looks(directory: u64, path: u64) {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(path) };
+    let Some(head) = recording::head().or_else(observed) else { return };
+    if name.is_empty() || is_foreign(name) {
+        return;
+    }
+    let since = head.files.since.load(Relaxed) as i64;
+    let changed = |identity: &FileIdentity| identity.modified.max(identity.changed) >= since;
+    match file_metadata::identity_at((directory, path)) {
+        // Of a directory it is its content that changes (`lists`).
+        Some((FileKind::Directory, _)) => (),
+        Some((_, identity)) if changed(&identity) => {
+            forbid_restart("looks at", name, ", which is changed while the job runs");
+        }
+        Some(_) => (),
+        None => {
+            // SAFETY: as above.
+            let above = unsafe { file_metadata::directory_of((directory, path)) };
+            if above.is_some_and(|identity| changed(&identity)) {
+                forbid_restart("looks for", name, " in a directory that changes");
+            }
+        }
+    }
+}
+
+/// The names in a directory.
+fn lists(descriptor: u64) {
+    let Some(head) = recording::head().or_else(observed) else { return };
+    let since = head.files.since.load(Relaxed) as i64;
+    let Some((FileKind::Directory, identity)) = identity_of(descriptor as u32 as u64) else {
+        return;
+    };
+    let mut path = [0; PATH_BYTES];
+    let length = path_of(descriptor as u32 as u64, &mut path);
+    if identity.modified.max(identity.changed) >= since && !is_foreign(&path[..length]) {
+        forbid_restart("lists", &path[..length], ", which is changed while the job runs");
     }
 }
 
@@ -262,6 +358,7 @@ fn is_opened_for_writing(directory: u64, path: u64, name: &[u8], flags: c_int) -
     let is_device = || {
         file_metadata::identity_at((directory, path))
             .is_some_and(|(kind, _)| matches!(kind, FileKind::Other | FileKind::Random))
+            && !file_metadata::passes_on_at((directory, path))
     };
     writes && !is_foreign(name) && !is_device()
 }
@@ -353,7 +450,7 @@ fn forbid_restart(what: &str, path: &[u8], more: &str) {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(match observed() {
                 Some(_) => "a program that it has started",
-                None if trap::is_in_handler() => "a handler of a signal",
+                None if trap::is_in_handler(trap::stack_pointer()) => "a handler of a signal",
                 None => "another thread than the first",
             })
         }

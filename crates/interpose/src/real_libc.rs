@@ -104,6 +104,25 @@ behind! {
         words: CStringList,
         environment: CStringList
     ) -> c_int;
+    connect(socket: c_int, address: *const libc::sockaddr, length: libc::socklen_t) -> c_int;
+    listen(socket: c_int, backlog: c_int) -> c_int;
+    sendto(
+        socket: c_int,
+        bytes: *const c_void,
+        length: size_t,
+        flags: c_int,
+        address: *const libc::sockaddr,
+        address_length: libc::socklen_t
+    ) -> ssize_t;
+    shmat(id: c_int, address: *const c_void, flags: c_int) -> *mut c_void;
+    semget(key: libc::key_t, count: c_int, flags: c_int) -> c_int;
+    msgget(key: libc::key_t, flags: c_int) -> c_int;
+    mq_open(
+        name: *const c_char,
+        flags: c_int,
+        mode: libc::mode_t,
+        attributes: *mut c_void
+    ) -> c_int;
     posix_spawn_file_actions_addopen(
         actions: *mut libc::posix_spawn_file_actions_t,
         descriptor: c_int,

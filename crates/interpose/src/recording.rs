@@ -112,6 +112,9 @@ pub fn lock(from: usize) -> Option<RecordGuard> {
     }
     // SAFETY: the page stays.
     let recorded = unsafe { (*owner).load(Relaxed) };
+    if trap::is_in_handler(trap::stack_pointer()) {
+        return None;
+    }
     if recorded != this_thread() {
         note_other_thread(recorded, from);
         return None;
@@ -173,12 +176,52 @@ pub fn is_restart_forbidden() -> bool {
 pub fn forbid_restart_in(head: &RecordHead, reason: fmt::Arguments<'_>) {
     let mut text = crate::libc_wrappers::MessageBuffer::new();
     let _ = text.write_fmt(reason);
+    if head.is_replaying() {
+        return end_replay(head, reason);
+    }
     if head.files.forbid_restart(text.bytes()) {
         warn(format_args!("{reason}: if this process is killed it cannot be restarted"));
         if head.has_durable_effects() {
             held_files::make_durable(head);
         }
     }
+}
+
+/// What cannot be replayed was done while the process replays: what it learns from that may be something else than before, so it
+/// does not go on. (An incarnation that had been seen to do so would not have been restarted.)
+#[cold]
+fn end_replay(head: &RecordHead, reason: fmt::Arguments<'_>) {
+    if self::head().is_some() {
+        crate::libc_wrappers::abort_replay(format_args!("{reason}, and cannot be replayed"));
+    }
+    let mut text = crate::libc_wrappers::MessageBuffer::new();
+    let _ = write!(text, "{reason}, and cannot be replayed");
+    head.files.forbid_restart(text.bytes());
+    let rank = head.owner.load(Relaxed);
+    crate::session::kernel(libc::SYS_kill, [rank, libc::SIGKILL as u64, 0, 0, 0, 0]);
+}
+
+/// Whether a process is this one, or one that it has started, by itself or by a child.
+pub fn is_own_process(process: c_int) -> bool {
+    const BELOW_MAX: usize = 8;
+    // By the trampoline: this is asked within the handler of system calls.
+    let own = crate::session::kernel(libc::SYS_getpid, [0; 6]) as u32;
+    let mut at = u32::try_from(process).unwrap_or(0);
+    for _ in 0..BELOW_MAX {
+        if at <= 1 {
+            return false;
+        }
+        if at == own || is_own_thread(at) {
+            return true;
+        }
+        at = parent_of(at);
+    }
+    false
+}
+
+fn is_own_thread(thread: u32) -> bool {
+    let own = crate::session::kernel(libc::SYS_getpid, [0; 6]) as u64;
+    crate::session::kernel(libc::SYS_tgkill, [own, thread.into(), 0, 0, 0, 0]) == 0
 }
 
 /// The head of the record, if this process is recorded.
@@ -302,13 +345,14 @@ fn parent_of(process: u32) -> u32 {
     let mut path = crate::libc_wrappers::MessageBuffer::new();
     let _ = write!(path, "/proc/{process}/stat\0");
     let mut text = [0_u8; 512];
-    // SAFETY: a string that ends, and room for what is read.
-    let length = unsafe {
-        let file = libc::open(path.bytes().as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
-        let length = libc::read(file, text.as_mut_ptr().cast(), text.len());
-        libc::close(file);
-        usize::try_from(length).unwrap_or(0)
-    };
+    let place = path.bytes().as_ptr().addr() as u64;
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let kernel = crate::session::kernel_or_libc;
+    let file = kernel(libc::SYS_openat, [crate::syscalls::HERE, place, flags, 0, 0, 0]) as u64;
+    let room = text.as_mut_ptr().addr() as u64;
+    let length = kernel(libc::SYS_read, [file, room, text.len() as u64, 0, 0, 0]);
+    kernel(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+    let length = usize::try_from(length).unwrap_or(0);
     let text = &text[..length];
     let behind = text.iter().rposition(|byte| *byte == b')').unwrap_or(0);
     let word = text[behind..].split(|byte| *byte == b' ').nth(2);
@@ -505,7 +549,7 @@ fn number(name: &CStr) -> Option<u64> {
     }
 }
 
-fn is_record(descriptor: c_int) -> bool {
+pub fn is_record(descriptor: c_int) -> bool {
     // SAFETY: a record of which all zeros are a value; the kernel refuses what is no descriptor.
     unsafe {
         let mut about: libc::stat = std::mem::zeroed();

@@ -30,6 +30,8 @@ static TABLE: TableCell = TableCell(UnsafeCell::new(DescriptorTable::EMPTY));
 static HELD: AtomicU64 = AtomicU64::new(0);
 /// The process has done all that was recorded before it.
 static IS_LIVE: AtomicBool = AtomicBool::new(false);
+/// A thread or a child began while this process replayed.
+static HAS_OTHERS: AtomicBool = AtomicBool::new(false);
 /// Bytes that were recorded because they may differ, of files that are not known to change. Beyond the bound digests serve.
 static CONTENT: AtomicI32 = AtomicI32::new(0);
 /// Numbers from here on are of files that the agent holds while an image is taken.
@@ -64,6 +66,37 @@ impl Session {
     pub fn has_open(descriptor: u64) -> bool {
         // SAFETY: a word that may be out of date by the time it is used, as descriptors are.
         unsafe { (*TABLE.0.get()).index(descriptor).is_some() }
+    }
+
+    /// Whether the descriptor has no file behind it yet, as another thread or a child sees it.
+    pub fn is_placeholder(descriptor: u64) -> bool {
+        // SAFETY: as above.
+        let table = unsafe { &mut *TABLE.0.get() };
+        table.get(descriptor).is_some_and(|open| !open.is_real && !open.is_quiesced)
+    }
+
+    /// A thread or a child begins: what it may look at is what this process would have, had it come so far.
+    pub fn share(&mut self) {
+        if self.is_live() {
+            return;
+        }
+        HAS_OTHERS.store(true, Relaxed);
+        self.table.working_directory.check();
+        for index in 0..OPENS {
+            if self.table.uses(index) > 0 {
+                self.reopen_to_share(index);
+            }
+        }
+    }
+
+    /// The same for a file that is opened while a thread or a child may look.
+    pub fn reopen_to_share(&mut self, index: usize) {
+        if HAS_OTHERS.load(Relaxed) && self.try_reopen_file(index) {
+            let offset = self.table.by_index(index).offset as u64;
+            if let Some(descriptor) = self.table.descriptors(index).next() {
+                kernel(libc::SYS_lseek, [descriptor, offset, libc::SEEK_SET as u64, 0, 0, 0]);
+            }
+        }
     }
 
     /// The path of what is open there, for messages.
@@ -406,6 +439,16 @@ fn is_of(open: &OpenFile, descriptor: u64) -> bool {
 pub fn kernel(number: c_long, arguments: [u64; 6]) -> i64 {
     // SAFETY: descriptors, and memory that the callers in this crate have.
     unsafe { trampoline::call(number, arguments) }
+}
+
+/// The same before there is a trampoline.
+pub fn kernel_or_libc(number: c_long, arguments: [u64; 6]) -> i64 {
+    if trampoline::range().0 != 0 {
+        return kernel(number, arguments);
+    }
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: as of `kernel`.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
 }
 
 /// Builds a [`FileCall`]: its number, and a digest of what must be the same in every incarnation.

@@ -11,7 +11,7 @@ use libc::c_long;
 
 use crate::path_changes::PathChange;
 use crate::session::Session;
-use crate::{child_programs, observe, recording};
+use crate::{child_programs, observe, recording, side_channels};
 
 /// `AT_FDCWD` as an argument.
 pub const HERE: u64 = libc::AT_FDCWD as u32 as u64;
@@ -32,7 +32,8 @@ impl Session {
             arguments[0] = arguments[0] as u32 as u64;
         }
         let [a, b, c, d, e, _] = arguments;
-        if let Some(descriptor) = used_descriptor(number, arguments) {
+        side_channels::check(number, arguments);
+        for descriptor in used_descriptors(number, arguments).into_iter().flatten() {
             self.look_for_passed(descriptor);
         }
         // SAFETY: of the system call, by its caller.
@@ -55,7 +56,10 @@ impl Session {
                     self.open(number, HERE, a, flags as u64, b)
                 }
                 libc::SYS_openat => self.open(number, a, b, c, d),
-                libc::SYS_openat2 => Some(-i64::from(libc::ENOSYS)),
+                libc::SYS_openat2 | FCHMODAT2 | SETXATTRAT | REMOVEXATTRAT | FILE_SETATTR => {
+                    Some(-i64::from(libc::ENOSYS))
+                }
+                libc::SYS_getcwd => self.working_directory_name(arguments),
                 libc::SYS_chdir | libc::SYS_fchdir => self.change_directory(number, arguments),
                 libc::SYS_chroot | libc::SYS_pivot_root => {
                     self.forbid_restart(format_args!("it changes its root directory"));
@@ -120,9 +124,18 @@ impl Session {
                     self.before_exec();
                     None
                 }
-                libc::SYS_fork | libc::SYS_vfork => observe::fork(libc::SYS_fork, [0; 6], 0, 0),
-                libc::SYS_clone => observe::fork(number, arguments, a, b),
-                libc::SYS_clone3 => observe::clone3(arguments),
+                libc::SYS_fork | libc::SYS_vfork => {
+                    self.share();
+                    observe::fork(libc::SYS_fork, [0; 6], 0, 0)
+                }
+                libc::SYS_clone => {
+                    self.share();
+                    observe::fork(number, arguments, a, b)
+                }
+                libc::SYS_clone3 => {
+                    self.share();
+                    observe::clone3(arguments)
+                }
                 _ => PathChange::of(number, arguments)
                     .and_then(|path_change| self.change(&path_change, arguments)),
             }
@@ -130,9 +143,16 @@ impl Session {
     }
 }
 
-/// The descriptor whose file such a call reads, writes, moves in or maps.
-fn used_descriptor(number: c_long, arguments: [u64; 6]) -> Option<u64> {
-    let is_anonymous = arguments[3] as i32 & libc::MAP_ANONYMOUS != 0;
+/// Calls that Linux has got lately, and that programs do without.
+const FCHMODAT2: c_long = 452;
+const SETXATTRAT: c_long = 463;
+const REMOVEXATTRAT: c_long = 466;
+const FILE_SETATTR: c_long = 469;
+
+/// The descriptors whose files such a call reads, writes, looks at, moves in or maps.
+pub fn used_descriptors(number: c_long, arguments: [u64; 6]) -> [Option<u64>; 2] {
+    let [first, second, third, fourth, fifth, _] = arguments.map(|it| it as u32 as u64);
+    let is_anonymous = fourth as i32 & libc::MAP_ANONYMOUS != 0;
     match number {
         libc::SYS_read
         | libc::SYS_pread64
@@ -145,12 +165,18 @@ fn used_descriptor(number: c_long, arguments: [u64; 6]) -> Option<u64> {
         | libc::SYS_pwritev
         | libc::SYS_pwritev2
         | libc::SYS_lseek
+        | libc::SYS_fstat
+        | libc::SYS_getdents64
+        | libc::SYS_fchdir
+        | libc::SYS_flock
+        | libc::SYS_fchmod
+        | libc::SYS_fsetxattr
         | libc::SYS_ftruncate
-        | libc::SYS_fallocate
-        | libc::SYS_sendfile => Some(arguments[0]),
-        libc::SYS_copy_file_range => Some(arguments[2] as u32 as u64),
-        libc::SYS_mmap if !is_anonymous => Some(arguments[4] as u32 as u64),
-        _ => None,
+        | libc::SYS_fallocate => [Some(first), None],
+        libc::SYS_sendfile => [Some(first), Some(second)],
+        libc::SYS_copy_file_range | libc::SYS_splice => [Some(first), Some(third)],
+        libc::SYS_mmap if !is_anonymous => [Some(fifth), None],
+        _ => [None, None],
     }
 }
 

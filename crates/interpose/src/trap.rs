@@ -36,6 +36,8 @@ const REARM: usize = 0x6c62_7265_6172_6d21;
 
 /// Enough for a signal frame with every extension of today's processors, and for the handler.
 const STACK_BYTES: usize = 256 << 10;
+/// Of threads that ask for less. No program asks for just as much: by this length they are known again.
+const WIDE_STACK_BYTES: usize = (128 << 10) + 4096;
 const SIGSYS_BIT: u64 = 1 << (libc::SIGSYS - 1);
 const SA_RESTORER: u64 = 0x0400_0000;
 
@@ -64,8 +66,11 @@ const SIGNALS: usize = 65;
 /// The handlers of the program, for each of which [`on_signal`] is called first: address, and the flags it was installed with.
 static HANDLERS: [(AtomicUsize, AtomicU64); SIGNALS] =
     [const { (AtomicUsize::new(0), AtomicU64::new(0)) }; SIGNALS];
-/// Handlers that the recorded thread is in. One that is left by `longjmp` is never over: its calls stay watched.
+/// Handlers that the recorded thread is in, one interrupting the other: where their frames lie on its stack.
+static HANDLER_FRAMES: [AtomicUsize; HANDLERS_MAX] = [const { AtomicUsize::new(0) }; HANDLERS_MAX];
 static HANDLERS_RUNNING: AtomicUsize = AtomicUsize::new(0);
+/// Deeper ones count as the last of these.
+const HANDLERS_MAX: usize = 8;
 
 /// As the kernel takes it.
 #[repr(C)]
@@ -123,9 +128,39 @@ pub fn is_installed() -> bool {
     IS_INSTALLED.load(Relaxed)
 }
 
-/// Whether the recorded thread is in a handler of a signal, and this is that thread.
-pub fn is_in_handler() -> bool {
-    recording::is_owner() && HANDLERS_RUNNING.load(Relaxed) > 0
+/// Whether this is the recorded thread, in a handler of a signal; `stack_pointer`: of the call that asks. A handler that was left by
+/// `longjmp` is over: the stack has been cut back behind its frame.
+#[inline]
+pub fn is_in_handler(stack_pointer: usize) -> bool {
+    HANDLERS_RUNNING.load(Relaxed) > 0 && recording::is_owner() && drop_left_handlers(stack_pointer)
+}
+
+#[cold]
+fn drop_left_handlers(stack_pointer: usize) -> bool {
+    let alternate = STACK.0.get().addr()..STACK.0.get().addr() + STACK_BYTES;
+    loop {
+        let depth = HANDLERS_RUNNING.load(Relaxed);
+        if depth == 0 {
+            return false;
+        }
+        let frame = HANDLER_FRAMES[depth.min(HANDLERS_MAX) - 1].load(Relaxed);
+        let is_left = match (alternate.contains(&frame), alternate.contains(&stack_pointer)) {
+            (false, true) => false,
+            (true, false) => true,
+            _ => stack_pointer > frame,
+        };
+        if !is_left {
+            return true;
+        }
+        HANDLERS_RUNNING.store(depth - 1, Relaxed);
+    }
+}
+
+/// Where the stack of the caller ends at present, more or less.
+#[inline(always)]
+pub fn stack_pointer() -> usize {
+    let here = 0_u8;
+    (&raw const here).addr()
 }
 
 /// Lets all calls of this thread come here, which is not the recorded one. False: this kernel cannot.
@@ -261,11 +296,31 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     if !recording::is_owner() {
         return handler(signal, info, context);
     }
-    HANDLERS_RUNNING.fetch_add(1, Relaxed);
+    note_sender(signal, info);
+    let depth = HANDLERS_RUNNING.load(Relaxed);
+    HANDLER_FRAMES[depth.min(HANDLERS_MAX - 1)].store(stack_pointer(), Relaxed);
+    HANDLERS_RUNNING.store(depth + 1, Relaxed);
     let before = SELECTOR.swap(BLOCK, Relaxed);
     handler(signal, info, context);
     SELECTOR.store(before, Relaxed);
-    HANDLERS_RUNNING.fetch_sub(1, Relaxed);
+    HANDLERS_RUNNING.store(depth, Relaxed);
+}
+
+/// A signal that another process has sent does not come again in a later incarnation. The parent may send what it likes: it is the
+/// agent, which ends the job so.
+fn note_sender(signal: c_int, info: *mut siginfo_t) {
+    // SAFETY: null, or what the kernel says of the signal.
+    let Some(info) = (unsafe { info.as_ref() }) else { return };
+    if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
+        return;
+    }
+    // SAFETY: the sender is there for these codes.
+    let sender = unsafe { info.si_pid() };
+    // SAFETY: calls without arguments.
+    let parent = unsafe { raw(libc::SYS_getppid, [0; 6]) };
+    if i64::from(sender) != parent && !recording::is_own_process(sender) {
+        recording::forbid_restart(format_args!("another process has sent it signal {signal}"));
+    }
 }
 
 /// A SIGSYS of another origin does what it does without a handler.
@@ -281,6 +336,11 @@ unsafe fn raise_default_sigsys() {
 }
 
 impl TrappedCall {
+    fn stack_pointer(&self) -> usize {
+        // SAFETY: the kernel's frame.
+        unsafe { (*self.context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize }
+    }
+
     /// `None`: it is let through.
     ///
     /// # Safety
@@ -303,7 +363,8 @@ impl TrappedCall {
                 libc::SYS_sigaltstack if recording::is_owner() => {
                     Some(self.set_stack(first, second))
                 }
-                _ if recording::is_owner() && HANDLERS_RUNNING.load(Relaxed) == 0 => {
+                libc::SYS_sigaltstack => self.widen_stack(first, second),
+                _ if recording::is_owner() && !is_in_handler(self.stack_pointer()) => {
                     syscalls::handle(self.number, self.arguments)
                 }
                 _ => observe::handle(self.number, self.arguments),
@@ -390,6 +451,51 @@ impl TrappedCall {
             }
         }
         Some(0)
+    }
+
+    /// Another thread's signal stack: this handler runs on it as well, and needs more than programs ask for (Rust's runtime: 8 KiB).
+    /// The return from this handler sets the stack that its frame names (sigreturn(2)).
+    unsafe fn widen_stack(&self, new: u64, old: u64) -> Option<i64> {
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+        // SAFETY: the kernel's frame and the program's structures; the memory is new, or was made here.
+        unsafe {
+            let frame = &mut (*self.context).uc_stack;
+            let before = *frame;
+            if new != 0 {
+                let wanted = (new as *const libc::stack_t).read_unaligned();
+                let is_off = wanted.ss_flags & libc::SS_DISABLE != 0;
+                *frame = wanted;
+                if !is_off && wanted.ss_size < WIDE_STACK_BYTES {
+                    let bytes = WIDE_STACK_BYTES as u64;
+                    let found = raw(libc::SYS_mmap, [0, bytes, protection, flags, !0, 0]);
+                    if found < 0 {
+                        *frame = before;
+                        return Some(found);
+                    }
+                    (frame.ss_sp, frame.ss_size) = (found as *mut c_void, WIDE_STACK_BYTES);
+                }
+                let has_own = before.ss_flags & libc::SS_DISABLE == 0;
+                if has_own && before.ss_size == WIDE_STACK_BYTES {
+                    let place = before.ss_sp as u64;
+                    self.unmap_later(place);
+                }
+            }
+            if old != 0 {
+                (old as *mut libc::stack_t).write_unaligned(before);
+            }
+        }
+        Some(0)
+    }
+
+    /// A signal stack that is not used any more: this handler may be running on it, so the next one to be dropped unmaps it.
+    unsafe fn unmap_later(&self, stack: u64) {
+        static DROPPED: AtomicU64 = AtomicU64::new(0);
+        let earlier = DROPPED.swap(stack, Relaxed);
+        if earlier != 0 && earlier != stack {
+            // SAFETY: it was made by `widen_stack`, and its thread has left it.
+            unsafe { raw(libc::SYS_munmap, [earlier, WIDE_STACK_BYTES as u64, 0, 0, 0, 0]) };
+        }
     }
 
     /// The program believes to have the signal stack it asks for; its handlers run on ours, which is no smaller.

@@ -1,7 +1,7 @@
 //! The folder where relative names begin (chdir(2)).
 //!
-//! In: `chdir` and `fchdir`, performed and recorded. Out, in a later incarnation: nothing is changed while it replays, and when it is
-//! live it is in the folder in which it was, under the name that this has by then.
+//! In: `chdir` and `fchdir`, performed and recorded. Out, in a later incarnation: it goes there as well, for programs that it starts,
+//! and if it cannot it starts none; when it is live it is in the directory in which it was, under the name that this has by then.
 //!
 //! What may never happen: a relative name means another file than it meant.
 
@@ -19,9 +19,21 @@ const THIS: &std::ffi::CStr = c".";
 /// See the module head. Of what is open only name and identity count; no name: nobody has changed it.
 pub struct WorkingDirectory {
     pub open: OpenFile,
+    /// While the process replays: it could not go where it was.
+    pub is_elsewhere: bool,
 }
 
 impl WorkingDirectory {
+    /// Somebody else is about to see where the process is.
+    pub fn check(&self) {
+        if self.is_elsewhere {
+            let path = Path(self.open.path());
+            abort_replay(format_args!(
+                "its working directory {path} is another one by now, and it starts a thread or a program there"
+            ));
+        }
+    }
+
     /// The process is live: it goes where it was.
     pub fn restore(&mut self) {
         if self.open.path().is_empty() {
@@ -60,7 +72,15 @@ impl Session {
             result
         } else {
             let about = CallDescription::Path("change of its working directory", name);
-            self.replay(call, about, &mut [&mut header, &mut path])
+            let result = self.replay(call, about, &mut [&mut header, &mut path]);
+            if result == 0 {
+                let wanted = identity_from(&header);
+                kernel(libc::SYS_chdir, [path.as_ptr().addr() as u64, 0, 0, 0, 0, 0]);
+                let is_there =
+                    here().is_some_and(|it| (it.device, it.inode) == (wanted.device, wanted.inode));
+                self.table.working_directory.is_elsewhere = !is_there;
+            }
+            result
         };
         if result == 0 {
             let length = path.iter().position(|byte| *byte == 0).unwrap_or(0);
@@ -68,6 +88,26 @@ impl Session {
             open.rename(&path[..length]);
             (open.identity, open.is_removed) = (identity_from(&header), false);
         }
+        Some(result)
+    }
+}
+
+impl Session {
+    /// The name of the working directory.
+    ///
+    /// # Safety
+    /// The arguments are those of `getcwd`.
+    pub unsafe fn working_directory_name(&mut self, arguments: [u64; 6]) -> Option<i64> {
+        let [into, length, ..] = arguments;
+        // SAFETY: the program's buffer.
+        let room = unsafe { crate::session::bytes(into, length as usize) };
+        let call = call_of(libc::SYS_getcwd, [length, 0, 0, 0, 0], &[]);
+        if !self.is_live() {
+            let about = CallDescription::Path("look at its working directory", &[]);
+            return Some(self.replay(call, about, &mut [room]));
+        }
+        let result = kernel(libc::SYS_getcwd, arguments);
+        self.note(call, result, &[&room[..result.max(0) as usize]]);
         Some(result)
     }
 }

@@ -167,6 +167,13 @@ impl RecordHead {
         }
     }
 
+    /// Whether this incarnation has not yet come as far as an earlier one: with what is recorded, or with its polls.
+    pub fn is_replaying(&self) -> bool {
+        let polls = &self.polls;
+        self.consumed.load(Relaxed) < self.recorded.load(Relaxed)
+            || polls.present.load(Relaxed) < polls.furthest.load(Relaxed)
+    }
+
     /// Whether an effect waits until another node knows of it.
     pub fn has_durable_effects(&self) -> bool {
         self.durable_effects.load(Relaxed) != 0

@@ -656,10 +656,7 @@ mod tests {
         replicas.handle_recording_update(RecordingUpdate { base: 2, ..piece(2, b"cdef", true) });
         replicas.handle_recording_update(piece(6, b"GHIjk", true));
         assert_eq!(replicas.recording(4).unwrap().end(), 9);
-        assert_eq!(
-            replicas.recording(4).unwrap().partial.as_ref().unwrap().reads,
-            b"jk"
-        );
+        assert_eq!(replicas.recording(4).unwrap().partial.as_ref().unwrap().reads, b"jk");
         replicas.handle_recording_update(piece(11, b"", false));
         assert_eq!(replicas.recording(4).unwrap().reads, b"cdefGHIjk");
         // The oldest image stands behind all that was known.

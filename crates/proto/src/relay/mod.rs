@@ -528,9 +528,7 @@ impl Relay {
             PortState::Disconnected { .. } => (),
             PortState::Up if is_draining => (),
             PortState::Up
-                if port.waiting_bytes() < bound && (port.waiting_inputs.is_empty() || its_turn) =>
-            {
-                
+                if port.waiting_bytes() < bound && (port.waiting_inputs.is_empty() || its_turn) => {
             }
             PortState::Up => {
                 self.enqueue_input(from, to);

@@ -5,11 +5,16 @@
 #include <aio.h>
 #include <linux/aio_abi.h>
 #include <linux/io_uring.h>
+#include <netinet/in.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/inotify.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -466,6 +471,226 @@ static void handler_act(int step)
     alarms_come(0);
 }
 
+/* --- longjmp: a handler is left by siglongjmp, and what follows is no longer part of it */
+
+static sigjmp_buf before_handler;
+
+static void on_jump(int signal)
+{
+    (void)signal;
+    siglongjmp(before_handler, 1);
+}
+
+static void jump_begin(void)
+{
+    struct sigaction action = {.sa_handler = on_jump};
+    file_begin();
+    EXPECT_OK(sigaction(SIGUSR2, &action, NULL));
+}
+
+static void jump_act(int step)
+{
+    uint32_t block[BLOCK / 4];
+    if (!sigsetjmp(before_handler, 1))
+        raise(SIGUSR2);
+    fill(block, BLOCK, rank, step);
+    EXPECT_SAME(pwrite(row_file, block, BLOCK, 0), BLOCK);
+}
+
+/* --- directory: the process, and programs that it starts, are in the directory where it went */
+
+static void directory_begin(void)
+{
+    EXPECT_OK(mkdir(path("of", rank), 0755));
+    EXPECT_OK(chdir(path("of", rank)));
+}
+
+static void directory_act(int step)
+{
+    char here[600] = "", there[600] = "";
+    (void)step;
+    expect(getcwd(here, sizeof here) != NULL, "getcwd: %s", strerror(errno));
+    expect(!strcmp(here, path("of", rank)), "in %s", here);
+    FILE *child = popen("pwd", "r");
+    expect(child && fscanf(child, "%599s", there) == 1, "no answer");
+    EXPECT_SAME(pclose(child), 0);
+    expect(!strcmp(there, here), "a child is in %s", there);
+}
+
+/* --- thread-read: another thread reads a file that the first one has opened, and that is older than the job */
+
+static uint32_t read_word;
+
+static void *read_in_thread(void *step)
+{
+    return (void *)(intptr_t)pread(row_file, &read_word, sizeof read_word, 4 * (off_t)(intptr_t)step);
+}
+
+static void thread_read_act(int step)
+{
+    uint32_t wanted = 0;
+    pthread_t other;
+    void *got = NULL;
+    int again = open(program, O_RDONLY);
+    EXPECT_SAME(pread(again, &wanted, sizeof wanted, 4 * (off_t)step), sizeof wanted);
+    EXPECT_SAME(pthread_create(&other, NULL, read_in_thread, (void *)(intptr_t)step), 0);
+    EXPECT_SAME(pthread_join(other, &got), 0);
+    EXPECT_SAME((intptr_t)got, sizeof wanted);
+    EXPECT_SAME(read_word, wanted);
+    close(again);
+}
+
+/* --- grandchild: a child of a child appends to a file of the rank */
+
+static void grandchild_act(int step)
+{
+    char command[1200];
+    snprintf(command, sizeof command, "(echo %d >> '%s'; true); true", step, path("of", rank));
+    EXPECT_SAME(system(command), 0);
+}
+
+/* --- child-look: a child looks for a file that another rank makes later */
+
+static void child_look_act(int step)
+{
+    char command[1200];
+    snprintf(command, sizeof command, "test -e '%s'", path("flag", NEXT + size * step));
+    EXPECT_SAME(system(command), 256);
+}
+
+static void flag_look(int step) { close(open(path("flag", rank + size * step), O_CREAT | O_WRONLY, 0644)); }
+
+/* --- socket: a datagram for the next rank */
+
+static int row_socket, ports[64], datagrams;
+
+static void socket_begin(void)
+{
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof own;
+    row_socket = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
+    EXPECT_OK(bind(row_socket, (struct sockaddr *)&own, sizeof own));
+    EXPECT_OK(getsockname(row_socket, (struct sockaddr *)&own, &length));
+    ports[rank] = own.sin_port;
+    MPI_Allgather(MPI_IN_PLACE, 0, MPI_INT, ports, 1, MPI_INT, MPI_COMM_WORLD);
+}
+
+static void socket_act(int step)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_port = (in_port_t)ports[NEXT]};
+    EXPECT_SAME(sendto(row_socket, &step, sizeof step, 0, (struct sockaddr *)&to, sizeof to), sizeof step);
+}
+
+static void socket_look(int step)
+{
+    int number;
+    while (recv(row_socket, &number, sizeof number, 0) > 0)
+        datagrams++;
+    EXPECT_SAME(datagrams, step + 1);
+}
+
+/* --- shmat: ranks of the node count in System V shared memory */
+
+static int *counters;
+
+static void shmat_begin(void)
+{
+    int id = rank ? 0 : shmget(IPC_PRIVATE, BLOCK, 0600);
+    MPI_Bcast(&id, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    counters = shmat(id, NULL, 0);
+    expect(counters != (void *)-1, "shmat: %s", strerror(errno));
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (!rank)
+        shmctl(id, IPC_RMID, NULL);
+}
+
+static void shmat_act(int step)
+{
+    (void)step;
+    counters[rank]++;
+}
+
+static void shmat_look(int step) { EXPECT_SAME(counters[NEXT], step + 1); }
+
+/* --- signal: the next rank counts signals */
+
+static int pids[64];
+static volatile sig_atomic_t signals;
+
+static void on_signal(int signal)
+{
+    (void)signal;
+    signals++;
+}
+
+static void signal_begin(void)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    EXPECT_OK(sigaction(SIGUSR1, &action, NULL));
+    pids[rank] = getpid();
+    MPI_Allgather(MPI_IN_PLACE, 0, MPI_INT, pids, 1, MPI_INT, MPI_COMM_WORLD);
+}
+
+static void signal_act(int step)
+{
+    (void)step;
+    EXPECT_OK(kill(pids[NEXT], SIGUSR1));
+}
+
+static void signal_look(int step) { EXPECT_SAME(signals, step + 1); }
+
+/* --- inotify: the rank is told of a file that it makes itself */
+
+static int watch;
+
+static void inotify_begin(void)
+{
+    watch = inotify_init1(IN_NONBLOCK);
+    EXPECT_OK(mkdir(path("of", rank), 0755));
+    EXPECT_OK(inotify_add_watch(watch, path("of", rank), IN_CREATE));
+}
+
+static void inotify_act(int step)
+{
+    char events[4096], name[600];
+    snprintf(name, sizeof name, "%s/%d", path("of", rank), step);
+    EXPECT_OK(close(open(name, O_CREAT | O_WRONLY, 0644)));
+    expect(read(watch, events, sizeof events) > 0, "nothing is told");
+}
+
+/* --- constructor: a library that is loaded with the program makes a file, which the program goes on with */
+
+extern int constructor_file;
+
+static void constructor_act(int step)
+{
+    char line[16];
+    size_t length = (size_t)snprintf(line, sizeof line, "%d\n", step);
+    EXPECT_SAME(write(constructor_file, line, length), length);
+}
+
+static void constructor_look(int step)
+{
+    FILE *file = fopen(path("of", NEXT), "r");
+    int line, count = 0, wrong = 0;
+    expect(file != NULL, "fopen: %s", strerror(errno));
+    while (file && fscanf(file, "%d", &line) == 1)
+        wrong += line != count++ - 1;
+    EXPECT_SAME(count, step + 2);
+    EXPECT_SAME(wrong, 0);
+    fclose(file);
+}
+
+/* --- ioctl: how much is left of a file */
+
+static void ioctl_act(int step)
+{
+    int left = 0;
+    (void)step;
+    EXPECT_OK(ioctl(row_file, FIONREAD, &left));
+    EXPECT_SAME(left, BLOCK);
+}
+
 /* --- dev-urandom, dev-random, getrandom-raw: what is drawn is told in a file of its own first, and sent later */
 
 static void tell(int step, uint32_t drawn)
@@ -522,6 +747,17 @@ static const struct row rows[] = {
     {"spawn-open", NULL, spawn_open_act, spawn_open_look, NULL},
     {"child-position", position_begin, position_act, NULL, file_end},
     {"passed", file_begin, private_act, passed_look, file_end},
+    {"longjmp", jump_begin, jump_act, block_look, file_end},
+    {"directory", directory_begin, directory_act, NULL, NULL},
+    {"thread-read", position_begin, thread_read_act, NULL, file_end},
+    {"grandchild", NULL, grandchild_act, child_look, NULL},
+    {"child-look", NULL, child_look_act, flag_look, NULL},
+    {"socket", socket_begin, socket_act, socket_look, NULL},
+    {"shmat", shmat_begin, shmat_act, shmat_look, NULL},
+    {"signal", signal_begin, signal_act, signal_look, NULL},
+    {"inotify", inotify_begin, inotify_act, NULL, NULL},
+    {"constructor", NULL, constructor_act, constructor_look, NULL},
+    {"ioctl", file_begin, ioctl_act, NULL, file_end},
     {"handler", handler_begin, handler_act, block_look, file_end},
     {"thread", file_begin, thread_act, block_look, file_end},
     {"dev-urandom", NULL, urandom_act, NULL, NULL},

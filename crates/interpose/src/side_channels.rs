@@ -1,0 +1,149 @@
+//! Ways past MPI and files on which ranks may talk to each other or to anybody else: sockets, System V and POSIX message queues,
+//! semaphores and shared memory, signals. What goes there is not recorded, and an incarnation that replays would say it again.
+//!
+//! In: calls of the C library's functions by the program (not by the libraries of the network, which have sockets of their own),
+//! and system calls that send signals or watch files. Out: a word, once, that the rank cannot be restarted. The calls themselves
+//! are let through.
+//!
+//! What may never happen: something is said twice to somebody outside of the job, and no line says that it may be.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use libc::{c_long, sockaddr, socklen_t};
+
+use crate::{caller, observe, real_libc, recording, trap};
+
+/// A call by `caller` that nobody can replay, if it is one of the program's.
+fn forbid_restart(caller: usize, what: &str) {
+    let matters = trap::is_installed() && observe::is_watched();
+    if matters && !caller::belongs_to_mpi_or_transport(caller) {
+        observe::forbid_restart_of(format_args!("{what}, which is not recorded"));
+    }
+}
+
+/// Whether somebody else is reached by this address: another family than these is the kernel's own.
+unsafe fn is_of_others(address: *const sockaddr) -> bool {
+    // SAFETY: null, or an address, which begins with its family.
+    let family = unsafe { address.as_ref() }.map_or(libc::AF_UNSPEC, |it| it.sa_family.into());
+    matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
+}
+
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn connect(
+    socket: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+    from: usize,
+) -> c_int {
+    // SAFETY: of the C library's function, by its caller.
+    unsafe {
+        if is_of_others(address) {
+            forbid_restart(from, "it connects a socket");
+        }
+        real_libc::connect(socket, address, length)
+    }
+}
+
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn listen(socket: c_int, backlog: c_int, from: usize) -> c_int {
+    forbid_restart(from, "it listens on a socket");
+    // SAFETY: of the C library's function, by its caller.
+    unsafe { real_libc::listen(socket, backlog) }
+}
+
+/// A datagram, whose address may be given with it.
+///
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn sendto(
+    socket: c_int,
+    bytes: *const c_void,
+    length: usize,
+    flags: c_int,
+    address: *const sockaddr,
+    address_length: socklen_t,
+    from: usize,
+) -> isize {
+    // SAFETY: of the C library's function, by its caller.
+    unsafe {
+        if is_of_others(address) {
+            forbid_restart(from, "it sends by a socket");
+        }
+        real_libc::sendto(socket, bytes, length, flags, address, address_length)
+    }
+}
+
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn shmat(
+    id: c_int,
+    address: *const c_void,
+    flags: c_int,
+    from: usize,
+) -> *mut c_void {
+    forbid_restart(from, "it attaches shared memory (shmat)");
+    // SAFETY: of the C library's function, by its caller.
+    unsafe { real_libc::shmat(id, address, flags) }
+}
+
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn semget(
+    key: libc::key_t,
+    count: c_int,
+    flags: c_int,
+    from: usize,
+) -> c_int {
+    forbid_restart(from, "it uses semaphores (semget)");
+    // SAFETY: of the C library's function, by its caller.
+    unsafe { real_libc::semget(key, count, flags) }
+}
+
+/// # Safety
+/// As the C library's function.
+pub unsafe extern "C" fn msgget(key: libc::key_t, flags: c_int, from: usize) -> c_int {
+    forbid_restart(from, "it uses a message queue (msgget)");
+    // SAFETY: of the C library's function, by its caller.
+    unsafe { real_libc::msgget(key, flags) }
+}
+
+/// # Safety
+/// As the C library's function, whose third and fourth argument need not be there.
+pub unsafe extern "C" fn mq_open(
+    name: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+    attributes: *mut c_void,
+    from: usize,
+) -> c_int {
+    forbid_restart(from, "it uses a message queue (mq_open)");
+    // SAFETY: of the C library's function, by its caller; arguments that are not there are handed on as they are.
+    unsafe { real_libc::mq_open(name, flags, mode, attributes) }
+}
+
+/// System calls that others notice, or by which others are noticed: made by the recorded thread, a child or another thread.
+pub fn check(number: c_long, arguments: [u64; 6]) {
+    let [first, second, third, ..] = arguments;
+    let (process, signal) = match number {
+        libc::SYS_kill | libc::SYS_tkill | libc::SYS_rt_sigqueueinfo => (first, second),
+        libc::SYS_tgkill | libc::SYS_rt_tgsigqueueinfo => (first, third),
+        libc::SYS_pidfd_send_signal => (0, second),
+        libc::SYS_inotify_init | libc::SYS_inotify_init1 | libc::SYS_fanotify_init => {
+            return observe::forbid_restart_of(format_args!(
+                "it watches files for changes (inotify), which are not made again"
+            ));
+        }
+        libc::SYS_mount | libc::SYS_umount2 | libc::SYS_move_mount => {
+            return observe::forbid_restart_of(format_args!("it mounts file systems"));
+        }
+        _ => return,
+    };
+    let is_question = signal as c_int == 0;
+    if !is_question && !recording::is_own_process(process as c_int) {
+        observe::forbid_restart_of(format_args!(
+            "it sends a signal to another process, which would get it once more"
+        ));
+    }
+}
