@@ -33,7 +33,11 @@ LIMIT_S = 120.0
 SILENT_S = 21.5
 SOURCES = common.PROGRAMS / "files"
 # What a job says that ends because something of a rank cannot come back.
-REFUSAL = r"^landbridge.*(cannot come back|cannot be restarted|cannot go on|is not restarted)"
+# A rank that only says that it could not be, before anybody is killed, has refused nothing yet.
+REFUSAL = (
+    r"^landbridge(\[\d+\]: Warn: this process cannot go on|"
+    r": .*(cannot come back|cannot be restarted|cannot be started on|is not restarted(?!.*fault of the program)))"
+)
 # A rank that is killed while it holds a lock may be refused (others may have taken the lock since), and one with a file open
 # that has no name any more, of which there is no image.
 RIGHT, REFUSED, EITHER = "right", "refused", "right or refused"
