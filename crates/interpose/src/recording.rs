@@ -549,12 +549,13 @@ fn number(name: &CStr) -> Option<u64> {
     }
 }
 
+/// Asked also within the handler of system calls, which makes none but by the trampoline.
 pub fn is_record(descriptor: c_int) -> bool {
-    // SAFETY: a record of which all zeros are a value; the kernel refuses what is no descriptor.
-    unsafe {
-        let mut about: libc::stat = std::mem::zeroed();
-        libc::fstat(descriptor, &mut about) == 0 && about.st_size == NONDETERMINISM_BYTES as i64
-    }
+    // SAFETY: a structure of which all zeros are a value.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    let (descriptor, room) = (descriptor as u32 as u64, (&raw mut about).addr() as u64);
+    let found = crate::session::kernel_or_libc(libc::SYS_fstat, [descriptor, room, 0, 0, 0, 0]);
+    found == 0 && about.st_size == NONDETERMINISM_BYTES as i64
 }
 
 fn map(descriptor: c_int) -> Option<*mut c_void> {
