@@ -4,9 +4,8 @@
 //! Its parent (the launcher, or the agent of the cluster's relay host) speaks to it over stdin and
 //! stdout. When that stream ends, for whatever reason, everything the agent has started ends with
 //! it; nothing it has started ever outlives it. One loop: every descriptor is non-blocking, and
-//! every pass handles signals, messages, PMI lines and output, in this order. (What host commands such
-//! as ssh say on standard error is read by a small thread for each, `spawn/command_stderr.rs`.)
-//! What it reports about its ranks is in the order in which it happened to them.
+//! every pass handles signals, messages, PMI lines and output, in this order, and reports what happens to
+//! ranks in the order in which it does. (Standard error of ssh and the like: `spawn/command_stderr.rs`.)
 
 mod checkpoint_scheduler;
 mod contact;
@@ -67,7 +66,6 @@ use restore::Restore;
 use state_transfer::StateTransfer;
 use statistics_page::PathQuery;
 
-/// The shortest wait, so that a time that is due is past when it is looked at.
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// `landbridge agent`: runs until its parent lets go of it.
@@ -89,7 +87,6 @@ struct ChildAgent {
     spawned: Vec<(u32, Range<u32>)>,
     ready: bool,
     done: bool,
-    /// Its process has ended, and the number of that may be another one's.
     is_reaped: bool,
     /// Its ranks are started elsewhere: what it may still say is not listened to.
     is_lost: bool,

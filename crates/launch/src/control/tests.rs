@@ -84,7 +84,8 @@ fn every_message() -> Vec<Message> {
     };
     let spawn = Request { commands: vec![command], keys: delta.clone() };
     let request = NameRequest::Publish { service: "s".into(), port: "p".into() };
-    vec![
+    let mut all = messages_about_ranks();
+    all.extend([
         Message::Assign(Box::new(assignment())),
         Message::StartRelay { config: "job = 1".into() },
         Message::Start { relay: "h:1".into() },
@@ -111,6 +112,28 @@ fn every_message() -> Vec<Message> {
         Message::Abort { rank: 3, code: -1, message: "m".into() },
         Message::Adopt(Box::new(adoption())),
         Message::Spares(Spares { names: vec!["n3".into(), String::new()] }),
+        Message::MakeDurable { rank: 4, serial: 7 },
+        Message::Durable { rank: 4, serial: 7 },
+        Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
+        Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
+        Message::StdinTaken { bytes: 7 },
+        Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
+        Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
+        Message::Checkpoint { rank: 2, number: 7, bytes: 1 << 40 },
+        Message::Stuck { rank: 5 },
+        Message::Failed { text: "no".into() },
+        Message::Note { text: "so".into() },
+        Message::Advice { node: "n1".into(), text: "so".into() },
+        Message::RelayLog { text: "log".into() },
+        Message::Paths { serial: 3, paths: Box::new(Paths { ranks: 2, ..Paths::default() }) },
+        Message::LogStatus { serial: 3, lines: "{}\n".into() },
+        Message::Done,
+    ]);
+    all
+}
+
+fn messages_about_ranks() -> Vec<Message> {
+    vec![
         Message::RankUpdate(Box::new(RankUpdate::PmiRequest {
             rank: 4,
             question: "cmd=get\n".to_string(),
@@ -130,13 +153,6 @@ fn every_message() -> Vec<Message> {
             continues: true,
             ..recording_update()
         })),
-        Message::MakeDurable { rank: 4, serial: 7 },
-        Message::Durable { rank: 4, serial: 7 },
-        Message::Moved(Box::new(Moved { cluster: 1, from: "b".into(), to: "c".into() })),
-        Message::Output { rank: 0, stream: Stream::Stderr, bytes: vec![1], own: 1 },
-        Message::StdinTaken { bytes: 7 },
-        Message::Exited { group: 0, rank: 2, ending: Ending::Killed(11), stage: Stage::Joined },
-        Message::Exited { group: 0, rank: 2, ending: Ending::Exited(3), stage: Stage::Finalized },
         Message::Alive { group: 3, rank: 2, pid: 70, incarnation: 1, is_live: true, percent: None },
         Message::Alive {
             group: 0,
@@ -146,15 +162,6 @@ fn every_message() -> Vec<Message> {
             is_live: false,
             percent: Some(43),
         },
-        Message::Checkpoint { rank: 2, number: 7, bytes: 1 << 40 },
-        Message::Stuck { rank: 5 },
-        Message::Failed { text: "no".into() },
-        Message::Note { text: "so".into() },
-        Message::Advice { node: "n1".into(), text: "so".into() },
-        Message::RelayLog { text: "log".into() },
-        Message::Paths { serial: 3, paths: Box::new(Paths { ranks: 2, ..Paths::default() }) },
-        Message::LogStatus { serial: 3, lines: "{}\n".into() },
-        Message::Done,
     ]
 }
 

@@ -3,6 +3,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
+use super::control_frame::ControlFrame;
 use super::incoming::AnnouncedPieces;
 use super::path_state::{PathProperties, PathState};
 use super::receive::{ArrivingFrame, OutOfOrderArrival};
@@ -18,7 +19,7 @@ use crate::matching::ANY;
 use crate::path::time::Time;
 use crate::slab::Slab;
 use crate::wire::frame::Kind;
-use crate::wire::kind_header::{AdvertisedAddress, KindHeader};
+use crate::wire::kind_header::KindHeader;
 
 /// Items that may wait for a peer when it asks for one more answer. Without a bound a peer that asks and never reads could
 /// take all memory; an honest one has a quarter of this in flight, and we as much towards it.
@@ -101,35 +102,6 @@ pub(super) struct Channel<M> {
     pub has_said_goodbye: bool,
     /// Stands in the endpoint's queue of busy peers.
     pub is_busy: bool,
-}
-
-/// Something to be said that is no byte of the channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ControlFrame {
-    /// What has come early, as the answer to status request `.0` of the peer (0: to none), by this path, if any, as long as that
-    /// takes frames: the asker measures it.
-    Sack(u64, Option<PathId>),
-    /// Asks the peer what has come: by this path, if any.
-    StatusRequest(Option<PathId>),
-    /// An address of ours at which connections are taken.
-    AddressAdvertisement(AdvertisedAddress),
-}
-
-impl ControlFrame {
-    pub fn kind(self) -> Kind {
-        match self {
-            ControlFrame::Sack(..) => Kind::Sack,
-            ControlFrame::StatusRequest(_) => Kind::StatusRequest,
-            ControlFrame::AddressAdvertisement(..) => Kind::AddressAdvertisement,
-        }
-    }
-
-    fn path(self) -> Option<PathId> {
-        match self {
-            ControlFrame::Sack(_, path) | ControlFrame::StatusRequest(path) => path,
-            ControlFrame::AddressAdvertisement(..) => None,
-        }
-    }
 }
 
 /// Something that waits to be handed to the path.

@@ -1,5 +1,4 @@
 //! A message at its receiver: from the first piece, by way of a store or straight to its receive, to the completion.
-//!
 //! What comes of it, in this order: a first piece; pieces that the first has announced (an [`AnnouncedPieces`]); pieces that were
 //! granted, or a pull. A message that finds no receive waits as an [`UnexpectedMessage`].
 

@@ -22,6 +22,7 @@
 
 mod channel;
 mod channel_usage;
+mod control_frame;
 mod datagram_flow;
 mod driver_interface;
 mod incoming;

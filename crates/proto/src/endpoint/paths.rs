@@ -7,7 +7,7 @@
 
 use alloc::vec::Vec;
 
-use super::channel::ControlFrame;
+use super::control_frame::ControlFrame;
 use super::path_state::{PathProperties, PathState, PathStatistics};
 use super::{Endpoint, Memory, Peer};
 use crate::channel::{PATHS_MAX, PathId};

@@ -3,7 +3,8 @@
 //! First come control frames, which are no bytes of the channel; then what must go again; then what is new. Nothing here changes
 //! what matters, so that a driver whose path is full forgets the plan and asks again; [`Plan::commit`] makes it count.
 
-use super::channel::{Channel, ControlFrame, Item};
+use super::channel::{Channel, Item};
+use super::control_frame::ControlFrame;
 use super::path_state::PathProperties;
 use super::{CompletionLevel, Memory, Op, OpKind, Peer};
 use crate::channel::{Origin, PathId, RetainedFrame, RetainedState};

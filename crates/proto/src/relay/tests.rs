@@ -1,5 +1,6 @@
 //! One relay in small cases, and two with their ranks under a seed.
 
+mod discarded_logs;
 mod disk;
 mod hostile;
 mod nondeterminism;

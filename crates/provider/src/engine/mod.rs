@@ -254,10 +254,7 @@ impl Engine {
             return Err(Errno::EIO);
         }
         if let Some(why) = interposer::missing_reason().filter(|_| engine.is_recorded()) {
-            log!(
-                Warn,
-                "clocks and chance are not recorded: {why}; a new start of it may go another way"
-            );
+            log!(Warn, "clocks and chance are not recorded: {why}; a restart may go another way");
         }
         Ok(engine)
     }

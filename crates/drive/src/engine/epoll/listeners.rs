@@ -1,4 +1,4 @@
-//! How connections come to be: doors that are answered, and relays that are dialled.
+//! How connections come to be: listeners that accept, and relays that are dialled.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -506,12 +506,10 @@ impl EventLoop<'_> {
         stream: RelayStream,
         new_stream: &NewStream,
     ) {
-        let (remote, number) = (&self.connections[slot].remote, cluster.0);
+        let (remote, number, n) = (&self.connections[slot].remote, cluster.0, stream.number);
         if !new_stream.is_first {
-            self.host.log(format_args!(
-                "stream {} to the relay of cluster {number} at {remote} is up",
-                stream.number
-            ));
+            self.host
+                .log(format_args!("stream {n} to the relay of cluster {number} at {remote} is up"));
             return;
         }
         match new_stream.lossy_channels {
@@ -556,8 +554,6 @@ impl EventLoop<'_> {
             _ => None,
         }
     }
-
-    // ---- dialling ----------------------------------------------------------------------
 
     pub(super) fn schedule_dial(&mut self, cluster: ClusterId, stream: u32) {
         let now = sys::now_millis();

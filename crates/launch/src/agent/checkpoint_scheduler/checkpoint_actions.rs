@@ -151,27 +151,7 @@ impl Agent {
         match &mut scheduler.state {
             CheckpointState::Idle if is_replaying => Ok(()),
             CheckpointState::Idle => self.request_checkpoint(index),
-            CheckpointState::Requested { .. } => match rank
-                .quiesce_socket
-                .as_ref()
-                .map_or(QuiesceReply::Closed, QuiesceSocket::read)
-            {
-                QuiesceReply::Quiesced(word) => {
-                    let outcome = self.prepare_checkpoint(index, word);
-                    // Whatever has become of it, the rank waits.
-                    if outcome.is_err() {
-                        self.resume(index)?;
-                    }
-                    outcome
-                }
-                QuiesceReply::Nothing => Ok(()),
-                QuiesceReply::Closed => {
-                    rank.quiesce_socket = None;
-                    scheduler.state =
-                        CheckpointState::Disconnected { since: Instant::now(), is_reported: false };
-                    Ok(())
-                }
-            },
+            CheckpointState::Requested { .. } => self.handle_quiesce_reply(index),
             CheckpointState::Preparing { thread, began, .. } => {
                 let is_over = thread.is_finished() || began.elapsed() >= DUMP_MAX;
                 if is_over { self.end_preparing(index) } else { Ok(()) }
@@ -217,6 +197,30 @@ impl Agent {
             | CheckpointState::Uploading { .. }
             | CheckpointState::Disconnected { .. } => Ok(()),
         }
+    }
+
+    /// The rank was asked to let go of what it shares.
+    fn handle_quiesce_reply(&mut self, index: usize) -> Result<()> {
+        let rank = &mut self.ranks[index];
+        match rank.quiesce_socket.as_ref().map_or(QuiesceReply::Closed, QuiesceSocket::read) {
+            QuiesceReply::Quiesced(word) => {
+                let outcome = self.prepare_checkpoint(index, word);
+                // Whatever has become of it, the rank waits.
+                if outcome.is_err() {
+                    self.resume(index)?;
+                }
+                return outcome;
+            }
+            QuiesceReply::Nothing => (),
+            QuiesceReply::Closed => {
+                rank.quiesce_socket = None;
+                if let Some(scheduler) = rank.scheduler.as_mut() {
+                    scheduler.state =
+                        CheckpointState::Disconnected { since: Instant::now(), is_reported: false };
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The user hears once when the store takes no images any more, and once when it does again.

@@ -1,0 +1,145 @@
+//! Endpoints of which so much was sent and delivered that their logs were discarded, and positions in logs.
+
+use super::recovery::*;
+use super::*;
+
+/// Endpoint 1 has been given ten frames, which is too much to be kept, has taken in six of them and sent two.
+fn discarded_log() -> (Relay, [LinkId; 2], LogPosition) {
+    let (mut relay, [zero, one]) = recovering();
+    relay.enable_recovery_within(LogLimits { memory: 500, disk: None, segment: SEGMENT_BYTES });
+    for number in 0..10 {
+        send(&mut relay, zero, frame(rank(0), rank(1), number * 100, 100));
+    }
+    assert!(
+        matches!(relay.poll_log_event(), Some(LogEvent::Unrecoverable(who, _)) if who == rank(1))
+    );
+    send(&mut relay, one, determinant(rank(1), 7, 6, 0));
+    for at in [0, 5] {
+        send(&mut relay, one, frame(rank(1), rank(0), at, 5));
+    }
+    assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (10, 2));
+    let taken = 6 * frame(rank(0), rank(1), 0, 100).len() as u64;
+    (relay, [zero, one], LogPosition { determinants: 1, taken, sent: 2, kept: 0 })
+}
+
+#[test]
+fn one_of_which_there_was_too_much_can_come_back_from_its_next_image_on() {
+    let (mut relay, [zero, one], image) = discarded_log();
+    // While it stands aside more comes, and notices that it is to be given were in its ring.
+    relay.suspend(one);
+    send(&mut relay, zero, frame(rank(0), rank(1), 1_000, 100));
+    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    let one = relay.attach_at(rank(1), 0, image).unwrap();
+    assert_eq!(relay.poll_log_event(), Some(LogEvent::Recoverable(rank(1))));
+    while relay.poll_flush().is_some() {}
+    // What it had not taken in is lost, and whoever has sent it hears so.
+    assert_eq!(written(&mut relay, zero), [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
+    assert_eq!(written(&mut relay, one), [opening(0)]);
+    send(&mut relay, zero, frame(rank(0), rank(1), 600, 100));
+    send(&mut relay, one, determinant(rank(1), 3, 1, 0));
+    send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
+    assert_eq!((written(&mut relay, one).len(), written(&mut relay, zero).len()), (1, 1));
+    relay.suspend(one);
+    assert!(relay.attach(rank(1), 1).unwrap_err().contains("not kept any more"));
+    let one = relay.attach_at(rank(1), 1, image).unwrap();
+    let told = [opening(1), (Kind::Determinant, 3, 1), (Kind::Ack, 600, 0)];
+    assert_eq!(written(&mut relay, one), told);
+    send(&mut relay, one, frame(rank(1), rank(0), 10, 5));
+    assert_eq!(written(&mut relay, zero), [], "it has that");
+    // What led there is dropped with the images after it, as ever.
+    let next = LogPosition { determinants: 2, sent: 3, taken: image.taken / 6 * 7, kept: 2 };
+    relay.suspend(one);
+    relay.attach_at(rank(1), 1, next).unwrap();
+    assert!(relay.poll_log_event().is_none());
+}
+
+#[test]
+fn a_later_start_of_one_of_which_there_was_too_much_is_refused() {
+    let (mut relay, [_, one], image) = discarded_log();
+    relay.suspend(one);
+    assert!(relay.attach_at(rank(1), 1, image).unwrap_err().contains("cannot come back"));
+    assert!(relay.attach(rank(1), 1).unwrap_err().contains("cannot come back"));
+    // The one that there was goes on.
+    relay.attach_at(rank(1), 0, image).unwrap();
+}
+
+#[test]
+fn notices_that_one_of_which_there_was_too_much_has_not_taken_in_are_given_to_it_again() {
+    for is_in_ring in [true, false] {
+        let (mut relay, one, stream) = with_a_peer();
+        let far = rank(RANKS_PER_CLUSTER);
+        send(&mut relay, one, frame(rank(1), far, 0, 10));
+        assert_eq!(written(&mut relay, stream).len(), 1);
+        relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
+        send(&mut relay, stream, frame(far, rank(1), 0, 10));
+        assert_eq!(written(&mut relay, one).len(), 1);
+        relay.disconnect(stream);
+        let peer = relay.peer(ClusterId(1)).unwrap();
+        relay.connect(peer, 7).unwrap();
+        while relay.poll_flush().is_some() {}
+        let lost = (Kind::Lost, pair_check(far, rank(1)), 0);
+        if is_in_ring {
+            assert_eq!(written(&mut relay, one), [lost]);
+        }
+        relay.suspend(one);
+        relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+        relay.attach_at(rank(1), 0, LogPosition { sent: 1, ..LogPosition::default() }).unwrap();
+        while relay.poll_flush().is_some() {}
+        assert_eq!(written(&mut relay, one), [opening(0), lost], "in the ring: {is_in_ring}");
+    }
+}
+
+#[test]
+fn one_that_was_sent_too_much_before_it_came_is_told_from_the_beginning() {
+    let mut relay = Relay::new(ClusterId(0), clusters(), 0).unwrap();
+    relay.enable_recovery_within(LogLimits { memory: 0, disk: None, segment: SEGMENT_BYTES });
+    let zero = relay.attach(rank(0), 0).unwrap();
+    send(&mut relay, zero, frame(rank(0), rank(1), 0, 10));
+    relay.logs.as_mut().unwrap().storage.set_memory(1 << 20);
+    let one = relay.attach(rank(1), 0).unwrap();
+    while relay.poll_flush().is_some() {}
+    assert_eq!(written(&mut relay, one), [opening(0)]);
+    assert_eq!(written(&mut relay, zero)[1..], [(Kind::Lost, pair_check(rank(1), rank(0)), 0)]);
+}
+
+#[test]
+fn where_intakes_go_on_behind_all_of_them_is_known_without_reading_them() {
+    let mut list = determinant_log::DeterminantLog::default();
+    let mut positions = vec![list.end()];
+    for number in 1..2_000_u64 {
+        list.push(determinant_log::Determinant {
+            polls: number,
+            frames: 1 + number as u32 % 3,
+            micros: number,
+        });
+        positions.push(list.end());
+    }
+    let sums = |position: determinant_log::DeterminantPosition| {
+        (position.number, position.polls, position.frames, position.micros)
+    };
+    for (number, position) in positions.iter().enumerate() {
+        let counted = list.position_after(positions[0], number as u64).unwrap();
+        assert_eq!(sums(counted), sums(*position), "{number}");
+        let (mut one, mut other) = (counted.cursor, position.cursor);
+        assert_eq!(list.read(&mut one), list.read(&mut other));
+    }
+    assert!(list.position_after(positions[0], 2_000).is_none());
+}
+
+#[test]
+fn one_that_takes_all_at_once_goes_on_after_others_had_their_turn() {
+    let (mut relay, [zero, one]) = recovering();
+    for n in 0..100 {
+        send(&mut relay, zero, frame(rank(0), rank(1), n * 30_000, 30_000));
+    }
+    let mut turns = Vec::new();
+    while turns.iter().sum::<usize>() < 100 {
+        turns.push(written(&mut relay, one).len());
+        assert!(!relay.has_output(one), "its turn is over");
+        while relay.poll_flush().is_some() {}
+        assert!(relay.has_replay_work() || turns.len() == 12, "it is forgotten after {turns:?}");
+        relay.replay_next();
+        assert!(relay.poll_flush() == Some(one) || turns.len() == 12);
+    }
+    assert_eq!(turns.len(), 12);
+}
