@@ -303,9 +303,9 @@ their processes have there.
 With --paths each rank is asked for its paths: what each has sent, how much of
 that again, frames that arrived corrupt, how often it was lost, its round trip
 and its rate as far as they were measured; rows are those with trouble first. A
-path is `up`, `spare` (it carries only what no other can), `suspected` (silent),
-`probing` (UDP, not shown to work yet) or `down`. A rank that computes does not
-answer; what it said before is marked.";
+path is `up`, `spare` (it carries only what no other can), `suspected` (nothing
+is heard on it), `probing` (UDP, not shown to work yet) or `down`. A rank that
+computes does not answer; what it said before is marked.";
 
 #[derive(Args)]
 #[command(after_help = PS_HELP)]

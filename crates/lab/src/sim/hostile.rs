@@ -571,12 +571,9 @@ fn random_head(
             }
             let memory = random.pick(&[0, 1 << 40, u64::MAX]);
             let total = if random.percent(70) { random.size(6_000) } else { number };
-            let long = (*flags & flag::LONG != 0).then_some(Long {
-                total,
-                send: random.below(4) as u32,
-                memory,
-                ahead: random.pick(&[0, 0, 1, 100, 3_000, u32::MAX]),
-            });
+            let (send, ahead) =
+                (random.below(4) as u32, random.pick(&[0, 0, 1, 100, 3_000, u32::MAX]));
+            let long = (*flags & flag::LONG != 0).then_some(Long { total, send, memory, ahead });
             KindHeader::Message { tag: random.below(3), data: number, long }
         }
         Kind::Grant => {
@@ -602,10 +599,11 @@ fn random_head(
             offset: random.below(20) as u32,
             whole: random.within(1..=5_000) as u32,
         },
-        Kind::Sack => KindHeader::Sack {
-            answers: random.below(3),
-            ranges: [(offset, random.below(200) as u32), (number, 9), (0, 0)],
-        },
+        Kind::Sack => {
+            let answers = random.below(3);
+            let ranges = [(offset, random.below(200) as u32), (number, 9), (0, 0)];
+            KindHeader::Sack { answers, ranges }
+        }
         Kind::StatusRequest => KindHeader::StatusRequest { number },
         Kind::Nack => KindHeader::Nack { start: offset, end: number },
         Kind::Write => KindHeader::Write { op, total: 7, key: 1, offset: number, data: 7 },

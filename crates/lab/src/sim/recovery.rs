@@ -128,11 +128,8 @@ impl RecoveryWorld {
             released: 0,
             is_unrecoverable: false,
         };
-        let range = |first| ClusterRange {
-            first: first * per_side as u32,
-            count: per_side as u32,
-            spawned: 0,
-        };
+        let per = per_side as u32;
+        let range = |first| ClusterRange { first: first * per, count: per, spawned: 0 };
         let micros = random.below(1 << 40);
         let side = |own, random: &mut Random| {
             let relay = Relay::new(ClusterId(own), vec![range(0), range(1)], micros / 1_000);

@@ -68,6 +68,6 @@ mod tests {
             ManifestAuthenticator::new(&"ab".repeat(32)).is_ok()
                 && ManifestAuthenticator::new("ab").is_err()
         );
-        assert_eq!(format!("{ours:?}"), "Prover(JobKey(secret))");
+        assert_eq!(format!("{ours:?}"), "ManifestAuthenticator(JobKey(secret))");
     }
 }

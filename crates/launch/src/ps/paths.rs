@@ -327,8 +327,8 @@ mod tests {
         let expected = "  2 paths of 1 rank, 1 of them with trouble now or before\n    \
             tcp: 2 paths, 1.50 kB sent, 20 B of them retransmitted, 1 frame arrived corrupt, lost 2 times\n  \
             from  to  path  state      round trip  rate       sent     retransmitted  corrupt  lost  addresses\n  \
-            r0    r2  tcp   suspected  -           -          500 B    20 B   1        2     -\n  \
-            r0    r1  tcp   up         120 us      1.25 MB/s  1.00 kB  0 B    0        0     10.0.0.1 to 10.0.0.2\n  \
+            r0    r2  tcp   suspected  -           -          500 B    20 B           1        2     -\n  \
+            r0    r1  tcp   up         120 us      1.25 MB/s  1.00 kB  0 B            0        0     10.0.0.1 to 10.0.0.2\n  \
             not inside MPI just now, so nothing new of 1 rank: r2\n";
         assert_eq!(all.text(false, |rank| format!("r{rank}")), expected);
         let json = serde_json::to_string(&all).unwrap();

@@ -26,7 +26,7 @@ use super::rank_table::RankRow;
 use crate::sys;
 
 /// Longer than any question.
-const REQUEST_BYTES_MAX: usize = 64;
+const REQUEST_BYTES_MAX: usize = 72;
 /// Clients that are served at the same time; others wait to be let in.
 const CLIENTS_MAX: usize = 8;
 /// A client that has not asked, or not taken its answer, after this long is left.

@@ -148,20 +148,10 @@ impl<M: Memory> Endpoint<M> {
             }
             ArrivalOrder::OutOfOrder => {
                 self.handle_delivered(peer, header.delivered, header.sequence);
-                let buffered = BufferedFrame::new(
-                    frame.kind,
-                    frame.flags & !PER_TRANSMISSION_FLAGS,
-                    whole as u32,
-                );
-                let end = frame.start + whole;
-                self.buffer_frame(
-                    peer,
-                    path,
-                    frame.start,
-                    buffered,
-                    frame.start..end,
-                    head_size as u32,
-                )
+                let flags = frame.flags & !PER_TRANSMISSION_FLAGS;
+                let buffered = BufferedFrame::new(frame.kind, flags, whole as u32);
+                let (start, bytes) = (frame.start, frame.start..frame.start + whole);
+                self.buffer_frame(peer, path, start, buffered, bytes, head_size as u32)
             }
         }
     }
