@@ -58,7 +58,7 @@ SAMPLES = {
         "a node is lost, and nobody else sees its images",
         "a node is lost, heat, two clusters, from images",
         "who is killed as its image is taken",
-        "the newest image is corrupt",
+        "the newest checkpoint is corrupt",
         "where there is no CRIU",
     ],
     "records": [
