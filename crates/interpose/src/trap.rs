@@ -165,7 +165,31 @@ pub fn stack_pointer() -> usize {
 
 /// Lets all calls of this thread come here, which is not the recorded one. False: this kernel cannot.
 pub fn observe_this_thread() -> bool {
-    install_handler() && dispatch(&OBSERVED_SELECTOR)
+    install_handler() && widen_present_stack() && dispatch(&OBSERVED_SELECTOR)
+}
+
+/// The signal stack that this thread has already, if it has one, is wide enough for the handler. False: there is no memory.
+fn widen_present_stack() -> bool {
+    let mut now = libc::stack_t { ss_sp: null_mut(), ss_flags: 0, ss_size: 0 };
+    // SAFETY: the structures live until the calls return; the memory is new.
+    unsafe {
+        raw(libc::SYS_sigaltstack, [0, (&raw mut now).addr() as u64, 0, 0, 0, 0]);
+        if now.ss_flags & libc::SS_DISABLE != 0 || now.ss_size >= WIDE_STACK_BYTES {
+            return true;
+        }
+        let Some(wide) = new_wide_stack() else { return false };
+        (now.ss_sp, now.ss_size, now.ss_flags) = (wide, WIDE_STACK_BYTES, 0);
+        raw(libc::SYS_sigaltstack, [(&raw const now).addr() as u64, 0, 0, 0, 0, 0]) == 0
+    }
+}
+
+fn new_wide_stack() -> Option<*mut c_void> {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+    let bytes = WIDE_STACK_BYTES as u64;
+    // SAFETY: the kernel finds a free place.
+    let found = unsafe { raw(libc::SYS_mmap, [0, bytes, protection, flags, !0, 0]) };
+    (found > 0).then_some(found as *mut c_void)
 }
 
 fn dispatch(selector: &'static AtomicU8) -> bool {
@@ -456,8 +480,6 @@ impl TrappedCall {
     /// Another thread's signal stack: this handler runs on it as well, and needs more than programs ask for (Rust's runtime: 8 KiB).
     /// The return from this handler sets the stack that its frame names (sigreturn(2)).
     unsafe fn widen_stack(&self, new: u64, old: u64) -> Option<i64> {
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
         // SAFETY: the kernel's frame and the program's structures; the memory is new, or was made here.
         unsafe {
             let frame = &mut (*self.context).uc_stack;
@@ -467,13 +489,11 @@ impl TrappedCall {
                 let is_off = wanted.ss_flags & libc::SS_DISABLE != 0;
                 *frame = wanted;
                 if !is_off && wanted.ss_size < WIDE_STACK_BYTES {
-                    let bytes = WIDE_STACK_BYTES as u64;
-                    let found = raw(libc::SYS_mmap, [0, bytes, protection, flags, !0, 0]);
-                    if found < 0 {
+                    let Some(wide) = new_wide_stack() else {
                         *frame = before;
-                        return Some(found);
-                    }
-                    (frame.ss_sp, frame.ss_size) = (found as *mut c_void, WIDE_STACK_BYTES);
+                        return Some(-i64::from(libc::ENOMEM));
+                    };
+                    (frame.ss_sp, frame.ss_size) = (wide, WIDE_STACK_BYTES);
                 }
                 let has_own = before.ss_flags & libc::SS_DISABLE == 0;
                 if has_own && before.ss_size == WIDE_STACK_BYTES {
