@@ -333,9 +333,16 @@ class Plan:
         self.real(rank, f"rewrite {name} {mode}", wanted, do)
         return True
 
+    def is_open_elsewhere(self, rank: int, *names: str) -> bool:
+        """Another rank has the file open: if a name of the file changes and that rank is killed, the job ends by a named refusal
+        (`docs/RECOVERY.md`: another process has removed or replaced a file that the rank had open)."""
+        contents = [self.names[name] for name in names if name in self.names]
+        others = (one for number, opens in enumerate(self.open) if number != rank for one in opens)
+        return any(one.content is content for one in others for content in contents)
+
     def rename(self, rank: int) -> bool:
         one, other = self.some_name(), self.chance.choice(NAMES)
-        if one == other or not self.claim(rank, *self.name_claims(one, True), *self.name_claims(other, True)):
+        if one == other or self.is_open_elsewhere(rank, one, other) or not self.claim(rank, *self.name_claims(one, True), *self.name_claims(other, True)):
             return False
         is_right = one in self.names and self.has_parent(other)
         # Two names of the same file stay as they are.
@@ -360,7 +367,7 @@ class Plan:
 
     def unlink(self, rank: int) -> bool:
         name = self.some_name()
-        if not self.claim(rank, *self.name_claims(name, True)):
+        if self.is_open_elsewhere(rank, name) or not self.claim(rank, *self.name_claims(name, True)):
             return False
         wanted = None if self.names.pop(name, None) is not None else -errno.ENOENT
         self.real(rank, f"unlink {name}", wanted, lambda: os.unlink(self.path(name)))
