@@ -334,8 +334,8 @@ class Plan:
         return True
 
     def is_open_elsewhere(self, rank: int, *names: str) -> bool:
-        """Another rank has the file open: if a name of the file changes and that rank is killed, the job ends by a named refusal
-        (`docs/RECOVERY.md`: another process has removed or replaced a file that the rank had open)."""
+        """Another rank has the file open. A job ends by a refusal if a rank is killed whose open
+        file has lost its name (`docs/RECOVERY.md`, messages)."""
         contents = [self.names[name] for name in names if name in self.names]
         others = (one for number, opens in enumerate(self.open) if number != rank for one in opens)
         return any(one.content is content for one in others for content in contents)
@@ -367,7 +367,9 @@ class Plan:
 
     def unlink(self, rank: int) -> bool:
         name = self.some_name()
-        if self.is_open_elsewhere(rank, name) or not self.claim(rank, *self.name_claims(name, True)):
+        if self.is_open_elsewhere(rank, name):
+            return False
+        if not self.claim(rank, *self.name_claims(name, True)):
             return False
         wanted = None if self.names.pop(name, None) is not None else -errno.ENOENT
         self.real(rank, f"unlink {name}", wanted, lambda: os.unlink(self.path(name)))
