@@ -11,7 +11,7 @@
 //! Positions in the record are byte counts from the beginning of the first incarnation. No
 //! incarnation needs the entries before the oldest checkpoint image of the process any more
 //! (`base`): the record is a ring that reuses their memory from its first byte on. An entry that
-//! does not fit before the end of the ring begins at the first byte of the ring, and a [`WRAP_TAG`]
+//! does not fit before the end of the ring begins at the first byte of the ring, and a `WRAP_TAG`
 //! takes its place at the old position.
 //!
 //! What may never happen: a read receives the answer of another read, or a part of such an answer;

@@ -102,8 +102,8 @@ impl Relay {
     }
 
     /// An excerpt of `count` determinants of an endpoint, beginning with number `from`, and their
-    /// frames, up to [`DETERMINANTS_MAX`] and [`FRAMES_MAX`]. `None`: the endpoint has no log, or
-    /// more than [`SKIPPED_MAX`] determinants precede `from`.
+    /// frames, up to `DETERMINANTS_MAX` and `FRAMES_MAX`. `None`: the endpoint has no log, or
+    /// more than `SKIPPED_MAX` determinants precede `from`.
     pub fn log_excerpt(&self, address: Address, from: u64, count: u64) -> Option<LogExcerpt> {
         let log = self.logs.as_ref()?.all.get(&address)?;
         let end = log.determinants.count();
