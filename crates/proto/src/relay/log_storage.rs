@@ -82,7 +82,7 @@ pub enum LogEvent {
     /// The endpoint cannot be restarted any more, for this reason.
     Unrecoverable(Address, &'static str),
     /// A restarted incarnation of an endpoint has sent another frame than the previous incarnation.
-    /// An [`LogEvent::Unrecoverable`] for the endpoint follows.
+    /// [`LogEvent::Unrecoverable`] for the endpoint follows.
     Diverged(Divergence),
     /// The endpoint, whose log exceeded the bound or could not be read, can be restarted again.
     Recoverable(Address),
