@@ -2,7 +2,7 @@
 //! is fast without special processor instructions. It is no cryptographic hash: an attacker can
 //! find collisions.
 
-/// The digest of `bytes` and their number. Four independent streams of words keep each
+/// The digest of `bytes` and their number. Four independent accumulators keep each
 /// multiplication from waiting for the previous one.
 pub fn digest(bytes: &[u8]) -> u64 {
     const LANES: usize = 4;

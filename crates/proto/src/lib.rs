@@ -12,7 +12,7 @@
 //! | [`limit`] | every bound, with the reason for its value |
 //! | [`setting`] | every setting: its row, and how its text is parsed |
 //! | [`id`] | identities of jobs, processes, endpoints and clusters |
-//! | [`nondeterminism`] | record of the clocks and random numbers that a program reads, for replay |
+//! | [`nondeterminism`] | record of the clocks and random numbers that a program reads |
 //! | [`statistics_page`] | shared memory in which a process publishes the statistics of its paths |
 //! | [`range`] | sets of sequence numbers |
 //! | [`digest`] | digests that distinguish byte sequences |
