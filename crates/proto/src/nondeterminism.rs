@@ -274,7 +274,7 @@ pub enum RandomSource {
     Random = 0,
     /// `getentropy`
     Entropy = 1,
-    /// `arc4random` and its kin
+    /// `arc4random` and similar functions
     Arc4 = 2,
 }
 

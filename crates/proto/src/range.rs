@@ -17,7 +17,8 @@ use core::ops::Range;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeSet<const RANGES_MAX: usize> {
     contiguous_end: u64,
-    /// Ascending, not empty, not touching each other nor `contiguous_end`.
+    /// Ranges in ascending order, which are not empty and touch neither each other nor
+    /// `contiguous_end`.
     above: Vec<Range<u64>>,
 }
 

@@ -83,7 +83,8 @@ impl SentDigest {
 }
 
 /// The bytes of a frame that its digest covers: all bytes, or everything before the payload if the
-/// sender's checksum of the payload is part of the frame, so that nobody reads long payloads twice.
+/// sender's checksum of the payload is part of the frame, so that the relay reads no long payload
+/// twice.
 #[inline]
 fn digest_input<'a>(header: &Header, frame: &'a [u8]) -> &'a [u8] {
     let head = KindHeader::size(header.kind, header.flags);

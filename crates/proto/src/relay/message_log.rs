@@ -495,7 +495,7 @@ impl Relay {
         }
     }
 
-    /// Whether [`Relay::replay_next`] has something to do.
+    /// Whether [`Relay::replay_next`] has a replay to continue.
     pub fn has_replay_work(&self) -> bool {
         !self.replaying.is_empty()
     }

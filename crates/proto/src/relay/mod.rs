@@ -144,7 +144,7 @@ const _: () = {
     assert!(PEER_QUEUE_BYTES_MAX <= ENDPOINT_QUEUE_BYTES_MAX);
 };
 
-/// Counters of a relay since its start.
+/// Counters of a relay since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Frames given to an output.
@@ -327,7 +327,7 @@ impl Relay {
         self.logs.is_some()
     }
 
-    /// The counters of the relay since its start.
+    /// The counters of the relay since its creation.
     pub fn counters(&self) -> Counters {
         self.counters
     }
