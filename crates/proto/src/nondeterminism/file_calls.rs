@@ -36,7 +36,7 @@ pub const HELD_DROP: u64 = 2;
 /// Command: return the file of this number. The answer is the same message, with the descriptor if
 /// the agent holds one.
 pub const HELD_GET: u64 = 3;
-/// Command: hold nothing any more.
+/// Command of the agent to its own thread: release all files and end.
 pub const HELD_END: u64 = 4;
 /// Command on the agent's other socket, whose name ends with [`DURABLE_SUFFIX`]: make the record
 /// known on another node. The answer, the same message, confirms that another node holds the

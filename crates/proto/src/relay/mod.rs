@@ -11,10 +11,10 @@
 //! the log holds them. The relay forwards only whole frames, so an input that breaks in the middle
 //! of a frame corrupts no output.
 //!
-//! **Streams.** A peer relay is one output with one queue and any number of *streams*, each of
-//! which takes whole frames from the front of that queue as its connection has capacity. A stream
-//! is a link of its own as an input, and as a writer ([`Relay::writer`]). Frames of one channel may
-//! overtake each other on different streams; endpoints restore the order.
+//! **Streams.** A peer relay is one output with one queue and at most [`STREAMS_MAX`] *streams*,
+//! each of which takes whole frames from the front of that queue as its connection has capacity. A
+//! stream is a link of its own as an input, and as a writer ([`Relay::writer`]). Frames of one
+//! channel may overtake each other on different streams; endpoints restore the order.
 //!
 //! **Back-pressure.** An output whose queue has reached its bound accepts no more frames: an input
 //! whose next frame is for this output stops there, and waits in the list of waiting inputs of the

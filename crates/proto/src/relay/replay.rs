@@ -181,8 +181,9 @@ impl MessageLog {
         pool: &mut ChunkPool,
     ) {
         self.resume_at(&position);
-        // Each determinant takes at least three bytes of the log memory, whose bound (4 GiB by
-        // default) keeps this count within 32 bits.
+        // Each determinant takes at least three bytes of the log memory, so the count fits into 32
+        // bits unless the log of this endpoint takes more than 12 GiB (`recover_memory` is 4 GiB by
+        // default).
         let determinants_left = (self.determinants.count() - position.standing.determinants) as u32;
         let (determinants, inbound) = (position.determinants, position.inbound);
         let left = inbound.segment;
