@@ -38,7 +38,7 @@ pub enum RankUpdate {
 pub struct CheckpointLocation {
     /// Path below the folder of the job's images; also the image's name in the object store.
     pub path: String,
-    /// The SHA-256 of the image's manifest.
+    /// HMAC-SHA256 of the image's manifest under the key of the job, in 64 hexadecimal digits.
     pub tag: String,
 }
 
