@@ -10,8 +10,6 @@
 //! `socket:[INODE]`. A restored process has its old process id, so the old process must have been
 //! reaped. With `--restore-sibling`, which requires `--restore-detached`, the restored process
 //! becomes a child of the process that has started CRIU.
-//!
-//! What may never happen: CRIU inherits the environment of the agent beyond PATH.
 
 use std::fs::File;
 use std::io;
