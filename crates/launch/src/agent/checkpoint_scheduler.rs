@@ -8,7 +8,7 @@
 //! | `Preparing` | a thread has made the folder of the image |
 //! | `Dumping` | CRIU has ended or was killed at its time limit; then the rank resumes |
 //! | `Sealing` | a thread has written the whole image to the disk |
-//! | `Uploading` | a thread has put the image into the object store; it is usable already |
+//! | `Uploading` | a thread has put the image into the object store, if there is one |
 //! | `Disconnected` | the process ends: it has closed its end of the quiesce socket |
 //!
 //! In: the time, the rank's reports, the ends of processes. Out: images, of which the scheduler
@@ -236,7 +236,7 @@ impl CheckpointScheduler {
         &self.config
     }
 
-    /// Whether a thread is writing an image to the disk that will be usable.
+    /// Whether a thread is writing an image to the disk.
     pub fn is_sealing(&self) -> bool {
         matches!(&self.state, CheckpointState::Sealing { thread } if !thread.is_finished())
     }
@@ -333,8 +333,8 @@ impl CheckpointScheduler {
         self.trimmed_to == 0
     }
 
-    /// Handles the end of the rank's process. An image that is being sealed becomes usable if it is
-    /// sealed within [`SEAL_WAIT_MAX`]; another image in progress is given up.
+    /// Handles the end of the rank's process. An image that is being sealed is kept if it is sealed
+    /// within [`SEAL_WAIT_MAX`]; another image in progress is given up.
     pub fn end_incarnation(&mut self) {
         match std::mem::replace(&mut self.state, CheckpointState::Idle) {
             // If sealing has failed, the rank is restored from the image before.

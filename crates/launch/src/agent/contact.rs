@@ -37,7 +37,7 @@ const UNMANAGED_REPORT_AFTER: Duration = Duration::from_secs(2);
 /// provider and waits in no barrier: the rank may wait for ever. An MPI library needs some
 /// milliseconds from that line to the provider.
 const BYPASS_REPORT_AFTER: Duration = Duration::from_secs(10);
-/// Most processes of one rank that a scan visits.
+/// Number of processes of one rank after which a scan stops.
 const PROCESSES_MAX: usize = 64;
 
 /// An MPI process that does not use this process manager.
@@ -272,7 +272,7 @@ fn has_manager(pid: u32) -> Option<bool> {
     Some(environment.split(|&byte| byte == 0).any(|entry| entry.starts_with(b"PMI_FD=")))
 }
 
-/// A process and its descendants, [`PROCESSES_MAX`] or a few more at most.
+/// A process and its descendants; the search stops once it has found [`PROCESSES_MAX`].
 fn family_tree(pid: u32) -> Vec<u32> {
     let mut found = vec![pid];
     let mut next = 0;

@@ -5,7 +5,7 @@
 //!
 //! A rank that calls MPI_Abort is stopped (SIGSTOP) until the job ends: MPI libraries return from
 //! that call, and the launcher looks for a better cause for a while before it ends the job. The
-//! rank is not killed, because the end of a rank is a report in itself that would explain other
+//! rank is not killed, because the launcher would take the end of a rank for the cause of other
 //! failures.
 
 use std::thread::JoinHandle;

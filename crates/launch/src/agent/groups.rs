@@ -94,7 +94,7 @@ pub(super) fn recovers(job: &Job) -> bool {
     mpi::recovers(&job.environment)
 }
 
-/// Reports the present process of a rank to the launcher.
+/// The message that reports the present process of a rank to the launcher.
 pub(super) fn alive_message(rank: &LocalRank, is_live: bool) -> Message {
     let replay = rank.replay.as_ref();
     let incarnation = replay.map_or(0, |replay| replay.restarts);

@@ -160,8 +160,8 @@ struct Agent {
     spares: Vec<String>,
     /// Thread in which a spare node announces in the object store that it reaches the object store.
     announcing: Option<JoinHandle<Result<()>>>,
-    /// The stream to the parent has ended without an order to end the job: the ranks may run on on
-    /// another node.
+    /// The stream to the parent has ended or fallen silent before the end of the job: the ranks may
+    /// go on on another node.
     is_orphaned: bool,
     /// The object store has refused the last image.
     is_store_gone: bool,

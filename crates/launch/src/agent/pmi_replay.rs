@@ -31,7 +31,8 @@ pub struct PollCounts {
     pub taken: u64,
 }
 
-/// Bound on the incarnations of a rank on one node, which may go on after the node counts as lost.
+/// More incarnations of a rank than one node ever starts, even a node that counts as lost and does
+/// not know so.
 pub const INCARNATIONS_PER_NODE: u32 = 10_000;
 
 /// Most bytes of a rank's PMI requests and answers that are kept. Spawns of a job cannot exceed

@@ -32,8 +32,8 @@ use crate::mpi;
 use crate::pmi::wire::{Input, LineReader, WireError};
 use crate::sys;
 
-/// Unsent bytes beyond which the agent reads no further requests of a rank, which sends requests
-/// without reading the answers.
+/// Unsent bytes beyond which the agent reads no further requests of a rank that does not read the
+/// answers.
 const REPLY_BYTES_MAX: usize = 1024 * 1024;
 /// Pieces read from a running rank's stream before other ranks get their turn.
 const PIECES_PER_TURN: usize = 4;
@@ -54,7 +54,8 @@ pub struct LaunchSpec<'a> {
     pub plan: &'a mpi::ProgramPlan,
     /// Processes of the job on this host, if they were counted.
     pub neighbours: Option<u32>,
-    /// How often the rank was restarted; `None` for a rank that may not be restarted.
+    /// Number of the incarnation ([`PmiReplay::incarnation`]); `None` for a rank that may not be
+    /// restarted.
     pub incarnation: Option<u32>,
     /// The rank's recorded nondeterminism, if it is recorded.
     pub recording: Option<Rc<RankRecording>>,

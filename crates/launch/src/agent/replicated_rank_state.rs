@@ -15,10 +15,11 @@
 //! | `put` | the rank's agent | [`TransferredRank::unreleased_puts`] until a barrier |
 //! | `barrier_in` | all agents | [`Adoption::has_reached`]; if released: answered here |
 //! | block of a spawn, not the last | no agent | [`TransferredRank::unanswered_requests`] |
-//! | last block, names | the launcher | once: [`ReplicatedRankStates::admit`] |
+//! | last block of a spawn, names | the launcher | once: [`ReplicatedRankStates::admit`] |
 //! | `abort` | no agent | the job ends |
 //!
-//! The agent records answers of the launcher on their way down
+//! The rank's agent answers `init`, `get_…`, `get` and `finalize` from what every agent knows. The
+//! agent records answers of the launcher on their way down
 //! ([`ReplicatedRankStates::handle_answer`]).
 //!
 //! What may never happen: the launcher receives the same request twice; an answer goes to another

@@ -4,7 +4,8 @@
 //! In: a sealed image. Out: the image's files as objects below `PREFIX/JOB/rank-N/NUMBER/`, in
 //! pieces, the manifest last: so an image is in the object store if its manifest is. An image that
 //! a node has lost is fetched into the image's folder, and checked there like any other image. The
-//! calling thread makes the requests; a request fails when no byte moves for [`STALL_MAX`].
+//! calling thread makes the requests; a request fails when no byte moves for a bounded time
+//! ([`STALL_MAX`]).
 //!
 //! What may never happen: keys are printed; a caller waits without bound for an object store that
 //! does not answer.

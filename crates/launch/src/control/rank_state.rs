@@ -12,7 +12,8 @@ use crate::output_log::OutputLog;
 use crate::pmi::kvs::Delta;
 use crate::restart::IncarnationRecord;
 
-/// News of a rank for the agent above; sent ahead of everything that follows from the news.
+/// An update about a rank for the agent above, sent ahead of everything that follows from the
+/// update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RankUpdate {
@@ -42,11 +43,11 @@ pub struct CheckpointLocation {
     pub tag: String,
 }
 
-/// What is new in a rank's recorded nondeterminism and last determinants. The parts fit together,
-/// because each part is as new as the part that follows from it or newer: determinants are not
-/// older than the poll count, and the poll count is not older than the bytes read. A long update
-/// goes in several pieces, which cut entries of the record. The pieces are one batch, and an
-/// incarnation may replay the batch only once all pieces have arrived.
+/// What is new in a rank's recorded nondeterminism and last determinants. The parts are read at one
+/// moment or shortly after each other, so that they fit together: determinants are not older than
+/// the poll count, and the poll count is not older than the bytes read. A long update goes in
+/// several pieces, which cut entries of the record. The pieces are one batch, and an incarnation
+/// may replay the batch only once all pieces have arrived.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordingUpdate {
     pub rank: u32,

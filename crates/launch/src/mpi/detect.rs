@@ -168,8 +168,8 @@ pub fn library_file(path: &Path) -> Option<DetectedLibrary> {
     Some(DetectedLibrary { family, library: path.to_path_buf(), needs_path: false })
 }
 
-/// A library that the dynamic linker does not find, in `../lib` of the program: the place in a
-/// Python environment that was not activated.
+/// A library that the dynamic linker does not find, in `../lib` of the program, where a Python
+/// environment that was not activated has its libraries.
 fn library_beside(file: &Path, name: &str) -> Option<DetectedLibrary> {
     let path = file.parent()?.parent()?.join("lib").join(name);
     let found = library_file(&path)?;

@@ -158,8 +158,7 @@ fn check_recovery(found: Option<&DetectedLibrary>, program: &str) -> Result<()> 
     }
 }
 
-/// Refuses variables with which messages pass the provider by, because no log records such
-/// messages.
+/// Refuses variables with which messages bypass the provider, because no log records such messages.
 fn check_transport_variables(environment: &Environment) -> Result<()> {
     let needed =
         [("FI_PROVIDER", PROVIDER), ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")];
