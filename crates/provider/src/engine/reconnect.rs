@@ -15,7 +15,7 @@
 //! | a candidate is refused | the round counts as refused, if all candidates are | |
 //! | the other side denies that we are of the job | as refused; more rounds are allowed | |
 //! | a candidate fails for another reason | the count of refused rounds returns to zero | |
-//! | a round was refused | retry after a pause; the last refusal fails the peer | retry after a pause |
+//! | a round was refused | retry after a pause; the last refusal fails the peer | retry later |
 //! | the peer becomes unreachable | pauses and refusals count from zero | |
 //! | `peer_timeout` has passed since | the peer is given up | |
 //!
