@@ -71,7 +71,7 @@ pub struct Hello {
 pub struct Hellos {
     pub(super) slots: Vec<Option<Hello>>,
     pub(super) pending: usize,
-    /// Number of hellos that this process has dialled, including those to the relay.
+    /// Number of hellos that this process has dialled, including dials to the relay.
     dials: usize,
     /// Peers to be dialled when another dial has ended.
     waiting: VecDeque<Peer>,
