@@ -651,11 +651,11 @@ pub fn ring_path(may_pull: bool) -> PathProperties {
 
 const _: () = assert!(links::RING_PAYLOAD_MAX >= limit::RELAY_PAYLOAD_BYTES_MAX);
 
-/// Rings lie in the provider's own stretch of addresses (decision 8).
+/// Maps rings into the provider's range of addresses (decision 5 in docs/ARCHITECTURE.md).
 const MAPPER: Mapper = Mapper {
     map: |file, size| {
         arena::map_fd(file, size).map_err(|errno| io::Error::from_raw_os_error(errno.0))
     },
-    // SAFETY: called once by the link that mapped it, when it is dropped.
+    // SAFETY: the link that has mapped the ring calls this once, when the link is dropped.
     unmap: |start, _| unsafe { arena::unmap(start) },
 };

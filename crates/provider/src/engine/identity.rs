@@ -98,8 +98,8 @@ impl Identity {
         let of_other_launchers = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
         let size = number(&param::SIZE)?.or_else(|| number_in_any(&of_other_launchers));
         let recovers = param::RECOVER.is_on()?;
-        // Relays recognise replayed frames by their checksums. A sum does not detect words that have
-        // changed places, so a recorded job needs CRC32C.
+        // Relays recognise replayed frames by their checksums. A sum does not detect words
+        // that have changed places, so a recorded job needs CRC32C.
         let integrity = Checksum::of_job(param::INTEGRITY.word()?, recovers);
         let relays = relays()?;
         Ok(Identity {

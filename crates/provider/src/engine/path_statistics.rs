@@ -25,7 +25,7 @@ const LOGGED_BYTES_MIN: u64 = 256;
 /// Maximum number of peers whose paths are logged one by one when an endpoint closes. Paths with
 /// trouble come first; the others are summed up.
 const LOGGED_PEERS_MAX: usize = 64;
-/// Maximum number of entries per peer; further closed paths count with the last entry.
+/// Maximum number of entries per peer; further paths count with the last entry.
 const CLOSED_PATHS_MAX: usize = 16;
 
 /// State of a path, the best first.

@@ -123,7 +123,7 @@ struct Determinant {
     micros: u64,
 }
 
-/// What a poll has to do.
+/// The action of a poll.
 #[derive(Debug, PartialEq, Eq)]
 enum PollAction {
     /// The poll delivers nothing, as in the earlier incarnation.

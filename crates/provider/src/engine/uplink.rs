@@ -209,8 +209,8 @@ impl Engine {
             let (socket, is_unix) = match way {
                 RelayAddress::Unix(_) if !identity.paths.shm => continue,
                 RelayAddress::Unix(name) => (dial_unix(name), true),
-                // A Unix socket relay keeps its ring on this node, which outlives this process and
-                // costs less than TCP.
+                // A recorded process prefers a relay on its own node: the ring outlives the
+                // process, and costs less than TCP.
                 RelayAddress::Tcp(_) if identity.recovers && self.has_local_relay() => continue,
                 RelayAddress::Tcp(address) => (dial_tcp(*address), false),
             };

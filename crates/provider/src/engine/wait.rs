@@ -56,7 +56,7 @@ const NO_LINK: usize = u32::MAX as usize;
 /// Time until which the processors of this process count as shared, in ticks of the clock.
 static OVERSUBSCRIBED_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// When an engine looked last, and at what.
+/// State of an engine's polls: when the engine looked last, and at which links.
 pub struct PollState {
     pub(super) clock: Clock,
     /// Every process of the node has a processor of its own, as far as is known.
