@@ -27,9 +27,10 @@ pub struct CpuPlacement {
     ticks_per_micro: u64,
     /// Waiting time during which the thread had the processor, in ticks.
     polled: u64,
+    /// Waiting time during which the thread did not have the processor, in ticks.
     away: u64,
     should_move: bool,
-    /// Time before which the thread does not move.
+    /// Time before which the thread does not move, in microseconds.
     not_before: u64,
     pause: u64,
 }

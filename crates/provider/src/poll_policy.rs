@@ -366,6 +366,7 @@ struct ProcessorTimeSample {
     processor_time: Duration,
     /// Number of gaps between polls since the sample.
     gaps: u32,
+    /// Total length of these gaps, in microseconds.
     gap_micros: u64,
 }
 

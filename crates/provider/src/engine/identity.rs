@@ -36,10 +36,11 @@ pub struct Identity {
     pub paths: Paths,
     /// Number of processes on this node, if known.
     pub local_size: Option<u32>,
-    /// Number of this process among the processes of this node, if known.
+    /// Number that distinguishes this process from other processes of this node, if known.
     pub placement_index: Option<u32>,
     /// Checksum of frames that cross a network.
     pub integrity: Checksum,
+    /// Checksum of frames through shared memory.
     pub integrity_shm: Checksum,
     /// Longest time that operations wait for an unreachable peer.
     pub peer_timeout: Duration,
@@ -49,6 +50,7 @@ pub struct Identity {
     pub suspect_after: Duration,
     /// This node's addresses for direct paths.
     pub rails: Vec<IpAddr>,
+    /// Networks whose addresses may be used for direct paths.
     pub rail_networks: Vec<Network>,
     /// Messages of up to this many bytes are copied for retransmission.
     pub copy_max: u32,

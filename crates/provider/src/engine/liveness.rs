@@ -1,6 +1,6 @@
 //! Detects paths without confirmations.
 //!
-//! A connection whose bytes the other node's kernel does not confirm has lost its cable, its
+//! A connection whose bytes the other node's kernel does not confirm may have lost its cable, its
 //! interface or its other node; TCP itself would retry for minutes. A peer that only computes is
 //! not affected: its kernel confirms. While another path of the peer works, the silent path is
 //! first *suspected*: the bytes that it carried are retransmitted over the other path, as far as

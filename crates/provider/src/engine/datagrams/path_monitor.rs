@@ -166,8 +166,8 @@ impl PathMonitor {
         was_suspected
     }
 
-    /// Records a probe of the peer, which shows that the peer polls and that its datagrams arrive. A
-    /// path in validation is probed at once.
+    /// Records a probe of the peer, which shows that the peer polls and that its datagrams arrive.
+    /// A path in validation is probed at once.
     pub fn handle_peer_probe(&mut self, now: Time) {
         if self.state == MonitorState::Validating {
             (self.next, self.pause) = (self.next.min(now), VALIDATION_NANOS_MIN);

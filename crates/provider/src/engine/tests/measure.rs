@@ -6,8 +6,8 @@ use super::*;
 /// Messages of up to this many bytes are injected, as MPI libraries do.
 const INJECT_MAX: usize = 4 << 10;
 
-/// `LANDBRIDGE_PATHS` selects the path between the engines. Under callgrind the test shows where the
-/// instructions are spent. The command is:
+/// `LANDBRIDGE_PATHS` selects the path between the engines. Under callgrind the test shows where
+/// the instructions are spent. The command is:
 ///
 /// ```text
 /// cargo test --release -p landbridge-provider --lib measure_messages -- --ignored --nocapture
