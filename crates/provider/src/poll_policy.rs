@@ -34,7 +34,7 @@ const YIELD_MICROS: u64 = 2_000;
 /// A yield that takes longer than this gave the processor to a computing thread for a scheduler
 /// slice: yielding is not cheap. Threads that only wait return the processor within microseconds.
 const SLICE_MICROS: u64 = 1000;
-/// While yielding is considered expensive, every streak of this number yields all the same, to find
+/// While yielding is considered expensive, one of this many streaks yields all the same, to find
 /// out whether yielding has become cheap.
 const STREAKS_PER_TRIAL: u32 = 32;
 /// Polls of a loop on a shared processor before the loop yields or parks for the first time: a few
@@ -399,7 +399,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Returns the clock. The first call takes 100 µs, to measure how fast the counter runs.
+    /// Returns the clock. The first call takes 100 microseconds, to measure the counter's rate.
     pub fn get() -> Self {
         const CALIBRATION: Duration = Duration::from_micros(100);
         static TICKS_PER_MICRO: AtomicU64 = AtomicU64::new(0);

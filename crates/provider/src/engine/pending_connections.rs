@@ -65,8 +65,8 @@ impl Engine {
         }
     }
 
-    /// Closes the first pending connection whose hello takes longer than
-    /// `is_slow` allows, to free its slot. Returns false if there is none.
+    /// Closes the first pending connection whose hello takes longer than `is_slow` allows, to free
+    /// its slot. Returns false if there is none.
     fn evict_pending(&mut self) -> bool {
         let is_idle = |hello: &Hello| {
             matches!(hello.purpose, HelloPurpose::Accepted) && hello.handshake.is_slow()
